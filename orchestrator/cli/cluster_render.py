@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from orchestrator.cli import cluster_nodes as nodes
-from orchestrator.cli.options import Job, Set, finite, on_this_machine, word, words
+from orchestrator.cli.options import Job, Set, on_this_machine, word, words
+from orchestrator.cli.render_options import Accelerator, Image, Memory, PerNode, Spot, To
 from orchestrator.cli.render_skypilot import skypilot
 from orchestrator.cli.render_slurm import slurm
 from orchestrator.job.errors import InputError
@@ -21,30 +22,6 @@ if TYPE_CHECKING:
     from cluster.render.needs import ClusterNeeds
     from orchestrator.job.spec import JobSpec
 
-To = Annotated[
-    Path | None,
-    typer.Option("--to", metavar="DIR", parser=on_this_machine, help="write files there [default: print]"),
-]
-Image = Annotated[
-    str | None,
-    typer.Option(
-        callback=word, help="the container image; infra/Dockerfile builds training-orchestrator:cpu and :cuda"
-    ),
-]
-Spot = Annotated[
-    bool, typer.Option("--spot/--on-demand", help="workers on spot machines, which may be preempted")
-]
-Memory = Annotated[
-    float, typer.Option("--memory-gib", min=0.5, max=65536, callback=finite, help="memory of one worker, GiB")
-]
-PerNode = Annotated[
-    int | None,
-    typer.Option(min=1, max=4096, help="workers on one node [default: parallel.tp, which must share one]"),
-]
-Accelerator = Annotated[
-    list[str] | None,
-    typer.Option(callback=words, help="device type, such as H100; repeat for alternatives"),
-]
 Region = Annotated[str | None, typer.Option(callback=word, help="the cloud's region")]
 Zones = Annotated[str | None, typer.Option(callback=word, help="zones, comma-separated, tried in this order")]
 Machine = Annotated[

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.options import Job, Set, finite, on_this_machine, word, words
+from orchestrator.cli.options import Job, Set, word
+from orchestrator.cli.render_options import Accelerator, Memory, PerNode, Spot, To, arguments
 from orchestrator.job.errors import InputError
 
 
@@ -15,10 +16,7 @@ def skypilot(
     job: Job,
     runs: Annotated[str, typer.Option(callback=word, help="where runs are kept: a URI")],
     overrides: Set = None,
-    to: Annotated[
-        Path | None,
-        typer.Option("--to", metavar="DIR", parser=on_this_machine, help="write it there [default: print]"),
-    ] = None,
+    to: To = None,
     infra: Annotated[
         str | None, typer.Option(callback=word, help="cloud/region/zone or k8s/context [default: any]")
     ] = None,
@@ -27,20 +25,10 @@ def skypilot(
         str, typer.Option(help="what installs the program where there is no --image")
     ] = "pip install training-orchestrator",
     python: Annotated[str, typer.Option(callback=word, help="its Python on the nodes")] = "python",
-    spot: Annotated[
-        bool, typer.Option("--spot/--on-demand", help="spot machines, which may be preempted")
-    ] = True,
-    memory: Annotated[
-        float,
-        typer.Option("--memory-gib", min=0.5, max=65536, callback=finite, help="memory of one worker, GiB"),
-    ] = 4.0,
-    per_node: Annotated[
-        int | None, typer.Option(min=1, max=4096, help="workers on one node [default: parallel.tp]")
-    ] = None,
-    accelerator: Annotated[
-        list[str] | None,
-        typer.Option(callback=words, help="device type, such as H100; repeat for alternatives"),
-    ] = None,
+    spot: Spot = True,
+    memory: Memory = 4.0,
+    per_node: PerNode = None,
+    accelerator: Accelerator = None,
     notice: Annotated[
         int, typer.Option(min=10, max=3600, help="seconds before a machine goes in which the run commits")
     ] = 100,
@@ -60,9 +48,7 @@ def skypilot(
         raise InputError(
             f"{runs!r} would be lost with the machine", "--runs", "give a URI, such as s3://bucket/runs"
         )
-    if spec.resources.per_worker.labels:
-        where, hint = "resources.per_worker.labels", "leave it out: all nodes of the task are the job's"
-        raise InputError("nodes of SkyPilot are started without labels", where, hint)
+    rendering.refuse_labels(spec, "SkyPilot", "task")
     needs = needs_of(spec, image, spot, memory, per_node, tuple(accelerator or ()))
     if needs.gpu and not needs.accelerators:
         raise InputError(
@@ -70,7 +56,7 @@ def skypilot(
         )
     place, path = f"{runs.rstrip('/')}/{spec.name}", Path(job).absolute()
     command = [python, "-m", "orchestrator", "run", path.name, "--run-dir", place]
-    command += [part for text in overrides or () for part in ("--set", text)]
+    command += arguments(overrides)
     options = SkyPilotOptions(str(path.parent), infra or "", image or "", "" if image else setup, notice)
     text = f"{rendering.MARK}\n{task_file(needs, options, command, python)}"
     rendering.write_text(f"{needs.name}.sky.yaml", text, to)

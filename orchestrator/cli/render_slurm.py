@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.options import Job, Set, on_this_machine, word, words
+from orchestrator.cli.options import Job, Set, word, words
+from orchestrator.cli.render_options import PerNode, To, arguments
 from orchestrator.job.errors import InputError
 
 TIME = re.compile(r"\d+(-\d+(:\d+){0,2}|(:\d+){0,2})")
@@ -19,10 +20,7 @@ def slurm(
     job: Job,
     runs: Annotated[str, typer.Option(callback=word, help="folder of runs that all nodes see, or a URI")],
     overrides: Set = None,
-    to: Annotated[
-        Path | None,
-        typer.Option("--to", metavar="DIR", parser=on_this_machine, help="write it there [default: print]"),
-    ] = None,
+    to: To = None,
     partition: Annotated[str | None, typer.Option(callback=word, help="the site's partition")] = None,
     account: Annotated[str | None, typer.Option(callback=word, help="who pays")] = None,
     time: Annotated[
@@ -31,9 +29,7 @@ def slurm(
     notice: Annotated[
         int, typer.Option(min=30, max=3600, help="seconds before the end in which the run commits")
     ] = 180,
-    per_node: Annotated[
-        int | None, typer.Option(min=1, max=4096, help="workers on one node [default: parallel.tp]")
-    ] = None,
+    per_node: PerNode = None,
     more: Annotated[
         list[str] | None,
         typer.Option("--sbatch", metavar="OPTION", callback=words, help="one more option of sbatch; repeat"),
@@ -51,13 +47,11 @@ def slurm(
     rendering.no_password(runs, "--runs")
     if time is not None and not TIME.fullmatch(time):
         raise InputError("is no time of Slurm", f"--time {time}", "write it as in 1-12:00:00 or 30")
-    if spec.resources.per_worker.labels:
-        where, hint = "resources.per_worker.labels", "leave it out: all nodes of the allocation are the job's"
-        raise InputError("nodes of Slurm are started without labels", where, hint)
+    rendering.refuse_labels(spec, "Slurm", "allocation")
     needs = needs_of(spec, None, False, 4.0, per_node, ())
     place = absolute(f"{runs.rstrip('/')}/{spec.name}", Path.cwd())
     command = [sys.executable, "-m", "orchestrator", "run", str(Path(job).absolute()), "--run-dir", place]
-    command += [part for text in overrides or () for part in ("--set", text)]
+    command += arguments(overrides)
     options = SlurmOptions(partition or "", account or "", time or "", notice, tuple(more or ()))
     text = batch_file(needs, options, command, rendering.MARK, sys.executable)
     rendering.write_text(f"{needs.name}.sbatch", text, to)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,15 +47,19 @@ def write_tokenizer(tokens: Tokens, workload: Workload, spec: JobSpec, folder: s
 def class_to_read(folder: str) -> str:
     """The class of transformers that reads the tokenizer in an exported folder where AutoTokenizer makes another one of
     it, empty where it does not: for some kinds of model it takes their class, which has its own way to divide text."""
+    whole = Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
+    return "" if _is_read(whole, folder, PROBES) else "PreTrainedTokenizerFast"
+
+
+def _is_read(tokenizer: Tokenizer, folder: str, texts: Sequence[str]) -> bool:
+    """Whether AutoTokenizer makes of a folder one that encodes the texts alike."""
     from transformers import AutoTokenizer
 
-    whole = Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
     try:
         loaded = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        same = all(loaded(text)["input_ids"] == whole.encode(text).ids for text in PROBES)
+        return all(loaded(text)["input_ids"] == tokenizer.encode(text).ids for text in texts)
     except Exception:  # of any class of transformers
-        same = False
-    return "" if same else "PreTrainedTokenizerFast"
+        return False
 
 
 def longest(workload: Workload) -> int:
@@ -107,17 +111,11 @@ def _wrapped(tokens: Tokens, tokenizer: Tokenizer, workload: Workload) -> Any:
 
 def _copied_whole(tokenizer: Tokenizer, source: Path | None, folder: str) -> bool:
     """Copy the files from `source`; whether transformers makes the same tokenizer of them."""
-    from transformers import AutoTokenizer
-
     _copy(source, folder, ACCOMPANYING)
     if not (Path(folder) / "tokenizer_config.json").exists():
         return False
     tokenizer.save(str(Path(folder) / "tokenizer.json"))
-    with contextlib.suppress(Exception):  # any failure: then it is wrapped like any other tokenizer
-        loaded = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        if loaded(PROBE)["input_ids"] == tokenizer.encode(PROBE).ids:
-            return True
-    return False
+    return _is_read(tokenizer, folder, (PROBE,))  # else it is wrapped like any other tokenizer
 
 
 def _template(folder: Path) -> str:

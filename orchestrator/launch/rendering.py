@@ -29,6 +29,13 @@ def refuse_secrets(spec: JobSpec, path: Path) -> None:
         raise InputError("carries a credential, and rendered files must not", f"{path}: {where}", hint)
 
 
+def refuse_labels(spec: JobSpec, system: str, unit: str) -> None:
+    """Raise InputError if the job asks for labelled nodes, which that system starts none of."""
+    if spec.resources.per_worker.labels:
+        where, hint = "resources.per_worker.labels", f"leave it out: all nodes of the {unit} are the job's"
+        raise InputError(f"nodes of {system} are started without labels", where, hint)
+
+
 def _difference(before: Any, after: Any, where: str = "") -> str:
     """The place of the first value that differs, empty if none does."""
     if isinstance(before, dict) and isinstance(after, dict):

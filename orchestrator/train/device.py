@@ -57,7 +57,7 @@ class Device:
     def casting_once(self) -> Iterator[None]:
         """Context manager for several forward passes with the same weights: what one of them has cast the others use,
         in place of a copy of all weights for each that waits for its backward pass."""
-        if self.compute is torch.float32 or not (self.keeps_casts and self.keeps_weights):
+        if self.compute is torch.float32 or not self.keeps_weights:
             yield
             return
         torch.autocast_increment_nesting()  # the copies are forgotten where the outermost context ends

@@ -35,17 +35,21 @@ def attend(
         return attend_unfused(query, key, value, allowed, causal, scale, cap, sinks)
     if sinks is not None:
         return _attend_with_sinks(query, key, value, allowed, causal, scale, sinks)
-    grouped = query.shape[1] != key.shape[1]
-    if grouped and allowed is not None and query.is_cuda:
-        times = query.shape[1] // key.shape[1]
-        key, value, grouped = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1), False
+    if allowed is not None and query.is_cuda:
+        key, value = _for_each_query(query, key), _for_each_query(query, value)
     if _is_causal_bias(allowed) and torch.is_autocast_enabled(query.device.type):
         dtype = torch.get_autocast_dtype(
             query.device.type
         )  # of what this kind of mask calls, autocast knows nothing
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     return F.scaled_dot_product_attention(
-        query, key, value, attn_mask=allowed, is_causal=causal, scale=scale, enable_gqa=grouped
+        query,
+        key,
+        value,
+        attn_mask=allowed,
+        is_causal=causal,
+        scale=scale,
+        enable_gqa=query.shape[1] != key.shape[1],
     )
 
 
@@ -61,8 +65,7 @@ def attend_unfused(
     dropped: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """As `attend`, holding all scores; `dropped` is what becomes of their shares."""
-    if times := query.shape[1] // key.shape[1] - 1:
-        key, value = key.repeat_interleave(times + 1, 1), value.repeat_interleave(times + 1, 1)
+    key, value = _for_each_query(query, key), _for_each_query(query, value)
     scores = query @ key.transpose(-2, -1) * scale
     scores = capped(scores, cap) if cap else scores
     if causal:
@@ -106,6 +109,12 @@ def _attend_with_sinks(
     elif allowed is not None:
         allowed = F.pad(allowed, (1, 0), value=1 if allowed.dtype is torch.bool else 0)
     return attend(query, key, value, allowed, causal, scale)[:, :, -length:, :size]
+
+
+def _for_each_query(query: Tensor, grouped: Tensor) -> Tensor:
+    """Keys or values of groups of queries, repeated for each query of a group."""
+    times = query.shape[1] // grouped.shape[1]
+    return grouped if times == 1 else grouped.repeat_interleave(times, 1)
 
 
 def _is_causal_bias(allowed: Tensor | None) -> bool:

@@ -106,7 +106,7 @@ def least_time(
     _, head = ends(shape, machine, program, parts_of(layout))
     stages = _stages(layout, program)
     each = inner.compute + inner.sent
-    busy = parts * _slowest(shape, layout, program) * each
+    busy = passes_time(shape, layout, global_batch, machine, program)
     if layout.schedule != "zbv":
         last = _most_layers(shape.layers, layout.pp, stages, False, layout.pp - 1)
         ahead = _layers_before(shape.layers, layout.pp - 1, stages)

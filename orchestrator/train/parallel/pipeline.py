@@ -186,8 +186,6 @@ class Pipeline:
                 for stage, number in zip(self._stages, self._numbers, strict=True)
             ]
             several = self._layout.schedule in TWO_STAGES
-            for stage in stages:
-                stage.sends_alone = several
             schedule = SCHEDULES[self._layout.schedule](
                 stages if several else stages[0],
                 n_microbatches=len(self._batches),
@@ -209,6 +207,7 @@ class Pipeline:
             input_args=self._carried(number, batch) if number else (),
             output_args=tuple(t.requires_grad_() for t in leaving),
             group=self._mesh.pp.handle,
+            sends_alone=self._layout.schedule in TWO_STAGES,
             dw_builder=self._deferred[number].take if number in self._deferred else None,
         )
         made.forward_one_chunk = self._noting_number(made.forward_one_chunk)  # type: ignore[method-assign]

@@ -26,10 +26,9 @@ class Stage(PipelineStage):
     is waited for at the end of the step.
     """
 
-    sends_alone = False
-
-    def __init__(self, *given: Any, **named: Any) -> None:
+    def __init__(self, *given: Any, sends_alone: bool, **named: Any) -> None:
         super().__init__(*given, **named)
+        self._sends_alone = sends_alone
         self._outputs: dict[int, list[dist.Work]] = {}
         self._gradients: list[dist.Work] = []
 
@@ -54,7 +53,7 @@ class Stage(PipelineStage):
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         """Sends of a micro-batch's output, if the schedule is to do them."""
         ops = super().get_fwd_send_ops(fwd_chunk_id)
-        if not self.sends_alone:
+        if not self._sends_alone:
             return ops
         self._outputs = {number: left for number, works in self._outputs.items() if (left := _left(works))}
         self._outputs[fwd_chunk_id] = _begun(ops)
@@ -63,7 +62,7 @@ class Stage(PipelineStage):
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
         """Sends of the gradient of a micro-batch's input, if the schedule is to do them."""
         ops = super().get_bwd_send_ops(bwd_chunk_id)
-        if not self.sends_alone:
+        if not self._sends_alone:
             return ops
         self._gradients = [*_left(self._gradients), *_begun(ops)]
         return []
@@ -82,7 +81,8 @@ class Stage(PipelineStage):
 
     def set_local_bwd_input(self, next_stage_bwd_outputs: tuple[Tensor | None, ...], mb_index: int) -> None:
         """The gradient of an output that another stage of this rank has read; zeros where there is none."""
-        self._allocate(self.grad_recv_info[mb_index])
+        infos = zip(self.grad_recv_info[mb_index], next_stage_bwd_outputs, strict=True)
+        self._allocate(tuple(info for info, gradient in infos if gradient is None))
         super().set_local_bwd_input(next_stage_bwd_outputs, mb_index)
 
     def forward_one_chunk(self, fwd_chunk_id: int, *given: Any, **named: Any) -> Any:
