@@ -224,9 +224,10 @@ class RunHistory:
         self.tracker = Tracker(self._spec, self._run)
 
     def training_began(self, attempt: int) -> float:
-        """When the first step of the attempt began, unix seconds, as far as it is known."""
+        """When the attempt's first step began, or the evaluation before it, unix seconds, as far as it is known."""
         first = next((row for row in self.recent if row["attempt"] == attempt), None)
-        began = first["time"] - first["step_seconds"] if first else wall()
+        seconds = first["step_seconds"] + first.get("evaluation_seconds", 0.0) if first else 0.0
+        began = first["time"] - seconds if first else wall()
         return max(began, self.events[-1]["time"])
 
     def take(self, rows: Sequence[Row]) -> None:

@@ -198,13 +198,13 @@ def check_cleaning(spec: JobSpec) -> None:
 def check_preferences(spec: JobSpec) -> None:
     """An objective that compares with a reference has one, which is what the run begins with; and nothing is asked for
     that is not defined where the loss is of whole answers."""
-    from workloads.hf.weights import weights_of_model
-
     asked = spec.workload
     if asked.objective in PREFERENCES and spec.train.z_loss:
         raise InputError(f"{asked.objective} has no z-loss", "train.z_loss", "set it to 0")
     if asked.objective not in REFERENCED or asked.init_from:
         return
+    from workloads.hf.weights import weights_of_model
+
     with wrong_input("workload.model"):
         folder = weights_of_model(asked.model)
     if folder is None:

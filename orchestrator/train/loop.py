@@ -130,6 +130,7 @@ class Rank:
         self._weights: dict[str, Any] = {}  # what the row of an evaluation alone says of them
         self._progress = self._origin = self._restore()
         self._evaluations: list[EvaluationRow] = []  # since the last step's row
+        self._evaluation_seconds = 0.0  # of them
 
     def train(self) -> dict[str, Any]:
         """Train to the end of the task. The last commit is published when this returns."""
@@ -234,9 +235,9 @@ class Rank:
         row |= {"busy_seconds": agreed.busy if busy else (), **self._record.row(agreed.memory)}
         row |= {f"{part}_seconds": round(seconds, 6) for part, seconds in parts.items()}
         if not stop or self._progress.step == self._last:
-            trained = time.perf_counter()
             stop |= not self._evaluate()
-            row["evaluation_seconds"], row["time"] = time.perf_counter() - trained, wall()
+            row["time"] = wall()
+        row["evaluation_seconds"], self._evaluation_seconds = self._evaluation_seconds, 0.0
         if self._evaluations:
             row["evaluations"], self._evaluations = self._evaluations, []
         final = stop or self._is_over
@@ -253,8 +254,10 @@ class Rank:
         due = self._task.commit and self._evaluator.is_due(step)  # a replay is about training
         if not due or self._progress.last_evaluation_step == step:
             return True
+        began = time.perf_counter()
         # That of the last step has no other chance.
         row = self._evaluator.evaluate(step, self._task.attempt, heeds_stop=step < self._last)
+        self._evaluation_seconds += time.perf_counter() - began
         if row is not None:
             self._evaluations.append(row)
             self._progress = self._progress.with_evaluation(row["sets"], self._spec.stop_when)

@@ -86,6 +86,8 @@ def test_evaluations_are_rows_of_their_own(quiet: Path, text: str, cache: Path, 
     assert first["tokens"] == last["tokens"] > 5 * 8 * 32
     assert last["loss"] < first["loss"] - 0.3
     assert 0 < first["accuracy"] < last["accuracy"] < 1
+    row = rows(quiet)[0]
+    assert row["evaluation_seconds"] >= sum(e["seconds"] for e in row["evaluations"]) > 0
     document = evaluated(text)
     del document["evaluate"]
     drive_here(document, str(tmp_path / "without"), cache, gang=lambda: LocalGang([1]))

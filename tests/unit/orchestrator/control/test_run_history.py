@@ -110,6 +110,8 @@ def test_training_began_with_its_first_step(run: RunDir) -> None:
     late = time.time() + 100
     record.take([row(1, 1, time=late), row(2, 2, time=late + 5)])
     assert record.training_began(2) == late + 4.5
+    record.take([row(1, 5, time=late, evaluation_seconds=3.0)])
+    assert record.training_began(5) == late - 3.5  # that was evaluated before the first step
     assert record.training_began(3) == pytest.approx(time.time(), abs=5)
     record.take([row(3, 4, time=1.0)])
     assert record.training_began(4) == record.events[-1]["time"]  # a clock that is behind
