@@ -33,11 +33,13 @@ COUNTS_ROWS = ("nonzero", "masked_select", "unique_consecutive", "_unique2")
 
 
 class Waits(TorchDispatchMode):
-    """Answers what the host asks of a tensor, and notes where it has to wait for the device: `places`."""
+    """Answers what the host asks of a tensor, and notes where it has to wait for the device: `places`; and which
+    operators of `attention` there were."""
 
     def __init__(self) -> None:
         super().__init__()
         self.places: list[str] = []
+        self.attention: set[str] = set()
 
     def note(self) -> None:
         """The host waits now."""
@@ -58,6 +60,8 @@ class Waits(TorchDispatchMode):
             [t for t in tree_iter((args, kwargs)) if isinstance(t, torch.Tensor)],
         )
         on_device = any(t.is_cuda for t in given)
+        if "attention" in name or "attn" in name:
+            self.attention.add(name)
         if name == "_local_scalar_dense":
             if on_device:
                 self.note()
@@ -176,6 +180,7 @@ def fake_cuda(rank: int, world: int, rows: int = 0) -> Iterator[Waits]:
             for name in ("set_device", "synchronize", "_lazy_init"):
                 patch.setattr(torch.cuda, name, lambda *_: None)
             patch.setattr(torch.cuda, "current_device", lambda: 0)
+            patch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
             patch.setattr(torch.nn.attention.bias, "causal_lower_right", lower_right)
             patch.setattr(torch.cuda, "get_rng_state", lambda *_: torch.zeros(1))
             patch.setattr(torch.cuda, "set_rng_state", lambda *_: None)

@@ -28,6 +28,15 @@ from rank_cases import LENGTH, job, micro_batches, workload_of  # noqa: E402
 from orchestrator.planning.layout import Layout  # noqa: E402
 from orchestrator.train.device import COMPUTE, Device  # noqa: E402
 from orchestrator.train.engines.torch_engine import TorchEngine  # noqa: E402
+from workloads.model.masks import SEGMENTS, STARTS  # noqa: E402
+from workloads.workload import Batch  # noqa: E402
+
+
+def pinned(batch: Batch) -> Batch:
+    """With what `Device.pinned` adds, which tensors without memory do not say."""
+    return batch | (
+        {STARTS: torch.zeros(len(batch[SEGMENTS]), 4, dtype=torch.int32)} if SEGMENTS in batch else {}
+    )
 
 
 def waits_of(case: dict[str, Any]) -> dict[str, list[str]]:
@@ -45,17 +54,20 @@ def waits_of(case: dict[str, Any]) -> dict[str, list[str]]:
         engine.initialise(spec.seed)
         for step in range(2):
             waits.places.clear()
-            engine.train_step(micro_batches(workload, spec, layout, step), spec.train.optimizer.lr)
+            engine.train_step(
+                list(map(pinned, micro_batches(workload, spec, layout, step))), spec.train.optimizer.lr
+            )
             engine.clock.take()
         found["train"] = list(waits.places)
         waits.places.clear()
-        engine.eval_step(micro_batches(workload, spec, layout, 2))
+        engine.eval_step(list(map(pinned, micro_batches(workload, spec, layout, 2))))
         found["evaluate"] = list(waits.places)
         waits.places.clear()
         pieces = list(engine.state())
         homes = {piece.data.device.type for piece in pieces if piece.name.startswith("model.")}
         assert homes <= {"cuda" if layout.offload == "none" else "cpu"}, homes
         found["snapshot"] = list(waits.places)
+        found["attention"] = sorted(waits.attention)
     return found
 
 

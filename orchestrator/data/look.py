@@ -10,6 +10,7 @@ import numpy as np
 
 from orchestrator.data.batches import Batches
 from orchestrator.data.windows import Streams
+from workloads.model.masks import SEGMENTS, attends
 from workloads.workload import Batch, Reading
 
 IGNORED = -100
@@ -80,6 +81,7 @@ def spots(
         length: how many tokens are no padding, where the batch does not say it.
     """
     values = {name: entry[row].numpy() for name, entry in batch.items()}
+    seen = attends({name: entry[row : row + 1] for name, entry in batch.items() if entry.dim()})
     last = [tokens for tokens, _ in SIDES if tokens in values][-1]
     found = {}
     for name, padding in SIDES:
@@ -91,7 +93,7 @@ def spots(
         real = values.get(padding, np.arange(len(tokens)) < (len(tokens) if length is None else length))
         places = values.get("positions") if name == "tokens" else None
         places = places if places is not None and places.shape == tokens.shape else None
-        sees = values["attention"].sum(1) if name == "tokens" and "attention" in values else None
+        sees = seen[0].sum(1).numpy() if name == "tokens" and seen is not None else None
         begins = np.concatenate(([True], tokens[:-1] == closing))
         begins = begins if places is None else begins | (places == 0)
         found[name] = [
@@ -103,7 +105,7 @@ def spots(
 
 def others(batch: Batch, row: int) -> dict[str, Any]:
     """What a row has besides: whole labels, seeds, numbers of one sample."""
-    shown = {name for side in SIDES for name in side} | {"positions", "attention"}
+    shown = {name for side in SIDES for name in side} | {"positions", "attention", SEGMENTS}
     return {
         name: entry[row].tolist()
         for name, entry in batch.items()

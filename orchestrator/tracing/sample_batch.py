@@ -10,7 +10,7 @@ import torch
 from orchestrator.job.records import COLUMNS, PREFERENCES, REFERENCED
 from orchestrator.job.spec import JobSpec
 from workloads.model.dropout import KEYS, row_keys
-from workloads.model.masks import REAL
+from workloads.model.masks import REAL, SEGMENTS
 from workloads.model.transformer import IGNORED
 from workloads.objectives.records import MARK, pack, to_bits
 from workloads.workload import Batch, Workload
@@ -47,6 +47,7 @@ def sample_batch(spec: JobSpec, workload: Workload, rows: int) -> Batch:
     text = MadeUp(workload, spec.data.sequence_length)
     batch = workload.objective.collate(text, range(rows), 0)
     batch = {name: torch.as_tensor(value) for name, value in batch.items()}
+    batch.pop(SEGMENTS, None)  # one document a row is the most that there is to compute
     if workload.objective.name in REFERENCED:
         batch["reference"] = torch.full((rows, 2), -20.0)
     if spec.workload.draws:

@@ -19,6 +19,7 @@ from cluster.workers.worker_context import RankInfo, WorkerContext
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec
 from orchestrator.train.rank_messages import gather_json
+from workloads.model.masks import with_starts
 from workloads.workload import Batch
 
 COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=10)
@@ -75,7 +76,7 @@ class Device:
         if self.device.type != "cuda":
             return batch
         with torch.cuda.device(self.device):
-            return {name: value.pin_memory() for name, value in batch.items()}
+            return {name: value.pin_memory() for name, value in with_starts(batch).items()}
 
 
 def open_device(spec: JobSpec, context: WorkerContext) -> Device:

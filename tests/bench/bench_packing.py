@@ -59,7 +59,7 @@ def main(folder: Path) -> None:
     speed()
     print("\n| length | isolate over pack, a step | least | most | best fit and isolate over cut and pack |")
     print("|---|---|---|---|---|")
-    for length in LENGTHS[:2]:
+    for length in LENGTHS:
         print(cost(tokens, length))
 
 

@@ -36,6 +36,7 @@ from workloads.hf.weights import has_weights
 from workloads.hf.workload import HuggingFaceWorkload
 from workloads.model.dropout import KEYS, row_keys
 from workloads.model.initialise import normal
+from workloads.model.masks import attends
 from workloads.objectives.preferences import BASELINE, REFERENCE
 from workloads.objectives.samples import Samples
 from workloads.workload import Batch
@@ -154,7 +155,7 @@ def _check_all(trial: HuggingFaceWorkload, model: HuggingFaceNetwork) -> None:
     logits = _check_determinism(model, samples)
     _check_independence(model, samples, logits)
     check_visibility(trial, model, row_of(samples, 0))
-    if "attention" in samples and trial.config.architecture == "decoder":
+    if attends(samples) is not None and trial.config.architecture == "decoder":
         check_documents(model, samples, logits)
     elif "attention" in samples:
         check_windows(model, samples)

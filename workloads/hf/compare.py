@@ -15,6 +15,7 @@ from workloads.hf.hf_class import HuggingFaceModel
 from workloads.hf.network import HuggingFaceNetwork
 from workloads.model.config import TransformerConfig
 from workloads.model.electra import Electra
+from workloads.model.masks import attends
 from workloads.model.transformer import Output
 from workloads.workload import Batch, Vocabulary
 
@@ -90,8 +91,8 @@ def arguments(config: TransformerConfig, batch: Batch) -> dict[str, Tensor]:
     found = {hf_name: batch[name] for name, hf_name in _ARGUMENTS.items() if name in batch}
     if "positions" in batch:
         found["position_ids"] = batch["positions"] + config.position_offset * config.counted_positions
-    if "attention" in batch:
-        found["attention_mask"] = batch["attention"].unsqueeze(1)
+    if (attention := attends(batch)) is not None:
+        found["attention_mask"] = attention.unsqueeze(1)
     elif "padding" in batch:
         found["attention_mask"] = batch["padding"].long()
     if "decoder_padding" in batch:

@@ -12,6 +12,7 @@ from workloads.hf.dropout import counted
 from workloads.hf.routers import balance_of
 from workloads.model.chunked_loss import ChunkedLoss
 from workloads.model.dropout import KEYS
+from workloads.model.masks import SEGMENTS
 from workloads.model.transformer import Output
 from workloads.workload import Batch
 
@@ -52,7 +53,7 @@ class HuggingFaceNetwork(nn.Module):
         }
         if "padding" in batch:
             arguments["attention_mask"] = batch["padding"].long()
-        if "attention" in batch and self._causal:
+        if batch.keys() & {"attention", SEGMENTS} and self._causal:
             # Without a mask, the class derives its own from the positions, windows included: a document begins where
             # they restart.
             arguments.pop("attention_mask", None)

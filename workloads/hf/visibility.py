@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from workloads.errors import WorkloadError
 from workloads.hf.workload import HuggingFaceWorkload
+from workloads.model.masks import attends
 from workloads.workload import Batch
 
 LENGTH = 24
@@ -61,16 +62,16 @@ def _check_head(trial: HuggingFaceWorkload, model: nn.Module, base: Batch) -> No
 
 def _visible(trial: HuggingFaceWorkload, base: Batch, real: Tensor) -> Tensor:
     """bool [L, L]: whether the logits of a row may depend on a token, through any number of layers."""
-    if "attention" in base:
-        attends = base["attention"][0]
+    if (told := attends(base)) is not None:
+        attended = told[0]
     elif trial.config.architecture == "decoder":
         return torch.ones(len(real), len(real), dtype=torch.bool).tril()
     else:
-        attends = real[None, :].expand(len(real), -1)
-    attends = attends | torch.eye(len(real), dtype=torch.bool)
+        attended = real[None, :].expand(len(real), -1)
+    attended = attended | torch.eye(len(real), dtype=torch.bool)
     for _ in range(len(real).bit_length()):
-        attends = (attends.float() @ attends.float()) > 0
-    return attends
+        attended = (attended.float() @ attended.float()) > 0
+    return attended
 
 
 def _check_influence(
@@ -104,7 +105,7 @@ def _leak_message(trial: HuggingFaceWorkload, base: Batch) -> str:
     what = "a token's logits depend on tokens that it must not see"
     if trial.config.architecture != "decoder":
         return f"{what}; use another objective or class"
-    if "attention" in base:
+    if attends(base) is not None:
         objective = trial.objective
         hint = (
             "set workload.options.documents to pack"

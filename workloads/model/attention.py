@@ -13,7 +13,7 @@ from workloads.model.cache import Cache, LayerCache
 from workloads.model.config import TransformerConfig
 from workloads.model.disentangled import Between
 from workloads.model.dropout import CROSS_SCORES, SELF_SCORES, drop, keyed
-from workloads.model.kernels import attend, attend_unfused
+from workloads.model.kernels import attend, attend_documents, attend_unfused
 from workloads.model.layers import CutRMSNorm, norm
 from workloads.model.masks import Mask
 from workloads.model.mup import latent_score_scale, score_scale
@@ -85,7 +85,14 @@ class AttentionCore(nn.Module):
     ) -> Tensor:
         """The mixed values [B, heads, L, D]. `bias`, if given, includes the mask; keys int64 [B, L] are the queries'
         for dropout, None outside training."""
+        documents = mask.documents if bias is None else None
+        if documents is not None and not (self.cap or sinks is not None or self.drops(keys)):
+            mixed = attend_documents(query, key, value, documents, self.scale)
+            if mixed is not None:
+                return mixed
         allowed = mask.allowed if bias is None else bias.to(query.dtype)
+        if documents is not None:
+            allowed = documents.dense(query.shape[2], query.device)
         return self.attend(query, key, value, allowed, mask.causal and allowed is None, keys, sinks)
 
     def drops(self, keys: Tensor | None) -> bool:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import cache
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from workloads.model.layers import capped
+from workloads.model.masks import Documents
 
+FLASH_SIZE = 256
+"""Most numbers of a head that flash attention takes."""
 SINK_WIDTH = 8
 """By how much sinks widen queries, keys and values."""
 
@@ -78,6 +82,59 @@ def attend_unfused(
         scores = torch.cat((scores, column), -1)
     shares = scores.softmax(-1, dtype=wide)[..., : key.shape[2]]
     return (shares if dropped is None else dropped(shares)).to(value.dtype) @ value
+
+
+def attend_documents(
+    query: Tensor, key: Tensor, value: Tensor, documents: Documents, scale: float
+) -> Tensor | None:
+    """As `attend`, of rows whose documents see themselves alone: no score of two documents is computed, and no mask is
+    held. None where no kernel serves.
+
+    On a GPU that is flash attention of sequences of different lengths (Dao, 2023), in 16 bits; else one document
+    after the other.
+    """
+    if query.is_cuda:
+        return _attend_flash(query, key, value, documents, scale)
+    if torch.compiler.is_compiling() or not documents.lengths:
+        return None
+    rows = []
+    for *row, lengths in zip(query.unbind(), key.unbind(), value.unbind(), documents.lengths, strict=True):
+        parts = []
+        for q, k, v in zip(*(each.unsqueeze(0).split(lengths, 2) for each in row), strict=True):
+            length, inside = q.shape[2], documents.window
+            near = Documents(None, inside).dense(length, q.device) if 0 < inside < length else None
+            parts.append(attend(q, k, v, near, near is None, scale))
+        rows.append(torch.cat(parts, 2))
+    return torch.cat(rows)
+
+
+def _attend_flash(
+    query: Tensor, key: Tensor, value: Tensor, documents: Documents, scale: float
+) -> Tensor | None:
+    if torch.is_autocast_enabled("cuda"):
+        dtype = torch.get_autocast_dtype("cuda")  # autocast does not know this kernel
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    size, bounds = query.shape[-1], documents.bounds
+    fits = query.dtype in (torch.bfloat16, torch.float16) and size == value.shape[-1] and size % 8 == 0
+    if not fits or size > FLASH_SIZE or bounds is None or not _has_flash(query.device):
+        return None
+    from torch.nn.attention.varlen import varlen_attn
+
+    rows, length = query.shape[0], query.shape[2]
+    inside = (documents.window - 1 if documents.window else -1, 0)
+    q, k, v = (each.transpose(1, 2).flatten(0, 1) for each in (query, key, value))
+    grouped = query.shape[1] != key.shape[1]
+    found = varlen_attn(
+        q, k, v, bounds, bounds, length, length, scale=scale, window_size=inside, enable_gqa=grouped
+    )
+    assert isinstance(found, Tensor)
+    return found.unflatten(0, (rows, length)).transpose(1, 2)
+
+
+@cache
+def _has_flash(device: torch.device) -> bool:
+    """Whether flash attention runs on this GPU: from Ampere on."""
+    return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def _attend_with_sinks(

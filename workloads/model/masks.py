@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,16 +19,55 @@ DECODER_REAL = "decoder_real"
 """The same of what a decoder reads beside an encoder."""
 
 
+SEGMENTS = "segments"
+"""The batch's entry with the document of each token, int64 [B, L]: documents stand in runs, and padding is one too."""
+STARTS = "starts"
+"""The batch's entry with where the documents of each row start, int32 [B, most], filled up with L."""
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Rows whose documents stand one after the other: each sees itself alone, what is not after a token and, with a
+    `window`, fewer steps before it.
+
+    numbers: int64 [B, L] as in SEGMENTS, None where a row is one document. lengths: of the documents of each row, where
+    the processor computes. bounds: int32 [documents + 1], on a GPU: where each starts in all rows together, and the end
+    of the last; a document may have no token.
+    """
+
+    numbers: Tensor | None
+    window: int = 0
+    lengths: Sequence[Sequence[int]] = ()
+    bounds: Tensor | None = None
+
+    def dense(self, length: int, device: torch.device) -> Tensor:
+        """The mask as one tensor, bool [1 or B, 1, L, L]."""
+        steps = torch.arange(length, device=device)
+        allowed = steps[:, None] >= steps[None, :]
+        if self.window:
+            allowed = allowed & (steps[:, None] - steps[None, :] < self.window)
+        same = (
+            None if self.numbers is None else self.numbers[:, None, :, None] == self.numbers[:, None, None, :]
+        )
+        return allowed[None, None] if same is None else allowed & same
+
+
 @dataclass(frozen=True)
 class Mask:
     """allowed: bool [1 or B, 1, queries, keys], True where a query may attend to a key; None if all may.
 
     causal hides keys after the query as well; it is separate from `allowed` so that fused kernels need no mask tensor
-    in the plain causal case.
+    in the plain causal case, and so are the `documents` of rows without any other mask.
     """
 
     allowed: Tensor | None = None
     causal: bool = False
+    documents: Documents | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing is hidden, or only what is after a query."""
+        return self.allowed is None and self.documents is None
 
     def behind(self, count: int, length: int, device: torch.device) -> Mask:
         """The mask of `length` queries whose keys stand behind `count` others, to which all may attend."""
@@ -39,7 +79,7 @@ class Mask:
     def with_prompt(self, count: int, length: int, device: torch.device, causal: bool) -> Mask:
         """The mask of `count` vectors before `length` tokens, who all see them; they see tokens that someone sees or,
         if it is `causal`, none."""
-        if self.allowed is None:
+        if self.is_plain:
             return self
         allowed = self.dense(length, device)
         assert allowed is not None
@@ -55,6 +95,8 @@ class Mask:
 
     def dense(self, length: int, device: torch.device) -> Tensor | None:
         """The full mask as one tensor, causality included; None if nothing is hidden."""
+        if self.documents is not None:
+            return self.documents.dense(length, device)
         if not self.causal:
             return self.allowed
         lower = torch.ones(length, length, dtype=torch.bool, device=device).tril()
@@ -64,8 +106,8 @@ class Mask:
 def self_mask(config: TransformerConfig, batch: Batch, length: int, windowed: bool = True) -> Mask:
     """The self-attention mask of a batch.
 
-    attention bool [B, L, L] is taken as it is (prefix models); padding bool [B, L] hides padding; segments
-    int64 [B, L] hides other documents of a packed row; a window hides keys at `window` or more steps, except
+    attention bool [B, L, L] is taken as it is (prefix models); padding bool [B, L] hides padding; SEGMENTS hides the
+    other documents of a packed row, padding included; a window hides keys at `window` or more steps, except
     from and to the first `global_tokens` (Beltagy et al. 2020). visible bool [B, L, M] is the mask itself, of
     L positions out of a sequence of M, and visible_in_full that of layers without the window, for which `windowed` is
     False.
@@ -73,15 +115,19 @@ def self_mask(config: TransformerConfig, batch: Batch, length: int, windowed: bo
     given = "visible" if windowed else "visible_in_full"
     if given in batch:
         return Mask(batch[given].unsqueeze(1))
-    parts: list[Tensor] = []
+    device, parts = batch["tokens"].device, list[Tensor]()
+    window = config.window if windowed and length > config.window else 0
+    if config.causal and "attention" not in batch and not (window and config.global_tokens):
+        alone = window and device.type == "cuda" and "padding" not in batch
+        if SEGMENTS in batch or alone:
+            return Mask(causal=True, documents=_documents(batch, window))
     if "attention" in batch:
         parts.append(batch["attention"].unsqueeze(1))
     if "padding" in batch:
         parts.append(batch["padding"][:, None, None, :])
-    if "segments" in batch:
-        parts.append((batch["segments"][:, :, None] == batch["segments"][:, None, :]).unsqueeze(1))
-    device = batch["tokens"].device
-    if windowed and config.window and length > config.window:
+    if SEGMENTS in batch:
+        parts.append((batch[SEGMENTS][:, :, None] == batch[SEGMENTS][:, None, :]).unsqueeze(1))
+    if window:
         parts.append(_window(config, length, device))
     if not parts:
         return Mask(causal=config.causal)
@@ -102,3 +148,51 @@ def _window(config: TransformerConfig, length: int, device: torch.device) -> Ten
     near = (steps[:, None] - steps[None, :]).abs() < config.window
     everywhere = steps < config.global_tokens
     return (near | everywhere[:, None] | everywhere[None, :])[None, None]
+
+
+def attends(batch: Batch) -> Tensor | None:
+    """bool [B, L, L]: which tokens a token of a decoder attends to, where a batch says so; None if it does not."""
+    if SEGMENTS in batch:
+        return Documents(batch[SEGMENTS]).dense(batch[SEGMENTS].shape[1], batch[SEGMENTS].device)[:, 0]
+    return batch.get("attention")
+
+
+def with_starts(batch: Batch) -> Batch:
+    """The batch, in host memory, with the STARTS of its documents: nobody waits for a GPU to know them."""
+    if SEGMENTS not in batch:
+        return batch
+    length = batch[SEGMENTS].shape[1]
+    starts = [F.pad(torch.tensor(lengths).cumsum(0)[:-1], (1, 0)) for lengths in _lengths(batch[SEGMENTS])]
+    # Few widths, since a program that is compiled is compiled for each.
+    most = 1 << (max(map(len, starts)) - 1).bit_length()
+    filled = [F.pad(each, (0, most - len(each)), value=length) for each in starts]
+    return {**batch, STARTS: torch.stack(filled).int()}
+
+
+def _documents(batch: Batch, window: int) -> Documents:
+    numbers, (rows, length) = batch.get(SEGMENTS), batch["tokens"].shape
+    device = batch["tokens"].device
+    if device.type != "cuda":
+        return Documents(numbers, window, () if numbers is None else _lengths(numbers))
+    starts = torch.zeros(rows, 1, dtype=torch.int32, device=device)
+    if numbers is not None:
+        known = batch if STARTS in batch else with_starts({SEGMENTS: numbers.cpu()})
+        starts = known[STARTS].to(device)
+    return Documents(numbers, window, bounds=_bounds(starts, length))
+
+
+def _bounds(starts: Tensor, length: int) -> Tensor:
+    """See `Documents`, of STARTS."""
+    first = torch.arange(len(starts), dtype=torch.int32, device=starts.device) * length
+    return F.pad((starts + first[:, None]).flatten(), (0, 1), value=len(starts) * length)
+
+
+def _lengths(numbers: Tensor) -> list[list[int]]:
+    """The lengths of the documents of each row."""
+    found = []
+    for row in numbers:
+        ends = (row[1:] != row[:-1]).nonzero().flatten() + 1
+        edges = F.pad(ends, (1, 1))
+        edges[-1] = len(row)
+        found.append(edges.diff().tolist())
+    return found

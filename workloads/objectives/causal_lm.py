@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from workloads.model.masks import SEGMENTS
 from workloads.objectives.options import choice
 from workloads.objectives.sampled import IGNORE, Read, Sample, SampledObjective
 
@@ -29,8 +30,8 @@ class CausalLM(SampledObjective):
     """Predict each token from those before it. tokens and labels int64 [length]; labels are already shifted.
 
     documents="pack": text is one stream, tokens attend across document ends (GPT-2).
-    documents="isolate": adds attention, bool [length, length], and positions, int64 [length]: a document sees
-    itself alone, and what follows a document's end is not predicted from it.
+    documents="isolate": adds segments and positions, int64 [length]: a document sees itself alone, and what follows a
+    document's end is not predicted from it.
 
     A shorter window is filled up with eos, from which nothing is predicted.
     """
@@ -47,16 +48,16 @@ class CausalLM(SampledObjective):
     def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
         window = self.read_window(read, sample)
         tokens, labels, eos = window[:-1], window[1:], self.vocabulary.eos
+        document = document_of(tokens, eos)
         if missing := self.sequence_length - len(tokens):
             tokens = np.pad(tokens, (0, missing), constant_values=eos)
             labels = np.pad(labels, (0, missing), constant_values=IGNORE)
+            document = np.pad(document, (0, missing), constant_values=document[-1] + 1)
         if self.documents == "pack":
             return {"tokens": tokens, "labels": labels}
-        document = document_of(tokens, eos)
-        same = document[:, None] == document[None, :]
         return {
             "tokens": tokens,
             "labels": np.where(tokens == eos, IGNORE, labels),
-            "attention": np.tril(same),
+            SEGMENTS: document,
             "positions": positions_in(document),
         }

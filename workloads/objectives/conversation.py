@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from workloads.model.masks import SEGMENTS
 from workloads.objectives.causal_lm import positions_in
 from workloads.objectives.options import choice
 from workloads.objectives.records import CLOSE, MARK
@@ -47,7 +48,7 @@ class Conversation(SampledObjective):
             "tokens": padded(ids, self.sequence_length, pad),
             "labels": padded(labels, self.sequence_length, IGNORE),
             "padding": np.arange(self.sequence_length) < len(ids),
-            "attention": np.tril(document[:, None] == document[None, :]),
+            SEGMENTS: document,
             "positions": positions_in(document),
         }
 

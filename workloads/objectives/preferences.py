@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from workloads.model.masks import SEGMENTS
 from workloads.objectives.causal_lm import positions_in
 from workloads.objectives.options import at_least, choice, fraction_or_zero
 from workloads.objectives.records import MARK, unpack
@@ -65,7 +66,7 @@ def two_answers(
         "tokens": np.concatenate(tokens),
         "labels": targets if compared else np.full_like(targets, IGNORE),
         "padding": part % 2 == 0,
-        "attention": np.tril(part[:, None] == part[None, :]),
+        SEGMENTS: part,
         "positions": positions_in(part),
         "answer_tokens": np.array([(found != IGNORE).sum() for found in labels]),
         "compared": np.array(compared),

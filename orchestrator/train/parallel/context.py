@@ -18,11 +18,11 @@ from workloads.model.attention import AttentionCore
 from workloads.model.config import TransformerConfig
 from workloads.model.dropout import PLACES
 from workloads.model.embeddings import batch_positions
-from workloads.model.masks import REAL, Mask, self_mask
+from workloads.model.masks import REAL, SEGMENTS, STARTS, Mask, self_mask
 from workloads.model.moe import Router, Routes
 from workloads.workload import Batch
 
-ALONG_LENGTH = ("tokens", "labels", "token_types", "task_types", "padding", "segments")
+ALONG_LENGTH = ("tokens", "labels", "token_types", "task_types", "padding", SEGMENTS)
 
 
 def positions_of(length: int, cp: ProcessGroup, device: torch.device) -> Tensor:
@@ -53,12 +53,15 @@ def slice_batch(batch: Batch, config: TransformerConfig, cp: ProcessGroup) -> Ba
     if config.full_every:
         masks["visible_in_full"] = self_mask(config, batch, length, windowed=False)
     for name, mask in masks.items():
-        if mask.allowed is None:
+        if mask.is_plain:
             continue
-        allowed = mask.allowed.expand(len(batch["tokens"]), 1, length, length)
+        whole = mask.dense(length, batch["tokens"].device)
+        assert whole is not None
+        allowed = whole.expand(len(batch["tokens"]), 1, length, length)
         sliced[name] = allowed[:, 0].index_select(1, mine)
         sliced.pop("padding", None)
-        sliced.pop("segments", None)
+        sliced.pop(SEGMENTS, None)
+        sliced.pop(STARTS, None)
     return sliced
 
 

@@ -47,6 +47,7 @@ SAVED = (
     "_scaled_dot_product",
     "_flash_attention",
     "_efficient_attention",
+    "_varlen_attn",
 )
 """Operators whose results selective recomputation keeps: what is dear to compute."""
 

@@ -56,6 +56,7 @@ def job(case: dict[str, Any]) -> JobSpec:
             "attention_dropout": case.get("attention_dropout", 0.0),
             "layer_drop": case.get("layer_drop", 0.0),
             "adapter": case.get("adapter"),
+            "options": case.get("options", {}),
         },
         "data": {
             "sources": [{"uri": "none"}], "tokenizer": "none", "sequence_length": LENGTH,
@@ -74,6 +75,7 @@ def workload_of(spec: JobSpec) -> Workload:
         asked.objective,
         VOCABULARY,
         changes=asked.changes,
+        options=asked.options,
         mup=asked.mup,
         dropout=asked.dropout,
         attention_dropout=asked.attention_dropout,
@@ -119,7 +121,10 @@ def micro_batches(
     def sample_of(sample: int) -> np.ndarray:
         if workload.objective.name in COLUMNS:
             return record_of(workload.objective.name, sample)
-        return np.random.default_rng(sample).integers(6, 50, window)
+        tokens = np.random.default_rng(sample).integers(6, 50, window)
+        if spec.workload.options.get("documents") == "isolate":
+            tokens[sample % 3 + 4 :: 7] = workload.vocabulary.eos
+        return tokens
 
     read = Corpus(sample_of)
 

@@ -14,6 +14,7 @@ from orchestrator.data.held_out_set import set_of, split_set
 from orchestrator.data.held_out_split import split
 from orchestrator.data.tokens import Tokens
 from orchestrator.job.errors import InputError
+from workloads.model.masks import attends
 from workloads.objectives import build
 
 Prepare = Callable[..., str]
@@ -59,10 +60,10 @@ def test_documents_that_are_isolated_stay_so_in_the_last_window(prepare_here: Pr
     found = set_of(tokens, objective_of(tokens, length=500, documents="isolate"), "")
     assert found.samples == 1
     batch = found.batch([0])
-    assert bool(batch["attention"].any(dim=-1).all())  # else a softmax over nothing
+    assert bool(attends(batch).any(dim=-1).all())  # else a softmax over nothing
     ends = tokens.document_ends(0)
     assert int((batch["labels"] != -100).sum()) == tokens.length(0) - len(ends)
-    assert int(batch["positions"].max()) < int(np.diff(ends, prepend=0).max())
+    assert int(batch["positions"][batch["labels"] != -100].max()) < int(np.diff(ends, prepend=0).max())
 
 
 def test_masks_of_a_set_do_not_change(prepare_here: Prepare) -> None:

@@ -23,6 +23,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "modern": {"model": "qwen3-tiny", "changes": {"kv_heads": 2}},
     "moe": {"model": "mixtral-tiny", "changes": EXPERTS},
     "encoder": {"model": "bert-tiny", "objective": "masked_lm"},
+    "documents": {"model": "qwen3-tiny", "changes": {"kv_heads": 2}, "options": {"documents": "isolate"}},
+    "window": {"model": "qwen3-tiny", "changes": {"kv_heads": 2, "window": 8}},
 }
 SUMS = "losses.py:_sums"
 """Where a step waits: its loss, count and norm, all at once."""
@@ -30,6 +32,8 @@ ALLOWED: dict[str, Counter[str]] = {
     "decoder": Counter({SUMS: 1}),
     "modern": Counter({SUMS: 1}),
     "moe": Counter({SUMS: 1, "router_load.py:ratios": 1, "expert.py:rows_by_rank": 8}),
+    "documents": Counter({SUMS: 1}),
+    "window": Counter({SUMS: 1}),
     "encoder": Counter({SUMS: 1, "transformer.py:_headed": 8, "backward": 8}),
 }
 """Most waits of a step or an evaluation. An exchange of experts waits for its counts,
@@ -52,6 +56,9 @@ QUICK = [
     case("decoder", pp=2, schedule="zbv"),
     case("moe", dp=2, ep=2),
     case("encoder", tp=2),
+    case("documents", dp=2, recompute="selective"),
+    case("documents", cp=2),
+    case("window", dp=2),
 ]
 FULL = [
     case(model, precision, **layout)
@@ -101,3 +108,5 @@ def test_a_step_fits_the_device_and_waits_for_it_once(cases: list[dict[str, Any]
         for what in ("train", "evaluate"):
             assert Counter(waits[what]) <= most, f"{name}: {what}"
         assert waits["snapshot"] == [], name
+        flash = name.startswith(("documents", "window")) and "fp32" not in name and " cp" not in name
+        assert ("_varlen_attn" in waits["attention"]) == flash, name

@@ -11,6 +11,7 @@ from orchestrator.planning.layout import Layout
 from orchestrator.train.sequence_warmup import shortened
 from workloads import load
 from workloads.model.dropout import KEYS, PLACES, row_keys
+from workloads.model.masks import attends
 from workloads.workload import Vocabulary
 
 WHOLE = 32
@@ -51,12 +52,12 @@ def test_every_token_and_label_is_there_and_only_what_is_before_a_row_is_not_see
     for row in range(12):
         sample, begin = divmod(row, 4)
         part = slice(8 * begin, 8 * begin + 8)
-        assert torch.equal(found["attention"][row], batch["attention"][sample, part, part])
+        assert torch.equal(attends(found)[row], attends(batch)[sample, part, part])
         # as if the row were a text of its own
         text[row] = np.append(found["tokens"][row].numpy(), [5] * (WHOLE - 7))
         alone = workload.objective.collate(lambda number: text[number], [row], 0)
         assert found["positions"][row].tolist() == alone["positions"][0, :8].tolist()
-        assert torch.equal(found["attention"][row], alone["attention"][0, :8, :8])
+        assert torch.equal(attends(found)[row], attends(alone)[0, :8, :8])
 
 
 def test_what_fixes_the_length_of_rows_is_refused_by_name() -> None:

@@ -20,6 +20,7 @@ from workloads.hf.behaviour import check_behaviour, trained_model
 from workloads.hf.hf_class import HuggingFaceModel, describe_hf_class
 from workloads.hf.workload import HuggingFaceWorkload
 from workloads.load import load
+from workloads.model.masks import attends
 from workloads.objectives.samples import Samples
 from workloads.workload import Batch, Vocabulary
 
@@ -108,7 +109,9 @@ def batch_of(workload: HuggingFaceWorkload, samples: int = 4) -> Batch:
 
 def a_mask_for_all(model: hf_network.HuggingFaceNetwork, batch: Batch) -> Any:
     """As it was: one mask in place of what the class makes itself."""
-    mask = hf_network._additive(batch["attention"])
+    seen = attends(batch)
+    assert seen is not None
+    mask = hf_network._additive(seen)
     logits = model.network(
         input_ids=batch["tokens"], position_ids=batch["positions"], attention_mask=mask, use_cache=False
     ).logits
@@ -126,7 +129,7 @@ def test_a_lost_window_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(
         hf_network.HuggingFaceNetwork,
         "forward",
-        lambda self, batch: a_mask_for_all(self, batch) if "attention" in batch else plain(self, batch),
+        lambda self, batch: a_mask_for_all(self, batch) if "segments" in batch else plain(self, batch),
     )
     with pytest.raises(WorkloadError, match="packed documents come out otherwise"):
         check_behaviour(workload)

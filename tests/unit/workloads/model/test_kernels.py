@@ -1,13 +1,18 @@
-"""Attention with sinks: the softmax with a further score, under every kind of mask."""
+"""Attention with sinks: a softmax with a further score, under every kind of mask; of documents, without a mask."""
+
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.attention.varlen
 from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 
 from workloads.errors import WorkloadError
-from workloads.model.kernels import attend
+from workloads.model import kernels
+from workloads.model.kernels import attend, attend_documents
 from workloads.model.layers import capped
+from workloads.model.masks import SEGMENTS, Documents, _bounds, _lengths, with_starts
 from workloads.model.presets import preset
 
 HEADS, GROUPS, LENGTH, SIZE = 4, 2, 9, 16
@@ -72,3 +77,75 @@ def test_sinks_and_clamps_that_do_not_fit_are_refused(
 ) -> None:
     with pytest.raises(WorkloadError, match=why):
         preset(model).changed(changes)
+
+
+ENDS = ([4, 9], [1, 2, 7], [LENGTH])
+"""Where the documents of three rows end."""
+
+
+def of_documents(window: int) -> Documents:
+    rows = [torch.bucketize(torch.arange(LENGTH), torch.tensor(ends), right=True) for ends in ENDS]
+    numbers = torch.stack(rows)
+    starts = with_starts({SEGMENTS: numbers})["starts"]
+    assert starts.tolist() == [[0, 4, 9, 9], [0, 1, 2, 7], [0, 9, 9, 9]]
+    return Documents(numbers, window, _lengths(numbers), _bounds(starts, LENGTH))
+
+
+def of_parts(query: Tensor, key: Tensor, value: Tensor, *bounds_and_more: Any, **told: Any) -> Tensor:
+    """What `torch.nn.attention.varlen.varlen_attn` says it does, on a processor and in fp64."""
+    bounds, other, most, other_most = bounds_and_more
+    assert torch.equal(bounds, other)
+    assert (bounds.dtype, most, other_most) == (torch.int32, LENGTH, LENGTH)
+    assert told["enable_gqa"] == (query.shape[1] != key.shape[1])
+    left, right = told["window_size"]
+    found = []
+    for first, last in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        q, k, v = (x[first:last].transpose(0, 1).double() for x in (query, key, value))
+        k, v = (x.repeat_interleave(len(q) // len(x), 0) for x in (k, v))
+        apart = torch.arange(last - first)[:, None] - torch.arange(last - first)
+        seen = (apart >= -right) & ((apart <= left) | (left < 0))
+        scores = (q @ k.transpose(-2, -1) * told["scale"]).masked_fill(~seen, -torch.inf)
+        found.append((scores.softmax(-1) @ v).transpose(0, 1))
+    return torch.cat(found).to(query.dtype)
+
+
+@pytest.mark.parametrize("window", [0, 3])
+@pytest.mark.parametrize("how", ["processor", "flash"])
+def test_documents_see_themselves_alone(how: str, window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a mask as with one: values and gradients, of grouped queries and in a window."""
+    dtype = torch.bfloat16 if how == "flash" else torch.float64
+    monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", of_parts)
+    monkeypatch.setattr(kernels, "_has_flash", lambda device: True)
+    random, documents = torch.Generator().manual_seed(1), of_documents(window)
+    shapes = ((3, HEADS, LENGTH, SIZE), (3, GROUPS, LENGTH, SIZE), (3, GROUPS, LENGTH, SIZE))
+    given = [torch.randn(shape, generator=random).to(dtype).requires_grad_() for shape in shapes]
+    serves = kernels._attend_flash if how == "flash" else attend_documents
+    found = serves(*given, documents, 0.3)
+    assert found is not None
+    wide = [x.detach().double().requires_grad_() for x in given]
+    wanted = attend(*wide, documents.dense(LENGTH, torch.device("cpu")), False, 0.3)
+    off = 2e-2 if how == "flash" else 1e-12
+    torch.testing.assert_close(found.double(), wanted, atol=off, rtol=off)
+    pulls = torch.randn(found.shape, generator=random).to(dtype)
+    ours = torch.autograd.grad((found * pulls).sum(), given)
+    theirs = torch.autograd.grad((wanted * pulls.double()).sum(), wide)
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one.double(), other, atol=4 * off, rtol=4 * off)
+
+
+def test_flash_attention_is_left_where_it_does_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
+    documents = of_documents(0)
+
+    def serves(dtype: torch.dtype, size: int = SIZE, of_values: int = SIZE, has: bool = True) -> bool:
+        monkeypatch.setattr(kernels, "_has_flash", lambda device: has)
+        q = torch.zeros(3, HEADS, LENGTH, size, dtype=dtype)
+        return kernels._attend_flash(q, q, q[..., :of_values], documents, 1.0) is not None
+
+    monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", of_parts)
+    assert serves(torch.bfloat16)
+    assert serves(torch.float16)
+    assert not serves(torch.float32)
+    assert not serves(torch.bfloat16, size=12, of_values=12)
+    assert not serves(torch.bfloat16, size=264, of_values=264)
+    assert not serves(torch.bfloat16, of_values=8)
+    assert not serves(torch.bfloat16, has=False)

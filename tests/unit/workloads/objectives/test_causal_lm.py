@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from workloads.model.masks import attends
+
 WINDOW = np.array([110, 111, 0, 112, 113, 0, 0, 114, 115])
 
 
@@ -18,7 +20,7 @@ def test_isolated_documents_see_and_predict_themselves_alone(make):
     assert batch["labels"][0].tolist() == [111, 0, -100, 113, 0, -100, -100, 115]
     document = [0, 0, 0, 1, 1, 1, 2, 3]
     expected = [[document[i] == document[j] and j <= i for j in range(8)] for i in range(8)]
-    assert batch["attention"][0].tolist() == expected
+    assert attends(batch)[0].tolist() == expected
 
 
 def test_a_shorter_window_is_filled_up(make):
@@ -30,6 +32,6 @@ def test_a_shorter_window_is_filled_up(make):
         assert batch["labels"][0, 8:].tolist() == [-100] * 4
         assert all(batch[key][0, :8].tolist() == whole[key][0].tolist() for key in ("tokens", "labels"))
     assert batch["positions"][0, :8].tolist() == whole["positions"][0].tolist()
-    assert batch["attention"][0, :8, :8].tolist() == whole["attention"][0].tolist()
-    assert not batch["attention"][0, :8, 8:].any()
-    assert batch["attention"][0, range(12), range(12)].all()
+    assert attends(batch)[0, :8, :8].tolist() == attends(whole)[0].tolist()
+    assert not attends(batch)[0, :8, 8:].any()
+    assert attends(batch)[0, range(12), range(12)].all()

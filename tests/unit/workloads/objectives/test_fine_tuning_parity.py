@@ -15,6 +15,7 @@ import transformers
 from orchestrator.job.optimizer import OptimizerSpec
 from orchestrator.train.learning_rate import learning_rate
 from workloads.load import load
+from workloads.model.masks import attends
 from workloads.objectives.records import CLOSE, MARK, pack, to_bits
 from workloads.objectives.samples import Samples
 from workloads.transformer_workload import TransformerWorkload
@@ -72,7 +73,8 @@ def inputs(batch: Batch) -> dict[str, torch.Tensor]:
     names = {"tokens": "input_ids", "token_types": "token_type_ids", "decoder_tokens": "decoder_input_ids",
              "positions": "position_ids"}  # fmt: skip
     found = {hf_name: batch[name] for name, hf_name in names.items() if name in batch}
-    mask = batch["attention"].unsqueeze(1) if "attention" in batch else batch["padding"].long()
+    seen = attends(batch)
+    mask = batch["padding"].long() if seen is None else seen.unsqueeze(1)
     return {**found, "attention_mask": mask}
 
 
@@ -84,7 +86,7 @@ def loss_of(model: Any, batch: Batch) -> torch.Tensor:
         # What is to be ignored lies beyond the end there.
         first, last = batch["labels"].where(batch["labels"] >= 0, LENGTH).unbind(1)
         return model(**given, start_positions=first, end_positions=last).loss
-    if "attention" in batch:  # a decoder's own loss would shift the labels
+    if attends(batch) is not None:  # a decoder's own loss would shift the labels
         mask = torch.zeros(given["attention_mask"].shape).masked_fill(~given["attention_mask"], -torch.inf)
         logits = model(**given | {"attention_mask": mask}).logits
         return torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())

@@ -12,6 +12,7 @@ from workloads import objectives
 from workloads.errors import WorkloadError
 from workloads.load import load
 from workloads.model.losses import token_loss
+from workloads.model.masks import attends
 from workloads.objectives.preferences import comparable, kept, log_probabilities, means
 from workloads.objectives.records import MARK, pack
 from workloads.objectives.samples import Samples
@@ -38,7 +39,7 @@ def test_each_answer_has_half_a_row_and_sees_itself_alone() -> None:
     assert batch["positions"][0, :5].tolist() == [*batch["positions"][0, 8:13].tolist()[:3], 3, 4]
     assert batch["answer_tokens"].tolist() == [[3, 1]]
     assert batch["compared"].tolist() == [True]
-    seen = batch["attention"][0]
+    seen = attends(batch)[0]
     assert seen[4, :5].all()
     assert not seen[8:11, :8].any()
     assert not seen[3, 4:].any()
