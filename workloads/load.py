@@ -25,12 +25,14 @@ from workloads.model.mup import beside
 from workloads.model.stored import StoredWeights
 from workloads.objectives.sampled import RULE
 from workloads.own.model import OwnModel, OwnWorkload
+from workloads.own.model import adaptable as adaptable_of_own
+from workloads.own.network import OwnNetwork
 from workloads.own.samples import SAMPLES, OfSamples
 from workloads.transformer_workload import TransformerWorkload, build_model
 from workloads.workload import Objective, Vocabulary, Workload
 
 Begin: TypeAlias = Callable[
-    [TransformerConfig, Mapping[str, torch.Size], Collection[str], int], StoredWeights
+    [TransformerConfig | OwnModel, Mapping[str, torch.Size], Collection[str], int], StoredWeights
 ]
 """Reads the weights of a model of these shapes, with its tables and the least added token, as in `stored.misfits`."""
 NOT_OF_HF_CLASSES = (
@@ -88,7 +90,7 @@ def load(
     taken = adapter.positions if adapter else 0
     _check(model, config, objective, vocabulary, sequence_length + taken)
     if isinstance(config, OwnModel) and objective == SAMPLES:
-        return OwnWorkload(model, config, OfSamples(), vocabulary)
+        return _own(OwnWorkload(model, config, OfSamples(), vocabulary), adapter, begin)
     built = objectives.build(
         objective,
         vocabulary=vocabulary,
@@ -100,7 +102,7 @@ def load(
         **(options or {}),
     )
     if isinstance(config, OwnModel):
-        return OwnWorkload(model, config, built, vocabulary)
+        return _own(OwnWorkload(model, config, built, vocabulary), adapter, begin)
     if isinstance(config, HuggingFaceModel):
         config = config.padded_with(vocabulary.padding)
         if begin is not None:
@@ -133,6 +135,13 @@ def load(
         made = _workload(model, config, built, vocabulary, begin)
         return made if adapter is None else made.with_adapter(adapter)
     return _workload(model, _scaled(model, beside(config, mup), built, vocabulary), built, vocabulary, begin)
+
+
+def _own(workload: OwnWorkload, adapter: Adapter | None, begin: Begin | None) -> OwnWorkload:
+    if begin is not None:
+        begun = begin(workload.config, workload.shapes, (), workload.vocabulary.added)
+        workload = replace(workload, begun=begun, notes=begun.notes)
+    return workload if adapter is None else workload.with_adapter(adapter)
 
 
 def _completed(config: TransformerConfig, vocabulary: Vocabulary, sequence_length: int) -> TransformerConfig:
@@ -220,7 +229,7 @@ def trained_share(
     `freeze` matches, or those that one in `thawed` does. Heads may be missing in it."""
     with torch.device("meta"):
         built = (
-            model.make()
+            OwnNetwork(model.make(), {})
             if isinstance(model, OwnModel)
             else build_model(model)
             if isinstance(model, TransformerConfig)
@@ -230,6 +239,8 @@ def trained_share(
             adapter.apply(built, model)
         elif adapter is not None and isinstance(model, HuggingFaceModel) and adapter.kind in LOW_RANK:
             adapter.adapt(built, adaptable(built))
+        elif adapter is not None and isinstance(built, OwnNetwork) and adapter.kind in LOW_RANK:
+            adapter.adapt(built, adaptable_of_own(built))
     sizes = {name: parameter.numel() for name, parameter in built.named_parameters()}
     open_ = [n for n in sizes if adapter is None or adapter.trains(n)]
     trained = {n for n in open_ if not any(fnmatchcase(n, pattern) for pattern in freeze)}

@@ -25,7 +25,7 @@ from orchestrator.job.tokenizer_training import TrainedTokenizer
 from orchestrator.launch.beginning import check_base, check_continues
 from orchestrator.launch.preflight import check_job, check_machine, check_places
 from orchestrator.launch.run import done_already
-from orchestrator.resolve.base import INIT, base_of, check_base_to_come
+from orchestrator.resolve.base import INIT, base_of, check_base_to_come, check_own_base_to_come
 from orchestrator.resolve.continued import check_keys, check_length
 from orchestrator.resolve.named_commit import commit_at, place_and_tag
 from orchestrator.resolve.prepared_data import EXCERPT, kind_of
@@ -177,15 +177,20 @@ def _check_to_come(base: ResolvedJob, job: ResolvedJob, where: str) -> None:
     """What a stage would begin with will fit it."""
     from orchestrator.data.manifest import FORMAT
     from workloads.errors import WorkloadError
+    from workloads.own.model import OwnWorkload
     from workloads.transformer_workload import TransformerWorkload
 
     theirs, ours = (
         load_workload(each.spec, vocabulary_before_data(each), FORMAT, each.model) for each in (base, job)
     )
+    if isinstance(theirs, OwnWorkload) and isinstance(ours, OwnWorkload):
+        check_own_base_to_come(replace(theirs, adapter=None), replace(ours, adapter=None), where)
+        return
     for each, workload in ((base, theirs), (job, ours)):
         if not isinstance(workload, TransformerWorkload):
             raise WorkloadError(
-                f"{each.spec.workload.model} is run as a class of transformers, which begins with its folder alone"
+                f"{each.spec.workload.model} is no model of this project: a class of transformers begins with its "
+                "folder alone, and an own model with an own one"
             )
     assert isinstance(theirs, TransformerWorkload)
     assert isinstance(ours, TransformerWorkload)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.job.errors import InputError
 from orchestrator.job.own_code import code_of
 from orchestrator.job.spec import JobSpec
-from workloads.own.model import NETWORK, OwnModel
+from workloads.adapters.adapter import merged_reader
+from workloads.own.model import NETWORK, OwnModel, OwnWorkload
 from workloads.own.reference import code_hash
 
 if TYPE_CHECKING:
@@ -22,10 +24,14 @@ WEIGHTS, ABOUT = "model.safetensors", "own.json"
 
 
 def write_own(spec: JobSpec, workload: Workload, read: Callable[[str], Tensor], folder: str) -> None:
-    """Write model.safetensors and own.json, which names the class, its options and a hash of its code."""
+    """Write model.safetensors and own.json, which names the class, its options and a hash of its code; an adapter
+    is merged."""
     from safetensors.torch import save_file
 
-    tensors = {name.removeprefix(NETWORK): read(name).contiguous() for name in workload.shapes}
+    assert isinstance(workload, OwnWorkload)
+    plain = replace(workload, adapter=None).shapes
+    whole = merged_reader(workload.adapter, workload.shapes, read) if workload.adapter else read
+    tensors = {name.removeprefix(NETWORK): whole(name).contiguous() for name in plain}
     save_file(tensors, str(Path(folder) / WEIGHTS), {"format": "pt"})
     config: OwnModel = workload.config
     about = {"model": config.reference, "options": json.loads(config.options), "code": code_of(spec)}

@@ -33,7 +33,7 @@ def problem_of(spec: Any) -> str:
         )
     if not own:
         return ""
-    for key in ("mup", "dropout", "attention_dropout", "layer_drop", "adapter", "init_from", "grow"):
+    for key in ("mup", "dropout", "attention_dropout", "layer_drop", "grow"):
         if not asked.at_default(key):
             return (
                 f"workload.{key} is for models of this project, and {asked.model} is an own one; leave it out"

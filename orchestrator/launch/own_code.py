@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from orchestrator.job.errors import InputError
 from orchestrator.job.own_code import code_of
 from orchestrator.job.reference import Reference
+from orchestrator.job.spec import JobSpec
 from orchestrator.resolve.resolved_job import ResolvedJob, wrong_input
 
 
@@ -49,8 +51,11 @@ def _check_model(job: ResolvedJob, workload: Any) -> None:
     if spec.train.compile and not workload.config.has_blocks:
         what = f"{workload.name} names no layers that could be compiled alone"
         raise InputError(what, "train.compile", "add blocks() to it, or set it to false")
+    first = _first(job, workload)
     with wrong_input("workload.model"):
-        values = check_model(workload, _first(job, workload), spec.seed)
+        plain = replace(workload, adapter=None, frozen=frozenset(), begun=None)
+        values = check_model(plain, first, spec.seed)
+        _check_divided(spec, plain, first)
     chosen = {"accuracy"} & {
         (spec.checkpoint.best_metric or "").partition(".")[2],
         (spec.stop_when.metric if spec.stop_when else "").partition(".")[2],
@@ -59,6 +64,24 @@ def _check_model(job: ResolvedJob, workload: Any) -> None:
     if chosen - values:
         what = f"the loss of {workload.name} gives no value of the name accuracy"
         raise InputError(what, "workload.model", "return it, or choose by loss")
+
+
+def _check_divided(spec: JobSpec, workload: Any, batch: Any) -> None:
+    """What the model declares of stages and sharding holds."""
+    from orchestrator.train.parallel.own_check import check_handed, check_sharding, check_stages, least_ways
+    from workloads.own.check import model_of
+
+    asked = 1 if spec.parallel == "auto" else spec.parallel.tp
+    fits = workload.config.cut % asked == workload.config.whole_heads % asked == 0
+    ways = {least_ways(workload), asked if fits else 1} - {1}
+    if not ways and not workload.config.stages:
+        return
+    model = model_of(workload, spec.seed)
+    if workload.config.stages:
+        check_stages(workload, batch)
+        check_handed(workload, model, batch)
+    for each in sorted(ways):
+        check_sharding(workload, model, batch, each)
 
 
 def _first(job: ResolvedJob, workload: Any) -> Any:

@@ -37,6 +37,7 @@ class ModelShape:
         expert_layers: layers that have experts.
         no_model_split: why neither tensors nor layers can be divided between ranks; empty if they can.
         heads_split: whether tensor parallelism splits the attention heads.
+        no_tensor_split, no_pipeline_split: why tensors, or layers, cannot be.
         no_context_split, no_sequence_split: why the sequence cannot be split over context-parallel or tensor-parallel
             ranks; empty if it can.
         no_recompute: why layers cannot be recomputed; empty if they can.
@@ -60,6 +61,8 @@ class ModelShape:
     stages: int = 0
     expert_feedforward: int = 0
     no_model_split: str = ""
+    no_tensor_split: str = ""
+    no_pipeline_split: str = ""
     heads_split: bool = True
     no_context_split: str = ""
     no_sequence_split: str = ""
@@ -225,6 +228,10 @@ def split_problems(layout: Layout, shape: ModelShape) -> list[str]:
             for axis, what in cut.items()
             if getattr(layout, axis) > 1
         ]
+    undivided = {"tp": ("tensors", shape.no_tensor_split), "pp": ("layers", shape.no_pipeline_split)}
+    for axis, (what, reason) in undivided.items():
+        if reason and getattr(layout, axis) > 1:
+            return [f"{axis} {getattr(layout, axis)} divides {what}, and {reason}; set {axis} to 1"]
     found = []
     if shape.heads_split:
         found += _indivisible(layout.tp, shape.heads, "tp", "attention heads")

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING, cast
 
 from orchestrator.planning.layout import ModelShape
 from workloads.describe import Description, flops, parameters
 from workloads.model.config import TransformerConfig
 
+if TYPE_CHECKING:
+    from workloads.own.model import OwnModel
+
 
 def model_shape(config: Description, sequence_length: int) -> ModelShape:
     """The sizes that planning needs. What is run as it is cannot be split."""
-    whole = "an own model" if config.architecture == "own" else "this model's Hugging Face class"
+    undeclared = "an own model that declares neither stages() nor sharding()"
+    whole = undeclared if config.architecture == "own" else "this model's Hugging Face class"
     shape = ModelShape(
         parameters=parameters(config),
         layers=config.layers + config.decoder_layers,
@@ -32,7 +37,30 @@ def model_shape(config: Description, sequence_length: int) -> ModelShape:
         if isinstance(config, TransformerConfig)
         else getattr(config, "ends_in_head", False),
     )
-    return _splits(config, shape) if isinstance(config, TransformerConfig) else shape
+    if isinstance(config, TransformerConfig):
+        return _splits(config, shape)
+    return _declared(cast("OwnModel", config), shape) if config.architecture == "own" else shape
+
+
+def _declared(config: OwnModel, shape: ModelShape) -> ModelShape:
+    """The shape with what an own model says can be split of it."""
+    if not config.stages and not config.is_sharded:
+        return shape
+    hidden = round((shape.parameters / (12 * config.depth)) ** 0.5)  # as if its layers were a transformer's
+    return dataclasses.replace(
+        shape,
+        no_model_split="",
+        no_tensor_split="" if config.is_sharded else "this own model has no sharding()",
+        no_pipeline_split="" if config.stages else "this own model has no stages()",
+        no_context_split="an own model is run on whole samples",
+        no_sequence_split="an own model is run on whole samples",
+        layers=config.depth,
+        stages=config.stages or 1,
+        hidden=max(hidden, 1),
+        heads=config.whole_heads,
+        kv_heads=config.whole_heads,
+        feedforward=config.cut,
+    )
 
 
 def _splits(config: TransformerConfig, shape: ModelShape) -> ModelShape:

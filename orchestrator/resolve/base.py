@@ -22,6 +22,7 @@ from orchestrator.storage.run_directory import RunDir
 from orchestrator.storage.uri import is_local
 from workloads.errors import WorkloadError
 from workloads.hf.hf_config import FOLDER
+from workloads.own.reference import is_reference
 
 if TYPE_CHECKING:
     import torch
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from workloads.load import Begin
     from workloads.model.config import TransformerConfig
     from workloads.model.stored import StoredWeights
+    from workloads.own.model import OwnModel, OwnWorkload
     from workloads.transformer_workload import TransformerWorkload
 
 INIT, MODEL = "workload.init_from", "workload.model"
@@ -184,21 +186,24 @@ def weights_of(base: Base, spec: JobSpec, retry: Retry | None = None) -> Begin:
     row a token, and the least id from which on all tokens were added; raises WorkloadError if they do not fit."""
 
     def read(
-        config: TransformerConfig, shapes: Mapping[str, torch.Size], tables: Collection[str], added: int
+        config: TransformerConfig | OwnModel,
+        shapes: Mapping[str, torch.Size],
+        tables: Collection[str],
+        added: int,
     ) -> StoredWeights:
         from orchestrator.checkpoint import averaged
         from workloads.describe import describe
         from workloads.hf.pretrained import HuggingFaceWeights, pretrained
+        from workloads.model.config import TransformerConfig
 
+        if not isinstance(config, TransformerConfig):
+            return _of_own(base, spec, shapes, retry)
         if base.step is None:
             if spec.workload.grow:
                 raise WorkloadError(f"{base.uri} is an export; workload.grow takes a run directory")
             _refuse_unlike(describe(f"{FOLDER}{base.uri}"), config, base.uri)
             return pretrained(config, shapes, base.uri, tables, added)
-        store = Store(RunDir(base.uri).at("checkpoints"), retry=retry)
-        manifest = store.manifest(base.step)
-        if digest(manifest.to_bytes()) != base.digest:
-            raise InputError(f"the commit at step {base.step} is another one", base.uri, PUT_BACK)
+        store, manifest = _commit_of(base, retry)
         theirs = of_their_class(manifest)
         if job := job_of_commit(manifest):
             _refuse_other_make(job, spec, config, base.uri, theirs)
@@ -223,6 +228,48 @@ def weights_of(base: Base, spec: JobSpec, retry: Retry | None = None) -> Begin:
     return read
 
 
+def _commit_of(base: Base, retry: Retry | None) -> tuple[Store, CommitManifest]:
+    assert base.step is not None
+    store = Store(RunDir(base.uri).at("checkpoints"), retry=retry)
+    manifest = store.manifest(base.step)
+    if digest(manifest.to_bytes()) != base.digest:
+        raise InputError(f"the commit at step {base.step} is another one", base.uri, PUT_BACK)
+    return store, manifest
+
+
+def _of_own(
+    base: Base, spec: JobSpec, shapes: Mapping[str, torch.Size], retry: Retry | None
+) -> CommitWeights:
+    """The weights of the commit of an own model, for another one with the same tensors."""
+    from orchestrator.checkpoint import averaged
+
+    if base.step is None:
+        raise WorkloadError(
+            f"{base.uri} is an export; {spec.workload.model} begins with a run's commit alone"
+        )
+    store, manifest = _commit_of(base, retry)
+    where, below, lacks = f"{base.uri}@{base.step}", None, manifest.meta.get(BASE)
+    job = job_of_commit(manifest)
+    if job and job.workload.adapter and job.workload.adapter.kind != "bitfit":
+        raise WorkloadError(
+            f"{where} was trained with an adapter, which own models are not merged with; name its base"
+        )
+    if job and job.reads_base and lacks and (under := same_base(job, Base(**lacks))):
+        below = _of_own(under, job, shapes, retry)
+    reader = averaged.weights_of(store, manifest, job.checkpoint if job else CheckpointSpec())
+    there = {name: tensor.shape for name, tensor in reader.manifest.tensors.items()}
+    found = CommitWeights(there, where, reader, below)
+    found.check_alike(shapes)
+    return found
+
+
+def check_own_base_to_come(there: OwnWorkload, ours: OwnWorkload, where: str) -> None:
+    """Raise WorkloadError if the weights of a run at `where`, which has no commit yet, will not fit the own model."""
+    CommitWeights({f"model.{name}": shape for name, shape in there.shapes.items()}, where).check_alike(
+        ours.shapes
+    )
+
+
 def check_base_to_come(
     theirs: JobSpec, there: TransformerWorkload, spec: JobSpec, ours: TransformerWorkload, where: str
 ) -> None:
@@ -242,6 +289,10 @@ def _refuse_other_make(
     from workloads.describe import describe
 
     asked = theirs.workload
+    if is_reference(asked.model):
+        raise WorkloadError(
+            f"{where} is a run of {asked.model}, an own model; only an own one begins with it"
+        )
     if asked.adapter and asked.adapter.kind != "bitfit":
         raise WorkloadError(f"{where} was trained with an adapter; export it, and begin with the export")
     if asked.mup != spec.workload.mup:

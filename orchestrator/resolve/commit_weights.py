@@ -60,6 +60,20 @@ class CommitWeights:
         )
         self.notes = (*copied, *told(shapes, self._shape, left, where))
 
+    def check_alike(self, shapes: Mapping[str, torch.Size]) -> None:
+        """Raise WorkloadError if they do not have exactly tensors of these shapes."""
+        from workloads.model.stored import refuse_misfits, refuse_strange
+
+        hint, found = "give the model of the base", []
+        for name, shape in shapes.items():
+            there = self._shape(name)
+            if there is None:
+                found.append(f"{name} {list(shape)} is missing")
+            elif there != shape:
+                found.append(f"{name} is {list(there)} where the model has {list(shape)}")
+        refuse_misfits(found, self._where, hint)
+        refuse_strange([name for name in self._names if name not in shapes], self._where, hint)
+
     def find(self, name: str) -> StoredTensor | None:
         """See `StoredWeights`."""
         shape = self._shape(name)

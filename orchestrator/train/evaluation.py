@@ -32,7 +32,8 @@ from orchestrator.train.sampler import Sampler
 from workloads.model.masks import DECODER_REAL, REAL
 from workloads.model.transformer import IGNORED
 from workloads.objectives.preferences import DIVERGENCE, means
-from workloads.own.model import COUNTED, OwnModel
+from workloads.own.model import OwnModel
+from workloads.own.rows import COUNTED
 from workloads.workload import Batch
 
 ROUTED = ((REAL, "tokens", "padding"), (DECODER_REAL, "decoder_tokens", "decoder_padding"))

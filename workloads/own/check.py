@@ -56,7 +56,7 @@ def check_model(workload: OwnWorkload, batch: Batch, seed: int) -> set[str]:
     numbers of its own, or the loss of a sample depends on the others.
     """
     name = workload.name
-    first, second = _model(workload, seed), _model(workload, seed)
+    first, second = model_of(workload, seed), model_of(workload, seed)
     ours, theirs = first.state_dict(), second.state_dict()
     if any(not torch.equal(ours[key], theirs[key]) for key in ours):
         raise WorkloadError(
@@ -89,7 +89,8 @@ def check_model(workload: OwnWorkload, batch: Batch, seed: int) -> set[str]:
     return metrics
 
 
-def _model(workload: OwnWorkload, seed: int) -> nn.Module:
+def model_of(workload: OwnWorkload, seed: int) -> nn.Module:
+    """The model with its initial weights, for training."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return workload.build().train()

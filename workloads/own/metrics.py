@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from workloads.errors import WorkloadError
-from workloads.own.model import COUNTED, IGNORED, LABELS, Losses
+from workloads.own.network import Losses
 from workloads.own.reference import load
+from workloads.own.rows import there
 from workloads.workload import Batch, Loss
 
 
@@ -32,21 +33,10 @@ class OwnMetrics:
         found = dict(loss.sums)
         for name, function in self._functions.items():
             value = torch.as_tensor(function(given, batch)).float()
-            there = _there(batch)
-            if value.shape != there.shape:
+            rows = there(batch)
+            if value.shape != rows.shape:
                 raise WorkloadError(
-                    f"{name} gives shape {tuple(value.shape)} for {len(there)} samples; give a number for each"
+                    f"{name} gives shape {tuple(value.shape)} for {len(rows)} samples; give a number for each"
                 )
-            found[name] = (value.masked_fill(~there, 0.0).sum(), there.sum().float())
+            found[name] = (value.masked_fill(~rows, 0.0).sum(), rows.sum().float())
         return replace(loss, sums=found)
-
-
-def _there(batch: Batch) -> torch.Tensor:
-    """Which rows are samples, bool [B]: what fills up a batch has nothing that is predicted."""
-    if COUNTED in batch:
-        return batch[COUNTED]
-    labels = batch.get(LABELS, batch.get("sequence_labels"))
-    if labels is None:
-        return torch.ones(len(next(iter(batch.values()))), dtype=torch.bool)
-    none = labels.isnan() if labels.is_floating_point() else labels == IGNORED
-    return ~none.flatten(1).all(1) if labels.dim() > 1 else ~none

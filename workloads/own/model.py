@@ -1,33 +1,32 @@
-"""An own model as a workload: a plain module that is run as it is, under data parallelism and ZeRO."""
+"""An own model as a workload: a plain module, divided as far as it declares how."""
 
 from __future__ import annotations
 
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from functools import cached_property, lru_cache, partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from workloads.adapters.adapter import LOW_RANK, Adapter, check_has_biases, linear_layers, styles_with
+from workloads.adapters.frozen import parameters_of
 from workloads.errors import WorkloadError
+from workloads.own.declared import STYLES, blocks_of, check_stages, cut_size, heads_of, stages_of, styles_of
+from workloads.own.network import Losses, OwnNetwork
 from workloads.own.reference import call, load
+from workloads.own.rows import COUNTED, IGNORED, LABELS, there
 from workloads.workload import Batch, Ended, Loss, Objective, Sampling, Vocabulary
+
+if TYPE_CHECKING:
+    from workloads.model.stored import StoredTensor, StoredWeights
 
 NETWORK = "network."
 """What the names of the model's own tensors begin with in a commit."""
-COUNTED = "counted"
-"""The batch's entry that says which samples are ones: bool [B]."""
-LABELS, IGNORED = "labels", -100
-
-
-class Losses(NamedTuple):
-    """What the forward pass of an own model gives: losses and further values, of each sample."""
-
-    losses: Tensor
-    values: dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -56,15 +55,46 @@ class OwnModel:
         found = call(self.reference, kind, options)
         if not isinstance(found, nn.Module):
             raise WorkloadError(f"{self.reference} is no torch.nn.Module; name a class of one")
-        if not callable(getattr(found, "loss", None)):
-            raise WorkloadError(f"{self.reference} has no loss(batch); add it")
+        if not callable(getattr(found, "loss", None)) and not stages_of(found):
+            raise WorkloadError(f"{self.reference} has no loss(batch); add it, or stages()")
         return found
 
     @cached_property
     def bare(self) -> nn.Module:
         """The module on the meta device. Raises WorkloadError if it cannot be made there."""
         with torch.device("meta"):
-            return self.make()
+            found = self.make()
+        try:
+            check_stages(found)
+            cut_size(found)
+        except WorkloadError as error:
+            raise WorkloadError(f"{self.reference}: {error}") from None
+        return found
+
+    @property
+    def stages(self) -> int:
+        """Modules that a pipeline may cut between; 0 if it names none."""
+        return len(stages_of(self.bare))
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether it says which of its tensors may be cut."""
+        return bool(styles_of(self.bare))
+
+    @property
+    def cut(self) -> int:
+        """What each number of ranks divides over which tensors are cut."""
+        return cut_size(self.bare)
+
+    @property
+    def whole_heads(self) -> int:
+        """Attention heads, over which tensors may be cut alone; 1 if it has none."""
+        return heads_of(self.bare) or self.cut
+
+    @property
+    def depth(self) -> int:
+        """Layers that it has, as far as it names them."""
+        return max(len(blocks_of(self.bare)), self.stages - 2, 1)
 
     @property
     def has_blocks(self) -> bool:
@@ -85,16 +115,6 @@ def describe_own(reference: str, changes: Mapping[str, Any], vocab_size: int | N
     return OwnModel(reference, json.dumps(dict(changes), sort_keys=True), vocab_size or 1)
 
 
-def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """The layers that an own model names. Raises WorkloadError if they are none of its modules."""
-    named = getattr(model, "blocks", None)
-    found = list(named()) if callable(named) and not isinstance(named, nn.Module) else []
-    inside = set(map(id, model.modules()))
-    if any(id(block) not in inside for block in found):
-        raise WorkloadError("blocks() gives what is no module of the model; give layers that it has")
-    return found
-
-
 def _arguments(kind: Any) -> set[str]:
     try:
         return set(inspect.signature(kind).parameters)
@@ -102,45 +122,12 @@ def _arguments(kind: Any) -> set[str]:
         return set()
 
 
-class OwnNetwork(nn.Module):
-    """An own model (`network`) behind our forward pass; its tensors have the prefix `network.`.
-
-    Moving a model from the meta device unties what shares a tensor and loses what is outside its state, so both are
-    restored after every move.
-    """
-
-    def __init__(self, network: nn.Module, fixed: Mapping[str, Tensor]) -> None:
-        super().__init__()
-        self.network, self._fixed = network, fixed
-
-    def forward(self, batch: Batch, in_chunks: object = None) -> Losses:
-        """The losses of the batch."""
-        found = self.network.loss(batch)  # type: ignore[operator]
-        losses, values = found if isinstance(found, tuple) else (found, {})
-        return Losses(losses, dict(values))
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> OwnNetwork:
-        tied: dict[int, list[tuple[nn.Module, str]]] = {}
-        for module in self.modules():
-            for name, parameter in module._parameters.items():
-                if parameter is not None:
-                    tied.setdefault(id(parameter), []).append((module, name))
-        super()._apply(fn, recurse)
-        for (first, name), *others in tied.values():
-            for module, other in others:
-                module._parameters[other] = first._parameters[name]
-        for name, buffer in self.network.named_buffers():
-            if name in self._fixed and not buffer.is_meta:
-                buffer.copy_(self._fixed[name])
-        return self
-
-
 @dataclass(frozen=True)
 class OwnWorkload:
-    """An own model with what it reads. It cannot be split: data parallelism and ZeRO only. `metrics` are functions by
-    name, see `workloads.own.protocols.Metric`.
+    """An own model with what it reads. What it declares may be divided, else it knows data parallelism and ZeRO only.
 
-    Its weights are those of the constructor under torch.manual_seed(seed), which every rank makes as a whole.
+    Its weights are those of the constructor under torch.manual_seed(seed), which every rank makes as a whole, or those
+    that it has `begun` with. adapter is trained in place of its own weights.
     """
 
     name: str
@@ -151,10 +138,26 @@ class OwnWorkload:
     quantised: frozenset[str] = frozenset()
     thawed_after: Mapping[str, int] = field(default_factory=dict, compare=False)
     notes: Sequence[str] = ()
+    adapter: Adapter | None = None
+    begun: StoredWeights | None = field(default=None, compare=False)
 
     def build(self) -> nn.Module:
         """The module on the current default device."""
-        return OwnNetwork(self.config.make(), self._fixed)
+        model = OwnNetwork(self.config.make(), self._fixed)
+        if self.adapter and self.adapter.kind in LOW_RANK:
+            self.adapter.adapt(model, adaptable(model))
+        return model
+
+    def with_adapter(self, adapter: Adapter) -> OwnWorkload:
+        """This workload with an adapter. Raises WorkloadError if it can have none of its kind, or nothing to adapt."""
+        if adapter.kind not in (*LOW_RANK, "bitfit") or adapter.quantise:
+            what = "bases in 4 bits" if adapter.quantise else f"{adapter.kind} adapters"
+            raise WorkloadError(
+                f"{what} are for models of this project, and {self.name} is an own one; use lora without quantize"
+            )
+        check_has_biases(adapter.kind, self.shapes, self.name)
+        adapted = replace(self, adapter=adapter)
+        return replace(adapted, frozen=frozenset(n for n in parameters_of(adapted) if not adapter.trains(n)))
 
     @cached_property
     def _fixed(self) -> Mapping[str, Tensor]:
@@ -166,14 +169,15 @@ class OwnWorkload:
     @cached_property
     def shapes(self) -> Mapping[str, torch.Size]:
         """See Workload.shapes; a shared tensor has the name under which it comes first."""
-        model = self.config.bare
+        with torch.device("meta"):
+            model = self.build()
         kept = model.state_dict().keys()
         named = [*model.named_parameters(), *model.named_buffers()]
-        return {f"{NETWORK}{name}": tensor.shape for name, tensor in named if name in kept}
+        return {name: tensor.shape for name, tensor in named if name in kept}
 
-    def stored(self, name: str, seed: int) -> None:
-        """None: it begins anew."""
-        return
+    def stored(self, name: str, seed: int) -> StoredTensor | None:
+        """See Workload.stored."""
+        return self.begun.find(name) if self.begun else None
 
     def initial(self, name: str, seed: int) -> Tensor:
         """The initial value of `name`, fp32 on CPU. Raises WorkloadError if the model has no such tensor."""
@@ -181,6 +185,11 @@ class OwnWorkload:
             raise WorkloadError(
                 f"{self.name} has no tensor {name!r}; its names are those of named_parameters()"
             )
+        if self.adapter and self.adapter.adds(name):
+            return self.adapter.initial(name, self.shapes[name], seed, partial(self.initial, seed=seed))
+        if begun := self.stored(name, seed):
+            whole = begun[tuple(slice(0, size) for size in self.shapes[name])]
+            return whole.float() if whole.is_floating_point() else whole
         found = _initialised(self.config, seed).state_dict()[name.removeprefix(NETWORK)]
         return found.float() if found.is_floating_point() else found
 
@@ -194,14 +203,15 @@ class OwnWorkload:
 
     @cached_property
     def _depths(self) -> Mapping[str, int]:
-        model = self.config.bare
-        blocks = blocks_of(model)
+        with torch.device("meta"):
+            model = self.build()
+        blocks = self.blocks(model)
         number = {id(p): i for i, block in enumerate(blocks) for p in block.parameters()}
         found, seen = {}, False
         for name, parameter in model.named_parameters():
             seen |= id(parameter) in number
             place = number.get(id(parameter), len(blocks) if seen else -1)
-            found[f"{NETWORK}{name}"] = len(blocks) - place
+            found[name] = len(blocks) - place
         return dict.fromkeys(self.shapes, 0) | found
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
@@ -211,17 +221,16 @@ class OwnWorkload:
     def criterion(self, output: Losses, batch: Batch, of_tokens: object = None) -> Loss:
         """The loss of the output of a forward pass. Raises WorkloadError for one that is of no shape of samples."""
         counted = self._counted(output.losses, batch)
-        shape, rows = output.losses.shape, batch.get(COUNTED)
+        shape, rows = output.losses.shape, there(batch)
         weight = counted.view(*counted.shape, *[1] * (len(shape) - counted.dim())).expand(shape)
         total = output.losses.float().masked_fill(~weight, 0.0).sum()
         sums = {}
         for name, value in output.values.items():
-            keep = rows if rows is not None else torch.ones(len(value), dtype=torch.bool, device=value.device)
-            if value.shape != keep.shape:
+            if value.shape != rows.shape:
                 raise WorkloadError(
                     f"{self.name}: {name} has shape {tuple(value.shape)}; give a number for each sample"
                 )
-            sums[name] = (value.detach().float().masked_fill(~keep, 0.0).sum(), keep.sum().float())
+            sums[name] = (value.detach().float().masked_fill(~rows, 0.0).sum(), rows.sum().float())
         return Loss(total, weight.sum().float(), sums=sums)
 
     def _counted(self, losses: Tensor, batch: Batch) -> Tensor:
@@ -250,18 +259,23 @@ class OwnWorkload:
         return {}
 
     def sharding(self) -> Mapping[str, str]:
-        """Empty: no module can be split."""
-        return {}
+        """See Workload.sharding: as the model declares it."""
+        return styles_with(self._declared) if self.adapter else self._declared
+
+    @property
+    def _declared(self) -> dict[str, str]:
+        return {f"{NETWORK}{name}": STYLES[style] for name, style in styles_of(self.config.bare).items()}
 
     def stages(self) -> Sequence[str]:
-        """Empty: a pipeline cannot cut it."""
-        return ()
+        """See Workload.stages: every module that the model names but the first; none if it names none."""
+        bare = self.config.bare
+        names = {id(module): name for name, module in bare.named_modules()}
+        return [f"{NETWORK}{names[id(stage)]}" for stage in stages_of(bare)[1:]]
 
     def blocks(self, model: nn.Module) -> Sequence[nn.Module]:
         """See Workload.blocks."""
-        network = model.network
-        assert isinstance(network, nn.Module)
-        return blocks_of(network)
+        assert isinstance(model, OwnNetwork)
+        return model.blocks()
 
     def flops(self, sequence_length: int) -> float:
         """See `OwnModel.flops`."""
@@ -289,6 +303,17 @@ class OwnWorkload:
     def to_hf(self, read: Callable[[str], Tensor], folder: str) -> None:
         """Raise WorkloadError, see `check_hf`."""
         self.check_hf()
+
+
+def adaptable(model: OwnNetwork) -> list[str]:
+    """The linear layers that an adapter may have as targets: all but those that are declared to be over the
+    vocabulary."""
+    over = [pattern for pattern, style in styles_of(model.network).items() if style == "vocabulary"]
+    return [
+        name
+        for name in linear_layers(model)
+        if not any(fnmatchcase(name.removeprefix(NETWORK), pattern) for pattern in over)
+    ]
 
 
 @lru_cache(maxsize=1)

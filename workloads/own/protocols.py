@@ -40,6 +40,29 @@ class Model(Protocol):
         """Optional: the layers in the order of the forward pass. They are what is recomputed, compiled and sharded
         (ZeRO 2 and 3) one by one, and what `layer_decay` and muon count."""
 
+    def stages(self) -> Sequence[nn.Module]:
+        """Optional, for pipelines: the modules of the forward pass in order, at least two. The first is called with the
+        batch, every other with what the one before returned and the batch; the last returns what `loss` does, which may
+        then be left out.
+
+        What is handed on is a tensor of floats, or a tuple of them, and becomes fp32. All tensors of the model are in
+        these modules; a parameter may be in several. Pipelines cut between any two of them, into as many equal parts as
+        there are stages.
+        """
+
+    def sharding(self) -> Mapping[str, str]:
+        """Optional, for tensor parallelism: fnmatch pattern of a module's name -> style; the first that matches counts.
+
+        column: an nn.Linear whose outputs are divided between ranks, so that what reads them sees a part of them; row:
+        one whose inputs are such a part, and whose outputs are whole again; vocabulary: an nn.Embedding whose rows are
+        divided, or an nn.Linear whose outputs are and that gives all of them; shared: a module between column and row
+        that every rank has whole (a norm inside of heads).
+        """
+
+    heads: int
+    """Optional: the number of attention heads, of keys if those are fewer, where column-cut layers give heads: a head
+    is not divided between ranks."""
+
 
 class Samples(Protocol):
     """`data.samples: module:name`. A dataset by number; `data.samples.options` are the arguments of the constructor.

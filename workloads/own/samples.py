@@ -12,8 +12,8 @@ import torch
 
 from workloads.errors import WorkloadError
 from workloads.objectives.sampled import generator
-from workloads.own.model import COUNTED
 from workloads.own.reference import call, load
+from workloads.own.rows import COUNTED
 from workloads.workload import Batch, Reading, Text
 
 SAMPLES = "samples"

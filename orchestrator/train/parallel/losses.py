@@ -53,7 +53,8 @@ class StepLosses:
             or getattr(config, "sentence_head", False)
             or getattr(config, "generator", 0)
         )
-        vocabulary = workload.shapes["tokens.weight"][0] if mesh.tp.size > 1 else 0
+        table = workload.shapes.get("tokens.weight")
+        vocabulary = table[0] if mesh.tp.size > 1 and table else 0
         self._token_loss = VocabularyLoss(vocabulary, mesh.tp, spec.train.z_loss)
         # What compares answers has the sum over all of an answer's tokens on each rank that has some of them.
         self._of_tokens = self._of_answer if self._compares and mesh.cp.size > 1 else self._token_loss

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -29,6 +30,7 @@ from orchestrator.train.parallel.expert import apply_expert
 from orchestrator.train.parallel.fsdp import Fsdp, frozen_shards, shard_fully
 from orchestrator.train.parallel.mesh import Mesh
 from orchestrator.train.parallel.offload import Offload
+from orchestrator.train.parallel.own_tensor import apply_own_tensor
 from orchestrator.train.parallel.parameter_shard import DataParallel, ParameterShard
 from orchestrator.train.parallel.parameters import Held, cut_parameters, held_by
 from orchestrator.train.parallel.partition import Cut, span
@@ -37,6 +39,7 @@ from orchestrator.train.parallel.tied_gradients import TiedGradients
 from orchestrator.train.parallel.zero1 import Zero1
 from workloads.adapters.lora import LoraLinear
 from workloads.adapters.nf4 import QuantisedLinear, QuantisedWeight, product
+from workloads.own.network import OwnNetwork
 from workloads.workload import Workload
 
 SAVED = (
@@ -108,7 +111,9 @@ def _stage(
     model = plain_stage(workload, layout, number)
     freeze(model, workload)
     cuts = cut_parameters(model, styles, mesh)
-    if mesh.tp.size > 1:
+    if mesh.tp.size > 1 and isinstance(model, OwnNetwork):
+        apply_own_tensor(model, styles, mesh.tp)
+    elif mesh.tp.size > 1:
         apply_tensor(model, styles, mesh.tp, layout.sequence)
     if mesh.expert.size > 1:
         apply_expert(model, mesh.expert)
@@ -200,7 +205,7 @@ def _with_own_casts(forward: Callable[..., Any], *given: Any, **named: Any) -> A
     What several blocks read (a decoder's memory that came from another stage, shared weights) is else cast by the first
     of them alone, but by each when it is computed again, and selective recomputation matches the two by counting.
     """
-    kind = given[0].device.type
+    kind = next(each for each in tree_leaves((given, named)) if isinstance(each, torch.Tensor)).device.type
     with torch.autocast(
         kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind), cache_enabled=False
     ):

@@ -27,14 +27,16 @@ class Held:
 
 
 def cut_parameters(model: nn.Module, styles: Mapping[str, str], mesh: Mesh) -> dict[str, Cut]:
-    """Shrink every parameter of a model on the meta device to this rank's part."""
-    cuts = {}
+    """Shrink every parameter of a model on the meta device to this rank's part, wherever it stands."""
+    cuts, parts = {}, {}
     for name, parameter in list(model.named_parameters()):
         cuts[name] = cut = cut_of(name, parameter.shape, styles, mesh)
         if cut.extent != tuple(parameter.shape):
-            module, _, leaf = name.rpartition(".")
-            part = nn.Parameter(torch.empty(cut.extent, device="meta"), parameter.requires_grad)
-            setattr(model.get_submodule(module), leaf, part)
+            parts[parameter] = nn.Parameter(torch.empty(cut.extent, device="meta"), parameter.requires_grad)
+    for module in model.modules():
+        for leaf, found in module._parameters.items():
+            if found is not None and found in parts:
+                module._parameters[leaf] = parts[found]
     return cuts
 
 

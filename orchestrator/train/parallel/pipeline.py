@@ -24,6 +24,7 @@ from torch.distributed.pipelining import (
 
 from orchestrator.planning.layout import SPLIT, TWO_STAGES, Layout
 from orchestrator.train.device import Device
+from orchestrator.train.parallel.between_stages import between_stages
 from orchestrator.train.parallel.losses import StepLosses
 from orchestrator.train.parallel.mesh import Mesh
 from orchestrator.train.parallel.parallelize import layers_of
@@ -59,6 +60,8 @@ class Pipeline:
         others = (mesh.coordinate[axis] for axis in mesh.coordinate if axis != "pp")
         self._is_recorded = not any(others)  # one rank of those that do the same
         self._losses, self._device = losses, device
+        ways, prompt = mesh.tp.size if layout.sequence else 1, getattr(stages[0], "prompt_length", 0)
+        self._between = between_stages(workload.config, ways, prompt)
         self._numbers = layout.stages_of(mesh.coordinate["pp"])
         self._batches: list[Batch] = []
         self._turns: dict[int, Iterator[Batch]] = {}
@@ -148,38 +151,17 @@ class Pipeline:
             batch = next(self._turns[number])
             with self._computing(FORWARD), self._device.autocast():
                 how = {"in_chunks": self._losses.in_chunks} if last else {}
-                output = forward(batch, **({} if first else self._unpack(received)), **how)
+                output = forward(batch, **({} if first else self._between.unpack(received)), **how)
                 if last:
                     return self._losses.of(output, batch, len(self._batches))
-            return self._pack(output)
+            return self._between.pack(output)
 
         return run
-
-    def _pack(self, output: Any) -> tuple[Tensor, ...]:
-        """What a stage hands on: hidden states, the routers' loss if there are experts, the decoder's memory."""
-        extra = output.extra
-        if self._workload.config.moe:
-            if (
-                extra is None
-            ):  # no layer so far has experts; the sum starts at zero, and gradients may come back
-                extra = 0.0 * output.hidden.flatten()[0].float()
-            extra = torch.stack([extra])
-        # The schedules detach in place what was sent, which neither a view nor what was received may be.
-        memory = None if output.memory is None else output.memory.clone()
-        return tuple(t for t in (output.hidden, extra, memory) if t is not None)
-
-    def _unpack(self, received: tuple[Tensor, ...]) -> dict[str, Tensor]:
-        parts = list(received)
-        found = {"hidden": parts.pop(0)}
-        if self._workload.config.moe:
-            found["extra"] = parts.pop(0).reshape(())
-        return found | ({"memory": parts.pop()} if parts else {})
 
     def _schedule(self, batch: Batch) -> tuple[Any, list[Stage]]:
         """The schedule for batches of this shape, and its stages; made once, since stages exchange what they send at
         the start."""
-        shapes = tuple(batch[name].shape for name in ("tokens", "decoder_tokens") if name in batch)
-        key = (len(self._batches), shapes)
+        key = (len(self._batches), *self._between.shapes(batch))
         if key not in self._schedules:
             stages = [
                 self._pipeline_stage(stage, number, batch)
@@ -254,17 +236,5 @@ class Pipeline:
             self._clock.switch(before)
 
     def _carried(self, number: int, batch: Batch) -> tuple[Tensor, ...]:
-        """What enters stage `number`, on the meta device. Residuals are fp32 under any compute type."""
-        config = self._workload.config
-        start, _ = layers_of(self._workload, self._layout, number)
-        size, length = batch["tokens"].shape[:2]
-        length //= self._mesh.tp.size if self._layout.sequence else 1
-        length += getattr(self._stages[0], "prompt_length", 0)
-        first = torch.empty(size, length, config.hidden, device="meta")
-        extra = (torch.empty(1, device="meta"),) if config.moe else ()
-        if config.architecture == "encoder-decoder" and start > config.layers:
-            hidden = torch.empty(size, batch["decoder_tokens"].shape[1], config.hidden, device="meta")
-            carried = (hidden, *extra, first)
-        else:
-            carried = (first, *extra)
-        return tuple(t.requires_grad_() for t in carried)
+        """What enters stage `number`, on the meta device."""
+        return self._between.carried(layers_of(self._workload, self._layout, number)[0], batch)

@@ -38,13 +38,13 @@ def apply_tensor(model: nn.Module, styles: Mapping[str, str], tp: ProcessGroup, 
         parent, _, leaf = name.rpartition(".")
         style, sliced = style_of(styles, name), sequence and is_sliced(name)
         if style == "row" and isinstance(module, LoraLinear):
-            _sum_rows(module, tp, sliced)
+            sum_rows(module, tp, sliced)
         elif style == "row" and isinstance(module, nn.Linear):
             setattr(model.get_submodule(parent), leaf, RowLinear(module, tp, sliced))
         elif style == "vocab" and isinstance(module, nn.Embedding):
             setattr(model.get_submodule(parent), leaf, VocabularyEmbedding(module, tp))
         elif style == "vocab":
-            module.register_forward_pre_hook(_copy_first(tp))
+            module.register_forward_pre_hook(copy_first(tp))
             if name.startswith("generator"):  # what samples from the logits needs all of them
                 module.register_forward_hook(lambda _, __, out: join(out, -1, tp))
         elif style == "column" and isinstance(module, nn.Linear | LoraLinear) and parent not in entered:
@@ -77,7 +77,7 @@ class RowLinear(nn.Module):
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
 
-def _sum_rows(module: LoraLinear, tp: ProcessGroup, sequence: bool) -> None:
+def sum_rows(module: LoraLinear, tp: ProcessGroup, sequence: bool) -> None:
     """As `RowLinear`, of a layer with a low-rank adapter: products with the weight and with A are summed as one."""
 
     def total(squares: Tensor) -> Tensor:
@@ -176,7 +176,8 @@ def _number_heads(block: nn.Module, tp: ProcessGroup) -> None:
         core.part = tp.index
 
 
-def _copy_first(tp: ProcessGroup) -> Any:
+def copy_first(tp: ProcessGroup) -> Any:
+    """A hook before a layer that is cut over its outputs: the gradients of its input are summed."""
     return lambda _, args: (copy(args[0], tp), *args[1:])
 
 

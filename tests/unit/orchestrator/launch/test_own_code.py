@@ -55,6 +55,64 @@ class Clock(Line):
 class Named(Line):
     def loss(self, batch): return super().loss(batch), {"lr": batch["y"]}
 class NoLoss(nn.Module): ...
+
+class First(nn.Module):
+    def __init__(self): super().__init__(); self.up = nn.Linear(4, 6)
+    def forward(self, batch): return self.up(batch["x"])
+class Middle(nn.Module):
+    def __init__(self): super().__init__(); self.up, self.down = nn.Linear(6, 8), nn.Linear(8, 6)
+    def forward(self, x, batch): return x + self.down(torch.tanh(self.up(x)))
+class Last(nn.Module):
+    def __init__(self): super().__init__(); self.out = nn.Linear(6, 1)
+    def forward(self, x, batch): return (self.out(x)[:, 0] - batch["y"]).square()
+class Divided(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = First()
+        self.middle, self.last = self.make(), Last()
+    def make(self): return Middle()
+    def stages(self): return [self.first, self.middle, self.last]
+    def sharding(self): return {"middle.up": "column", "middle.down": "row"}
+class Both(Divided):
+    def loss(self, batch): return self.last(self.first(batch), batch)
+class Reaches(Divided):
+    def make(self):
+        made, first = Middle(), self.first
+        made.forward = lambda x, batch: first(batch) + x
+        return made
+class Integers(Divided):
+    def make(self):
+        made = Middle()
+        made.forward = lambda x, batch: (x, batch["x"].long())
+        return made
+class Outside(Divided):
+    def __init__(self): super().__init__(); self.scale = nn.Parameter(torch.ones(1))
+class Foreign(Divided):
+    def stages(self): return [First(), self.middle, self.last]
+class Style(Divided):
+    def sharding(self): return {"middle.up": "columns"}
+class Absent(Divided):
+    def sharding(self): return {"middle.in": "column"}
+class Kind(Divided):
+    def sharding(self): return {"middle": "column"}
+class Beside(Middle):
+    def __init__(self): super().__init__(); self.up = nn.Linear(6, 16)
+    def forward(self, x, batch):
+        gate, value = self.up(x).chunk(2, -1)
+        return x + self.down(torch.sigmoid(gate) * value)
+class Fused(Divided):
+    def make(self): return Beside()
+class Scaled(Middle):
+    def __init__(self): super().__init__(); self.scale = nn.Linear(1, 1)
+    def forward(self, x, batch):
+        inner = self.up(x).unsqueeze(-1)
+        return x + self.down(torch.tanh(self.scale(inner)).squeeze(-1))
+class Unshared(Divided):
+    def make(self): return Scaled()
+class Shared(Unshared):
+    def sharding(self): return {**super().sharding(), "middle.scale": "shared"}
+class Heads(Divided):
+    heads = 2
 class Word(nn.Module):
     def __init__(self, vocabulary_size):
         super().__init__()
@@ -85,6 +143,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "a.txt").write_text("To be or not to be. " * 2000)
     monkeypatch.delitem(sys.modules, "own_things", raising=False)
     return tmp_path
+
+
+def divided(model: str, **parallel: int) -> JobSpec:
+    document = job(model).model_dump(mode="json", exclude_defaults=True)
+    return parse(document | {"resources": {"workers": {"min": 1, "max": 4}}, "parallel": parallel})
 
 
 def job(model: str = "Line", samples: str | None = "Points", **optimizer: Any) -> JobSpec:
@@ -127,6 +190,24 @@ def refusal(spec: JobSpec) -> str:
         ("NoLoss", "Points", "has no loss(batch)"),
         ("Points", "Points", "is no torch.nn.Module"),
         ("Nothing", "Points", "own_things has no Nothing"),
+        ("Both", "Points", "stages() gives another loss than loss(batch); take out one of the two"),
+        ("Reaches", "Points", "module 1 of stages() fails without the others ("),
+        ("Integers", "Points", "stage 1 of stages() hands on what is no tensor of floats"),
+        (
+            "Outside",
+            "Points",
+            "scale is in none of the modules of stages(); put it into the one that uses it",
+        ),
+        ("Foreign", "Points", "stages() gives what is no module of the model"),
+        (
+            "Style",
+            "Points",
+            "gives middle.up the style 'columns'; choose from column, row, vocabulary, shared",
+        ),
+        ("Absent", "Points", "sharding() names middle.in, and no module"),
+        ("Kind", "Points", "calls middle column, and it is a Middle; that is for an nn.Linear"),
+        ("Fused", "Points", "cut over 2 ranks by sharding(), its loss is"),
+        ("Unshared", "Points", "the gradient of network.middle.scale.weight is another one"),
         ("Line", "Odd", "data.samples: own_things:Odd: samples 0 and 1 differ in names or shapes"),
         ("Line", "Words", "failed on sample 0 (TypeError"),
         ("Line", "half", "cannot be made with its options"),
@@ -190,18 +271,31 @@ def test_what_does_not_fit_own_code_is_refused(here: Path, change: dict[str, Any
     assert wanted in str(error.value)
 
 
-def test_layouts_that_divide_the_model_are_refused(here: Path) -> None:
-    spec = job()
-    document = spec.model_dump(mode="json") | {
-        "resources": {"workers": {"min": 2, "max": 2}},
-        "parallel": {"tp": 2},
-    }
-    assert "an own model is run as it is" in refusal(parse(document))
+@pytest.mark.parametrize(
+    ("model", "parallel", "wanted"),
+    [
+        ("Line", {"tp": 2}, "an own model that declares neither stages() nor sharding() is run as it is"),
+        ("Divided", {"tp": 4}, ""),
+        ("Shared", {"tp": 2, "pp": 2}, ""),
+        ("Divided", {"pp": 4}, "the model can be cut into 3"),
+        ("Divided", {"cp": 2}, "an own model is run on whole samples"),
+        ("Divided", {"tp": 3}, "tp 3 does not divide the model's 8"),
+        ("Heads", {"tp": 4}, "tp 4 does not divide the model's 2 attention heads"),
+    ],
+)
+def test_layouts_that_the_model_does_not_declare_are_refused(
+    here: Path, model: str, parallel: dict[str, int], wanted: str
+) -> None:
+    spec = divided(model, **parallel)
+    if wanted:
+        assert wanted in refusal(spec)
+    else:
+        check_job(spec)
 
 
 def test_own_metrics_are_of_each_sample() -> None:
-    from workloads.own.metrics import _there
+    from workloads.own.rows import there
 
     labels = torch.tensor([[1, -100], [-100, -100]])
-    assert _there({"labels": labels}).tolist() == [True, False]
-    assert _there({"counted": torch.tensor([True, False])}).tolist() == [True, False]
+    assert there({"labels": labels}).tolist() == [True, False]
+    assert there({"counted": torch.tensor([True, False])}).tolist() == [True, False]

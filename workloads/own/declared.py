@@ -1,0 +1,112 @@
+"""What an own model declares: its layers, where a pipeline may cut it, and which of its tensors may be cut."""
+
+from __future__ import annotations
+
+from collections import Counter
+from fnmatch import fnmatchcase
+from math import gcd
+from typing import Any
+
+from torch import nn
+
+from workloads.errors import WorkloadError
+
+STYLES = {"column": "column", "row": "row", "vocabulary": "vocab", "shared": "heads"}
+"""The words of `sharding()`, and what `Workload.sharding` calls them."""
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """The layers that an own model names. Raises WorkloadError if they are none of its modules."""
+    return _modules_of(model, "blocks")
+
+
+def stages_of(model: nn.Module) -> list[nn.Module]:
+    """The modules that a pipeline may cut between, in order; none if it names none. Raises WorkloadError if they are
+    none of its modules."""
+    return _modules_of(model, "stages")
+
+
+def styles_of(model: nn.Module) -> dict[str, str]:
+    """The style of each pattern of names of modules, as it was declared. Raises WorkloadError for one that is none."""
+    found = _declared(model, "sharding") or {}
+    for pattern, style in found.items():
+        if style not in STYLES:
+            raise WorkloadError(
+                f"sharding() gives {pattern} the style {style!r}; choose from {', '.join(STYLES)}"
+            )
+    return dict(found)
+
+
+def heads_of(model: nn.Module) -> int:
+    """The attribute `heads` of an own model, 0 if it has none."""
+    found = getattr(model, "heads", 0)
+    return found if isinstance(found, int) else 0
+
+
+def cut_size(model: nn.Module) -> int:
+    """What each number of ranks divides over which its tensors are cut; 1 if none is. Raises WorkloadError for layers
+    that cannot be cut as they are declared."""
+    styles, sizes = styles_of(model), 0
+    used = set()
+    for name, module in model.named_modules(remove_duplicate=False):
+        pattern = next((each for each in styles if fnmatchcase(name, each)), None)
+        if pattern is None:
+            continue
+        used.add(pattern)
+        style = styles[pattern]
+        _check_kind(name, module, style)
+        if isinstance(module, nn.Linear):
+            sizes = gcd(sizes, {"column": module.out_features, "row": module.in_features}.get(style, 0))
+    if unused := [pattern for pattern in styles if pattern not in used]:
+        raise WorkloadError(
+            f"sharding() names {unused[0]}, and no module that an earlier pattern does not match is called so"
+        )
+    return sizes or 1
+
+
+def check_stages(model: nn.Module) -> None:
+    """Raise WorkloadError if stages do not have all tensors of the model, or a buffer is in several."""
+    stages = stages_of(model)
+    if not stages:
+        return
+    if len(stages) < 2:
+        raise WorkloadError("stages() gives one module, between which nothing can be cut; give two or more")
+    inside = {id(t) for stage in stages for t in (*stage.parameters(), *stage.buffers())}
+    left = [n for n, t in (*model.named_parameters(), *model.named_buffers()) if id(t) not in inside]
+    if left:
+        raise WorkloadError(
+            f"{left[0]} is in none of the modules of stages(); put it into the one that uses it"
+        )
+    kept = model.state_dict().keys()
+    saved = {id(buffer): name for name, buffer in model.named_buffers() if name in kept}
+    places = Counter(i for stage in stages for i in {id(b) for b in stage.buffers()} if i in saved)
+    if several := [saved[i] for i, count in places.items() if count > 1]:
+        raise WorkloadError(f"the buffer {several[0]} is in several modules of stages(); give each its own")
+
+
+def _check_kind(name: str, module: nn.Module, style: str) -> None:
+    if style == "shared":
+        return
+    is_table = type(module) is nn.Embedding and style == "vocabulary"
+    if not (is_table or type(module) is nn.Linear):
+        wanted = "an nn.Linear or nn.Embedding" if style == "vocabulary" else "an nn.Linear"
+        raise WorkloadError(
+            f"sharding() calls {name} {style}, and it is a {type(module).__name__}; that is for {wanted}"
+        )
+    if isinstance(module, nn.Embedding) and (module.padding_idx is not None or module.max_norm is not None):
+        raise WorkloadError(
+            f"{name} has padding_idx or max_norm, with which a table is not cut; leave them out"
+        )
+
+
+def _modules_of(model: nn.Module, method: str) -> list[nn.Module]:
+    found = list(_declared(model, method) or ())
+    inside = set(map(id, model.modules()))
+    if any(id(each) not in inside for each in found):
+        raise WorkloadError(f"{method}() gives what is no module of the model; give layers that it has")
+    return found
+
+
+def _declared(model: nn.Module, method: str) -> Any:
+    named = getattr(model, method, None)
+    return named() if callable(named) and not isinstance(named, nn.Module) else None

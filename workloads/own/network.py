@@ -1,0 +1,124 @@
+"""The module that trains an own model: it takes our batches, and may be one stage of a pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from workloads.errors import WorkloadError
+from workloads.own.declared import blocks_of, stages_of
+from workloads.workload import Batch
+
+Hidden = Tensor | tuple[Tensor, ...]
+"""What goes from one of an own model's stages to the next."""
+
+
+class Losses(NamedTuple):
+    """What the forward pass of an own model gives: losses and further values, of each sample."""
+
+    losses: Tensor
+    values: dict[str, Tensor]
+
+
+class Handed(NamedTuple):
+    """What a part of an own model, that is not its last, hands on."""
+
+    tensors: tuple[Tensor, ...]
+
+
+class OwnNetwork(nn.Module):
+    """An own model (`network`) behind our forward pass; its tensors have the prefix `network.`.
+
+    Moving a model from the meta device unties what shares a tensor and loses what is outside its state, so both are
+    restored after every move.
+    """
+
+    def __init__(self, network: nn.Module, fixed: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.network, self._fixed = network, fixed
+        self._span: tuple[int, int] | None = None
+
+    def keep(self, start: int, stop: int) -> None:
+        """Leave of the tensors only those of these stages."""
+        self._span = start, stop
+        kept = self._kept()
+        for module in self.modules():
+            for name, parameter in module._parameters.items():
+                if parameter is not None and id(parameter) not in kept:
+                    module._parameters[name] = None
+            for name, buffer in module._buffers.items():
+                is_saved = name not in module._non_persistent_buffers_set
+                if buffer is not None and is_saved and id(buffer) not in kept:
+                    module._buffers[name] = None
+
+    def _kept(self) -> set[int]:
+        start, stop = self._span or (0, None)
+        stages = stages_of(self.network)[start:stop]
+        return {id(t) for stage in stages for t in (*stage.parameters(), *stage.buffers())}
+
+    def blocks(self) -> list[nn.Module]:
+        """The layers that the model names, of those that are here."""
+        named = blocks_of(self.network)
+        if self._span is None:
+            return named
+        inside = {id(m) for stage in stages_of(self.network)[slice(*self._span)] for m in stage.modules()}
+        return [block for block in named if id(block) in inside]
+
+    def forward(
+        self, batch: Batch, handed: tuple[Tensor, ...] = (), in_chunks: object = None
+    ) -> Losses | Handed:
+        """The losses of the batch, or of stages that are not the last what they hand on."""
+        stages = stages_of(self.network)
+        if not stages:
+            return losses_of(self.network.loss(batch))  # type: ignore[operator]
+        start, stop = self._span or (0, len(stages))
+        hidden = through(stages, batch, start, min(stop, len(stages) - 1), handed)
+        if stop < len(stages):
+            return Handed(hidden)
+        return losses_of(stages[-1](_given(hidden), batch))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> OwnNetwork:
+        tied: dict[int, list[tuple[nn.Module, str]]] = {}
+        for module in self.modules():
+            for name, parameter in module._parameters.items():
+                if parameter is not None:
+                    tied.setdefault(id(parameter), []).append((module, name))
+        super()._apply(fn, recurse)
+        for (first, name), *others in tied.values():
+            for module, other in others:
+                module._parameters[other] = first._parameters[name]
+        for name, buffer in self.network.named_buffers():
+            if name in self._fixed and not buffer.is_meta:
+                buffer.copy_(self._fixed[name])
+        return self
+
+
+def through(
+    stages: list[nn.Module], batch: Batch, start: int, stop: int, handed: tuple[Tensor, ...] = ()
+) -> tuple[Tensor, ...]:
+    """What stage `stop` is given, if stage `start` is given `handed`: tensors of fp32, whatever computes them.
+
+    Raises WorkloadError for what is no tensor of floats.
+    """
+    for number in range(start, stop):
+        found = stages[number](_given(handed), batch) if number else stages[0](batch)
+        tensors = found if isinstance(found, tuple) else (found,)
+        if not tensors or not all(isinstance(t, Tensor) and t.is_floating_point() for t in tensors):
+            raise WorkloadError(
+                f"stage {number} of stages() hands on what is no tensor of floats; what else the next one needs is in "
+                "the batch"
+            )
+        handed = tuple(t.float() for t in tensors)
+    return handed
+
+
+def losses_of(found: Tensor | tuple[Tensor, Mapping[str, Tensor]]) -> Losses:
+    """What `loss(batch)` or the last stage returns."""
+    losses, values = found if isinstance(found, tuple) else (found, {})
+    return Losses(losses, dict(values))
+
+
+def _given(handed: tuple[Tensor, ...]) -> Hidden:
+    return handed[0] if len(handed) == 1 else handed

@@ -1,0 +1,24 @@
+"""Which rows of a batch are samples: an evaluation's last batch is filled up."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from workloads.workload import Batch
+
+COUNTED = "counted"
+"""The batch's entry that says which samples are ones: bool [B]."""
+LABELS, IGNORED = "labels", -100
+
+
+def there(batch: Batch) -> Tensor:
+    """Which rows are samples, bool [B]: what fills up a batch has nothing that is predicted."""
+    if COUNTED in batch:
+        return batch[COUNTED]
+    labels = batch.get(LABELS, batch.get("sequence_labels"))
+    if labels is None:
+        first = next(iter(batch.values()))
+        return torch.ones(len(first), dtype=torch.bool, device=first.device)
+    none = labels.isnan() if labels.is_floating_point() else labels == IGNORED
+    return ~none.flatten(1).all(1) if labels.dim() > 1 else ~none
