@@ -15,7 +15,7 @@ class StepRow(TypedDict, total=False):
 
     Times are unix seconds, durations seconds. `samples` is the receipt after the step, `saves` the outcome of
     each commit that ended since the row before, `busy_seconds` the time that each rank computed by itself,
-    `machine` that of rank 0, in the first row of an attempt,
+    `machine` that of rank 0 and `attention_kernels` what it computes attention by, in the first row of an attempt,
     `memory_bytes_by_rank` what each rank has needed at most, where that has changed since the row before,
     `evaluations` those of held-out text since the row before, `padding` the share of the tokens that are padding, where
     samples are packed, `sequence_length` the tokens of a row, where they change. `forward_seconds` to
@@ -50,6 +50,7 @@ class StepRow(TypedDict, total=False):
     memory_bytes: int
     memory_bytes_by_rank: Sequence[int]
     machine: dict[str, Any]
+    attention_kernels: Sequence[str]
     saves: list[dict[str, Any]]
     busy_seconds: Sequence[float]
     evaluations: list[EvaluationRow]

@@ -71,6 +71,7 @@ def summary(
         "predicted": _predicted(plan),
         "audit": audit(plan, rows.parts.means),
         "machine": rows.machine,
+        "attention_kernels": rows.attention_kernels,
         "memory_audit": memory_audit(plan, rows.rank_memory),
         "measured": measured(rows),
         "step_parts": rows.parts.means,

@@ -74,6 +74,8 @@ class RunTotals:
         self._memory_attempt: Any = None
         self.machine: dict[str, Any] = {}
         """Of rank 0 of the newest gang, see `this_machine`."""
+        self.attention_kernels: list[str] = []
+        """By which that rank computes attention."""
         self.evaluations: list[Row] = []
         """The evaluations that count, newest first."""
         self.beside_seconds = 0.0
@@ -155,6 +157,7 @@ class RunTotals:
         self._count_ranks(row, attempt)
         if not self.machine and isinstance(row.get("machine"), dict):
             self.machine = row["machine"]
+            self.attention_kernels = row.get("attention_kernels") or []
         if is_number(row.get("padding")):
             self._padding = (self._padding[0] + row["padding"], self._padding[1] + 1)
         self.evaluations += reversed(evaluations_in([row]))

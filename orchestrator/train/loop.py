@@ -272,7 +272,8 @@ class Rank:
     def _compute(self, micro_batches: list[Batch], lr: float) -> Metrics:
         """The engine's step; errors get a note with the step and pipeline stage."""
         try:
-            return self._engine.train_step(micro_batches, lr)
+            with self._record.first_step():
+                return self._engine.train_step(micro_batches, lr)
         except Exception as error:
             stage = self._layout.coordinate(self._context.rank_info.rank)["pp"]
             error.add_note(f"at step {self._progress.step + 1}, pipeline stage {stage}")

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from cluster.workers.machine import this_machine
 from orchestrator.train.device import peak_memory
+from workloads.model.kernels import noting
 
 
 class RankRecord:
-    """Memory beyond the `baseline`, bytes of the process before the model was built."""
+    """Memory beyond the `baseline`, bytes of the process before the model was built; the kernels of attention."""
 
     def __init__(self, baseline: int) -> None:
         self._baseline = baseline
         self._told: tuple[int, ...] = ()
+        self._kernels: set[str] = set()
+
+    @contextmanager
+    def first_step(self) -> Iterator[None]:
+        """Around every step: of the first it notes by which kernels attention is computed."""
+        if self._told:
+            yield
+            return
+        with noting() as self._kernels:
+            yield
 
     @property
     def memory(self) -> int:
@@ -22,10 +35,11 @@ class RankRecord:
 
     def row(self, memory: tuple[int, ...]) -> dict[str, Any]:
         """What a row tells, given the bytes of all ranks: of each where they have changed, and first of all on which
-        machine this rank is."""
+        machine this rank is, and which kernels of attention it has."""
         found: dict[str, Any] = {"memory_bytes": memory[0]}
         if not self._told:
             found["machine"] = this_machine()
+            found["attention_kernels"] = sorted(self._kernels)
         if memory != self._told:
             found["memory_bytes_by_rank"] = self._told = memory
         return found

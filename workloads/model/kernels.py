@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend
 
 from workloads.model.layers import capped
 from workloads.model.masks import Documents
@@ -17,6 +19,32 @@ FLASH_SIZE = 256
 """Most numbers of a head that flash attention takes."""
 SINK_WIDTH = 8
 """By how much sinks widen queries, keys and values."""
+
+
+FUSED = {
+    SDPBackend.FLASH_ATTENTION: "flash",
+    SDPBackend.EFFICIENT_ATTENTION: "memory-efficient",
+    SDPBackend.CUDNN_ATTENTION: "cuDNN",
+}
+UNFUSED = "unfused"
+_noted: list[set[str]] = []
+
+
+@contextmanager
+def noting() -> Iterator[set[str]]:
+    """The kernels of attention that run within it, in words: those of FUSED, "variable-length flash", and UNFUSED,
+    which holds all scores. Of code that is compiled nothing is noted."""
+    found: set[str] = set()
+    _noted.append(found)
+    try:
+        yield found
+    finally:
+        _noted.remove(found)
+
+
+def _note(name: Callable[[], str]) -> None:
+    if _noted and not torch.compiler.is_compiling():
+        _noted[-1].add(name())
 
 
 def attend(
@@ -46,15 +74,27 @@ def attend(
             query.device.type
         )  # of what this kind of mask calls, autocast knows nothing
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    grouped = query.shape[1] != key.shape[1]
+    _note(lambda: _choice(query, key, value, allowed, causal, scale, grouped))
     return F.scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        attn_mask=allowed,
-        is_causal=causal,
-        scale=scale,
-        enable_gqa=query.shape[1] != key.shape[1],
+        query, key, value, attn_mask=allowed, is_causal=causal, scale=scale, enable_gqa=grouped
     )
+
+
+def _choice(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    allowed: Tensor | None,
+    causal: bool,
+    scale: float,
+    grouped: bool,
+) -> str:
+    """The kernel that torch takes."""
+    if _is_causal_bias(allowed):
+        allowed, causal = None, True
+    chosen = torch._fused_sdp_choice(query, key, value, allowed, 0.0, causal, scale=scale, enable_gqa=grouped)
+    return FUSED.get(SDPBackend(chosen), UNFUSED)
 
 
 def attend_unfused(
@@ -69,6 +109,7 @@ def attend_unfused(
     dropped: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """As `attend`, holding all scores; `dropped` is what becomes of their shares."""
+    _note(lambda: UNFUSED)
     key, value = _for_each_query(query, key), _for_each_query(query, value)
     scores = query @ key.transpose(-2, -1) * scale
     scores = capped(scores, cap) if cap else scores
@@ -120,6 +161,7 @@ def _attend_flash(
         return None
     from torch.nn.attention.varlen import varlen_attn
 
+    _note(lambda: "variable-length flash")
     rows, length = query.shape[0], query.shape[2]
     inside = (documents.window - 1 if documents.window else -1, 0)
     q, k, v = (each.transpose(1, 2).flatten(0, 1) for each in (query, key, value))

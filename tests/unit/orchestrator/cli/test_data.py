@@ -106,7 +106,8 @@ def test_a_packed_sample_is_shown_as_the_model_sees_it(looked_at: Any) -> None:
         sample["pieces"]
     )
     for before, spot in itertools.pairwise(tokens):
-        assert spot["sees"] == (1 if spot.get("begins") else before["sees"] + 1)
+        if not spot.get("padding"):
+            assert spot["sees"] == (1 if spot.get("begins") else before["sees"] + 1)
         if "label" in before:
             assert before["label"] == spot["token"]
     assert not any("label" in spot for spot in tokens if spot.get("padding"))

@@ -62,7 +62,7 @@ QUICK = [
 ]
 FULL = [
     case(model, precision, **layout)
-    for model in MODELS
+    for model in ("decoder", "modern", "moe", "encoder")
     for precision in ("fp32", "bf16", "fp16")
     for layout in (
         *({"dp": 2, "zero": zero} for zero in range(4)),
@@ -76,6 +76,17 @@ FULL = [
         *([{"dp": 2, "ep": 2, "zero": 3}, {"dp": 4, "ep": 2, "zero": 3}] if model == "moe" else []),
     )
 ] + [case("decoder", optimizer=name, dp=2, zero=1) for name in ("lamb", "lion", "lars", "muon")]
+FULL += [
+    case(model, precision, **layout)
+    for model in ("documents", "window")
+    for precision in ("fp32", "bf16", "fp16")
+    for layout in (
+        {"dp": 2, "zero": 3},
+        {"tp": 2},
+        {"cp": 2},
+        {"pp": 2, "schedule": "1f1b", "recompute": "full"},
+    )
+]
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +101,11 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(made)
 
 
-@pytest.mark.parametrize("cases", [QUICK, pytest.param(FULL, marks=pytest.mark.slow)], ids=["quick", "full"])
+@pytest.mark.parametrize(
+    "cases",
+    [QUICK, pytest.param(FULL, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])],
+    ids=["quick", "full"],
+)
 def test_a_step_fits_the_device_and_waits_for_it_once(cases: list[dict[str, Any]], library: str) -> None:
     done = subprocess.run(
         [sys.executable, str(TESTS / "fake_cuda_rank.py"), library],

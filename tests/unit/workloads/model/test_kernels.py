@@ -120,8 +120,10 @@ def test_documents_see_themselves_alone(how: str, window: int, monkeypatch: pyte
     shapes = ((3, HEADS, LENGTH, SIZE), (3, GROUPS, LENGTH, SIZE), (3, GROUPS, LENGTH, SIZE))
     given = [torch.randn(shape, generator=random).to(dtype).requires_grad_() for shape in shapes]
     serves = kernels._attend_flash if how == "flash" else attend_documents
-    found = serves(*given, documents, 0.3)
+    with kernels.noting() as used:
+        found = serves(*given, documents, 0.3)
     assert found is not None
+    assert used == {"variable-length flash" if how == "flash" else "flash"}
     wide = [x.detach().double().requires_grad_() for x in given]
     wanted = attend(*wide, documents.dense(LENGTH, torch.device("cpu")), False, 0.3)
     off = 2e-2 if how == "flash" else 1e-12
@@ -149,3 +151,17 @@ def test_flash_attention_is_left_where_it_does_not_serve(monkeypatch: pytest.Mon
     assert not serves(torch.bfloat16, size=264, of_values=264)
     assert not serves(torch.bfloat16, of_values=8)
     assert not serves(torch.bfloat16, has=False)
+
+
+def test_the_kernels_that_run_are_noted() -> None:
+    query, key = torch.zeros(1, HEADS, LENGTH, SIZE), torch.zeros(1, GROUPS, LENGTH, SIZE)
+
+    def used(allowed: Tensor | None = None, cap: float = 0.0, causal: bool = True) -> set[str]:
+        with kernels.noting() as found:
+            attend(query, key, key, allowed, causal, 1.0, cap)
+        attend(query, key, key, None, True, 1.0, 0.5)
+        return found
+
+    assert used() == {"flash"}
+    assert used(causal_lower_right(LENGTH, LENGTH), causal=False) == {"flash"}
+    assert used(cap=0.5) == {"unfused"}
