@@ -272,6 +272,8 @@ def _sharding(config: TransformerConfig) -> dict[str, str]:
     for name in names if not config.latent else []:
         styles |= {f"{layer}{name}.{part}": "column" for part in ("query", "key", "value")}
         styles[f"{layer}{name}.output"] = "row"
+    if config.positions == "relative_keys":
+        styles |= {f"{layer}attention.distance": "column", f"{layer}attention.relative": "column"}
     if config.qk_norm:
         style = "column" if config.qk_norm_whole else "heads"
         styles |= {f"{layer}attention.query_norm": style, f"{layer}attention.key_norm": style}

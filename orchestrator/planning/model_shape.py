@@ -96,7 +96,7 @@ def _no_context_split(config: TransformerConfig) -> str:
     """Why context parallelism cannot split the model's sequence; empty if it can."""
     if config.decoder_layers:
         return "the decoder attends to the full encoder output"
-    if config.biased_by_distance or config.disentangled:
+    if config.biased_by_distance or config.disentangled or config.positions == "relative_keys":
         return "relative positions need every distance on every rank"
     if config.sentence_head or config.head == "sequence":
         return "a sentence head reads one token of the full sequence"

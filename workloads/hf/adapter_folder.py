@@ -62,6 +62,10 @@ def check_adapter(workload: TransformerWorkload | HuggingFaceWorkload) -> None:
         raise WorkloadError(
             "stacked experts are not written for peft; set checkpoint.export to hf, which merges them"
         )
+    if any(row.theirs for row in family_of(workload.config).all_rows(workload.config)):
+        raise WorkloadError(
+            "peft adapts linear layers, and transformers' class has tensors by head; set checkpoint.export to hf"
+        )
     if workload.config.generator:
         raise WorkloadError("peft adapts one network, and this model has two; set checkpoint.export to hf")
     blank = {name: torch.empty(shape, device="meta") for name, shape in workload.shapes.items()}

@@ -15,7 +15,7 @@ from workloads.hf.hf_class import HuggingFaceModel
 from workloads.hf.network import HuggingFaceNetwork
 from workloads.model.config import TransformerConfig
 from workloads.model.electra import Electra
-from workloads.model.masks import attends
+from workloads.model.masks import QUERIES, attends
 from workloads.model.transformer import Output
 from workloads.workload import Batch, Vocabulary
 
@@ -157,8 +157,28 @@ def _hf_outputs(
         causal = config.architecture == "decoder"
         output = HuggingFaceNetwork(hf_model, {}, causal, head=config.head)(batch)
         return {"logits": output.logits if output.sentence is None else output.sentence}
+    if QUERIES in batch and config.positions == "relative_keys":
+        return {"logits": _of_queries(hf_model, batch)}
     found: Mapping[str, Tensor] = hf_model(**arguments(config, batch))
     return found
+
+
+def _of_queries(hf_model: Any, batch: Batch) -> Tensor:
+    """XLNet's logits [queries, vocabulary] of a batch in two streams, see `workloads.objectives.permuted`."""
+    queries = batch[QUERIES]
+    hidden = ~batch["attention"] | queries.unsqueeze(1)
+    counts, length = queries.sum(1), queries.shape[1]
+    mapping = hidden.new_zeros(len(queries), int(counts.max()), length)
+    for row, (seen, places) in enumerate(zip(queries, batch["positions"], strict=True)):
+        hidden[row, places[seen]] = hidden[row, seen].clone()
+        mapping[row, torch.arange(int(counts[row])), places[seen]] = True
+    output = hf_model(
+        batch["tokens"],
+        perm_mask=hidden.to(hf_model.dtype),
+        target_mapping=mapping.to(hf_model.dtype),
+        token_type_ids=batch.get("token_types"),
+    )
+    return torch.cat([logits[:count] for logits, count in zip(output.logits, counts.tolist(), strict=True)])
 
 
 def _difference(
@@ -169,6 +189,8 @@ def _difference(
 ) -> float:
     given = {k: v for k, v in batch.items() if k not in ("labels", "sequence_labels")}
     own, other = forward(given), _hf_outputs(config, hf_model, given)
+    if QUERIES in batch and getattr(config, "positions", "") == "relative_keys":
+        own = {"logits": own["logits"][batch[QUERIES]]}
     real = batch.get("decoder_padding" if "decoder_tokens" in batch else "padding")
     worst = torch.zeros(())
     for name, value in own.items():

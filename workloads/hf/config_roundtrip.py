@@ -27,7 +27,9 @@ HARMLESS = frozenset((
     # heads that are not converted
     "id2label", "label2id", "problem_type", "summary_type", "summary_use_proj", "summary_activation",
     "summary_proj_to_labels", "summary_first_dropout", "summary_last_dropout", "num_nextn_predict_layers",
-    "num_mtp_layers",
+    "num_mtp_layers", "start_n_top", "end_n_top",
+    # the memory of earlier segments, which is read where one is given
+    "mem_len", "reuse_len", "same_length", "use_mems_eval", "use_mems_train",
     # tables that are filled at the beginning and then weights, or that are not there
     "sinusoidal_pos_embds", "task_type_vocab_size",
     # what is read from other fields: the step between layers with experts, activation and gate, windows

@@ -41,6 +41,7 @@ def from_hf(
     tensor = next((t for name in used(family, config, row, number) if (t := read(name)) is not None), None)
     if tensor is None:
         return None
+    tensor = _folded(row, shapes[name], tensor)
     tensor = _swapped(tensor) if row.transposed else tensor
     if row.in_turn:
         return tensor[:, index :: len(row.names)]
@@ -68,6 +69,10 @@ def part_from_hf(
             row.hf_name.replace("{n}", number).replace("{e}", str(e)) for e in range(rows.start, rows.stop)
         ]
         return torch.stack([_of(read(hf_name, tuple(rest)), hf_name) for hf_name in names])
+    if row.theirs:
+        whole = tuple(slice(0, size) for size in row.theirs(config))
+        tensor = _folded(row, shapes[name], _of(read(row.hf_name.replace("{n}", number), whole), name))
+        return (_swapped(tensor) if row.transposed else tensor)[part]
     if row.in_turn:
         ways = len(row.names)
         theirs = (rows, slice(rest[0].start * ways, rest[0].stop * ways), *rest[1:])
@@ -87,6 +92,12 @@ def part_from_hf(
     found = _of(next((t for n in names if (t := read(n, theirs)) is not None), None), name)
     found = _swapped(found) if row.transposed else found
     return found if order is None else found[torch.tensor(order, dtype=torch.int64)]
+
+
+def _folded(row: Row, shape: torch.Size, tensor: Tensor) -> Tensor:
+    """Theirs in as many dimensions as ours; as it is, if it is no tensor of that size."""
+    wanted = shape[::-1] if row.transposed else shape
+    return tensor.reshape(wanted) if row.theirs and tensor.numel() == wanted.numel() else tensor
 
 
 def _swapped(tensor: Tensor) -> Tensor:
@@ -148,7 +159,8 @@ def to_hf(
         if "{e}" in target:
             yield from ((target.replace("{e}", str(e)), part) for e, part in enumerate(tensor))
         else:
-            yield target, _swapped(tensor) if row.transposed else tensor
+            tensor = _swapped(tensor) if row.transposed else tensor
+            yield target, tensor.reshape(row.theirs(config)) if row.theirs else tensor
             if not ties(family, config):
                 yield from ((name, tensor.clone()) for name in row.untied)
     yield from ((name, tensor.clone()) for name, tensor in family.computed(config).items())

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from workloads.errors import WorkloadError
-from workloads.hf import deberta, decoders, encoders, experts, gpt_oss, qwen_experts, seq2seq, windowed
+from workloads.hf import deberta, decoders, encoders, experts, gpt_oss, qwen_experts, seq2seq, windowed, xlnet
 from workloads.hf.family import Family
 from workloads.model.config import TransformerConfig
 
@@ -32,6 +32,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType({
     "ernie": encoders.ERNIE,
     "mpnet": encoders.MPNET,
     "deberta-v2": deberta.DEBERTA_V2,
+    "xlnet": xlnet.XLNET,
     "albert": encoders.ALBERT,
     "electra": encoders.ELECTRA,
     "t5": seq2seq.T5,

@@ -28,7 +28,7 @@ class Row:
     {e} in hf_name stands for an expert's number: our tensor is the stack of theirs. transposed: theirs is [.., in,
     out]. in_turn: ours are stacks [experts, out, ..], and take turns along `out`. order(config): the order of their
     dimension 0 in ours. untied: the names of the tensors that transformers uses in its place where the word embeddings
-    are not tied.
+    are not tied. theirs(config): the shape of theirs, where ours has the same numbers in fewer dimensions.
     """
 
     names: tuple[str, ...]
@@ -37,6 +37,7 @@ class Row:
     in_turn: bool = False
     order: Callable[[TransformerConfig], Sequence[int]] | None = None
     untied: tuple[str, ...] = ()
+    theirs: Callable[[TransformerConfig], tuple[int, ...]] | None = None
 
     def number(self, name: str) -> tuple[int, str] | None:
         """The index of the tensor `name` in `names`, and its layer's number ('' if there is none); None if it is not

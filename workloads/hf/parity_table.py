@@ -181,6 +181,13 @@ CASES = (
         _DEBERTA | {"head": "token", "classes": 3},
         ("padding",),
     ),
+    Case("XLNet", "xlnet-base", {"layers": 2, "kv_heads": 0, "head_dim": 0}, ("padding",)),
+    Case(
+        "XLNet, segments",
+        "xlnet-base",
+        {"layers": 2, "kv_heads": 0, "head_dim": 0, "tied": False},
+        ("padding", "token_types"),
+    ),
     Case("ALBERT", "albert-tiny", {"embedding_size": 16}, ("padding", "token_types", "sentence")),
     Case("ELECTRA, discriminator", "electra-tiny", {"generator": 0, "embedding_size": 16}, ("padding",)),
     Case("ELECTRA, generator", "electra-tiny", {"generator": 0, "head": "masked"}, ("padding",)),
@@ -271,7 +278,7 @@ def batch_for(case: Case) -> Batch:
         batch = {"tokens": batch["tokens"].masked_fill(~real, 1), "padding": real}
     for kinds in ("token_types", "task_types"):
         if kinds in case.inputs:
-            batch[kinds] = ids(2, LENGTH, high=getattr(config, kinds))
+            batch[kinds] = ids(2, LENGTH, high=getattr(config, kinds) or 2)
     if "attention" in case.inputs:
         order = torch.arange(LENGTH)
         batch["attention"] = ((order < 8)[None] | (order[None] <= order[:, None])).expand(2, -1, -1)

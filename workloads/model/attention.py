@@ -19,6 +19,7 @@ from workloads.model.masks import Mask
 from workloads.model.mup import latent_score_scale, score_scale
 from workloads.model.parts import LatentAttention
 from workloads.model.positions import Rotary, rotate, yarn_mscale
+from workloads.model.relative_keys import RelativeKeys
 
 ALL = Mask()
 """The mask that hides nothing."""
@@ -146,6 +147,10 @@ class Attention(nn.Module):
         self.key_norm: nn.Module | None = None
         if config.qk_norm:
             self.query_norm, self.key_norm = _qk_norms(config, width, keys)
+        self.relative: RelativeKeys | None = None
+        if config.positions == "relative_keys":
+            self.distance = nn.Linear(config.hidden, keys, bias=False)
+            self.relative = RelativeKeys(config)
         self.scale = score_scale(config)
         self.sinks = Sinks(config.heads) if config.sinks else None
         self.core = AttentionCore(
@@ -173,7 +178,9 @@ class Attention(nn.Module):
             key, value = self.prefix(key, value)
         mask, bias = (context.memory_mask, None) if self.cross else (context.mask, context.bias)
         if context.between is not None:
-            bias = self._disentangled(query, key, context.between, mask)
+            query, scores = self._by_distance(query, key, context.between)
+            allowed = mask.dense(query.shape[2], query.device)
+            bias = scores if allowed is None else scores.masked_fill(~allowed, -torch.inf)
         sinks = None if self.sinks is None else self.sinks.weight
         mixed = self.core(query, key, value, mask, bias, context.score_keys, sinks)
         return self.output(mixed.transpose(1, 2).flatten(2))
@@ -184,12 +191,14 @@ class Attention(nn.Module):
             key = self.key_norm(key)
         return self._heads(key), self._heads(value)
 
-    def _disentangled(self, query: Tensor, key: Tensor, between: Between, mask: Mask) -> Tensor:
+    def _by_distance(self, query: Tensor, key: Tensor, between: Between) -> tuple[Tensor, Tensor]:
+        """Queries of keys' content, and the scores of their distances."""
         vectors = between.vectors.unsqueeze(0).to(query.dtype)
+        if self.relative is not None:
+            query, scores = self.relative(query, self._heads(self.distance(vectors)), between)
+            return query, scores * self.scale
         of_queries, of_keys = self._heads(self.query(vectors)), self._heads(self.key(vectors))
-        bias = disentangled.scores(query, key, of_queries, of_keys, between.numbers) * self.scale
-        allowed = mask.dense(query.shape[2], query.device)
-        return bias if allowed is None else bias.masked_fill(~allowed, -torch.inf)
+        return query, disentangled.scores(query, key, of_queries, of_keys, between.numbers) * self.scale
 
     def _of_memory(self, context: Context) -> tuple[Tensor, Tensor]:
         assert context.memory is not None

@@ -15,7 +15,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "architecture": ARCHITECTURES,
     "norm": ("layer", "rms", "rms_offset"),
     "norm_position": ("pre", "post", "both", "branch"),
-    "positions": ("learned", "sinusoidal", "rotary", "relative", "none"),
+    "positions": ("learned", "sinusoidal", "rotary", "relative", "relative_keys", "none"),
     "activation": ACTIVATIONS,
     "head_activation": ("", *ACTIVATIONS),
     "head": ("language", "masked", "discriminator", "sequence", "token", "span", "none"),
@@ -28,21 +28,23 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
 class TransformerConfig:
     """All options of a transformer. A size of zero means the usual value, derived from the others.
 
-    family: the published class; it selects the Hugging Face conversion table. max_positions: the longest sequence that
-    learned positions allow (and that rotary models declare). counted_positions: positions count only real tokens; the
-    padding's id is position_offset - 1 (RoBERTa). relative_bias: beside other positions, scores have T5's bias by
-    distance (MPNet). disentangled: content attends to the vectors of so many buckets of distances to either side, and
-    they to it, up to relative_distance (DeBERTa V2); 0 for none. task_types: kinds of tasks, each with a vector that is
-    added to a text's tokens (ERNIE 2.0). norm: rms_offset is RMSNorm whose weight is kept minus one (Gemma).
-    norm_position: of a sub-layer's input (pre), of the residual after it (post), of its input and its output (both,
-    Gemma 2), of its output alone (branch, OLMo 2). qk_norm_whole: that of queries and keys is over all heads together
-    (OLMo 2). score_cap, logit_cap: c in c tanh(x / c) of scores and logits, 0 for none (Gemma 2). full_every: every so
-    many-th layer has no window, 0 for none. window_theta: rope_theta of the layers with a window, whose rotary
-    positions are not scaled; 0 for that of all (Gemma 3). sinks: each head has a learned score in the denominator of
-    its softmax, which takes no value (gpt-oss). swiglu_limit: gate and up are clamped to it, and joined as in gpt-oss
-    with swiglu_alpha, see `layers.joined`; 0 for plain gates. head_activation: of a masked head; the body's if empty.
-    dropout, attention_dropout: the rates in training, layer_drop that of skipped layers, see `workloads.model.dropout`.
-    base: the narrow model for muP, None for none; see `workloads.model.mup`.
+    family: the published class; it selects the Hugging Face conversion table. max_positions: the longest sequence
+    that learned positions allow (and that rotary models declare). counted_positions: positions count only real
+    tokens; the padding's id is position_offset - 1 (RoBERTa). positions: relative_keys are projected sinusoids of
+    distances, with a second stream of queries that see no token of their own (XLNet). head_bias: a language head
+    has one. relative_bias: beside other positions, scores have T5's bias by distance (MPNet). disentangled: content
+    attends to the vectors of so many buckets of distances to either side, and they to it, up to relative_distance
+    (DeBERTa V2); 0 for none. task_types: kinds of tasks, each with a vector that is added to a text's tokens (ERNIE
+    2.0). norm: rms_offset is RMSNorm whose weight is kept minus one (Gemma). norm_position: of a sub-layer's input
+    (pre), of the residual after it (post), of its input and its output (both, Gemma 2), of its output alone
+    (branch, OLMo 2). qk_norm_whole: that of queries and keys is over all heads together (OLMo 2). score_cap,
+    logit_cap: c in c tanh(x / c) of scores and logits, 0 for none (Gemma 2). full_every: every so many-th layer has
+    no window, 0 for none. window_theta: rope_theta of the layers with a window, whose rotary positions are not
+    scaled; 0 for that of all (Gemma 3). sinks: each head has a learned score in the denominator of its softmax,
+    which takes no value (gpt-oss). swiglu_limit: gate and up are clamped to it, and joined as in gpt-oss with
+    swiglu_alpha, see `layers.joined`; 0 for plain gates. head_activation: of a masked head; the body's if empty.
+    dropout, attention_dropout: the rates in training, layer_drop that of skipped layers, see
+    `workloads.model.dropout`. base: the narrow model for muP, None for none; see `workloads.model.mup`.
     """
 
     family: str
@@ -77,6 +79,7 @@ class TransformerConfig:
     embedding_size: int = 0
     tied: bool = True
     scaled_head: bool = False
+    head_bias: bool = False
     activation: str = "gelu"
     gated: bool = False
     swiglu_limit: float = 0.0
@@ -164,7 +167,7 @@ class TransformerConfig:
             self.architecture not in ("encoder", "prefix")
             or self.biased_by_distance
             or self.qk_norm
-            or self.positions == "rotary"
+            or self.positions in ("rotary", "relative_keys")
             or self.kv_heads != self.heads
         ):
             raise WorkloadError(
@@ -174,6 +177,19 @@ class TransformerConfig:
         if self.disentangled and not 4 <= self.disentangled < self.relative_distance:
             raise WorkloadError(
                 f"disentangled is {self.disentangled}; give at least 4 buckets, and fewer than relative_distance"
+            )
+        if self.positions == "relative_keys" and (
+            self.architecture not in ("encoder", "prefix")
+            or self.relative_bias
+            or self.qk_norm
+            or self.kv_heads != self.heads
+            or self.full_every
+            or self.generator
+            or self.sinks
+        ):
+            raise WorkloadError(
+                "relative_keys need an encoder with as many key as query heads, alike in all layers, and no other "
+                "bias, qk_norm, sinks or generator; change positions"
             )
         if self.generator and (self.biased_by_distance or self.disentangled or self.task_types):
             raise WorkloadError(

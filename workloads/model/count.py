@@ -76,7 +76,7 @@ def _linear(inputs: int, outputs: int, bias: bool) -> int:
 def _embeddings(config: TransformerConfig) -> int:
     size, count = config.embedding_size, config.max_positions + config.position_offset
     tables = (config.positions == "learned") * count + config.block_positions * count
-    tables += config.token_types + config.task_types
+    tables += config.token_types + config.task_types + (config.positions == "relative_keys")
     return tables * size + (_norm(config, size) if config.embedding_norm else 0)
 
 
@@ -106,8 +106,12 @@ def _small_head(config: TransformerConfig) -> int:
     return total
 
 
+def _has_bias(config: TransformerConfig) -> bool:
+    return config.head == "masked" or (config.head == "language" and config.head_bias)
+
+
 def _head(config: TransformerConfig) -> int:
-    total = _small_head(config) + (config.vocab_size if config.head == "masked" else 0)
+    total = _small_head(config) + (config.vocab_size if _has_bias(config) else 0)
     return total if config.tied else total + _vocabulary_weights(config)
 
 
@@ -119,6 +123,8 @@ def _attention(config: TransformerConfig) -> int:
     total = _linear(hidden, width, bias) + 2 * _linear(hidden, keys, bias)
     total += _linear(width, hidden, config.output_bias)
     total += config.heads if config.sinks else 0
+    if config.positions == "relative_keys":
+        total += hidden * width + 5 * width
     normed = width + keys if config.qk_norm_whole else 2 * config.head_dim
     return total + (_norm(config, normed) if config.qk_norm else 0)
 

@@ -14,10 +14,12 @@ from workloads.model.layers import norm
 
 class Between(NamedTuple):
     """What layers need to know of distances: their vectors [2 * buckets, hidden], and for a query and a key which of
-    them is theirs, int64 [1 or B, L, L]."""
+    them is theirs, int64 [1 or B, L, L]; and whether they are of two segments, bool [B, L, L], None where there are
+    none (XLNet)."""
 
     vectors: Tensor
     numbers: Tensor
+    other: Tensor | None = None
 
 
 class Distances(nn.Module):

@@ -28,6 +28,8 @@ class Embeddings(nn.Module):
         self.blocks = embedding(count, size) if config.block_positions else None
         self.token_types = embedding(config.token_types, size) if config.token_types else None
         self.task_types = embedding(config.task_types, size) if config.task_types else None
+        # Stands in place of the tokens that queries ask for (XLNet).
+        self.query = nn.Parameter(torch.empty(size)) if config.positions == "relative_keys" else None
         self.norm = norm(config, size) if config.embedding_norm else None
 
     def forward(
@@ -37,8 +39,12 @@ class Embeddings(nn.Module):
         token_types: Tensor | None,
         keys: Tensor | None,
         task_types: Tensor | None = None,
+        queries: Tensor | None = None,
     ) -> Tensor:
-        """positions int64 [1 or B, L], or [B, 2, L] with block positions (GLM, section 2.1); keys as in `Context`."""
+        """positions int64 [1 or B, L], or [B, 2, L] with block positions (GLM, section 2.1); keys as in `Context`;
+        queries bool [B, L], those that are no tokens."""
+        if self.query is not None and queries is not None:
+            vectors = torch.where(queries.unsqueeze(-1), self.query.to(vectors.dtype), vectors)
         vectors = vectors if self.scale == 1.0 else vectors * self.scale
         if self.blocks is not None:
             # A batch without block positions is one whole block: its second coordinate is zero.

@@ -15,6 +15,8 @@ from workloads.workload import Batch
 REAL = "real"
 """The batch's entry with the padding of the full sequences, if `padding` is only that of a part; what it leaves out
 besides is not routed to experts."""
+QUERIES = "queries"
+"""The batch's entry that says which places are queries of a second stream, bool [B, L]."""
 DECODER_REAL = "decoder_real"
 """The same of what a decoder reads beside an encoder."""
 
@@ -139,6 +141,8 @@ def self_mask(config: TransformerConfig, batch: Batch, length: int, windowed: bo
         allowed = allowed | ~batch["padding"].any(1)[:, None, None, None]
     elif "attention" in batch or "padding" in batch:  # padding attends to itself
         allowed = allowed | torch.eye(length, dtype=torch.bool, device=device)
+    if config.positions == "relative_keys" and QUERIES in batch:  # of which there are no keys
+        allowed = allowed & ~batch[QUERIES][:, None, None, :]
     causal = config.causal and "attention" not in batch
     return Mask(Mask(allowed, True).dense(length, device) if causal else allowed)
 

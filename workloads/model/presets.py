@@ -68,6 +68,10 @@ _DEBERTA_V3 = replace(
     _BERT, family="deberta-v2", vocab_size=128100, token_types=0, norm_eps=1e-7, sentence_head=False, positions="none",
     disentangled=256, relative_distance=512, pooler="gelu", initial="normal",
 )  # fmt: skip
+_XLNET = replace(
+    _BERT, family="xlnet", vocab_size=32000, token_types=0, sentence_head=False, positions="relative_keys",
+    head="language", head_bias=True, embedding_norm=False, attention_bias=False, output_bias=False, initial="normal",
+)  # fmt: skip
 _DISTILBERT = replace(
     _BERT, family="distilbert", layers=6, token_types=0, sentence_head=False, pooler="relu", initial="normal",
 )  # fmt: skip
@@ -189,6 +193,7 @@ PRESETS: Mapping[str, TransformerConfig] = MappingProxyType({
     "ernie-1.0-base": _ERNIE,
     "mpnet-base": _MPNET,
     "deberta-v3-base": _DEBERTA_V3,
+    "xlnet-base": _XLNET,
     "albert-base": _ALBERT,
     "electra-base": _ELECTRA,
     "electra-small": _but(_ELECTRA, hidden=256, heads=4, embedding_size=128, intermediate=1024, generator=64),

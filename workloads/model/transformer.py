@@ -26,9 +26,10 @@ from workloads.model.heads import (
     VocabularyProjection,
 )
 from workloads.model.layers import embedding, norm
-from workloads.model.masks import REAL, Mask, self_mask
+from workloads.model.masks import QUERIES, REAL, Mask, self_mask
 from workloads.model.moe import MixtureOfExperts
 from workloads.model.positions import RelativeBias, Rotary, rotary
+from workloads.model.relative_keys import distances
 from workloads.workload import Batch
 
 IGNORED = -100
@@ -202,7 +203,8 @@ class Transformer(nn.Module):
                 assert self.prompt is not None
                 vectors = self.prompt(vectors)
                 types, tasks = (None if kind is None else F.pad(kind, (before, 0)) for kind in (types, tasks))
-            hidden = self.embeddings(vectors, positions + self.prefix_length, types, context.keys, tasks)
+            places, queries = positions + self.prefix_length, batch.get(QUERIES)
+            hidden = self.embeddings(vectors, places, types, context.keys, tasks, queries)
             hidden = hidden if self.projection is None else self.projection(hidden)
         repeat = self.config.layers if self.config.shared_layers else 1
         hidden, extra = run_layers(self.layers, hidden, context, extra, repeat)
@@ -252,6 +254,9 @@ class Transformer(nn.Module):
         real = F.pad(real, (before, 0), value=True) if real is not None and before else real
         samples = sample_keys(self, batch)
         masks = Context(mask, table, bias, full_mask=full, full_rotary=far)
+        if self.config.positions == "relative_keys":
+            types = batch.get("token_types")
+            masks = replace(masks, between=distances(positions, length, self.config.hidden, types))
         if self.distances is not None:
             places = batch.get("positions")
             places = torch.arange(length, device=device).unsqueeze(0) if places is None else places
@@ -262,7 +267,7 @@ class Transformer(nn.Module):
         hidden = output.hidden
         if isinstance(self.head, VocabularyProjection | MaskedHead):
             tokens, labels = None if self.tokens is None else self.tokens.weight, batch.get("labels")
-            if isinstance(self.head, MaskedHead) and labels is not None:
+            if labels is not None and self.config.architecture == "encoder":
                 predicted = labels != IGNORED
                 hidden, labels = hidden[predicted], labels[predicted]
             if in_chunks is not None:
@@ -310,7 +315,7 @@ def projection(config: TransformerConfig) -> nn.Linear | None:
 def make_head(config: TransformerConfig) -> nn.Module | None:
     """The head that the configuration names, None for none."""
     if config.head == "language":
-        return VocabularyProjection(config, config.hidden, bias=False)
+        return VocabularyProjection(config, config.hidden, config.head_bias)
     if config.head == "sequence":
         return LastTokenHead(config) if config.causal else SentenceHead(config, config.classes)
     made = {"masked": MaskedHead, "discriminator": DiscriminatorHead, "token": TokenHead, "span": TokenHead}

@@ -20,15 +20,19 @@ class PermutedLM(SampledObjective):
     random factorisation order the last 1/`k` of the text are the targets (partial prediction, section 2.3):
     a query sees the text before its target in that order and its own position, never its target; a target in
     the content stream sees what is before it in the order and itself; all other text sees all other text.
+    With `span` above 1 targets are spans of 1 to so many tokens, each drawn within `k` times as many (section 3.1), in
+    a random order as well.
     Weights are shared between the streams as in the paper, so that a plain transformer with `attention`, bool
-    [length, length], and `positions`, int64 [length], computes both in one pass. Segment recurrence and
-    relative segment encodings are of the model and left out.
+    [length, length], `positions`, int64 [length], and `queries`, bool [length], computes both in one pass: XLNet as it
+    is, any other model with the token <mask> in place of the queries' own vector. No segment is read with the memory of
+    the one before it.
     """
 
     name = "permuted_lm"
     architectures = frozenset({"encoder", "prefix"})
     needs: ClassVar[tuple[str, ...]] = ("mask", "pad")
     k: int = at_least(2, 6)
+    span: int = at_least(1, 1)
 
     def window(self, sequence_length: int) -> int:
         text = sequence_length
@@ -40,7 +44,13 @@ class PermutedLM(SampledObjective):
         text = self.read_window(read, sample)
         size, length = len(text), self.sequence_length
         order = rng.permutation(np.flatnonzero(self.is_text(text)))
-        targets = order[len(order) - min(self._targets(size), len(order)) :]
+        if self.span > 1:
+            inside = np.isin(order, self._spans(text, rng))
+            order = np.concatenate((order[~inside], order[inside]))
+            count = int(inside.sum())
+        else:
+            count = min(self._targets(size), len(order))
+        targets = order[len(order) - count :]
         # The place in the order: 0 for what is given, 1, 2, ... for the targets.
         place = np.zeros(size, dtype=np.int64)
         place[targets] = np.arange(len(targets)) + 1
@@ -56,7 +66,21 @@ class PermutedLM(SampledObjective):
             "positions": padded(np.concatenate((np.arange(size), targets)), length, 0),
             "padding": np.arange(length) < used,
             "attention": attention,
+            "queries": (np.arange(length) >= size) & (np.arange(length) < used),
         }
+
+    def _spans(self, text: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Places of targets, in spans of 1 to `span` tokens, each within a context of `k` times as many; special tokens
+        are none, and as many are left out as there are too many."""
+        found: list[int] = []
+        at = 0
+        while at < len(text):
+            length = int(rng.integers(1, self.span + 1))
+            start = at + int(rng.integers(0, self.k * length - length + 1))
+            found += range(start, min(start + length, len(text)))
+            at += self.k * length
+        places = np.array(found, dtype=np.int64)
+        return places[self.is_text(text[places])][: self._targets(len(text))]
 
     def _targets(self, text: int) -> int:
         return max(1, text // self.k)

@@ -70,6 +70,11 @@ MODELS: dict[str, dict[str, Any]] = {
         "objective": "masked_lm",
         "changes": {**LAYERS, "kv_heads": 4, "head_dim": 8, "disentangled": 6, "relative_distance": 14},
     },
+    "two-streams": {
+        "model": "xlnet-base",
+        "objective": "permuted_lm",
+        "changes": {**LAYERS, "kv_heads": 4, "head_dim": 8},
+    },
     "distances": {
         "model": "mpnet-base",
         "objective": "masked_lm",

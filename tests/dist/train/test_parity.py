@@ -67,6 +67,8 @@ QUICK = {
         *some("pair", Layout(dp=2, zero=2, micro_batch=2), Layout(tp=2, micro_batch=2)),
         *some("disentangled", Layout(tp=2, sequence=True, micro_batch=2), Layout(**PIPED, schedule="zbv")),
         *some("disentangled", Layout(dp=2, zero=3, micro_batch=2)),
+        *some("two-streams", Layout(tp=2, sequence=True, micro_batch=2), Layout(**PIPED, schedule="zbv")),
+        *some("two-streams", Layout(dp=2, zero=3, micro_batch=2)),
         *some("distances", Layout(tp=2, sequence=True, micro_batch=2), Layout(**PIPED, schedule="zbv")),
         *some("summary", Layout(tp=2, micro_batch=2), Layout(**PIPED, schedule="zbv")),
         *some("pair", Layout(**PIPED, schedule="gpipe"), Layout(**PIPED, schedule="zbv")),
@@ -83,6 +85,7 @@ QUICK = {
         *some("moe", Layout(dp=4, ep=2, zero=3, shard=2, micro_batch=1)),
         *some("sinks", Layout(**EXPERT, tp=2)),
         *some("disentangled", Layout(**PIPED, tp=2)),
+        *some("two-streams", Layout(**PIPED, tp=2)),
         *some("moe", Layout(**EXPERT, tp=2), Layout(dp=2, tp=2, zero=3, sequence=True, micro_batch=2)),
     ],
 }

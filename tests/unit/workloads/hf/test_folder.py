@@ -61,6 +61,8 @@ CLASSES: dict[str, tuple[str, dict[str, Any], str]] = {
     "roberta": ("RobertaForMaskedLM", ENCODER, "masked_lm"),
     "ernie": ("ErnieForMaskedLM", ENCODER | {"use_task_id": True}, "masked_lm"),
     "mpnet": ("MPNetForMaskedLM", ENCODER, "masked_lm"),
+    "xlnet": ("XLNetLMHeadModel", {"vocab_size": SIZE, "d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 48},
+              "permuted_lm"),
     "deberta-v2": ("DebertaV2ForMaskedLM", ENCODER | DEBERTA, "masked_lm"),
     "albert": ("AlbertForMaskedLM", ENCODER | {"embedding_size": 16}, "masked_lm"),
     "electra": ("ElectraForMaskedLM", ENCODER | {"embedding_size": 16}, "masked_lm"),

@@ -38,6 +38,24 @@ def test_the_streams_see_what_the_order_allows(samples):
         assert np.array_equal(attention[queries], expected)
 
 
+def test_spans_are_predicted_in_a_random_order(samples):
+    _, windows, batch = samples("permuted_lm", 300, 64, span=5)
+    size, k = windows.shape[1], 6
+    counts, runs, in_order = [], [], 0
+    for labels, positions, queries in zip(batch["labels"], batch["positions"], batch["queries"], strict=True):
+        assert np.array_equal(queries, labels != -100)
+        targets = positions[queries]
+        assert len(set(targets)) == len(targets)
+        in_order += np.array_equal(targets, np.sort(targets))
+        chosen = np.isin(np.arange(size), targets)
+        counts.append(len(targets))
+        runs.append(len(targets) / (chosen[0] + (chosen[1:] & ~chosen[:-1]).sum()))
+    assert in_order < 30
+    assert max(counts) <= size // k
+    assert np.mean(counts) == pytest.approx(size / k, rel=0.2)
+    assert 2.0 < np.mean(runs) < 4.0  # spans of 1 to 5, weighted by nothing but chance
+
+
 def test_document_ends_are_given_and_padding_fills(samples):
     _, windows, batch = samples("permuted_lm", 20, 64, ends=0.9)
     used = windows.shape[1] + (batch["labels"] != -100).sum(axis=1)

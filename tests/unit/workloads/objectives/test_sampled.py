@@ -56,7 +56,7 @@ def test_shapes_and_types_do_not_depend_on_the_text(name, make, reader, draw):
     for key, value in batches[0].items():
         assert len({(b[key].shape, b[key].dtype) for b in batches}) == 1
         assert value.dtype == (
-            torch.bool if key in ("padding", "decoder_padding", "attention") else torch.int64
+            torch.bool if key in ("padding", "decoder_padding", "attention", "queries") else torch.int64
         )
         assert value.shape[0] == 2
     assert batches[0]["tokens"].shape == (2, 64)

@@ -1,0 +1,50 @@
+"""Keys by distance: what a query makes of a key's distance and segment (Dai et al. 2019, Transformer-XL, section 3.3;
+Yang et al. 2019, XLNet, section 2.5)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from workloads.model.config import TransformerConfig
+from workloads.model.disentangled import Between
+from workloads.model.positions import sinusoids
+
+
+class RelativeKeys(nn.Module):
+    """What stands beside the queries of all heads: a bias for keys of content, of distance and of segment, each [heads
+    * D], and the keys of the same and of another segment [heads * D, 2]. A tensor-parallel rank has those of its heads.
+    """
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        width = config.heads * config.head_dim
+        self.head_dim = config.head_dim
+        self.content = nn.Parameter(torch.empty(width))
+        self.distance = nn.Parameter(torch.empty(width))
+        self.segment = nn.Parameter(torch.empty(width))
+        self.segments = nn.Parameter(torch.empty(width, 2))
+
+    def forward(self, query: Tensor, keys: Tensor, between: Between) -> tuple[Tensor, Tensor]:
+        """The queries of content, and what of the scores does not depend on content [B, heads, L, L].
+
+        query is [B, heads, L, D], keys [1, heads, 2 L - 1, D] those of the distances in `between`.
+        """
+        numbers = between.numbers.unsqueeze(1).expand(*query.shape[:2], -1, -1)
+        found = ((query + self._heads(self.distance)) @ keys.transpose(-2, -1)).gather(-1, numbers)
+        if between.other is not None:
+            of_segments = self.segments.view(-1, self.head_dim, 2).to(query.dtype)
+            same, other = ((query + self._heads(self.segment)) @ of_segments).unsqueeze(-2).unbind(-1)
+            found = found + torch.where(between.other.unsqueeze(1), other, same)
+        return query + self._heads(self.content), found
+
+    def _heads(self, bias: Tensor) -> Tensor:
+        return bias.view(-1, 1, self.head_dim)
+
+
+def distances(positions: Tensor, length: int, size: int, types: Tensor | None) -> Between:
+    """Vectors of all distances that `length` tokens at `positions` int64 [1 or B, L], from 0 to L - 1, can have, fp32
+    [2 L - 1, size]; segments are told apart by token `types` [B, L]."""
+    vectors = sinusoids(torch.arange(1 - length, length, device=positions.device), size)
+    apart = positions[:, :, None] - positions[:, None, :] + length - 1
+    return Between(vectors, apart, None if types is None else types[:, :, None] != types[:, None, :])
