@@ -1,4 +1,4 @@
-"""The commands checkpoint list, verify, export, prune and import-deepspeed."""
+"""The commands checkpoint list, verify, export, prune, import-deepspeed and import-megatron."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ def register(app: typer.Typer) -> None:
     group.command()(export)
     group.command()(prune)
     group.command("import-deepspeed")(import_deepspeed)
+    group.command("import-megatron")(import_megatron)
     app.add_typer(group, name="checkpoint")
 
 
@@ -162,6 +163,36 @@ def import_deepspeed(
     print(
         f"{target}: {len(found['tensors'])} tensors of a ZeRO {found['stage']} checkpoint of {found['ranks']} ranks, "
         f"read in a separate process ({how})"
+    )
+
+
+def import_megatron(
+    source: Annotated[
+        Path, typer.Argument(parser=on_this_machine, help="folder that Megatron-LM's --save named")
+    ],
+    target: Annotated[Path, typer.Argument(parser=on_this_machine, help="new folder, for hf:<target>")],
+    iteration: Annotated[
+        int | None, typer.Option(help="which iteration [default: the latest that the folder names]")
+    ] = None,
+    vocabulary: Annotated[
+        int | None, typer.Option(help="rows of the tables to keep [default: all, with Megatron's padding]")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Put together the weights of a Megatron-LM checkpoint (mp_rank_..., --ckpt-format torch) of a GPT.
+
+    One without rotary positions becomes GPT-2, one with rotary positions, SwiGLU and RMSNorm Llama. The files are
+    pickles, of which only tensors and plain data are read. Optimiser state is not imported.
+    """
+    from orchestrator.export.megatron_import import import_megatron as take
+
+    found = take(str(source), str(target), iteration, vocabulary)
+    if as_json:
+        emit(found)
+        return
+    print(
+        f"{target}: {found['model_type']} of {len(found['tensors'])} tensors, of iteration {found['iteration']} on "
+        f"{found['tensor_parallel']} x {found['pipeline_parallel']} ranks (tensor x pipeline parallel)"
     )
 
 
