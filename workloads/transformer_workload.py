@@ -18,7 +18,7 @@ from workloads.model.config import TransformerConfig
 from workloads.model.depth import depth
 from workloads.model.electra import Electra, ElectraOutput
 from workloads.model.generate import generate
-from workloads.model.initialise import initial, new_rows
+from workloads.model.initialise import drawn, initial, new_rows
 from workloads.model.moe import MixtureOfExperts
 from workloads.model.mup import lr_scale
 from workloads.model.seq2seq import EncoderDecoder
@@ -91,7 +91,9 @@ class TransformerWorkload:
         shape = self.shapes[name]
         if found is not None and name in self.quantised:
             return RoundedTensor(found)
-        if found is None or found.shape == shape:
+        if found is None:
+            return None if added else drawn(self.config, name, shape, seed, self.base_shapes[name])
+        if found.shape == shape:
             return found
         new = partial(new_rows, self.config, name, shape, seed, self.base_shapes[name])
         return ExtendedTable(found, shape, new)

@@ -214,8 +214,8 @@ class Workload(Protocol):
         """The initial value of the parameter or buffer `name` in fp32 on CPU, from (seed, name) alone."""
 
     def stored(self, name: str, seed: int) -> StoredTensor | None:
-        """The tensor `name` in the weights that the model begins with, which may be read in parts; None if it begins
-        anew. Its values are those of `initial`."""
+        """The tensor `name`, which may be read in parts: in the weights that the model begins with, or drawn; None if
+        there are none but those of `initial`, whose values it has."""
 
     @property
     def notes(self) -> Sequence[str]:

@@ -143,6 +143,11 @@ class Workers:
         """What the least of the workers has, for the planner."""
         return machine_for(self._cluster.offer(self.bundle), self.bundle, self._spec.train.precision)
 
+    def host_memory(self) -> float | None:
+        """Bytes of host memory of the least of the workers; None while there is none."""
+        offer = self._cluster.offer(self.bundle)
+        return offer.memory if offer else None
+
     def stop(self) -> None:
         """End the ranks; what they ran in stays ready."""
         self.running = False

@@ -8,6 +8,7 @@ from orchestrator.planning.layout import ModelShape
 
 STATE, AVERAGE = 12.0, 4.0
 """Bytes of a snapshot for each parameter: weights and the two moments of Adam, all fp32; and of a moving average."""
+FORCED = "must_fit: false runs it all the same"
 GENERATIONS = 2
 """Copies of the state that a saver holds: one that is written, one that is filled."""
 
@@ -18,10 +19,27 @@ def state_bytes(spec: JobSpec, shape: ModelShape) -> float:
     return each * shape.parameters * shape.trained_share
 
 
+def worker_bytes(spec: JobSpec, shape: ModelShape, workers: int) -> float:
+    """What each of so many workers holds; the ranks of a run divide its state evenly. 0 where the job says that it
+    need not fit."""
+    asked = spec.resources.per_worker.gpu and spec.resources.must_fit
+    return GENERATIONS * state_bytes(spec, shape) / workers if asked else 0.0
+
+
+def check_workers_memory(spec: JobSpec, shape: ModelShape, there: float) -> None:
+    """Raise InputError unless workers with so many bytes each hold what GPUs save, if there are as many as the job may
+    have."""
+    most = spec.resources.workers.max
+    if (needed := worker_bytes(spec, shape, most)) > there:
+        what = f"two copies of the run's state are {needed / 1e9:.0f} GB of host memory for each of {most} workers"
+        hint = "take more workers, nodes with more memory, a smaller model, or fewer parameters by an adapter"
+        what += f", and the smallest node has {there / 1e9:.0f} GB for each"
+        raise InputError(what, "resources", f"{hint}; {FORCED}")
+
+
 def check_host_memory(spec: JobSpec, shape: ModelShape, there: float) -> None:
     """Raise InputError unless a machine with so many bytes, on which all workers run, holds what GPUs save."""
-    needed = GENERATIONS * state_bytes(spec, shape)
-    if spec.resources.per_worker.gpu and needed > there:
+    if (needed := worker_bytes(spec, shape, 1)) > there:
         what = f"two copies of the run's state are {needed / 1e9:.0f} GB of host memory, and this machine has"
         hint = "train on more machines, which divide it, a smaller model, or fewer parameters by an adapter"
-        raise InputError(f"{what} {there / 1e9:.0f} GB", "resources", hint)
+        raise InputError(f"{what} {there / 1e9:.0f} GB", "resources", f"{hint}; {FORCED}")

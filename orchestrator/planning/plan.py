@@ -18,6 +18,7 @@ from orchestrator.job.spec import JobSpec
 from orchestrator.planning.candidates import candidates
 from orchestrator.planning.device import Machine
 from orchestrator.planning.engine_rules import engine_problems
+from orchestrator.planning.host_memory import worker_bytes
 from orchestrator.planning.layout import Layout, ModelShape
 from orchestrator.planning.legal_layouts import nearest
 from orchestrator.planning.memory import (
@@ -203,11 +204,13 @@ def _best(
 
 @dataclass(frozen=True)
 class Planner:
-    """Plans for one job, which the controller asks for repeatedly: each number of workers is planned once."""
+    """Plans for one job, which the controller asks for repeatedly: each number of workers is planned once. `host` is
+    how many bytes a worker has beside its GPU, None where that is not known."""
 
     spec: JobSpec
     shape: ModelShape
     machine: Machine
+    host: float | None = None
     _known: dict[int, Layout | None] = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
     def plan(self, workers: int) -> Plan:
@@ -244,7 +247,10 @@ class Planner:
         return {"flops_per_token": self.shape.flops_per_token, "peak_flops": self.machine.flops}
 
     def choose(self, workers: int) -> Layout | None:
-        """The best layout for that number of workers; None if there is no legal one."""
+        """The best layout for that number of workers; None if there is no legal one, or so few cannot hold what is
+        saved."""
+        if workers and self.host is not None and worker_bytes(self.spec, self.shape, workers) > self.host:
+            return None
         if workers not in self._known:
             try:
                 self._known[workers] = self.plan(workers).chosen.layout if workers else None

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import product
 
 import numpy as np
 import torch
@@ -12,6 +14,10 @@ from torch import Tensor
 
 from workloads.model.config import TransformerConfig
 from workloads.model.mup import std_scale
+from workloads.model.stored import Part, whole
+
+ROWS, COLUMNS = 64, 1024
+"""The size of a tile, see `Drawn`."""
 
 
 def normal(seed: int, name: str, shape: Sequence[int], beyond: float = math.inf) -> Tensor:
@@ -28,6 +34,45 @@ def normal(seed: int, name: str, shape: Sequence[int], beyond: float = math.inf)
     return torch.from_numpy(values).view(torch.Size(shape))
 
 
+@dataclass(frozen=True)
+class Drawn:
+    """A tensor of normal values of which a part can be drawn without the rest: a `StoredTensor`.
+
+    Each tile of ROWS x COLUMNS, or of a vector as many values, comes from (seed, name, place) alone; a tensor that is
+    no larger is one tile. `std` is the standard deviation, and nothing is beyond `beyond` of them.
+    """
+
+    seed: int
+    name: str
+    shape: torch.Size
+    std: float
+    beyond: float = math.inf
+
+    def __getitem__(self, part: Part) -> Tensor:
+        """A part, fp32 on the CPU. Draws the tiles that it touches."""
+        if self.shape.numel() <= ROWS * COLUMNS:
+            return normal(self.seed, self.name, self.shape, self.beyond)[part].mul_(self.std)
+        found, sizes = torch.empty([each.stop - each.start for each in part]), self._tile
+        touched = (
+            range(each.start // size, -(-each.stop // size)) for each, size in zip(part, sizes, strict=True)
+        )
+        for place in product(*touched):
+            there, here, shape = [], [], []
+            for number, size, length, asked in zip(place, sizes, self.shape, part, strict=True):
+                first = number * size
+                shape.append(min(size, length - first))
+                start, stop = max(first, asked.start), min(first + shape[-1], asked.stop)
+                there.append(slice(start - first, stop - first))
+                here.append(slice(start - asked.start, stop - asked.start))
+            values = normal(self.seed, f"{self.name}#{','.join(map(str, place))}", shape, self.beyond)
+            found[tuple(here)] = values[tuple(there)]
+        return found.mul_(self.std)
+
+    @property
+    def _tile(self) -> tuple[int, ...]:
+        return (ROWS * COLUMNS,) if len(self.shape) == 1 else (*(1,) * (len(self.shape) - 2), ROWS, COLUMNS)
+
+
 def initial(
     config: TransformerConfig, name: str, shape: torch.Size, seed: int, base: torch.Size | None = None
 ) -> Tensor:
@@ -36,15 +81,24 @@ def initial(
     Norm weights are one (those kept minus one: zero); biases and buffers zero; the rest has the spread of `spread`,
     scaled beside the base.
     """
-    if is_norm(name):
-        return torch.zeros(shape) if config.norm == "rms_offset" else torch.ones(shape)
-    if name.endswith("bias"):
-        return torch.zeros(shape)
+    found = drawn(config, name, shape, seed, base)
+    if found is not None:
+        return found[whole(shape)]
+    ones = is_norm(name) and config.norm != "rms_offset"
+    return torch.ones(shape) if ones else torch.zeros(shape)
+
+
+def drawn(
+    config: TransformerConfig, name: str, shape: torch.Size, seed: int, base: torch.Size | None = None
+) -> Drawn | None:
+    """The same, to be drawn in parts; None for what is not drawn: norms and biases."""
+    if is_norm(name) or name.endswith("bias"):
+        return None
     # As tf.truncated_normal: nothing beyond two standard deviations.
     beyond = 2.0 if config.initial == "truncated" else math.inf
     base = base or shape
     std = spread(config.base or config, name, base) * std_scale(name, shape, base)
-    return normal(seed, name, shape, beyond).mul_(std)
+    return Drawn(seed, name, shape, std, beyond)
 
 
 def new_rows(

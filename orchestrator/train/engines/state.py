@@ -12,6 +12,7 @@ from orchestrator.checkpoint.pieces import TensorPiece
 from orchestrator.checkpoint.reader import Reader
 from orchestrator.train.engines.optimizers import Lamb, Lars, Lion
 from orchestrator.train.parallel.parameter_shard import Box, ParameterShard
+from workloads.model.initialise import ROWS
 from workloads.model.stored import Part, StoredTensor
 from workloads.workload import Workload
 
@@ -51,7 +52,8 @@ def committed_shapes(workload: Workload, thawing: Collection[str] = ()) -> dict[
 
 
 def initialise(workload: Workload, name: str, seed: int, views: Iterable[tuple[Box, Tensor]]) -> None:
-    """Fill this rank's parts of a tensor with their initial values; of weights that are stored only they are read."""
+    """Fill this rank's parts of a tensor with their initial values; only they are read of weights that are stored, and
+    drawn of others."""
     stored = workload.stored(name, seed)
     whole = workload.initial(name, seed) if stored is None else None
     for box, view in views:
@@ -68,9 +70,13 @@ def _read_into(view: Tensor, stored: StoredTensor, part: Part) -> None:
         return
     rows, *rest = part
     step = max(1, READ_BYTES // (4 * max(1, view.numel() // len(view)))) if len(view) else 1
-    for at in range(0, len(view), step):
-        stop = min(at + step, len(view))
-        view[at:stop].copy_(stored[(slice(rows.start + at, rows.start + stop), *rest)])
+    if view.dim() == 2:  # whole tiles, of which none is drawn twice
+        step = max(1, step // ROWS) * ROWS
+    at = rows.start
+    while at < rows.stop:
+        stop = min(at - at % step + step, rows.stop)
+        view[at - rows.start : stop - rows.start].copy_(stored[(slice(at, stop), *rest)])
+        at = stop
 
 
 def shards_to_save(shards: Iterable[ParameterShard]) -> list[ParameterShard]:

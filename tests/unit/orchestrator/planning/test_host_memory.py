@@ -7,14 +7,16 @@ from jobs import job
 
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec, parse
-from orchestrator.planning.host_memory import check_host_memory, state_bytes
+from orchestrator.planning.device import BOUNDLESS
+from orchestrator.planning.host_memory import check_host_memory, check_workers_memory, state_bytes
 from orchestrator.planning.layout import ModelShape
+from orchestrator.planning.plan import Planner
 
 SHAPE = ModelShape(70_000_000_000, 80, 8192, 64, 8, 28672, 128256, 8192)
 
 
-def spec(gpu: int) -> JobSpec:
-    return parse(job("none.txt") | {"resources": {"workers": 8, "per_worker": {"gpu": gpu}}})
+def spec(gpu: int, **resources: object) -> JobSpec:
+    return parse(job("none.txt") | {"resources": {"workers": 8, "per_worker": {"gpu": gpu}, **resources}})
 
 
 def test_the_state_of_70_billion_parameters() -> None:
@@ -26,3 +28,21 @@ def test_a_machine_that_cannot_hold_two_copies_is_refused() -> None:
         check_host_memory(spec(1), SHAPE, 1e12)
     check_host_memory(spec(1), SHAPE, 2e12)
     check_host_memory(spec(0), SHAPE, 1e12)
+    check_host_memory(spec(1, must_fit=False), SHAPE, 1e12)
+
+
+def test_workers_of_a_cluster_that_cannot_hold_their_part_are_refused() -> None:
+    with pytest.raises(
+        InputError, match="210 GB of host memory for each of 8 workers, and the smallest node has 200"
+    ):
+        check_workers_memory(spec(1), SHAPE, 2e11)
+    for asked, there in ((spec(1), 2.2e11), (spec(0), 1e11), (spec(1, must_fit=False), 1e11)):
+        check_workers_memory(asked, SHAPE, there)
+
+
+def test_a_gang_that_is_too_narrow_for_its_state_is_not_chosen() -> None:
+    asked = spec(1, workers={"min": 1, "max": 8})
+    planner = Planner(asked, SHAPE, BOUNDLESS, 5e11)
+    assert planner.choose(4)
+    assert planner.choose(2) is None
+    assert Planner(asked, SHAPE, BOUNDLESS).choose(2)

@@ -1,12 +1,16 @@
 """First weights: as published, and the same bits wherever they are made."""
 
 import hashlib
+import math
+from collections.abc import Sequence
 
 import pytest
 import torch
 
-from workloads.model.initialise import initial
+from workloads.model import initialise
+from workloads.model.initialise import drawn, initial, normal
 from workloads.model.presets import preset
+from workloads.model.stored import whole
 from workloads.transformer_workload import TransformerWorkload
 from workloads.workload import Vocabulary
 
@@ -27,6 +31,8 @@ def test_the_bits_are_fixed() -> None:
     """A change here makes old runs start elsewhere: it must be meant."""
     made = value("gpt2", "tokens.weight", (32, 16))
     assert hashlib.sha256(made.numpy().tobytes()).hexdigest()[:16] == "cfd71e96fae7eb4b"
+    tiles = value("gpt2", "tokens.weight", (100, 1030))
+    assert hashlib.sha256(tiles.numpy().tobytes()).hexdigest()[:16] == "69eb4d21a91f301e"
 
 
 @pytest.mark.parametrize(
@@ -78,3 +84,31 @@ def test_a_fresh_language_model_guesses_evenly() -> None:
         batch = {"tokens": tokens, "labels": tokens.roll(-3, 1), "sequence_labels": torch.tensor([0, 1])}
         result = workload.loss(model, batch)
         assert (result.total / result.count).item() == pytest.approx(8.32, abs=0.15)
+
+
+@pytest.mark.parametrize("shape", [(150, 2100), (3, 80, 1500), (70_000,), (40, 30)])
+def test_a_part_is_drawn_as_of_the_whole(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing that it does not touch."""
+    found = drawn(preset("bert-base"), "layers.0.feedforward.up.weight", torch.Size(shape), 5)
+    assert found is not None
+    made = found[whole(shape)]
+    assert len(made.unique()) > 0.98 * made.numel()
+    drawn_values = 0
+
+    def counted(seed: int, name: str, shape: Sequence[int], beyond: float) -> torch.Tensor:
+        nonlocal drawn_values
+        drawn_values += math.prod(shape)
+        return normal(seed, name, shape, beyond)
+
+    monkeypatch.setattr(initialise, "normal", counted)
+    for part in (
+        tuple(slice(n // 3, n // 2) for n in shape),
+        tuple(slice(n - 2, n) for n in shape),
+        tuple(slice(0, 1) for n in shape),
+        tuple(slice(n, n) for n in shape),
+    ):
+        assert torch.equal(found[part], made[part])
+    if made.numel() > 65_536:
+        drawn_values = 0
+        assert found[tuple(slice(0, 1) for _ in shape)].numel() == 1
+        assert drawn_values <= 65_536
