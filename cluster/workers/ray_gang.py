@@ -27,8 +27,6 @@ from cluster.workers.worker_group import (
 
 PLACEMENT_TIMEOUT = 30.0
 """Seconds for Ray to grant placement groups for which there is room."""
-GRANT_WAIT = 0.1
-"""Seconds to wait for a placement group for which there is room, before going on without."""
 END_FACTOR = 2.0
 """As many times the slowest end of a rank that was seen, where that is longer than `DeviceLimits.end`."""
 SUSPECT_SECONDS = 60.0
@@ -105,7 +103,7 @@ class RayGang:
             self._group_spec = (1, bundle, target)
             there = len(self._groups) + len(self._pending)
             self._request_groups(min(count, there + nodes.free_workers(bundle, self._suspected_nodes())))
-            self._advance(wait=GRANT_WAIT)  # so that they import while the caller does something else
+            self._advance(wait=0.1)  # so that they import while the caller does something else
 
     def held(self) -> int:
         """See `Gang.held`."""

@@ -31,7 +31,6 @@ from orchestrator.control.workers import POLL, Workers
 from orchestrator.job.errors import InputError
 from orchestrator.job.outcome import ENDED
 from orchestrator.job.spec import JobSpec
-from orchestrator.planning.host_memory import check_workers_memory
 from orchestrator.planning.layout import Layout
 from orchestrator.planning.plan import Planner
 from orchestrator.resolve.base import NO_BASE, base_json, bases_of, same_base
@@ -266,10 +265,7 @@ class Controller:
         for line in notes:
             self._event(self._state.phase, line)
         first = self._planner is None
-        host = self._workers.host_memory()
-        if host is not None:
-            check_workers_memory(self._spec, job.shape, host)
-        planner = self._planner = Planner(self._spec, job.shape, self._workers.machine(), host)
+        planner = self._planner = self._workers.planner(job.shape)
         planner.plan(self._spec.resources.workers.max)  # what is illegal is told before anything starts
         self._policy = Policy(self._spec, planner.choose, planner.seconds)
         if widest := self._policy.choose(self._useful):

@@ -15,8 +15,10 @@ from orchestrator.control.profile_requests import ProfileRequests
 from orchestrator.control.snapshot_servers import SnapshotServers
 from orchestrator.control.state import Phase
 from orchestrator.job.spec import JobSpec
+from orchestrator.planning.host_memory import check_workers_memory
 from orchestrator.planning.layout import Layout, ModelShape
-from orchestrator.planning.machines import Machine, machine_for
+from orchestrator.planning.machines import machine_for
+from orchestrator.planning.plan import Planner
 from orchestrator.storage.run_directory import Row, RunDir
 from orchestrator.track.rank_log import output_of_attempt
 from orchestrator.track.redact import redact
@@ -139,14 +141,13 @@ class Workers:
         """The machines that the ranks are on."""
         return self._cluster.machines(sorted({rank.node for rank in self.ranks}))
 
-    def machine(self) -> Machine:
-        """What the least of the workers has, for the planner."""
-        return machine_for(self._cluster.offer(self.bundle), self.bundle, self._spec.train.precision)
-
-    def host_memory(self) -> float | None:
-        """Bytes of host memory of the least of the workers; None while there is none."""
+    def planner(self, shape: ModelShape) -> Planner:
+        """Plans by what the least of the workers has. Raises InputError if their memory cannot hold what is saved."""
         offer = self._cluster.offer(self.bundle)
-        return offer.memory if offer else None
+        if offer:
+            check_workers_memory(self._spec, shape, offer.memory)
+        machine = machine_for(offer, self.bundle, self._spec.train.precision)
+        return Planner(self._spec, shape, machine, offer.memory if offer else None)
 
     def stop(self) -> None:
         """End the ranks; what they ran in stays ready."""

@@ -142,7 +142,7 @@ def _create(run: MlflowRun, name: str, commit: CommitManifest, store: Store) -> 
     }
     model = run.client.create_logged_model(
         run.experiment,
-        f"{name}-step-{commit.step}",
+        f"{name.replace('.', '-')}-step-{commit.step}",  # MLflow takes no dots there
         run.run_id,
         tags,
         {"step": str(commit.step), "layout": json.dumps(commit.meta.get("layout"))},

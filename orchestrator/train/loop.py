@@ -130,7 +130,6 @@ class Rank:
         self._weights: dict[str, Any] = {}  # what the row of an evaluation alone says of them
         self._progress = self._origin = self._restore()
         self._evaluations: list[EvaluationRow] = []  # since the last step's row
-        self._evaluation_seconds = 0.0  # of them
 
     def train(self) -> dict[str, Any]:
         """Train to the end of the task. The last commit is published when this returns."""
@@ -237,12 +236,11 @@ class Rank:
         if not stop or self._progress.step == self._last:
             stop |= not self._evaluate()
             row["time"] = wall()
-        row["evaluation_seconds"], self._evaluation_seconds = self._evaluation_seconds, 0.0
+        row["evaluation_seconds"] = sum(each["seconds"] for each in self._evaluations)
         if self._evaluations:
             row["evaluations"], self._evaluations = self._evaluations, []
-        final = stop or self._is_over
         progress = dataclasses.asdict(self._progress)
-        row["commit_seconds"] = self._commits.after_step(progress, row, agreed, final)
+        row["commit_seconds"] = self._commits.after_step(progress, row, agreed, stop or self._is_over)
         row["saves"] = self._commits.outcomes()
         self._context.report(self._progress.step, row if self._context.rank_info.rank == 0 else None)
         return stop
@@ -254,10 +252,8 @@ class Rank:
         due = self._task.commit and self._evaluator.is_due(step)  # a replay is about training
         if not due or self._progress.last_evaluation_step == step:
             return True
-        began = time.perf_counter()
         # That of the last step has no other chance.
         row = self._evaluator.evaluate(step, self._task.attempt, heeds_stop=step < self._last)
-        self._evaluation_seconds += time.perf_counter() - began
         if row is not None:
             self._evaluations.append(row)
             self._progress = self._progress.with_evaluation(row["sets"], self._spec.stop_when)

@@ -59,8 +59,8 @@ def test_the_best_commit_is_found_and_those_that_are_gone_are_not(store: str, ru
         commit(run_dir, step, loss + 0.1)
         run_dir.append("evals.jsonl", [evaluation(step, loss)])
         run.log_evaluations([evaluation(step, loss)])
-        log_commits(run, "demo", run_dir, DATA)
-    log_commits(run, "demo", run_dir, DATA)  # twice is once
+        log_commits(run, "demo.2", run_dir, DATA)
+    log_commits(run, "demo.2", run_dir, DATA)  # twice is once
     inputs = run.client.get_run(run.run_id).inputs.dataset_inputs
     assert {(each.dataset.name, each.tags[0].value) for each in inputs} == {
         ("training", "training"), ("validation", "validation"),
@@ -70,7 +70,7 @@ def test_the_best_commit_is_found_and_those_that_are_gone_are_not(store: str, ru
     found = models(run, order_by=best)
     assert [model.tags["orchestrator.step"] for model in found] == ["4", "6", "2"]
     assert (found[0].name, found[0].status.name, found[0].tags["receipt"]) == (
-        "demo-step-4",
+        "demo-2-step-4",
         "READY",
         "hash4",
     )
@@ -80,7 +80,7 @@ def test_the_best_commit_is_found_and_those_that_are_gone_are_not(store: str, ru
     assert sorted(seen) == [(2, 3.0), (4, 1.5), (6, 2.5)], "each once"
 
     shutil.rmtree(run_dir.at("checkpoints/step-00000004"))
-    log_commits(run, "demo", run_dir, DATA)
+    log_commits(run, "demo.2", run_dir, DATA)
     assert {model.tags["orchestrator.step"] for model in models(run)} == {"2", "6"}
 
 
