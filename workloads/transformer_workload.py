@@ -68,7 +68,7 @@ class TransformerWorkload:
     @cached_property
     def base_shapes(self) -> Mapping[str, torch.Size]:
         """The shapes in the muP base model; those of this model if it has none."""
-        return self.shapes if self.config.base is None else _shapes(self.config.base)
+        return self.shapes if self.config.base is None else shapes_of(self.config.base)
 
     def initial(self, name: str, seed: int) -> Tensor:
         """The initial value of `name`, fp32 on CPU: the checkpoint's if there is one, else from (seed, name).
@@ -216,7 +216,7 @@ class TransformerWorkload:
         from workloads.hf.checkpoint import check_export
 
         self._check_merges()
-        check_export(self.config, self.vocabulary, _shapes(self.config), self._decoder_start)
+        check_export(self.config, self.vocabulary, shapes_of(self.config), self._decoder_start)
 
     def to_hf(self, read: Callable[[str], Tensor], folder: str) -> None:
         """Write config.json and model.safetensors (fp32) that transformers loads, with the adapter merged into the
@@ -239,7 +239,9 @@ class TransformerWorkload:
         from workloads.hf.checkpoint import export
 
         labels = getattr(self.objective, "labels", ())
-        export(self.config, self.vocabulary, _shapes(self.config), read, folder, self._decoder_start, labels)
+        export(
+            self.config, self.vocabulary, shapes_of(self.config), read, folder, self._decoder_start, labels
+        )
 
     @property
     def decoder_start(self) -> int | None:
@@ -251,7 +253,8 @@ class TransformerWorkload:
         return getattr(self.objective, "decoder_start", None)
 
 
-def _shapes(config: TransformerConfig) -> dict[str, torch.Size]:
+def shapes_of(config: TransformerConfig) -> dict[str, torch.Size]:
+    """The shape of every tensor of a model."""
     with torch.device("meta"):
         return {name: tensor.shape for name, tensor in build_model(config).state_dict().items()}
 

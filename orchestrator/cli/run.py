@@ -263,12 +263,12 @@ def _where_next(run_dir: str, tracking: str | None, form: str | None, summary: d
     _say("Where to look next")
     _say(f"  {shown}/report.html          the run as pictures")
     if summary.get("export"):
-        what = (
-            "the adapter, for peft.PeftModel"
-            if form == "adapter"
-            else "the model, for transformers.AutoModel"
-        )
-        _say(f"  {shown}/export/              {what}.from_pretrained")
+        loaded = {
+            "hf": "the model, for transformers.AutoModel.from_pretrained",
+            "adapter": "the adapter, for peft.PeftModel.from_pretrained",
+            "safetensors": "the model, for orchestrator.load_run(...).model()",
+        }
+        _say(f"  {shown}/export/              {loaded.get(form or '', f'the model as {form}')}")
     _say(f"  orchestrator verify-resume {shown}      replay steps from a commit and compare")
     _say(f"  orchestrator checkpoint list {shown}    the commits")
     if tracking:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
+from orchestrator.job.checkpoint import CheckpointSpec
 from orchestrator.job.errors import InputError
 from orchestrator.resolve.resolved_job import wrong_input
+from workloads.errors import WorkloadError
+
+if TYPE_CHECKING:
+    from workloads.workload import Workload
 
 Converted: TypeAlias = Literal["dcp", "gguf", "onnx"]
 Names: TypeAlias = Literal["hf", "torchtitan", "olmo"]
@@ -15,6 +20,7 @@ Numbers: TypeAlias = Literal["f32", "f16", "bf16", "q8_0"]
 EXTRAS = {"gguf": ("gguf", "accelerate"), "onnx": ("onnx", "onnxruntime")}
 """What must be installed for a form, by the extra of its name."""
 FORM, NAMES, NUMBERS = "--form", "--names", "--numbers"
+EXPORT = "checkpoint.export"
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,46 @@ def asked_form(form: str | None, names: Names | None, numbers: Numbers | None) -
     return Conversion(form, names or "hf", numbers or "f16")  # type: ignore[arg-type]
 
 
+def form_of(checkpoint: CheckpointSpec) -> Any:
+    """The same, of a job's keys."""
+    form = checkpoint.export
+    if form not in get_args(Converted):
+        return form
+    return Conversion(form, checkpoint.export_names or "hf", checkpoint.export_numbers or "f16")  # type: ignore[arg-type]
+
+
+def check_conversion(asked: Conversion, workload: Workload) -> None:
+    """Raise InputError or WorkloadError if the format has no such model, as far as its configuration and its names
+    tell; a tokenizer is looked at when there is one."""
+    from workloads.hf.checkpoint import hf_config_of, hf_names
+    from workloads.hf.hf_config import read_hf_config
+    from workloads.hf.name_maps import written
+    from workloads.model.config import TransformerConfig
+    from workloads.transformer_workload import shapes_of
+
+    if asked.form in EXTRAS:
+        check_extra(EXTRAS[asked.form], asked.form, EXPORT)
+    config, paired, about = workload.config, bool(getattr(workload.config, "generator", 0)), {}
+    if isinstance(config, TransformerConfig):
+        alone = config.changed({"generator": 0}) if paired else config
+        about = hf_config_of(alone, workload.vocabulary, workload.decoder_start).to_dict()
+    else:
+        about = read_hf_config(config.folder, dict(config.changes)).to_dict()
+    if asked.form == "gguf":
+        from workloads.hf.gguf_export import check_gguf
+
+        check_gguf(about)
+    elif asked.form == "onnx":
+        from workloads.hf.onnx_export import check_onnx
+
+        check_onnx(about, paired)
+    elif paired:
+        raise WorkloadError("a pair of two networks has no common names; set checkpoint.export to hf")
+    elif asked.names != "hf":
+        ours = isinstance(config, TransformerConfig)
+        written(asked.names, hf_names(config, shapes_of(config)) if ours else config.bare.state_dict(), about)
+
+
 def convert(asked: Conversion, plain: str, folder: str) -> float | None:
     """Write what is in `plain`, an export for transformers, to `folder` in another format, and check it.
 
@@ -67,9 +113,9 @@ def convert(asked: Conversion, plain: str, folder: str) -> float | None:
         return None
 
 
-def check_extra(modules: tuple[str, ...], extra: str) -> None:
+def check_extra(modules: tuple[str, ...], extra: str, where: str = FORM) -> None:
     """Raise InputError if a package that a form needs is not installed."""
     for module in modules:
         if find_spec(module) is None:
             hint = f"pip install 'training-orchestrator[{extra}]'"
-            raise InputError(f"needs {module}, which is not installed", FORM, hint)
+            raise InputError(f"needs {module}, which is not installed", where, hint)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import numpy as np
 
-from orchestrator.export.converted import FORM, Conversion, convert
+from orchestrator.export.converted import FORM, Conversion, convert, form_of
 from orchestrator.export.peft_adapter import check_adapter_export, write_adapter
 from orchestrator.export.target import MARK, check_target, draft, publish
 from orchestrator.export.tokenizer import class_to_read, write_tokenizer
@@ -70,7 +70,7 @@ def export(
     if own and isinstance(form, Conversion):
         raise InputError("an own model is exported under its own names alone", FORM, "leave it out")
     with draft(target) as folder:
-        form = "safetensors" if own else form or spec.checkpoint.export or "hf"
+        form = "safetensors" if own else form or form_of(spec.checkpoint) or "hf"
         if isinstance(form, Conversion):
             with tempfile.TemporaryDirectory(prefix="hf-", dir=folder) as plain:
                 difference = write(spec, tokens, found.workload, found.read, plain)

@@ -64,10 +64,17 @@ class CheckpointSpec(StrictModel):
         description="steps between snapshots into the memory of other nodes; auto: as often as costs one hundredth of "
         "the time, if there are several nodes with enough memory",
     )
-    export: Literal["hf", "adapter", "safetensors"] | None = Field(
+    export: Literal["hf", "adapter", "safetensors", "dcp", "gguf", "onnx"] | None = Field(
         default="hf",
         description="what is exported: a model for transformers, with an adapter merged into it; the adapter alone, "
-        "for peft; safetensors, the weights of an own model under its own names",
+        "for peft; safetensors, the weights of an own model under its own names; dcp, gguf and onnx, other formats, "
+        "made of that for transformers",
+    )
+    export_names: Literal["hf", "torchtitan", "olmo"] | None = Field(
+        default=None, description="with export dcp, the names of the tensors; hf if unset"
+    )
+    export_numbers: Literal["f32", "f16", "bf16", "q8_0"] | None = Field(
+        default=None, description="with export gguf, the format of the matrices; f16 if unset"
     )
     export_at: Literal["end", "commit"] = Field(
         default="end", description="once at the end, or at every commit, beside training"
@@ -83,6 +90,13 @@ class CheckpointSpec(StrictModel):
                 f"keep_every {self.keep_every} is no multiple of every {self.every}, so that few of those steps "
                 "are committed; change one of them"
             )
+        return self
+
+    @model_validator(mode="after")
+    def options_are_of_the_export(self) -> CheckpointSpec:
+        for key, of in (("export_names", "dcp"), ("export_numbers", "gguf")):
+            if getattr(self, key) is not None and self.export != of:
+                raise ValueError(f"{key} is for export {of}, and export is {self.export}; leave it out")
         return self
 
     @property

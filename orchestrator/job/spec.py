@@ -217,9 +217,11 @@ class JobSpec(StrictModel):
 
     @model_validator(mode="after")
     def what_is_registered_is_exported(self) -> JobSpec:
-        if self.tracking and self.tracking.register_as and self.checkpoint.export is None:
+        form = self.checkpoint.export
+        if self.tracking and self.tracking.register_as and form in (None, "dcp", "gguf", "onnx"):
+            exported = "nothing is exported" if form is None else f"MLflow has no model in {form}"
             raise ValueError(
-                "tracking.register_as is about the exported model, and nothing is exported; set checkpoint.export to hf"
+                f"tracking.register_as is about the exported model, and {exported}; set checkpoint.export to hf"
             )
         return self
 

@@ -50,6 +50,12 @@ def needs_of(spec: JobSpec) -> Iterator[Need]:
         yield Need(f"evaluate.metrics {min(predicted)}", "scikit-learn")
     if spec.checkpoint.export == "adapter":
         yield Need("checkpoint.export adapter", "peft", "peft")
+    if spec.checkpoint.export == "gguf":
+        yield Need("checkpoint.export gguf", "gguf", "gguf")
+        yield Need("checkpoint.export gguf", "accelerate", "gguf")
+    if spec.checkpoint.export == "onnx":
+        yield Need("checkpoint.export onnx", "onnx", "onnx")
+        yield Need("checkpoint.export onnx", "onnxruntime", "onnx")
     if spec.workload.adapter and spec.workload.adapter.quantize != "none":
         yield Need("workload.adapter.quantize", "bitsandbytes", "qlora")
     if spec.tracking:

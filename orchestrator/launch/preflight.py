@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from orchestrator.checkpoint.identity import check_same_run
+from orchestrator.export.converted import Conversion, check_conversion, form_of
 from orchestrator.export.peft_adapter import check_adapter_export
 from orchestrator.export.target import check_target
 from orchestrator.job.data import Source
@@ -241,6 +242,8 @@ def check_workload(job: ResolvedJob) -> None:
             workload.check_hf()
             if job.spec.checkpoint.export == "adapter":
                 check_adapter_export(workload)
+            if isinstance(form := form_of(job.spec.checkpoint), Conversion):
+                check_conversion(form, workload)
     if isinstance(workload.config, HuggingFaceModel):
         _check_hugging_face_class(job.spec, workload)
     check_tasks(job.spec, workload)

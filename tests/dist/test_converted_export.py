@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 import transformers
+import yaml
 from jobs import job, weights, write_text
 from local_run import LocalGang, drive_here
 
@@ -95,6 +97,16 @@ state, moments = get_state_dict(model, optimizer)
 dcp.save({"model": state, "optim": moments, "step": 7}, checkpoint_id=sys.argv[2])
 os._exit(0)
 """
+
+
+def test_the_job_says_the_format(llama: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(llama, tmp_path / "run"))
+    spec = yaml.safe_load((run / "job.yaml").read_text())
+    spec["checkpoint"] |= {"export": "dcp", "export_names": "olmo"}
+    (run / "job.yaml").write_text(yaml.safe_dump(spec))
+    export(str(run), STEPS, str(tmp_path / "olmo"))
+    about = dcp.FileSystemReader(tmp_path / "olmo").read_metadata().state_dict_metadata
+    assert "model.blocks.1.attention.w_k.weight" in about
 
 
 @pytest.mark.slow

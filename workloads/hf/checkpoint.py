@@ -80,6 +80,12 @@ def check_export(
         passed.touch()
 
 
+def hf_names(config: TransformerConfig, shapes: Shapes) -> list[str]:
+    """The names of transformers' tensors for a model of one network."""
+    blank = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+    return [name for name, _ in to_hf(family_of(config), config, shapes, blank.__getitem__)]
+
+
 def hf_config_of(config: TransformerConfig, vocabulary: Vocabulary, decoder_start: int | None = None) -> Any:
     """The configuration object of transformers for a model. Raises WorkloadError if it cannot describe the model."""
     from transformers import AutoConfig

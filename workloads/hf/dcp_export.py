@@ -13,7 +13,7 @@ from torch import Tensor
 from workloads.errors import WorkloadError
 from workloads.hf.dcp import write_dcp
 from workloads.hf.folder import GENERATOR
-from workloads.hf.name_maps import to_pairs, written
+from workloads.hf.name_maps import Stored, to_pairs, written
 from workloads.hf.weights import Weights
 
 Names: TypeAlias = Literal["hf", "torchtitan", "olmo"]
@@ -29,15 +29,21 @@ def export_dcp(plain: str, folder: str, names: Names) -> None:
         raise WorkloadError("a pair of two networks has no common names; export it for transformers")
     source = Weights(plain)
     config = json.loads((Path(plain) / "config.json").read_text())
-    stored = {name: (name, 0) for name in source.names}
+    stored = {name: Stored((name,)) for name in source.names}
     if names != "hf":
         stored = written(names, source.names, config)
 
     def read(name: str) -> Tensor:
-        theirs, head = stored[name]
-        return to_pairs(source.read(theirs), head)
+        made = stored[name]
+        if made.stacked:
+            return torch.stack([source.read(expert) for expert in made.names])
+        return to_pairs(source.read(made.names[0]), made.head)
 
-    write_dcp({name: source.shape(theirs) for name, (theirs, _) in stored.items()}, read, folder)
+    def shape(made: Stored) -> torch.Size:
+        each = source.shape(made.names[0])
+        return torch.Size((len(made.names), *each)) if made.stacked else each
+
+    write_dcp({name: shape(made) for name, made in stored.items()}, read, folder)
     copy_others(plain, folder)
     found = Weights(folder)
     for name in source.names:

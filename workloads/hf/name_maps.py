@@ -10,7 +10,7 @@ src/olmo_core/nn/hf/convert.py, June 2026), under `model.`, where its trainer ha
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -39,6 +39,14 @@ _TITAN_NORMS = {
     _LAYER + "self_attn.q_norm.weight": (_TITAN + "attention.q_norm.weight",),
     _LAYER + "self_attn.k_norm.weight": (_TITAN + "attention.k_norm.weight",),
 }
+_EXPERTS, _STACKS = _LAYER + "mlp.experts.{e}.", _TITAN + "moe.routed_experts.inner_experts."
+_TITAN_EXPERTS = {
+    _EXPERTS + "gate_proj.weight": (_STACKS + "w1_EFD", _TITAN + "moe.experts.w1"),
+    _EXPERTS + "up_proj.weight": (_STACKS + "w3_EFD", _TITAN + "moe.experts.w3"),
+    _EXPERTS + "down_proj.weight": (_STACKS + "w2_EDF", _TITAN + "moe.experts.w2"),
+    _LAYER + "mlp.gate.weight": (_TITAN + "moe.router.gate.weight",),
+}
+"""One tensor holds all experts: {e} is the place in its first dimension."""
 _BLOCK = "blocks.{n}."
 _OLMO = {
     "model.embed_tokens.weight": ("embeddings.weight",),
@@ -85,7 +93,11 @@ class NameMap:
 MAPS: Mapping[str, NameMap] = MappingProxyType({
     "torchtitan": NameMap(
         "tok_embeddings.weight",
-        {"llama": _TORCHTITAN, "qwen3": _TORCHTITAN | _TITAN_NORMS},
+        {
+            "llama": _TORCHTITAN,
+            "qwen3": _TORCHTITAN | _TITAN_NORMS,
+            "qwen3_moe": _TORCHTITAN | _TITAN_NORMS | _TITAN_EXPERTS,
+        },
         paired=frozenset(("llama",)),
         unties=True,
     ),
@@ -102,10 +114,11 @@ PREFIXES = ("", "model.", "module.", "model.module.", "state_dict.")
 @dataclass(frozen=True)
 class Place:
     """Where the tensor of a class of transformers is stored; head: rows of a head whose rows stand in Meta's order, 0
-    if all do as in transformers."""
+    if all do as in transformers. expert: its place in the first dimension of a stack, None if it is stored alone."""
 
     name: str
     head: int = 0
+    expert: int | None = None
 
     def rows(self, wanted: range) -> tuple[range, Tensor | None]:
         """The stored rows among which the `wanted` ones are, and which of those they are, None for all of them."""
@@ -118,8 +131,21 @@ class Place:
         return range(low, high), numbers - inside + 2 * (inside % half) + inside // half - low
 
 
-def places(stored: Collection[str], config: Mapping[str, Any], word_embeddings: str) -> dict[str, Place]:
-    """Where in a checkpoint with these names those of transformers are: of a project in `MAPS`, or of transformers.
+@dataclass(frozen=True)
+class Stored:
+    """The tensors of transformers that make one of another project: one, or the experts of a stack in their order; head
+    as in `Place`."""
+
+    names: tuple[str, ...]
+    head: int = 0
+    stacked: bool = False
+
+
+def places(
+    stored: Mapping[str, Sequence[int]], config: Mapping[str, Any], word_embeddings: str
+) -> dict[str, Place]:
+    """Where in a checkpoint with tensors of these shapes those of transformers are: by the names of a project in
+    `MAPS`, or of transformers.
 
     config: the model's config.json. word_embeddings: their name in transformers, '' if that is not known. What else a
     checkpoint has (optimiser state) is left out. Raises WorkloadError if a project's names for this class are not
@@ -136,20 +162,27 @@ def places(stored: Collection[str], config: Mapping[str, Any], word_embeddings: 
     return {n.removeprefix(prefix): Place(n) for n in names if prefix or not _is_state(n)}
 
 
-def written(project: str, names: Collection[str], config: Mapping[str, Any]) -> dict[str, tuple[str, int]]:
-    """The tensors that a project stores: by its names, that of transformers and the rows of a head as in `Place`.
+def written(project: str, names: Collection[str], config: Mapping[str, Any]) -> dict[str, Stored]:
+    """The tensors that a project stores, by its names.
 
     `names` are those of an export for transformers. Raises WorkloadError if a tensor has none in the project.
     """
     known, table = MAPS[project], _table(project, str(config.get("model_type")))
-    found = {}
+    found: dict[str, Stored] = {}
+    stacks: dict[str, dict[int, str]] = {}
     for name in names:
-        pattern, number = _pattern(name)
+        pattern, number, expert = _pattern(name)
         if pattern not in table:
             raise WorkloadError(f"{project} has no name for {name}; use the names of transformers")
-        found[known.prefix + table[pattern][0].replace("{n}", number)] = name, _head(known, pattern, config)
+        theirs = known.prefix + table[pattern][0].replace("{n}", number)
+        if expert:
+            stacks.setdefault(theirs, {})[int(expert)] = name
+        else:
+            found[theirs] = Stored((name,), _head(known, pattern, config))
+    for theirs, experts in stacks.items():
+        found[theirs] = Stored(tuple(experts[number] for number in sorted(experts)), stacked=True)
     if known.unties and "lm_head.weight" not in names:
-        found[known.prefix + table["lm_head.weight"][0]] = "model.embed_tokens.weight", 0
+        found[known.prefix + table["lm_head.weight"][0]] = Stored(("model.embed_tokens.weight",))
     return found
 
 
@@ -169,15 +202,19 @@ def _table(project: str, model_type: str) -> Table:
 
 
 def _found(
-    table: Table, known: NameMap, prefix: str, stored: Collection[str], config: Mapping[str, Any]
+    table: Table, known: NameMap, prefix: str, stored: Mapping[str, Sequence[int]], config: Mapping[str, Any]
 ) -> Iterator[tuple[str, Place]]:
     mine = {theirs: name for name, all_ in table.items() for theirs in all_}
     for name in stored:
         inside = name.removeprefix(prefix)
         if not name.startswith(prefix) or (not prefix and _is_state(name)) or inside.endswith("freqs_cis"):
             continue
-        pattern, number = _pattern(inside)
-        if pattern in mine:
+        pattern, number, _ = _pattern(inside)
+        if pattern in mine and "{e}" in mine[pattern]:
+            of_layer = mine[pattern].replace("{n}", number)
+            for expert in range(stored[name][0]):
+                yield of_layer.replace("{e}", str(expert)), Place(name, expert=expert)
+        elif pattern in mine:
             hf_name = mine[pattern]
             yield hf_name.replace("{n}", number), Place(name, _head(known, hf_name, config))
         else:
@@ -190,10 +227,16 @@ def _head(known: NameMap, pattern: str, config: Mapping[str, Any]) -> int:
     return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
 
 
-def _pattern(name: str) -> tuple[str, str]:
-    """A name with {n} in place of its layer's number, and the number."""
+def _pattern(name: str) -> tuple[str, str, str]:
+    """A name with {n} and {e} in place of its layer's and its expert's number, and these numbers."""
     found = re.search(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)", name)
-    return (name[: found.start()] + "{n}" + name[found.end() :], found.group()) if found else (name, "")
+    if not found:
+        return name, "", ""
+    rest = name[found.end() :]
+    expert = re.search(r"(?<=\.experts\.)\d+(?=\.)", rest)
+    if expert:
+        rest = rest[: expert.start()] + "{e}" + rest[expert.end() :]
+    return name[: found.start()] + "{n}" + rest, found.group(), expert.group() if expert else ""
 
 
 def _is_state(name: str) -> bool:

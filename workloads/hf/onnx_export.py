@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,8 @@ def export_onnx(plain: str, folder: str) -> None:
     import transformers
 
     config = json.loads((Path(plain) / "config.json").read_text())
-    _check(config, plain)
+    check_onnx(config, (Path(plain) / GENERATOR).exists())
+    _check_size(plain)
     kind = getattr(transformers, config["architectures"][0])
     model = kind.from_pretrained(
         plain, local_files_only=True, dtype=torch.float32, attn_implementation="eager"
@@ -61,12 +62,16 @@ def export_onnx(plain: str, folder: str) -> None:
     _compare(model, inputs, outputs, Path(folder) / FILE)
 
 
-def _check(config: dict[str, Any], plain: str) -> None:
-    if config["model_type"] not in ENCODERS or (Path(plain) / GENERATOR).exists():
+def check_onnx(config: Mapping[str, Any], paired: bool) -> None:
+    """Raise WorkloadError if the model of this config.json, or a pair of two, is not written."""
+    if config["model_type"] not in ENCODERS or paired:
         raise WorkloadError(
             f"ONNX models are written of single encoders ({', '.join(ENCODERS)}), and this is "
             f"{config['architectures'][0]}; export it for transformers"
         )
+
+
+def _check_size(plain: str) -> None:
     weights = Weights(plain)
     if (size := sum(4 * weights.shape(name).numel() for name in weights.names)) > LARGEST:
         raise WorkloadError(

@@ -126,11 +126,16 @@ class _Dcp:
         )
         self._places = places(self._tensors.shapes, config, tokens)
         self.names = list(self._places)
-        self.shapes = {name: self._tensors.shapes[place.name] for name, place in self._places.items()}
+        self.shapes = {
+            name: self._tensors.shapes[place.name][0 if place.expert is None else 1 :]
+            for name, place in self._places.items()
+        }
 
     def part(self, name: str, part: Part) -> Tensor:
         """A part of a tensor."""
         place = self._places[name]
+        if place.expert is not None:
+            return self._tensors.part(place.name, (slice(place.expert, place.expert + 1), *part))[0]
         if not place.head:
             return self._tensors.part(place.name, part)
         stored, order = place.rows(range(part[0].start, part[0].stop))

@@ -267,14 +267,20 @@ def _evaluate(scene: Scene) -> str:
 
 def _export(scene: Scene) -> str:
     """Export the newest commit, and compare what it computes."""
+    from orchestrator.export.converted import form_of
     from orchestrator.export.hugging_face import export
 
     form = scene.job.spec.checkpoint.export
     if form is None:
         raise LeftOut("checkpoint.export is null")
-    found = export(scene.run.uri, scene.commit.step, str(scene.folder / "export"), form=form)
+    found = export(
+        scene.run.uri,
+        scene.commit.step,
+        str(scene.folder / "export"),
+        form=form_of(scene.job.spec.checkpoint),
+    )
     apart = found["logits_difference"]
-    whose = {"hf": "transformers'", "adapter": "peft's"}.get(form, "its own")
+    whose = {"safetensors": "its own", "adapter": "peft's"}.get(form, "transformers'")
     return f"as {form}" + ("" if apart is None else f", logits within {apart:.1e} of {whose}")
 
 

@@ -153,8 +153,8 @@ def refusal(document: dict[str, Any]) -> str:
         ("limits.unsaved", 0, ["limits.unsaved: input should be greater than 0"]),
         (
             "checkpoint.export",
-            "onnx",
-            ["checkpoint.export: input should be 'hf', 'adapter' or 'safetensors'"],
+            "tar",
+            ["checkpoint.export: input should be 'hf', 'adapter', 'safetensors', 'dcp', 'gguf' or 'onnx'"],
         ),
         ("limits.cost_usd", 0, ["limits.cost_usd: input should be greater than 0"]),
         ("limits.wait", "10 min", ["limits.wait: input should be a valid number", "'10 min'"]),

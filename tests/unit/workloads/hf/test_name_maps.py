@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -122,6 +124,62 @@ def test_a_llama_goes_to_torchtitan_and_back(tmp_path: Path, tied: bool) -> None
     assert torch.equal(stored[part], model.model.layers[1].self_attn.k_proj.weight[part])
 
 
+@pytest.mark.parametrize("older", [False, True])
+def test_experts_are_one_tensor_in_torchtitan(tmp_path: Path, older: bool) -> None:
+    torch.manual_seed(0)
+    config = transformers.Qwen3MoeConfig(
+        **SIZES, **HEADS, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24,
+        tie_word_embeddings=False,
+    )  # fmt: skip
+    model: Any = transformers.Qwen3MoeForCausalLM(config).eval()
+    model.save_pretrained(tmp_path / "hf")
+    plain, target = Weights(str(tmp_path / "hf")), tmp_path / "titan"
+    target.mkdir()
+    export_dcp(str(tmp_path / "hf"), str(target), "torchtitan")
+    stacks = "layers.0.moe.routed_experts.inner_experts."
+    found = {f"{stacks}{name}": torch.empty(shape) for name, shape in
+             (("w1_EFD", (4, 24, 32)), ("w3_EFD", (4, 24, 32)), ("w2_EDF", (4, 32, 24)))}  # fmt: skip
+    dcp.load(found, checkpoint_id=target, no_dist=True)
+    for ours, theirs in (("w1_EFD", "gate"), ("w3_EFD", "up"), ("w2_EDF", "down")):
+        for number in range(4):
+            expert = plain.read(f"model.layers.0.mlp.experts.{number}.{theirs}_proj.weight")
+            assert torch.equal(found[f"{stacks}{ours}"][number], expert)
+    about = set(dcp.FileSystemReader(target).read_metadata().state_dict_metadata)
+    assert "layers.1.moe.router.gate.weight" in about
+    if older:
+        state = whole(target, about)
+        renamed = {
+            name.replace("routed_experts.inner_experts", "experts")
+            .replace("_EFD", "")
+            .replace("_EDF", ""): tensor
+            for name, tensor in state.items()
+        }
+        dcp.save(renamed, checkpoint_id=tmp_path / "older", no_dist=True)
+        shutil.copyfile(target / "config.json", tmp_path / "older" / "config.json")
+        target = tmp_path / "older"
+    read = Weights(str(target))
+    assert sorted(read.names) == sorted(plain.names)
+    workload = load(f"hf:{target}", "causal_lm", Vocabulary(61, eos=2, pad=1), sequence_length=16)
+    ours = workload.build().eval()
+    ours.load_state_dict({name: workload.initial(name, 0) for name in workload.shapes})
+    tokens = torch.randint(61, (2, 11))
+    with torch.no_grad():
+        assert torch.allclose(ours({"tokens": tokens}).logits, model(tokens).logits, atol=1e-5)
+    stored = workload.stored("layers.0.feedforward.experts.down", 0)
+    assert stored is not None
+    part = (slice(1, 3), slice(3, 13), slice(2, 5))
+    wanted = torch.stack([plain.read(f"model.layers.0.mlp.experts.{n}.down_proj.weight") for n in (1, 2)])
+    assert torch.equal(stored[part], wanted[(slice(None), *part[1:])])
+
+
+def whole(folder: Path, names: set[str]) -> dict[str, Tensor]:
+    """All tensors of a folder."""
+    about = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+    found = {name: torch.empty(about[name].size) for name in names}  # type: ignore[union-attr]
+    dcp.load(found, checkpoint_id=folder, no_dist=True)
+    return found
+
+
 def test_older_names_and_what_a_trainer_saves_beside_the_weights_are_read(tmp_path: Path) -> None:
     config = transformers.LlamaConfig(**SIZES, **HEADS)
     config.save_pretrained(tmp_path)
@@ -174,7 +232,8 @@ def test_a_class_that_a_project_lacks_is_refused(tmp_path: Path) -> None:
     transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / "hf")
     (tmp_path / "out").mkdir()
     with pytest.raises(
-        WorkloadError, match="names of torchtitan are known for llama, qwen3, and this model is gpt2"
+        WorkloadError,
+        match="names of torchtitan are known for llama, qwen3, qwen3_moe, and this model is gpt2",
     ):
         export_dcp(str(tmp_path / "hf"), str(tmp_path / "out"), "torchtitan")
     dcp.save({"tok_embeddings.weight": torch.ones(2, 2)}, checkpoint_id=tmp_path / "in")

@@ -1,0 +1,87 @@
+"""A job's other formats are refused before it runs, in a line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.export import converted
+from orchestrator.export.converted import Conversion, form_of
+from orchestrator.job.checkpoint import CheckpointSpec
+from orchestrator.job.errors import InputError
+from orchestrator.job.spec import parse
+from orchestrator.launch.preflight import check_job
+
+PAIR = {"objective": "replaced_token_detection"}
+
+
+def test_the_keys_are_those_of_the_command() -> None:
+    assert form_of(CheckpointSpec(export="gguf", export_numbers="q8_0")) == Conversion("gguf", "hf", "q8_0")
+    assert form_of(CheckpointSpec(export="dcp", export_names="olmo")) == Conversion("dcp", "olmo", "f16")
+    assert form_of(CheckpointSpec(export="onnx")) == Conversion("onnx")
+    assert [form_of(CheckpointSpec(export=form)) for form in ("hf", None)] == ["hf", None]
+
+
+@pytest.mark.parametrize(
+    ("workload", "checkpoint", "wanted"),
+    [
+        ({"model": "llama-tiny"}, {"export": "dcp", "export_names": "torchtitan"}, ""),
+        ({"model": "llama-tiny"}, {"export": "gguf"}, ""),
+        ({"model": "bert-tiny", "objective": "masked_lm"}, {"export": "onnx"}, ""),
+        ({"model": "gpt-tiny"}, {"export": "dcp", "export_names": "olmo"}, "names of olmo are known for"),
+        ({"model": "gpt-tiny"}, {"export": "gguf"}, "GGUF files are written of language models of"),
+        ({"model": "llama-tiny"}, {"export": "onnx"}, "ONNX models are written of single encoders"),
+        ({"model": "electra-tiny", **PAIR}, {"export": "onnx"}, "ONNX models are written of single encoders"),
+        ({"model": "electra-tiny", **PAIR}, {"export": "dcp"}, "a pair of two networks has no common names"),
+        ({"model": "llama-tiny"}, {"export": "hf", "export_names": "olmo"}, "export_names is for export dcp"),
+        (
+            {"model": "llama-tiny"},
+            {"export": "dcp", "export_numbers": "f16"},
+            "export_numbers is for export gguf",
+        ),
+    ],
+)
+def test_what_a_format_has_not_is_told_before_the_run(
+    workload: dict[str, Any],
+    checkpoint: dict[str, Any],
+    wanted: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(converted, "EXTRAS", {})
+    (tmp_path / "a.txt").write_text("To be or not to be. " * 2000)
+    data = {
+        "sources": [{"uri": str(tmp_path / "a.txt")}],
+        "tokenizer": {"train_bpe": 320},
+        "sequence_length": 32,
+    }
+    document = {
+        "name": "form", "workload": {"objective": "causal_lm", **workload}, "data": data,
+        "train": {"steps": 2, "global_batch": 4}, "checkpoint": checkpoint,
+    }  # fmt: skip
+    if not wanted:
+        check_job(parse(document))
+        return
+    with pytest.raises(InputError, match=wanted) as error:
+        check_job(parse(document))
+    assert "checkpoint" in str(error.value).split(wanted)[0]
+
+
+def test_a_package_that_is_not_there_is_told_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(converted, "EXTRAS", {"gguf": ("no_such_package",)})
+    with pytest.raises(InputError, match="needs no_such_package, which is not installed"):
+        converted.check_conversion(Conversion("gguf"), None)  # type: ignore[arg-type]
+
+
+def test_what_is_registered_is_for_transformers() -> None:
+    with pytest.raises(InputError, match="MLflow has no model in gguf"):
+        parse(
+            {
+                "name": "form", "workload": {"model": "llama-tiny", "objective": "causal_lm"},
+                "data": {"sources": [{"uri": "a.txt"}], "tokenizer": {"train_bpe": 320}, "sequence_length": 32},
+                "train": {"steps": 2, "global_batch": 4}, "checkpoint": {"export": "gguf"},
+                "tracking": {"uri": "sqlite:///x.db", "register_as": "demo"},
+            }
+        )  # fmt: skip
