@@ -135,6 +135,33 @@ def test_phases_may_be_stages_of_a_chain(
     assert found["receipt"] == rows(runs / "whole")[-1]["samples"]
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param("deepspeed", marks=pytest.mark.slow), pytest.param("base", marks=pytest.mark.slow), "lora"],
+)
+def test_phases_of_every_kind_have_the_bits_of_one_run(
+    kind: str, text: str, runs: Path, tmp_path: Path
+) -> None:
+    """Of DeepSpeed, of one that began with other weights, and of one that keeps needing them, for an adapter."""
+    cache = Path(text).parent / "cache"
+    whole, first = (document(text, name, steps) for name, steps in (("whole", 8), ("first", 4)))
+    for phase in (whole, first):
+        if kind == "deepspeed":
+            phase["parallel"] = {"engine": "deepspeed", "zero": 2, "micro_batch": 2}
+        else:
+            phase["workload"]["init_from"] = str(runs / "first")
+        if kind == "lora":
+            phase["workload"]["adapter"] = {"kind": "lora", "rank": 4}
+        drive_here(phase, str(tmp_path / phase["name"]), cache)
+    second = {**whole, "name": "second", "train": {**whole["train"], "continue_from": f"{tmp_path}/first"}}
+    if kind == "base":  # which brings its weights, and needs no others
+        second["workload"] = {k: v for k, v in whole["workload"].items() if k != "init_from"}
+    drive_here(second, str(tmp_path / "second"), cache)
+    assert rows(tmp_path / "second")[-1]["samples"] == rows(tmp_path / "whole")[-1]["samples"]
+    assert curve(tmp_path / "second") == curve(tmp_path / "whole")[4:]
+    assert weights(tmp_path / "second", 8) == weights(tmp_path / "whole", 8)
+
+
 def first_of(runs: Path) -> Any:
     """The last commit of the first phase."""
     return Store(str(runs / "first" / "checkpoints")).manifest(FIRST)

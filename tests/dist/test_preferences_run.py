@@ -298,3 +298,20 @@ def test_every_layout_has_the_curve_of_one_process(
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
     for ours, theirs in zip(evaluations(tmp_path / "run"), evaluations(tmp_path / "alone"), strict=True):
         assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("adapter", [None, {"kind": "lora", "rank": 4}], ids=["whole", "adapter"])
+def test_a_phase_compares_with_the_reference_of_the_one_before(
+    adapter: dict[str, Any] | None, place: Path, tmp_path: Path
+) -> None:
+    whole, first = document(place, "dpo"), document(place, "dpo")
+    for phase in (whole, first):
+        phase["workload"] |= {"adapter": adapter} if adapter else {}
+    first["train"]["steps"] = BASE
+    drive_here(whole, str(tmp_path / "whole"), tmp_path / "cache")
+    drive_here(first, str(tmp_path / "first"), tmp_path / "cache")
+    second = {**whole, "train": {**whole["train"], "continue_from": str(tmp_path / "first")}}
+    drive_here(second, str(tmp_path / "second"), tmp_path / "cache")
+    assert curve(tmp_path / "second") == curve(tmp_path / "whole")[BASE:]
+    assert weights(tmp_path / "second", STEPS) == weights(tmp_path / "whole", STEPS)
