@@ -118,7 +118,7 @@ class Layout:
     @property
     def sharded(self) -> int:
         """Ranks over which ZeRO divides."""
-        return self.shard or self.replicas
+        return self.shard or self.dp * self.cp
 
     @property
     def world(self) -> int:
@@ -228,10 +228,10 @@ def split_problems(layout: Layout, shape: ModelShape) -> list[str]:
             for axis, what in cut.items()
             if getattr(layout, axis) > 1
         ]
-    undivided = {"tp": ("tensors", shape.no_tensor_split), "pp": ("layers", shape.no_pipeline_split)}
-    for axis, (what, reason) in undivided.items():
-        if reason and getattr(layout, axis) > 1:
-            return [f"{axis} {getattr(layout, axis)} divides {what}, and {reason}; set {axis} to 1"]
+    if shape.no_tensor_split and layout.tp > 1:
+        return [f"tp {layout.tp} divides tensors, and {shape.no_tensor_split}; set tp to 1"]
+    if shape.no_pipeline_split and layout.pp > 1:
+        return [f"pp {layout.pp} divides layers, and {shape.no_pipeline_split}; set pp to 1"]
     found = []
     if shape.heads_split:
         found += _indivisible(layout.tp, shape.heads, "tp", "attention heads")

@@ -6,8 +6,9 @@ engine have them. Torch-free.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 from orchestrator.job.records import PREFERENCES
 from orchestrator.job.spec import JobSpec
@@ -34,8 +35,7 @@ HEAD_TOKENS = {"cpu": 256, "cuda": 2048}
 (docs/benchmarks.md), on a GPU a guess by its ratio of FLOPs to bandwidth. The bits of a run depend on them."""
 
 
-@dataclass(frozen=True)
-class Held:
+class Held(NamedTuple):
     """Bytes that a rank holds in a step: of weights, gradients and optimiser state; of each micro-batch that is between
     its forward and backward pass, and how many of those there are at most; of the head while it computes, or of a layer
     that holds its scores."""
@@ -74,42 +74,44 @@ def fits(needed: float, machine: Machine, on_cpu: bool) -> bool:
     return needed <= offered(machine, on_cpu)
 
 
-def held(spec: JobSpec, shape: ModelShape, layout: Layout, index: int) -> Held:
-    """What the ranks at that index of the pipeline axis hold."""
-    layers, first, last = _part(shape.layers, layout.pp, layout.schedule, index)
-    parameters = local_parameters(shape, layout)
-    if layout.pp > 1:
-        table = shape.vocabulary * shape.hidden / layout.tp
-        tables = table * (1 if shape.tied else 2)
-        inner = max(parameters * layout.pp - tables, 0.0) * layers / max(shape.layers, 1)
-        parameters = inner + table * (min(first + last, 1) if shape.tied else first + last)
+def held(spec: JobSpec, shape: ModelShape, layout: Layout, indices: Sequence[int]) -> list[Held]:
+    """What the ranks at each of these indices of the pipeline axis hold."""
+    mean = local_parameters(shape, layout)
     tokens = layout.micro_batch * shape.sequence_length / layout.cp
     width = 4 if spec.train.precision == "fp32" else 2
     unfused = shape.capped or spec.workload.attention_dropout
     scores = tokens * shape.sequence_length * shape.heads / layout.tp if unfused else 0.0
     accumulation = max(layout.accumulation(spec.train.global_batch), 1)
-    ahead = _ahead(layout, index)
-    return Held(
-        _states(spec, shape, layout, parameters)
-        + _casts(spec, layout, parameters * (1.0 - shape.quantised_share)),
-        layers * (_layer(spec, shape, layout, tokens) + SCORE_BYTES[layout.recompute][width] * scores),
-        accumulation if layout.schedule == "gpipe" else min(ahead, accumulation),
-        max(
-            _head(spec, shape, tokens) / layout.tp if last else 0.0,
-            SCORE_BYTES_AT_ONCE[layout.recompute] * scores,
-        ),
-    )
+    layer = _layer(spec, shape, layout, tokens) + SCORE_BYTES[layout.recompute][width] * scores
+    state = _states(spec, shape, layout) + _casts(spec, layout) * (1.0 - shape.quantised_share)
+    found = []
+    for index in indices:
+        layers, first, last = _part(shape.layers, layout.pp, layout.schedule, index)
+        parameters = mean
+        if layout.pp > 1:
+            table = shape.vocabulary * shape.hidden / layout.tp
+            tables = table * (1 if shape.tied else 2)
+            inner = max(mean * layout.pp - tables, 0.0) * layers / max(shape.layers, 1)
+            parameters = inner + table * (min(first + last, 1) if shape.tied else first + last)
+        head = _head(spec, shape, tokens) / layout.tp if last else 0.0
+        kept = accumulation if layout.schedule == "gpipe" else min(_ahead(layout, index), accumulation)
+        at_once = max(head, SCORE_BYTES_AT_ONCE[layout.recompute] * scores)
+        found.append(Held(state * parameters, layers * layer, kept, at_once))
+    return found
 
 
 def peak_bytes(spec: JobSpec, shape: ModelShape, layout: Layout) -> float:
     """The most bytes that a rank needs in a step. The ends of a pipeline need most: the first rank holds more
     micro-batches, the last one the head."""
-    return max(held(spec, shape, layout, index).peak for index in {0, layout.pp - 1})
+    if layout.pp == 1:
+        return held(spec, shape, layout, (0,))[0].peak
+    first, last = held(spec, shape, layout, (0, layout.pp - 1))
+    return max(first.peak, last.peak)
 
 
 def peak_by_stage(spec: JobSpec, shape: ModelShape, layout: Layout) -> list[float]:
     """The most bytes that the ranks at each index of the pipeline axis need in a step."""
-    return [held(spec, shape, layout, index).peak for index in range(layout.pp)]
+    return [each.peak for each in held(spec, shape, layout, range(layout.pp))]
 
 
 def _ahead(layout: Layout, index: int) -> float:
@@ -158,10 +160,10 @@ def _layer(spec: JobSpec, shape: ModelShape, layout: Layout, tokens: float) -> f
     return tokens * (outer + sent + (inner + each * columns) / layout.tp)
 
 
-def _casts(spec: JobSpec, layout: Layout, parameters: float) -> float:
-    """Bytes of the weights in 16 bits, which are kept from the forward to the backward pass."""
+def _casts(spec: JobSpec, layout: Layout) -> float:
+    """Bytes of a weight in 16 bits, which are kept from the forward to the backward pass."""
     kept = layout.recompute == "none" and layout.zero < 3 and layout.engine == "torch"
-    return 2.0 * parameters if kept and spec.train.precision != "fp32" else 0.0
+    return 2.0 if kept and spec.train.precision != "fp32" else 0.0
 
 
 def _head(spec: JobSpec, shape: ModelShape, tokens: float) -> float:
@@ -173,20 +175,19 @@ def _head(spec: JobSpec, shape: ModelShape, tokens: float) -> float:
     return 4.0 * shape.vocabulary * (3 * tokens + (shape.hidden if chunked else 0))
 
 
-def _states(spec: JobSpec, shape: ModelShape, layout: Layout, parameters: float) -> float:
-    """Bytes of weights, gradients, optimiser state and a moving average on a rank's device, for `parameters` parameters
-    of which the model's share is trained.
+def _states(spec: JobSpec, shape: ModelShape, layout: Layout) -> float:
+    """Bytes of weight, gradient, optimiser state and a moving average on a rank's device, for each parameter of its
+    part, of which the model's share is trained.
 
     Offloaded state is in host memory, which is not counted. DeepSpeed keeps a second fp32 copy of the weights that a
     rank updates, and sends gradients to the host as they are summed (Ren et al., 2021, section 4.1).
     """
     deepspeed = layout.engine == "deepspeed"
     slots = (12.0 if deepspeed else 8.0) + (4.0 if spec.checkpoint.ema is not None else 0.0)
-    trained = shape.trained_share * parameters
+    trained, small = shape.trained_share, shape.quantised_share  # of which every rank has all
     optimizer = slots * trained / (layout.sharded if layout.zero >= 1 else 1)
     gradients = 4.0 * trained / (layout.sharded if layout.zero >= 2 else 1)
-    small = shape.quantised_share * parameters  # which every rank has whole
-    weights = 4.0 * (parameters - small) / (layout.sharded if layout.zero >= 3 else 1) + NF4 * small
+    weights = 4.0 * (1.0 - small) / (layout.sharded if layout.zero >= 3 else 1) + NF4 * small
     if layout.offload == "none":
         return weights + gradients + optimizer
     gradients *= 0.0 if deepspeed and layout.zero >= 2 else 1.0

@@ -54,7 +54,7 @@ def _memories(spec: JobSpec, shape: ModelShape, plan: Plan, played: Played | Non
     found, layout = [], plan.chosen.layout
     for name, place in CURVES.items() if played else [("every", 0)]:
         index = place % layout.pp
-        parts = held(spec, shape, layout, index)
+        (parts,) = held(spec, shape, layout, [index])
         each = parts.micro_batch / (layout.stages // layout.pp)
         points, now = [(0.0, parts.state)], parts.state
         for (kind, _, _), begin, end in played.events[index] if played else ():

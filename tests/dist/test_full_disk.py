@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,10 +48,18 @@ class Filler:
             self.filled_at = self.filled_at or step
             self.fill()
         for save in (save for row in beat.rows for save in row["saves"] if save["state"] == "failed"):
-            half = self.disk / f"run/checkpoints/step-{save['step']:08d}"
-            self.failed[save["step"]] = os.listdir(half) if half.exists() else []
+            self.failed[save["step"]] = self.left(save["step"])
         if self.frees and self.failed and step > min(self.failed) + 30:
             (self.disk / "filler").unlink(missing_ok=True)
+
+    def left(self, step: int) -> list[str]:
+        """What there is of a save that failed, once the other rank has had the time to hear of it."""
+        half, end = self.disk / f"run/checkpoints/step-{step:08d}", time.monotonic() + 5
+        while half.exists() and (found := os.listdir(half)):
+            if time.monotonic() > end:
+                return found
+            time.sleep(0.02)
+        return []
 
     def fill(self) -> None:
         with open(self.disk / "filler", "ab", buffering=0) as file:

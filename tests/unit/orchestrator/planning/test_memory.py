@@ -29,4 +29,5 @@ def test_micro_batches_in_flight_are_those_of_the_schedule(schedule: str) -> Non
             now += {"F": 1, "I": 0, "B": -1, "W": -1}[kind]
             most = max(most, now)
         chunks = len({stage for _, stage, _ in actions})
-        assert held(spec, shape, layout, rank).in_flight == most / chunks
+        (found,) = held(spec, shape, layout, [rank])
+        assert found.in_flight == most / chunks
