@@ -15,6 +15,9 @@ from orchestrator.job.optimizer import OptimizerSpec
 from orchestrator.job.own_code import used_by
 from orchestrator.job.spec import JobSpec, dump, parse
 from orchestrator.launch.preflight import check_job
+from orchestrator.planning.device import BOUNDLESS
+from orchestrator.planning.plan import plan
+from orchestrator.resolve.resolved_job import resolve
 from orchestrator.train.learning_rate import learning_rate
 
 CODE = """
@@ -291,6 +294,12 @@ def test_layouts_that_the_model_does_not_declare_are_refused(
         assert wanted in refusal(spec)
     else:
         check_job(spec)
+
+
+def test_the_planner_offers_no_engine_that_own_models_have_not(here: Path) -> None:
+    spec = divided("Divided").model_copy(update={"parallel": "auto"})
+    found = plan(spec, resolve(spec).shape, 4, BOUNDLESS)
+    assert {candidate.layout.engine for candidate in found.candidates} == {"torch"}
 
 
 def test_own_metrics_are_of_each_sample() -> None:
