@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -110,6 +110,15 @@ def slices(
         )
     first = position + dp_rank * share
     return [(start, micro_batch) for start in range(first, first + share, micro_batch)]
+
+
+class StepSamples(NamedTuple):
+    """A rank's micro-batches of a step, and the sum of its samples' receipt digests; of rank 0 where whole documents
+    are packed, the share of padding in the global batch."""
+
+    batches: list[Batch]
+    digest: int
+    padding: float | None
 
 
 class Batches:

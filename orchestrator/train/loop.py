@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from cluster.workers.clock import wall
 from cluster.workers.injected_faults import FaultSpec
@@ -16,7 +16,7 @@ from cluster.workers.worker_context import WorkerContext
 from orchestrator.checkpoint.averaged import facts_of
 from orchestrator.checkpoint.identity import CODE
 from orchestrator.checkpoint.manifest import CorruptCommit
-from orchestrator.data.batches import Prefetch, slices
+from orchestrator.data.batches import Prefetch, StepSamples, slices
 from orchestrator.data.receipt import add, roll
 from orchestrator.data.skips import lr_factor, merged, start_of
 from orchestrator.data.tokens import Tokens
@@ -93,15 +93,6 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
     rank.close()
     close_device()
     return result
-
-
-class _Samples(NamedTuple):
-    """A rank's micro-batches of a step, and the sum of its samples' receipt digests; of rank 0 where whole documents
-    are packed, the share of padding in the global batch."""
-
-    batches: list[Batch]
-    digest: int
-    padding: float | None
 
 
 class Rank:
@@ -217,7 +208,7 @@ class Rank:
             manifest.step, manifest.position, manifest.receipt, manifest.meta, self._task.skips
         )
 
-    def _step(self, prefetched: Prefetch[_Samples]) -> bool:
+    def _step(self, prefetched: Prefetch[StepSamples]) -> bool:
         """One optimiser step, its row of metrics and, if due, its commit. Returns whether to stop now."""
         began, at = time.perf_counter(), self._progress.step
         self._inject(at + 1)
@@ -285,7 +276,7 @@ class Rank:
             error.add_note(f"at step {self._progress.step + 1}, pipeline stage {stage}")
             raise
 
-    def _samples(self, step: int) -> _Samples:
+    def _samples(self, step: int) -> StepSamples:
         """This rank's samples of a step. The ranks of a tensor, context or pipeline group read the same ones; only the
         first has a digest. Padding is told here, since one thread at a time may ask for the order of samples."""
         size = self._spec.train.global_batch
@@ -301,7 +292,7 @@ class Rank:
             parts = [(shortened(batch, length), digest) for batch, digest in parts]
         counts = coordinate["pp"] == coordinate["cp"] == coordinate["tp"] == 0
         told = self._batches.packed and self._context.rank_info.rank == 0
-        return _Samples(
+        return StepSamples(
             [self._pinned(batch) for batch, _ in parts],
             add(digest for _, digest in parts) if counts else 0,
             self._batches.padding(start, size) if told else None,
