@@ -275,6 +275,32 @@ def test_what_does_not_fit_own_code_is_refused(here: Path, change: dict[str, Any
 
 
 @pytest.mark.parametrize(
+    ("workload", "wanted"),
+    [
+        ({"adapter": {"kind": "prefix", "rank": 2}}, "prefix adapters are for models of this project"),
+        ({"adapter": {"kind": "lora", "targets": "*.nothing"}}, "nothing"),
+        (
+            {"adapter": {"kind": "lora", "targets": "*.up", "quantize": "nf4"}},
+            "bases in 4 bits are for models of",
+        ),
+        ({"adapter": {"kind": "lora", "targets": "*.up"}}, ""),
+        ({"adapter": {"kind": "bitfit"}}, ""),
+        ({"mup": {"width": 2}}, "workload.mup is for models of this project"),
+    ],
+)
+def test_adapters_that_own_models_can_have(here: Path, workload: dict[str, Any], wanted: str) -> None:
+    document = job("Divided").model_dump(mode="json", exclude_defaults=True)
+    document["workload"] |= {"init_from": "runs/base", **workload}
+    if not wanted:
+        check_job(parse(document))
+        return
+    with pytest.raises(InputError) as error:
+        check_job(parse(document))
+    assert wanted in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
     ("model", "parallel", "wanted"),
     [
         ("Line", {"tp": 2}, "an own model that declares neither stages() nor sharding() is run as it is"),
