@@ -202,3 +202,36 @@ def test_a_preparation_that_fails_ends_the_run(tmp_path: Path, monkeypatch: pyte
     Tasks(fail).use(monkeypatch)
     with pytest.raises(InputError, match="part 6"):
         controller(document(tmp_path, True), run, tmp_path / "cache", [2]).drive()
+
+
+def test_what_is_damaged_or_gone_while_it_trains_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quiet, run = tmp_path / "quiet", tmp_path / "run"
+    Tasks().use(monkeypatch)
+    controller(document(tmp_path, False, "documents"), quiet, tmp_path / "whole", [2]).drive()
+    struck: list[str] = []
+
+    def strike(done: int) -> bool:
+        """After the second step: a byte of a shard that is published and not read yet, and the text of the rest."""
+        if done > 9 and steps_of(run) >= 2 and not struck:
+            shard = next((tmp_path / "cache").glob("*/shards/000005.bin"))
+            shard.write_bytes(bytes([shard.read_bytes()[0] ^ 1]) + shard.read_bytes()[1:])
+            text = tmp_path / "text" / "topics.txt"
+            text.rename(text.with_suffix(".away"))
+            struck.append(str(shard))
+        return done <= 9 or bool(struck)
+
+    Tasks(strike).use(monkeypatch)
+    with pytest.raises(InputError, match=r"topics\.txt"):
+        controller(document(tmp_path, True, "documents"), run, tmp_path / "cache", [2]).drive()
+    assert struck
+    assert steps_of(run) < STEPS
+    Tasks().use(monkeypatch)
+    controller(
+        document(tmp_path, True, "documents"), run, tmp_path / "cache", [2, 2]
+    ).drive()  # writes it anew
+    assert curve(run) == curve(quiet)
+    assert evaluations(run) == evaluations(quiet)
+    assert weights(run, STEPS) == weights(quiet, STEPS)
+    assert [path.name for path in (tmp_path / "cache").glob("*/shards/*.damaged")] == ["000005.bin.damaged"]
