@@ -64,9 +64,8 @@ def batches_of(
         found = sections_of(tokens, plan, reading, packed, share)
         order = None
         if mixture is not None:
-            order = SectionedMixture(
-                seed, plan.sections, found, mixture.weights(*found.sizes()), mixture.most
-            )
+            phases = mixture.weights(*found.sizes(mixture.by_size))
+            order = SectionedMixture(seed, plan.sections, found, phases, mixture.most)
         sectioned = order or SectionedOrder(seed, plan.sections, found, weights)
         read = SampleReader(found.streams, found.windows, objective, growing=True)
         return Batches(read, sectioned, packed, routed)

@@ -36,9 +36,9 @@ class Sections(Protocol):
 
     def __call__(self, section: int, /) -> Sequence[int]: ...
 
-    def sizes(self) -> tuple[list[int], list[int]]:
-        """About how many tokens and samples each source has: those of the parts that the first section needs, times
-        what the files of the source hold over what those parts hold, in bytes."""
+    def sizes(self, whole: bool) -> tuple[list[int], list[int]]:
+        """How many tokens and samples each source has in the parts that the first section needs; if `whole`, about how
+        many it has: those times what the files of the source hold over what those parts hold, in bytes."""
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,11 @@ class StreamSections:
             found.append(count + (after - count) * rest // self.plan.sections)
         return found
 
-    def sizes(self) -> tuple[list[int], list[int]]:
+    def sizes(self, whole: bool) -> tuple[list[int], list[int]]:
         """See `Sections`. Samples are of one length, so that they are counted in tokens too."""
+        if not whole:
+            ones = [1] * self.streams.sources
+            return ones, ones
         self.streams.await_section(0)
         ends = [first + needed for first, needed in zip(self.plan.first, self.plan.needed(0), strict=True)]
         there = [self.streams.tokens_before(source, end) for source, end in enumerate(ends)]
@@ -191,7 +194,7 @@ class DocumentSections:
         self._reach(section)
         return [self._within(source, section, windows) for source, windows in enumerate(self.windows)]
 
-    def sizes(self) -> tuple[list[int], list[int]]:
+    def sizes(self, whole: bool) -> tuple[list[int], list[int]]:
         """See `Sections`. Raises InputError for a source without a sample there."""
         self._reach(0)
         for source, windows in enumerate(self.windows):
@@ -202,6 +205,8 @@ class DocumentSections:
                 raise InputError(what, f"data.sources.{source}", "give more text, or leave out data.shuffle")
         samples = [windows.before(1) for windows in self.windows]
         tokens = [windows.first.tokens for windows in self.windows]
+        if not whole:
+            return tokens, samples
         return self._plan.extrapolated(tokens), self._plan.extrapolated(samples)
 
     def _reach(self, section: int) -> None:

@@ -149,12 +149,16 @@ def test_a_set_that_is_held_out_is_of_the_first_section(uri: str) -> None:
 def test_sizes_are_those_of_the_first_parts_times_the_bytes_of_all(uri: str) -> None:
     tokens, plan = Tokens.open(uri), plan_of(uri)
     for how in (Reading("stream", LENGTH + 1, LENGTH), Reading("document", LENGTH, LENGTH)):
-        sizes, _ = sections_of(tokens, plan, how).sizes()
+        sizes, _ = sections_of(tokens, plan, how).sizes(True)
         for source, size in enumerate(sizes):
             assert 0.6 < size / tokens.length(source) < 1.4
     old = type(plan)(plan.parts)
     with pytest.raises(InputError, match="has no sizes of its sources"):
-        sections_of(tokens, old, Reading("stream", LENGTH + 1, LENGTH)).sizes()
+        sections_of(tokens, old, Reading("stream", LENGTH + 1, LENGTH)).sizes(True)
+    # of runs that began with it, by shares, the order is the same
+    orders = [batches_of(tokens, Raw(), 7, [1.0, 1.0], SHARES, plan=each).order for each in (plan, old)]
+    turns = [order.at(np.arange(100)) for order in orders]
+    assert np.array_equal(turns[0], turns[1])
 
 
 def test_samples_are_read_along_with_those_of_their_section(uri: str) -> None:
