@@ -24,3 +24,7 @@ class Corpus:
         """The samples of the same document."""
         first = sample - sample % self._per_document
         return range(first, min(first + self._per_document, self._size))
+
+    def companions(self, sample: int) -> range:
+        """All samples."""
+        return range(len(self))

@@ -138,6 +138,9 @@ class Text(Protocol):
     def siblings(self, sample: int, /) -> range:
         """The samples of the same document, where the unit is a document."""
 
+    def companions(self, sample: int, /) -> range:
+        """The samples, those of the same document among them, of which one may be read along with this one."""
+
 
 class Objective(Protocol):
     """A pre-training recipe: token windows in, a batch out. Pure in (seed, sample id, turn)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from orchestrator.data.sample_reader import SampleReader
 from orchestrator.data.sections.order import SectionedOrder
 from orchestrator.data.sections.plan import SectionPlan
 from orchestrator.data.sections.published import StoppedWaiting
-from orchestrator.data.sections.windows import GrowingWindows, SectionEnds
+from orchestrator.data.sections.windows import sections_of
 from orchestrator.data.tokens import Tokens
 from orchestrator.data.windows import Streams, Windows, packed_windows, windows_of
 from orchestrator.job.errors import InputError
@@ -40,6 +40,7 @@ def batches_of(
     packed: bool = False,
     routed: bool = False,
     plan: SectionPlan | None = None,
+    share: float | None = None,
 ) -> Batches:
     """The batches of prepared data for an objective.
 
@@ -52,20 +53,22 @@ def batches_of(
         packed: whether whole documents are packed by best fit.
         routed: whether the model routes tokens to experts, which must then know what is padding.
         plan: the sections that an epoch goes through, None for an epoch that is shuffled whole.
+        share: of the documents of sections that is held out; without sections `tokens` are those that are left.
 
     Raises InputError if a source has no sample for an epoch, or the text too few documents. For data of format 1 an
     empty source is allowed, as it was in the version that made it.
     """
     reading = objective.reading
     if plan is not None:
-        assert isinstance(tokens, Tokens), "a share that is held out is refused by the job file"
-        growing = [GrowingWindows(tokens, source, reading) for source in range(tokens.sources)]
-        ends, order = SectionEnds(tokens, plan, growing), None
-        if mixture is not None:  # all samples are of one length
-            ones = [1] * tokens.sources
-            order = SectionedMixture(seed, plan.sections, ends, mixture.weights(ones, ones), mixture.most)
-        sectioned = order or SectionedOrder(seed, plan.sections, ends, weights)
-        return Batches(SampleReader(tokens, growing, objective, growing=True), sectioned, packed, routed)
+        assert isinstance(tokens, Tokens), "what is held out is told by the share"
+        found = sections_of(tokens, plan, reading, packed, share)
+        order = None
+        if mixture is not None:
+            phases = mixture.weights(*found.sizes(mixture.by_size))
+            order = SectionedMixture(seed, plan.sections, found, phases, mixture.most)
+        sectioned = order or SectionedOrder(seed, plan.sections, found, weights)
+        read = SampleReader(found.streams, found.windows, objective, growing=True)
+        return Batches(read, sectioned, packed, routed)
     make: Callable[[Streams, int, Reading], Windows] = packed_windows if packed else windows_of
     windows = [make(tokens, source, reading) for source in range(tokens.sources)]
     samples = [len(found) for found in windows]
@@ -106,6 +109,15 @@ def slices(
         )
     first = position + dp_rank * share
     return [(start, micro_batch) for start in range(first, first + share, micro_batch)]
+
+
+class StepSamples(NamedTuple):
+    """A rank's micro-batches of a step, and the sum of its samples' receipt digests; of rank 0 where whole documents
+    are packed, the share of padding in the global batch."""
+
+    batches: list[Batch]
+    digest: int
+    padding: float | None
 
 
 class Batches:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import xxhash
@@ -14,6 +15,7 @@ from orchestrator.data.contents import digests
 from orchestrator.data.runs import RunsMaker, edges, in_memory, on_disk
 from orchestrator.data.subset import Subset
 from orchestrator.data.tokens import Tokens
+from orchestrator.data.windows import Streams
 from orchestrator.job.errors import InputError
 
 SHARE = "data.validation.share"
@@ -35,12 +37,20 @@ class Split:
     bytes: int
 
 
-def split(tokens: Tokens, share: float) -> Split:
+class Documents(Streams, Protocol):
+    """Streams of which the documents are told apart."""
+
+    def contents_by_part(self, source: int) -> Iterator[np.ndarray]:
+        """See `Tokens.contents_by_part`."""
+
+
+def split(tokens: Documents, share: float, both: bool = True, of: str = "") -> Split:
     """Hold out about the `share` of documents whose digest is small: equal documents are on one side, and a document is
     on the same side whatever others there are.
 
     Of more than MANY documents each node keeps the result on its disk: neither memory nor the time of a start grows
-    with them. Raises InputError if a side would be empty, or the data do not tell documents apart.
+    with them. `of` says which documents these are, if not all. Raises InputError if a side would be empty and `both`
+    are wanted, or the data do not tell documents apart.
     """
     limit = math.ceil(share * DIGESTS)  # exact: the product of a float and a power of two is one
     key = xxhash.xxh3_128_hexdigest(json.dumps([RUNS_FORMAT, tokens.digest, limit]).encode())
@@ -58,7 +68,8 @@ def split(tokens: Tokens, share: float) -> Split:
         told.append(facts)
     held_out, every = (sum(facts[name] for facts in told) for name in ("held_out", "documents"))
     least, most = min(facts["least"] for facts in told), max(facts["most"] for facts in told)
-    _check_sides(least, most, every, held_out, share)
+    if both:
+        _check_sides(least, most, every, held_out, share, of)
     sides = {side: [found[side] for found in runs] for side in SIDES}
     return Split(
         Subset(tokens, sides["trained"], every - held_out),
@@ -67,7 +78,7 @@ def split(tokens: Tokens, share: float) -> Split:
     )
 
 
-def _scan(tokens: Tokens, source: int, limit: int, makers: dict[str, RunsMaker]) -> dict[str, Any]:
+def _scan(tokens: Documents, source: int, limit: int, makers: dict[str, RunsMaker]) -> dict[str, Any]:
     """Give the runs of a source's documents on both sides to the makers; numbers of documents, bytes of those that are
     held out, the least and greatest digest."""
     told = {"documents": 0, "held_out": 0, "bytes": 0, "least": DIGESTS, "most": 0}
@@ -106,7 +117,9 @@ def trained_documents(tokens: Tokens, held_out: Tokens, share: float) -> int:
     return int(there.sum())
 
 
-def _check_sides(least_digest: int, most_digest: int, documents: int, held_out: int, share: float) -> None:
+def _check_sides(
+    least_digest: int, most_digest: int, documents: int, held_out: int, share: float, of: str
+) -> None:
     """Raise InputError if `held_out` of the documents with digests in these bounds are none or all of them."""
     if 0 < held_out < documents:
         return
@@ -119,7 +132,7 @@ def _check_sides(least_digest: int, most_digest: int, documents: int, held_out: 
         hint = (
             "separate documents by lines of <|endoftext|>, or name held-out text in data.validation.sources"
         )
-    raise InputError(f"{share:g} {what} of {documents} documents", SHARE, hint)
+    raise InputError(f"{share:g} {what} of {documents} documents{of}", SHARE, hint)
 
 
 def _rounded(share: float, up: bool) -> str:

@@ -51,6 +51,10 @@ class ListedWindows:
         first, last = np.searchsorted(self.starts, bounds)
         return range(int(first), int(last))
 
+    def companions(self, sample: int) -> range:
+        """See `Windows`."""
+        return range(len(self))
+
 
 def listed_windows(
     parts: Iterable[np.ndarray], reading: Reading, source: int, digest: str = "", place: Path | None = None

@@ -121,7 +121,9 @@ def prepare(
                 (begin, data.streaming),
                 leave,
             )
-        elif data.shuffle == "sections" and SectionPlan.read(folder) is None:  # made by an earlier version
+        elif data.shuffle == "sections" and not getattr(
+            SectionPlan.read(folder), "bytes", ()
+        ):  # made by an earlier version
             parts = sources.cut(files, part_bytes)
             SectionPlan.of(aligned(parts) if cleaning else parts, len(data.sources)).write(folder)
         rejections.check(data.max_rejected, folder)
@@ -186,10 +188,11 @@ def _make(
     name, uris = folder.uri.rsplit("/", 1)[-1], [source.name for source in named]
     plan, publisher, (begin, streams) = SectionPlan.of(parts, len(named)), None, streaming
     plan.write(folder)
+    records = kind.objective if kind else ""
     if streams:
 
         def section(numbers: Sequence[int]) -> manifest.DataManifest:
-            return gather_some(folder, name, uris, parts, numbers, vocabulary, roles, data_format)[0]
+            return gather_some(folder, name, uris, parts, numbers, vocabulary, roles, data_format, records)[0]
 
         there = published.so_far(folder) if begin else None
         sections = max(1, there[1] if there else 0) if begin else plan.sections
@@ -214,7 +217,6 @@ def _make(
     )
     if begin:
         return
-    records = kind.objective if kind else ""
     found = gather(folder, name, uris, parts, vocabulary, roles, data_format, where, records)
     reuse.note(folder, key, keys)
     if finished is None:

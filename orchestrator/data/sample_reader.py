@@ -53,17 +53,22 @@ class SampleReader:
 
     def longer_than(self, length: int) -> Iterator[int]:
         """The ids of the samples with more words than `length`."""
-        before = 0
-        for windows in self._windows:
-            numbers = range(before, before + len(windows))
+        for source, windows in enumerate(self._windows):
+            numbers = self._ids(source, range(len(windows)))
             yield from (sample for sample in numbers if self.length(sample) > length)
-            before += len(windows)
 
     def siblings(self, sample: int) -> range:
         """The ids of the samples of the same document."""
         source, index = self._place(sample)
-        found, first = self._windows[source].siblings(index), sample % len(self) - index
-        return range(found.start + first, found.stop + first)
+        return self._ids(source, self._windows[source].siblings(index))
+
+    def companions(self, sample: int) -> range:
+        """The ids of the samples that may be read along with one: all, or where there may be more later those of its
+        section and source."""
+        if not self._growing:
+            return range(len(self))
+        source, index = self._place(sample)
+        return self._ids(source, self._windows[source].companions(index))
 
     def holding(self, ids: Sequence[int] | np.ndarray) -> SampleReader:
         """This reader with the samples `ids` in memory, each of which is then read once."""
@@ -88,6 +93,14 @@ class SampleReader:
             return batch
         rows = np.asarray(ids, dtype=np.int64) % len(self)
         return batch | {name: torch.from_numpy(values[rows]) for name, values in self._beside.items()}
+
+    def _ids(self, source: int, numbers: range) -> range:
+        """The ids of samples [start, stop) of a source."""
+        if self._growing:
+            step = len(self._windows)
+            return range(numbers.start * step + source, numbers.stop * step + source, step)
+        first = int(self._ends[source]) - len(self._windows[source])
+        return range(first + numbers.start, first + numbers.stop)
 
     def _place(self, sample: int) -> tuple[int, int]:
         """The source of a sample, and its index there."""

@@ -179,8 +179,9 @@ class _Shard(NamedTuple):
 
 
 def _write(folder: DataFolder, number: int, shard: _Shard, data_format: int) -> None:
-    data, index = shard.tokens.tobytes(), shard.ends.astype("<u4").tobytes()
-    folder.write(shard_name(number), data)
+    """Write the files of a shard, all at once since each waits for the disk or the store, and then its record."""
+    data, name = shard.tokens.tobytes(), shard_name(number)
+    files = {name: data}
     record: dict[str, Any] = {
         "tokens": len(shard.tokens),
         "documents": len(shard.ends),
@@ -191,14 +192,15 @@ def _write(folder: DataFolder, number: int, shard: _Shard, data_format: int) -> 
     if shard.engine:
         record["engine"] = shard.engine.to_json()
     if data_format > 1:
-        folder.write(ends_name(shard_name(number)), index)
+        files[ends_name(name)] = index = shard.ends.astype("<u4").tobytes()
         record |= {"blocks": block_sums(data), "ends": xxhash.xxh3_64_hexdigest(index)}
     if data_format > 2:
-        listed = shard.contents.to_bytes()
-        folder.write(contents_name(shard_name(number)), listed)
+        files[contents_name(name)] = listed = shard.contents.to_bytes()
         record["contents"] = xxhash.xxh3_64_hexdigest(listed)
     if found := shard.rejected.to_json():
         record["rejected"] = found
+    with ThreadPoolExecutor(len(files)) as pool:
+        list(pool.map(folder.write, files, files.values()))
     folder.write_json(record_name(number), record)
 
 

@@ -7,6 +7,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -129,8 +130,10 @@ class Tokens:
 
     def tokens_before(self, source: int, part: int) -> int:
         """Tokens of a source in the parts before the one of this number."""
-        count = int(np.searchsorted(self._parts[source], part))
-        return int(self._ends[source][count - 1]) if count else 0
+        return self._before(source, int(np.searchsorted(self._parts[source], part)))
+
+    def _before(self, source: int, shard: int) -> int:
+        return int(self._ends[source][shard - 1]) if shard else 0
 
     @property
     def sources(self) -> int:
@@ -168,13 +171,32 @@ class Tokens:
         found = list(self.document_ends_by_part(source))
         return np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
 
-    def document_ends_by_part(self, source: int) -> Iterator[np.ndarray]:
-        """`document_ends` shard by shard. Raises DamagedShard."""
+    def document_ends_by_part(self, source: int, among: range | None = None) -> Iterator[np.ndarray]:
+        """`document_ends` shard by shard, of all shards or `among` these. Raises DamagedShard."""
         shards, begin = self.manifest.sources[source].shards, 0
+        if among is not None:
+            shards, begin = shards[among.start : among.stop], self._before(source, among.start)
         indices = self._indices({ends_name(shard.file): shard.ends for shard in shards})
         for shard, data in zip(shards, indices, strict=True):
             yield np.frombuffer(data, "<u4").astype(np.int64) + begin
             begin += shard.tokens
+
+    def shards_of(self, source: int, first: int, last: int) -> range:
+        """The places of a source's shards that are of the parts [first, last)."""
+        begin, end = np.searchsorted(self._parts[source], (first, last))
+        return range(int(begin), int(end))
+
+    def last_begun(self, source: int, shard: int) -> int:
+        """The place of the last shard before this one in which a document ends; 0 if there is none."""
+        while shard > 0 and not self.manifest.sources[source].shards[shard - 1].documents:
+            shard -= 1
+        return max(shard - 1, 0)
+
+    def documents_until(self, source: int, shard: int) -> int:
+        """The index after the last document that ends before this shard. Raises DamagedShard."""
+        ends = list(self.document_ends_by_part(source, range(self.last_begun(source, shard), shard)))
+        found = np.concatenate([[0], *ends])
+        return int(found[-1])
 
     @property
     def digest(self) -> str:
@@ -195,15 +217,18 @@ class Tokens:
         """
         return np.concatenate([np.zeros(0, ENTRY), *self.contents_by_part(source)])
 
-    def contents_by_part(self, source: int) -> Iterator[np.ndarray]:
-        """`contents` shard by shard: the documents that end in each. Raises as it does."""
+    def contents_by_part(self, source: int, among: range | None = None) -> Iterator[np.ndarray]:
+        """`contents` shard by shard, of all shards or `among` these: the documents that end in each. Raises as it
+        does."""
         if self.manifest.format < 3:
             what = f"is of format {self.manifest.format}, which does not tell documents apart by their text"
             raise InputError(what, self.folder.uri, "start another run, for which it is prepared anew")
-        shards = self.manifest.sources[source].shards
-        return documents_by_part(
-            self._indices({contents_name(shard.file): shard.contents for shard in shards})
-        )
+        shards, before = self.manifest.sources[source].shards, 0
+        if among is not None:  # the first of these documents may begin in a shard before
+            first = self.last_begun(source, among.start)
+            shards, before = shards[first : among.stop], among.start - first
+        indices = self._indices({contents_name(shard.file): shard.contents for shard in shards})
+        return islice(documents_by_part(indices), before, None)
 
     def _indices(self, sums: dict[str, str]) -> Iterator[bytes]:
         """The files of these names and checksums, in order. Raises DamagedShard."""

@@ -77,6 +77,9 @@ class Windows(Protocol):
     def siblings(self, sample: int) -> range:
         """The samples of the same document."""
 
+    def companions(self, sample: int) -> range:
+        """The samples that may be read along with one."""
+
 
 @dataclass(frozen=True)
 class TiledWindows:
@@ -111,6 +114,10 @@ class TiledWindows:
 
     def siblings(self, sample: int) -> range:
         """See `Windows`. Not available: documents are not considered."""
+        raise NotImplementedError
+
+    def companions(self, sample: int) -> range:
+        """See `Windows`. Not available: the objectives that ask read documents."""
         raise NotImplementedError
 
 

@@ -226,26 +226,10 @@ class DataSpec(StrictModel):
         return {"shuffle": "sections", **given}
 
     @model_validator(mode="after")
-    def sections_are_of_one_stream(self) -> DataSpec:
-        if self.shuffle == "epoch":
-            if self.streaming:
-                raise ValueError(
-                    "streaming needs shuffle: sections, since an epoch is shuffled whole; leave out shuffle"
-                )
-            return self
-        if self.mixture and not self.mixture.phases:
+    def what_streams_goes_by_sections(self) -> DataSpec:
+        if self.streaming and self.shuffle == "epoch":
             raise ValueError(
-                "shuffle: sections has no mixture by alpha or temperature, which needs the sizes of all sources; "
-                "give the sources shares"
-            )
-        if self.packing != "cut":
-            raise ValueError(
-                "shuffle: sections is for packing: cut, since best_fit packs all of a source by length; "
-                "leave out one of them"
-            )
-        if self.validation and self.validation.share is not None:
-            raise ValueError(
-                "shuffle: sections has no validation.share, which needs all documents; give validation.sources"
+                "streaming needs shuffle: sections, since an epoch is shuffled whole; leave out shuffle"
             )
         return self
 

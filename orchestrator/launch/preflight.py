@@ -230,8 +230,8 @@ def check_workload(job: ResolvedJob) -> None:
     from workloads.own.model import OwnModel
 
     workload: Any = load_workload(job.spec, vocabulary_before_data(job), FORMAT, job.model)
-    if job.spec.data.shuffle == "sections" and workload.objective.reading.unit != "stream":
-        what = f"{job.spec.workload.objective} reads documents, and sections are of a stream of text"
+    if job.spec.data.shuffle == "sections" and job.spec.workload.objective in REFERENCED:
+        what = f"{job.spec.workload.objective} asks its reference about all records before it trains"
         raise InputError(what, "data.shuffle", "leave out data.shuffle and data.streaming")
     if job.spec.checkpoint.export == "safetensors":
         if not isinstance(workload.config, OwnModel):

@@ -63,15 +63,21 @@ def training_inputs(
     from orchestrator.data.held_out_set import split_set
     from orchestrator.data.held_out_split import split
     from orchestrator.data.mixture.shares import Mixture
+    from orchestrator.data.sections.documents import SectionDocuments
 
     job = resolve(spec, tokens.manifest.vocabulary)
     workload = workload_of(spec, tokens, job.model, base)
     if spec.data.samples is not None:
         return _of_samples(spec, job, workload, tokens)
     weights = [source.weight for source in spec.data.sources]
-    share = spec.data.validation and spec.data.validation.share
-    parts = split(tokens, share) if share else None
-    trained = parts.training if parts else tokens
+    share = spec.data.validation.share if spec.data.validation else None
+    plan = plan_of(spec, tokens)
+    parts = None
+    if share and plan:  # what is evaluated is there when training begins
+        parts = split(SectionDocuments(tokens, plan, 0), share, of=" of the first section")
+    elif share:
+        parts = split(tokens, share)
+    trained = parts.training if parts and not plan else tokens
     mixture = Mixture.of(spec.data, spec.train.global_batch, spec.train.steps)
     routed = bool(workload.config.moe)
     made = batches.batches_of(
@@ -82,7 +88,8 @@ def training_inputs(
         mixture,
         is_packed(spec),
         routed,
-        plan_of(spec, tokens),
+        plan,
+        share,
     )
     held_out = _own_sets(spec, tokens, workload.objective, sets or {})
     if parts and spec.evaluate:
@@ -133,7 +140,7 @@ def resolve_over(
     whole = tokens.sections is None  # else how much text there is is known only when all is prepared
     if spec.data.samples is None and whole:
         passes.check_length(inputs.text[0].order, _positions(spec, source))
-    notes = [*inputs.job.notes, *inputs.workload.notes, *_cut_notes(inputs)]
+    notes = [*inputs.job.notes, *inputs.workload.notes, *(_cut_notes(inputs) if whole else ())]
     notes += rejections.notes_of(data.uri, *data.sets.values())
     if spec.data.is_mixed and whole:
         notes += passes.notes(course_of(inputs, spec, source))
@@ -189,13 +196,13 @@ def _cut_notes(inputs: TrainingInputs) -> list[str]:
     objective = inputs.workload.objective
     if not objective.reading.unit.startswith("record"):
         return []
-    read = inputs.text[0].read
+    read, every = inputs.text[0].read, sum(inputs.text[0].order.samples)
     least, length = objective.reading.window // 2, objective.reading.window
     found = [words for words in map(read, read.longer_than(least)) if objective.is_cut(words)]
     if not found:
         return []
     lost = sum(map(objective.is_lost, found))
-    line = f"{len(found)} records are longer than {length} tokens, and cut"
+    line = f"{len(found)} of {every} records are longer than {length} tokens, and cut"
     return [line + (f"; of {lost} of them nothing that is predicted is left" if lost else "")]
 
 

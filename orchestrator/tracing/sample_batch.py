@@ -41,6 +41,10 @@ class MadeUp:
         """The samples of the same document."""
         return range(sample, sample + 1)
 
+    def companions(self, sample: int) -> range:
+        """All samples."""
+        return range(len(self))
+
 
 def sample_batch(spec: JobSpec, workload: Workload, rows: int) -> Batch:
     """A micro-batch of `rows` samples, full to their length, with all that a rank adds to one."""

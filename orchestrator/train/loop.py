@@ -16,7 +16,7 @@ from cluster.workers.worker_context import WorkerContext
 from orchestrator.checkpoint.averaged import facts_of
 from orchestrator.checkpoint.identity import CODE
 from orchestrator.checkpoint.manifest import CorruptCommit
-from orchestrator.data.batches import Prefetch, slices
+from orchestrator.data.batches import Prefetch, StepSamples, slices
 from orchestrator.data.receipt import add, roll
 from orchestrator.data.skips import lr_factor, merged, start_of
 from orchestrator.data.tokens import Tokens
@@ -208,13 +208,13 @@ class Rank:
             manifest.step, manifest.position, manifest.receipt, manifest.meta, self._task.skips
         )
 
-    def _step(self, prefetched: Prefetch[tuple[list[Batch], int]]) -> bool:
+    def _step(self, prefetched: Prefetch[StepSamples]) -> bool:
         """One optimiser step, its row of metrics and, if due, its commit. Returns whether to stop now."""
         began, at = time.perf_counter(), self._progress.step
         self._inject(at + 1)
         self._profiler.next(at + 1)
         self._context.set_waiting(True)
-        micro_batches, digest = prefetched.next()
+        micro_batches, digest, padding = prefetched.next()
         self._context.set_waiting(False)
         waited = time.perf_counter() - began
         train, begin = self._spec.train, self._progress.schedule_from(self._spec.train)
@@ -231,6 +231,7 @@ class Rank:
         self._refuse_unstable(metrics)
         self._advance(agreed.digest, metrics.loss)
         row = self._row(metrics, lr, time.perf_counter() - began, waited)
+        row |= {} if padding is None else {"padding": padding}
         row |= {"busy_seconds": agreed.busy if busy else (), **self._record.row(agreed.memory)}
         row |= {f"{part}_seconds": round(seconds, 6) for part, seconds in parts.items()}
         if not stop or self._progress.step == self._last:
@@ -275,11 +276,9 @@ class Rank:
             error.add_note(f"at step {self._progress.step + 1}, pipeline stage {stage}")
             raise
 
-    def _samples(self, step: int) -> tuple[list[Batch], int]:
-        """This rank's micro-batches of a step, and the sum of its samples' receipt digests.
-
-        The ranks of a tensor, context or pipeline group read the same samples; only the first of them has a digest.
-        """
+    def _samples(self, step: int) -> StepSamples:
+        """This rank's samples of a step. The ranks of a tensor, context or pipeline group read the same ones; only the
+        first has a digest. Padding is told here, since one thread at a time may ask for the order of samples."""
         size = self._spec.train.global_batch
         coordinate = self._layout.coordinate(self._context.rank_info.rank)
         origin = self._origin
@@ -292,9 +291,12 @@ class Rank:
         if length := self._row_length(step):
             parts = [(shortened(batch, length), digest) for batch, digest in parts]
         counts = coordinate["pp"] == coordinate["cp"] == coordinate["tp"] == 0
-        return [self._pinned(batch) for batch, _ in parts], add(
-            digest for _, digest in parts
-        ) if counts else 0
+        told = self._batches.packed and self._context.rank_info.rank == 0
+        return StepSamples(
+            [self._pinned(batch) for batch, _ in parts],
+            add(digest for _, digest in parts) if counts else 0,
+            self._batches.padding(start, size) if told else None,
+        )
 
     def _row_length(self, step: int) -> int | None:
         """Tokens of a row in the step after `step` steps, None where they are those of a sample all along."""
@@ -342,9 +344,6 @@ class Rank:
             row["model_flops_per_second"] = flops
             if self._task.peak_flops:
                 row["mfu"] = flops / (self._task.peak_flops * self._layout.world)
-        if self._batches.packed and self._context.rank_info.rank == 0:
-            size = self._spec.train.global_batch
-            row["padding"] = self._batches.padding(self._progress.position - size, size)
         if length := self._row_length(self._progress.step - 1):
             row["sequence_length"] = length
         return {**row, **metrics.extra}

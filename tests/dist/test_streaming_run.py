@@ -49,16 +49,29 @@ class Tasks:
         monkeypatch.setattr(sources, "part_size", lambda files: 4_000)
 
 
-def document(tmp_path: Path, streaming: bool, mixed: bool = False) -> dict[str, Any]:
+def document(tmp_path: Path, streaming: bool, kind: str = "passes") -> dict[str, Any]:
     found = job(write_text(tmp_path / "text", 60_000), steps=STEPS, determinism="bitwise")
     other = tmp_path / "text" / "other.txt"
     other.write_text("\n".join(f"line {number} of another source" for number in range(300)))
     found["data"]["sources"].append({"uri": str(other), "weight": 2})
-    if mixed:
+    if kind == "mixture":
         found["data"]["sources"] = [
             {"uri": source["uri"], "share": share, "max_passes": 4}
             for source, share in zip(found["data"]["sources"], (0.9, 0.1), strict=True)
         ]
+    if kind in ("documents", "pairs"):
+        for path in (tmp_path / "text").iterdir():
+            lines = path.read_text().splitlines()
+            texts = ["\n".join(lines[at : at + 9]) for at in range(0, len(lines), 9)]
+            path.write_text("\n<|endoftext|>\n".join(texts))
+        for source in found["data"]["sources"]:
+            source.pop("weight", None)
+        found["data"] |= {"mixture": {"alpha": 0.5}, "validation": {"share": 0.2}}
+        found["evaluate"] = {"every": 15}
+    if kind == "documents":
+        found["data"]["packing"] = "best_fit"
+    if kind == "pairs":
+        found["workload"] |= {"model": "bert-tiny", "objective": "next_sentence"}
     found["data"] |= {"streaming": True} if streaming else {"shuffle": "sections"}
     found["checkpoint"] |= {"every": 5, "keep": 40}
     return found
@@ -85,49 +98,69 @@ def controller(
 
 
 def steps_of(run: Path) -> int:
-    return max((row["step"] for row in rows(run)), default=0) if (run / "metrics.jsonl").exists() else 0
+    if not (run / "metrics.jsonl").exists():
+        return 0
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    whole = [line for line in lines if line.endswith("\n")]  # the last may be being written
+    return max((json.loads(line)["step"] for line in whole), default=0)
 
 
 def manifests(cache: Path) -> list[Path]:
     return list(cache.glob("*/manifest.json"))
 
 
-@pytest.mark.parametrize("mixed", [False, True], ids=["passes", "mixture"])
+def evaluations(run: Path) -> dict[int, Any]:
+    """What was measured on the held-out sets, by step."""
+    found = rows(run, "evals.jsonl") if (run / "evals.jsonl").exists() else []
+    return {
+        row["step"]: {
+            name: {k: v for k, v in each.items() if "second" not in k} for name, each in row["sets"].items()
+        }
+        for row in found
+    }
+
+
+@pytest.mark.parametrize("kind", ["passes", "mixture", "documents", "pairs"])
 def test_it_trains_while_data_is_prepared_as_if_all_were_there(
-    mixed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quiet, streamed, killed = (tmp_path / name for name in ("quiet", "streamed", "killed"))
+    # of a small source much is read soon
+    early, soon = (8, 11) if kind in ("documents", "pairs") else (12, 20)
     Tasks().use(monkeypatch)
-    controller(document(tmp_path, False, mixed), quiet, tmp_path / "whole", [2]).drive()
+    controller(document(tmp_path, False, kind), quiet, tmp_path / "whole", [2]).drive()
     plan = json.loads(next((tmp_path / "whole").glob("*/plan.json")).read_text())
     every = sum(plan["parts"])
     assert every > 15
 
     # the last part begins when what was published before it is used up
-    late = Tasks(lambda done: done < every - 1 or steps_of(streamed) >= 40)
+    late = Tasks(lambda done: done < every - 1 or steps_of(streamed) >= 2 * soon)
     late.use(monkeypatch)
-    controller(document(tmp_path, True, mixed), streamed, tmp_path / "cache", [2]).drive()
+    controller(document(tmp_path, True, kind), streamed, tmp_path / "cache", [2]).drive()
     assert curve(streamed) == curve(quiet)
     assert [row["samples"] for row in rows(streamed)] == [row["samples"] for row in rows(quiet)]
     assert weights(streamed, STEPS) == weights(quiet, STEPS)
+    assert evaluations(streamed) == evaluations(quiet)
+    assert bool(evaluations(quiet)) == (kind in ("documents", "pairs"))
     (one,), (other,) = manifests(tmp_path / "whole"), manifests(tmp_path / "cache")
     assert one.read_bytes() == other.read_bytes()
 
     # killed ranks, another width, and a controller that ends while parts are missing
-    slow = Tasks(lambda done: done < every // 2 or steps_of(killed) > 12)
+    slow = Tasks(lambda done: done < every // 2 or steps_of(killed) > early)
     slow.use(monkeypatch)
     first = controller(
-        document(tmp_path, True, mixed), killed, tmp_path / "third", [2, 1], ("kill@1:4",), until=12
+        document(tmp_path, True, kind), killed, tmp_path / "third", [2, 1], ("kill@1:4",), until=early
     )
     first.drive()
     slow.ended = True
     assert not manifests(tmp_path / "third")
-    rest = Tasks(lambda done: done < 3 or steps_of(killed) >= 20)
+    rest = Tasks(lambda done: done < 3 or steps_of(killed) >= soon)
     rest.use(monkeypatch)
-    controller(document(tmp_path, True, mixed), killed, tmp_path / "third", [1, 2], ("kill@0:31",)).drive()
+    controller(document(tmp_path, True, kind), killed, tmp_path / "third", [1, 2], ("kill@0:31",)).drive()
     assert curve(killed) == curve(quiet)
     assert {row["samples"] for row in rows(killed)} == {row["samples"] for row in rows(quiet)}
     assert weights(killed, STEPS) == weights(quiet, STEPS)
+    assert evaluations(killed) == evaluations(quiet)
 
 
 def test_a_stop_while_ranks_wait_for_data_ends_with_a_commit(
@@ -169,3 +202,36 @@ def test_a_preparation_that_fails_ends_the_run(tmp_path: Path, monkeypatch: pyte
     Tasks(fail).use(monkeypatch)
     with pytest.raises(InputError, match="part 6"):
         controller(document(tmp_path, True), run, tmp_path / "cache", [2]).drive()
+
+
+def test_what_is_damaged_or_gone_while_it_trains_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quiet, run = tmp_path / "quiet", tmp_path / "run"
+    Tasks().use(monkeypatch)
+    controller(document(tmp_path, False, "documents"), quiet, tmp_path / "whole", [2]).drive()
+    struck: list[str] = []
+
+    def strike(done: int) -> bool:
+        """After the second step: a byte of a shard that is published and not read yet, and the text of the rest."""
+        if done > 9 and steps_of(run) >= 2 and not struck:
+            shard = next((tmp_path / "cache").glob("*/shards/000005.bin"))
+            shard.write_bytes(bytes([shard.read_bytes()[0] ^ 1]) + shard.read_bytes()[1:])
+            text = tmp_path / "text" / "topics.txt"
+            text.rename(text.with_suffix(".away"))
+            struck.append(str(shard))
+        return done <= 9 or bool(struck)
+
+    Tasks(strike).use(monkeypatch)
+    with pytest.raises(InputError, match=r"topics\.txt"):
+        controller(document(tmp_path, True, "documents"), run, tmp_path / "cache", [2]).drive()
+    assert struck
+    assert steps_of(run) < STEPS
+    Tasks().use(monkeypatch)
+    controller(
+        document(tmp_path, True, "documents"), run, tmp_path / "cache", [2, 2]
+    ).drive()  # writes it anew
+    assert curve(run) == curve(quiet)
+    assert evaluations(run) == evaluations(quiet)
+    assert weights(run, STEPS) == weights(quiet, STEPS)
+    assert [path.name for path in (tmp_path / "cache").glob("*/shards/*.damaged")] == ["000005.bin.damaged"]

@@ -64,8 +64,8 @@ class NextSentence(SampledObjective):
 
     Half of the second segments continue the first, from the same document (sequence_labels 0); half come from another
     document (1), of the same length where it has the text: any sample of another document may give it, all with the
-    same probability. Under rule 1 it is text of an earlier sample that holds a document's end, and where ten of them
-    hold none, of the present document too.
+    same probability (of its section and source, where the text is read section by section). Under rule 1 it is text of
+    an earlier sample that holds a document's end, and where ten of them hold none, of the present document too.
     """
 
     name = "next_sentence"
@@ -97,9 +97,11 @@ class NextSentence(SampledObjective):
         """Up to `length` tokens from the beginning of a sentence of another document."""
         if self.rule == 1:
             return self._earlier(read, sample, length, rng)
-        own = read.siblings(sample)
-        other = int(rng.integers(len(read) - len(own)))
-        text = self.read_window(read, other if other < own.start else other + len(own))
+        own, every = read.siblings(sample), read.companions(sample)
+        if len(own) == len(every):  # in a section of one document
+            return np.empty(0, dtype=np.int64)
+        number, before = int(rng.integers(len(every) - len(own))), every.index(own.start)
+        text = self.read_window(read, every[number if number < before else number + len(own)])
         return self._of(text, length, rng)
 
     def _earlier(self, read: Read, sample: int, length: int, rng: np.random.Generator) -> np.ndarray:

@@ -25,3 +25,7 @@ class Samples:
     def siblings(self, sample: int) -> range:
         """See `Text`."""
         return range(sample, sample + 1)
+
+    def companions(self, sample: int) -> range:
+        """See `Text`."""
+        return range(len(self))

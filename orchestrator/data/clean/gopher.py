@@ -42,12 +42,18 @@ def quality(text: str, rule: GopherQuality) -> str:
     if rule.max_symbols and sum(map(text.count, ELLIPSES)) / total > rule.max_symbols:
         return "too many ellipses"
     lines = text.splitlines()
-    bullets = sum(line.lstrip().startswith(BULLETS) for line in lines)
-    if rule.max_bullet_lines and bullets / len(lines) > rule.max_bullet_lines:
-        return "too many bullets"
-    trailing = sum(line.rstrip().endswith(ELLIPSES) for line in lines)
-    if rule.max_ellipsis_lines and trailing / len(lines) > rule.max_ellipsis_lines:
-        return "too many lines end with an ellipsis"
+    if rule.max_bullet_lines:
+        most = rule.max_bullet_lines * len(lines)  # there are no more such lines than such marks
+        if sum(map(text.count, BULLETS)) >= most and (
+            sum(line.lstrip().startswith(BULLETS) for line in lines) / len(lines) > rule.max_bullet_lines
+        ):
+            return "too many bullets"
+    if rule.max_ellipsis_lines:
+        most = rule.max_ellipsis_lines * len(lines)
+        if sum(map(text.count, ELLIPSES)) >= most and (
+            sum(line.rstrip().endswith(ELLIPSES) for line in lines) / len(lines) > rule.max_ellipsis_lines
+        ):
+            return "too many lines end with an ellipsis"
     if rule.min_alphabetic and np.count_nonzero(found.letters) / total < rule.min_alphabetic:
         return "too few words with a letter"
     if rule.min_stop_words and len(set(rule.stop_words).intersection(words(text))) < rule.min_stop_words:

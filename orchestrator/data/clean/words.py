@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -40,7 +41,7 @@ MARKS = (
 PUNCTUATION = frozenset(MARKS) | TERMINAL
 """A word of these alone is a symbol."""
 KEPT = 2**17
-"""Words of which it is kept what they are."""
+"""Words of which it is kept what they are, before a text that may have others."""
 _AS_SPACES = str.maketrans(MARKS, " " * len(MARKS))
 _IDEOGRAPHS = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
 _WORD = r"\d+(?:[.,]\d+)+|\w+(?:['\u2019]\w+)*|\.{2,}|[^\w\s]"
@@ -70,30 +71,39 @@ class Counted(NamedTuple):
     letters: np.ndarray
 
 
-class _Kinds(dict[str, int]):
-    """Four times the length of a word, 2 for a symbol, 1 for a letter. Kept, since words come again and again."""
+class _Numbers(dict[str, int]):
+    """A number for each word, and what it is: four times its length, 2 for a symbol, 1 for a letter. Kept, since words
+    come again and again."""
+
+    def __init__(self) -> None:
+        self._kinds = np.zeros(KEPT, np.int64)
 
     def __missing__(self, word: str) -> int:
-        if len(self) >= KEPT:
+        number = self[word] = len(self)
+        if number == len(self._kinds):
+            self._kinds = np.concatenate([self._kinds, np.zeros_like(self._kinds)])
+        kind = 4 * len(word) + 2 * PUNCTUATION.issuperset(word) + any(map(str.isalpha, word))
+        self._kinds[number] = kind
+        return number
+
+    def of(self, words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """The numbers of words, and what they are, int64."""
+        if len(self) > KEPT:
             self.clear()
-        found = self[word] = 4 * len(word) + 2 * PUNCTUATION.issuperset(word) + any(map(str.isalpha, word))
-        return found
+        found = np.fromiter(map(self.__getitem__, words), np.int64, len(words))
+        return found, self._kinds[found]
 
 
 @lru_cache(maxsize=1)
-def _kinds() -> _Kinds:
-    return _Kinds()
+def _numbers() -> _Numbers:
+    return _Numbers()
 
 
 @lru_cache(maxsize=2)
 def counted(text: str) -> Counted:
     """What the rules ask of the words of a text. Kept for the next step, as `words`."""
-    found = words(text)
-    numbers = {word: number for number, word in enumerate(dict.fromkeys(found))}
-    each = np.fromiter(map(_kinds().__getitem__, numbers), np.int64, len(numbers))
-    ids = np.fromiter(map(numbers.__getitem__, found), np.int64, len(found))
-    kinds = each[ids]
-    return Counted(ids, kinds >> 2, (kinds & 2) > 0, (kinds & 1) > 0)
+    numbers, kinds = _numbers().of(words(text))
+    return Counted(numbers, kinds >> 2, (kinds & 2) > 0, (kinds & 1) > 0)
 
 
 def sentences(line: str) -> int:

@@ -21,7 +21,7 @@ class SectionedMixture:
     As `MixedOrder`, but a pass over a source goes through its sections one after the other, and shuffles the samples of
     each. Sample ids are index x sources + source, as those of `SectionedOrder`. Which source comes at a position does
     not depend on how much text there is until a source has made all of its passes, and none has while it is read for
-    the first time.
+    the first time. For one thread at a time.
 
     Args:
         seed: determines the order.

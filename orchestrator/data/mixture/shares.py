@@ -48,6 +48,11 @@ class Mixture:
         most = tuple(None if s.max_passes is None else Fraction(str(s.max_passes)) for s in data.sources)
         return cls(exact, alpha, most, steps * global_batch)
 
+    @property
+    def by_size(self) -> bool:
+        """Whether the sizes of the sources decide in some phase."""
+        return any(shares is None for _, shares in self.phases)
+
     def weights(self, tokens: Sequence[int], samples: Sequence[int]) -> list[tuple[int, list[int]]]:
         """The first position of each phase, and the whole weights of the sources' samples in it, whose sources have
         so many tokens and samples."""

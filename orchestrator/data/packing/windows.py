@@ -34,3 +34,7 @@ class PackedWindows:
     def siblings(self, sample: int) -> range:
         """See `Windows`. Not available: a sample has several documents."""
         raise NotImplementedError
+
+    def companions(self, sample: int) -> range:
+        """See `Windows`. Not available: the objectives that ask read documents."""
+        raise NotImplementedError

@@ -31,7 +31,7 @@ class SectionedOrder:
     An epoch is one section after the other; in each, weight x samples of every source are shuffled together. Sample ids
     are index x sources + source, which do not depend on how much text there is. As in `orchestrator.data.order.Order`
     a fractional weight takes the next part of a section's samples in each epoch, and the turn is the number of the
-    pass over them.
+    pass over them. For one thread at a time.
 
     Args:
         seed: determines the order.

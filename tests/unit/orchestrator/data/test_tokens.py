@@ -7,18 +7,16 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import fsspec
 import numpy as np
 import pytest
+from unpublished import plan_of, unpublished
 
 from orchestrator.data import excerpt, shards
 from orchestrator.data import tokens as tokens_module
 from orchestrator.data import verified_shard as checked
-from orchestrator.data.sections import published
-from orchestrator.data.sections.plan import SectionPlan
 from orchestrator.data.sections.published import StoppedWaiting
 from orchestrator.data.shards import is_complete
 from orchestrator.data.tokens import Tokens, problems
@@ -224,24 +222,10 @@ def test_an_excerpt_stands_for_data_that_is_gone(prepare_here: Prepare, tmp_path
 def test_data_that_is_still_prepared_grows_section_by_section(prepare_here: Prepare, tmp_path: Path) -> None:
     whole = Tokens.open(prepare_here([TEXT] * 4, ["other " * 200]))
     folder, found = whole.folder, whole.manifest
-    numbers = [[int(Path(shard.file).stem) for shard in source.shards] for source in found.sources]
-    plan = SectionPlan(tuple(map(len, numbers)))
-    names = [*numbers[0], *numbers[1]]
-    assert names == list(range(len(names)))
+    plan, publish = plan_of(folder.uri), unpublished(folder.uri)
     assert plan.sections > 2
-    Path(folder.at("manifest.json")).unlink()
     with pytest.raises(InputError, match="there is no prepared data"):
         Tokens.open(folder.uri)
-
-    def publish(section: int) -> None:
-        part = plan.numbers(section)
-        sources = tuple(
-            replace(s, shards=tuple(shard for shard in s.shards if int(Path(shard.file).stem) in part))
-            for s in found.sources
-        )
-        tokens = sum(source.tokens for source in sources)
-        published.publish(folder, section, replace(found, sources=sources, tokens=tokens))
-
     publish(0)
     growing = Tokens.open(folder.uri, Retry(give_up=lambda: True))
     before = growing.length(0)

@@ -15,6 +15,9 @@ from orchestrator.job.optimizer import OptimizerSpec
 from orchestrator.job.own_code import used_by
 from orchestrator.job.spec import JobSpec, dump, parse
 from orchestrator.launch.preflight import check_job
+from orchestrator.planning.device import BOUNDLESS
+from orchestrator.planning.plan import plan
+from orchestrator.resolve.resolved_job import resolve
 from orchestrator.train.learning_rate import learning_rate
 
 CODE = """
@@ -272,6 +275,32 @@ def test_what_does_not_fit_own_code_is_refused(here: Path, change: dict[str, Any
 
 
 @pytest.mark.parametrize(
+    ("workload", "wanted"),
+    [
+        ({"adapter": {"kind": "prefix", "rank": 2}}, "prefix adapters are for models of this project"),
+        ({"adapter": {"kind": "lora", "targets": "*.nothing"}}, "nothing"),
+        (
+            {"adapter": {"kind": "lora", "targets": "*.up", "quantize": "nf4"}},
+            "bases in 4 bits are for models of",
+        ),
+        ({"adapter": {"kind": "lora", "targets": "*.up"}}, ""),
+        ({"adapter": {"kind": "bitfit"}}, ""),
+        ({"mup": {"width": 2}}, "workload.mup is for models of this project"),
+    ],
+)
+def test_adapters_that_own_models_can_have(here: Path, workload: dict[str, Any], wanted: str) -> None:
+    document = job("Divided").model_dump(mode="json", exclude_defaults=True)
+    document["workload"] |= {"init_from": "runs/base", **workload}
+    if not wanted:
+        check_job(parse(document))
+        return
+    with pytest.raises(InputError) as error:
+        check_job(parse(document))
+    assert wanted in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
     ("model", "parallel", "wanted"),
     [
         ("Line", {"tp": 2}, "an own model that declares neither stages() nor sharding() is run as it is"),
@@ -291,6 +320,12 @@ def test_layouts_that_the_model_does_not_declare_are_refused(
         assert wanted in refusal(spec)
     else:
         check_job(spec)
+
+
+def test_the_planner_offers_no_engine_that_own_models_have_not(here: Path) -> None:
+    spec = divided("Divided").model_copy(update={"parallel": "auto"})
+    found = plan(spec, resolve(spec).shape, 4, BOUNDLESS)
+    assert {candidate.layout.engine for candidate in found.candidates} == {"torch"}
 
 
 def test_own_metrics_are_of_each_sample() -> None:
