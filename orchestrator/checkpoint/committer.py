@@ -46,8 +46,9 @@ class Committer:
     """Writer `writer` of `writers` of the same commits.
 
     Writer 0 gives the others up when nothing new has come into the commit's folder for `patience` seconds, or longer if
-    its own files took long. The whole wait is bounded, since there is only so much state to come. A rank that dies ends
-    its gang and this writer with it, so a missing note means slow storage.
+    its own files took long; one that has said in another way that its save failed, at once. The whole wait is bounded,
+    since there is only so much state to come. A rank that dies ends its gang and this writer with it, so a missing note
+    means slow storage.
     """
 
     def __init__(
@@ -60,6 +61,9 @@ class Committer:
     ) -> None:
         self.store, self.writer, self.writers = store, writer, writers
         self.retention, self.patience = retention or Retention(), patience
+        self.failed: dict[int, int] = {}
+        """The last step whose save failed, by writer: storage that is full may have no room for the note that says so.
+        Another thread may set it."""
 
     def commit(self, step: int, pieces: list[RawPiece], meta: dict[str, Any]) -> CommitOutcome:
         """Write the shard, then the note or the manifest. Never raises: a failed save is withdrawn and reported."""
@@ -95,6 +99,7 @@ class Committer:
         end, pause = time.monotonic() + patience, 0.005
         before: dict[str, int] = {}
         while missing:
+            failed = self.failed  # before it is looked, for a note may come between
             listed = self.store.retry(self.store.backend.list, commit_folder(step))
             present = {path: size for path, size in listed.items() if f"-{self.store.attempt}" in path}
             if present != before:
@@ -105,6 +110,8 @@ class Committer:
                 if "failed" in note:
                     raise RuntimeError(f"writer {writer}: {note['failed']}")
                 records += note["records"]
+            if gone := sorted(writer for writer in missing.values() if failed.get(writer, -1) >= step):
+                raise RuntimeError(f"writers {gone} have failed, and could not write that down")
             if missing and time.monotonic() > end:
                 raise TimeoutError(f"writers {sorted(missing.values())} wrote nothing in {patience:.3g} s")
             if missing:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -67,6 +67,7 @@ class Saver:
         self._busy: dict[int, int] = {}  # generation -> the step being written from it
         self._next_generation = 0
         self._outcomes: list[CommitOutcome] = []
+        self._told: Sequence[int] = ()
         self._sidecar = _Sidecar(self._settings, self._buffers)
         self._preparing: threading.Thread | None = None
 
@@ -128,7 +129,7 @@ class Saver:
         request = self._buffers[generation].fill(list(pieces))
         if self._sidecar.ended:
             self._sidecar.end(patience=0.0)
-            self._sidecar = _Sidecar(self._settings, self._buffers)
+            self._sidecar, self._told = _Sidecar(self._settings, self._buffers), ()
         self._busy[generation] = step
         request |= {
             "step": step,
@@ -139,6 +140,12 @@ class Saver:
         }
         self._sidecar.send(request)
         return waited
+
+    def tell_failed(self, steps: Sequence[int]) -> None:
+        """Of each writer the last step whose save failed, -1 for none: writer 0 waits for none of these any more."""
+        if self._settings["writer"] == 0 and steps != self._told:
+            self._told = steps
+            self._sidecar.send({"failed": list(steps)})
 
     def poll(self) -> list[CommitOutcome]:
         """The outcomes of the saves that ended since the last call."""

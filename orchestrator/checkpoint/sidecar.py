@@ -38,7 +38,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     peers, durable = _committers(settings)
-    for request in _requests():
+    for request in _requests(durable):
         memory = memoryview(
             mmap.mmap(settings["memory"][request["generation"]], request["bytes"], prot=mmap.PROT_READ)
         )
@@ -80,13 +80,18 @@ def _die_with(parent: int) -> None:
     gone()
 
 
-def _requests() -> Iterator[dict[str, Any]]:
-    """Requests until null. If the pipe ends before that, the parent is dead and this process exits at once."""
+def _requests(durable: list[Committer]) -> Iterator[dict[str, Any]]:
+    """Requests until null; which saves of other writers have failed is told to the committers at once. If the pipe ends
+    before null, the parent is dead and this process exits at once."""
     inbox: queue.Queue[dict[str, Any] | None] = queue.Queue()
 
     def receive() -> None:
         for line in sys.stdin:
             request = json.loads(line)
+            if request and "failed" in request:
+                for committer in durable:
+                    committer.failed = dict(enumerate(request["failed"]))
+                continue
             inbox.put(request)
             if request is None:
                 return

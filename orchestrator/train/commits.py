@@ -62,6 +62,8 @@ class Commits:
         self._losses: list[float] = []  # of the steps since the last save to the store
         self._latest = (-1, "")  # step of the last save that ended, and why it failed
         self.failures = 0
+        self.failed_step = -1
+        """Of the last save to the store that failed."""
 
     def open(self, step: int) -> tuple[CommitManifest, Reader]:
         """The commit of that step and its reader: from the memory of peers if it is complete there, else the store.
@@ -114,6 +116,8 @@ class Commits:
     def after_step(self, progress: dict[str, Any], row: Row | None, agreed: Agreed, final: bool) -> float:
         """Save if it is due. Returns the seconds for which the step was blocked."""
         checkpoint, step = self._spec.checkpoint, progress["step"]
+        if self._saver is not None:
+            self._saver.tell_failed(agreed.failed_steps)
         self._losses += [row["loss"]] if row else []
         durable = (
             final
@@ -241,6 +245,7 @@ class Commits:
             if outcome.place == self._store.location:
                 failed = outcome.state == "failed"
                 self.failures = self.failures + 1 if failed else 0
+                self.failed_step = outcome.step if failed else self.failed_step
                 self._latest = (outcome.step, outcome.reason or "no reason given" if failed else "")
                 self._outcomes.append(outcome)
 

@@ -226,7 +226,8 @@ class Rank:
         computed = time.perf_counter()
         busy = waited + metrics.busy_seconds if metrics.busy_seconds else 0.0
         commits, stopping = self._commits, self._context.stop_requested()
-        agreed = agree(digest, stopping, commits.failures, commits.ready, busy, self._record.memory)
+        told = commits.failures, commits.ready, commits.failed_step
+        agreed = agree(digest, stopping, *told, busy, self._record.memory)
         stop, parts["agreement"] = agreed.stop, time.perf_counter() - computed
         self._refuse_unstable(metrics)
         self._advance(agreed.digest, metrics.loss)

@@ -21,6 +21,7 @@ class Agreed:
         stop: whether any rank was asked to stop.
         failures: the most failed saves in a row on any rank.
         ready: whether all ranks are ready for a snapshot.
+        failed_steps: the step of each rank's last save that failed, -1 for none.
         busy: seconds that each rank computed without waiting for others.
         memory: bytes that each rank has needed at most.
     """
@@ -29,24 +30,32 @@ class Agreed:
     stop: bool
     failures: int
     ready: bool
+    failed_steps: tuple[int, ...]
     busy: tuple[float, ...]
     memory: tuple[int, ...]
 
 
 def agree(
-    digest: int, stop: bool, failures: int = 0, ready: bool = True, busy: float = 0.0, memory: int = 0
+    digest: int,
+    stop: bool,
+    failures: int = 0,
+    ready: bool = True,
+    failed_step: int = -1,
+    busy: float = 0.0,
+    memory: int = 0,
 ) -> Agreed:
     """Combine every rank's values; all ranks call it together."""
-    values = [digest, int(stop), failures, int(ready), int(busy * 1e6), memory]
+    values = [digest, int(stop), failures, int(ready), failed_step, int(busy * 1e6), memory]
     mine = torch.tensor(values, dtype=torch.int64)
     everyone = torch.empty(dist.get_world_size() * len(mine), dtype=torch.int64)
     dist.all_gather_single(everyone, mine)
-    digests, stops, failed, readies, busies, memories = everyone.view(-1, len(mine)).T.tolist()
+    digests, stops, failed, readies, failed_steps, busies, memories = everyone.view(-1, len(mine)).T.tolist()
     return Agreed(
         add(digests),
         any(stops),
         max(failed),
         all(readies),
+        tuple(failed_steps),
         tuple(microseconds / 1e6 for microseconds in busies),
         tuple(memories),
     )

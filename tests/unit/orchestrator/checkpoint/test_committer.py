@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -84,6 +85,19 @@ class Clock:
 
 
 @pytest.mark.parametrize(("attempt", "state"), [("a", "published"), ("dead", "failed")])
+def test_a_writer_that_is_known_to_have_failed_is_not_waited_for(in_memory: Path) -> None:
+    """Nor is one whose failure was of a step before."""
+    group = committers(in_memory, 3, patience=30.0)
+    group[0].failed = {0: -1, 1: 4, 2: 4}
+    assert [outcome.state for outcome in together(group, 5)] == ["published", "written", "written"]
+    threading.Timer(0.2, setattr, (group[0], "failed", {0: -1, 1: 4, 2: 6})).start()
+    began = time.monotonic()
+    (outcome,) = together(group[:1], 6)
+    assert time.monotonic() - began < 5
+    assert outcome.reason == "RuntimeError: writers [2] have failed, and could not write that down"
+    assert group[0].store.steps() == [5]
+
+
 def test_a_slow_writer_is_waited_for_while_its_files_come(
     in_memory: Path, monkeypatch: pytest.MonkeyPatch, attempt: str, state: str
 ) -> None:

@@ -92,6 +92,17 @@ def test_two_processes_make_one_commit(in_memory: Path) -> None:
     assert torch.equal(store.reader(store.manifest(7)).read("model.w"), rows)
 
 
+def test_the_writing_process_hears_of_another_writer_that_failed(in_memory: Path) -> None:
+    """While it waits for it."""
+    saver = Saver(Store(str(in_memory)), 0, 2)
+    saver.save(3, [full_piece("model.w", torch.ones(4))], meta(3))
+    saver.tell_failed((-1, 3))
+    (outcome,) = ended(saver, 1)
+    saver.close()
+    assert (outcome.step, outcome.state) == (3, "failed")
+    assert "writers [1] have failed" in outcome.reason
+
+
 def test_a_killed_writing_process_is_told_and_replaced(in_memory: Path) -> None:
     saver = Saver(Store(str(in_memory)))
     os.kill(sidecar(saver), signal.SIGSTOP)
