@@ -84,7 +84,6 @@ class Clock:
         self.now += seconds
 
 
-@pytest.mark.parametrize(("attempt", "state"), [("a", "published"), ("dead", "failed")])
 def test_a_writer_that_is_known_to_have_failed_is_not_waited_for(in_memory: Path) -> None:
     """Nor is one whose failure was of a step before."""
     group = committers(in_memory, 3, patience=30.0)
@@ -98,6 +97,7 @@ def test_a_writer_that_is_known_to_have_failed_is_not_waited_for(in_memory: Path
     assert group[0].store.steps() == [5]
 
 
+@pytest.mark.parametrize(("attempt", "state"), [("a", "published"), ("dead", "failed")])
 def test_a_slow_writer_is_waited_for_while_its_files_come(
     in_memory: Path, monkeypatch: pytest.MonkeyPatch, attempt: str, state: str
 ) -> None:
