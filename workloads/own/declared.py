@@ -110,3 +110,8 @@ def _modules_of(model: nn.Module, method: str) -> list[nn.Module]:
 def _declared(model: nn.Module, method: str) -> Any:
     named = getattr(model, method, None)
     return named() if callable(named) and not isinstance(named, nn.Module) else None
+
+
+def compares(model: nn.Module) -> bool:
+    """Whether the loss of a sample depends on the others in the global batch, see `protocols.ComparingModel`."""
+    return callable(getattr(model, "compare", None))

@@ -35,9 +35,11 @@ from orchestrator.train.parallel.partition import Cut
 from orchestrator.train.parallel.pipeline import Pipeline
 from orchestrator.train.parallel.router_load import RouterLoad, ratios
 from orchestrator.train.parallel.shared_base import SharedBase, share
+from orchestrator.train.parallel.whole_batch import WholeBatch
 from orchestrator.train.progress import CHUNKS_HEAD
 from orchestrator.train.step_clock import COMMUNICATION, FORWARD, OPTIMIZER, StepClock, Stopwatch
 from workloads.objectives.preferences import REFERENCE
+from workloads.own.model import OwnWorkload
 from workloads.workload import Batch, Workload
 
 T = TypeVar("T")
@@ -68,10 +70,14 @@ class TorchEngine:
         self.stage_numbers = layout.stages_of(self._mesh.coordinate["pp"]) if layout.pp > 1 else [0]
         self._losses = StepLosses(spec, workload, layout, self._mesh, device)
         self._routing = RouterLoad(workload, self._mesh, device.device)
-        self._runner: Accumulation | Pipeline
+        self._runner: Accumulation | Pipeline | WholeBatch
         if layout.pp > 1:
             self._runner = Pipeline(
                 self._stages, workload, layout, self._mesh, self._losses, device, self.clock
+            )
+        elif isinstance(workload, OwnWorkload) and workload.compares:
+            self._runner = WholeBatch(
+                self._stages[0], workload, self._mesh, self._data, self._losses, device, self.clock
             )
         else:
             self._runner = Accumulation(self._stages[0], self._data, self._losses, device, self.clock)
