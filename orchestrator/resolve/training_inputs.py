@@ -103,7 +103,9 @@ def _of_samples(spec: JobSpec, job: ResolvedJob, workload: Workload, tokens: Tok
 
     assert spec.data.samples is not None
     share = spec.data.validation.share if spec.data.validation else None
-    batches, held_out = batches_of_samples(spec.data.samples, spec.seed, share, tokens.manifest)
+    batches, held_out = batches_of_samples(
+        spec.data.samples, spec.seed, share, tokens.manifest, tokens.folder.uri
+    )
     return TrainingInputs(
         job, workload, batches, {VALIDATION: held_out} if held_out and spec.evaluate else {}
     )
