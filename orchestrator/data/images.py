@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.lib.format import open_memmap
 
 from orchestrator.data import rejections
 from orchestrator.data.data_folder import DataFolder
@@ -175,12 +176,12 @@ class Images:
     def _pixels(self, number: int) -> np.ndarray:
         part = bisect_right(self._ends, number)
         if part not in self._parts:
-            self._parts[part] = np.load(self._folder / _part(part), mmap_mode="r")
+            self._parts[part] = open_memmap(self._folder / _part(part), mode="r")
         return np.asarray(self._parts[part][number - (self._ends[part - 1] if part else 0)])
 
     def _array(self, name: str) -> np.ndarray | None:
         path = self._folder / f"{name}.npy"
-        return np.load(path) if path.is_file() else None
+        return np.array(open_memmap(path, mode="r")) if path.is_file() else None
 
     def _decoded(self, rejected: Rejected) -> Iterator[tuple[RawImage, np.ndarray]]:
         """The images that can be used, in their order."""

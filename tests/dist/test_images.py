@@ -170,4 +170,4 @@ def test_other_layouts_are_refused_in_one_line(
     with pytest.raises(InputError) as error:
         preflight(parse(document), RunDir(str(tmp_path / "run")), None, None)
     assert "\n" not in str(error.value)
-    assert "an own model is run as it is" in str(error.value)
+    assert "an own model that declares neither" in str(error.value)

@@ -20,6 +20,7 @@ from workloads.own.declared import (
     STYLES,
     blocks_of,
     check_stages,
+    checked,
     compares,
     cut_size,
     heads_of,
@@ -61,24 +62,7 @@ class OwnModel:
         kind, options = load(self.reference), json.loads(self.options)
         if "vocabulary_size" in _arguments(kind):
             options.setdefault("vocabulary_size", self.vocab_size)
-        found = call(self.reference, kind, options)
-        if not isinstance(found, nn.Module):
-            raise WorkloadError(f"{self.reference} is no torch.nn.Module; name a class of one")
-        if compares(found):
-            self._check_comparing(found)
-        elif not callable(getattr(found, "loss", None)) and not stages_of(found):
-            raise WorkloadError(f"{self.reference} has no loss(batch); add it, or stages()")
-        return found
-
-    def _check_comparing(self, model: nn.Module) -> None:
-        if not callable(getattr(model, "embed", None)):
-            raise WorkloadError(f"{self.reference} has compare(), and no embed(batch); add it")
-        for name, declared in (("stages", stages_of(model)), ("sharding", styles_of(model))):
-            if declared:
-                raise WorkloadError(
-                    f"{self.reference} compares samples, which is done under data parallelism and ZeRO alone; take out "
-                    f"{name}()"
-                )
+        return checked(self.reference, call(self.reference, kind, options))
 
     @cached_property
     def bare(self) -> nn.Module:
@@ -252,8 +236,9 @@ class OwnWorkload:
         for what is not one of each."""
         losses: Tensor = self.config.bare.compare(features, counted)  # type: ignore[operator]
         if losses.shape != counted.shape:
+            shape = tuple(losses.shape)
             raise WorkloadError(
-                f"{self.name}: compare gives shape {tuple(losses.shape)} for {len(counted)} samples; give each one"
+                f"{self.name}: compare gives {shape} for {len(counted)} samples; give each one"
             )
         return losses
 
