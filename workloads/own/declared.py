@@ -118,8 +118,10 @@ def compares(model: nn.Module) -> bool:
 
 
 def checked(reference: str, found: Any) -> nn.Module:
-    """The model that was made. Raises WorkloadError for what is no model, has neither a loss nor features, or compares and is
-    to be divided."""
+    """The model that was made.
+
+    Raises WorkloadError for what is no model, has neither a loss nor features, or compares and is to be divided.
+    """
     if not isinstance(found, nn.Module):
         raise WorkloadError(f"{reference} is no torch.nn.Module; name a class of one")
     if not compares(found):
