@@ -147,7 +147,8 @@ def resolve_over(
     if spec.data.is_mixed and whole:
         notes += passes.notes(course_of(inputs, spec, source))
     weights = source.base if source else base
-    notes += tokenizer_notes(weights, tokens.tokenizer()) if weights else []
+    is_text = spec.data.samples is None
+    notes += tokenizer_notes(weights, tokens.tokenizer()) if weights and is_text else []
     digest = digest_of(spec, tokens)
     if source:
         check_same_data(spec, source, digest, data.uri)
