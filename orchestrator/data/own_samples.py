@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 import math
+import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,10 +33,10 @@ from workloads.workload import Batch
 WHERE = "data.samples"
 
 
-def open_samples(named: Reference, seed: int) -> OwnSamples:
-    """The dataset of a job. Raises InputError."""
+def open_samples(named: Reference, seed: int, folder: str | None = None) -> OwnSamples:
+    """The dataset of a job, over what it has prepared in `folder`, if it prepares anything. Raises InputError."""
     try:
-        return OwnSamples(named.use, named.options, seed)
+        return OwnSamples(named.use, named.options, seed, folder)
     except WorkloadError as error:
         raise InputError(str(error), WHERE) from None
 
@@ -45,18 +47,28 @@ def prepare_samples(named: Reference, seed: int, cache: str, before: str = "") -
     Raises InputError if a sample cannot be read, TextChanged if they are not those of `before`.
     """
     made = open_samples(named, seed)
+    there = DataFolder(f"{DataFolder(cache).uri}/{before}") if before and made.is_prepared else None
+    if there and manifest.read(there):
+        return there.uri  # the files that it was made of are not read again
     try:
         content = made.fingerprint()
     except WorkloadError as error:
         raise InputError(str(error), WHERE) from None
-    own = xxhash.xxh3_128_hexdigest(json.dumps([named.model_dump(), seed, content], sort_keys=True).encode())
+    drawn = None if made.is_prepared else seed
+    told = json.dumps([named.model_dump(), drawn, content], sort_keys=True)
+    own = xxhash.xxh3_128_hexdigest(told.encode())
     if before and own != before:
         hint = "put the files back as they were, or start another run"
         raise TextChanged("the samples have changed since the run began", WHERE, hint)
-    folder, count = DataFolder(f"{DataFolder(cache).uri}/{own}"), len(made)
+    folder = DataFolder(f"{DataFolder(cache).uri}/{own}")
     if manifest.read(folder) is None:
+        if made.is_prepared and not folder.local:
+            hint = "set data.cache to a folder that all nodes see"
+            raise InputError("what is prepared of samples is read from a disk", folder.uri, hint)
+        about: dict[str, Any] = made.prepare(folder.uri) if made.is_prepared else {"count": len(made)}
+        count = about["count"]
         found = DataManifest(own, "uint16", "", 1, {}, (), (), count, count, 0, 0.0, 1.0, own=own)
-        manifest.write(folder, found)
+        manifest.write(folder, replace(found, rejected=about.get("rejected", {})))
     return folder.uri
 
 
@@ -111,19 +123,22 @@ class OwnHeldOut:
         return self.samples
 
     def batch(self, numbers: Sequence[int]) -> Batch:
-        """The samples of these numbers, in this order, as they are in the first turn."""
+        """The samples of these numbers, in this order, as they are in the first turn, with what is of the set."""
         chosen = self.numbers[np.asarray(numbers)]
-        return self.read.batch(chosen.tolist(), [0] * len(chosen))[0]
+        batch = self.read.batch(chosen.tolist(), [0] * len(chosen), held_out=True)[0]
+        whole = {name: torch.from_numpy(value) for name, value in self.read.of_set().items()}
+        return {**batch, **{name: value.expand(len(chosen), *value.shape) for name, value in whole.items()}}
 
 
 def batches_of_samples(
-    named: Reference, seed: int, share: float | None, data: DataManifest
+    named: Reference, seed: int, share: float | None, data: DataManifest, folder: str
 ) -> tuple[OwnBatches, OwnHeldOut | None]:
-    """The batches of a job's samples, and about the `share` of them that is held out, by their numbers alone.
+    """The batches of a job's samples, and about the `share` of them that is held out, by their numbers alone. `folder`
+    is where they were prepared.
 
     Raises InputError if there are not as many as `data` says, or a side has none.
     """
-    made = open_samples(named, seed)
+    made = open_samples(named, seed, folder)
     if len(made) != data.documents:
         raise InputError(
             f"there are {len(made)} samples, and the run has {data.documents}", WHERE, "put the files back"
@@ -142,8 +157,12 @@ def batches_of_samples(
 def first_samples(named: Reference, seed: int, count: int = 2) -> Batch:
     """A batch of the first samples, or of the only one several times. Raises InputError."""
     made = open_samples(named, seed)
-    try:
-        batch, _ = made.batch([number % len(made) for number in range(count)], [0] * count)
-    except WorkloadError as error:
-        raise InputError(str(error), WHERE) from None
+    with tempfile.TemporaryDirectory() as folder:
+        if made.is_prepared:
+            made.prepare(folder, count)
+            made = open_samples(named, seed, folder)
+        try:
+            batch, _ = made.batch([number % len(made) for number in range(count)], [0] * count)
+        except WorkloadError as error:
+            raise InputError(str(error), WHERE) from None
     return {name: torch.clone(value) for name, value in batch.items()}

@@ -13,7 +13,7 @@ from orchestrator.job.own_code import code_of
 from orchestrator.job.spec import JobSpec
 from workloads.adapters.adapter import merged_reader
 from workloads.own.model import NETWORK, OwnModel, OwnWorkload
-from workloads.own.reference import code_hash
+from workloads.own.reference import code_hash, is_built_in
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -25,15 +25,18 @@ WEIGHTS, ABOUT = "model.safetensors", "own.json"
 
 def write_own(spec: JobSpec, workload: Workload, read: Callable[[str], Tensor], folder: str) -> None:
     """Write model.safetensors and own.json, which names the class, its options and a hash of its code; an adapter
-    is merged."""
+    is merged. Of a class that transformers has, the tensors have its names, and config.json is there too."""
     from safetensors.torch import save_file
 
     assert isinstance(workload, OwnWorkload)
     plain = replace(workload, adapter=None).shapes
     whole = merged_reader(workload.adapter, workload.shapes, read) if workload.adapter else read
     tensors = {name.removeprefix(NETWORK): whole(name).contiguous() for name in plain}
-    save_file(tensors, str(Path(folder) / WEIGHTS), {"format": "pt"})
     config: OwnModel = workload.config
+    if callable(to_hf := getattr(config.bare, "to_hf", None)):
+        about_it, tensors = to_hf(tensors)
+        (Path(folder) / "config.json").write_text(json.dumps(about_it, indent=2) + "\n")
+    save_file(tensors, str(Path(folder) / WEIGHTS), {"format": "pt"})
     about = {"model": config.reference, "options": json.loads(config.options), "code": code_of(spec)}
     about["vocabulary_size"] = config.vocab_size
     (Path(folder) / ABOUT).write_text(json.dumps(about, indent=2) + "\n")
@@ -47,10 +50,13 @@ def load_own(folder: str | Path) -> nn.Module:
     if not place.is_file():
         raise InputError("holds no export of an own model", str(folder), "give the folder of one")
     about: dict[str, Any] = json.loads(place.read_text())
-    if code_hash(about["model"]) != about["code"][about["model"]]:
+    if not is_built_in(about["model"]) and code_hash(about["model"]) != about["code"][about["model"]]:
         raise InputError(
             f"the code of {about['model']} is not that of these weights", str(folder), "put it back"
         )
     model = OwnModel(about["model"], json.dumps(about["options"]), about["vocabulary_size"]).make()
-    model.load_state_dict(load_file(Path(folder) / WEIGHTS), strict=False)
+    tensors = load_file(Path(folder) / WEIGHTS)
+    if callable(from_hf := getattr(model, "from_hf", None)):
+        tensors = from_hf(tensors)
+    model.load_state_dict(tensors, strict=False)
     return model.eval()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from orchestrator.job.clean import CleanStep
@@ -127,8 +127,15 @@ SHORTEST = 8
 """Tokens of the shortest sequence of text."""
 
 
+def _samples_or_text(schema: dict[str, Any]) -> None:
+    """What text needs, samples do without."""
+    schema["anyOf"] = [{"required": schema.pop("required")}, {"required": ["samples"]}]
+
+
 class DataSpec(StrictModel):
     """The text, and how it becomes token sequences; or own samples."""
+
+    model_config = ConfigDict(json_schema_extra=_samples_or_text)
 
     samples: Reference | None = Field(
         default=None,

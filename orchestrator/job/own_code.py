@@ -9,18 +9,18 @@ from orchestrator.job.errors import InputError
 from orchestrator.job.reference import Reference
 from orchestrator.job.spec import JobSpec
 from workloads.errors import WorkloadError
-from workloads.own.reference import code_hash, is_reference, root_of
+from workloads.own.reference import code_hash, is_built_in, is_reference, root_of
 
 
 def used_by(spec: JobSpec) -> list[str]:
     """Every `module:name` of a job that training and evaluation run, each once; that of a cleaning step is part of the
-    data instead."""
+    data instead. What this program has itself is none."""
     optimizer, named = spec.train.optimizer, [spec.workload.model, spec.workload.objective]
     if spec.data.samples is not None:
         named.append(spec.data.samples.use)
     named += [each.use for each in (optimizer.name, optimizer.schedule) if isinstance(each, Reference)]
     named += list(spec.evaluate.metrics or ()) if spec.evaluate else []
-    return list(dict.fromkeys(name for name in named if is_reference(name)))
+    return list(dict.fromkeys(name for name in named if is_reference(name) and not is_built_in(name)))
 
 
 def code_of(spec: JobSpec) -> dict[str, str]:

@@ -10,6 +10,7 @@ from orchestrator.job.spec import JobSpec
 from orchestrator.launch.doctor import Finding
 
 NAME = "training-orchestrator"
+IMAGES = "orchestrator.data.images:Images"
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,8 @@ def needs_of(spec: JobSpec) -> Iterator[Need]:
             yield Need("data.clean.language", "py3langid", "data")
         if step.name == "normalize" and step.options.fix:
             yield Need("data.clean.normalize.fix", "ftfy", "data")
+    if spec.data.samples is not None and spec.data.samples.use == IMAGES:
+        yield Need("data.samples images", "pillow", "image")
     if spec.evaluate and spec.evaluate.tasks:
         yield Need("evaluate.tasks", "lm-eval", "eval")
     predicted = set(spec.evaluate.of_predictions if spec.evaluate else ()) - {"spearman"}

@@ -103,7 +103,9 @@ def _of_samples(spec: JobSpec, job: ResolvedJob, workload: Workload, tokens: Tok
 
     assert spec.data.samples is not None
     share = spec.data.validation.share if spec.data.validation else None
-    batches, held_out = batches_of_samples(spec.data.samples, spec.seed, share, tokens.manifest)
+    batches, held_out = batches_of_samples(
+        spec.data.samples, spec.seed, share, tokens.manifest, tokens.folder.uri
+    )
     return TrainingInputs(
         job, workload, batches, {VALIDATION: held_out} if held_out and spec.evaluate else {}
     )
@@ -145,7 +147,8 @@ def resolve_over(
     if spec.data.is_mixed and whole:
         notes += passes.notes(course_of(inputs, spec, source))
     weights = source.base if source else base
-    notes += tokenizer_notes(weights, tokens.tokenizer()) if weights else []
+    is_text = spec.data.samples is None
+    notes += tokenizer_notes(weights, tokens.tokenizer()) if weights and is_text else []
     digest = digest_of(spec, tokens)
     if source:
         check_same_data(spec, source, digest, data.uri)

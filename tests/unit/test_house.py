@@ -39,7 +39,7 @@ ROOMS = {
         *("control", "launch", "chain", "tune", "verify", "api", "cli"),
     ],
     "cluster": ["workers", "local", "remote", "jobs", "render"],
-    "workloads": ["model", "adapters", "objectives", "hf", "own"],
+    "workloads": ["model", "adapters", "objectives", "hf", "own", "vision"],
 }
 """The packages within each, from the bottom up: a package imports only those below it."""
 LONGEST = 350

@@ -75,6 +75,9 @@ def check_model(workload: OwnWorkload, batch: Batch, seed: int) -> set[str]:
         raise WorkloadError(f"{name}: no gradient comes from its loss; compute it from the parameters")
     before = {key: value.clone() for key, value in first.state_dict().items()}
     size = len(next(iter(batch.values())))
+    if workload.compares:
+        _check_comparing(workload, first, batch)
+        return metrics
     apart = [_run(workload, first, {k: v[i : i + 1] for k, v in batch.items()}, 1)[0] for i in range(size)]
     if changed := [key for key, value in first.state_dict().items() if not torch.equal(value, before[key])]:
         raise WorkloadError(
@@ -87,6 +90,19 @@ def check_model(workload: OwnWorkload, batch: Batch, seed: int) -> set[str]:
             "depends on the layout; use layers that look at one sample (group or layer normalisation)"
         )
     return metrics
+
+
+def _check_comparing(workload: OwnWorkload, model: nn.Module, batch: Batch) -> None:
+    """The features of a sample do not depend on the others; only their comparison does."""
+    with torch.no_grad():
+        together = model(batch).losses
+        size = len(together)
+        alone = torch.cat([model({k: v[i : i + 1] for k, v in batch.items()}).losses for i in range(size)])
+    if not torch.allclose(together, alone, rtol=CLOSE, atol=CLOSE * float(together.abs().max())):
+        raise WorkloadError(
+            f"{workload.name}: the features of a sample depend on the others in its batch, and so on the layout; use "
+            "layers that look at one sample (group or layer normalisation)"
+        )
 
 
 def model_of(workload: OwnWorkload, seed: int) -> nn.Module:

@@ -110,3 +110,29 @@ def _modules_of(model: nn.Module, method: str) -> list[nn.Module]:
 def _declared(model: nn.Module, method: str) -> Any:
     named = getattr(model, method, None)
     return named() if callable(named) and not isinstance(named, nn.Module) else None
+
+
+def compares(model: nn.Module) -> bool:
+    """Whether the loss of a sample depends on the others in the global batch, see `protocols.ComparingModel`."""
+    return callable(getattr(model, "compare", None))
+
+
+def checked(reference: str, found: Any) -> nn.Module:
+    """The model that was made.
+
+    Raises WorkloadError for what is no model, has neither a loss nor features, or compares and is to be divided.
+    """
+    if not isinstance(found, nn.Module):
+        raise WorkloadError(f"{reference} is no torch.nn.Module; name a class of one")
+    if not compares(found):
+        if not callable(getattr(found, "loss", None)) and not stages_of(found):
+            raise WorkloadError(f"{reference} has no loss(batch); add it, or stages()")
+        return found
+    if not callable(getattr(found, "embed", None)):
+        raise WorkloadError(f"{reference} has compare(), and no embed(batch); add it")
+    for name, declared in (("stages", stages_of(found)), ("sharding", styles_of(found))):
+        if declared:
+            raise WorkloadError(
+                f"{reference} compares samples, which data parallelism and ZeRO alone can do; take out {name}()"
+            )
+    return found

@@ -16,7 +16,17 @@ from torch import Tensor, nn
 from workloads.adapters.adapter import LOW_RANK, Adapter, check_has_biases, linear_layers, styles_with
 from workloads.adapters.frozen import parameters_of
 from workloads.errors import WorkloadError
-from workloads.own.declared import STYLES, blocks_of, check_stages, cut_size, heads_of, stages_of, styles_of
+from workloads.own.declared import (
+    STYLES,
+    blocks_of,
+    check_stages,
+    checked,
+    compares,
+    cut_size,
+    heads_of,
+    stages_of,
+    styles_of,
+)
 from workloads.own.network import Losses, OwnNetwork
 from workloads.own.reference import call, load
 from workloads.own.rows import COUNTED, IGNORED, LABELS, there
@@ -52,12 +62,7 @@ class OwnModel:
         kind, options = load(self.reference), json.loads(self.options)
         if "vocabulary_size" in _arguments(kind):
             options.setdefault("vocabulary_size", self.vocab_size)
-        found = call(self.reference, kind, options)
-        if not isinstance(found, nn.Module):
-            raise WorkloadError(f"{self.reference} is no torch.nn.Module; name a class of one")
-        if not callable(getattr(found, "loss", None)) and not stages_of(found):
-            raise WorkloadError(f"{self.reference} has no loss(batch); add it, or stages()")
-        return found
+        return checked(self.reference, call(self.reference, kind, options))
 
     @cached_property
     def bare(self) -> nn.Module:
@@ -215,8 +220,27 @@ class OwnWorkload:
         return dict.fromkeys(self.shapes, 0) | found
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
-        """Forward pass and loss of one micro-batch."""
-        return self.criterion(model(batch), batch)
+        """Forward pass and loss of one micro-batch, which is all that its samples are compared with."""
+        output = model(batch)
+        if self.compares:
+            output = output._replace(losses=self.compared(output.losses, batch[COUNTED]))
+        return self.criterion(output, batch)
+
+    @cached_property
+    def compares(self) -> bool:
+        """Whether losses are of the whole global batch: of the features that a forward pass gives."""
+        return compares(self.config.bare)
+
+    def compared(self, features: Tensor, counted: Tensor) -> Tensor:
+        """The losses, [G], of samples that are compared: features fp32 [G, E], counted bool [G]. Raises WorkloadError
+        for what is not one of each."""
+        losses: Tensor = self.config.bare.compare(features, counted)  # type: ignore[operator]
+        if losses.shape != counted.shape:
+            shape = tuple(losses.shape)
+            raise WorkloadError(
+                f"{self.name}: compare gives {shape} for {len(counted)} samples; give each one"
+            )
+        return losses
 
     def criterion(self, output: Losses, batch: Batch, of_tokens: object = None) -> Loss:
         """The loss of the output of a forward pass. Raises WorkloadError for one that is of no shape of samples."""

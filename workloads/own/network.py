@@ -8,7 +8,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from workloads.errors import WorkloadError
-from workloads.own.declared import blocks_of, stages_of
+from workloads.own.declared import blocks_of, compares, stages_of
 from workloads.workload import Batch
 
 Hidden = Tensor | tuple[Tensor, ...]
@@ -16,7 +16,8 @@ Hidden = Tensor | tuple[Tensor, ...]
 
 
 class Losses(NamedTuple):
-    """What the forward pass of an own model gives: losses and further values, of each sample."""
+    """What the forward pass of an own model gives: losses and further values, of each sample. Of a model that compares
+    samples the first are not losses yet but features, [B, E], see `OwnWorkload.compared`."""
 
     losses: Tensor
     values: dict[str, Tensor]
@@ -71,6 +72,8 @@ class OwnNetwork(nn.Module):
     ) -> Losses | Handed:
         """The losses of the batch, or of stages that are not the last what they hand on."""
         stages = stages_of(self.network)
+        if compares(self.network):
+            return losses_of(self.network.embed(batch))  # type: ignore[operator]
         if not stages:
             return losses_of(self.network.loss(batch))  # type: ignore[operator]
         start, stop = self._span or (0, len(stages))
@@ -115,7 +118,7 @@ def through(
 
 
 def losses_of(found: Tensor | tuple[Tensor, Mapping[str, Tensor]]) -> Losses:
-    """What `loss(batch)` or the last stage returns."""
+    """What `loss(batch)`, `embed(batch)` or the last stage returns."""
     losses, values = found if isinstance(found, tuple) else (found, {})
     return Losses(losses, dict(values))
 

@@ -64,6 +64,21 @@ class Model(Protocol):
     is not divided between ranks."""
 
 
+class ComparingModel(Protocol):
+    """A model whose loss of a sample depends on all others of the global batch (contrastive losses): it has these two
+    in place of `loss`. What it computes is exact under data parallelism, ZeRO and accumulation: embeddings of the
+    global batch are gathered, and their gradients go back through each micro-batch (Gao et al., 2021, "Scaling Deep
+    Contrastive Learning Batch Size under Memory Limited Setup"). With several micro-batches a step each has two
+    forward passes."""
+
+    def embed(self, batch: Batch) -> Tensor | tuple[Tensor, Mapping[str, Tensor]]:
+        """What the loss needs to know of each sample, [B, E], and further values as of `Model.loss`."""
+
+    def compare(self, features: Tensor, counted: Tensor) -> Tensor:
+        """The loss of each sample, [G], from the features of all, fp32 [G, E], and nothing else: no parameters (a
+        temperature that is learnt is among the features). counted: bool [G], False for what fills up a batch."""
+
+
 class Samples(Protocol):
     """`data.samples: module:name`. A dataset by number; `data.samples.options` are the arguments of the constructor.
     Every rank makes one, so it had better read its files as they are asked for."""
@@ -78,9 +93,23 @@ class Samples(Protocol):
         turn) alone, where turn is how often the sample has been read before.
         """
 
+    def prepare(self, folder: str, most: int | None) -> Mapping[str, Any]:
+        """Optional: write into a local folder what is read from then on, of at most so many samples: `count`, and
+        `rejected` by what was done and by kind. It is called once, in the data stage; `open` in every process after it.
+        A dataset that is prepared has a `fingerprint`, which with its options names the folder."""
+
+    def open(self, folder: str) -> None:
+        """Read from a folder that `prepare` has written; before that it has no length and no samples."""
+
     def fingerprint(self) -> str:
         """Optional: a checksum of the files that are read. A run refuses data with another one. Without it the first
         samples stand for all."""
+
+    def held_out(self, number: int, rng: np.random.Generator) -> Mapping[str, Any]:
+        """Optional: the sample as evaluations read it, where that is not as training does (not augmented)."""
+
+    def of_set(self) -> Mapping[str, Any]:
+        """Optional: arrays that evaluations read with every sample, the same for all."""
 
 
 class Metric(Protocol):

@@ -34,7 +34,9 @@ def is_reference(name: str) -> bool:
 
 def load(reference: str) -> Any:
     """What `module:name` names, imported. Raises WorkloadError if it cannot be."""
-    module, _, name = reference.partition(":")
+    module = reference.partition(":")[0]
+    if is_built_in(reference):
+        return _found(reference)
     root = _root(module)
     if str(root) not in sys.path:
         sys.path.append(str(root))
@@ -45,6 +47,17 @@ def load(reference: str) -> Any:
         path = importlib.import_module(top).__path__
         if str(root / top) not in path:
             path.append(str(root / top))
+    return _found(reference)
+
+
+def is_built_in(reference: str) -> bool:
+    """Whether `module:name` is a module of this program, whose code is not part of a run's identity."""
+    module = reference.partition(":")[0]
+    return module.partition(".")[0] in PACKAGES and _file(HOME, module) is not None
+
+
+def _found(reference: str) -> Any:
+    module, _, name = reference.partition(":")
     try:
         found = importlib.import_module(module)
     except Exception as error:

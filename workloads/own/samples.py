@@ -51,28 +51,50 @@ class OfSamples:
 
 
 class OwnSamples:
-    """The dataset that `reference` names, made with `options`; what a sample draws depends on `seed`.
+    """The dataset that `reference` names, made with `options`; what a sample draws depends on `seed`. One that is
+    prepared can be read only with the `folder` that has what was prepared.
 
     Raises WorkloadError if it cannot be made, or has no samples.
     """
 
-    def __init__(self, reference: str, options: Mapping[str, Any], seed: int) -> None:
+    def __init__(
+        self, reference: str, options: Mapping[str, Any], seed: int, folder: str | None = None
+    ) -> None:
         self.reference, self._seed = reference, seed
         self._made = call(reference, load(reference), dict(options))
+        if folder is not None and self.is_prepared:
+            self._made.open(folder)
         for name in ("__len__", "sample"):
             if not callable(getattr(self._made, name, None)):
                 raise WorkloadError(f"{reference} has no {name}; see workloads.own.protocols.Samples")
-        if not len(self):
+        if not (self.is_prepared and folder is None) and not len(self):
             raise WorkloadError(f"{reference} has no samples; look at its options")
 
     def __len__(self) -> int:
         return len(self._made)
 
-    def arrays(self, number: int, turn: int) -> dict[str, np.ndarray]:
+    @property
+    def is_prepared(self) -> bool:
+        """Whether it is read from what it has prepared before training, see `orchestrator.data.images.Images`."""
+        return callable(getattr(self._made, "prepare", None))
+
+    def prepare(self, folder: str, most: int | None = None) -> dict[str, Any]:
+        """Write into a local folder what is read from then on, of at most so many samples: how many there are, and what
+        was left out, as `orchestrator.data.manifest.DataManifest.rejected` has it."""
+        found: dict[str, Any] = self._made.prepare(folder, most)
+        return found
+
+    def of_set(self) -> dict[str, np.ndarray]:
+        """What evaluations read with every sample, the same for all."""
+        given = getattr(self._made, "of_set", None)
+        return {str(name): _array(value) for name, value in given().items()} if callable(given) else {}
+
+    def arrays(self, number: int, turn: int, held_out: bool = False) -> dict[str, np.ndarray]:
         """The arrays of a sample: float32, int64 or bool. Raises WorkloadError if it fails or gives something else."""
         rng = generator(self._seed, number, turn, SAMPLES)
+        read = getattr(self._made, "held_out", self._made.sample) if held_out else self._made.sample
         try:
-            found = {str(name): _array(value) for name, value in self._made.sample(number, rng).items()}
+            found = {str(name): _array(value) for name, value in read(number, rng).items()}
         except Exception as error:  # whatever the user's code raises
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             raise WorkloadError(f"{self.reference} failed on sample {number} ({reason}); mend it") from None
@@ -82,9 +104,11 @@ class OwnSamples:
             )
         return found
 
-    def batch(self, numbers: Sequence[int], turns: Sequence[int]) -> tuple[Batch, list[bytes]]:
+    def batch(
+        self, numbers: Sequence[int], turns: Sequence[int], held_out: bool = False
+    ) -> tuple[Batch, list[bytes]]:
         """Samples in this order, stacked, and a hash of each. Raises WorkloadError if their shapes differ."""
-        samples = [self.arrays(int(n), int(t)) for n, t in zip(numbers, turns, strict=True)]
+        samples = [self.arrays(int(n), int(t), held_out) for n, t in zip(numbers, turns, strict=True)]
         first = samples[0]
         for number, sample in zip(numbers, samples, strict=True):
             if {k: v.shape for k, v in sample.items()} != {k: v.shape for k, v in first.items()}:
@@ -97,7 +121,7 @@ class OwnSamples:
 
     def fingerprint(self) -> str:
         """What the files hold that it reads, as far as it says so, else what its first samples hold."""
-        count = len(self)
+        count = 0 if self.is_prepared else len(self)
         digest = blake2b(f"{self.reference} {count}".encode(), digest_size=16)
         if callable(own := getattr(self._made, "fingerprint", None)):
             digest.update(str(own()).encode())

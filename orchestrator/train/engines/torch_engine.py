@@ -23,7 +23,6 @@ from orchestrator.train.engines.loss_scale import LossScale
 from orchestrator.train.engines.moving_average import MovingAverage
 from orchestrator.train.engines.optimizers import make_muon, make_optimizer, rates_of, set_lr, slots_of
 from orchestrator.train.engines.state import committed_shapes, initialise, pieces, restore
-from orchestrator.train.parallel.accumulation import Accumulation
 from orchestrator.train.parallel.fsdp import local_of
 from orchestrator.train.parallel.full_matrices import FullMatrices
 from orchestrator.train.parallel.losses import StepLosses
@@ -32,8 +31,8 @@ from orchestrator.train.parallel.norms import GlobalNorms, squared_norm
 from orchestrator.train.parallel.parallelize import parallelize
 from orchestrator.train.parallel.parameter_shard import ParameterShard
 from orchestrator.train.parallel.partition import Cut
-from orchestrator.train.parallel.pipeline import Pipeline
 from orchestrator.train.parallel.router_load import RouterLoad, ratios
+from orchestrator.train.parallel.runner import runner_of
 from orchestrator.train.parallel.shared_base import SharedBase, share
 from orchestrator.train.progress import CHUNKS_HEAD
 from orchestrator.train.step_clock import COMMUNICATION, FORWARD, OPTIMIZER, StepClock, Stopwatch
@@ -68,13 +67,9 @@ class TorchEngine:
         self.stage_numbers = layout.stages_of(self._mesh.coordinate["pp"]) if layout.pp > 1 else [0]
         self._losses = StepLosses(spec, workload, layout, self._mesh, device)
         self._routing = RouterLoad(workload, self._mesh, device.device)
-        self._runner: Accumulation | Pipeline
-        if layout.pp > 1:
-            self._runner = Pipeline(
-                self._stages, workload, layout, self._mesh, self._losses, device, self.clock
-            )
-        else:
-            self._runner = Accumulation(self._stages[0], self._data, self._losses, device, self.clock)
+        self._runner = runner_of(
+            self._stages, workload, layout, self._mesh, self._data, self._losses, device, self.clock
+        )
         self._scale = LossScale(spec.train.precision == "fp16")
         self._full = FullMatrices(self._matrices(), self._data.shards, self._mesh)
         self._slots = partial(slots_of, spec.train.optimizer, matrices=self._full.names)

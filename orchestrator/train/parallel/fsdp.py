@@ -180,9 +180,14 @@ class Fsdp:
         """Weights are gathered when they are needed. Those that an evaluation under ZeRO 2 has left, where no backward
         pass frees them, are stale after a step; and a step that begins with them has wrong gradients from then on."""
         for model in self._models:
-            for module in model.modules():
-                if isinstance(module, FSDPModule):
-                    module.reshard()
+            reshard(model)
+
+
+def reshard(model: nn.Module) -> None:
+    """Forget the weights that were gathered, which a forward pass without a graph may have left."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def frozen_shards(held: Iterable[Held], mesh: Mesh) -> list[ParameterShard]:

@@ -38,6 +38,12 @@ def test_a_plain_job_needs_nothing() -> None:
     assert needs() == set()
 
 
+def test_images_need_pillow() -> None:
+    samples = {"use": "orchestrator.data.images:Images", "options": {"uri": "a", "size": 8}}
+    model = {"model": "workloads.vision.clip:Clip"}
+    assert needs(data={"samples": samples}, workload=model) == {("pillow", "image")}
+
+
 def test_each_key_names_its_library_and_extra() -> None:
     data = DOCUMENT["data"] | {
         "clean": [{"language": {"keep": ["en"]}}, {"near_duplicates": {}}],

@@ -1,0 +1,311 @@
+"""Images as samples: decoded once to uint8 arrays of one size, which training reads by number.
+
+    <folder>/part-00000.npy    uint8 [images, size, size, channels], as many as PART_BYTES hold
+    <folder>/captions.npy      int32 [images, tokens], where there are captions
+    <folder>/labels.npy        int32 [images], -1 for one without a class
+    <folder>/classes.npy       int32 [classes, tokens], a caption of each class
+    <folder>/index.json        how many there are, the classes, and the sizes of the parts; written last
+
+What training changes (a crop, a mirror image) and draws (noise for masks) is a function of the seed and the sample.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.lib.format import open_memmap
+
+from orchestrator.data import rejections
+from orchestrator.data.data_folder import DataFolder
+from orchestrator.data.image_files import ImageSource, RawImage, byte_tokens, decoded
+from orchestrator.data.sources.rejected import Rejected, Unfit
+from orchestrator.job.data import ceiling_of
+from orchestrator.job.errors import InputError
+
+WHERE = "data.samples.options"
+INDEX = "index.json"
+PART_BYTES = 2**26
+AT_ONCE = 64
+"""Images that are decoded together, by several threads."""
+BYTES = "bytes"
+"""The tokenizer that needs no file: UTF-8 bytes, 256 before and 257 after them."""
+
+
+class Images:
+    """The images of a folder or of archives, for `data.samples`; see the guide. A sample has `pixels`, float32
+    [channels, size, size], with `tokens` a `caption`, int64 [tokens], where there are classes a `label`, and with
+    `patches` that many random numbers, `noise`.
+
+    Args:
+        uri: a folder of images, in which the first folder below it is the class and `x.txt` beside `x.png` the caption;
+            or a path or glob of .tar files as WebDataset has them (jpg, png, ..; txt; cls).
+        size, channels: of the arrays.
+        caption: one for an image that has none of its own, in which {} is its class.
+        classes: names of the classes, where files say their numbers.
+        tokenizer: bytes, or a tokenizer.json.
+        tokens: of a caption, start and end included; 0 for none.
+        patches: how many random numbers a sample has.
+        mean, std: of the values, 0 to 1, by which they are normalised.
+        crop: the least share of an image's area that training cuts out; 1 for none.
+        mirror: whether training mirrors half of the images.
+        on_error: fail or skip, for what cannot be used; max_rejected: as in `data`.
+
+    Raises ValueError for what does not fit.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        size: int,
+        channels: int = 3,
+        caption: str = "",
+        classes: Sequence[str] = (),
+        tokenizer: str = BYTES,
+        tokens: int = 0,
+        patches: int = 0,
+        mean: float | Sequence[float] = 0.5,
+        std: float | Sequence[float] = 0.5,
+        crop: float = 1.0,
+        mirror: bool = False,
+        on_error: str = "fail",
+        max_rejected: int | str | None = None,
+    ) -> None:
+        if find_spec("PIL") is None:
+            raise ValueError("images need Pillow; install the extra [image]")
+        if size < 1 or channels not in (1, 3):
+            raise ValueError(f"size {size} and channels {channels}; give a size, and 1 or 3 channels")
+        if tokens and tokens < 3:
+            raise ValueError("tokens has start and end; give at least 3, or 0 for no captions")
+        if not 0.0 < crop <= 1.0:
+            raise ValueError(f"crop is a share of the area, and {crop:g} is none; give 0.5, for example")
+        if on_error not in ("fail", "skip"):
+            raise ValueError(f"on_error is {on_error}; make it fail or skip")
+        if max_rejected is not None:
+            ceiling_of(max_rejected)
+            if on_error == "fail":
+                raise ValueError(
+                    "max_rejected is of a policy that leaves something out; set on_error to skip"
+                )
+        if caption and "{}" not in caption:
+            raise ValueError(f"caption {caption!r} has no place for the class; put {{}} there")
+        self._source = ImageSource(uri, on_error, f"{WHERE}.uri")
+        self._size, self._channels, self._caption, self._named = size, channels, caption, list(classes)
+        self._tokenizer, self._tokens, self._patches = tokenizer, tokens, patches
+        self._mean, self._std = (np.asarray(value, np.float32).reshape(-1, 1, 1) for value in (mean, std))
+        if not (self._std > 0).all() or {len(self._mean), len(self._std)} - {1, channels}:
+            raise ValueError(f"mean and std are one number or {channels}, and std is positive")
+        self._crop, self._mirror, self._limit = crop, mirror, max_rejected
+        self._folder, self._about = Path(), dict[str, Any]()
+
+    def fingerprint(self) -> str:
+        """A checksum of the files."""
+        return self._source.fingerprint()
+
+    def prepare(self, folder: str, most: int | None = None) -> dict[str, Any]:
+        """Decode all images, or as many, into `folder`: their count, and what was left out by kind.
+
+        Raises InputError for what cannot be used unless it is to be skipped, and if nothing is left.
+        """
+        target, rejected = DataFolder(folder), Rejected()
+        found = _Found(target, max(1, PART_BYTES // (self._size**2 * self._channels)))
+        for image, pixels in islice(self._decoded(rejected), most):
+            found.add(pixels, image.label, image.caption)
+        found.flush()
+        left_out = rejected.to_json()
+        totals = rejections.write(target, left_out)
+        self._check_rejected(totals, found.count)
+        if not found.count:
+            raise InputError("holds no image that can be used", f"{WHERE}.uri {self._source.uri}", "check it")
+        self._write_texts(target, found)
+        about = {"count": found.count, "rejected": totals}
+        target.write_json(INDEX, {**about, "classes": found.classes, "parts": found.sizes})
+        return about
+
+    def open(self, folder: str) -> None:
+        """Read from what was prepared in `folder` from now on. Raises InputError if it is not there."""
+        self._about = DataFolder(folder).read_json(INDEX) or {}
+        if not self._about:
+            raise InputError("the prepared images are gone", folder, "prepare them again: start another run")
+        self._folder = Path(folder)
+        self._ends = np.cumsum(self._about["parts"]).tolist()
+        self._parts: dict[int, np.ndarray] = {}
+        self._labels = self._array("labels")
+        self._captions, self._classes = self._array("captions"), self._array("classes")
+
+    def __len__(self) -> int:
+        """How many images were prepared."""
+        return int(self._about["count"])
+
+    def sample(self, number: int, rng: np.random.Generator) -> dict[str, Any]:
+        """An image as training reads it."""
+        pixels = self._pixels(number)
+        if self._crop < 1.0:
+            pixels = _cut_out(pixels, self._crop, rng)
+        if self._mirror and rng.random() < 0.5:
+            pixels = pixels[:, ::-1]
+        return self._beside(pixels, number, rng)
+
+    def held_out(self, number: int, rng: np.random.Generator) -> dict[str, Any]:
+        """An image as it is."""
+        return self._beside(self._pixels(number), number, rng)
+
+    def of_set(self) -> dict[str, Any]:
+        """A caption of each class, if there are any: `classes`, [classes, tokens]."""
+        return {} if self._classes is None else {"classes": self._classes}
+
+    def _beside(self, pixels: np.ndarray, number: int, rng: np.random.Generator) -> dict[str, Any]:
+        scaled = pixels.transpose(2, 0, 1).astype(np.float32) / np.float32(255.0)
+        found: dict[str, Any] = {"pixels": (scaled - self._mean) / self._std}
+        if self._captions is not None:
+            found["caption"] = self._captions[number]
+        if self._labels is not None:
+            found["label"] = self._labels[number]
+        if self._patches:
+            found["noise"] = rng.random(self._patches, np.float32)
+        return found
+
+    def _pixels(self, number: int) -> np.ndarray:
+        part = bisect_right(self._ends, number)
+        if part not in self._parts:
+            self._parts[part] = open_memmap(self._folder / _part(part), mode="r")
+        return np.asarray(self._parts[part][number - (self._ends[part - 1] if part else 0)])
+
+    def _array(self, name: str) -> np.ndarray | None:
+        path = self._folder / f"{name}.npy"
+        return np.array(open_memmap(path, mode="r")) if path.is_file() else None
+
+    def _decoded(self, rejected: Rejected) -> Iterator[tuple[RawImage, np.ndarray]]:
+        """The images that can be used, in their order."""
+        images = self._source.read(rejected)
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            while some := list(islice(images, AT_ONCE)):
+                for image, pixels in zip(some, pool.map(self._decode, some), strict=True):
+                    unfit = pixels if isinstance(pixels, Unfit) else None
+                    image = self._said(image)
+                    if unfit is None and self._tokens and image.caption is None:
+                        unfit = Unfit("caption", "has no caption", "give it one, or set caption for all")
+                    if unfit is not None:
+                        rejected.refuse(image.file, unfit, image.row)
+                    else:
+                        assert isinstance(pixels, np.ndarray)
+                        yield image, pixels
+
+    def _decode(self, image: RawImage) -> np.ndarray | Unfit:
+        try:
+            return decoded(image.data, self._size, self._channels)
+        except Unfit as error:
+            return error
+
+    def _said(self, image: RawImage) -> RawImage:
+        """With the name of its class, and a caption where the class gives one."""
+        label = image.label
+        if label is not None and self._named and label.isdecimal() and int(label) < len(self._named):
+            label = self._named[int(label)]
+        caption = image.caption
+        if caption is None and self._caption and label is not None:
+            caption = self._caption.format(label)
+        return image._replace(label=label, caption=caption)
+
+    def _write_texts(self, folder: DataFolder, found: _Found) -> None:
+        if found.classes:
+            number = {name: i for i, name in enumerate(found.classes)}
+            labels = [-1 if name is None else number[name] for name in found.labels]
+            folder.write("labels.npy", _npy(np.array(labels, np.int32)))
+        if not self._tokens:
+            return
+        folder.write("captions.npy", _npy(self._ids([caption or "" for caption in found.captions])))
+        if self._caption and found.classes:
+            folder.write("classes.npy", _npy(self._ids([self._caption.format(c) for c in found.classes])))
+
+    def _ids(self, texts: Sequence[str]) -> np.ndarray:
+        """Token ids, int32 [texts, tokens]: cut so that the last one stays, and filled up with that."""
+        if self._tokenizer == BYTES:
+            return byte_tokens(texts, self._tokens)
+        from tokenizers import Tokenizer
+
+        try:
+            tokenizer = Tokenizer.from_file(self._tokenizer)
+        except Exception as error:  # tokenizers raises a plain Exception
+            hint = "give a tokenizer.json, or bytes"
+            raise InputError(f"cannot be read ({error})", f"{WHERE}.tokenizer", hint) from None
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        found = np.zeros((len(texts), self._tokens), np.int32)
+        for row, encoding in zip(found, tokenizer.encode_batch(list(texts)), strict=True):
+            ids = encoding.ids or [0]
+            row[:] = ids[-1]
+            row[: min(len(ids), self._tokens - 1)] = ids[: self._tokens - 1]
+        return found
+
+    def _check_rejected(self, totals: Mapping[str, Mapping[str, int]], count: int) -> None:
+        if self._limit is None:
+            return
+        out, (number, share) = sum(sum(kinds.values()) for kinds in totals.values()), ceiling_of(self._limit)
+        if out > (number if number is not None else (share or 0.0) * (out + count)):
+            what = f"{out} of {out + count} images are left out"
+            raise InputError(what, f"{WHERE}.max_rejected {self._limit}", "mend them, or raise it")
+
+
+class _Found:
+    """What has been decoded so far, in parts of at most `each` images."""
+
+    def __init__(self, folder: DataFolder, each: int) -> None:
+        self._folder, self._each, self._pixels = folder, each, list[np.ndarray]()
+        self.sizes, self.labels, self.captions = list[int](), list[str | None](), list[str | None]()
+
+    def add(self, pixels: np.ndarray, label: str | None, caption: str | None) -> None:
+        """One more image."""
+        self._pixels.append(pixels)
+        self.labels.append(label)
+        self.captions.append(caption)
+        if len(self._pixels) == self._each:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the part that is begun."""
+        if self._pixels:
+            self._folder.write(_part(len(self.sizes)), _npy(np.stack(self._pixels)))
+            self.sizes.append(len(self._pixels))
+            self._pixels = []
+
+    @property
+    def count(self) -> int:
+        """How many images there are."""
+        return len(self.labels)
+
+    @property
+    def classes(self) -> list[str]:
+        """The names of the classes, sorted."""
+        return sorted({name for name in self.labels if name is not None})
+
+
+def _cut_out(pixels: np.ndarray, least: float, rng: np.random.Generator) -> np.ndarray:
+    """A square of at least that share of the area, anywhere, scaled to the size of the whole."""
+    from PIL import Image
+
+    size = len(pixels)
+    side = max(1, round(size * rng.uniform(least, 1.0) ** 0.5))
+    top, left = rng.integers(0, size - side + 1, 2)
+    part = np.ascontiguousarray(pixels[top : top + side, left : left + side])
+    image = Image.fromarray(part[..., 0] if part.shape[-1] == 1 else part)
+    scaled = image.resize((size, size), Image.Resampling.BICUBIC)
+    return np.asarray(scaled, np.uint8).reshape(pixels.shape)
+
+
+def _part(number: int) -> str:
+    return f"part-{number:05d}.npy"
+
+
+def _npy(values: np.ndarray) -> bytes:
+    held = io.BytesIO()
+    np.save(held, values)
+    return held.getvalue()

@@ -1,0 +1,147 @@
+"""CLIP and the masked autoencoder against transformers: loss, gradients, and the way in and out of a folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from workloads.vision.clip import Clip
+from workloads.vision.mae import Mae, positions
+
+SIDE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+TEXT = {**SIDE, "vocab_size": 258, "max_position_embeddings": 12, "eos_token_id": 257}
+VISION = {**SIDE, "image_size": 8, "patch_size": 2, "num_channels": 1}
+MAE = {
+    **{key: VISION[key] for key in ("image_size", "patch_size", "num_channels")},
+    **SIDE,
+    **{f"decoder_{key}": value for key, value in SIDE.items()},
+}
+
+
+def theirs_of(ours: Any, folder: Path) -> Any:
+    """The model of transformers that reads what ours has exported."""
+    from transformers import CLIPModel, ViTMAEForPreTraining
+
+    config, tensors = ours.to_hf(ours.state_dict())
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
+    kind: Any = CLIPModel if isinstance(ours, Clip) else ViTMAEForPreTraining
+    found, about = kind.from_pretrained(folder, output_loading_info=True)
+    assert not {*about["missing_keys"], *about["unexpected_keys"]}
+    return found
+
+
+def gradients(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
+    model.zero_grad()
+    loss.backward()
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def clip(seed: int = 0) -> Clip:
+    torch.manual_seed(seed)
+    return Clip(text=TEXT, vision=VISION, projection_dim=8)
+
+
+def pairs(count: int) -> dict[str, Tensor]:
+    caption = torch.randint(0, 256, (count, 12))
+    caption[:, 9:] = 257
+    caption[0, 5:] = 257
+    return {"pixels": torch.randn(count, 1, 8, 8), "caption": caption}
+
+
+@pytest.mark.parametrize("end", [257, 2])
+def test_clip_is_that_of_transformers(tmp_path: Path, end: int) -> None:
+    torch.manual_seed(0)
+    ours = Clip(text={**TEXT, "eos_token_id": end}, vision=VISION, projection_dim=8)
+    theirs, batch = theirs_of(ours, tmp_path / "hf"), pairs(6)
+    expected = theirs(input_ids=batch["caption"], pixel_values=batch["pixels"], return_loss=True)
+    features, values = ours.embed(batch)
+    losses = ours.compare(features, torch.ones(6, dtype=torch.bool))
+    assert not values
+    assert losses.mean().item() == pytest.approx(expected.loss.item(), abs=1e-5)
+    found = ours.to_hf(gradients(ours, losses.mean()))[1]
+    wanted = gradients(theirs, expected.loss)
+    assert found.keys() == wanted.keys()
+    assert max(float((found[name] - wanted[name]).abs().max()) for name in wanted) < 1e-5
+    logits = (features[:, :8] @ features[:, 8:16].T * features[:, 16:]).detach()
+    assert float((logits - expected.logits_per_image).abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize("normed", [False, True])
+def test_the_masked_autoencoder_is_that_of_transformers(tmp_path: Path, normed: bool) -> None:
+    torch.manual_seed(0)
+    ours = Mae(**MAE, norm_pix_loss=normed)
+    theirs = theirs_of(ours, tmp_path / "hf")
+    batch = {"pixels": torch.randn(3, 1, 8, 8), "noise": torch.rand(3, 16)}
+    expected = theirs(pixel_values=batch["pixels"], noise=batch["noise"]).loss
+    losses = ours.loss(batch)
+    assert losses.shape == (3,)
+    assert losses.mean().item() == pytest.approx(expected.item(), abs=1e-5)
+    found, wanted = ours.to_hf(gradients(ours, losses.mean()))[1], gradients(theirs, expected)
+    # transformers computes gradients of the fixed positions too, once they were read from a folder
+    assert wanted.keys() - found.keys() <= {"decoder.decoder_pos_embed", "vit.embeddings.position_embeddings"}
+    wanted = {name: wanted[name] for name in found}
+    assert max(float((found[name] - wanted[name]).abs().max()) for name in wanted) < 1e-5
+
+
+def test_positions_are_those_of_transformers() -> None:
+    from transformers.models.vit_mae.modeling_vit_mae import build_2d_sinusoidal_position_embedding
+
+    rows, columns = build_2d_sinusoidal_position_embedding(4, 4, 16, cls_token=True).chunk(2, -1)
+    assert torch.allclose(positions(16, 16)[0], torch.cat([columns, rows], -1).float())
+
+
+def test_a_folder_of_transformers_is_read(tmp_path: Path) -> None:
+    first: Any
+    torch.manual_seed(0)
+    for first in (clip(), Mae(**MAE)):
+        theirs = theirs_of(first, tmp_path / "first")
+        theirs.save_pretrained(tmp_path / "saved")
+        read = type(first)(folder=str(tmp_path / "saved"))
+        assert all(torch.equal(value, first.state_dict()[name]) for name, value in read.state_dict().items())
+        with torch.device("meta"):
+            assert read.state_dict().keys() == type(first)(folder=str(tmp_path / "saved")).state_dict().keys()
+
+
+def test_what_does_not_count_is_no_counterpart() -> None:
+    model, batch = clip(), pairs(5)
+    features, _ = model.embed(batch)
+    there = torch.tensor([True, True, False, True, False])
+    among = model.compare(features, there)[there]
+    alone = model.compare(features[there], torch.ones(3, dtype=torch.bool))
+    assert torch.allclose(among, alone, atol=1e-6)
+
+
+def test_zero_shot_is_the_class_whose_caption_is_nearest() -> None:
+    model, batch = clip(), pairs(4)
+    classes = pairs(3)["caption"]
+    nearest = (model.image_embeddings(batch["pixels"]) @ model.text_embeddings(classes).T).argmax(-1)
+    label = nearest.clone()
+    label[0] = (label[0] + 1) % 3
+    _, values = model.embed({**batch, "classes": classes.expand(4, -1, -1), "label": label})
+    assert values["zero_shot"].tolist() == [0.0, 1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda: Clip(vision={**VISION, "patch_size": 3}), "patches of 3 pixels do not fill an image of 8"),
+        (lambda: Clip(text={"layers": 2}), "text has no field layers"),
+        (lambda: Clip(text={**TEXT, "num_attention_heads": 3}), "3 heads do not divide 16"),
+        (lambda: Clip(vision={"attention_dropout": 0.1}), r"only 0\.0 is supported"),
+        (lambda: Mae(mask_ratio=1.0), "keeps 0 of 196 patches"),
+        (lambda: Mae(layers=1), "there is no size layers"),
+        (lambda: Mae(hidden_act="relu"), "activation relu is not among"),
+        (lambda: Clip(folder="nowhere"), "cannot be read"),
+    ],
+)
+def test_what_cannot_be_made_is_said(made: Any, message: str) -> None:
+    with torch.device("meta"), pytest.raises(ValueError, match=message):
+        made()

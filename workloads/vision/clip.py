@@ -1,0 +1,228 @@
+"""CLIP: an image encoder and a text encoder that find each other's counterpart in the global batch (Radford et al.,
+2021). Sizes and tensors have the names of transformers' CLIPModel, but for `logit_scale`, which has one element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from workloads.vision.folder import load_weights, options_of
+from workloads.vision.layers import Width, check_patches, check_width, linear, stack
+from workloads.workload import Batch
+
+LEGACY_END = 2
+"""An id of the end by which transformers means the largest id of a text."""
+SIDE: dict[str, Any] = {
+    "hidden_size": 512,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 8,
+    "intermediate_size": 2048,
+    "hidden_act": "quick_gelu",
+    "layer_norm_eps": 1e-5,
+}
+TEXT = {**SIDE, "vocab_size": 49408, "max_position_embeddings": 77, "eos_token_id": 49407}
+VISION = {
+    **SIDE,
+    "hidden_size": 768,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "image_size": 224,
+    "patch_size": 32,
+    "num_channels": 3,
+}
+WITHOUT: dict[str, Any] = {"attention_dropout": 0.0}
+"""Fields that are known, and of which there is no other value here."""
+
+
+class Clip(nn.Module):
+    """Both encoders. Without options it is ViT-B/32.
+
+    text, vision: fields of transformers' CLIPTextConfig and CLIPVisionConfig that differ. projection_dim: of both
+    embeddings. logit_scale_init_value: the logarithm of the factor of the similarities at first. folder: a folder of
+    a CLIPModel with its weights, in place of all of them. Raises ValueError for sizes that do not fit.
+    """
+
+    def __init__(
+        self,
+        text: Mapping[str, Any] | None = None,
+        vision: Mapping[str, Any] | None = None,
+        projection_dim: int = 512,
+        logit_scale_init_value: float = 2.6592,
+        folder: str | None = None,
+    ) -> None:
+        super().__init__()
+        if folder is not None:
+            if text or vision:
+                raise ValueError("folder says all sizes; leave out text and vision")
+            found = options_of(folder, "clip")
+            text, vision = found.get("text_config", {}), found.get("vision_config", {})
+            projection_dim = found.get("projection_dim", projection_dim)
+        self.text_config = _filled("text", TEXT, text or {}, lenient=folder is not None)
+        self.vision_config = _filled("vision", VISION, vision or {}, lenient=folder is not None)
+        self.projection_dim, self.start = projection_dim, logit_scale_init_value
+        self.text_model = TextEncoder(self.text_config)
+        self.vision_model = ImageEncoder(self.vision_config)
+        hidden = (self.vision_config["hidden_size"], self.text_config["hidden_size"])
+        self.visual_projection = linear(hidden[0], projection_dim, hidden[0] ** -0.5, bias=False)
+        self.text_projection = linear(hidden[1], projection_dim, hidden[1] ** -0.5, bias=False)
+        self.logit_scale = nn.Parameter(torch.tensor([logit_scale_init_value]))
+        if folder is not None:
+            load_weights(self, folder)
+
+    def image_embeddings(self, pixels: Tensor) -> Tensor:
+        """Images, [B, channels, size, size], as vectors of length 1: [B, projection_dim]."""
+        found = self.visual_projection(self.vision_model(pixels)).float()
+        return functional.normalize(found, dim=-1)
+
+    def text_embeddings(self, caption: Tensor) -> Tensor:
+        """Token ids, [B, L], as vectors of length 1: [B, projection_dim]."""
+        return functional.normalize(self.text_projection(self.text_model(caption)).float(), dim=-1)
+
+    def embed(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        """What `compare` needs of each pair: both embeddings and the factor. Where the batch has `classes`, token ids
+        [B, C, L] of a caption of each class, the same for every sample, also whether the nearest of them is that of
+        `label`: zero_shot."""
+        images = self.image_embeddings(batch["pixels"])
+        texts = self.text_embeddings(batch["caption"])
+        scale = self.logit_scale.float().exp().expand(len(images), 1)
+        values = {}
+        if "classes" in batch:
+            nearest = (images @ self.text_embeddings(batch["classes"][0]).T).argmax(-1)
+            values["zero_shot"] = (nearest == batch["label"]).float()
+        return torch.cat([images, texts, scale], -1), values
+
+    @staticmethod
+    def compare(features: Tensor, counted: Tensor) -> Tensor:
+        """The loss of each pair, [G], among all that count: the mean of the cross entropies of its text given its image
+        and of its image given its text. features: [G, 2 projection_dim + 1], see `embed`."""
+        images, texts = features[:, :-1].chunk(2, -1)
+        scale, other = features[:, -1:], ~counted[None]
+        similarity, own = images @ texts.T, torch.arange(len(features), device=features.device)
+        sides = [(each * scale).masked_fill(other, -torch.inf) for each in (similarity, similarity.T)]
+        of_image, of_text = (functional.cross_entropy(each, own, reduction="none") for each in sides)
+        return (of_image + of_text) / 2
+
+    def blocks(self) -> Sequence[nn.Module]:
+        """The blocks of the image encoder, then those of the text encoder."""
+        return [*self.vision_model.encoder.layers, *self.text_model.encoder.layers]
+
+    def to_hf(self, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """The configuration and the tensors of transformers' CLIPModel."""
+        config = {
+            "model_type": "clip",
+            "architectures": ["CLIPModel"],
+            "projection_dim": self.projection_dim,
+            "logit_scale_init_value": self.start,
+            "text_config": {
+                "bos_token_id": None,
+                "pad_token_id": None,
+                "projection_dim": self.projection_dim,
+                **self.text_config,
+            },
+            "vision_config": {"projection_dim": self.projection_dim, **self.vision_config},
+        }
+        return config, {**tensors, "logit_scale": tensors["logit_scale"].reshape(())}
+
+    def from_hf(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The inverse of `to_hf`; tensors that older versions of transformers wrote are left out."""
+        found = {name: tensor for name, tensor in tensors.items() if not name.endswith("position_ids")}
+        return {**found, "logit_scale": found["logit_scale"].reshape(1)}
+
+
+class _Stack(nn.Module):
+    def __init__(self, width: Width, causal: bool) -> None:
+        super().__init__()
+        self.layers = stack(width, causal)
+
+
+class TextEncoder(nn.Module):
+    """A causal transformer; a text's vector is that of its first end token."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.end, hidden = config["eos_token_id"], config["hidden_size"]
+        self.embeddings = nn.Module()
+        self.embeddings.token_embedding = _table(config["vocab_size"], hidden)
+        self.embeddings.position_embedding = _table(config["max_position_embeddings"], hidden)
+        self.encoder = _Stack(_width("text", config), causal=True)
+        self.final_layer_norm = nn.LayerNorm(hidden, eps=config["layer_norm_eps"])
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Token ids [B, L] as [B, hidden]."""
+        at: Any = self.embeddings
+        x = at.token_embedding(ids) + at.position_embedding.weight[: ids.shape[1]]
+        for block in self.encoder.layers:
+            x = block(x)
+        x = self.final_layer_norm(x)
+        end = ids.argmax(-1) if self.end == LEGACY_END else (ids == self.end).int().argmax(-1)
+        return x[torch.arange(len(x), device=x.device), end]
+
+
+class ImageEncoder(nn.Module):
+    """A vision transformer; an image's vector is that of the class token."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__()
+        hidden, size = config["hidden_size"], config["patch_size"]
+        patches = check_patches(config["image_size"], size)
+        self.embeddings = nn.Module()
+        self.embeddings.class_embedding = nn.Parameter(torch.randn(hidden) * hidden**-0.5)
+        patch = nn.Conv2d(config["num_channels"], hidden, size, stride=size, bias=False)
+        nn.init.normal_(patch.weight, std=0.02)
+        self.embeddings.patch_embedding = patch
+        self.embeddings.position_embedding = _table(patches + 1, hidden)
+        self.pre_layrnorm = nn.LayerNorm(hidden, eps=config["layer_norm_eps"])  # so in transformers
+        self.encoder = _Stack(_width("vision", config), causal=False)
+        self.post_layernorm = nn.LayerNorm(hidden, eps=config["layer_norm_eps"])
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """[B, channels, size, size] as [B, hidden]."""
+        at: Any = self.embeddings
+        patches = at.patch_embedding(pixels).flatten(2).transpose(1, 2)
+        first = at.class_embedding.to(patches.dtype).expand(len(patches), 1, -1)
+        x = torch.cat([first, patches], 1) + at.position_embedding.weight
+        x = self.pre_layrnorm(x)
+        for block in self.encoder.layers:
+            x = block(x)
+        return self.post_layernorm(x[:, 0])
+
+
+def _table(rows: int, hidden: int) -> nn.Embedding:
+    found = nn.Embedding(rows, hidden)
+    nn.init.normal_(found.weight, std=0.02)
+    return found
+
+
+def _width(name: str, config: Mapping[str, Any]) -> Width:
+    hidden, layers, heads = (
+        config[key] for key in ("hidden_size", "num_hidden_layers", "num_attention_heads")
+    )
+    check_width(name, hidden, heads, config["hidden_act"])
+    reads = hidden**-0.5 * (2 * layers) ** -0.5
+    std = (reads, hidden**-0.5, (2 * hidden) ** -0.5)
+    return Width(
+        hidden,
+        layers,
+        heads,
+        config["intermediate_size"],
+        config["hidden_act"],
+        config["layer_norm_eps"],
+        std,
+    )
+
+
+def _filled(
+    side: str, known: Mapping[str, Any], given: Mapping[str, Any], lenient: bool = False
+) -> dict[str, Any]:
+    """All fields of a side. Raises ValueError for one that is unknown, or has a value that is not supported."""
+    for name, only in WITHOUT.items():
+        if given.get(name, only) != only:
+            raise ValueError(f"{side}.{name} is {given[name]}, and only {only} is supported")
+    if not lenient and (unknown := sorted(set(given) - set(known))):
+        raise ValueError(f"{side} has no field {unknown[0]}; it has {', '.join(known)}")
+    return {name: given.get(name, value) for name, value in known.items()}

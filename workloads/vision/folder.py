@@ -1,0 +1,45 @@
+"""Folders of transformers with a model of images: configuration and weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+
+
+def options_of(folder: str, kind: str) -> dict[str, Any]:
+    """The configuration of a model of that model_type. Raises ValueError if the folder holds none."""
+    path = Path(folder) / CONFIG
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read ({error}); give the folder of a model") from None
+    if found.get("model_type") != kind:
+        raise ValueError(f"{path} is of model_type {found.get('model_type')}, and this model is {kind}")
+    return found
+
+
+def load_weights(model: nn.Module, folder: str) -> None:
+    """Fill the model with the weights of a folder, through its `from_hf`; nothing for one on the meta device.
+
+    Raises ValueError if tensors are missing, or of other shapes.
+    """
+    if next(model.parameters()).is_meta:
+        return
+    from safetensors.torch import load_file
+
+    path = Path(folder) / WEIGHTS
+    try:
+        tensors = load_file(path)
+    except Exception as error:  # safetensors has errors of its own
+        raise ValueError(f"{path} cannot be read ({error}); save the model as one file") from None
+    given: dict[str, torch.Tensor] = model.from_hf(tensors)  # type: ignore[operator]
+    try:
+        model.load_state_dict({name: tensor.float() for name, tensor in given.items()})
+    except RuntimeError as error:
+        raise ValueError(f"{path} does not fit: {' '.join(str(error).split())[:150]}") from None

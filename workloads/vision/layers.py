@@ -1,0 +1,114 @@
+"""The blocks of a vision transformer and of the text encoder beside it (Dosovitskiy et al., 2021)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+def quick_gelu(x: Tensor) -> Tensor:
+    """X sigmoid(1.702 x), by which OpenAI's CLIP was trained."""
+    return x * torch.sigmoid(1.702 * x)
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"quick_gelu": quick_gelu, "gelu": functional.gelu}
+
+
+class Width(NamedTuple):
+    """The sizes of a stack of blocks. std: of its matrices at first, those that read and those that write the residual
+    stream, in that order, and that of the feed-forward network's first."""
+
+    hidden: int
+    layers: int
+    heads: int
+    intermediate: int
+    activation: str
+    eps: float
+    std: tuple[float, float, float]
+    bias: bool = True
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention."""
+
+    def __init__(self, width: Width) -> None:
+        super().__init__()
+        self.heads = width.heads
+        self.q_proj, self.k_proj, self.v_proj = (
+            linear(width.hidden, width.hidden, width.std[0], width.bias) for _ in range(3)
+        )
+        self.out_proj = linear(width.hidden, width.hidden, width.std[1])
+
+    def forward(self, x: Tensor, causal: bool) -> Tensor:
+        """[B, L, hidden] of the same shape; causal: a position sees none after it."""
+        query, key, value = (
+            layer(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for layer in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        found = functional.scaled_dot_product_attention(query, key, value, is_causal=causal)
+        return self.out_proj(found.transpose(1, 2).flatten(2))
+
+
+class FeedForward(nn.Module):
+    """Two linear layers with an activation between them."""
+
+    def __init__(self, width: Width) -> None:
+        super().__init__()
+        self.fc1 = linear(width.hidden, width.intermediate, width.std[2])
+        self.fc2 = linear(width.intermediate, width.hidden, width.std[1])
+        self.activation = ACTIVATIONS[width.activation]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, L, hidden] of the same shape."""
+        return self.fc2(self.activation(self.fc1(x)))
+
+
+class Block(nn.Module):
+    """Attention and feed-forward network, each behind a layer normalisation; its names are those of CLIP in
+    transformers."""
+
+    def __init__(self, width: Width, causal: bool = False) -> None:
+        super().__init__()
+        self.causal = causal
+        self.layer_norm1 = nn.LayerNorm(width.hidden, eps=width.eps)
+        self.self_attn = Attention(width)
+        self.layer_norm2 = nn.LayerNorm(width.hidden, eps=width.eps)
+        self.mlp = FeedForward(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, L, hidden] of the same shape."""
+        x = x + self.self_attn(self.layer_norm1(x), self.causal)
+        return x + self.mlp(self.layer_norm2(x))
+
+
+def stack(width: Width, causal: bool = False) -> nn.ModuleList:
+    """As many blocks as the width says."""
+    return nn.ModuleList(Block(width, causal) for _ in range(width.layers))
+
+
+def linear(inputs: int, outputs: int, std: float, bias: bool = True) -> nn.Linear:
+    """A linear layer of normal weights, its bias zero."""
+    layer = nn.Linear(inputs, outputs, bias=bias)
+    nn.init.normal_(layer.weight, std=std)
+    if bias:
+        nn.init.zeros_(layer.bias)
+    return layer
+
+
+def check_width(name: str, hidden: int, heads: int, activation: str) -> None:
+    """Raise ValueError for sizes of which no block can be made."""
+    if hidden % heads:
+        raise ValueError(f"{name}: {heads} heads do not divide {hidden} features")
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"{name}: activation {activation} is not among {', '.join(ACTIVATIONS)}")
+
+
+def check_patches(image_size: int, patch_size: int) -> int:
+    """How many patches an image has. Raises ValueError if patches do not fill it."""
+    if image_size % patch_size:
+        raise ValueError(f"patches of {patch_size} pixels do not fill an image of {image_size}")
+    return (image_size // patch_size) ** 2
