@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -74,27 +75,18 @@ def attend(
             query.device.type
         )  # of what this kind of mask calls, autocast knows nothing
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-    grouped = query.shape[1] != key.shape[1]
-    _note(lambda: _choice(query, key, value, allowed, causal, scale, grouped))
-    return F.scaled_dot_product_attention(
-        query, key, value, attn_mask=allowed, is_causal=causal, scale=scale, enable_gqa=grouped
-    )
+    how: dict[str, Any] = {"scale": scale, "enable_gqa": query.shape[1] != key.shape[1]}
+    _note(lambda: _choice(query, key, value, allowed, causal, how))
+    return F.scaled_dot_product_attention(query, key, value, allowed, is_causal=causal, **how)
 
 
 def _choice(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    allowed: Tensor | None,
-    causal: bool,
-    scale: float,
-    grouped: bool,
+    q: Tensor, k: Tensor, v: Tensor, allowed: Tensor | None, causal: bool, how: dict[str, Any]
 ) -> str:
     """The kernel that torch takes."""
     if _is_causal_bias(allowed):
         allowed, causal = None, True
-    chosen = torch._fused_sdp_choice(query, key, value, allowed, 0.0, causal, scale=scale, enable_gqa=grouped)
-    return FUSED.get(SDPBackend(chosen), UNFUSED)
+    return FUSED.get(SDPBackend(torch._fused_sdp_choice(q, k, v, allowed, 0.0, causal, **how)), UNFUSED)
 
 
 def attend_unfused(
