@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -27,19 +28,31 @@ STARTS = "starts"
 """The batch's entry with where the documents of each row start, int32 [B, most], filled up with L."""
 
 
+class ByLength(NamedTuple):
+    """The tokens of rows with those documents together that have the same length.
+
+    order: int64 [B x L], the number of each token. back: where each token is in that order. groups: how many documents
+    there are of each length, and the length.
+    """
+
+    order: Tensor
+    back: Tensor
+    groups: Sequence[tuple[int, int]]
+
+
 @dataclass(frozen=True)
 class Documents:
     """Rows whose documents stand one after the other: each sees itself alone, what is not after a token and, with a
     `window`, fewer steps before it.
 
-    numbers: int64 [B, L] as in SEGMENTS, None where a row is one document. lengths: of the documents of each row, where
-    the processor computes. bounds: int32 [documents + 1], on a GPU: where each starts in all rows together, and the end
-    of the last; a document may have no token.
+    numbers: int64 [B, L] as in SEGMENTS, None where a row is one document. by_length: where the processor computes.
+    bounds: int32 [documents + 1], on a GPU: where each starts in all rows together, and the end of the last; a document
+    may have no token.
     """
 
     numbers: Tensor | None
     window: int = 0
-    lengths: Sequence[Sequence[int]] = ()
+    by_length: ByLength | None = None
     bounds: Tensor | None = None
 
     def dense(self, length: int, device: torch.device) -> Tensor:
@@ -177,7 +190,7 @@ def _documents(batch: Batch, window: int) -> Documents:
     numbers, (rows, length) = batch.get(SEGMENTS), batch["tokens"].shape
     device = batch["tokens"].device
     if device.type != "cuda":
-        return Documents(numbers, window, () if numbers is None else _lengths(numbers))
+        return Documents(numbers, window, None if numbers is None else _by_length(numbers))
     starts = torch.zeros(rows, 1, dtype=torch.int32, device=device)
     if numbers is not None:
         known = batch if STARTS in batch else with_starts({SEGMENTS: numbers.cpu()})
@@ -189,6 +202,16 @@ def _bounds(starts: Tensor, length: int) -> Tensor:
     """See `Documents`, of STARTS."""
     first = torch.arange(len(starts), dtype=torch.int32, device=starts.device) * length
     return F.pad((starts + first[:, None]).flatten(), (0, 1), value=len(starts) * length)
+
+
+def _by_length(numbers: Tensor) -> ByLength:
+    begins = F.pad(numbers[:, 1:] != numbers[:, :-1], (1, 0), value=True)
+    starts = begins.flatten().nonzero().flatten()
+    lengths, documents = starts.diff(append=starts.new_tensor([numbers.numel()])).sort(stable=True)
+    steps = torch.arange(numbers.numel(), device=numbers.device)
+    order = (starts[documents] - (lengths.cumsum(0) - lengths)).repeat_interleave(lengths) + steps
+    sizes, counts = lengths.unique_consecutive(return_counts=True)
+    return ByLength(order, order.argsort(), list(zip(counts.tolist(), sizes.tolist(), strict=True)))
 
 
 def _lengths(numbers: Tensor) -> list[list[int]]:

@@ -12,7 +12,7 @@ from workloads.errors import WorkloadError
 from workloads.model import kernels
 from workloads.model.kernels import attend, attend_documents
 from workloads.model.layers import capped
-from workloads.model.masks import SEGMENTS, Documents, _bounds, _lengths, with_starts
+from workloads.model.masks import SEGMENTS, Documents, _bounds, _by_length, with_starts
 from workloads.model.presets import preset
 
 HEADS, GROUPS, LENGTH, SIZE = 4, 2, 9, 16
@@ -88,7 +88,7 @@ def of_documents(window: int) -> Documents:
     numbers = torch.stack(rows)
     starts = with_starts({SEGMENTS: numbers})["starts"]
     assert starts.tolist() == [[0, 4, 9, 9], [0, 1, 2, 7], [0, 9, 9, 9]]
-    return Documents(numbers, window, _lengths(numbers), _bounds(starts, LENGTH))
+    return Documents(numbers, window, _by_length(numbers), _bounds(starts, LENGTH))
 
 
 def of_parts(query: Tensor, key: Tensor, value: Tensor, *bounds_and_more: Any, **told: Any) -> Tensor:
@@ -116,6 +116,7 @@ def test_documents_see_themselves_alone(how: str, window: int, monkeypatch: pyte
     dtype = torch.bfloat16 if how == "flash" else torch.float64
     monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", of_parts)
     monkeypatch.setattr(kernels, "_has_flash", lambda device: True)
+    monkeypatch.setattr(kernels, "A_CALL", 0)
     random, documents = torch.Generator().manual_seed(1), of_documents(window)
     shapes = ((3, HEADS, LENGTH, SIZE), (3, GROUPS, LENGTH, SIZE), (3, GROUPS, LENGTH, SIZE))
     given = [torch.randn(shape, generator=random).to(dtype).requires_grad_() for shape in shapes]
@@ -133,6 +134,27 @@ def test_documents_see_themselves_alone(how: str, window: int, monkeypatch: pyte
     theirs = torch.autograd.grad((wanted * pulls.double()).sum(), wide)
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one.double(), other, atol=4 * off, rtol=4 * off)
+
+
+def test_documents_of_a_length_are_attended_to_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As often as there are lengths; with a mask where that many calls take longer."""
+    steps = torch.arange(512)
+
+    def calls(numbers: Tensor) -> int:
+        documents, query = (
+            Documents(numbers, 0, _by_length(numbers)),
+            torch.zeros(2, HEADS, len(numbers[0]), SIZE),
+        )
+        took: list[int] = []
+        monkeypatch.setattr(kernels, "attend", lambda q, *more: took.append(len(q)) or attend(q, *more))
+        found = attend_documents(query, query, query, documents, 0.3)
+        assert (found is None) == (not took)
+        assert sum(took) == (sum(count for count, _ in documents.by_length.groups) if took else 0)
+        return len(took)
+
+    assert calls((steps // 4).expand(2, -1)) == 1
+    assert calls(torch.stack((steps // 100, steps // 4))) == 3
+    assert calls((steps[:64] ** 0.5).long().expand(2, -1)) == 0
 
 
 def test_flash_attention_is_left_where_it_does_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
