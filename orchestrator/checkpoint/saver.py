@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import select
 import subprocess
@@ -67,6 +68,7 @@ class Saver:
         self._busy: dict[int, int] = {}  # generation -> the step being written from it
         self._next_generation = 0
         self._outcomes: list[CommitOutcome] = []
+        self._failed: list[int] = []
         self._told: Sequence[int] = ()
         self._sidecar = _Sidecar(self._settings, self._buffers)
         self._preparing: threading.Thread | None = None
@@ -123,7 +125,7 @@ class Saver:
         waited = self._wait(lambda: generation not in self._busy, self._max_wait)
         if generation in self._busy:
             reason = f"step {self._busy[generation]} was still being written after {waited:.1f} s"
-            self._outcomes.append(CommitOutcome(step, self._location, "failed", waited, 0, reason))
+            self._take(CommitOutcome(step, self._location, "failed", waited, 0, reason))
             return waited
         self._next_generation = 1 - generation
         request = self._buffers[generation].fill(list(pieces))
@@ -141,8 +143,15 @@ class Saver:
         self._sidecar.send(request)
         return waited
 
+    @property
+    def failed_step(self) -> int:
+        """The last step whose save to the store failed, -1 for none. A save that was given up counts when those before
+        it, which are still being written, have ended."""
+        first = min(self._busy.values(), default=math.inf)
+        return max((step for step in self._failed if step <= first), default=-1)
+
     def tell_failed(self, steps: Sequence[int]) -> None:
-        """Of each writer the last step whose save failed, -1 for none: writer 0 waits for none of these any more."""
+        """The `failed_step` of each writer: writer 0 waits for none of their notes up to it any more."""
         if self._settings["writer"] == 0 and steps != self._told:
             self._told = steps
             self._sidecar.send({"failed": list(steps)})
@@ -179,12 +188,17 @@ class Saver:
             if "free" in answer:
                 self._busy.pop(answer["free"], None)
             else:
-                self._outcomes.append(CommitOutcome(**answer))
+                self._take(CommitOutcome(**answer))
         if self._sidecar.ended:
             reason = f"the writing process ended with code {self._sidecar.process.poll()}"
             for step in sorted(self._busy.values()):
-                self._outcomes.append(CommitOutcome(step, self._location, "failed", 0.0, 0, reason))
+                self._take(CommitOutcome(step, self._location, "failed", 0.0, 0, reason))
             self._busy = {}
+
+    def _take(self, outcome: CommitOutcome) -> None:
+        self._outcomes.append(outcome)
+        if outcome.place == self._location and outcome.state == "failed":
+            self._failed.append(outcome.step)
 
 
 class _Sidecar:

@@ -62,8 +62,6 @@ class Commits:
         self._losses: list[float] = []  # of the steps since the last save to the store
         self._latest = (-1, "")  # step of the last save that ended, and why it failed
         self.failures = 0
-        self.failed_step = -1
-        """Of the last save to the store that failed."""
 
     def open(self, step: int) -> tuple[CommitManifest, Reader]:
         """The commit of that step and its reader: from the memory of peers if it is complete there, else the store.
@@ -101,6 +99,11 @@ class Commits:
         elif self._saver is not None:
             self._saver.abandon()
         self._saver = None
+
+    @property
+    def failed_step(self) -> int:
+        """See `Saver.failed_step`."""
+        return -1 if self._saver is None else self._saver.failed_step
 
     @property
     def ready(self) -> bool:
@@ -158,18 +161,23 @@ class Commits:
         """
         if self._saver is None:
             return
-        step, restored = progress["step"], self._task.restore
+        step, restored, rank = progress["step"], self._task.restore, self._context.rank_info.rank
         patience = min(FINISH_TIMEOUT, self._spec.limits.unsaved)
         end, late, failures, tries = time.monotonic() + patience, False, 1, 0
         while failures and not late:
             if self._saved != step:
                 self._save(progress, None, durable=True)
             self._context.set_waiting(True)
-            assert self._saver is not None
-            self._record_outcomes(self._saver.close(FINISH_TIMEOUT))
+            saver = self._saver
+            assert saver is not None
+            if rank > 0:  # rank 0 hears from the others before it waits for their notes
+                self._record_outcomes(saver.close(FINISH_TIMEOUT))
+            saver.tell_failed(agree(0, False, failed_step=saver.failed_step).failed_steps)
+            if rank == 0:
+                self._record_outcomes(saver.close(FINISH_TIMEOUT))
             self._saver = None
             # Rank 0 publishes, so its outcome is that of the commit; other writers may fail as a consequence.
-            failed = self._context.rank_info.rank == 0 and step != restored and self._latest != (step, "")
+            failed = rank == 0 and step != restored and self._latest != (step, "")
             agreed = agree(0, time.monotonic() > end, int(failed))
             late, failures = agreed.stop, agreed.failures
             if failures and not late:
@@ -245,7 +253,6 @@ class Commits:
             if outcome.place == self._store.location:
                 failed = outcome.state == "failed"
                 self.failures = self.failures + 1 if failed else 0
-                self.failed_step = outcome.step if failed else self.failed_step
                 self._latest = (outcome.step, outcome.reason or "no reason given" if failed else "")
                 self._outcomes.append(outcome)
 

@@ -21,7 +21,7 @@ class Agreed:
         stop: whether any rank was asked to stop.
         failures: the most failed saves in a row on any rank.
         ready: whether all ranks are ready for a snapshot.
-        failed_steps: the step of each rank's last save that failed, -1 for none.
+        failed_steps: of each rank, see `Saver.failed_step`.
         busy: seconds that each rank computed without waiting for others.
         memory: bytes that each rank has needed at most.
     """

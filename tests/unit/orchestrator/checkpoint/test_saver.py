@@ -125,11 +125,13 @@ def test_a_save_waits_for_memory_within_bounds(in_memory: Path) -> None:
     (outcome,) = saver.poll()
     assert (outcome.step, outcome.state) == (3, "failed")
     assert "step 1 was still being written" in outcome.reason
+    assert saver.failed_step == -1, "who waits for 1 and 2 may go on waiting"
     os.kill(sidecar(saver), signal.SIGCONT)
     assert [(outcome.step, outcome.state) for outcome in saver.close()] == [
         (1, "published"),
         (2, "published"),
     ]
+    assert saver.failed_step == 3
 
 
 def test_storage_that_takes_no_more_costs_the_save_and_nothing_else(in_memory: Path) -> None:

@@ -1,4 +1,4 @@
-"""Which store a rank restores a commit from."""
+"""Which store a rank restores a commit from, and the last commit of a task."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from orchestrator.checkpoint.pieces import full_piece
 from orchestrator.checkpoint.store import Store
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import parse
+from orchestrator.train import commits as module
 from orchestrator.train.commits import Commits
 
 
@@ -49,3 +50,35 @@ def test_a_snapshot_that_nodes_took_along_is_passed_over_and_ends_no_run(tmp_pat
     assert found.open(880)[0].step == 880
     with pytest.raises(InputError, match="there is no commit"):
         commits(tmp_path / "other", None).open(881)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_of_the_last_commit_rank_0_hears_from_the_others_before_it_waits_for_them(
+    rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[Any] = []
+
+    class Writer:
+        """Of which the save has failed, as `close` finds out."""
+
+        failed_step = -1
+
+        def close(self, timeout: float) -> list[Any]:
+            done.append("close")
+            self.failed_step = 900
+            return []
+
+        def tell_failed(self, steps: Any) -> None:
+            done.append(steps)
+
+    def agreed(number: int, stop: bool, failures: int = 0, failed_step: int = -1) -> Any:
+        done.append(failed_step)
+        return SimpleNamespace(stop=False, failures=0, failed_steps=(-1, 900))
+
+    monkeypatch.setattr(module, "agree", agreed)
+    found = commits(tmp_path, None)
+    found._context = SimpleNamespace(rank_info=SimpleNamespace(rank=rank), set_waiting=lambda on: None)  # type: ignore[assignment]
+    found._task = SimpleNamespace(restore=900)  # type: ignore[assignment]
+    found._saved, found._saver, found._latest = 900, Writer(), (-1, "")  # type: ignore[assignment]
+    found.finish({"step": 900})
+    assert done == ([-1, (-1, 900), "close", -1] if rank == 0 else ["close", 900, (-1, 900), -1])
