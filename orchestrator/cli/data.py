@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -82,7 +83,9 @@ def prepare(
     for name, found in sets.items():
         print(
             f"held out as {name}: "
-            + ", ".join(f"{found[key]} {key}" for key in ("documents", "tokens", "bytes"))
+            + ", ".join(
+                f"{found[key]} {key}" for key in ("samples", "documents", "tokens", "bytes") if key in found
+            )
         )
     for line in notes:
         print(line)
@@ -102,7 +105,9 @@ def prepared_with_progress(
     from orchestrator.track.console import ProgressDisplay
 
     try:
-        with ProgressDisplay() as progress, connected_ray(address):
+        alone = spec.data.samples is not None  # which are prepared by this process
+        there = contextlib.nullcontext() if alone else connected_ray(address)
+        with ProgressDisplay() as progress, there:
             line = StageLine(lambda text: progress.update({"phase": "prepare", "note": text}))
             return prepared(spec, run, before, line)
     except NoCluster as error:
@@ -117,9 +122,26 @@ def _held_out(spec: JobSpec, data: PreparedData) -> tuple[dict[str, dict[str, An
     from orchestrator.resolve.training_inputs import resolve_over
 
     share = spec.data.validation and spec.data.validation.share
+    if spec.data.samples is not None:
+        return _held_out_samples(spec, data.uri, share)
     found: dict[str, dict[str, Any]] = {VALIDATION: {**sizes(data.uri, share)}} if share else {}
     sets = {**found, **{name: {"uri": uri, **sizes(uri)} for name, uri in data.sets.items()}}
     return sets, resolve_over(spec, data)[2] if sets else notes_of(data.uri)
+
+
+def _held_out_samples(
+    spec: JobSpec, uri: str, share: float | None
+) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    from orchestrator.data import manifest, rejections
+    from orchestrator.data.data_folder import DataFolder
+    from orchestrator.data.own_samples import batches_of_samples
+    from orchestrator.job.evaluate import VALIDATION
+
+    found = manifest.read(DataFolder(uri))
+    assert found is not None
+    assert spec.data.samples is not None
+    held_out = batches_of_samples(spec.data.samples, spec.seed, share, found, uri)[1]
+    return {VALIDATION: {"samples": held_out.samples}} if held_out else {}, rejections.notes_of(uri)
 
 
 def _removed(uri: str) -> list[dict[str, Any]]:

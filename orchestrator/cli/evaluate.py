@@ -108,6 +108,8 @@ def generate(
     from workloads.workload import Sampling
 
     run, spec = existing_run(run_dir)
+    if spec.data.samples is not None:
+        raise InputError("a model of own samples continues no text", run.uri, "load it by load_run(..).model()")
     found = model_of_commit(run, spec, chosen_commit(run, step), raw_weights)
     with wrong_input("prompts"):
         said = continue_prompts(
@@ -238,8 +240,11 @@ def _with_sets(spec: JobSpec, texts: dict[str, str]) -> JobSpec:
     document = spec.model_dump(mode="json")
     document["evaluate"] = document["evaluate"] or {}
     sets = document["evaluate"].setdefault("sets", {})
-    field = document["data"]["sources"][0]["field"]
-    sets |= {name: {"sources": [{"uri": uri, "field": field}]} for name, uri in texts.items()}
+    if texts and spec.data.samples is not None:
+        raise InputError("the run reads samples of its own and no text", "--on", "leave it out")
+    if texts:
+        field = document["data"]["sources"][0]["field"]
+        sets |= {name: {"sources": [{"uri": uri, "field": field}]} for name, uri in texts.items()}
     if not sets and spec.data.validation is None and not document["evaluate"].get("samples"):
         raise InputError("the run holds no text out", "--on", "name some, as in --on wiki='wiki/*.txt'")
     return parse(document, "--on")

@@ -46,6 +46,10 @@ def model_card(
     uris = [redact(source.uri) for source in data.sources]
     more = f" and {len(uris) - SHOWN} more" if len(uris) > SHOWN else ""
     seen = f"{commit.position:,} samples of {spec.data.sequence_length} tokens"
+    amount = f"{data.tokens:,} tokens"
+    if spec.data.samples is not None:
+        uris, seen = [spec.data.samples.use], f"{commit.position:,} samples"
+        amount = f"{data.documents:,} samples"
     before = commit.meta.get(CONTINUED)
     batches = f"in batches of {spec.train.global_batch}"
     phase = f"; the first {before['step']:,} steps in `{redact(before['run'])}`" if before else ""
@@ -53,7 +57,7 @@ def model_card(
     rows = {
         "model": f"`{spec.workload.model}`, {size:,} weights" + (f", begun with `{base}`" if base else ""),
         "objective": spec.workload.objective,
-        "data": f"{', '.join(f'`{uri}`' for uri in uris[:SHOWN])}{more}: {data.tokens:,} tokens",
+        "data": f"{', '.join(f'`{uri}`' for uri in uris[:SHOWN])}{more}: {amount}",
         "trained": f"{commit.step:,} of {spec.train.steps:,} steps, {seen} {batches}{phase}",
         "optimiser": f"{spec.train.optimizer.name}, learning rate {spec.train.optimizer.lr:g}, {spec.train.precision}",
         "layout": f"{Layout.from_json(commit.meta['layout'])}, which the weights do not depend on",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from orchestrator.data.own_samples import first_samples
 from orchestrator.job.records import COLUMNS, PREFERENCES, REFERENCED
 from orchestrator.job.spec import JobSpec
 from workloads.model.dropout import KEYS, row_keys
@@ -47,7 +48,11 @@ class MadeUp:
 
 
 def sample_batch(spec: JobSpec, workload: Workload, rows: int) -> Batch:
-    """A micro-batch of `rows` samples, full to their length, with all that a rank adds to one."""
+    """A micro-batch of `rows` samples, full to their length, with all that a rank adds to one; the first own sample
+    so many times. Raises InputError if that cannot be read."""
+    if spec.data.samples is not None:
+        first = first_samples(spec.data.samples, spec.seed, 1)
+        return {name: value.expand(rows, *value.shape[1:]).clone() for name, value in first.items()}
     text = MadeUp(workload, spec.data.sequence_length)
     batch = workload.objective.collate(text, range(rows), 0)
     batch = {name: torch.as_tensor(value) for name, value in batch.items()}

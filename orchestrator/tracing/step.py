@@ -23,6 +23,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from orchestrator.checkpoint.shared_memory import room_for
+from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning.layout import Layout
 from orchestrator.planning.memory import HEAD_TOKENS
@@ -33,6 +34,7 @@ from orchestrator.tracing.recorder import Recorder
 from orchestrator.tracing.sample_batch import predicted_share, sample_batch
 from orchestrator.train.device import COMPUTE, Device
 from orchestrator.train.engines.torch_engine import TorchEngine
+from workloads.errors import WorkloadError
 from workloads.workload import Batch, Workload
 
 CPU = torch.device("cpu")
@@ -62,7 +64,10 @@ def trace(
         return NotTraced(rank, "DeepSpeed's own memory cannot be followed")
     if spec.train.compile:
         return NotTraced(rank, "compiled blocks are not traced: their kernels choose what they keep")
-    batch = sample_batch(spec, workload, layout.micro_batch)
+    try:
+        batch = sample_batch(spec, workload, layout.micro_batch)
+    except (InputError, WorkloadError) as error:
+        return NotTraced(rank, str(error))
     count = micro_batches or layout.accumulation(spec.train.global_batch)
     assumed: list[str] = []
 

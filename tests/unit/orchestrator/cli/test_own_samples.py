@@ -1,0 +1,87 @@
+"""Commands about a job on images, which has no text: what they show, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import write_job
+from PIL import Image
+
+from orchestrator.cli import evaluate
+from orchestrator.job.errors import InputError
+from orchestrator.job.spec import parse
+from orchestrator.storage.run_directory import RunDir
+
+SIDE = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+MODEL = {
+    "text": {**SIDE, "vocab_size": 258, "max_position_embeddings": 8, "eos_token_id": 257},
+    "vision": {**SIDE, "image_size": 4, "patch_size": 2, "num_channels": 1},
+    "projection_dim": 4,
+}
+
+
+@pytest.fixture
+def document(tmp_path: Path) -> dict[str, Any]:
+    """A job on twenty small images of two classes."""
+    (tmp_path / "tmp").mkdir(exist_ok=True)
+    for number in range(20):
+        path = tmp_path / "set" / "ab"[number % 2] / f"{number:02d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (4, 4), number * 10).save(path)
+    options = {"uri": str(tmp_path / "set"), "size": 4, "channels": 1, "caption": "{}", "tokens": 8}
+    return {
+        "name": "images",
+        "workload": {"model": "workloads.vision.clip:Clip", "changes": MODEL},
+        "data": {
+            "samples": {"use": "orchestrator.data.images:Images", "options": options},
+            "cache": str(tmp_path / "cache"),
+            "validation": {"share": 0.3},
+        },
+        "train": {"steps": 2, "global_batch": 4, "optimizer": {"lr": 1e-3}},
+        "evaluate": {"every": 2},
+        "resources": {"workers": {"min": 1, "max": 2}, "per_worker": {"cpu": 1}},
+        "checkpoint": {"export": "safetensors"},
+    }
+
+
+def test_the_memory_of_a_plan_is_traced_on_a_sample(
+    command: Any, tmp_path: Path, document: dict[str, Any]
+) -> None:
+    path = write_job(tmp_path, document)
+    found = json.loads(command("plan", path, "--json").out)
+    assert found["memory"]["source"] == "trace"
+    assert found["memory"]["ranks"][0]["at_peak"]["activations"] > 0
+    said = command("run", "--dry-run", path, "--run-dir", tmp_path / "run")
+    assert (said.code, said.err) == (0, "")
+    assert "begins anew; nothing was started or written" in said.out
+
+
+def test_samples_are_prepared_without_training(
+    command: Any, tmp_path: Path, document: dict[str, Any]
+) -> None:
+    path = write_job(tmp_path, document)
+    found = json.loads(command("data", "prepare", path, "--json").out)
+    held_out = found["held_out"]["validation"]["samples"]
+    assert 0 < held_out < 20
+    said = command("data", "prepare", path)
+    assert said.out.splitlines() == [found["data"], f"held out as validation: {held_out} samples"]
+
+
+def test_evaluations_are_of_samples_alone(document: dict[str, Any]) -> None:
+    spec = parse(document)
+    assert evaluate._with_sets(spec, {}) == spec
+    with pytest.raises(InputError, match="reads samples of its own and no text"):
+        evaluate._with_sets(spec, {"wiki": "wiki.txt"})
+
+
+def test_no_text_is_continued(
+    command: Any, tmp_path: Path, document: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunDir(str(tmp_path / "run"))
+    monkeypatch.setattr(evaluate, "existing_run", lambda _: (run, parse(document)))
+    said = command("generate", run.uri, "Once")
+    assert said.code == 2
+    assert "a model of own samples continues no text" in said.err
