@@ -123,15 +123,13 @@ def _held_out(spec: JobSpec, data: PreparedData) -> tuple[dict[str, dict[str, An
 
     share = spec.data.validation and spec.data.validation.share
     if spec.data.samples is not None:
-        return _held_out_samples(spec, data.uri, share)
+        return _held_out_samples(spec, data.uri)
     found: dict[str, dict[str, Any]] = {VALIDATION: {**sizes(data.uri, share)}} if share else {}
     sets = {**found, **{name: {"uri": uri, **sizes(uri)} for name, uri in data.sets.items()}}
     return sets, resolve_over(spec, data)[2] if sets else notes_of(data.uri)
 
 
-def _held_out_samples(
-    spec: JobSpec, uri: str, share: float | None
-) -> tuple[dict[str, dict[str, Any]], list[str]]:
+def _held_out_samples(spec: JobSpec, uri: str) -> tuple[dict[str, dict[str, Any]], list[str]]:
     from orchestrator.data import manifest, rejections
     from orchestrator.data.data_folder import DataFolder
     from orchestrator.data.own_samples import batches_of_samples
@@ -140,6 +138,7 @@ def _held_out_samples(
     found = manifest.read(DataFolder(uri))
     assert found is not None
     assert spec.data.samples is not None
+    share = spec.data.validation.share if spec.data.validation else None
     held_out = batches_of_samples(spec.data.samples, spec.seed, share, found, uri)[1]
     return {VALIDATION: {"samples": held_out.samples}} if held_out else {}, rejections.notes_of(uri)
 

@@ -109,7 +109,9 @@ def generate(
 
     run, spec = existing_run(run_dir)
     if spec.data.samples is not None:
-        raise InputError("a model of own samples continues no text", run.uri, "load it by load_run(..).model()")
+        raise InputError(
+            "a model of own samples continues no text", run.uri, "load it by load_run(..).model()"
+        )
     found = model_of_commit(run, spec, chosen_commit(run, step), raw_weights)
     with wrong_input("prompts"):
         said = continue_prompts(

@@ -7,7 +7,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import xxhash
@@ -22,8 +22,17 @@ from orchestrator.storage.file_system import open_file_system
 from orchestrator.storage.input_files import TIMEOUT
 from orchestrator.storage.retry import Retry
 
+if TYPE_CHECKING:
+    from PIL import Image
+
 IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff")
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
+"""What is decoded, whatever a file is called: Pillow knows others, and runs a program for some of them."""
+PIXELS = 2**27
+"""Most pixels of an image: it takes three bytes for each while it is decoded."""
 CAPTION, CLASS = "txt", "cls"
+CAPTION_BYTES = 2**16
+ON_ERROR = "data.samples.options.on_error"
 TARS = (".tar", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tgz")
 
 
@@ -64,7 +73,7 @@ class ImageSource:
         return digest.hexdigest()
 
     def _archives(self) -> list[SourceFile]:
-        columns = {name: name for name in (*IMAGES, CAPTION, CLASS)}
+        columns = {each: each for name in (*IMAGES, CAPTION, CLASS) for each in (name, name.upper())}
         source = Source(uri=self.uri, format="tar", field=columns)
         return resolve([source], self._where, self._on_error)
 
@@ -73,13 +82,10 @@ class ImageSource:
             with opened_plain(file) as plain:
                 span = Span(file, 0, file.size, file.size)
                 for row, values in tar_rows.read(span, plain, rejected, 0, ()):
-                    data = next((values[kind] for kind in IMAGES if kind in values), None)
-                    if data is None:
-                        rejected.refuse(file, Unfit("type", f"{values['__key__']} has no image"), row)
-                        continue
-                    label, caption = (_text(values.get(kind)) for kind in (CLASS, CAPTION))
-                    data = data.encode() if isinstance(data, str) else data
-                    yield RawImage(data, label, caption, file, row)
+                    try:
+                        yield _of_row({name.lower(): value for name, value in values.items()}, file, row)
+                    except Unfit as error:
+                        rejected.refuse(file, error, row)
 
     def _files(self) -> tuple[list[str], tuple[Any, str]]:
         """The names of the files below the folder, sorted, and how they are read."""
@@ -104,50 +110,110 @@ class ImageSource:
 
     def _in_folder(self, rejected: Rejected) -> Iterator[RawImage]:
         names, folder = self._files()
-        there = set(names)
-        for name in names:
-            path = PurePosixPath(name)
-            kind = path.suffix[1:].lower()
-            if kind == CAPTION:
+        paths = [PurePosixPath(name) for name in names]
+        captions = {str(path.with_suffix("")): path for path in paths if _kind(path) == CAPTION}
+        alone = captions.keys() - {str(path.with_suffix("")) for path in paths if _kind(path) in IMAGES}
+        for path in paths:
+            stem, kind = str(path.with_suffix("")), _kind(path)
+            if kind == CAPTION and stem not in alone:
                 continue
-            uri = f"{folder[1]}/{name}"
-            file = SourceFile(0, uri, ".image", 0, "", "", on_error=self._on_error)
-            if kind not in IMAGES:
-                rejected.refuse(file, Unfit("type", f"is no image by the end of its name ({path.suffix})"))
-                continue
-            said = str(path.with_suffix(f".{CAPTION}"))
-            caption = self._bytes(folder, said).decode(errors="replace").strip() if said in there else None
-            label = path.parts[0] if len(path.parts) > 1 else None
-            yield RawImage(self._bytes(folder, name), label, caption or None, file, None)
+            file = SourceFile(0, f"{folder[1]}/{path}", ".image", 0, "", "", on_error=self._on_error)
+            try:
+                if kind == CAPTION:
+                    raise Unfit("caption", "is a caption, and no image of its name is beside it")
+                if kind not in IMAGES:
+                    raise Unfit("type", f"is no image by the end of its name ({path.suffix})")
+                said = self._bytes(folder, str(captions[stem])) if stem in captions else None
+                label = path.parts[0] if len(path.parts) > 1 else None
+                yield RawImage(self._bytes(folder, str(path)), label, _text(said), file, None)
+            except Unfit as error:
+                rejected.refuse(file, error)
 
 
 def decoded(data: bytes, size: int, channels: int) -> np.ndarray:
-    """An image as uint8 [size, size, channels]: its shorter side is scaled to `size`, and the middle is cut out.
+    """An image as uint8 [size, size, channels]: its shorter side is scaled to `size`, and the middle is cut out, as
+    transformers' CLIPImageProcessor does it. Of one that moves it is the first image.
 
-    Raises Unfit if it cannot be decoded whole.
+    Raises Unfit if it cannot be decoded whole, or not in a fixed way.
     """
-    from PIL import Image, ImageOps
+    from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
-        with Image.open(io.BytesIO(data)) as opened:
-            image = ImageOps.exif_transpose(opened).convert("L" if channels == 1 else "RGB")
-            # ImageOps.fit cuts first and scales after, both in one step.
-            image = ImageOps.fit(image, (size, size), Image.Resampling.BICUBIC)
+        with Image.open(io.BytesIO(data), formats=FORMATS) as opened:
+            _check_image(*opened.size, opened.mode)
+            image = _of_8_bits(ImageOps.exif_transpose(opened)).convert("L" if channels == 1 else "RGB")
+            image = image.resize((size, size), Image.Resampling.BICUBIC, _middle(*image.size, size))
+    except Unfit:
+        raise
+    except UnidentifiedImageError:
+        raise Unfit("image", f"cannot be decoded (it is none of {', '.join(FORMATS)})") from None
     except Exception as error:  # decoders of single formats raise errors of their own
         reason = " ".join(str(error).split())[:100] or type(error).__name__
         raise Unfit("image", f"cannot be decoded ({reason})") from None
     return np.asarray(image, np.uint8).reshape(size, size, channels)
 
 
+def _check_image(width: int, height: int, mode: str) -> None:
+    """Raises Unfit for what would take too much memory, or has numbers of which no range is known."""
+    if width * height > PIXELS:
+        raise Unfit("large", f"has {width} x {height} pixels, more than {PIXELS}", "scale it down")
+    if mode in ("I", "F"):
+        what = f"has numbers of 32 bits (mode {mode}), of which it is not said what is white"
+        raise Unfit("image", what, "save it with 8 or 16 bits")
+
+
+def _of_8_bits(image: Image.Image) -> Image.Image:
+    """Pillow cuts numbers of 16 bits at 255, which makes an image white."""
+    if not image.mode.startswith("I;16"):
+        return image
+    from PIL import Image
+
+    return Image.fromarray(((np.asarray(image).astype(np.uint32) * 255 + 32767) // 65535).astype(np.uint8))
+
+
+def _middle(width: int, height: int, size: int) -> tuple[float, float, float, float]:
+    """The square of an image whose shorter side becomes `size`; its place is a whole number of the new pixels."""
+    short = min(width, height)
+    new = [int(size * side / short) for side in (width, height)]
+    left, top = ((side - size) // 2 for side in new)
+    across, down = width / new[0], height / new[1]
+    return left * across, top * down, (left + size) * across, (top + size) * down
+
+
 def byte_tokens(texts: Sequence[str], length: int) -> np.ndarray:
     """UTF-8 bytes between 256 and 257, which also fills up what is left: int32 [texts, length]."""
     found = np.full((len(texts), length), 257, np.int32)
     for row, text in zip(found, texts, strict=True):
-        ids = [256, *text.encode()][: length - 1]
+        ids = [256, *text[:length].encode()][: length - 1]
         row[: len(ids)] = ids
     return found
 
 
-def _text(value: Any) -> str | None:
-    text = value.decode(errors="replace") if isinstance(value, bytes) else value
-    return str(text).strip() or None if text is not None else None
+def _of_row(values: dict[str, Any], file: SourceFile, row: int) -> RawImage:
+    """The image of an archive's row. Raises Unfit for one that has none, or several."""
+    kinds = [kind for kind in IMAGES if kind in values]
+    if len(kinds) != 1:
+        what = f"several images ({', '.join(kinds)})" if kinds else "no image"
+        raise Unfit("type", f"{values['__key__']} has {what}")
+    data = values[kinds[0]]
+    label, caption = (_text(values.get(kind)) for kind in (CLASS, CAPTION))
+    return RawImage(data.encode() if isinstance(data, str) else data, label, caption, file, row)
+
+
+def _kind(path: PurePosixPath) -> str:
+    return path.suffix[1:].lower()
+
+
+def _text(value: str | bytes | None) -> str | None:
+    """What is said of an image, None for nothing. Raises Unfit for what is no text."""
+    if value is None:
+        return None
+    if len(value) > CAPTION_BYTES:
+        raise Unfit(
+            "caption", f"has a caption of {len(value)} bytes, more than {CAPTION_BYTES}", "shorten it"
+        )
+    try:
+        text = value.decode() if isinstance(value, bytes) else value
+    except UnicodeDecodeError:
+        raise Unfit("encoding", "has a caption that is not UTF-8", "save it as UTF-8") from None
+    return text.strip() or None

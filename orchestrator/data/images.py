@@ -1,10 +1,10 @@
 """Images as samples: decoded once to uint8 arrays of one size, which training reads by number.
 
-    <folder>/part-00000.npy    uint8 [images, size, size, channels], as many as PART_BYTES hold
-    <folder>/captions.npy      int32 [images, tokens], where there are captions
-    <folder>/labels.npy        int32 [images], -1 for one without a class
-    <folder>/classes.npy       int32 [classes, tokens], a caption of each class
-    <folder>/index.json        how many there are, the classes, and the sizes of the parts; written last
+    <folder>/part-00000.npy      uint8 [images, size, size, channels], as many as PART_BYTES hold
+    <folder>/captions-00000.npy  int32 [images, tokens] of the same images, where there are captions
+    <folder>/labels.npy          int32 [images], -1 for one without a class
+    <folder>/classes.npy         int32 [classes, tokens], a caption of each class
+    <folder>/index.json          how many there are, the classes, and the sizes of the parts; written last
 
 What training changes (a crop, a mirror image) and draws (noise for masks) is a function of the seed and the sample.
 """
@@ -13,27 +13,35 @@ from __future__ import annotations
 
 import io
 import os
+import warnings
+from array import array
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.lib.format import open_memmap
 
 from orchestrator.data import rejections
 from orchestrator.data.data_folder import DataFolder
-from orchestrator.data.image_files import ImageSource, RawImage, byte_tokens, decoded
+from orchestrator.data.image_files import ON_ERROR, ImageSource, RawImage, byte_tokens, decoded
 from orchestrator.data.sources.rejected import Rejected, Unfit
 from orchestrator.job.data import ceiling_of
 from orchestrator.job.errors import InputError
 
+Encoder: TypeAlias = Callable[[Sequence[str]], np.ndarray]
+
 WHERE = "data.samples.options"
 INDEX = "index.json"
+FORMAT = 2
+"""Of what is prepared; it changes with what is decoded of an image."""
 PART_BYTES = 2**26
+PART, CAPTIONS = "part", "captions"
 AT_ONCE = 64
 """Images that are decoded together, by several threads."""
 BYTES = "bytes"
@@ -107,25 +115,31 @@ class Images:
         self._folder, self._about = Path(), dict[str, Any]()
 
     def fingerprint(self) -> str:
-        """A checksum of the files."""
-        return self._source.fingerprint()
+        """A checksum of the files, and of how they are prepared."""
+        return f"{FORMAT} {self._source.fingerprint()}"
 
     def prepare(self, folder: str, most: int | None = None) -> dict[str, Any]:
         """Decode all images, or as many, into `folder`: their count, and what was left out by kind.
 
         Raises InputError for what cannot be used unless it is to be skipped, and if nothing is left.
         """
-        target, rejected = DataFolder(folder), Rejected()
-        found = _Found(target, max(1, PART_BYTES // (self._size**2 * self._channels)))
-        for image, pixels in islice(self._decoded(rejected), most):
-            found.add(pixels, image.label, image.caption)
+        target, rejected = DataFolder(folder), Rejected(ON_ERROR)
+        ids = self._encoder() if self._tokens else None
+        found = _Found(target, max(1, PART_BYTES // (self._size**2 * self._channels)), ids)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Image size .* exceeds limit")  # there is one of ours
+            for image, pixels in islice(self._decoded(rejected), most):
+                found.add(pixels, image.label, image.caption or "")
         found.flush()
         left_out = rejected.to_json()
         totals = rejections.write(target, left_out)
         self._check_rejected(totals, found.count)
         if not found.count:
             raise InputError("holds no image that can be used", f"{WHERE}.uri {self._source.uri}", "check it")
-        self._write_texts(target, found)
+        if found.classes:
+            target.write("labels.npy", _npy(found.labels))
+        if ids and self._caption and found.classes:
+            target.write("classes.npy", _npy(ids([self._captioned(name) for name in found.classes])))
         about = {"count": found.count, "rejected": totals}
         target.write_json(INDEX, {**about, "classes": found.classes, "parts": found.sizes})
         return about
@@ -137,9 +151,8 @@ class Images:
             raise InputError("the prepared images are gone", folder, "prepare them again: start another run")
         self._folder = Path(folder)
         self._ends = np.cumsum(self._about["parts"]).tolist()
-        self._parts: dict[int, np.ndarray] = {}
-        self._labels = self._array("labels")
-        self._captions, self._classes = self._array("captions"), self._array("classes")
+        self._maps: dict[str, np.ndarray] = {}
+        self._labels, self._classes = self._array("labels"), self._array("classes")
 
     def __len__(self) -> int:
         """How many images were prepared."""
@@ -147,7 +160,7 @@ class Images:
 
     def sample(self, number: int, rng: np.random.Generator) -> dict[str, Any]:
         """An image as training reads it."""
-        pixels = self._pixels(number)
+        pixels = self._row(PART, number)
         if self._crop < 1.0:
             pixels = _cut_out(pixels, self._crop, rng)
         if self._mirror and rng.random() < 0.5:
@@ -156,7 +169,7 @@ class Images:
 
     def held_out(self, number: int, rng: np.random.Generator) -> dict[str, Any]:
         """An image as it is."""
-        return self._beside(self._pixels(number), number, rng)
+        return self._beside(self._row(PART, number), number, rng)
 
     def of_set(self) -> dict[str, Any]:
         """A caption of each class, if there are any: `classes`, [classes, tokens]."""
@@ -165,19 +178,20 @@ class Images:
     def _beside(self, pixels: np.ndarray, number: int, rng: np.random.Generator) -> dict[str, Any]:
         scaled = pixels.transpose(2, 0, 1).astype(np.float32) / np.float32(255.0)
         found: dict[str, Any] = {"pixels": (scaled - self._mean) / self._std}
-        if self._captions is not None:
-            found["caption"] = self._captions[number]
+        if self._tokens:
+            found["caption"] = self._row(CAPTIONS, number)
         if self._labels is not None:
             found["label"] = self._labels[number]
         if self._patches:
             found["noise"] = rng.random(self._patches, np.float32)
         return found
 
-    def _pixels(self, number: int) -> np.ndarray:
+    def _row(self, kind: str, number: int) -> np.ndarray:
         part = bisect_right(self._ends, number)
-        if part not in self._parts:
-            self._parts[part] = open_memmap(self._folder / _part(part), mode="r")
-        return np.asarray(self._parts[part][number - (self._ends[part - 1] if part else 0)])
+        name = _part(kind, part)
+        if name not in self._maps:
+            self._maps[name] = open_memmap(self._folder / name, mode="r")
+        return np.asarray(self._maps[name][number - (self._ends[part - 1] if part else 0)])
 
     def _array(self, name: str) -> np.ndarray | None:
         path = self._folder / f"{name}.npy"
@@ -189,15 +203,12 @@ class Images:
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             while some := list(islice(images, AT_ONCE)):
                 for image, pixels in zip(some, pool.map(self._decode, some), strict=True):
-                    unfit = pixels if isinstance(pixels, Unfit) else None
-                    image = self._said(image)
-                    if unfit is None and self._tokens and image.caption is None:
-                        unfit = Unfit("caption", "has no caption", "give it one, or set caption for all")
-                    if unfit is not None:
+                    try:
+                        if isinstance(pixels, Unfit):
+                            raise pixels
+                        yield self._said(image), pixels
+                    except Unfit as unfit:
                         rejected.refuse(image.file, unfit, image.row)
-                    else:
-                        assert isinstance(pixels, np.ndarray)
-                        yield image, pixels
 
     def _decode(self, image: RawImage) -> np.ndarray | Unfit:
         try:
@@ -206,30 +217,28 @@ class Images:
             return error
 
     def _said(self, image: RawImage) -> RawImage:
-        """With the name of its class, and a caption where the class gives one."""
-        label = image.label
-        if label is not None and self._named and label.isdecimal() and int(label) < len(self._named):
-            label = self._named[int(label)]
-        caption = image.caption
+        """With the name of its class, and a caption where the class gives one. Raises Unfit for a class that is none,
+        and for one without a caption where there are to be some."""
+        label, caption = image.label, image.caption
+        if label is not None and self._named and label not in self._named:
+            number = int(label) if label.isdecimal() else -1
+            if not 0 <= number < len(self._named):
+                raise Unfit("class", f"has the class {label!r}, which is none of options.classes")
+            label = self._named[number]
         if caption is None and self._caption and label is not None:
-            caption = self._caption.format(label)
+            caption = self._captioned(label)
+        if self._tokens and caption is None:
+            raise Unfit("caption", "has no caption", "give it one, or set caption for all")
         return image._replace(label=label, caption=caption)
 
-    def _write_texts(self, folder: DataFolder, found: _Found) -> None:
-        if found.classes:
-            number = {name: i for i, name in enumerate(found.classes)}
-            labels = [-1 if name is None else number[name] for name in found.labels]
-            folder.write("labels.npy", _npy(np.array(labels, np.int32)))
-        if not self._tokens:
-            return
-        folder.write("captions.npy", _npy(self._ids([caption or "" for caption in found.captions])))
-        if self._caption and found.classes:
-            folder.write("classes.npy", _npy(self._ids([self._caption.format(c) for c in found.classes])))
+    def _captioned(self, name: str) -> str:
+        return self._caption.replace("{}", name)
 
-    def _ids(self, texts: Sequence[str]) -> np.ndarray:
-        """Token ids, int32 [texts, tokens]: cut so that the last one stays, and filled up with that."""
+    def _encoder(self) -> Encoder:
+        """What makes token ids of texts, int32 [texts, tokens]: cut so that the last one stays, and filled up with
+        that."""
         if self._tokenizer == BYTES:
-            return byte_tokens(texts, self._tokens)
+            return partial(byte_tokens, length=self._tokens)
         from tokenizers import Tokenizer
 
         try:
@@ -239,12 +248,16 @@ class Images:
             raise InputError(f"cannot be read ({error})", f"{WHERE}.tokenizer", hint) from None
         tokenizer.no_padding()
         tokenizer.no_truncation()
-        found = np.zeros((len(texts), self._tokens), np.int32)
-        for row, encoding in zip(found, tokenizer.encode_batch(list(texts)), strict=True):
-            ids = encoding.ids or [0]
-            row[:] = ids[-1]
-            row[: min(len(ids), self._tokens - 1)] = ids[: self._tokens - 1]
-        return found
+
+        def encode(texts: Sequence[str]) -> np.ndarray:
+            found = np.zeros((len(texts), self._tokens), np.int32)
+            for row, encoding in zip(found, tokenizer.encode_batch(list(texts)), strict=True):
+                ids = encoding.ids or [0]
+                row[:] = ids[-1]
+                row[: min(len(ids), self._tokens - 1)] = ids[: self._tokens - 1]
+            return found
+
+        return encode
 
     def _check_rejected(self, totals: Mapping[str, Mapping[str, int]], count: int) -> None:
         if self._limit is None:
@@ -256,36 +269,49 @@ class Images:
 
 
 class _Found:
-    """What has been decoded so far, in parts of at most `each` images."""
+    """What has been decoded so far, in parts of at most `each` images; `ids` makes token ids of captions."""
 
-    def __init__(self, folder: DataFolder, each: int) -> None:
-        self._folder, self._each, self._pixels = folder, each, list[np.ndarray]()
-        self.sizes, self.labels, self.captions = list[int](), list[str | None](), list[str | None]()
+    def __init__(self, folder: DataFolder, each: int, ids: Encoder | None) -> None:
+        self._folder, self._each, self._ids = folder, each, ids
+        self._pixels, self._captions = list[np.ndarray](), list[str]()
+        self._numbers, self._labels = dict[str | None, int]({None: -1}), array("i")
+        self.sizes = list[int]()
 
-    def add(self, pixels: np.ndarray, label: str | None, caption: str | None) -> None:
+    def add(self, pixels: np.ndarray, label: str | None, caption: str) -> None:
         """One more image."""
         self._pixels.append(pixels)
-        self.labels.append(label)
-        self.captions.append(caption)
+        self._labels.append(self._numbers.setdefault(label, len(self._numbers) - 1))
+        if self._ids:
+            self._captions.append(caption)
         if len(self._pixels) == self._each:
             self.flush()
 
     def flush(self) -> None:
         """Write the part that is begun."""
-        if self._pixels:
-            self._folder.write(_part(len(self.sizes)), _npy(np.stack(self._pixels)))
-            self.sizes.append(len(self._pixels))
-            self._pixels = []
+        if not self._pixels:
+            return
+        self._folder.write(_part(PART, len(self.sizes)), _npy(np.stack(self._pixels)))
+        if self._ids:
+            self._folder.write(_part(CAPTIONS, len(self.sizes)), _npy(self._ids(self._captions)))
+        self.sizes.append(len(self._pixels))
+        self._pixels, self._captions = [], []
 
     @property
     def count(self) -> int:
         """How many images there are."""
-        return len(self.labels)
+        return len(self._labels)
 
     @property
     def classes(self) -> list[str]:
         """The names of the classes, sorted."""
-        return sorted({name for name in self.labels if name is not None})
+        return sorted(name for name in self._numbers if name is not None)
+
+    @property
+    def labels(self) -> np.ndarray:
+        """The class of each image, by its place in `classes`, int32; -1 for none."""
+        place = {self._numbers[name]: place for place, name in enumerate(self.classes)} | {-1: -1}
+        sorted_places = np.array([place[number] for number in range(-1, len(place) - 1)], np.int32)
+        return sorted_places[np.array(self._labels, np.int32) + 1]
 
 
 def _cut_out(pixels: np.ndarray, least: float, rng: np.random.Generator) -> np.ndarray:
@@ -301,8 +327,8 @@ def _cut_out(pixels: np.ndarray, least: float, rng: np.random.Generator) -> np.n
     return np.asarray(scaled, np.uint8).reshape(pixels.shape)
 
 
-def _part(number: int) -> str:
-    return f"part-{number:05d}.npy"
+def _part(kind: str, number: int) -> str:
+    return f"{kind}-{number:05d}.npy"
 
 
 def _npy(values: np.ndarray) -> bytes:

@@ -45,10 +45,11 @@ class Finding:
 
 
 class Rejected:
-    """What of the input of a part was left out or repaired."""
+    """What of the input of a part was left out or repaired, by the policy of a key of the job file."""
 
-    def __init__(self) -> None:
+    def __init__(self, key: str = "data.on_error") -> None:
         self._found: dict[tuple[str, str, str], Finding] = {}
+        self._key = key
 
     def refuse(
         self, file: SourceFile, error: Unfit, at: int | None = None, sample: object = "", count: int = 1
@@ -57,9 +58,7 @@ class Rejected:
         None for the file. Raises InputError if the policy of the file is to fail."""
         if file.on_error == "fail":
             place = "" if at is None else f"{place_of(file, at)}: "
-            raise InputError(
-                f"{place}{error.what}", file.uri, f"{error.hint}, or set data.on_error"
-            ) from None
+            raise InputError(f"{place}{error.what}", file.uri, f"{error.hint}, or set {self._key}") from None
         self._count(file, LEFT_OUT, error, at, sample, count)
 
     def repair(self, file: SourceFile, error: Unfit, at: int | None = None, sample: object = "") -> None:

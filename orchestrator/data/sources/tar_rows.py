@@ -29,6 +29,7 @@ EMPTY = (
     tarfile.BLKTYPE,
 )
 """Members that no data follows."""
+LINKS = (tarfile.LNKTYPE, tarfile.SYMTYPE)
 
 
 class Member(NamedTuple):
@@ -60,6 +61,8 @@ def read(
         values["__key__"] = key
         try:
             if extension in wanted:
+                if extension in values:
+                    raise Unfit("duplicate", f"{member.name} is there twice")
                 values[extension] = _value(member, extension)
         except Unfit as error:
             unfit = error
@@ -131,6 +134,10 @@ class _Archive:
                     continue
                 else:
                     yield Member(name, b"")
+            if info.type in LINKS and wanted(name):
+                hint = "write it with tar --dereference --hard-dereference"
+                unfit = Unfit("link", f"{name} is a link, which holds nothing", hint)
+                self._rejected.refuse(self._source, unfit, found)
             if info.type not in EMPTY:
                 self._skip(size + -size % BLOCK)
         if not self.whole and not damage_of(self._file):

@@ -13,8 +13,10 @@ import pytest
 from PIL import Image
 
 from orchestrator.data import images as module
+from orchestrator.data.image_files import decoded
 from orchestrator.data.images import Images
 from orchestrator.data.own_samples import prepare_samples
+from orchestrator.data.sources.rejected import Unfit
 from orchestrator.job.errors import InputError
 from orchestrator.job.reference import Reference
 from workloads.own.samples import OwnSamples
@@ -80,7 +82,7 @@ def test_a_sample_is_the_image_scaled_with_its_caption_and_class(folder: Path, t
     Images(str(folder), **OPTIONS).prepare(str(tmp_path / "out"))
     samples = OwnSamples(NAMED, {"uri": str(folder), **OPTIONS, "patches": 4}, 0, str(tmp_path / "out"))
     batch, _ = samples.batch([0, 1, 4], [0, 0, 0])
-    whole = Image.open(folder / "dog" / "4.png").resize((8, 8), Image.Resampling.BICUBIC, (0, 1, 10, 11))
+    whole = Image.open(folder / "dog" / "4.png").resize((8, 9), Image.Resampling.BICUBIC).crop((0, 0, 8, 8))
     expected = np.asarray(whole, np.float32).transpose(2, 0, 1) / 255 * 2 - 1
     assert np.abs(batch["pixels"][2].numpy() - expected).max() < 1e-6
     assert batch["label"].tolist() == [0, 0, 1]
@@ -110,6 +112,12 @@ def spoil(folder: Path, kind: str) -> None:
         (folder / "cat" / "0.pdf").write_bytes(b"%PDF")
     if kind == "caption":
         (folder / "lonely.png").write_bytes(png(9))
+    if kind == "orphan":
+        (folder / "cat" / "9.txt").write_text("a cat")
+    if kind == "latin":
+        (folder / "cat" / "2.txt").write_bytes(b"caf\xe9")
+    if kind == "giant":
+        (folder / "cat" / "2.txt").write_text("a" * 70_000)
 
 
 @pytest.mark.parametrize(
@@ -119,6 +127,9 @@ def spoil(folder: Path, kind: str) -> None:
         ("text", "image", "cannot be decoded"),
         ("type", "type", "is no image by the end of its name"),
         ("caption", "caption", "has no caption"),
+        ("orphan", "caption", "no image of its name is beside it"),
+        ("latin", "encoding", "is not UTF-8"),
+        ("giant", "caption", "a caption of 70000 bytes"),
     ],
 )
 def test_bad_images_fail_in_one_line_or_are_left_out(
@@ -128,7 +139,8 @@ def test_bad_images_fail_in_one_line_or_are_left_out(
     with pytest.raises(InputError, match=message) as error:
         Images(str(folder), **OPTIONS).prepare(str(tmp_path / "fails"))
     assert "\n" not in str(error.value)
-    left = 4 if kind in ("torn", "text") else 5
+    assert "or set data.samples.options.on_error" in str(error.value)
+    left = 4 if kind in ("torn", "text", "latin", "giant") else 5
     about = Images(str(folder), **OPTIONS, on_error="skip").prepare(str(tmp_path / "skips"))
     assert about == {"count": left, "rejected": {"left out": {name: 1}}}
     line = json.loads((tmp_path / "skips" / "rejected.jsonl").read_text())
@@ -149,6 +161,113 @@ def test_bad_rows_of_an_archive(folder: Path, tmp_path: Path) -> None:
     archive.write_bytes(archive.read_bytes()[:-11_000])
     found = Images(str(archive), **OPTIONS, on_error="skip").prepare(str(tmp_path / "cut"))
     assert found["rejected"]["left out"]["torn"] == 1
+
+
+def archive_of(target: Path, *members: tuple[str, bytes]) -> Images:
+    """The images of an archive with these members; one without content is a link."""
+    with tarfile.open(target, "w") as archive:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size, info.type = len(data), tarfile.REGTYPE if data else tarfile.LNKTYPE
+            info.linkname = "" if data else members[0][0]
+            archive.addfile(info, io.BytesIO(data))
+    return Images(str(target), **OPTIONS, classes=["cat", "dog"])
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ([("0.png", png(0)), ("0.png", png(1)), ("0.cls", b"1")], r"0\.png is there twice"),
+        ([("0.png", png(0)), ("0.jpg", png(1)), ("0.cls", b"1")], r"several images \(jpg, png\)"),
+        ([("0.png", png(0)), ("0.cls", b"1"), ("1.png", b"")], r"1\.png is a link"),
+        ([("0.png", png(0)), ("0.cls", b"2")], "the class '2', which is none of options.classes"),
+        ([("0.cls", b"1")], "0 has no image"),
+    ],
+)
+def test_nothing_of_an_archive_is_lost_in_silence(
+    tmp_path: Path, members: list[tuple[str, bytes]], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        archive_of(tmp_path / "set.tar", *members).prepare(str(tmp_path / "out"))
+
+
+def test_endings_may_be_in_capitals_and_classes_are_numbered_by_name(tmp_path: Path) -> None:
+    images = archive_of(
+        tmp_path / "set.tar", ("0.PNG", png(0)), ("0.CLS", b"1"), ("1.png", png(1)), ("1.cls", b"0")
+    )
+    assert images.prepare(str(tmp_path / "out"))["count"] == 2
+    images.open(str(tmp_path / "out"))
+    assert [int(images.sample(n, np.random.default_rng())["label"]) for n in range(2)] == [1, 0]
+
+
+def encoded(image: Image.Image, kind: str, **how: Any) -> bytes:
+    held = io.BytesIO()
+    image.save(held, kind, **how)
+    return held.getvalue()
+
+
+RAMP = np.linspace(0, 255, 144).reshape(12, 12)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(
+    ("image", "kind"),
+    [
+        (Image.fromarray((RAMP * 257).astype(np.uint16)), "PNG"),
+        (Image.fromarray((RAMP * 257).astype(np.uint16)), "TIFF"),
+        (Image.fromarray(RAMP.astype(np.uint8)).convert("P"), "PNG"),
+        (Image.fromarray(RAMP.astype(np.uint8)).convert("LA"), "PNG"),
+        (Image.fromarray(RAMP.astype(np.uint8)).convert("RGBA"), "WEBP"),
+        (Image.fromarray(RAMP.astype(np.uint8)).convert("CMYK"), "JPEG"),
+    ],
+    ids=["16 bits", "tiff", "palette", "grey with alpha", "alpha", "cmyk"],
+)
+def test_every_kind_of_numbers_gives_the_same_image(image: Image.Image, kind: str, channels: int) -> None:
+    found = decoded(encoded(image, kind), 8, channels).astype(int)
+    plain = decoded(encoded(Image.fromarray(RAMP.astype(np.uint8)), "PNG"), 8, channels).astype(int)
+    assert np.abs(found - plain).max() <= 8
+
+
+def test_an_image_is_turned_as_its_camera_was_held() -> None:
+    turned = Image.Exif()
+    turned[0x112] = 6
+    plain = Image.fromarray(RAMP.astype(np.uint8))
+    found = decoded(encoded(plain, "PNG", exif=turned), 12, 1)
+    assert np.array_equal(found[..., 0], np.rot90(RAMP.astype(np.uint8), -1))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (encoded(Image.fromarray(RAMP.astype(np.float32)), "TIFF"), "numbers of 32 bits"),
+        (encoded(Image.new("RGB", (4, 4)), "EPS"), "is none of JPEG"),  # Pillow runs Ghostscript on it
+        (encoded(Image.new("1", (12_000, 12_000)), "PNG"), "12000 x 12000 pixels, more than"),
+    ],
+    ids=["floats", "postscript", "large"],
+)
+@pytest.mark.filterwarnings("ignore:Image size")
+def test_what_is_not_decoded(data: bytes, message: str) -> None:
+    with pytest.raises(Unfit, match=message):
+        decoded(data, 8, 3)
+
+
+@pytest.mark.parametrize("size", [(12, 12), (30, 11), (9, 40), (5, 7), (8, 2000)])
+def test_pixels_are_those_of_transformers(size: tuple[int, int]) -> None:
+    from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+
+    data = png(3, size)
+    theirs = CLIPImageProcessorPil(
+        size={"shortest_edge": 8}, crop_size=8, do_rescale=False, do_normalize=False
+    )(Image.open(io.BytesIO(data)))["pixel_values"][0]
+    assert np.array_equal(decoded(data, 8, 3).transpose(2, 0, 1), theirs)
+
+
+def test_a_caption_may_have_any_braces(folder: Path, tmp_path: Path) -> None:
+    images = Images(str(folder), **{**OPTIONS, "caption": "{x} {}"})
+    images.prepare(str(tmp_path / "out"))
+    images.open(str(tmp_path / "out"))
+    said = images.of_set()["classes"][0]
+    assert bytes(said[said < 256].tolist()).decode() == "{x} cat"
 
 
 def test_what_is_prepared_is_used_again_and_no_file_is_read(folder: Path, tmp_path: Path) -> None:
