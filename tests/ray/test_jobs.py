@@ -158,7 +158,7 @@ def test_no_route_is_served_without_the_token(local: loopback.LocalCluster) -> N
                 served.add(path)
     assert served <= PUBLIC
     for path in PUBLIC - {"/", "/favicon.ico"}:
-        assert status_of("127.0.0.1", int(local.dashboard.rsplit(":", 1)[1]), path.encode()) in (200, 404)
+        assert status_of("127.0.0.1", int(local.dashboard.rsplit(":", 1)[1]), path.encode()) not in (401, 403)
 
 
 def test_no_open_port_answers_without_the_token(local: loopback.LocalCluster) -> None:
