@@ -15,6 +15,7 @@ from orchestrator.job.spec import JobSpec
 from orchestrator.planning.device import Machine
 from orchestrator.planning.layout import Layout, ModelShape
 from orchestrator.planning.simulation.step import layers_of, local_parameters
+from orchestrator.planning.simulation.update import kept_numbers
 
 MEMORY_SHARE = 0.8
 """Share of a worker's memory that a plan may use: allocators and libraries need the rest."""
@@ -57,10 +58,11 @@ def needed_bytes(layout: Layout, tensors: float, saved: float, on_cpu: bool) -> 
     return tensors * (1.0 + SLACK[layout.zero]) + saved + PROCESS if on_cpu else tensors
 
 
-def saved_bytes(shape: ModelShape, layout: Layout) -> float:
+def saved_bytes(spec: JobSpec, shape: ModelShape, layout: Layout) -> float:
     """Bytes that a rank copies for a commit: of weights and optimiser state in fp32 its share, as the ranks that hold
     the same divide them."""
-    return 12.0 * shape.trained_share * local_parameters(shape, layout) / (layout.dp * layout.cp)
+    numbers = 1.0 + kept_numbers(str(spec.train.optimizer.name), shape)
+    return 4.0 * numbers * shape.trained_share * local_parameters(shape, layout) / (layout.dp * layout.cp)
 
 
 def offered(machine: Machine, on_cpu: bool) -> float:
@@ -183,7 +185,8 @@ def _states(spec: JobSpec, shape: ModelShape, layout: Layout) -> float:
     rank updates, and sends gradients to the host as they are summed (Ren et al., 2021, section 4.1).
     """
     deepspeed = layout.engine == "deepspeed"
-    slots = (12.0 if deepspeed else 8.0) + (4.0 if spec.checkpoint.ema is not None else 0.0)
+    kept = 4.0 * kept_numbers(str(spec.train.optimizer.name), shape)
+    slots = kept + (4.0 if deepspeed else 0.0) + (4.0 if spec.checkpoint.ema is not None else 0.0)
     trained, small = shape.trained_share, shape.quantised_share  # of which every rank has all
     optimizer = slots * trained / (layout.sharded if layout.zero >= 1 else 1)
     gradients = 4.0 * trained / (layout.sharded if layout.zero >= 2 else 1)

@@ -253,7 +253,7 @@ class Planner:
     def _memory(self, found: Plan) -> dict[str, Any]:
         """What each rank needs, as the rows of its run tell it."""
         layout, on_cpu = found.chosen.layout, not self.spec.resources.per_worker.gpu
-        saved, each = saved_bytes(self.shape, layout), layout.world // layout.pp
+        saved, each = saved_bytes(self.spec, self.shape, layout), layout.world // layout.pp
         needed = [round(needed_bytes(layout, tensors, saved, on_cpu)) for tensors in found.by_stage]
         fit = fits(max(needed), found.machine, on_cpu)
         by_rank = [size for size in needed for _ in range(each)]
@@ -295,12 +295,17 @@ def program_of(spec: JobSpec) -> Program:
         spec.workload.attention_dropout > 0,
         spec.train.compile,
         spec.checkpoint.every,
+        str(spec.train.optimizer.name),
     )
 
 
 @lru_cache
-def _program(width: float, dropout: bool, attention: bool, compiled: bool, commit_every: int) -> Program:
-    return Program(width, dropout, attention, compiled=compiled, commit_every=commit_every)
+def _program(
+    width: float, dropout: bool, attention: bool, compiled: bool, commit_every: int, optimizer: str
+) -> Program:
+    return Program(
+        width, dropout, attention, compiled=compiled, commit_every=commit_every, optimizer=optimizer
+    )
 
 
 def _no_layout(

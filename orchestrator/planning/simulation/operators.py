@@ -43,6 +43,7 @@ class Program:
         compiled: whether element-wise operations of a layer are fused.
         products_again: share of the matrix products that selective recomputation does not keep.
         commit_every: steps between commits, 0 for none.
+        optimizer: its name.
     """
 
     width: float = 2.0
@@ -55,6 +56,7 @@ class Program:
     compiled: bool = False
     products_again: float = 0.0
     commit_every: int = 0
+    optimizer: str = "adamw"
 
 
 @dataclass(frozen=True)

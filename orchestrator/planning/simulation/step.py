@@ -12,10 +12,8 @@ from orchestrator.planning.simulation.collectives import Group
 from orchestrator.planning.simulation.operators import OPERATIONS, Program, Times, ends, layer
 from orchestrator.planning.simulation.schedules import order
 from orchestrator.planning.simulation.timeline import Played, play
+from orchestrator.planning.simulation.update import kept_numbers, update_seconds
 
-OPTIMIZER_BYTES = 40.0
-"""Bytes that pass for each trained parameter in a step: Adam reads four numbers and writes three, the gradient's norm
-reads one, clipping reads and writes one."""
 BUCKET = 25e6
 """Bytes of gradients that are summed at once: the last bucket is exposed."""
 CONTENTION = 0.4
@@ -142,7 +140,7 @@ def _with_update(
     if layout.zero and not machine.launches_ahead:  # shards are taken out of their layers and put back
         sent += units * OPERATIONS * machine.launch
     own = trained / (layout.sharded if layout.zero else 1)
-    optimizer = own * OPTIMIZER_BYTES / (machine.memory_bandwidth * machine.optimizer_share)
+    optimizer = update_seconds(shape, layout, machine, program, own)
     price = DEEPSPEED.get(layout.zero, 1.0) if layout.engine == "deepspeed" else 1.0
     return StepTime(
         price * compute,
@@ -151,7 +149,13 @@ def _with_update(
         price * optimizer if layout.offload == "none" else 0.0,
         _host(layout, parameters, parts, machine),
         0.0,
-        12.0 * own / machine.host_bandwidth / program.commit_every if program.commit_every else 0.0,
+        4.0
+        * (1.0 + kept_numbers(program.optimizer, shape))
+        * own
+        / machine.host_bandwidth
+        / program.commit_every
+        if program.commit_every
+        else 0.0,
     )
 
 

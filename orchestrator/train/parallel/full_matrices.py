@@ -1,7 +1,8 @@
 """Matrices that are cut over ranks, brought together on one of them and given back in parts.
 
-The matrices are dealt out over the replicas, so that each is worked on once a replica group and not on every rank
-(Liu et al., 2025, "Muon is Scalable for LLM Training", section 2.3). Tensor-parallel ranks do the same work.
+The matrices are dealt out over the replicas, one each at a time, so that each is worked on once a replica group and not
+on every rank (Liu et al., 2025, "Muon is Scalable for LLM Training", section 2.3). Tensor-parallel ranks do the same
+work.
 """
 
 from __future__ import annotations
@@ -41,25 +42,52 @@ class FullMatrices:
 
         `change` maps [.., rows, columns] to the same shape. All ranks call this together and take every item.
         """
-        for number, (name, cut) in enumerate(self._cuts.items()):
-            group = self._mesh.expert_data if cut.expert else self._mesh.data
-            owner, shard = number % group.size, self._shards.get(name)
-            local = torch.zeros(cut.extent, device=self._device())
-            if shard is not None:
-                part = part_of(shard)  # which moves the state of every copy
-                for box, view in shard.views(part) if self._mesh.copies.index == 0 else ():
-                    _of(box, cut, local).copy_(view)
-            if self._is_sharded and group.size > 1:
-                dist.reduce(local, group.ranks[owner], group=group.handle)
-            if group.index == owner:
-                local = self._over_tensor_ranks(local, cut, change)
-            if group.size > 1:
-                dist.broadcast(local, group.ranks[owner], group=group.handle)
-            if shard is not None:
-                found = torch.empty_like(shard.parameter)
-                for box, view in shard.views(found):
-                    view.copy_(_of(box, cut, local))
-                yield shard, found
+        for group, matrices in self._rounds():
+            mine: Tensor | None = None
+            for owner, (name, cut) in enumerate(matrices):
+                full = self._brought_to(owner, group, cut, self._part(name, part_of))
+                mine = full if group.index == owner else mine
+            if mine is not None:  # one each, at the same time
+                mine = self._over_tensor_ranks(mine, matrices[group.index][1], change)
+            for owner, (name, cut) in enumerate(matrices):
+                full = mine if mine is not None and group.index == owner else self._buffer(cut, torch.empty)
+                if group.size > 1:
+                    dist.broadcast(full, group.ranks[owner], group=group.handle)
+                if (shard := self._shards.get(name)) is not None:
+                    found = torch.empty_like(shard.parameter)
+                    for box, view in shard.views(found):
+                        view.copy_(_of(box, cut, full))
+                    yield shard, found
+
+    def _rounds(self) -> Iterator[tuple[ProcessGroup, Sequence[tuple[str, Cut]]]]:
+        """The matrices in turns, in each of which a replica has one at most; with the replicas of the turn."""
+        for expert in (False, True):
+            group = self._mesh.expert_data if expert else self._mesh.data
+            some = [(name, cut) for name, cut in self._cuts.items() if cut.expert == expert]
+            for at in range(0, len(some), group.size):
+                yield group, some[at : at + group.size]
+
+    def _part(
+        self, name: str, part_of: Callable[[ParameterShard], Tensor]
+    ) -> tuple[ParameterShard, Tensor] | None:
+        """This rank's shard of that matrix with what `part_of` gives of it, which moves the state of every copy."""
+        shard = self._shards.get(name)
+        return None if shard is None else (shard, part_of(shard))
+
+    def _brought_to(
+        self, owner: int, group: ProcessGroup, cut: Cut, part: tuple[ParameterShard, Tensor] | None
+    ) -> Tensor | None:
+        """The matrix of which each replica has a `part`, on the `owner`; elsewhere None."""
+        if not self._is_sharded and group.index != owner:
+            return None
+        full = self._buffer(cut, torch.zeros)
+        if part is not None and self._mesh.copies.index == 0:
+            shard, given = part
+            for box, view in shard.views(given):
+                _of(box, cut, full).copy_(view)
+        if self._is_sharded and group.size > 1:
+            dist.reduce(full, group.ranks[owner], group=group.handle)
+        return full if group.index == owner else None
 
     def _over_tensor_ranks(self, local: Tensor, cut: Cut, change: Callable[[Tensor], Tensor]) -> Tensor:
         tp: ProcessGroup = self._mesh.tp
@@ -73,8 +101,9 @@ class FullMatrices:
         dist.all_reduce(full, group=tp.handle)
         return change(full)[mine].contiguous()
 
-    def _device(self) -> torch.device:
-        return next((s.parameter.device for s in self._shards.values()), torch.device("cpu"))
+    def _buffer(self, cut: Cut, make: Callable[..., Tensor]) -> Tensor:
+        device = next((s.parameter.device for s in self._shards.values()), torch.device("cpu"))
+        return make(cut.extent, device=device)
 
 
 def _of(box: Box, cut: Cut, local: Tensor) -> Tensor:
