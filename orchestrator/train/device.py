@@ -150,10 +150,22 @@ def set_numerics(bitwise: bool) -> None:
 
 
 def peak_memory() -> int:
-    """Peak memory of this rank in bytes: allocated on its GPU, or else resident in its process, libraries included."""
+    """Peak memory of this rank in bytes: allocated on its GPU, or else resident in its process, libraries included.
+
+    Pages of files are not counted: the kernel takes them back when memory is short, and shares them among the ranks.
+    """
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         return int(torch.cuda.max_memory_allocated())
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - _file_pages()
+
+
+def _file_pages() -> int:
+    """Resident bytes of this process that files are mapped to; 0 where the system does not tell."""
+    with contextlib.suppress(OSError), open("/proc/self/status") as file:
+        for line in file:
+            if line.startswith("RssFile:"):
+                return int(line.split()[1]) * 1024
+    return 0
 
 
 def close_device() -> None:
