@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import signal
@@ -14,21 +15,29 @@ INTERRUPTED = 130
 def main() -> None:
     """Run the command line. SIGTERM is a KeyboardInterrupt from the first moment on."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    code = 1
+    # Registered first, it is called last. To take torch and Ray apart would take most of a second for nothing.
+    atexit.register(lambda: _leave(code))
     try:
         from orchestrator.cli.app import call
 
         call()
-        return
     except KeyboardInterrupt:
         print("orchestrator: interrupted before it began", file=sys.stderr)
+        code = INTERRUPTED
     except SystemExit as end:
-        if end.code != INTERRUPTED:
-            raise
-    # Not in order: threads of libraries would end badly in that, with another code.
+        code = end.code if isinstance(end.code, int) else 1
+    if code == INTERRUPTED:  # not in order: threads of libraries would end badly in that, with another code
+        _leave(code)
+    sys.exit(code)
+
+
+def _leave(code: int) -> None:
+    """End this process as it is."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
-    os._exit(INTERRUPTED)
+    os._exit(code)
 
 
 if __name__ == "__main__":

@@ -116,7 +116,7 @@ def _connect(address: str | None, options: dict[str, Any]) -> None:
 
     for last in (False, True):
         try:
-            with kept_interruptions():
+            with kept_interruptions(), ray_internals.lean_start():
                 ray.init(address=address or "local", **options)
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -7,9 +7,11 @@ its part of Ray changes; `tests/ray` runs all of them on real nodes. Importing t
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shutil
 import time
+from collections.abc import Iterator
 from typing import Any
 
 UPLOAD_LOGGER = "ray._private.runtime_env.packaging"
@@ -83,6 +85,24 @@ def full_folder() -> str:
     with contextlib.suppress(OSError):
         return folder if folder and shutil.disk_usage(folder).free < LEAST_FREE else ""
     return ""
+
+
+@contextlib.contextmanager
+def lean_start() -> Iterator[None]:
+    """Have `ray.init` start a cluster without what nothing here reads: the autoscaler's monitor, the head of a
+    dashboard that is not served, and the forwarding of logs; and with an agent at a port of its own. Without it a start
+    takes two seconds of a processor more, and waits three more where another cluster of this machine has that port."""
+    from ray._private import node, parameter
+
+    kinds: Any = (parameter.RayParams, node.Node)  # which Any lets one assign to
+    params, server = kinds[0].__init__, kinds[1].start_api_server
+    kept = {"no_monitor": True, "include_log_monitor": False, "dashboard_agent_listen_port": 0}
+    kinds[0].__init__ = functools.partialmethod(params, **kept)
+    kinds[1].start_api_server = lambda node, **_: None
+    try:
+        yield
+    finally:
+        kinds[0].__init__, kinds[1].start_api_server = params, server
 
 
 class RayNode:

@@ -34,7 +34,9 @@ def test_two_commands_at_once_on_a_new_directory_and_the_one_at_work_is_killed(t
         assert {"job.yaml", "events.jsonl", ".lock"} <= before.keys()
         wait_for(lambda: status(run).get("step", 0) >= 1, "the first step")
         members = psutil.Process(winner.pid).children(recursive=True)
-        assert any("agent" in " ".join(member.cmdline()) for member in members)
+        titles = [" ".join(member.cmdline()).lower() for member in members]
+        assert any("agent" in title for title in titles)
+        assert [title for title in titles if "monitor" in title or "dashboard.py" in title] == []
         winner.kill()
         _, alive = psutil.wait_procs(members, timeout=30)
         assert [(member.pid, member.cmdline()[:4]) for member in alive] == []
