@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 import xxhash
 
 from orchestrator.data.derived_arrays import CHUNK
-from orchestrator.data.manifest import DataManifest
 from orchestrator.data.runs import Runs
-from orchestrator.data.windows import Streams
+from orchestrator.data.windows import Streams, StreamsOf
 
 
-class Subset:
+class Subset(StreamsOf):
     """The streams of the chosen documents of each source, one after the other; implements `Streams`."""
 
     def __init__(self, streams: Streams, runs: Sequence[Runs], documents: int) -> None:
         """`runs` has for each source those of the chosen documents, of which there are `documents`."""
-        self._streams, self.documents = streams, documents
+        super().__init__(streams)
+        self.documents = documents
         self._runs = [(found.starts, found.stops) for found in runs]
         self._ends = [found.ends for found in runs]
         self.tokens = sum(map(self.length, range(self.sources)))
-
-    @property
-    def manifest(self) -> DataManifest:
-        """That of the prepared data, of which these documents are a part."""
-        return self._streams.manifest
 
     @property
     def digest(self) -> str:
@@ -39,21 +33,6 @@ class Subset:
                 for at in range(0, len(values), CHUNK):
                     found.update(values[at : at + CHUNK].astype("<i8").tobytes())
         return found.hexdigest()
-
-    @property
-    def derived(self) -> Path:
-        """See `Tokens.derived`."""
-        return self._streams.derived
-
-    @property
-    def at_once(self) -> int:
-        """See `Tokens.at_once`."""
-        return self._streams.at_once
-
-    @property
-    def sources(self) -> int:
-        """Number of sources."""
-        return self._streams.sources
 
     def length(self, source: int) -> int:
         """Number of tokens of the chosen documents of a source."""
@@ -76,10 +55,6 @@ class Subset:
         if len(pieces) == 1:
             return pieces[0]
         return np.concatenate(pieces) if pieces else np.zeros(0, np.int64)
-
-    def document_ends(self, source: int) -> np.ndarray:
-        """See `Tokens.document_ends`."""
-        return np.concatenate([np.zeros(0, np.int64), *self.document_ends_by_part(source)])
 
     def document_ends_by_part(self, source: int) -> Iterator[np.ndarray]:
         """See `Tokens.document_ends_by_part`."""

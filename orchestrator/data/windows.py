@@ -57,6 +57,41 @@ class Streams(Protocol):
         """The folder on this node's disk for what is derived from the data."""
 
 
+class StreamsOf:
+    """A base of streams that are made of others: what does not depend on which tokens they have."""
+
+    def __init__(self, streams: Streams) -> None:
+        self._streams = streams
+
+    @property
+    def manifest(self) -> DataManifest:
+        """That of the prepared data, of which these are a part."""
+        return self._streams.manifest
+
+    @property
+    def sources(self) -> int:
+        """See `Streams`."""
+        return self._streams.sources
+
+    @property
+    def at_once(self) -> int:
+        """See `Streams`."""
+        return self._streams.at_once
+
+    @property
+    def derived(self) -> Path:
+        """See `Streams`."""
+        return self._streams.derived
+
+    def document_ends(self, source: int) -> np.ndarray:
+        """See `Streams`."""
+        return np.concatenate([np.zeros(0, np.int64), *self.document_ends_by_part(source)])
+
+    def document_ends_by_part(self, source: int) -> Iterator[np.ndarray]:
+        """See `Streams`."""
+        raise NotImplementedError
+
+
 class Windows(Protocol):
     """Where the samples 0, 1, ... of one source are."""
 

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import xxhash
 
-from orchestrator.data.manifest import DataManifest
 from orchestrator.data.sections.plan import SectionPlan
 from orchestrator.data.tokens import Tokens
-from orchestrator.data.windows import Streams
+from orchestrator.data.windows import Streams, StreamsOf
 
 
-class SectionDocuments:
+class SectionDocuments(StreamsOf):
     """The streams of the documents of a section, which must be there; implements `Streams`."""
 
     def __init__(self, tokens: Tokens, plan: SectionPlan, section: int) -> None:
+        super().__init__(tokens)
         self._tokens = tokens
         before = plan.needed(section - 1) if section else [0] * len(plan.parts)
         bounds = zip(plan.first, before, plan.needed(section), strict=True)
@@ -32,11 +31,6 @@ class SectionDocuments:
         ]
 
     @property
-    def manifest(self) -> DataManifest:
-        """That of the prepared data, as far as it is there."""
-        return self._tokens.manifest
-
-    @property
     def digest(self) -> str:
         """See `Tokens.digest`; of the shards that these documents begin in, too."""
         shards = []
@@ -45,21 +39,6 @@ class SectionDocuments:
             shards.append([[shard.tokens, shard.xxh3] for shard in source.shards[first : own.stop]])
         content = [self.manifest.dtype, shards, [stop - start for start, stop in self._bounds]]
         return xxhash.xxh3_128_hexdigest(json.dumps(content).encode())
-
-    @property
-    def derived(self) -> Path:
-        """See `Tokens.derived`."""
-        return self._tokens.derived
-
-    @property
-    def at_once(self) -> int:
-        """See `Tokens.at_once`."""
-        return self._tokens.at_once
-
-    @property
-    def sources(self) -> int:
-        """Number of sources."""
-        return self._tokens.sources
 
     def length(self, source: int) -> int:
         """Number of tokens of the section's documents of a source."""
@@ -74,10 +53,6 @@ class SectionDocuments:
             )
         return self._tokens.window(source, self._bounds[source][0] + start, length)
 
-    def document_ends(self, source: int) -> np.ndarray:
-        """See `Tokens.document_ends`."""
-        return np.concatenate([np.zeros(0, np.int64), *self.document_ends_by_part(source)])
-
     def document_ends_by_part(self, source: int) -> Iterator[np.ndarray]:
         """See `Tokens.document_ends_by_part`."""
         for ends in self._tokens.document_ends_by_part(source, self._shards[source]):
@@ -88,11 +63,12 @@ class SectionDocuments:
         return self._tokens.contents_by_part(source, self._shards[source])
 
 
-class JoinedStreams:
+class JoinedStreams(StreamsOf):
     """The streams of sections, one section after the other, as far as they were added; implements `Streams`."""
 
     def __init__(self, tokens: Tokens) -> None:
-        self._tokens, self._added = tokens, list[Streams]()
+        super().__init__(tokens)
+        self._added: list[Streams] = []
         self._ends = [[0] for _ in range(tokens.sources)]
 
     def add(self, section: Streams) -> list[int]:
@@ -104,29 +80,9 @@ class JoinedStreams:
         return begins
 
     @property
-    def manifest(self) -> DataManifest:
-        """That of the prepared data, as far as it is there."""
-        return self._tokens.manifest
-
-    @property
     def digest(self) -> str:
         """See `Tokens.digest`."""
         return xxhash.xxh3_128_hexdigest("".join(section.digest for section in self._added).encode())
-
-    @property
-    def derived(self) -> Path:
-        """See `Tokens.derived`."""
-        return self._tokens.derived
-
-    @property
-    def at_once(self) -> int:
-        """See `Tokens.at_once`."""
-        return self._tokens.at_once
-
-    @property
-    def sources(self) -> int:
-        """Number of sources."""
-        return self._tokens.sources
 
     def length(self, source: int) -> int:
         """Number of tokens of a source in the sections so far."""
@@ -140,10 +96,6 @@ class JoinedStreams:
                 f"tokens {start} to {start + length} of {self.length(source)} in source {source}"
             )
         return self._added[section].window(source, start - self._ends[source][section], length)
-
-    def document_ends(self, source: int) -> np.ndarray:
-        """See `Tokens.document_ends`."""
-        return np.concatenate([np.zeros(0, np.int64), *self.document_ends_by_part(source)])
 
     def document_ends_by_part(self, source: int) -> Iterator[np.ndarray]:
         """See `Tokens.document_ends_by_part`."""
