@@ -29,6 +29,8 @@ def write_excerpt(uri: str, target: str) -> None:
     if shards.is_complete(folder) and (manifest.read(folder) or full).fingerprint == full.fingerprint:
         return
     if full.own:
+        if text := DataFolder(uri).read("tokenizer.json"):  # of captions
+            folder.write("tokenizer.json", text)
         manifest.write(folder, full)
         return
     source = max(range(tokens.sources), key=tokens.length)

@@ -5,7 +5,7 @@ of one size.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -178,15 +178,6 @@ def _middle(width: int, height: int, size: int) -> tuple[float, float, float, fl
     left, top = ((side - size) // 2 for side in new)
     across, down = width / new[0], height / new[1]
     return left * across, top * down, (left + size) * across, (top + size) * down
-
-
-def byte_tokens(texts: Sequence[str], length: int) -> np.ndarray:
-    """UTF-8 bytes between 256 and 257, which also fills up what is left: int32 [texts, length]."""
-    found = np.full((len(texts), length), 257, np.int32)
-    for row, text in zip(found, texts, strict=True):
-        ids = [256, *text[:length].encode()][: length - 1]
-        row[: len(ids)] = ids
-    return found
 
 
 def _of_row(values: dict[str, Any], file: SourceFile, row: int) -> RawImage:

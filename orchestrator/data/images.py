@@ -4,6 +4,7 @@
     <folder>/captions-00000.npy  int32 [images, tokens] of the same images, where there are captions
     <folder>/labels.npy          int32 [images], -1 for one without a class
     <folder>/classes.npy         int32 [classes, tokens], a caption of each class
+    <folder>/tokenizer.json      that of the captions, unless they are bytes
     <folder>/index.json          how many there are, the classes, and the sizes of the parts; written last
 
 What training changes (a crop, a mirror image) and draws (noise for masks) is a function of the seed and the sample.
@@ -11,41 +12,37 @@ What training changes (a crop, a mirror image) and draws (noise for masks) is a 
 
 from __future__ import annotations
 
-import io
 import os
 import warnings
-from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
+import xxhash
 from numpy.lib.format import open_memmap
 
 from orchestrator.data import rejections
+from orchestrator.data.captions import BYTES, FILE, Captions
 from orchestrator.data.data_folder import DataFolder
-from orchestrator.data.image_files import ON_ERROR, ImageSource, RawImage, byte_tokens, decoded
+from orchestrator.data.image_files import ON_ERROR, ImageSource, RawImage, decoded
+from orchestrator.data.image_inputs import processor_config, write_inputs
+from orchestrator.data.image_parts import CAPTIONS, PART, Found, npy, part_name
 from orchestrator.data.sources.rejected import Rejected, Unfit
 from orchestrator.job.data import ceiling_of
 from orchestrator.job.errors import InputError
-
-Encoder: TypeAlias = Callable[[Sequence[str]], np.ndarray]
 
 WHERE = "data.samples.options"
 INDEX = "index.json"
 FORMAT = 2
 """Of what is prepared; it changes with what is decoded of an image."""
 PART_BYTES = 2**26
-PART, CAPTIONS = "part", "captions"
 AT_ONCE = 64
 """Images that are decoded together, by several threads."""
-BYTES = "bytes"
-"""The tokenizer that needs no file: UTF-8 bytes, 256 before and 257 after them."""
 
 
 class Images:
@@ -107,7 +104,8 @@ class Images:
             raise ValueError(f"caption {caption!r} has no place for the class; put {{}} there")
         self._source = ImageSource(uri, on_error, f"{WHERE}.uri")
         self._size, self._channels, self._caption, self._named = size, channels, caption, list(classes)
-        self._tokenizer, self._tokens, self._patches = tokenizer, tokens, patches
+        self._texts = Captions(tokenizer, tokens, f"{WHERE}.tokenizer")
+        self._tokens, self._patches = tokens, patches
         self._mean, self._std = (np.asarray(value, np.float32).reshape(-1, 1, 1) for value in (mean, std))
         if not (self._std > 0).all() or {len(self._mean), len(self._std)} - {1, channels}:
             raise ValueError(f"mean and std are one number or {channels}, and std is positive")
@@ -115,8 +113,9 @@ class Images:
         self._folder, self._about = Path(), dict[str, Any]()
 
     def fingerprint(self) -> str:
-        """A checksum of the files, and of how they are prepared."""
-        return f"{FORMAT} {self._source.fingerprint()}"
+        """A checksum of the files, the tokenizer's too, and of how they are prepared."""
+        digest = xxhash.xxh3_128_hexdigest(self._texts.file() or b"")
+        return f"{FORMAT} {digest} {self._source.fingerprint()}"
 
     def prepare(self, folder: str, most: int | None = None) -> dict[str, Any]:
         """Decode all images, or as many, into `folder`: their count, and what was left out by kind.
@@ -124,8 +123,8 @@ class Images:
         Raises InputError for what cannot be used unless it is to be skipped, and if nothing is left.
         """
         target, rejected = DataFolder(folder), Rejected(ON_ERROR)
-        ids = self._encoder() if self._tokens else None
-        found = _Found(target, max(1, PART_BYTES // (self._size**2 * self._channels)), ids)
+        ids = self._texts.encoder()
+        found = Found(target, max(1, PART_BYTES // (self._size**2 * self._channels)), ids)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Image size .* exceeds limit")  # there is one of ours
             for image, pixels in islice(self._decoded(rejected), most):
@@ -136,10 +135,12 @@ class Images:
         self._check_rejected(totals, found.count)
         if not found.count:
             raise InputError("holds no image that can be used", f"{WHERE}.uri {self._source.uri}", "check it")
+        if text := self._texts.file():
+            target.write(FILE, text)
         if found.classes:
-            target.write("labels.npy", _npy(found.labels))
+            target.write("labels.npy", npy(found.labels))
         if ids and self._caption and found.classes:
-            target.write("classes.npy", _npy(ids([self._captioned(name) for name in found.classes])))
+            target.write("classes.npy", npy(ids([self._captioned(name) for name in found.classes])))
         about = {"count": found.count, "rejected": totals}
         target.write_json(INDEX, {**about, "classes": found.classes, "parts": found.sizes})
         return about
@@ -175,6 +176,13 @@ class Images:
         """A caption of each class, if there are any: `classes`, [classes, tokens]."""
         return {} if self._classes is None else {"classes": self._classes}
 
+    def export(self, prepared: str, folder: str) -> None:
+        """Write an image processor and a tokenizer for transformers to `folder`, which give these samples."""
+        mean, std = (value.ravel().tolist() for value in (self._mean, self._std))
+        each = [value * self._channels if len(value) == 1 else value for value in (mean, std)]
+        processor = processor_config(self._size, self._channels, *each)
+        write_inputs(folder, processor, self._texts.tokenizer(prepared), self._tokens)
+
     def _beside(self, pixels: np.ndarray, number: int, rng: np.random.Generator) -> dict[str, Any]:
         scaled = pixels.transpose(2, 0, 1).astype(np.float32) / np.float32(255.0)
         found: dict[str, Any] = {"pixels": (scaled - self._mean) / self._std}
@@ -188,7 +196,7 @@ class Images:
 
     def _row(self, kind: str, number: int) -> np.ndarray:
         part = bisect_right(self._ends, number)
-        name = _part(kind, part)
+        name = part_name(kind, part)
         if name not in self._maps:
             self._maps[name] = open_memmap(self._folder / name, mode="r")
         return np.asarray(self._maps[name][number - (self._ends[part - 1] if part else 0)])
@@ -234,31 +242,6 @@ class Images:
     def _captioned(self, name: str) -> str:
         return self._caption.replace("{}", name)
 
-    def _encoder(self) -> Encoder:
-        """What makes token ids of texts, int32 [texts, tokens]: cut so that the last one stays, and filled up with
-        that."""
-        if self._tokenizer == BYTES:
-            return partial(byte_tokens, length=self._tokens)
-        from tokenizers import Tokenizer
-
-        try:
-            tokenizer = Tokenizer.from_file(self._tokenizer)
-        except Exception as error:  # tokenizers raises a plain Exception
-            hint = "give a tokenizer.json, or bytes"
-            raise InputError(f"cannot be read ({error})", f"{WHERE}.tokenizer", hint) from None
-        tokenizer.no_padding()
-        tokenizer.no_truncation()
-
-        def encode(texts: Sequence[str]) -> np.ndarray:
-            found = np.zeros((len(texts), self._tokens), np.int32)
-            for row, encoding in zip(found, tokenizer.encode_batch(list(texts)), strict=True):
-                ids = encoding.ids or [0]
-                row[:] = ids[-1]
-                row[: min(len(ids), self._tokens - 1)] = ids[: self._tokens - 1]
-            return found
-
-        return encode
-
     def _check_rejected(self, totals: Mapping[str, Mapping[str, int]], count: int) -> None:
         if self._limit is None:
             return
@@ -266,52 +249,6 @@ class Images:
         if out > (number if number is not None else (share or 0.0) * (out + count)):
             what = f"{out} of {out + count} images are left out"
             raise InputError(what, f"{WHERE}.max_rejected {self._limit}", "mend them, or raise it")
-
-
-class _Found:
-    """What has been decoded so far, in parts of at most `each` images; `ids` makes token ids of captions."""
-
-    def __init__(self, folder: DataFolder, each: int, ids: Encoder | None) -> None:
-        self._folder, self._each, self._ids = folder, each, ids
-        self._pixels, self._captions = list[np.ndarray](), list[str]()
-        self._numbers, self._labels = dict[str | None, int]({None: -1}), array("i")
-        self.sizes = list[int]()
-
-    def add(self, pixels: np.ndarray, label: str | None, caption: str) -> None:
-        """One more image."""
-        self._pixels.append(pixels)
-        self._labels.append(self._numbers.setdefault(label, len(self._numbers) - 1))
-        if self._ids:
-            self._captions.append(caption)
-        if len(self._pixels) == self._each:
-            self.flush()
-
-    def flush(self) -> None:
-        """Write the part that is begun."""
-        if not self._pixels:
-            return
-        self._folder.write(_part(PART, len(self.sizes)), _npy(np.stack(self._pixels)))
-        if self._ids:
-            self._folder.write(_part(CAPTIONS, len(self.sizes)), _npy(self._ids(self._captions)))
-        self.sizes.append(len(self._pixels))
-        self._pixels, self._captions = [], []
-
-    @property
-    def count(self) -> int:
-        """How many images there are."""
-        return len(self._labels)
-
-    @property
-    def classes(self) -> list[str]:
-        """The names of the classes, sorted."""
-        return sorted(name for name in self._numbers if name is not None)
-
-    @property
-    def labels(self) -> np.ndarray:
-        """The class of each image, by its place in `classes`, int32; -1 for none."""
-        place = {self._numbers[name]: place for place, name in enumerate(self.classes)} | {-1: -1}
-        sorted_places = np.array([place[number] for number in range(-1, len(place) - 1)], np.int32)
-        return sorted_places[np.array(self._labels, np.int32) + 1]
 
 
 def _cut_out(pixels: np.ndarray, least: float, rng: np.random.Generator) -> np.ndarray:
@@ -325,13 +262,3 @@ def _cut_out(pixels: np.ndarray, least: float, rng: np.random.Generator) -> np.n
     image = Image.fromarray(part[..., 0] if part.shape[-1] == 1 else part)
     scaled = image.resize((size, size), Image.Resampling.BICUBIC)
     return np.asarray(scaled, np.uint8).reshape(pixels.shape)
-
-
-def _part(kind: str, number: int) -> str:
-    return f"{kind}-{number:05d}.npy"
-
-
-def _npy(values: np.ndarray) -> bytes:
-    held = io.BytesIO()
-    np.save(held, values)
-    return held.getvalue()

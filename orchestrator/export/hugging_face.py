@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from orchestrator.data.tokens import Tokens
+    from workloads.own.model import OwnWorkload
     from workloads.transformer_workload import TransformerWorkload
     from workloads.workload import Batch, Objective, Workload
 
@@ -67,10 +68,10 @@ def export(
     spec, tokens, commit = found.spec, found.tokens, found.commit
     weights, step = facts_of(found.reader), commit.step
     own, rounded = is_reference(spec.workload.model), None
-    if own and isinstance(form, Conversion):
-        raise InputError("an own model is exported under its own names alone", FORM, "leave it out")
+    if own and (isinstance(form, Conversion) or form == "adapter"):
+        raise InputError("an own model is exported whole, as safetensors", FORM, "leave it out")
     with draft(target) as folder:
-        form = "safetensors" if own else form or form_of(spec.checkpoint) or "hf"
+        form = _form_of_own(found.workload) if own else form or form_of(spec.checkpoint) or "hf"
         if isinstance(form, Conversion):
             with tempfile.TemporaryDirectory(prefix="hf-", dir=folder) as plain:
                 difference = write(spec, tokens, found.workload, found.read, plain)
@@ -81,10 +82,11 @@ def export(
         if not own:
             facts["evaluation"] = _evaluation_facts(spec, commit.meta["layout"]["micro_batch"])
         facts |= weights | ({} if rounded is None else {"rounding": rounded})
-        sample = _sample(tokens, folder) if form == "hf" else None
+        is_text = form == "hf" and not own
+        sample = _sample(tokens, folder) if is_text else None
         evaluation = metrics_of(found.store, commit)
         named = form.form if isinstance(form, Conversion) else form
-        reader = class_to_read(folder) if form == "hf" else ""
+        reader = class_to_read(folder) if is_text else ""
         facts |= {"tokenizer_class": reader} if reader else {}
         (Path(folder) / NAME).write_text(model_card(found, named, evaluation, weights, difference, reader))
         facts["files"] = [*sorted(os.listdir(folder)), MARK]
@@ -93,6 +95,12 @@ def export(
     found_facts = {"uri": target, "step": step, **weights, "logits_difference": difference, "sample": sample}
     found_facts |= {"tokenizer_class": reader} if reader else {}
     return found_facts if rounded is None else found_facts | {"rounding": rounded}
+
+
+def _form_of_own(workload: Workload) -> Form:
+    from workloads.own.declared import is_of_hf
+
+    return "hf" if is_of_hf(cast("OwnWorkload", workload).config.bare) else "safetensors"
 
 
 def _evaluation_facts(spec: JobSpec, micro_batch: int) -> dict[str, Any]:
@@ -119,15 +127,14 @@ def write(
     form: Form = "hf",
 ) -> float | None:
     """Write model and tokenizer to the local `folder`. Returns the largest difference to the outputs of transformers,
-    None for an own model, which has no other.
+    None for an own model that it has not.
 
     `read` returns a tensor of the commit by its name. Raises RuntimeError if the difference is too large.
     """
-    if form == "safetensors":
+    if is_reference(spec.workload.model):
         from orchestrator.export.own_model import write_own
 
-        write_own(spec, workload, read, folder)
-        return None
+        return write_own(spec, tokens, workload, read, folder)
     if form == "adapter":
         with wrong_input("checkpoint.export"):
             check_adapter_export(workload)

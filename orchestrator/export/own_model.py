@@ -1,4 +1,5 @@
-"""The export of an own model: its weights under its own names, and which code they are for."""
+"""The export of an own model: its weights under its own names, and which code they are for. One that transformers has
+too leaves with those names, and with what makes its inputs."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.data.own_samples import open_samples
 from orchestrator.job.errors import InputError
 from orchestrator.job.own_code import code_of
 from orchestrator.job.spec import JobSpec
@@ -18,14 +20,22 @@ from workloads.own.reference import code_hash, is_built_in
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from orchestrator.data.tokens import Tokens
     from workloads.workload import Workload
 
 WEIGHTS, ABOUT = "model.safetensors", "own.json"
 
 
-def write_own(spec: JobSpec, workload: Workload, read: Callable[[str], Tensor], folder: str) -> None:
+def write_own(
+    spec: JobSpec, tokens: Tokens, workload: Workload, read: Callable[[str], Tensor], folder: str
+) -> float | None:
     """Write model.safetensors and own.json, which names the class, its options and a hash of its code; an adapter
-    is merged. Of a class that transformers has, the tensors have its names, and config.json is there too."""
+    is merged. Of a class that transformers has, the tensors have its names, and config.json is there too; samples add
+    what makes them, as far as they do.
+
+    Returns the largest difference to the outputs of transformers, None where it has no such class. Raises RuntimeError
+    if it is too large.
+    """
     from safetensors.torch import save_file
 
     assert isinstance(workload, OwnWorkload)
@@ -40,6 +50,25 @@ def write_own(spec: JobSpec, workload: Workload, read: Callable[[str], Tensor], 
     about = {"model": config.reference, "options": json.loads(config.options), "code": code_of(spec)}
     about["vocabulary_size"] = config.vocab_size
     (Path(folder) / ABOUT).write_text(json.dumps(about, indent=2) + "\n")
+    if spec.data.samples is not None:
+        open_samples(spec.data.samples, spec.seed).export(tokens.folder.uri, folder)
+    return _difference(folder)
+
+
+def _difference(folder: str) -> float | None:
+    """The largest difference of the outputs in `folder` to those of transformers, None for a class that says none.
+
+    Raises RuntimeError if it is too large.
+    """
+    from workloads.hf.compare import TOLERANCE, load
+
+    model = load_own(folder)
+    if not callable(difference_to := getattr(model, "difference_to", None)):
+        return None
+    found = float(difference_to(load(folder)))
+    if not found <= TOLERANCE:
+        raise RuntimeError(f"the exported model's outputs differ by {found:.2e}; nothing was published")
+    return found
 
 
 def load_own(folder: str | Path) -> nn.Module:
@@ -54,7 +83,10 @@ def load_own(folder: str | Path) -> nn.Module:
         raise InputError(
             f"the code of {about['model']} is not that of these weights", str(folder), "put it back"
         )
-    model = OwnModel(about["model"], json.dumps(about["options"]), about["vocabulary_size"]).make()
+    options: dict[str, Any] = about["options"]
+    if "folder" in options and is_built_in(about["model"]):  # it began there, and is here now
+        options = {**options, "folder": str(folder)}
+    model = OwnModel(about["model"], json.dumps(options), about["vocabulary_size"]).make()
     tensors = load_file(Path(folder) / WEIGHTS)
     if callable(from_hf := getattr(model, "from_hf", None)):
         tensors = from_hf(tensors)

@@ -238,6 +238,9 @@ def check_workload(job: ResolvedJob) -> None:
             what = "safetensors is for own models, and transformers reads this one"
             raise InputError(what, "checkpoint.export", "set it to hf")
     elif job.spec.checkpoint.export:
+        if isinstance(workload.config, OwnModel) and job.spec.checkpoint.export != "hf":
+            what = f"{job.spec.checkpoint.export} is not for own models, which are exported whole"
+            raise InputError(what, "checkpoint.export", "set it to safetensors")
         with wrong_input("checkpoint.export"):
             workload.check_hf()
             if job.spec.checkpoint.export == "adapter":

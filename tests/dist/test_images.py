@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from local_run import LocalGang, drive_here
+from PIL import Image
 
 from orchestrator import load_run
 from orchestrator.checkpoint.store import Store
@@ -82,22 +83,32 @@ def same(one: tuple[Any, list[Any]], two: tuple[Any, list[Any]]) -> None:
 def test_a_small_clip_learns_the_digits_and_leaves(digits: Path, tmp_path: Path) -> None:
     document = job("digits.yaml", digits, None)
     document["train"]["steps"] = 150  # half of them, for the time that it takes
-    preflight(parse(document), RunDir(str(tmp_path / "run")), None, None)
+    leaves = {**document, "checkpoint": {**document["checkpoint"], "export": "hf"}}
+    preflight(parse(leaves), RunDir(str(tmp_path / "run")), None, None)
     summary, _ = run(document, tmp_path / "run")
     assert summary["state"] == "done"
     assert summary["evaluation"]["sets"]["validation"]["zero_shot"] > 0.8  # chance is 0.1
 
-    export(str(tmp_path / "run"), 150, str(tmp_path / "export"))
-    from transformers import CLIPModel
+    found = export(str(tmp_path / "run"), 150, str(tmp_path / "export"))
+    assert found["logits_difference"] < 1e-5
+    from transformers import CLIPModel, CLIPProcessor
 
     theirs: Any = CLIPModel.from_pretrained(tmp_path / "export").eval()
     ours: Any = load_run(tmp_path / "run").model()
-    pixels, captions = torch.randn(3, 1, 8, 8), torch.randint(0, 256, (3, 32))
-    captions[:, 20:] = 257
+    processor = CLIPProcessor.from_pretrained(tmp_path / "export")
+    files = [sorted((digits / name).iterdir())[0] for name in ("seven", "two", "nine")]
+    read = processor(
+        text=[f"a photo of the number {path.parent.name}" for path in files],
+        images=[Image.open(path) for path in files],
+        padding="max_length",
+        return_tensors="pt",
+    )
     with torch.no_grad():
-        found = theirs(input_ids=captions, pixel_values=pixels).logits_per_image
-        expected = ours.image_embeddings(pixels) @ ours.text_embeddings(captions).T * ours.logit_scale.exp()
+        found = theirs(**read).logits_per_image
+        texts = ours.text_embeddings(read["input_ids"]).T
+        expected = ours.image_embeddings(read["pixel_values"]) @ texts * ours.logit_scale.exp()
     assert float((found - expected).abs().max()) < 1e-5
+    assert found.argmax(1).tolist() == [0, 1, 2]
 
 
 @pytest.fixture(scope="module")

@@ -117,6 +117,11 @@ def compares(model: nn.Module) -> bool:
     return callable(getattr(model, "compare", None))
 
 
+def is_of_hf(model: nn.Module) -> bool:
+    """Whether transformers has its class too, see `protocols.Model.to_hf`."""
+    return callable(getattr(model, "to_hf", None))
+
+
 def checked(reference: str, found: Any) -> nn.Module:
     """The model that was made.
 

@@ -24,6 +24,7 @@ from workloads.own.declared import (
     compares,
     cut_size,
     heads_of,
+    is_of_hf,
     stages_of,
     styles_of,
 )
@@ -319,14 +320,15 @@ class OwnWorkload:
         raise WorkloadError(f"{self.name} is an own model, of which nothing is generated")
 
     def check_hf(self) -> None:
-        """Raise WorkloadError: transformers has no class for it."""
-        raise WorkloadError(
-            f"transformers has no class for {self.name}; set checkpoint.export to safetensors, or to null"
-        )
+        """Raise WorkloadError if transformers has no class for it."""
+        if not is_of_hf(self.config.bare):
+            raise WorkloadError(
+                f"transformers has no class for {self.name}; set checkpoint.export to safetensors, or to null"
+            )
 
     def to_hf(self, read: Callable[[str], Tensor], folder: str) -> None:
-        """Raise WorkloadError, see `check_hf`."""
-        self.check_hf()
+        """Raise WorkloadError: `orchestrator.export.own_model` writes it, if transformers has its class."""
+        raise WorkloadError(f"{self.name} is exported as an own model")
 
 
 def adaptable(model: OwnNetwork) -> list[str]:

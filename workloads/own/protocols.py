@@ -59,6 +59,11 @@ class Model(Protocol):
         that every rank has whole (a norm inside of heads).
         """
 
+    def to_hf(self, tensors: Mapping[str, Tensor]) -> tuple[Mapping[str, Any], Mapping[str, Tensor]]:
+        """Optional, of a class that transformers has: its configuration as JSON and its tensors. The export is then a
+        folder for transformers; `from_hf(tensors)` is the inverse, and `difference_to(theirs)` the largest difference
+        of outputs to those of the model that transformers makes of it, which is checked."""
+
     heads: int
     """Optional: the number of attention heads, of keys if those are fewer, where column-cut layers give heads: a head
     is not divided between ranks."""
@@ -100,6 +105,10 @@ class Samples(Protocol):
 
     def open(self, folder: str) -> None:
         """Read from a folder that `prepare` has written; before that it has no length and no samples."""
+
+    def export(self, prepared: str, folder: str) -> None:
+        """Optional: write into a local folder, that of an export, what makes such samples of raw ones: a tokenizer, an
+        image processor. `prepared` is the folder given to `prepare`, or what a run keeps of it."""
 
     def fingerprint(self) -> str:
         """Optional: a checksum of the files that are read. A run refuses data with another one. Without it the first

@@ -84,6 +84,12 @@ class OwnSamples:
         found: dict[str, Any] = self._made.prepare(folder, most)
         return found
 
+    def export(self, prepared: str, folder: str) -> None:
+        """Write to `folder` what makes such samples for others, as far as the dataset does that; `prepared` is where it
+        was prepared, or what a run keeps of that."""
+        if callable(export := getattr(self._made, "export", None)):
+            export(prepared, folder)
+
     def of_set(self) -> dict[str, np.ndarray]:
         """What evaluations read with every sample, the same for all."""
         given = getattr(self._made, "of_set", None)

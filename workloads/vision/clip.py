@@ -128,6 +128,21 @@ class Clip(nn.Module):
         }
         return config, {**tensors, "logit_scale": tensors["logit_scale"].reshape(())}
 
+    def difference_to(self, theirs: Any) -> float:
+        """The largest difference of similarities to those of a CLIPModel with the same weights, on made-up pairs, as a
+        share of the largest one above 1."""
+        draw, side = torch.Generator().manual_seed(0), self.vision_config
+        length, end = self.text_config["max_position_embeddings"], self.text_config["eos_token_id"]
+        size = side["image_size"]
+        pixels = torch.randn(3, side["num_channels"], size, size, generator=draw)
+        caption = torch.randint(0, self.text_config["vocab_size"], (3, length), generator=draw)
+        caption[:, -1] = self.text_config["vocab_size"] - 1 if end == LEGACY_END else end
+        with torch.no_grad():
+            images, texts = self.image_embeddings(pixels), self.text_embeddings(caption)
+            ours = images @ texts.T * self.logit_scale.exp()
+            found = theirs(input_ids=caption, pixel_values=pixels).logits_per_image
+        return float((ours - found).abs().max() / found.abs().max().clamp(min=1.0))
+
     def from_hf(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The inverse of `to_hf`; tensors that older versions of transformers wrote are left out."""
         found = {name: tensor for name, tensor in tensors.items() if not name.endswith("position_ids")}

@@ -100,6 +100,17 @@ class Mae(nn.Module):
         config = {"model_type": "vit_mae", "architectures": ["ViTMAEForPreTraining"], **self.config}
         return config, {_renamed(name, NAMES): tensor for name, tensor in tensors.items()}
 
+    def difference_to(self, theirs: Any) -> float:
+        """The difference of the loss to that of a ViTMAEForPreTraining with the same weights, on made-up images, as a
+        share of it if that is above 1."""
+        draw, size = torch.Generator().manual_seed(0), self.config["image_size"]
+        pixels = torch.randn(3, self.config["num_channels"], size, size, generator=draw)
+        noise = torch.rand(3, (size // self.config["patch_size"]) ** 2, generator=draw)
+        with torch.no_grad():
+            ours = self.loss({"pixels": pixels, "noise": noise}).mean()
+            found = theirs(pixel_values=pixels, noise=noise).loss
+        return float((ours - found).abs() / found.abs().clamp(min=1.0))
+
     def from_hf(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The inverse of `to_hf`."""
         back = tuple((theirs, ours) for ours, theirs in NAMES)

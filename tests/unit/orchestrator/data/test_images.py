@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from orchestrator.data import images as module
 from orchestrator.data.image_files import decoded
@@ -260,6 +261,61 @@ def test_pixels_are_those_of_transformers(size: tuple[int, int]) -> None:
         size={"shortest_edge": 8}, crop_size=8, do_rescale=False, do_normalize=False
     )(Image.open(io.BytesIO(data)))["pixel_values"][0]
     assert np.array_equal(decoded(data, 8, 3).transpose(2, 0, 1), theirs)
+
+
+def word_tokenizer(path: Path, ends: bool = True) -> Path:
+    """A tokenizer of three words, that puts an end after them."""
+    found = Tokenizer(
+        models.WordLevel({"a": 0, "cat": 1, "dog": 2, "two": 3, "<end>": 4, "?": 5}, unk_token="?")
+    )
+    found.pre_tokenizer = pre_tokenizers.Whitespace()
+    if ends:
+        found.post_processor = processors.TemplateProcessing(
+            single=["$A", "<end>"], special_tokens=[("<end>", 4)]
+        )
+    found.save(str(path))
+    return path
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "words"])
+@pytest.mark.parametrize("tokens", [4, 16])
+def test_transformers_makes_the_same_inputs(
+    folder: Path, tmp_path: Path, tokenizer: str, tokens: int
+) -> None:
+    from transformers import CLIPProcessor
+
+    (folder / "cat" / "2.txt").write_text("a très <b> dog\n")
+    named = str(word_tokenizer(tmp_path / "tokenizer.json")) if tokenizer == "words" else tokenizer
+    options = {**OPTIONS, "tokens": tokens, "tokenizer": named, "mean": [0.4, 0.5, 0.6], "std": 0.2}
+    prepared, target = str(tmp_path / "out"), tmp_path / "export"
+    images = Images(str(folder), **options)
+    images.prepare(prepared)
+    images.open(prepared)
+    target.mkdir()
+    (tmp_path / "tokenizer.json").unlink(missing_ok=True)  # what was prepared has it
+    images.export(prepared, str(target))
+    read = CLIPProcessor.from_pretrained(target)
+    said = ["a cat", "a très <b> dog", "a dog"]
+    found = read(
+        text=said,
+        images=[Image.open(folder / f"{name}.png") for name in ("cat/0", "cat/2", "dog/1")],
+        padding="max_length",
+        truncation=True,
+        return_tensors="np",
+    )
+    for row, number in enumerate((0, 1, 2)):
+        sample = images.sample(number, np.random.default_rng())
+        assert sample["caption"].tolist() == found["input_ids"][row].tolist()
+        assert np.abs(sample["pixels"] - found["pixel_values"][row]).max() < 1e-6
+
+
+def test_another_tokenizer_is_other_data(folder: Path, tmp_path: Path) -> None:
+    path = word_tokenizer(tmp_path / "tokenizer.json")
+    images = Images(str(folder), **{**OPTIONS, "tokenizer": str(path)})
+    before = images.fingerprint()
+    assert images.fingerprint() == before
+    word_tokenizer(path, ends=False)
+    assert images.fingerprint() != before
 
 
 def test_a_caption_may_have_any_braces(folder: Path, tmp_path: Path) -> None:

@@ -1,0 +1,74 @@
+"""The parts in which prepared images are kept, and what is known of all of them."""
+
+from __future__ import annotations
+
+import io
+from array import array
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from orchestrator.data.data_folder import DataFolder
+
+Encoder: TypeAlias = Callable[[Sequence[str]], np.ndarray]
+"""Makes token ids of texts, int32 [texts, tokens]."""
+PART, CAPTIONS = "part", "captions"
+
+
+class Found:
+    """What has been decoded so far, written in parts of at most `each` images; `ids` makes token ids of captions."""
+
+    def __init__(self, folder: DataFolder, each: int, ids: Encoder | None) -> None:
+        self._folder, self._each, self._ids = folder, each, ids
+        self._pixels, self._captions = list[np.ndarray](), list[str]()
+        self._numbers, self._labels = dict[str | None, int]({None: -1}), array("i")
+        self.sizes = list[int]()
+
+    def add(self, pixels: np.ndarray, label: str | None, caption: str) -> None:
+        """One more image."""
+        self._pixels.append(pixels)
+        self._labels.append(self._numbers.setdefault(label, len(self._numbers) - 1))
+        if self._ids:
+            self._captions.append(caption)
+        if len(self._pixels) == self._each:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the part that is begun."""
+        if not self._pixels:
+            return
+        self._folder.write(part_name(PART, len(self.sizes)), npy(np.stack(self._pixels)))
+        if self._ids:
+            self._folder.write(part_name(CAPTIONS, len(self.sizes)), npy(self._ids(self._captions)))
+        self.sizes.append(len(self._pixels))
+        self._pixels, self._captions = [], []
+
+    @property
+    def count(self) -> int:
+        """How many images there are."""
+        return len(self._labels)
+
+    @property
+    def classes(self) -> list[str]:
+        """The names of the classes, sorted."""
+        return sorted(name for name in self._numbers if name is not None)
+
+    @property
+    def labels(self) -> np.ndarray:
+        """The class of each image, by its place in `classes`, int32; -1 for none."""
+        place = {self._numbers[name]: place for place, name in enumerate(self.classes)} | {-1: -1}
+        sorted_places = np.array([place[number] for number in range(-1, len(place) - 1)], np.int32)
+        return sorted_places[np.array(self._labels, np.int32) + 1]
+
+
+def part_name(kind: str, number: int) -> str:
+    """The file of a part of PART or CAPTIONS."""
+    return f"{kind}-{number:05d}.npy"
+
+
+def npy(values: np.ndarray) -> bytes:
+    """An array as a file."""
+    held = io.BytesIO()
+    np.save(held, values)
+    return held.getvalue()
