@@ -115,11 +115,16 @@ def same_base(spec: JobSpec, base: Base | None) -> Base | None:
 
 
 def _look(spec: JobSpec, step: int | None) -> Base | None:
-    from workloads.hf.dcp import METADATA
-    from workloads.hf.hf_config import root
-    from workloads.hf.weights import has_weights, weights_of_model
+    from workloads.hf.hf_config import FOLDER, root
 
     asked = spec.workload.init_from
+    if asked is None and not spec.workload.model.startswith(FOLDER):
+        return (
+            None  # of torch, which is imported below, a controller has no other need before training begins
+        )
+    from workloads.hf.dcp import METADATA
+    from workloads.hf.weights import has_weights, weights_of_model
+
     if asked is None:
         named = weights_of_model(spec.workload.model)
         return Base(named, None, _digest_of(named)) if named is not None else None
