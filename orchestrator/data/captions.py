@@ -55,6 +55,11 @@ class Captions:
         found.no_truncation()
         return found
 
+    def size(self) -> int:
+        """What all token ids stay below; 0 without captions. Raises InputError."""
+        found = self.tokenizer()
+        return 1 + max(found.get_vocab().values(), default=0) if found else 0
+
     def encoder(self) -> Encoder | None:
         """What makes token ids, int32 [texts, tokens]: cut so that the last one stays, and filled up with that; None
         without captions. Raises InputError."""

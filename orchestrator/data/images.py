@@ -176,6 +176,10 @@ class Images:
         """A caption of each class, if there are any: `classes`, [classes, tokens]."""
         return {} if self._classes is None else {"classes": self._classes}
 
+    def limits(self) -> dict[str, int]:
+        """What token ids stay below. Raises InputError if the tokenizer cannot be read."""
+        return {"caption": self._texts.size()} if self._tokens else {}
+
     def export(self, prepared: str, folder: str) -> None:
         """Write an image processor and a tokenizer for transformers to `folder`, which give these samples."""
         mean, std = (value.ravel().tolist() for value in (self._mean, self._std))

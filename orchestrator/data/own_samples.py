@@ -126,8 +126,7 @@ class OwnHeldOut:
         """The samples of these numbers, in this order, as they are in the first turn, with what is of the set."""
         chosen = self.numbers[np.asarray(numbers)]
         batch = self.read.batch(chosen.tolist(), [0] * len(chosen), held_out=True)[0]
-        whole = {name: torch.from_numpy(value) for name, value in self.read.of_set().items()}
-        return {**batch, **{name: value.expand(len(chosen), *value.shape) for name, value in whole.items()}}
+        return {**batch, **_of_set(self.read, len(chosen))}
 
 
 def batches_of_samples(
@@ -154,8 +153,13 @@ def batches_of_samples(
     return OwnBatches(made, numbers, Order(seed, [len(numbers)], [1.0])), held_out
 
 
-def first_samples(named: Reference, seed: int, count: int = 2) -> Batch:
-    """A batch of the first samples, or of the only one several times. Raises InputError."""
+def _of_set(samples: OwnSamples, count: int) -> Batch:
+    whole = {name: torch.from_numpy(value) for name, value in samples.of_set().items()}
+    return {name: value.expand(count, *value.shape) for name, value in whole.items()}
+
+
+def first_samples(named: Reference, seed: int, count: int = 2, of_set: bool = False) -> Batch:
+    """A batch of the first samples, or of the only one several times; with what is `of_set`. Raises InputError."""
     made = open_samples(named, seed)
     with tempfile.TemporaryDirectory() as folder:
         if made.is_prepared:
@@ -163,6 +167,7 @@ def first_samples(named: Reference, seed: int, count: int = 2) -> Batch:
             made = open_samples(named, seed, folder)
         try:
             batch, _ = made.batch([number % len(made) for number in range(count)], [0] * count)
+            batch |= _of_set(made, count) if of_set else {}
         except WorkloadError as error:
             raise InputError(str(error), WHERE) from None
     return {name: torch.clone(value) for name, value in batch.items()}

@@ -272,7 +272,8 @@ class DataSpec(StrictModel):
             return self
         known = {"samples", "cache", "node_cache", "validation", *OF_SAMPLES}
         others = type(self).model_fields.keys() - known
-        if said := sorted(others - self.at_default(*others)):
+        # streaming brings a shuffle with it
+        if said := sorted(others - self.at_default(*others), key=lambda key: (key != "streaming", key)):
             raise ValueError(f"{said[0]} is of text, and samples are the user's own; leave it out")
         if self.validation is not None and self.validation.share is None:
             raise ValueError("validation of own samples is a share of them; give validation.share")

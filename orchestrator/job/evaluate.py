@@ -26,7 +26,14 @@ Metric = Literal["loss", "perplexity", "bits_per_byte", "accuracy", OfAnswers, O
 OwnMetric = Annotated[str, Field(pattern=PATTERN)]
 """An own metric; its least value is the best, like that of a loss."""
 LARGER_IS_BETTER: frozenset[str] = frozenset(
-    {"accuracy", "reward_margin", "chosen_reward", "chosen_log_probability", *get_args(OfPredictions)}
+    {
+        "accuracy",
+        "zero_shot",
+        "reward_margin",
+        "chosen_reward",
+        "chosen_log_probability",
+        *get_args(OfPredictions),
+    }
 )
 """Metrics of which the largest value is the best; of the others it is the least."""
 SetName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,30}$")]
@@ -140,7 +147,7 @@ def metrics_of(objective: str) -> tuple[str, ...]:
     """The metrics that an objective gives. A loss by byte of text needs that every token is predicted, and once; what
     is no text has no perplexity, and a number is not right or wrong."""
     if objective == SAMPLES:
-        return ("loss", "accuracy")
+        return ("loss", "accuracy", "zero_shot")
     left_out = set() if objective == "causal_lm" else {"bits_per_byte"}
     if objective in COLUMNS and objective not in ("seq2seq", "conversation"):
         left_out |= {"perplexity"}

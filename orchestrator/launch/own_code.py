@@ -51,18 +51,21 @@ def _check_model(job: ResolvedJob, workload: Any) -> None:
     if spec.train.compile and not workload.config.has_blocks:
         what = f"{workload.name} names no layers that could be compiled alone"
         raise InputError(what, "train.compile", "add blocks() to it, or set it to false")
+    if workload.compares and spec.train.global_batch < 2:
+        what = f"{workload.name} compares the samples of a global batch, and there is one"
+        raise InputError(what, "train.global_batch", "make it larger")
     first = _first(job, workload)
     with wrong_input("workload.model"):
         plain = replace(workload, adapter=None, frozen=frozenset(), begun=None)
-        values = check_model(plain, first, spec.seed)
+        values = check_model(plain, first, spec.seed, _limits(spec))
         _check_divided(spec, plain, first)
-    chosen = {"accuracy"} & {
+    chosen = {"accuracy", "zero_shot"} & {
         (spec.checkpoint.best_metric or "").partition(".")[2],
         (spec.stop_when.metric if spec.stop_when else "").partition(".")[2],
         *((spec.evaluate and spec.evaluate.metrics) or ()),
     }
     if chosen - values:
-        what = f"the loss of {workload.name} gives no value of the name accuracy"
+        what = f"the loss of {workload.name} gives no value of the name {min(chosen - values)}"
         raise InputError(what, "workload.model", "return it, or choose by loss")
 
 
@@ -84,13 +87,21 @@ def _check_divided(spec: JobSpec, workload: Any, batch: Any) -> None:
         check_sharding(workload, model, batch, each)
 
 
+def _limits(spec: JobSpec) -> dict[str, int]:
+    if spec.data.samples is None:
+        return {}
+    from orchestrator.data.own_samples import open_samples
+
+    return open_samples(spec.data.samples, spec.seed).limits()
+
+
 def _first(job: ResolvedJob, workload: Any) -> Any:
     """Two samples; of text, what the objective makes of words that stand for it."""
     spec = job.spec
     if spec.data.samples is not None:
         from orchestrator.data.own_samples import first_samples
 
-        return first_samples(spec.data.samples, spec.seed)
+        return first_samples(spec.data.samples, spec.seed, of_set=True)
     import numpy as np
 
     from workloads.objectives.samples import Samples

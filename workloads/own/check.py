@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 
@@ -49,11 +51,13 @@ TAKEN = frozenset(
 """Names that rows of training and evaluation have already."""
 
 
-def check_model(workload: OwnWorkload, batch: Batch, seed: int) -> set[str]:
-    """The names of the values beside the loss. batch has at least two samples.
+def check_model(
+    workload: OwnWorkload, batch: Batch, seed: int, limits: Mapping[str, int] | None = None
+) -> set[str]:
+    """The names of the values beside the loss. batch has at least two samples; limits are those of `Samples`.
 
-    Raises WorkloadError if the model cannot be made from a seed, has no loss with gradients on `batch`, draws random
-    numbers of its own, or the loss of a sample depends on the others.
+    Raises WorkloadError if the model cannot be made from a seed, refuses the samples, has no loss with gradients on
+    `batch`, draws random numbers of its own, or the loss of a sample depends on the others.
     """
     name = workload.name
     first, second = model_of(workload, seed), model_of(workload, seed)
@@ -62,6 +66,11 @@ def check_model(workload: OwnWorkload, batch: Batch, seed: int) -> set[str]:
         raise WorkloadError(
             f"{name} begins with other weights each time; draw them by torch's generator alone"
         )
+    if callable(check := getattr(first.network, "check", None)):
+        try:
+            check(batch, limits or {})
+        except ValueError as error:
+            raise WorkloadError(f"{name}: {error}") from None
     loss, metrics = _run(workload, first, batch, 1)
     again, _ = _run(workload, first, batch, 2)
     if not torch.equal(loss, again):

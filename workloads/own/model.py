@@ -255,7 +255,8 @@ class OwnWorkload:
                 raise WorkloadError(
                     f"{self.name}: {name} has shape {tuple(value.shape)}; give a number for each sample"
                 )
-            sums[name] = (value.detach().float().masked_fill(~rows, 0.0).sum(), rows.sum().float())
+            real = rows & ~value.isnan()
+            sums[name] = (value.detach().float().masked_fill(~real, 0.0).sum(), real.sum().float())
         return Loss(total, weight.sum().float(), sums=sums)
 
     def _counted(self, losses: Tensor, batch: Batch) -> Tensor:
@@ -322,12 +323,11 @@ class OwnWorkload:
     def check_hf(self) -> None:
         """Raise WorkloadError if transformers has no class for it."""
         if not is_of_hf(self.config.bare):
-            raise WorkloadError(
-                f"transformers has no class for {self.name}; set checkpoint.export to safetensors, or to null"
-            )
+            hint = "set checkpoint.export to safetensors, or to null"
+            raise WorkloadError(f"transformers has no class for {self.name}; {hint}")
 
     def to_hf(self, read: Callable[[str], Tensor], folder: str) -> None:
-        """Raise WorkloadError: `orchestrator.export.own_model` writes it, if transformers has its class."""
+        """Raise WorkloadError: see `orchestrator.export.own_model`."""
         raise WorkloadError(f"{self.name} is exported as an own model")
 
 

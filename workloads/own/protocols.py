@@ -34,7 +34,12 @@ class Model(Protocol):
         are -100 do not count.
 
         It may return further values by name too, [B] each: means of them are in the rows of training and evaluations.
+        NaN is no value: it does not count.
         """
+
+    def check(self, batch: Batch, limits: Mapping[str, int]) -> None:
+        """Optional: raise ValueError if samples do not fit the model. It is called before a run with the first of them
+        and with what integers of any of them stay below, see `Samples.limits`."""
 
     def blocks(self) -> Sequence[nn.Module]:
         """Optional: the layers in the order of the forward pass. They are what is recomputed, compiled and sharded
@@ -105,6 +110,9 @@ class Samples(Protocol):
 
     def open(self, folder: str) -> None:
         """Read from a folder that `prepare` has written; before that it has no length and no samples."""
+
+    def limits(self) -> Mapping[str, int]:
+        """Optional: what the integers of an array stay below in all samples, by its name: the size of a vocabulary."""
 
     def export(self, prepared: str, folder: str) -> None:
         """Optional: write into a local folder, that of an export, what makes such samples of raw ones: a tokenizer, an

@@ -84,6 +84,11 @@ class OwnSamples:
         found: dict[str, Any] = self._made.prepare(folder, most)
         return found
 
+    def limits(self) -> dict[str, int]:
+        """What all integers of an array stay below, by its name, as far as the dataset says so."""
+        given = getattr(self._made, "limits", None)
+        return {str(name): int(value) for name, value in given().items()} if callable(given) else {}
+
     def export(self, prepared: str, folder: str) -> None:
         """Write to `folder` what makes such samples for others, as far as the dataset does that; `prepared` is where it
         was prepared, or what a run keeps of that."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from workloads.vision.folder import load_weights, options_of
-from workloads.vision.layers import Width, check_patches, check_width, linear, stack
+from workloads.vision.layers import Width, check_patches, check_pixels, check_width, linear, stack
 from workloads.workload import Batch
 
 LEGACY_END = 2
@@ -62,6 +62,8 @@ class Clip(nn.Module):
             found = options_of(folder, "clip")
             text, vision = found.get("text_config", {}), found.get("vision_config", {})
             projection_dim = found.get("projection_dim", projection_dim)
+        if projection_dim < 1:
+            raise ValueError(f"projection_dim is {projection_dim}; give at least 1")
         self.text_config = _filled("text", TEXT, text or {}, lenient=folder is not None)
         self.vision_config = _filled("vision", VISION, vision or {}, lenient=folder is not None)
         self.projection_dim, self.start = projection_dim, logit_scale_init_value
@@ -73,6 +75,32 @@ class Clip(nn.Module):
         self.logit_scale = nn.Parameter(torch.tensor([logit_scale_init_value]))
         if folder is not None:
             load_weights(self, folder)
+
+    def check(self, batch: Batch, limits: Mapping[str, int]) -> None:
+        """Raise ValueError for samples that are not for these encoders, see `workloads.own.protocols.Model`."""
+        check_pixels(batch, self.vision_config)
+        if "caption" not in batch:
+            raise ValueError(
+                "samples have no caption; set data.samples.options.tokens, to at most "
+                f"{self.text_config['max_position_embeddings']}"
+            )
+        caption, text, end = batch["caption"], self.text_config, self.text_model.end
+        if caption.shape[1] > text["max_position_embeddings"]:
+            raise ValueError(
+                f"captions have {caption.shape[1]} tokens, and text.max_position_embeddings is "
+                f"{text['max_position_embeddings']}; change one of them"
+            )
+        size = max(limits.get("caption", 0), int(caption.max()) + 1)
+        if size > text["vocab_size"]:
+            raise ValueError(
+                f"token ids go up to {size - 1}, and text.vocab_size is {text['vocab_size']}; make it {size}"
+            )
+        ends = caption.max(1).values if end == LEGACY_END else torch.full_like(caption[:, 0], end)
+        if (caption[:, -1] != ends).any():
+            raise ValueError(
+                f"captions end with the token {int(caption[0, -1])}, and text.eos_token_id, whose place "
+                f"gives the vector of a text, is {end}; use a tokenizer that ends texts with that, or change it"
+            )
 
     def image_embeddings(self, pixels: Tensor) -> Tensor:
         """Images, [B, channels, size, size], as vectors of length 1: [B, projection_dim]."""
@@ -93,7 +121,8 @@ class Clip(nn.Module):
         values = {}
         if "classes" in batch:
             nearest = (images @ self.text_embeddings(batch["classes"][0]).T).argmax(-1)
-            values["zero_shot"] = (nearest == batch["label"]).float()
+            right = (nearest == batch["label"]).float()
+            values["zero_shot"] = right.masked_fill(batch["label"] < 0, torch.nan)  # of no class
         return torch.cat([images, texts, scale], -1), values
 
     @staticmethod
@@ -217,7 +246,7 @@ def _width(name: str, config: Mapping[str, Any]) -> Width:
     hidden, layers, heads = (
         config[key] for key in ("hidden_size", "num_hidden_layers", "num_attention_heads")
     )
-    check_width(name, hidden, heads, config["hidden_act"])
+    check_width(name, hidden, heads, config["intermediate_size"], config["hidden_act"])
     reads = hidden**-0.5 * (2 * layers) ** -0.5
     std = (reads, hidden**-0.5, (2 * hidden) ** -0.5)
     return Width(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from workloads.workload import Batch
 
 
 def quick_gelu(x: Tensor) -> Tensor:
@@ -99,16 +101,29 @@ def linear(inputs: int, outputs: int, std: float, bias: bool = True) -> nn.Linea
     return layer
 
 
-def check_width(name: str, hidden: int, heads: int, activation: str) -> None:
+def check_width(name: str, hidden: int, heads: int, intermediate: int, activation: str) -> None:
     """Raise ValueError for sizes of which no block can be made."""
+    if min(hidden, heads, intermediate) < 1:
+        raise ValueError(f"{name}: sizes are {hidden}, {heads} and {intermediate}; give at least 1 of each")
     if hidden % heads:
         raise ValueError(f"{name}: {heads} heads do not divide {hidden} features")
     if activation not in ACTIVATIONS:
         raise ValueError(f"{name}: activation {activation} is not among {', '.join(ACTIVATIONS)}")
 
 
+def check_pixels(batch: Batch, config: Mapping[str, Any]) -> None:
+    """Raise ValueError if the samples' images are not as large as the model's."""
+    size, channels = config["image_size"], config["num_channels"]
+    if "pixels" not in batch or batch["pixels"].shape[1:] != (channels, size, size):
+        there = tuple(batch["pixels"].shape[1:]) if "pixels" in batch else "none"
+        raise ValueError(
+            f"images of {channels} channels and {size} x {size} pixels are read, and those of samples are "
+            f"{there}; set size and channels of data.samples.options, or image_size and num_channels"
+        )
+
+
 def check_patches(image_size: int, patch_size: int) -> int:
     """How many patches an image has. Raises ValueError if patches do not fill it."""
-    if image_size % patch_size:
+    if patch_size < 1 or image_size < 1 or image_size % patch_size:
         raise ValueError(f"patches of {patch_size} pixels do not fill an image of {image_size}")
     return (image_size // patch_size) ** 2

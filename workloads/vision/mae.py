@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from workloads.vision.folder import load_weights, options_of
-from workloads.vision.layers import Width, check_patches, check_width, linear, stack
+from workloads.vision.layers import Width, check_patches, check_pixels, check_width, linear, stack
 from workloads.workload import Batch
 
 SIZES: dict[str, Any] = {
@@ -71,10 +71,17 @@ class Mae(nn.Module):
         if folder is not None:
             load_weights(self, folder)
 
+    def check(self, batch: Batch, limits: Mapping[str, int]) -> None:
+        """Raise ValueError for samples that are not for this encoder, see `workloads.own.protocols.Model`."""
+        check_pixels(batch, self.config)
+        patches = (self.config["image_size"] // self.config["patch_size"]) ** 2
+        if "noise" not in batch or batch["noise"].shape[1] != patches:
+            raise ValueError(f"an image has {patches} patches; set data.samples.options.patches to that")
+
     def loss(self, batch: Batch) -> Tensor:
         """The mean squared error of an image's hidden patches, [B]. The batch has `pixels`, [B, channels, size, size],
         and `noise`, [B, patches], of which the smallest are the patches that are seen."""
-        order = batch["noise"].argsort(1)
+        order = batch["noise"].argsort(dim=1, stable=True)
         restore, seen = order.argsort(1), order[:, : self.kept]
         hidden = (restore >= self.kept).float()
         drawn = self.decoder(self.vit(batch["pixels"], seen), restore).float()
@@ -189,7 +196,7 @@ def _width(config: Mapping[str, Any], side: str) -> Width:
         config[f"{side}{key}"]
         for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
     )
-    check_width(f"{side}hidden_size", hidden, heads, config["hidden_act"])
+    check_width(f"{side}hidden_size", hidden, heads, intermediate, config["hidden_act"])
     activation, eps, bias = (config[key] for key in ("hidden_act", "layer_norm_eps", "qkv_bias"))
     return Width(hidden, layers, heads, intermediate, activation, eps, (STD, STD, STD), bias)
 

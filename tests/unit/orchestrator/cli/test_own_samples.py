@@ -13,6 +13,7 @@ from PIL import Image
 from orchestrator.cli import evaluate
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import parse
+from orchestrator.launch.preflight import preflight
 from orchestrator.storage.run_directory import RunDir
 
 SIDE = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
@@ -75,6 +76,36 @@ def test_evaluations_are_of_samples_alone(document: dict[str, Any]) -> None:
     assert evaluate._with_sets(spec, {}) == spec
     with pytest.raises(InputError, match="reads samples of its own and no text"):
         evaluate._with_sets(spec, {"wiki": "wiki.txt"})
+
+
+def checked(document: dict[str, Any], tmp_path: Path) -> None:
+    preflight(parse(document), RunDir(str(tmp_path / "run")), None, None)
+
+
+def test_a_run_may_be_chosen_by_zero_shot(tmp_path: Path, document: dict[str, Any]) -> None:
+    document["checkpoint"] |= {"keep_best": "validation.zero_shot", "export": "hf"}
+    checked(document, tmp_path)
+    document["data"]["samples"]["options"] |= {"caption": ""}
+    for path in (tmp_path / "set").rglob("*.png"):
+        path.with_suffix(".txt").write_text("an image")
+    with pytest.raises(InputError, match="gives no value of the name zero_shot"):
+        checked(document, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("place", "changes", "message"),
+    [
+        ("train", {"global_batch": 1}, "compares the samples of a global batch, and there is one"),
+        ("checkpoint", {"export": "gguf"}, "gguf is not for own models"),
+        ("data", {"streaming": True}, "streaming is of text"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_a_run(
+    tmp_path: Path, document: dict[str, Any], place: str, changes: dict[str, Any], message: str
+) -> None:
+    document[place] |= changes
+    with pytest.raises(InputError, match=message):
+        checked(document, tmp_path)
 
 
 def test_no_text_is_continued(

@@ -11,8 +11,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from workloads.own.check import model_of
+from workloads.own.model import OwnWorkload, describe_own
+from workloads.own.samples import OfSamples
 from workloads.vision.clip import Clip
 from workloads.vision.mae import Mae, positions
+from workloads.workload import Vocabulary
 
 SIDE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 TEXT = {**SIDE, "vocab_size": 258, "max_position_embeddings": 12, "eos_token_id": 257}
@@ -129,9 +133,46 @@ def test_zero_shot_is_the_class_whose_caption_is_nearest() -> None:
     assert values["zero_shot"].tolist() == [0.0, 1.0, 1.0, 1.0]
 
 
+def test_what_is_of_no_class_does_not_count_as_wrong() -> None:
+    batch = pairs(3) | {"label": torch.tensor([0, -1, 0]), "classes": pairs(1)["caption"].expand(3, 1, -1)}
+    batch["counted"] = torch.ones(3, dtype=torch.bool)
+    config = describe_own("workloads.vision.clip:Clip", {"text": TEXT, "vision": VISION}, None)
+    workload = OwnWorkload("clip", config, OfSamples(), Vocabulary(1, 0))
+    found = workload.loss(model_of(workload, 0), batch)
+    assert [float(value) for value in found.sums["zero_shot"]] == [2.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "limits", "message"),
+    [
+        ({"pixels": torch.zeros(2, 3, 8, 8)}, {}, r"those of samples are \(3, 8, 8\)"),
+        ({"caption": None}, {}, "samples have no caption"),
+        ({"caption": torch.full((2, 13), 257)}, {}, "captions have 13 tokens"),
+        ({"caption": torch.full((2, 12), 258)}, {}, "token ids go up to 258"),
+        ({}, {"caption": 300}, "token ids go up to 299, and text.vocab_size is 258"),
+        ({"caption": torch.full((2, 12), 7)}, {}, "captions end with the token 7"),
+    ],
+)
+def test_samples_that_are_not_for_clip(changes: dict[str, Any], limits: dict[str, int], message: str) -> None:
+    batch = {name: value for name, value in {**pairs(2), **changes}.items() if value is not None}
+    clip().check(pairs(2), {"caption": 258})
+    with pytest.raises(ValueError, match=message):
+        clip().check(batch, limits)
+
+
+@pytest.mark.parametrize("noise", [None, 8])
+def test_samples_that_are_not_for_the_masked_autoencoder(noise: int | None) -> None:
+    batch = {"pixels": torch.zeros(2, 1, 8, 8)} | ({"noise": torch.rand(2, noise)} if noise else {})
+    with pytest.raises(ValueError, match="an image has 16 patches"):
+        Mae(**MAE).check(batch, {})
+
+
 @pytest.mark.parametrize(
     ("made", "message"),
     [
+        (lambda: Clip(projection_dim=0), "projection_dim is 0"),
+        (lambda: Clip(vision={**VISION, "patch_size": 0}), "patches of 0 pixels"),
+        (lambda: Clip(text={**TEXT, "intermediate_size": 0}), "give at least 1 of each"),
         (lambda: Clip(vision={**VISION, "patch_size": 3}), "patches of 3 pixels do not fill an image of 8"),
         (lambda: Clip(text={"layers": 2}), "text has no field layers"),
         (lambda: Clip(text={**TEXT, "num_attention_heads": 3}), "3 heads do not divide 16"),
