@@ -133,7 +133,7 @@ def _look(spec: JobSpec, step: int | None) -> Base | None:
     if is_local(uri) and not (folder / "config.json").exists() and (folder / METADATA).exists():
         what = f"{uri} has weights of torch.distributed.checkpoint and no config.json"
         raise InputError(what, INIT, "put the config.json of the model beside them")
-    if is_local(uri) and (folder / "config.json").exists():
+    if is_local(uri) and any((folder / name).exists() for name in ("config.json", "own.json")):
         if tag:
             raise InputError(f"{uri} is an export, which has no step", INIT, "leave out what follows the @")
         if not has_weights(str(folder)):
@@ -202,7 +202,7 @@ def weights_of(base: Base, spec: JobSpec, retry: Retry | None = None) -> Begin:
         from workloads.model.config import TransformerConfig
 
         if not isinstance(config, TransformerConfig):
-            return _of_own(base, spec, shapes, retry)
+            return _of_own(base, config, shapes, retry)
         if base.step is None:
             if spec.workload.grow:
                 raise WorkloadError(f"{base.uri} is an export; workload.grow takes a run directory")
@@ -243,24 +243,21 @@ def _commit_of(base: Base, retry: Retry | None) -> tuple[Store, CommitManifest]:
 
 
 def _of_own(
-    base: Base, spec: JobSpec, shapes: Mapping[str, torch.Size], retry: Retry | None
-) -> CommitWeights:
-    """The weights of the commit of an own model, for another one with the same tensors."""
+    base: Base, config: OwnModel, shapes: Mapping[str, torch.Size], retry: Retry | None
+) -> StoredWeights:
+    """The weights of the commit of an own model, or of a folder, for another one with the same tensors."""
     from orchestrator.checkpoint import averaged
+    from workloads.own.folder import FolderWeights
 
     if base.step is None:
-        raise WorkloadError(
-            f"{base.uri} is an export; {spec.workload.model} begins with a run's commit alone"
-        )
+        return FolderWeights(config, base.uri, shapes)
     store, manifest = _commit_of(base, retry)
     where, below, lacks = f"{base.uri}@{base.step}", None, manifest.meta.get(BASE)
     job = job_of_commit(manifest)
     if job and job.workload.adapter and job.workload.adapter.kind != "bitfit":
-        raise WorkloadError(
-            f"{where} was trained with an adapter, which own models are not merged with; name its base"
-        )
+        raise WorkloadError(f"{where} was trained with an adapter; export it, and begin with the export")
     if job and job.reads_base and lacks and (under := same_base(job, Base(**lacks))):
-        below = _of_own(under, job, shapes, retry)
+        below = _of_own(under, config, shapes, retry)
     reader = averaged.weights_of(store, manifest, job.checkpoint if job else CheckpointSpec())
     there = {name: tensor.shape for name, tensor in reader.manifest.tensors.items()}
     found = CommitWeights(there, where, reader, below)

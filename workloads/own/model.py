@@ -193,7 +193,7 @@ class OwnWorkload:
             )
         if self.adapter and self.adapter.adds(name):
             return self.adapter.initial(name, self.shapes[name], seed, partial(self.initial, seed=seed))
-        if begun := self.stored(name, seed):
+        if (begun := self.stored(name, seed)) is not None:
             whole = begun[tuple(slice(0, size) for size in self.shapes[name])]
             return whole.float() if whole.is_floating_point() else whole
         found = _initialised(self.config, seed).state_dict()[name.removeprefix(NETWORK)]

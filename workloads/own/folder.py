@@ -1,0 +1,81 @@
+"""The weights of a folder, as those that an own model begins with: an export, or for a class that transformers has a
+folder of that."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from workloads.errors import WorkloadError
+from workloads.hf.weights import Weights
+from workloads.model.stored import refuse_misfits, refuse_strange
+from workloads.own.declared import is_of_hf
+from workloads.own.model import NETWORK, OwnModel
+
+CONFIG = "config.json"
+FREE = frozenset(
+    {"architectures", "bos_token_id", "pad_token_id", "logit_scale_init_value", "mask_ratio", "norm_pix_loss"}
+)
+"""What of a configuration another run may have otherwise with the same weights."""
+
+
+class FolderWeights:
+    """The weights in a local folder; see `workloads.model.stored.StoredWeights`. All are read at once.
+
+    Raises WorkloadError if they are not those of a model of these shapes, or are computed with otherwise.
+    """
+
+    notes: tuple[str, ...] = ()
+
+    def __init__(self, config: OwnModel, folder: str, shapes: Mapping[str, torch.Size]) -> None:
+        stored = Weights(folder)
+        tensors: Mapping[str, Tensor] = {name: stored.read(name) for name in stored.names}
+        if is_of_hf(config.bare):
+            _check_config(config.bare, folder)
+            tensors = config.bare.from_hf(tensors)  # type: ignore[operator]
+        self._tensors = {f"{NETWORK}{name}": tensor for name, tensor in tensors.items()}
+        hint, found = "give the model of the folder", []
+        for name, shape in shapes.items():
+            there = self.find(name)
+            if there is None:
+                found.append(f"{name} {list(shape)} is missing")
+            elif there.shape != shape:
+                found.append(f"{name} is {list(there.shape)} where the model has {list(shape)}")
+        refuse_misfits(found, folder, hint)
+        refuse_strange([name for name in self._tensors if name not in shapes], folder, hint)
+
+    def find(self, name: str) -> Tensor | None:
+        """See `StoredWeights`."""
+        return self._tensors.get(name)
+
+
+def _check_config(bare: nn.Module, folder: str) -> None:
+    """Raise WorkloadError if the folder's model computes otherwise."""
+    path = Path(folder) / CONFIG
+    try:
+        theirs = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise WorkloadError(f"{path} cannot be read ({error}); give the folder of a model") from None
+    ours, _ = bare.to_hf(bare.state_dict())  # type: ignore[operator]
+    kind = "model_type"
+    for name, mine, other in _unlike(
+        ours, {kind: None, **theirs} if isinstance(theirs, dict) else {kind: None}
+    ):
+        raise WorkloadError(f"{folder} has {name} {other!r}, and workload.changes {mine!r}; give the same")
+
+
+def _unlike(ours: Mapping[str, Any], theirs: Any, place: str = "") -> list[tuple[str, Any, Any]]:
+    """What both say, and not alike."""
+    found: list[tuple[str, Any, Any]] = []
+    for name in sorted(ours.keys() & (theirs.keys() if isinstance(theirs, dict) else set()) - FREE):
+        mine, other = ours[name], theirs[name]
+        if isinstance(mine, Mapping):
+            found += _unlike(mine, other, f"{place}{name}.")
+        elif mine != other:
+            found.append((f"{place}{name}", mine, other))
+    return found
