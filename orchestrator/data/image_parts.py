@@ -8,12 +8,13 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import numpy as np
+import xxhash
 
 from orchestrator.data.data_folder import DataFolder
 
 Encoder: TypeAlias = Callable[[Sequence[str]], np.ndarray]
 """Makes token ids of texts, int32 [texts, tokens]."""
-PART, CAPTIONS = "part", "captions"
+PART, CAPTIONS, SUMS = "part", "captions", "sums"
 
 
 class Found:
@@ -38,9 +39,15 @@ class Found:
         """Write the part that is begun."""
         if not self._pixels:
             return
-        self._folder.write(part_name(PART, len(self.sizes)), npy(np.stack(self._pixels)))
+        part, captions = len(self.sizes), None
+        self._folder.write(part_name(PART, part), npy(np.stack(self._pixels)))
         if self._ids:
-            self._folder.write(part_name(CAPTIONS, len(self.sizes)), npy(self._ids(self._captions)))
+            captions = self._ids(self._captions)
+            self._folder.write(part_name(CAPTIONS, part), npy(captions))
+        sums = [
+            sum_of(row, captions[i] if captions is not None else None) for i, row in enumerate(self._pixels)
+        ]
+        self._folder.write(part_name(SUMS, part), npy(np.array(sums, np.uint64)))
         self.sizes.append(len(self._pixels))
         self._pixels, self._captions = [], []
 
@@ -62,8 +69,16 @@ class Found:
         return sorted_places[np.array(self._labels, np.int32) + 1]
 
 
+def sum_of(pixels: np.ndarray, caption: np.ndarray | None) -> int:
+    """A checksum of an image and its caption."""
+    digest = xxhash.xxh3_64(np.ascontiguousarray(pixels).data)
+    if caption is not None:
+        digest.update(np.ascontiguousarray(caption).data)
+    return digest.intdigest()
+
+
 def part_name(kind: str, number: int) -> str:
-    """The file of a part of PART or CAPTIONS."""
+    """The file of a part of PART, CAPTIONS or SUMS."""
     return f"{kind}-{number:05d}.npy"
 
 

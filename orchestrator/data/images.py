@@ -2,6 +2,7 @@
 
     <folder>/part-00000.npy      uint8 [images, size, size, channels], as many as PART_BYTES hold
     <folder>/captions-00000.npy  int32 [images, tokens] of the same images, where there are captions
+    <folder>/sums-00000.npy      uint64 [images], checksums of both
     <folder>/labels.npy          int32 [images], -1 for one without a class
     <folder>/classes.npy         int32 [classes, tokens], a caption of each class
     <folder>/tokenizer.json      that of the captions, unless they are bytes
@@ -31,14 +32,14 @@ from orchestrator.data.captions import BYTES, FILE, Captions
 from orchestrator.data.data_folder import DataFolder
 from orchestrator.data.image_files import ON_ERROR, ImageSource, RawImage, decoded
 from orchestrator.data.image_inputs import processor_config, write_inputs
-from orchestrator.data.image_parts import CAPTIONS, PART, Found, npy, part_name
+from orchestrator.data.image_parts import CAPTIONS, PART, SUMS, Found, npy, part_name, sum_of
 from orchestrator.data.sources.rejected import Rejected, Unfit
 from orchestrator.job.data import ceiling_of
 from orchestrator.job.errors import InputError
 
 WHERE = "data.samples.options"
 INDEX = "index.json"
-FORMAT = 2
+FORMAT = 3
 """Of what is prepared; it changes with what is decoded of an image."""
 PART_BYTES = 2**26
 AT_ONCE = 64
@@ -137,18 +138,20 @@ class Images:
             raise InputError("holds no image that can be used", f"{WHERE}.uri {self._source.uri}", "check it")
         if text := self._texts.file():
             target.write(FILE, text)
-        if found.classes:
-            target.write("labels.npy", npy(found.labels))
+        arrays = {"labels": npy(found.labels)} if found.classes else {}
         if ids and self._caption and found.classes:
-            target.write("classes.npy", npy(ids([self._captioned(name) for name in found.classes])))
+            arrays["classes"] = npy(ids([self._captioned(name) for name in found.classes]))
+        for name, data in arrays.items():
+            target.write(f"{name}.npy", data)
+        sums = {name: xxhash.xxh3_64_hexdigest(data) for name, data in arrays.items()}
         about = {"count": found.count, "rejected": totals}
-        target.write_json(INDEX, {**about, "classes": found.classes, "parts": found.sizes})
+        target.write_json(INDEX, {**about, "classes": found.classes, "parts": found.sizes, "sums": sums})
         return about
 
     def open(self, folder: str) -> None:
         """Read from what was prepared in `folder` from now on. Raises InputError if it is not there."""
         self._about = DataFolder(folder).read_json(INDEX) or {}
-        if not self._about:
+        if "sums" not in self._about:
             raise InputError("the prepared images are gone", folder, "prepare them again: start another run")
         self._folder = Path(folder)
         self._ends = np.cumsum(self._about["parts"]).tolist()
@@ -161,16 +164,16 @@ class Images:
 
     def sample(self, number: int, rng: np.random.Generator) -> dict[str, Any]:
         """An image as training reads it."""
-        pixels = self._row(PART, number)
+        pixels, caption = self._read(number)
         if self._crop < 1.0:
             pixels = _cut_out(pixels, self._crop, rng)
         if self._mirror and rng.random() < 0.5:
             pixels = pixels[:, ::-1]
-        return self._beside(pixels, number, rng)
+        return self._beside(pixels, caption, number, rng)
 
     def held_out(self, number: int, rng: np.random.Generator) -> dict[str, Any]:
         """An image as it is."""
-        return self._beside(self._row(PART, number), number, rng)
+        return self._beside(*self._read(number), number, rng)
 
     def of_set(self) -> dict[str, Any]:
         """A caption of each class, if there are any: `classes`, [classes, tokens]."""
@@ -187,16 +190,28 @@ class Images:
         processor = processor_config(self._size, self._channels, *each)
         write_inputs(folder, processor, self._texts.tokenizer(prepared), self._tokens)
 
-    def _beside(self, pixels: np.ndarray, number: int, rng: np.random.Generator) -> dict[str, Any]:
+    def _beside(
+        self, pixels: np.ndarray, caption: np.ndarray | None, number: int, rng: np.random.Generator
+    ) -> dict[str, Any]:
         scaled = pixels.transpose(2, 0, 1).astype(np.float32) / np.float32(255.0)
         found: dict[str, Any] = {"pixels": (scaled - self._mean) / self._std}
-        if self._tokens:
-            found["caption"] = self._row(CAPTIONS, number)
+        if caption is not None:
+            found["caption"] = caption
         if self._labels is not None:
             found["label"] = self._labels[number]
         if self._patches:
             found["noise"] = rng.random(self._patches, np.float32)
         return found
+
+    def _read(self, number: int) -> tuple[np.ndarray, np.ndarray | None]:
+        """An image and its caption, verified. Raises InputError if they are not what was prepared."""
+        pixels, caption = self._row(PART, number), self._row(CAPTIONS, number) if self._tokens else None
+        if sum_of(pixels, caption) != int(self._row(SUMS, number)):
+            raise self._damaged()
+        return pixels, caption
+
+    def _damaged(self) -> InputError:
+        return InputError("is not as it was prepared", str(self._folder), "remove it: it is then made again")
 
     def _row(self, kind: str, number: int) -> np.ndarray:
         part = bisect_right(self._ends, number)
@@ -206,8 +221,13 @@ class Images:
         return np.asarray(self._maps[name][number - (self._ends[part - 1] if part else 0)])
 
     def _array(self, name: str) -> np.ndarray | None:
-        path = self._folder / f"{name}.npy"
-        return np.array(open_memmap(path, mode="r")) if path.is_file() else None
+        """A small array, verified; None if there is none. Raises InputError if it is not what was prepared."""
+        digest, path = self._about["sums"].get(name), self._folder / f"{name}.npy"
+        if digest is None:
+            return None
+        if not path.is_file() or xxhash.xxh3_64_hexdigest(path.read_bytes()) != digest:
+            raise self._damaged()
+        return np.array(open_memmap(path, mode="r"))
 
     def _decoded(self, rejected: Rejected) -> Iterator[tuple[RawImage, np.ndarray]]:
         """The images that can be used, in their order."""

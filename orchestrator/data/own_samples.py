@@ -41,6 +41,17 @@ def open_samples(named: Reference, seed: int, folder: str | None = None) -> OwnS
         raise InputError(str(error), WHERE) from None
 
 
+def check_cache(named: Reference, seed: int, store: str) -> None:
+    """Raise InputError if the samples are prepared, and the cache is a store."""
+    if open_samples(named, seed).is_prepared:
+        raise _not_on_a_store(store)
+
+
+def _not_on_a_store(uri: str) -> InputError:
+    hint = "set data.cache to a folder that all nodes see"
+    return InputError("what is prepared of samples is read from a disk", f"data.cache {uri}", hint)
+
+
 def prepare_samples(named: Reference, seed: int, cache: str, before: str = "") -> str:
     """The URI of the manifest of own samples, written unless it is there; `before` is that which the run has.
 
@@ -63,8 +74,7 @@ def prepare_samples(named: Reference, seed: int, cache: str, before: str = "") -
     folder = DataFolder(f"{DataFolder(cache).uri}/{own}")
     if manifest.read(folder) is None:
         if made.is_prepared and not folder.local:
-            hint = "set data.cache to a folder that all nodes see"
-            raise InputError("what is prepared of samples is read from a disk", folder.uri, hint)
+            raise _not_on_a_store(folder.uri)
         about: dict[str, Any] = made.prepare(folder.uri) if made.is_prepared else {"count": len(made)}
         count = about["count"]
         found = DataManifest(own, "uint16", "", 1, {}, (), (), count, count, 0, 0.0, 1.0, own=own)

@@ -29,7 +29,7 @@ from orchestrator.planning.machines import machine_for
 from orchestrator.planning.plan import plan
 from orchestrator.resolve.commit_model import as_begun, check_implementation
 from orchestrator.resolve.continued import begun_from
-from orchestrator.resolve.prepared_data import kind_of
+from orchestrator.resolve.prepared_data import data_cache, kind_of
 from orchestrator.resolve.prompts import check_generates
 from orchestrator.resolve.resolved_job import ResolvedJob, resolve, wrong_input
 from orchestrator.resolve.training_inputs import load_workload, vocabulary_before_data
@@ -327,6 +327,10 @@ def check_places(spec: JobSpec, run_dir: RunDir) -> None:
     cache = local_path(spec.data.cache) if spec.data.cache and is_local(spec.data.cache) else ""
     if os.path.lexists(cache) and not os.path.isdir(cache):
         raise InputError("is no folder", f"data.cache {cache}", "give another")
+    if spec.data.samples is not None and not is_local(place := data_cache(spec, run_dir)):
+        from orchestrator.data.own_samples import check_cache
+
+        check_cache(spec.data.samples, spec.seed, place)
     if spec.tracking:
         check_tracking(spec.tracking.uri)
     check_sinks(spec)

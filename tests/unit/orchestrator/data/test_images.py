@@ -71,7 +71,9 @@ def test_a_folder_and_an_archive_give_the_same_parts(
     found = parts(one)
     assert found == parts(two)
     assert [name for name in found if name.startswith("part")] == [f"part-0000{i}.npy" for i in range(3)]
-    assert json.loads(found["index.json"]) == {
+    index = json.loads(found["index.json"])
+    assert index.pop("sums").keys() == {"labels", "classes"}
+    assert index == {
         "count": 5,
         "rejected": {},
         "classes": ["cat", "dog"],
@@ -324,6 +326,17 @@ def test_a_caption_may_have_any_braces(folder: Path, tmp_path: Path) -> None:
     images.open(str(tmp_path / "out"))
     said = images.of_set()["classes"][0]
     assert bytes(said[said < 256].tolist()).decode() == "{x} cat"
+
+
+@pytest.mark.parametrize("name", ["part-00000", "captions-00000", "sums-00000", "labels", "classes"])
+def test_what_is_damaged_is_not_believed(folder: Path, tmp_path: Path, name: str) -> None:
+    images, path = Images(str(folder), **OPTIONS), tmp_path / "out" / f"{name}.npy"
+    images.prepare(str(tmp_path / "out"))
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1  # of the last image
+    path.write_bytes(data)
+    with pytest.raises(InputError, match="is not as it was prepared; remove it"):
+        images.open(str(tmp_path / "out")) or images.sample(4, np.random.default_rng())
 
 
 def test_what_is_prepared_is_used_again_and_no_file_is_read(folder: Path, tmp_path: Path) -> None:
