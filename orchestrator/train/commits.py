@@ -30,7 +30,7 @@ from orchestrator.storage.retry import patient
 from orchestrator.storage.run_directory import Row
 from orchestrator.train.engines.engine import Engine
 from orchestrator.train.progress import CHUNKS_HEAD
-from orchestrator.train.rank_messages import Agreed, agree
+from orchestrator.train.rank_messages import Agreed, agree, gather_json
 from orchestrator.train.task import Task
 
 FINISH_TIMEOUT = 300.0
@@ -172,7 +172,8 @@ class Commits:
             assert saver is not None
             if rank > 0:  # rank 0 hears from the others before it waits for their notes
                 self._record_outcomes(saver.close(FINISH_TIMEOUT))
-            saver.tell_failed(agree(0, False, failed_step=saver.failed_step).failed_steps)
+            told = gather_json([saver.failed_step, self._latest[1]])
+            saver.tell_failed([failed_step for failed_step, _ in told])
             if rank == 0:
                 self._record_outcomes(saver.close(FINISH_TIMEOUT))
             self._saver = None
@@ -188,7 +189,8 @@ class Commits:
                 self._saved, self._saver = -1, self._open_saver()
         self._context.set_waiting(False)
         if failed:
-            reason = self._latest[1] or f"it was not written within {FINISH_TIMEOUT:.0f} s"
+            own = self._latest[1] or f"it was not written within {FINISH_TIMEOUT:.0f} s"
+            reason = "; ".join(dict.fromkeys([own, *(why for _, why in told[1:] if why)]))
             raise OSError(f"the commit at step {step} failed: {reason}")
 
     def _open_saver(self) -> Saver:

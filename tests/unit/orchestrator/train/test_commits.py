@@ -71,14 +71,21 @@ def test_of_the_last_commit_rank_0_hears_from_the_others_before_it_waits_for_the
         def tell_failed(self, steps: Any) -> None:
             done.append(steps)
 
-    def agreed(number: int, stop: bool, failures: int = 0, failed_step: int = -1) -> Any:
-        done.append(failed_step)
-        return SimpleNamespace(stop=False, failures=0, failed_steps=(-1, 900))
+    def gathered(told: Any) -> Any:
+        done.append(told)
+        return [[-1, ""], [900, "the disk is full"]]
 
-    monkeypatch.setattr(module, "agree", agreed)
+    agreed = SimpleNamespace(stop=True, failures=1)
+    monkeypatch.setattr(module, "gather_json", gathered)
+    monkeypatch.setattr(module, "agree", lambda *told: done.append(told[2]) or agreed)
     found = commits(tmp_path, None)
     found._context = SimpleNamespace(rank_info=SimpleNamespace(rank=rank), set_waiting=lambda on: None)  # type: ignore[assignment]
-    found._task = SimpleNamespace(restore=900)  # type: ignore[assignment]
-    found._saved, found._saver, found._latest = 900, Writer(), (-1, "")  # type: ignore[assignment]
-    found.finish({"step": 900})
-    assert done == ([-1, (-1, 900), "close", -1] if rank == 0 else ["close", 900, (-1, 900), -1])
+    found._task = SimpleNamespace(restore=None)  # type: ignore[assignment]
+    found._saved, found._saver, found._latest = 900, Writer(), (900, "it fails")  # type: ignore[assignment]
+    if rank == 0:
+        with pytest.raises(OSError, match="the commit at step 900 failed: it fails; the disk is full"):
+            found.finish({"step": 900})
+        assert done == [[-1, "it fails"], [-1, 900], "close", 1]
+    else:
+        found.finish({"step": 900})
+        assert done == ["close", [900, "it fails"], [-1, 900], 0]
