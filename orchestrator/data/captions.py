@@ -55,9 +55,9 @@ class Captions:
         found.no_truncation()
         return found
 
-    def size(self) -> int:
+    def size(self, prepared: str = "") -> int:
         """What all token ids stay below; 0 without captions. Raises InputError."""
-        found = self.tokenizer()
+        found = self.tokenizer(prepared)
         return 1 + max(found.get_vocab().values(), default=0) if found else 0
 
     def encoder(self) -> Encoder | None:

@@ -19,7 +19,6 @@ def processor_config(size: int, channels: int, mean: Sequence[float], std: Seque
     """The image processor that does what `orchestrator.data.image_files.decoded` does, and normalises."""
     return {
         "image_processor_type": "CLIPImageProcessor",
-        "processor_class": "CLIPProcessor",
         "do_convert_rgb": channels == 3,
         "do_resize": True,
         "size": {"shortest_edge": size},
@@ -55,7 +54,8 @@ def byte_tokenizer() -> Tokenizer:
 def write_inputs(folder: str, processor: Mapping[str, Any], tokenizer: Tokenizer | None, tokens: int) -> None:
     """Write the image processor, and the tokenizer of captions of so many `tokens`, if there are any."""
     target = Path(folder)
-    (target / "preprocessor_config.json").write_text(json.dumps(processor, indent=2) + "\n")
+    both = {} if tokenizer is None else {"processor_class": "CLIPProcessor"}
+    (target / "preprocessor_config.json").write_text(json.dumps({**processor, **both}, indent=2) + "\n")
     if tokenizer is None:
         return
     tokenizer.save(str(target / "tokenizer.json"))
@@ -65,10 +65,10 @@ def write_inputs(folder: str, processor: Mapping[str, Any], tokenizer: Tokenizer
         roles |= {"eos_token": around[-1], "pad_token": around[-1]}
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "processor_class": "CLIPProcessor",
         "model_max_length": tokens,
         "model_input_names": ["input_ids", "attention_mask"],
         "clean_up_tokenization_spaces": False,
+        **both,
         **roles,
     }
     (target / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")

@@ -181,7 +181,8 @@ class Images:
 
     def limits(self) -> dict[str, int]:
         """What token ids stay below. Raises InputError if the tokenizer cannot be read."""
-        return {"caption": self._texts.size()} if self._tokens else {}
+        prepared = str(self._folder) if self._about else ""
+        return {"caption": self._texts.size(prepared)} if self._tokens else {}
 
     def export(self, prepared: str, folder: str) -> None:
         """Write an image processor and a tokenizer for transformers to `folder`, which give these samples."""

@@ -168,11 +168,14 @@ def _of_set(samples: OwnSamples, count: int) -> Batch:
     return {name: value.expand(count, *value.shape) for name, value in whole.items()}
 
 
-def first_samples(named: Reference, seed: int, count: int = 2, of_set: bool = False) -> Batch:
-    """A batch of the first samples, or of the only one several times; with what is `of_set`. Raises InputError."""
-    made = open_samples(named, seed)
+def first_samples(
+    named: Reference, seed: int, count: int = 2, of_set: bool = False, prepared: str = ""
+) -> Batch:
+    """A batch of the first samples, or of the only one several times; with what is `of_set`. They are read from where
+    they were `prepared`, if that is given. Raises InputError."""
+    made = open_samples(named, seed, prepared or None)
     with tempfile.TemporaryDirectory() as folder:
-        if made.is_prepared:
+        if made.is_prepared and not prepared:
             made.prepare(folder, count)
             made = open_samples(named, seed, folder)
         try:

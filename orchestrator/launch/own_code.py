@@ -12,8 +12,9 @@ from orchestrator.job.spec import JobSpec
 from orchestrator.resolve.resolved_job import ResolvedJob, wrong_input
 
 
-def check_own_code(job: ResolvedJob, workload: Any) -> None:
-    """Every `module:name` of the job is there, has its source, and does what its protocol says on a first sample.
+def check_own_code(job: ResolvedJob, workload: Any, prepared: str = "") -> None:
+    """Every `module:name` of the job is there, has its source, and does what its protocol says on a first sample, which
+    is read from where samples were `prepared`, if they were.
 
     Raises InputError with the key of the job file.
     """
@@ -38,10 +39,10 @@ def check_own_code(job: ResolvedJob, workload: Any) -> None:
         with wrong_input("evaluate.metrics"):
             OwnMetrics(spec.evaluate.own_metrics)
     if isinstance(workload.config, OwnModel):
-        _check_model(job, workload)
+        _check_model(job, workload, prepared)
 
 
-def _check_model(job: ResolvedJob, workload: Any) -> None:
+def _check_model(job: ResolvedJob, workload: Any, prepared: str) -> None:
     from workloads.own.check import check_model
 
     spec = job.spec
@@ -54,10 +55,10 @@ def _check_model(job: ResolvedJob, workload: Any) -> None:
     if workload.compares and spec.train.global_batch < 2:
         what = f"{workload.name} compares the samples of a global batch, and there is one"
         raise InputError(what, "train.global_batch", "make it larger")
-    first = _first(job, workload)
+    first = _first(job, workload, prepared)
     with wrong_input("workload.model"):
         plain = replace(workload, adapter=None, frozen=frozenset(), begun=None)
-        values = check_model(plain, first, spec.seed, _limits(spec))
+        values = check_model(plain, first, spec.seed, _limits(spec, prepared))
         _check_divided(spec, plain, first)
     chosen = {"accuracy", "zero_shot"} & {
         (spec.checkpoint.best_metric or "").partition(".")[2],
@@ -87,21 +88,21 @@ def _check_divided(spec: JobSpec, workload: Any, batch: Any) -> None:
         check_sharding(workload, model, batch, each)
 
 
-def _limits(spec: JobSpec) -> dict[str, int]:
+def _limits(spec: JobSpec, prepared: str) -> dict[str, int]:
     if spec.data.samples is None:
         return {}
     from orchestrator.data.own_samples import open_samples
 
-    return open_samples(spec.data.samples, spec.seed).limits()
+    return open_samples(spec.data.samples, spec.seed, prepared or None).limits()
 
 
-def _first(job: ResolvedJob, workload: Any) -> Any:
+def _first(job: ResolvedJob, workload: Any, prepared: str) -> Any:
     """Two samples; of text, what the objective makes of words that stand for it."""
     spec = job.spec
     if spec.data.samples is not None:
         from orchestrator.data.own_samples import first_samples
 
-        return first_samples(spec.data.samples, spec.seed, of_set=True)
+        return first_samples(spec.data.samples, spec.seed, of_set=True, prepared=prepared)
     import numpy as np
 
     from workloads.objectives.samples import Samples

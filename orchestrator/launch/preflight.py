@@ -29,7 +29,7 @@ from orchestrator.planning.machines import machine_for
 from orchestrator.planning.plan import plan
 from orchestrator.resolve.commit_model import as_begun, check_implementation
 from orchestrator.resolve.continued import begun_from
-from orchestrator.resolve.prepared_data import data_cache, kind_of
+from orchestrator.resolve.prepared_data import data_cache, kind_of, prepared_before
 from orchestrator.resolve.prompts import check_generates
 from orchestrator.resolve.resolved_job import ResolvedJob, resolve, wrong_input
 from orchestrator.resolve.training_inputs import load_workload, vocabulary_before_data
@@ -52,7 +52,7 @@ def preflight(spec: JobSpec, run_dir: RunDir, until: int | None, address: str | 
         check_implementation(spec, commit, run_dir.uri)
         spec = as_begun(spec, begun_from(spec, run_dir, commit)[1])
     with problems.noted():
-        job = check_here(spec, address)
+        job = check_here(spec, address, prepared_before(spec, run_dir, commit))
     if until is not None and until > spec.train.steps:
         with problems.noted():
             raise InputError(f"step {until} is beyond train.steps {spec.train.steps}", "--until", "lower it")
@@ -63,11 +63,11 @@ def preflight(spec: JobSpec, run_dir: RunDir, until: int | None, address: str | 
     return job
 
 
-def check_here(spec: JobSpec, address: str | None) -> ResolvedJob:
-    """What is wrong with a job, and with this machine for it. Returns the job, resolved."""
+def check_here(spec: JobSpec, address: str | None, prepared: str = "") -> ResolvedJob:
+    """What is wrong with a job, and with this machine for it; see `check_job`. Returns the job, resolved."""
     problems = Problems()
     with problems.noted():
-        job = check_job(spec)
+        job = check_job(spec, prepared)
     with problems.noted():
         check_machine(spec, address)
     problems.raise_noted()
@@ -77,8 +77,9 @@ def check_here(spec: JobSpec, address: str | None) -> ResolvedJob:
     return job
 
 
-def check_job(spec: JobSpec) -> ResolvedJob:
-    """What is wrong with a job wherever it runs. Returns the job, resolved."""
+def check_job(spec: JobSpec, prepared: str = "") -> ResolvedJob:
+    """What is wrong with a job wherever it runs; `prepared` is where the samples of its run are, if it has begun with
+    some. Returns the job, resolved."""
     problems = Problems()
     for check in (check_text, check_records, check_preferences, check_cleaning, prices.check):
         with problems.noted():
@@ -92,7 +93,7 @@ def check_job(spec: JobSpec) -> ResolvedJob:
             check_layouts(job)
         check_objective(job)
         if not problems:
-            check_workload(job)
+            check_workload(job, prepared)
             check_generates(job)
     problems.raise_noted()
     return job
@@ -219,7 +220,7 @@ def _sources(spec: JobSpec) -> list[tuple[str, Source]]:
     return [(f"{where}.{number}", source) for where, group in groups for number, source in enumerate(group)]
 
 
-def check_workload(job: ResolvedJob) -> None:
+def check_workload(job: ResolvedJob, prepared: str = "") -> None:
     """Model, objective, options, sequence length and tokenizer fit each other, and the model can be exported if the job
     wants that.
 
@@ -250,7 +251,7 @@ def check_workload(job: ResolvedJob) -> None:
     if isinstance(workload.config, HuggingFaceModel):
         _check_hugging_face_class(job.spec, workload)
     check_tasks(job.spec, workload)
-    check_own_code(job, workload)
+    check_own_code(job, workload, prepared)
 
 
 def check_tasks(spec: JobSpec, workload: Any) -> None:

@@ -14,6 +14,7 @@ from orchestrator.storage.retry import Retry, storage_failed
 from orchestrator.storage.run_directory import RunDir
 
 if TYPE_CHECKING:
+    from orchestrator.checkpoint.manifest import CommitManifest
     from orchestrator.data.progress import Progress
     from orchestrator.data.records import RecordKind
     from orchestrator.data.tokens import Tokens
@@ -25,6 +26,18 @@ EXCERPT = "excerpt"
 def data_cache(spec: JobSpec, run: RunDir) -> str:
     """Where token shards are kept: named by the job, else beside the runs, so that all of them share it."""
     return spec.data.cache or f"{run.uri.rsplit('/', 1)[0]}/_data"
+
+
+def prepared_before(spec: JobSpec, run: RunDir, commit: CommitManifest | None) -> str:
+    """Where the own samples are that the run of a `commit` has prepared; empty if there are none."""
+    from orchestrator.data import manifest
+    from orchestrator.data.data_folder import DataFolder
+
+    before = str(commit.meta.get("data", "")) if commit and spec.data.samples is not None else ""
+    for place in (before, f"{data_cache(spec, run)}/{_name(before)}") if before else ():
+        if manifest.read(DataFolder(place)):
+            return place
+    return ""
 
 
 @dataclass(frozen=True)

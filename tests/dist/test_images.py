@@ -15,12 +15,14 @@ from local_run import LocalGang, drive_here
 from PIL import Image
 
 from orchestrator import load_run
+from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.checkpoint.store import Store
 from orchestrator.export.hugging_face import export
 from orchestrator.job.document import read_document
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import parse
-from orchestrator.launch.preflight import preflight
+from orchestrator.launch.preflight import check_job, preflight
+from orchestrator.resolve.prepared_data import prepared_before
 from orchestrator.storage.run_directory import RunDir
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -62,11 +64,16 @@ def run(document: dict[str, Any], folder: Path, faults: tuple[str, ...] = ()) ->
     return summary, list(RunDir(str(folder)).rows("metrics.jsonl"))
 
 
+def last(folder: Path) -> CommitManifest:
+    """The last commit."""
+    store = Store(str(folder / "checkpoints"))
+    return store.manifest(store.steps()[-1])
+
+
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     """The model of the last commit."""
-    store = Store(str(folder / "checkpoints"))
-    manifest = store.manifest(store.steps()[-1])
-    reader = store.reader(manifest)
+    manifest = last(folder)
+    reader = Store(str(folder / "checkpoints")).reader(manifest)
     return {name: reader.read(name) for name in manifest.tensors if name.startswith("model.")}
 
 
@@ -153,6 +160,10 @@ def test_a_masked_autoencoder_is_trained_alike_by_two_and_leaves(digits: Path, t
     document = job("digits_mae.yaml", digits)
     preflight(parse(document), RunDir(str(tmp_path / "one")), None, None)
     one = run(document, tmp_path / "one")
+    gone = job("digits_mae.yaml", digits)
+    gone["data"]["samples"]["options"]["uri"] = str(tmp_path / "gone")
+    spec = parse(gone)  # what a run has prepared it goes on with, though the images are gone
+    assert check_job(spec, prepared_before(spec, RunDir(str(tmp_path / "one")), last(tmp_path / "one"))).spec
     two = run(
         job("digits_mae.yaml", digits, workers=2, parallel={"zero": 2, "micro_batch": 4}), tmp_path / "two"
     )
