@@ -44,15 +44,16 @@ def preflight(spec: JobSpec, run_dir: RunDir, until: int | None, address: str | 
     """Find all that can be found wrong of a run without starting anything. Returns the job, resolved, as the run has
     begun it: see `as_begun`."""
     check_places(spec, run_dir)
-    problems = Problems()
+    problems, prepared = Problems(), ""
     with problems.noted():
         if run_dir.rows(TRIALS):
             raise InputError("is the folder of a search", run_dir.uri, "give another --run-dir, or use tune")
         commit = check_same_run(spec, run_dir)
         check_implementation(spec, commit, run_dir.uri)
+        prepared = prepared_before(spec, run_dir, commit)
         spec = as_begun(spec, begun_from(spec, run_dir, commit)[1])
     with problems.noted():
-        job = check_here(spec, address, prepared_before(spec, run_dir, commit))
+        job = check_here(spec, address, prepared)
     if until is not None and until > spec.train.steps:
         with problems.noted():
             raise InputError(f"step {until} is beyond train.steps {spec.train.steps}", "--until", "lower it")
