@@ -32,7 +32,7 @@ from orchestrator.planning.memory import (
     peak_bytes,
     saved_bytes,
 )
-from orchestrator.planning.simulation.operators import Program
+from orchestrator.planning.simulation.operators import Program, needed_flops
 from orchestrator.planning.simulation.step import (
     StepTime,
     least_time,
@@ -262,7 +262,7 @@ class Planner:
     @property
     def flops(self) -> dict[str, float]:
         """What a task says of FLOPs, see `orchestrator.train.task`."""
-        return {"flops_per_token": self.shape.flops_per_token, "peak_flops": self.machine.flops}
+        return {"flops_per_token": needed_flops(self.shape), "peak_flops": self.machine.flops}
 
     def choose(self, workers: int) -> Layout | None:
         """The best layout for that number of workers; None if there is no legal one, or so few cannot hold what is

@@ -40,8 +40,8 @@ class Task:
         shards: digest of the prepared data; empty if unknown.
         sets: URIs of the prepared data of sets of held-out text of their own, by name.
         base: the weights that the run begins with, see `orchestrator.resolve.base.Base`; None if it begins anew.
-        flops_per_token, peak_flops: FLOPs that the model takes for a token, forward and backward, and FLOP/s of a
-            worker in matrix products; 0 if not known.
+        flops_per_token, peak_flops: FLOPs that a token takes, forward and backward, without gradients of frozen
+            weights; and FLOP/s of a worker in matrix products; 0 if not known.
         code: hashes of the user's own code, see `orchestrator.job.own_code`; those of this node must be the same.
         code_roots: folders in which the controller has found that code.
     """

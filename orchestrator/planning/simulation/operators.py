@@ -86,7 +86,7 @@ class Times:
 def layer(
     shape: ModelShape, machine: Machine, program: Program, part: tuple[int, ...], recompute: str
 ) -> Times:
-    """A mean layer. `part` is (sequences, tp, cp, ep, sequence) of the layout."""
+    """A mean layer. `part` is (sequences, tp, cp, ep, sequence) of the layout. Frozen weights have no gradient."""
     sequences, tp, cp, ep, sliced = part
     length = shape.sequence_length
     tokens = sequences * length / cp
@@ -99,8 +99,10 @@ def layer(
     inputs = scale * sum(
         p.count * machine.matrix(p.rows, p.inner, p.columns, program.width) for p in products
     )
-    weights = scale * sum(
-        p.count * machine.matrix(p.inner, p.columns, p.rows, program.width) for p in products
+    weights = (
+        scale
+        * shape.trained_share
+        * sum(p.count * machine.matrix(p.inner, p.columns, p.rows, program.width) for p in products)
     )
     heads = shape.heads / (tp if shape.heads_split else 1)
     if (shape.capped or program.attention_dropout) and not machine.score_bytes:
@@ -141,7 +143,7 @@ def ends(shape: ModelShape, machine: Machine, program: Program, part: tuple[int,
     head = Times(
         machine.launched(machine.matrix(tokens, columns, shape.hidden, width) + logits / 2, OPERATIONS),
         machine.launched(machine.matrix(tokens, shape.hidden, columns, width) + logits / 2, OPERATIONS),
-        machine.matrix(shape.hidden, columns, tokens, width),
+        shape.trained_share * machine.matrix(shape.hidden, columns, tokens, width),
         sent_backward=sent,
     )
     return Times(moved, 0.0, 2.0 * moved, sent_forward=sent), head
@@ -194,12 +196,22 @@ def _expert_products(shape: ModelShape, tokens: float, tp: int, ep: int) -> list
     return found
 
 
+def needed_flops(shape: ModelShape) -> float:
+    """FLOPs of a token that a step computes: of a weight's a third are its gradient, and what is frozen has none."""
+    of_weights = max(shape.flops_per_token - _score_flops(shape), 0.0)
+    return shape.flops_per_token - (1.0 - shape.trained_share) * of_weights / 3.0
+
+
+def _score_flops(shape: ModelShape) -> float:
+    """Those of a token that are of attention's scores, which have no weights."""
+    return 12.0 * shape.layers * shape.heads * shape.head_size * shape.sequence_length
+
+
 @lru_cache(maxsize=256)
 def _unlisted(shape: ModelShape) -> float:
     """FLOPs of a token in the layers' products over those of the products that are listed here: what other
     architectures have besides (cross-attention, a generator, latent vectors)."""
-    scores = 12.0 * shape.layers * shape.heads * shape.head_size * shape.sequence_length
-    total = shape.flops_per_token - scores - 6.0 * shape.vocabulary * shape.hidden
+    total = shape.flops_per_token - _score_flops(shape) - 6.0 * shape.vocabulary * shape.hidden
     listed = sum(6.0 * columns * inner * count for columns, inner, count in _matrices(shape, 1))
     listed += sum(
         6.0 * p.rows * p.columns * p.inner * p.count / 1e6 for p in _expert_products(shape, 1e6, 1, 1)

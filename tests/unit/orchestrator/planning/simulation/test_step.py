@@ -11,7 +11,7 @@ from published_steps import MEGATRON, PTDP_1, ROWS, gpt
 from orchestrator.planning.device import Machine
 from orchestrator.planning.layout import Layout
 from orchestrator.planning.profile import load
-from orchestrator.planning.simulation.operators import Program
+from orchestrator.planning.simulation.operators import Program, needed_flops
 from orchestrator.planning.simulation.step import (
     CONTENTION,
     layers_of,
@@ -117,3 +117,14 @@ def test_small_products_use_a_device_badly() -> None:
     machine = Machine(1e9, 1e14, half_size=64, memory_bandwidth=1e15)
     large, small = machine.matrix(4096, 4096, 4096, 2), machine.matrix(64, 64, 64, 2)
     assert small / 64**3 > 5 * large / 4096**3
+
+
+def test_frozen_weights_have_no_gradient() -> None:
+    """Products alone: forward, for the inputs and for the weights each take a third."""
+    products = Machine(memory=1e12, flops=1e12, matrix_share=1.0, memory_bandwidth=1e30, launch=0.0)
+    shape = dataclasses.replace(gpt(16, 2048, 16), sequence_length=16)
+    frozen = dataclasses.replace(shape, trained_share=0.0)
+    whole, part = (step_time(each, Layout(), 8, products, MEGATRON).compute for each in (shape, frozen))
+    assert part == pytest.approx(2 / 3 * whole, rel=0.01)
+    assert needed_flops(frozen) == pytest.approx(2 / 3 * needed_flops(shape), rel=0.01)
+    assert needed_flops(shape) == shape.flops_per_token
