@@ -25,6 +25,7 @@ def add_node(cluster: Cluster, number: int) -> None:
         node_ip_address=f"127.0.0.{10 + number}",
         object_store_memory=100 * 2**20,
         include_dashboard=False,
+        dashboard_agent_listen_port=0,
         **({"_system_config": HEALTH} if number == 0 else {}),
     )
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import socket
 import subprocess
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +13,7 @@ import psutil
 import pytest
 from jobs import command, job, orchestrator, rows, status, wait_for, write_job, write_text
 from local_nodes import two_nodes
+from open_ports import listening, served, status_of
 from prepared import with_data
 
 from cluster.local import local_cluster as loopback
@@ -114,7 +112,7 @@ def test_a_stopped_job_is_gone_on_with_and_its_log_is_read(
 
 def open_while_training(local: loopback.LocalCluster, ranks: set[int]) -> None:
     """What a run opens serves nobody either, and its ranks, whose peers ask for no token, are on no other interface."""
-    places = listening(local)
+    places = listening(family(local))
     assert served(places) == []
     addresses = {ip for ip, _, _, pid in places if pid in ranks}
     assert local.nodes[1]["ip"] in addresses
@@ -163,50 +161,15 @@ def test_no_route_is_served_without_the_token(local: loopback.LocalCluster) -> N
 
 def test_no_open_port_answers_without_the_token(local: loopback.LocalCluster) -> None:
     """Every port that any process of the cluster listens on is asked as a browser would."""
-    places = listening(local)
+    places = listening(family(local))
     assert len(places) >= 10
     assert served(places) == []
 
 
-def listening(local: loopback.LocalCluster) -> set[tuple[str, int, str, int]]:
-    """Address, port, name and id of all processes of the cluster that listen."""
+def family(local: loopback.LocalCluster) -> list[psutil.Process]:
+    """All processes of the cluster."""
     keepers = [psutil.Process(node["pid"]) for node in local.nodes]
-    family = [*keepers, *(child for keeper in keepers for child in keeper.children(recursive=True))]
-    found = set()
-    for process in family:
-        with contextlib.suppress(psutil.NoSuchProcess):  # Ray's idle workers come and go
-            for connection in process.net_connections("tcp"):
-                if connection.status == psutil.CONN_LISTEN:
-                    found.add((connection.laddr.ip, connection.laddr.port, process.name(), process.pid))
-    return found
-
-
-def served(places: set[tuple[str, int, str, int]]) -> list[tuple[object, ...]]:
-    """Where something else than a refusal was answered, and what."""
-
-    def ask(place: tuple[str, int, str, int]) -> list[tuple[object, ...]]:
-        host = place[0] if place[0].startswith("127.") else "127.0.0.1"
-        found: list[tuple[object, ...]] = []
-        for path in (b"/metrics", b"/api/version", b"/api/jobs/"):
-            status = status_of(host, place[1], path)
-            if status is None:
-                break
-            found += [(*place, path, status)] if status not in (401, 403) else []
-        return found
-
-    with ThreadPoolExecutor(len(places)) as pool:  # those that are silent take their whole time
-        return [answer for answers in pool.map(ask, sorted(places)) for answer in answers]
-
-
-def status_of(host: str, port: int, path: bytes) -> int | None:
-    """The HTTP status of an answer; None if it is none of HTTP/1, as from gRPC."""
-    try:
-        with socket.create_connection((host, port), timeout=5) as connection:
-            connection.sendall(b"GET " + path + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-            answer = connection.recv(64)
-    except OSError:  # closed at once, or silent
-        return None
-    return int(answer.split()[1]) if answer.startswith(b"HTTP/1") else None
+    return [*keepers, *(child for keeper in keepers for child in keeper.children(recursive=True))]
 
 
 def ray_routes() -> list[tuple[str, str]]:

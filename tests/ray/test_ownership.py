@@ -6,6 +6,7 @@ from pathlib import Path
 
 import psutil
 from jobs import job, orchestrator, rows, slow_job, started, status, wait_for, write_job, write_text
+from open_ports import listening, served
 from prepared import with_data
 
 
@@ -37,6 +38,9 @@ def test_two_commands_at_once_on_a_new_directory_and_the_one_at_work_is_killed(t
         titles = [" ".join(member.cmdline()).lower() for member in members]
         assert any("agent" in title for title in titles)
         assert [title for title in titles if "monitor" in title or "dashboard.py" in title] == []
+        places = listening(members)
+        assert {kind for _, _, kind, _ in places} >= {"raylet", "gcs_server"}
+        assert served(places) == []
         winner.kill()
         _, alive = psutil.wait_procs(members, timeout=30)
         assert [(member.pid, member.cmdline()[:4]) for member in alive] == []
