@@ -43,7 +43,11 @@ def check_own_code(job: ResolvedJob, workload: Any, prepared: str = "") -> None:
 
 
 def _check_model(job: ResolvedJob, workload: Any, prepared: str) -> None:
-    from workloads.own.check import check_model
+    import torch
+
+    from workloads.own.check import check_model, shaken
+    from workloads.own.metrics import OwnMetrics
+    from workloads.own.model import NETWORK
 
     spec = job.spec
     if spec.train.optimizer.name == "muon" and not workload.config.has_blocks:
@@ -52,6 +56,14 @@ def _check_model(job: ResolvedJob, workload: Any, prepared: str) -> None:
     if spec.train.compile and not workload.config.has_blocks:
         what = f"{workload.name} names no layers that could be compiled alone"
         raise InputError(what, "train.compile", "add blocks() to it, or set it to false")
+    frozen = (name for name, p in workload.config.bare.named_parameters() if not p.requires_grad)
+    if left := [name for name in frozen if f"{NETWORK}{name}" not in workload.frozen]:
+        what = (
+            f"{workload.name} sets requires_grad of {left[0]} to False, and a run trains all but train.freeze"
+        )
+        raise InputError(
+            what, "workload.model", f"add {NETWORK}{left[0]} to train.freeze, which takes patterns"
+        )
     if workload.compares and spec.train.global_batch < 2:
         what = f"{workload.name} compares the samples of a global batch, and there is one"
         raise InputError(what, "train.global_batch", "make it larger")
@@ -60,6 +72,10 @@ def _check_model(job: ResolvedJob, workload: Any, prepared: str) -> None:
         plain = replace(workload, adapter=None, frozen=frozenset(), begun=None)
         values = check_model(plain, first, spec.seed, _limits(spec, prepared))
         _check_divided(spec, plain, first)
+    if spec.evaluate and spec.evaluate.own_metrics:
+        with wrong_input("evaluate.metrics"), torch.no_grad():
+            model = shaken(plain, first, spec.seed)
+            OwnMetrics(spec.evaluate.own_metrics).beside(plain.loss(model, first), model(first), first)
     chosen = {"accuracy", "zero_shot"} & {
         (spec.checkpoint.best_metric or "").partition(".")[2],
         (spec.stop_when.metric if spec.stop_when else "").partition(".")[2],
@@ -73,14 +89,14 @@ def _check_model(job: ResolvedJob, workload: Any, prepared: str) -> None:
 def _check_divided(spec: JobSpec, workload: Any, batch: Any) -> None:
     """What the model declares of stages and sharding holds."""
     from orchestrator.train.parallel.own_check import check_handed, check_sharding, check_stages, least_ways
-    from workloads.own.check import model_of
+    from workloads.own.check import shaken
 
     asked = 1 if spec.parallel == "auto" else spec.parallel.tp
     fits = workload.config.cut % asked == workload.config.whole_heads % asked == 0
     ways = {least_ways(workload), asked if fits else 1} - {1}
     if not ways and not workload.config.stages:
         return
-    model = model_of(workload, spec.seed)
+    model = shaken(workload, batch, spec.seed)
     if workload.config.stages:
         check_stages(workload, batch)
         check_handed(workload, model, batch)

@@ -40,6 +40,7 @@ from orchestrator.control.state import Observation, Policy, State
 from orchestrator.data.progress import StageLine
 from orchestrator.data.skips import on_record
 from orchestrator.job.errors import InputError
+from orchestrator.job.own_code import code_of, find_code, roots_of
 from orchestrator.job.paths import absolute, resolve_paths
 from orchestrator.job.spec import JobSpec, parse
 from orchestrator.launch.preflight import check_job
@@ -83,15 +84,18 @@ def loop_config(
         "data": data.uri,
         "sets": data.sets,
         "report_every": report_every or spec.checkpoint.every,
+        "code": code_of(spec),
+        "code_roots": roots_of(spec),
         "faults": list(faults),
     }
 
 
 def train_func(config: dict[str, Any]) -> None:
     """The `train_loop_per_worker`: one rank, from the last commit to the end of the job. See `loop_config`."""
+    run, code, roots = RunDir(config["run"]), config["code"], tuple(config["code_roots"])
+    find_code(parse(config["job"]), code, roots)
     context, node = ray.train.get_context(), ray.util.get_node_ip_address()
     rank, world = context.get_world_rank(), context.get_world_size()
-    run = RunDir(config["run"])
     if dist.is_initialized():
         dist.destroy_process_group()  # the rank program makes its own, over its own store
     with _history_of(config, run) if rank == 0 else contextlib.nullcontext() as history:
@@ -106,6 +110,8 @@ def train_func(config: dict[str, Any]) -> None:
             sets=config["sets"],
             until=config["job"]["train"]["steps"],
             faults=tuple(config["faults"]),
+            code=code,
+            code_roots=roots,
             skips=tuple(skip.to_json() for skip in on_record(run.rows("events.jsonl"))),
             **told,
         )

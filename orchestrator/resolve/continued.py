@@ -22,7 +22,7 @@ from orchestrator.checkpoint.identity import (
 )
 from orchestrator.checkpoint.store import Store
 from orchestrator.job.errors import InputError
-from orchestrator.job.own_code import code_of
+from orchestrator.job.own_code import check_same_code, code_of, where_of
 from orchestrator.job.spec import JobSpec
 from orchestrator.job.tokenizer_training import TrainedTokenizer
 from orchestrator.resolve.base import Base, base_json, base_of
@@ -127,9 +127,19 @@ def _check(spec: JobSpec, source: Source) -> None:
             f"{source} is of an earlier version", WHERE, "go on with its own run, then from that"
         )
     check_keys(spec, theirs, str(source))
+    _check_code(spec, commit.meta.get(CODE) or {}, str(source))
     check_length(spec, commit.step, str(source))
     if spec.workload.init_from or spec.needs_base:
         base_of(spec, commit.meta.get(BASE) or {}, True)
+
+
+def _check_code(spec: JobSpec, before: dict[str, str], source: str) -> None:
+    """Raise InputError if the user's own code, of what a phase cannot change, is not that of the `source`."""
+    assert spec.train.continue_from is not None
+    free = {"train.optimizer.schedule", "evaluate.metrics"}
+    if spec.train.continue_from.position == "restart":
+        free.add("data.samples")
+    check_same_code(spec, {n: known for n, known in before.items() if where_of(spec, n) not in free}, source)
 
 
 def check_length(spec: JobSpec, step: int, source: str) -> None:

@@ -151,6 +151,50 @@ class Net(nn.Module):
 """
 
 
+ODD = """
+import torch
+from torch import nn
+
+class Points:
+    def __len__(self): return 24
+    def sample(self, number, rng): return {"x": rng.standard_normal(6), "y": number % 3 / 2}
+class First(nn.Module):
+    def __init__(self): super().__init__(); self.up, self.scale = nn.Linear(6, 6), nn.Parameter(torch.tensor(2.0))
+    def forward(self, batch): return (self.up(batch["x"]) * self.scale).t().contiguous().t()
+class Layer(nn.Module):
+    def __init__(self): super().__init__(); self.inner = nn.Linear(6, 6)
+    def forward(self, x, batch): return x + torch.tanh(self.inner(x))
+class Last(nn.Module):
+    def __init__(self): super().__init__(); self.out = nn.Linear(6, 1)
+    def forward(self, x, batch): return (self.out(x)[:, 0] - batch["y"]).square()
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.one, self.two, self.last = First(), Layer(), Layer(), Last()
+        self.unused = self.last.unused = nn.Linear(2, 2)
+        self.two.inner.weight = self.first.up.weight
+    def blocks(self): return [self.one, self.two, self.one]
+    def stages(self): return [self.first, self.one, self.two, self.one, self.last]
+"""
+
+
+def test_scalars_shared_and_unused_weights_and_a_layer_used_twice(
+    document: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "own_odd", raising=False)
+    (tmp_path / "own_odd.py").write_text(ODD)
+    document["workload"] = {"model": "own_odd:Net"}
+    document["data"] = {"samples": "own_odd:Points"}
+    del document["evaluate"]
+    _, one, _ = run(document, tmp_path / "alone", {"workers": 1, "micro_batch": 8})
+    for name, parallel in (
+        ("zero", {"workers": 2, "zero": 3, "micro_batch": 2}),
+        ("pp", {"workers": 2, "pp": 2, "micro_batch": 2}),
+    ):
+        _, two, _ = run(document, tmp_path / name, parallel)
+        assert max(float((one[n].float() - two[n].float()).abs().max()) for n in one) < 1e-6
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_stages_of_several_tensors_of_other_shapes(
@@ -180,6 +224,10 @@ def test_a_run_goes_on_from_another_under_another_layout(document: dict[str, Any
     document["train"] |= {"steps": 6, "continue_from": f"{tmp_path / 'first'}@2"}
     _, found, _ = run(document, tmp_path / "second", dict(LAYOUTS["pp2"]))
     assert max(float((whole[n].float() - found[n].float()).abs().max()) for n in whole) < 1e-5
+    code = tmp_path / "small_gpt.py"
+    code.write_text(code.read_text() + "CHANGED = True\n")
+    with pytest.raises(InputError, match=r"the code of small_gpt:Gpt is not that .* accept_code"):
+        run(document, tmp_path / "third", dict(LAYOUTS["pp2"]))
 
 
 @pytest.mark.slow

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -51,17 +51,23 @@ TAKEN = frozenset(
 """Names that rows of training and evaluation have already."""
 
 
+SHAKEN = 0.05
+"""Standard deviation of what is added to weights before a model is tried: behind a weight that begins at zero no
+gradient, no dropout and no wrong sharding would be seen."""
+
+
 def check_model(
     workload: OwnWorkload, batch: Batch, seed: int, limits: Mapping[str, int] | None = None
 ) -> set[str]:
     """The names of the values beside the loss. batch has at least two samples; limits are those of `Samples`.
 
     Raises WorkloadError if the model cannot be made from a seed, refuses the samples, has no loss with gradients on
-    `batch`, draws random numbers of its own, or the loss of a sample depends on the others.
+    `batch`, draws random numbers of its own, the loss of a sample depends on the others, or a layer is not used as a
+    module.
     """
     name = workload.name
-    first, second = model_of(workload, seed), model_of(workload, seed)
-    ours, theirs = first.state_dict(), second.state_dict()
+    first = model_of(workload, seed)
+    ours, theirs = first.state_dict(), model_of(workload, seed).state_dict()
     if any(not torch.equal(ours[key], theirs[key]) for key in ours):
         raise WorkloadError(
             f"{name} begins with other weights each time; draw them by torch's generator alone"
@@ -71,8 +77,12 @@ def check_model(
             check(batch, limits or {})
         except ValueError as error:
             raise WorkloadError(f"{name}: {error}") from None
-    loss, metrics = _run(workload, first, batch, 1)
-    again, _ = _run(workload, first, batch, 2)
+    del first, ours, theirs
+    model = shaken(workload, batch, seed)
+    loss, metrics = _run(workload, model, batch, 1)
+    again, _ = _run(workload, model, batch, 2)
+    if not loss.isfinite():
+        raise WorkloadError(f"{name}: its loss on the first samples is {loss.item()}; mend it")
     if not torch.equal(loss, again):
         raise WorkloadError(
             f"{name} draws random numbers in its loss, which depend on the layout; take out dropout, and let the "
@@ -82,13 +92,14 @@ def check_model(
         raise WorkloadError(f"{name}: rows have {taken[0]} already; give that value another name")
     if not loss.requires_grad:
         raise WorkloadError(f"{name}: no gradient comes from its loss; compute it from the parameters")
-    before = {key: value.clone() for key, value in first.state_dict().items()}
+    check_blocks(workload, model, batch)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
     size = len(next(iter(batch.values())))
     if workload.compares:
-        _check_comparing(workload, first, batch)
+        _check_comparing(workload, model, batch)
         return metrics
-    apart = [_run(workload, first, {k: v[i : i + 1] for k, v in batch.items()}, 1)[0] for i in range(size)]
-    if changed := [key for key, value in first.state_dict().items() if not torch.equal(value, before[key])]:
+    apart = [_run(workload, model, {k: v[i : i + 1] for k, v in batch.items()}, 1)[0] for i in range(size)]
+    if changed := [key for key, value in model.state_dict().items() if not torch.equal(value, before[key])]:
         raise WorkloadError(
             f"{name}: its forward pass changes {changed[0]}; what is learnt must be a parameter"
         )
@@ -99,6 +110,47 @@ def check_model(
             "depends on the layout; use layers that look at one sample (group or layer normalisation)"
         )
     return metrics
+
+
+def check_blocks(workload: OwnWorkload, model: nn.Module, batch: Batch) -> None:
+    """Raise WorkloadError if the parameters of a layer of `blocks()` are read while the layer is not called, when under
+    ZeRO 3 they are not there."""
+    for number, block in enumerate(workload.blocks(model)):
+        theirs = [
+            (module, leaf, parameter)
+            for module in block.modules()
+            for leaf, parameter in module._parameters.items()
+            if parameter is not None
+        ]
+        away = {parameter: torch.full_like(parameter, torch.nan) for *_, parameter in theirs}
+        hooks = [
+            block.register_forward_pre_hook(_with(theirs, {})),
+            block.register_forward_hook(_with(theirs, away), always_call=True),
+        ]
+        try:
+            _with(theirs, away)()
+            loss, _ = _run(workload, model, batch, 1)
+        finally:
+            for hook in hooks:
+                hook.remove()
+            _with(theirs, {})()
+        if not loss.isfinite():
+            raise WorkloadError(
+                f"{workload.name}: parameters of layer {number} of blocks() are read while it is not called, when ZeRO "
+                "3 has only parts of them; call it as a module, and let no other read them"
+            )
+
+
+def _with(
+    places: list[tuple[nn.Module, str, nn.Parameter]], away: Mapping[nn.Parameter, Tensor]
+) -> Callable[..., None]:
+    """Puts into each place what stands for its parameter."""
+
+    def put(*_: object) -> None:
+        for module, leaf, parameter in places:
+            module._parameters[leaf] = away.get(parameter, parameter)  # type: ignore[assignment]
+
+    return put
 
 
 def _check_comparing(workload: OwnWorkload, model: nn.Module, batch: Batch) -> None:
@@ -121,6 +173,18 @@ def model_of(workload: OwnWorkload, seed: int) -> nn.Module:
         return workload.build().train()
 
 
+def shaken(workload: OwnWorkload, batch: Batch, seed: int) -> nn.Module:
+    """The model with other weights than it begins with, so that all of it has a part in the loss; with its own if it
+    has no loss with others."""
+    found = model_of(workload, seed)
+    draws = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in found.parameters():
+            parameter.add_(SHAKEN * torch.randn(parameter.shape, generator=draws).to(parameter.dtype))
+    loss, _ = _run(workload, found, batch, 1)
+    return found if loss.isfinite() else model_of(workload, seed)
+
+
 def _run(workload: OwnWorkload, model: nn.Module, batch: Batch, seed: int) -> tuple[Tensor, set[str]]:
     """The sum of the losses, and the names of the further values."""
     with torch.random.fork_rng(devices=[]):
@@ -130,8 +194,11 @@ def _run(workload: OwnWorkload, model: nn.Module, batch: Batch, seed: int) -> tu
         except WorkloadError:
             raise
         except Exception as error:  # whatever the user's code raises
-            reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             raise WorkloadError(
-                f"{workload.name}: its loss failed on the first samples ({reason}); mend it"
+                f"{workload.name}: its loss failed on the first samples ({_line(error)}); mend it"
             ) from None
     return loss.total, set(loss.sums)
+
+
+def _line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from math import gcd
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from workloads.errors import WorkloadError
 
@@ -16,8 +18,14 @@ STYLES = {"column": "column", "row": "row", "vocabulary": "vocab", "shared": "he
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """The layers that an own model names. Raises WorkloadError if they are none of its modules."""
-    return _modules_of(model, "blocks")
+    """The layers that an own model names, each once. Raises WorkloadError if they are none of its modules, or one is
+    inside of another."""
+    found = list(dict.fromkeys(_modules_of(model, "blocks")))
+    inner = {module for block in found for module in block.modules() if module is not block}
+    if both := inner.intersection(found):
+        name = next(name for name, module in model.named_modules() if module in both)
+        raise WorkloadError(f"blocks() gives {name} and a module that it is in; give one of the two")
+    return found
 
 
 def stages_of(model: nn.Module) -> list[nn.Module]:
@@ -29,6 +37,8 @@ def stages_of(model: nn.Module) -> list[nn.Module]:
 def styles_of(model: nn.Module) -> dict[str, str]:
     """The style of each pattern of names of modules, as it was declared. Raises WorkloadError for one that is none."""
     found = _declared(model, "sharding") or {}
+    if not isinstance(found, Mapping):
+        raise WorkloadError("sharding() gives no mapping of patterns to styles; return one")
     for pattern, style in found.items():
         if style not in STYLES:
             raise WorkloadError(
@@ -64,7 +74,15 @@ def cut_size(model: nn.Module) -> int:
     return sizes or 1
 
 
-def check_stages(model: nn.Module) -> None:
+def check_declared(model: nn.Module) -> None:
+    """Raise WorkloadError for tensors that ranks cannot hold, and for layers, stages and styles that are none."""
+    _check_tensors(model)
+    blocks_of(model)
+    _check_stages(model)
+    cut_size(model)
+
+
+def _check_stages(model: nn.Module) -> None:
     """Raise WorkloadError if stages do not have all tensors of the model, or a buffer is in several."""
     stages = stages_of(model)
     if not stages:
@@ -100,16 +118,41 @@ def _check_kind(name: str, module: nn.Module, style: str) -> None:
 
 
 def _modules_of(model: nn.Module, method: str) -> list[nn.Module]:
-    found = list(_declared(model, method) or ())
+    found = _declared(model, method)
+    if found is None:
+        return []
+    if not isinstance(found, list | tuple | nn.ModuleList):
+        raise WorkloadError(f"{method}() gives a {type(found).__name__}; return a list of modules")
     inside = set(map(id, model.modules()))
     if any(id(each) not in inside for each in found):
         raise WorkloadError(f"{method}() gives what is no module of the model; give layers that it has")
-    return found
+    return list(found)
 
 
 def _declared(model: nn.Module, method: str) -> Any:
     named = getattr(model, method, None)
-    return named() if callable(named) and not isinstance(named, nn.Module) else None
+    if not callable(named) or isinstance(named, nn.Module):
+        return None
+    try:
+        return named()
+    except Exception as error:  # whatever the user's code raises
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise WorkloadError(f"{method}() fails ({reason}); mend it") from None
+
+
+def _check_tensors(model: nn.Module) -> None:
+    """Raise WorkloadError for tensors that ranks cannot hold: those whose shapes are not known yet, parameters that are
+    no real numbers, and tensors that are neither parameters nor buffers, which no move to a device takes along."""
+    for name, parameter in model.named_parameters():
+        if is_lazy(parameter):
+            raise WorkloadError(f"{name} has no shape before data are seen; give its layer all sizes")
+        if not parameter.is_floating_point():
+            raise WorkloadError(f"the parameter {name} is of {parameter.dtype}; make it of real numbers")
+    for name, module in model.named_modules():
+        for leaf, value in vars(module).items():
+            if isinstance(value, Tensor):
+                where = f"{name}.{leaf}".lstrip(".")
+                raise WorkloadError(f"{where} is neither a parameter nor a buffer; use register_buffer")
 
 
 def compares(model: nn.Module) -> bool:

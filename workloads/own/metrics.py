@@ -25,14 +25,19 @@ class OwnMetrics:
         return bool(self._functions)
 
     def beside(self, loss: Loss, output: Any, batch: Batch) -> Loss:
-        """The loss with the sums of the metrics of these samples. Raises WorkloadError for what is no number of each.
+        """The loss with the sums of the metrics of these samples. Raises WorkloadError if one fails, or gives no
+        number of each.
 
         What is no sample, but fills up a batch, does not count.
         """
         given = output.values if isinstance(output, Losses) else output.logits
         found = dict(loss.sums)
         for name, function in self._functions.items():
-            value = torch.as_tensor(function(given, batch)).float()
+            try:
+                value = torch.as_tensor(function(given, batch)).float()
+            except Exception as error:  # whatever the user's code raises
+                reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+                raise WorkloadError(f"{name} failed ({reason}); mend it") from None
             rows = there(batch)
             if value.shape != rows.shape:
                 raise WorkloadError(

@@ -19,7 +19,7 @@ from workloads.errors import WorkloadError
 from workloads.own.declared import (
     STYLES,
     blocks_of,
-    check_stages,
+    check_declared,
     checked,
     compares,
     cut_size,
@@ -71,8 +71,7 @@ class OwnModel:
         with torch.device("meta"):
             found = self.make()
         try:
-            check_stages(found)
-            cut_size(found)
+            check_declared(found)
         except WorkloadError as error:
             raise WorkloadError(f"{self.reference}: {error}") from None
         return found

@@ -83,7 +83,12 @@ class OfOwnModel:
 
     def pack(self, output: Handed) -> tuple[Tensor, ...]:
         """See `BetweenStages`."""
-        return tuple(t.clone() if t._is_view() or t.is_leaf else t for t in output.tensors)
+        return tuple(
+            t.clone(memory_format=torch.contiguous_format)
+            if t._is_view() or t.is_leaf or not t.is_contiguous()
+            else t
+            for t in output.tensors
+        )
 
     def unpack(self, received: tuple[Tensor, ...]) -> dict[str, Any]:
         """See `BetweenStages`."""

@@ -6,10 +6,12 @@ its first dimension, where the layout says so in each of several copies, between
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -31,7 +33,8 @@ def shard_fully(model: nn.Module, blocks: Iterable[nn.Module], mesh: Mesh, zero:
     """Hand the parameters of `model` to FSDP2: experts, then the matrices of each of its blocks, then what else is in a
     block, then the rest.
 
-    Token embeddings stay in the last group, since a tied head reads their weight outside of their module.
+    Token embeddings stay in the last group, since a tied head reads their weight outside of their module; so do blocks
+    of which another module has a parameter too.
     """
     kind, compute = device.device.type, device.compute
     dense, free = _device_mesh(mesh, mesh.data, mesh.shard, kind), zero == 3
@@ -42,7 +45,7 @@ def shard_fully(model: nn.Module, blocks: Iterable[nn.Module], mesh: Mesh, zero:
     defers = mesh.layout.pp > 1 and mesh.layout.schedule in SPLIT
     shares = getattr(getattr(model, "config", None), "shared_layers", False)
     lowers = compute is torch.bfloat16 and free and not (defers or shares)
-    for layer in blocks:
+    for layer in _apart(model, blocks):
         experts = getattr(getattr(layer, "feedforward", None), "experts", None)
         if experts is not None and mesh.expert.size > 1 and mesh.expert_data.size > 1:
             whole = _unsharded_frozen(experts, free)
@@ -66,6 +69,17 @@ def shard_fully(model: nn.Module, blocks: Iterable[nn.Module], mesh: Mesh, zero:
             if kind == "cpu":  # elsewhere they are queued
                 module.set_custom_all_gather(_TimedAllGather(mesh.shard))
                 module.set_custom_reduce_scatter(_TimedReduceScatter(mesh.shard))
+
+
+def _apart(model: nn.Module, blocks: Iterable[nn.Module]) -> Iterator[nn.Module]:
+    """The blocks whose parameters no other module has."""
+    places = Counter(p for module in model.modules() for p in module._parameters.values() if p is not None)
+    for block in blocks:
+        inside = Counter(
+            p for module in block.modules() for p in module._parameters.values() if p is not None
+        )
+        if all(places[parameter] == count for parameter, count in inside.items()):
+            yield block
 
 
 def _matrices(layer: nn.Module, left: set[nn.Parameter]) -> list[nn.Module]:
@@ -109,8 +123,9 @@ class _TimedReduceScatter(DefaultReduceScatter):
 
 
 def _left(module: nn.Module, mesh: Mesh, free: bool) -> set[nn.Parameter]:
-    """The parameters that FSDP2 does not shard."""
-    return _unsharded_experts(module, mesh) | _unsharded_frozen(module, free)
+    """The parameters that FSDP2 does not shard; those without dimensions it cannot."""
+    scalars = {p for p in module.parameters() if not p.dim()}
+    return scalars | _unsharded_experts(module, mesh) | _unsharded_frozen(module, free)
 
 
 def _unsharded_frozen(module: nn.Module, free: bool) -> set[nn.Parameter]:
@@ -141,7 +156,7 @@ class Fsdp:
     """See `DataParallel`. FSDP2 reduce-scatters the gradients, and sums them over the copies of the model."""
 
     def __init__(self, models: Iterable[nn.Module], held: list[Held], mesh: Mesh) -> None:
-        self._models, self._has_copies = list(models), mesh.copies.size > 1
+        self._models, self._has_copies, self._data = list(models), mesh.copies.size > 1, mesh.data
         self._parameters: list[nn.Parameter] = []
         self.shards: list[ParameterShard] = []
         for h in held:
@@ -151,8 +166,10 @@ class Fsdp:
             mine = nn.Parameter(local)
             self._parameters.append(h.parameter)
             one = h.original and (h.cut.over_tp or mesh.tp.index == 0)
-            counted = one and mesh.copies.index == 0
-            self.shards.append(ParameterShard(h.name, h.cut, mine, _rows(h), mesh.copies, counted, one))
+            same = mesh.copies if local.dim() else mesh.data
+            self.shards.append(
+                ParameterShard(h.name, h.cut, mine, _rows(h), same, one and same.index == 0, one)
+            )
 
     def begin(self) -> None:
         """See `DataParallel.begin`."""
@@ -175,6 +192,10 @@ class Fsdp:
             shard.parameter.grad = (
                 torch.zeros_like(shard.parameter) if gradient is None else local_of(gradient)
             )
+        for shard in self.shards:
+            if not shard.parameter.dim() and self._data.size > 1:
+                with self._data.communicating():
+                    dist.all_reduce(shard.parameter.grad, group=self._data.handle)
 
     def publish(self) -> None:
         """Weights are gathered when they are needed. Those that an evaluation under ZeRO 2 has left, where no backward

@@ -116,6 +116,40 @@ class Shared(Unshared):
     def sharding(self): return {**super().sharding(), "middle.scale": "shared"}
 class Heads(Divided):
     heads = 2
+class Nan(Line):
+    def loss(self, batch): return super().loss(batch) * float("nan")
+class Behind(Line):
+    def __init__(self): super().__init__(); nn.init.zeros_(self.two.weight)
+    def forward(self, x): return self.two(nn.functional.dropout(self.one(x), 0.5))[:, 0]
+class Frozen(Line):
+    def __init__(self): super().__init__(); self.one.requires_grad_(False)
+class Attribute(Line):
+    def __init__(self): super().__init__(); self.table = torch.ones(4)
+class Lazy(Line):
+    def __init__(self): super().__init__(); self.one = nn.LazyLinear(3)
+class Complex(Line):
+    def __init__(self): super().__init__(); self.phase = nn.Parameter(torch.ones(4, dtype=torch.complex64))
+class Layered(Line):
+    def __init__(self):
+        super().__init__(); self.layer = Middle(); self.one = nn.Linear(4, 6); self.two = nn.Linear(6, 1)
+    def forward(self, x): return self.two(self.layer(self.one(x), None))[:, 0]
+    def blocks(self): return [self.layer, self.layer]
+class Peeks(Layered):
+    def forward(self, x): return super().forward(x) + self.layer.up.bias[0]
+class Aside(Layered):
+    def forward(self, x): return self.two(self.layer.forward(self.one(x), None))[:, 0]
+class Nested(Layered):
+    def blocks(self): return [self.layer, self.layer.up]
+class NoList(Layered):
+    def blocks(self): return self.layer
+class Fails(Layered):
+    def blocks(self): return self.layers
+class Pairs(Divided):
+    def sharding(self): return ["middle.up"]
+class Hidden(Scaled):
+    def __init__(self): super().__init__(); nn.init.zeros_(self.down.weight)
+class BehindZero(Divided):
+    def make(self): return Hidden()
 class Word(nn.Module):
     def __init__(self, vocabulary_size):
         super().__init__()
@@ -133,6 +167,7 @@ class Whole(Sgd):
     def update(self, p, g, state, *, lr, weight_decay, step): p.sub_(lr * g / g.norm())
 class NoSlots: ...
 
+def fails(values, batch): return values["no such"]
 def half(step, steps, to=0.5): return 1.0 - (1.0 - to) * step / steps
 def negative(step, steps): return -1.0
 """
@@ -211,6 +246,23 @@ def refusal(spec: JobSpec) -> str:
         ("Kind", "Points", "calls middle column, and it is a Middle; that is for an nn.Linear"),
         ("Fused", "Points", "cut over 2 ranks by sharding(), its loss is"),
         ("Unshared", "Points", "the gradient of network.middle.scale.weight is another one"),
+        ("Nan", "Points", "its loss on the first samples is nan"),
+        ("Behind", "Points", "draws random numbers in its loss"),
+        (
+            "Frozen",
+            "Points",
+            "sets requires_grad of one.weight to False, and a run trains all but train.freeze",
+        ),
+        ("Attribute", "Points", "table is neither a parameter nor a buffer; use register_buffer"),
+        ("Lazy", "Points", "one.weight has no shape before data are seen"),
+        ("Complex", "Points", "the parameter phase is of torch.complex64"),
+        ("Peeks", "Points", "parameters of layer 0 of blocks() are read while it is not called"),
+        ("Aside", "Points", "parameters of layer 0 of blocks() are read while it is not called"),
+        ("Nested", "Points", "blocks() gives layer.up and a module that it is in"),
+        ("NoList", "Points", "blocks() gives a Middle; return a list of modules"),
+        ("Fails", "Points", "blocks() fails (AttributeError: 'Fails' object has no attribute 'layers')"),
+        ("Pairs", "Points", "sharding() gives no mapping of patterns to styles"),
+        ("BehindZero", "Points", "the gradient of network.middle.scale.weight is another one"),
         ("Line", "Odd", "data.samples: own_things:Odd: samples 0 and 1 differ in names or shapes"),
         ("Line", "Words", "failed on sample 0 (TypeError"),
         ("Line", "half", "cannot be made with its options"),
@@ -326,6 +378,19 @@ def test_the_planner_offers_no_engine_that_own_models_have_not(here: Path) -> No
     spec = divided("Divided").model_copy(update={"parallel": "auto"})
     found = plan(spec, resolve(spec).shape, 4, BOUNDLESS)
     assert {candidate.layout.engine for candidate in found.candidates} == {"torch"}
+
+
+def test_a_metric_that_fails_is_refused(here: Path) -> None:
+    document = job().model_dump(mode="json", exclude_defaults=True)
+    document["data"]["validation"] = {"share": 0.4}
+    wanted = "evaluate.metrics: own_things:fails failed (KeyError: 'no such'); mend it"
+    assert wanted in refusal(parse(document | {"evaluate": {"metrics": ["loss", "own_things:fails"]}}))
+
+
+def test_what_is_frozen_by_the_job_and_a_layer_that_is_used_twice_are_taken(here: Path) -> None:
+    document = job("Frozen").model_dump(mode="json", exclude_defaults=True)
+    check_job(parse(document | {"train": document["train"] | {"freeze": ["network.one.*"]}}))
+    check_job(job("Layered"))
 
 
 def test_own_metrics_are_of_each_sample() -> None:

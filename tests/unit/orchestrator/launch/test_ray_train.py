@@ -10,10 +10,13 @@ from jobs import job, rows, write_text
 from prepared import prepare_here
 
 from orchestrator.job.errors import InputError
+from orchestrator.job.own_code import code_of
+from orchestrator.job.reference import Reference
 from orchestrator.job.spec import parse
 from orchestrator.launch import ray_train
 from orchestrator.launch.ray_train import _history_of
 from orchestrator.planning import machines
+from orchestrator.resolve.prepared_data import PreparedData
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.train.instability import NonFinite
 
@@ -72,6 +75,24 @@ def test_an_instability_is_left_out_by_the_next_attempt(config: dict[str, Any]) 
     with _history_of(config, RunDir(config["run"])) as history:
         assert history.begin(1)["attempt"] == 2
     assert rows(Path(config["run"])) == []
+
+
+def test_the_users_own_code_is_part_of_the_run(
+    tmp_path: Path, config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "halves.py").write_text("def half(step, steps): return 0.5\n")
+    spec = parse(config["job"])
+    optimizer = spec.train.optimizer.model_copy(update={"schedule": Reference(use="halves:half")})
+    spec = spec.model_copy(update={"train": spec.train.model_copy(update={"optimizer": optimizer})})
+    monkeypatch.setattr(ray_train, "check_job", lambda spec: None)
+    monkeypatch.setattr(ray_train, "prepared", lambda *_: PreparedData(config["data"], {}))
+    told = ray_train.loop_config(spec, config["run"])
+    assert told["code"] == code_of(spec)
+    assert told["code_roots"] == [str(tmp_path)]
+    (tmp_path / "halves.py").write_text("def half(step, steps): return 0.4\n")
+    with pytest.raises(InputError, match="the user's own code on this node is not that of the run"):
+        ray_train.train_func(told)
 
 
 def test_workers_that_no_layout_uses_are_refused(config: dict[str, Any]) -> None:
