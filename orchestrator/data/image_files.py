@@ -88,14 +88,14 @@ class ImageSource:
                         rejected.refuse(file, error, row)
 
     def _files(self) -> tuple[list[str], tuple[Any, str]]:
-        """The names of the files below the folder, sorted, and how they are read."""
+        """The names of the files below the folder that are not hidden, sorted, and how they are read."""
         try:
             fs, root = open_file_system(self.uri, TIMEOUT)
             found = Retry()(fs.find, root)
         except Exception as error:  # every fsspec backend raises errors of its own
             raise InputError(f"cannot be listed ({error})", f"{self._where} {self.uri}", "check it") from None
         names = sorted(path[len(root) :].strip("/") for path in found)
-        names = [n for n in names if n and not any(step.startswith((".", "_")) for step in n.split("/"))]
+        names = [name for name in names if name and not any(p.startswith(".") for p in name.split("/"))]
         if not names:
             raise InputError("is no folder with images", f"{self._where} {self.uri}", "check the path")
         return names, (fs, root.rstrip("/"))
@@ -184,7 +184,8 @@ def _of_row(values: dict[str, Any], file: SourceFile, row: int) -> RawImage:
     """The image of an archive's row. Raises Unfit for one that has none, or several."""
     kinds = [kind for kind in IMAGES if kind in values]
     if len(kinds) != 1:
-        what = f"several images ({', '.join(kinds)})" if kinds else "no image"
+        after = f"none of {', '.join(IMAGES)} after the first dot of a name"
+        what = f"several images ({', '.join(kinds)})" if kinds else f"no image: {after}"
         raise Unfit("type", f"{values['__key__']} has {what}")
     data = values[kinds[0]]
     label, caption = (_text(values.get(kind)) for kind in (CLASS, CAPTION))

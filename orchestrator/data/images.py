@@ -87,6 +87,11 @@ class Images:
     ) -> None:
         if find_spec("PIL") is None:
             raise ValueError("images need Pillow; install the extra [image]")
+        for name, value in (("size", size), ("channels", channels), ("tokens", tokens), ("patches", patches)):
+            if type(value) is not int or value < 0:
+                raise ValueError(f"{name} is {value!r}; give a whole number")
+        if isinstance(classes, str) or len(set(map(str, classes))) < len(classes):
+            raise ValueError(f"classes is {classes!r}; give a list of names, each once")
         if size < 1 or channels not in (1, 3):
             raise ValueError(f"size {size} and channels {channels}; give a size, and 1 or 3 channels")
         if tokens and tokens < 3:
@@ -104,7 +109,7 @@ class Images:
         if caption and "{}" not in caption:
             raise ValueError(f"caption {caption!r} has no place for the class; put {{}} there")
         self._source = ImageSource(uri, on_error, f"{WHERE}.uri")
-        self._size, self._channels, self._caption, self._named = size, channels, caption, list(classes)
+        self._size, self._channels, self._caption, self._named = size, channels, caption, [*map(str, classes)]
         self._texts = Captions(tokenizer, tokens, f"{WHERE}.tokenizer")
         self._tokens, self._patches = tokens, patches
         self._mean, self._std = (np.asarray(value, np.float32).reshape(-1, 1, 1) for value in (mean, std))

@@ -356,6 +356,8 @@ def test_what_is_prepared_is_used_again_and_no_file_is_read(folder: Path, tmp_pa
         ({"crop": 0.0}, "share of the area"),
         ({"on_error": "repair"}, "make it fail or skip"),
         ({"tokens": 2}, "at least 3"),
+        ({"size": 8.5}, r"size is 8\.5; give a whole number"),
+        ({"classes": "cat"}, "give a list of names"),
         ({"std": 0.0}, "std is positive"),
         ({"max_rejected": 3}, "set on_error to skip"),
     ],
@@ -363,6 +365,13 @@ def test_what_is_prepared_is_used_again_and_no_file_is_read(folder: Path, tmp_pa
 def test_options_that_do_not_fit(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Images(**{"uri": "x", **OPTIONS, **changes})
+
+
+def test_folders_may_begin_with_an_underscore_and_hidden_files_are_none(folder: Path, tmp_path: Path) -> None:
+    (folder / "_other").mkdir()
+    (folder / "_other" / "5.png").write_bytes(png(5))
+    (folder / "cat" / "._0.png").write_bytes(b"of a file system")
+    assert Images(str(folder), **OPTIONS).prepare(str(tmp_path / "out"))["count"] == 6
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
