@@ -35,6 +35,8 @@ Begin: TypeAlias = Callable[
     [TransformerConfig | OwnModel, Mapping[str, torch.Size], Collection[str], int], StoredWeights
 ]
 """Reads the weights of a model of these shapes, with its tables and the least added token, as in `stored.misfits`."""
+OUT_OF_ORDER = ("permuted_lm", "blank_infilling")
+"""Objectives whose rows are not in the order of the text."""
 NOT_OF_HF_CLASSES = (
     *SENTENCES,
     "replaced_token_detection",
@@ -211,6 +213,12 @@ def _check(
         raise WorkloadError(
             f"{model} has {config.vocab_size} tokens but the tokenizer {vocabulary.size}; "
             "use the model's own tokenizer, or leave vocab_size out"
+        )
+    window = config.window if isinstance(config, TransformerConfig) else 0
+    if objective in OUT_OF_ORDER and 0 < window < sequence_length:
+        raise WorkloadError(
+            f"{objective} lays what it predicts behind the text, where the window of {window} of {model} hides the text "
+            "from it; set window to 0, or take another objective"
         )
     limited = isinstance(config, HuggingFaceModel) or config.positions == "learned"
     if objectives.compares(objective):  # each of two answers begins at 0

@@ -111,6 +111,12 @@ def test_what_is_unknown_or_too_small_is_refused() -> None:
     assert load("llama-tiny", "causal_lm", FULL, sequence_length=513).config.max_positions == 512
 
 
+def test_a_window_does_not_hide_the_text_from_what_is_laid_behind_it() -> None:
+    load("bert-tiny", "permuted_lm", FULL, sequence_length=LENGTH, changes={"window": LENGTH})
+    with pytest.raises(WorkloadError, match="the window of 8 of bert-tiny hides the text"):
+        load("bert-tiny", "permuted_lm", FULL, sequence_length=LENGTH, changes={"window": 8})
+
+
 def test_a_model_without_what_the_objective_needs_is_refused() -> None:
     with pytest.raises(WorkloadError, match="use glm-base or set block_positions"):
         load("unilm-tiny", "blank_infilling", FULL, sequence_length=LENGTH)
