@@ -217,8 +217,8 @@ def _check(
     window = config.window if isinstance(config, TransformerConfig) else 0
     if objective in OUT_OF_ORDER and 0 < window < sequence_length:
         raise WorkloadError(
-            f"{objective} lays what it predicts behind the text, where the window of {window} of {model} hides the text "
-            "from it; set window to 0, or take another objective"
+            f"{objective} lays what it predicts behind the text, where the window of {window} of {model} hides the "
+            "text from it; set window to 0, or take another objective"
         )
     limited = isinstance(config, HuggingFaceModel) or config.positions == "learned"
     if objectives.compares(objective):  # each of two answers begins at 0
