@@ -155,9 +155,13 @@ def differences(spec: JobSpec, before: JobSpec) -> list[tuple[str, Any, Any]]:
     return [(key, theirs.get(key), ours.get(key)) for key in keys if ours.get(key) != theirs.get(key)]
 
 
+def shown(value: Any) -> str:
+    """A value of `differences` as a message has it."""
+    return "not set" if value is None else repr(value)
+
+
 def _differs(key: str, theirs: Any, ours: Any, where: str) -> InputError:
-    before, now = ("not set" if value is None else repr(value) for value in (theirs, ours))
-    what = f"{key} is {before} in this run and {now} in the job file"
+    what = f"{key} is {shown(theirs)} in this run and {shown(ours)} in the job file"
     hint = "a run stays the same run: set it back, or give another name or --run-dir"
     return InputError(what, where, hint)
 

@@ -19,6 +19,7 @@ from orchestrator.checkpoint.identity import (
     SHARDS,
     differences,
     job_of_commit,
+    shown,
 )
 from orchestrator.checkpoint.store import Store
 from orchestrator.job.errors import InputError
@@ -174,7 +175,9 @@ def check_keys(spec: JobSpec, theirs: JobSpec, source: str) -> None:
         elif key == "train.global_batch" and keeps and spec.data.is_mixed:
             hint = f"where sources are mixed, which sample is at which position depends on it: {OTHER_DATA}"
         if hint:
-            raise InputError(f"{key} is {was!r} in {source} and {now!r} in the job file", WHERE, hint)
+            raise InputError(
+                f"{key} is {shown(was)} in {source} and {shown(now)} in the job file", WHERE, hint
+            )
     if isinstance(spec.data.tokenizer, TrainedTokenizer) and any(
         key.startswith("data.") for key, _, _ in found
     ):

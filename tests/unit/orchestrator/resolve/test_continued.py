@@ -58,7 +58,7 @@ REFUSED = [
         {"workload__model": "bert-tiny"},
         r"workload\.model is 'gpt-tiny' in .*first@10 and 'bert-tiny'.*init_from",
     ),
-    ({"workload__changes": {"layers": 3}}, r"changes\.layers is None .* and 3 in the job file"),
+    ({"workload__changes": {"layers": 3}}, r"changes\.layers is not set in .* and 3 in the job file"),
     ({"train__optimizer": {"name": "lion"}}, r"optimizer\.name is 'adamw' .*its state is that of adamw"),
     ({"train__freeze": ["tokens.*"]}, r"train\.freeze"),
     ({"seed": 4}, r"seed is 0 in .*continue_from\.position restart"),
