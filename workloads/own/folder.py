@@ -3,9 +3,7 @@ folder of that."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +15,6 @@ from workloads.model.stored import refuse_misfits, refuse_strange
 from workloads.own.declared import is_of_hf
 from workloads.own.model import NETWORK, OwnModel
 
-CONFIG = "config.json"
 FREE = frozenset(
     {"architectures", "bos_token_id", "pad_token_id", "logit_scale_init_value", "mask_ratio", "norm_pix_loss"}
 )
@@ -55,24 +52,25 @@ class FolderWeights:
 
 
 def _check_config(bare: nn.Module, folder: str) -> None:
-    """Raise WorkloadError if the folder's model computes otherwise."""
-    path = Path(folder) / CONFIG
+    """Raise WorkloadError if the folder's model computes otherwise; what its configuration leaves out is as in
+    transformers."""
+    from transformers import AutoConfig
+
     try:
-        theirs = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise WorkloadError(f"{path} cannot be read ({error}); give the folder of a model") from None
+        theirs = AutoConfig.from_pretrained(folder, local_files_only=True).to_dict()
+    except Exception as error:  # of any configuration of transformers
+        reason = " ".join(str(error).split())[:150]
+        raise WorkloadError(f"{folder} has no configuration of transformers ({reason})") from None
     ours, _ = bare.to_hf(bare.state_dict())  # type: ignore[operator]
-    kind = "model_type"
-    for name, mine, other in _unlike(
-        ours, {kind: None, **theirs} if isinstance(theirs, dict) else {kind: None}
-    ):
+    for name, mine, other in _unlike(ours, theirs):
         raise WorkloadError(f"{folder} has {name} {other!r}, and workload.changes {mine!r}; give the same")
 
 
 def _unlike(ours: Mapping[str, Any], theirs: Any, place: str = "") -> list[tuple[str, Any, Any]]:
     """What both say, and not alike."""
     found: list[tuple[str, Any, Any]] = []
-    for name in sorted(ours.keys() & (theirs.keys() if isinstance(theirs, dict) else set()) - FREE):
+    both = ours.keys() & (theirs.keys() if isinstance(theirs, dict) else set()) - FREE
+    for name in sorted(both, key=lambda name: (name != "model_type", name)):
         mine, other = ours[name], theirs[name]
         if isinstance(mine, Mapping):
             found += _unlike(mine, other, f"{place}{name}.")

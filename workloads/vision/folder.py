@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
+from workloads.errors import WorkloadError
+
+CONFIG = "config.json"
 
 
 def options_of(folder: str, kind: str) -> dict[str, Any]:
@@ -31,15 +33,15 @@ def load_weights(model: nn.Module, folder: str) -> None:
     """
     if next(model.parameters()).is_meta:
         return
-    from safetensors.torch import load_file
+    from workloads.hf.weights import Weights
 
-    path = Path(folder) / WEIGHTS
     try:
-        tensors = load_file(path)
-    except Exception as error:  # safetensors has errors of its own
-        raise ValueError(f"{path} cannot be read ({error}); save the model as one file") from None
+        stored = Weights(folder)
+        tensors = {name: stored.read(name) for name in stored.names}
+    except WorkloadError as error:
+        raise ValueError(str(error)) from None
     given: dict[str, torch.Tensor] = model.from_hf(tensors)  # type: ignore[operator]
     try:
         model.load_state_dict({name: tensor.float() for name, tensor in given.items()})
     except RuntimeError as error:
-        raise ValueError(f"{path} does not fit: {' '.join(str(error).split())[:150]}") from None
+        raise ValueError(f"{folder} does not fit: {' '.join(str(error).split())[:150]}") from None

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from workloads.errors import WorkloadError
 from workloads.own.check import model_of
@@ -74,9 +74,29 @@ def test_what_computes_otherwise_is_refused(folder: Path, changes: dict[str, Any
 
 
 def test_other_tensors_are_refused(folder: Path) -> None:
-    (folder / "config.json").write_text('{"model_type": "vit_mae"}')
-    with pytest.raises(WorkloadError, match="is missing and 12 more; give the model of the folder"):
-        begun(folder, num_hidden_layers=2)
-    (folder / "config.json").write_text('{"model_type": "vit"}')
-    with pytest.raises(WorkloadError, match="model_type 'vit'"):
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["decoder.mask_token"]
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(
+        WorkloadError, match=r"does not fit: network.decoder.mask_token \[1, 1, 8\] is missing"
+    ):
+        begun(folder)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"model_type": "vit"}, "model_type 'vit'"),
+        (
+            {"model_type": "vit_mae"},
+            "decoder_hidden_size 512, and workload.changes 8",
+        ),  # by transformers' default
+        ({}, "has no configuration of transformers"),
+    ],
+)
+def test_a_configuration_counts_as_transformers_reads_it(
+    folder: Path, config: dict[str, Any], message: str
+) -> None:
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(WorkloadError, match=message):
         begun(folder)
