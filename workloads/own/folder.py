@@ -17,6 +17,7 @@ from workloads.own.model import NETWORK, OwnModel
 
 FREE = frozenset(
     {"architectures", "bos_token_id", "pad_token_id", "logit_scale_init_value", "mask_ratio", "norm_pix_loss"}
+    | {"projection_dim"}  # tensors have it, and not all places where a configuration says it count
 )
 """What of a configuration another run may have otherwise with the same weights."""
 
