@@ -5,7 +5,10 @@ of one size.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import islice
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,6 +33,8 @@ FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 """What is decoded, whatever a file is called: Pillow knows others, and runs a program for some of them."""
 PIXELS = 2**27
 """Most pixels of an image: it takes three bytes for each while it is decoded."""
+READERS = 16
+"""Files of a folder that are read at once."""
 CAPTION, CLASS = "txt", "cls"
 CAPTION_BYTES = 2**16
 ON_ERROR = "data.samples.options.on_error"
@@ -66,8 +71,7 @@ class ImageSource:
                 digest.update(f"{file.content} {file.size}\n".encode())
             return digest.hexdigest()
         files, folder = self._files()
-        for name in files:
-            data = self._bytes(folder, name)
+        for name, data in zip(files, self._contents(folder, files), strict=True):
             digest.update(f"{name} {len(data)}\n".encode())
             digest.update(data)
         return digest.hexdigest()
@@ -83,7 +87,7 @@ class ImageSource:
                 span = Span(file, 0, file.size, file.size)
                 for row, values in tar_rows.read(span, plain, rejected, 0, ()):
                     try:
-                        yield _of_row({name.lower(): value for name, value in values.items()}, file, row)
+                        yield _of_row(values, file, row)
                     except Unfit as error:
                         rejected.refuse(file, error, row)
 
@@ -100,6 +104,13 @@ class ImageSource:
             raise InputError("is no folder with images", f"{self._where} {self.uri}", "check the path")
         return names, (fs, root.rstrip("/"))
 
+    def _contents(self, folder: tuple[Any, str], names: Iterable[str]) -> Iterator[bytes]:
+        """What the files hold, in this order; a few are read at once, since a store takes its time for each."""
+        left = iter(names)
+        with ThreadPoolExecutor(READERS) as pool:
+            while some := list(islice(left, 2 * READERS)):
+                yield from pool.map(partial(self._bytes, folder), some)
+
     def _bytes(self, folder: tuple[Any, str], name: str) -> bytes:
         fs, root = folder
         try:
@@ -113,6 +124,9 @@ class ImageSource:
         paths = [PurePosixPath(name) for name in names]
         captions = {str(path.with_suffix("")): path for path in paths if _kind(path) == CAPTION}
         alone = captions.keys() - {str(path.with_suffix("")) for path in paths if _kind(path) in IMAGES}
+        images = [path for path in paths if _kind(path) in IMAGES]
+        beside = ((captions.get(str(path.with_suffix(""))), path) for path in images)
+        contents = self._contents(folder, (str(path) for pair in beside for path in pair if path))
         for path in paths:
             stem, kind = str(path.with_suffix("")), _kind(path)
             if kind == CAPTION and stem not in alone:
@@ -123,9 +137,9 @@ class ImageSource:
                     raise Unfit("caption", "is a caption, and no image of its name is beside it")
                 if kind not in IMAGES:
                     raise Unfit("type", f"is no image by the end of its name ({path.suffix})")
-                said = self._bytes(folder, str(captions[stem])) if stem in captions else None
-                label = path.parts[0] if len(path.parts) > 1 else None
-                yield RawImage(self._bytes(folder, str(path)), label, _text(said), file, None)
+                said = next(contents) if stem in captions else None
+                data, label = next(contents), path.parts[0] if len(path.parts) > 1 else None
+                yield RawImage(data, label, _text(said), file, None)
             except Unfit as error:
                 rejected.refuse(file, error)
 
@@ -182,6 +196,9 @@ def _middle(width: int, height: int, size: int) -> tuple[float, float, float, fl
 
 def _of_row(values: dict[str, Any], file: SourceFile, row: int) -> RawImage:
     """The image of an archive's row. Raises Unfit for one that has none, or several."""
+    given, values = values, {name.lower(): value for name, value in values.items()}
+    if len(values) < len(given):
+        raise Unfit("duplicate", f"{given['__key__']} has a member twice, in capitals too")
     kinds = [kind for kind in IMAGES if kind in values]
     if len(kinds) != 1:
         after = f"none of {', '.join(IMAGES)} after the first dot of a name"

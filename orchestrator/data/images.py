@@ -238,7 +238,7 @@ class Images:
     def _decoded(self, rejected: Rejected) -> Iterator[tuple[RawImage, np.ndarray]]:
         """The images that can be used, in their order."""
         images = self._source.read(rejected)
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             while some := list(islice(images, AT_ONCE)):
                 for image, pixels in zip(some, pool.map(self._decode, some), strict=True):
                     try:

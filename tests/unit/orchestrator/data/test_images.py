@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import tarfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,10 @@ from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from orchestrator.data import images as module
-from orchestrator.data.image_files import decoded
+from orchestrator.data.image_files import ImageSource, decoded
 from orchestrator.data.images import Images
 from orchestrator.data.own_samples import prepare_samples
-from orchestrator.data.sources.rejected import Unfit
+from orchestrator.data.sources.rejected import Rejected, Unfit
 from orchestrator.job.errors import InputError
 from orchestrator.job.reference import Reference
 from workloads.own.samples import OwnSamples
@@ -182,6 +183,7 @@ def archive_of(target: Path, *members: tuple[str, bytes]) -> Images:
     [
         ([("0.png", png(0)), ("0.png", png(1)), ("0.cls", b"1")], r"0\.png is there twice"),
         ([("0.png", png(0)), ("0.jpg", png(1)), ("0.cls", b"1")], r"several images \(jpg, png\)"),
+        ([("0.png", png(0)), ("0.PNG", png(1)), ("0.cls", b"1")], "0 has a member twice"),
         ([("0.png", png(0)), ("0.cls", b"1"), ("1.png", b"")], r"1\.png is a link"),
         ([("0.png", png(0)), ("0.cls", b"2")], "the class '2', which is none of options.classes"),
         ([("0.cls", b"1")], "0 has no image"),
@@ -372,6 +374,23 @@ def test_folders_may_begin_with_an_underscore_and_hidden_files_are_none(folder: 
     (folder / "_other" / "5.png").write_bytes(png(5))
     (folder / "cat" / "._0.png").write_bytes(b"of a file system")
     assert Images(str(folder), **OPTIONS).prepare(str(tmp_path / "out"))["count"] == 6
+
+
+def test_files_are_read_several_at_once_and_stay_in_their_order(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together, read = threading.Barrier(6, timeout=10.0), ImageSource._bytes
+
+    def waits(self: ImageSource, place: Any, name: str) -> bytes:
+        together.wait()  # for all five images and the caption
+        return read(self, place, name)
+
+    source = ImageSource(str(folder), "fail", "")
+    monkeypatch.setattr(ImageSource, "_bytes", waits)
+    found = list(source.read(Rejected()))
+    assert [Path(image.file.uri).name for image in found] == [f"{n}.png" for n in (0, 2, 1, 3, 4)]
+    assert [image.data for image in found] == [png(n) for n in (0, 2, 1, 3, 4)]
+    assert [image.caption for image in found] == [None, "two", None, None, None]
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
