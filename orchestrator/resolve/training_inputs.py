@@ -106,6 +106,10 @@ def _of_samples(spec: JobSpec, job: ResolvedJob, workload: Workload, tokens: Tok
     batches, held_out = batches_of_samples(
         spec.data.samples, spec.seed, share, tokens.manifest, tokens.folder.uri
     )
+    there, compared = len(batches.numbers), spec.train.global_batch
+    if getattr(workload, "compares", False) and there < compared:
+        what = f"{compared} samples are compared with each other, and there are {there} to train on"
+        raise InputError(what, "train.global_batch", "lower it: a sample would be compared with itself")
     return TrainingInputs(
         job, workload, batches, {VALIDATION: held_out} if held_out and spec.evaluate else {}
     )

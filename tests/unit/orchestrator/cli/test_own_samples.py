@@ -11,9 +11,12 @@ from jobs import write_job
 from PIL import Image
 
 from orchestrator.cli import evaluate
+from orchestrator.data.own_samples import prepare_samples
+from orchestrator.data.tokens import Tokens
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import parse
 from orchestrator.launch.preflight import preflight
+from orchestrator.resolve.training_inputs import training_inputs
 from orchestrator.storage.run_directory import RunDir
 
 SIDE = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
@@ -69,6 +72,14 @@ def test_samples_are_prepared_without_training(
     assert 0 < held_out < 20
     said = command("data", "prepare", path)
     assert said.out.splitlines() == [found["data"], f"held out as validation: {held_out} samples"]
+
+
+def test_no_sample_is_compared_with_itself(document: dict[str, Any]) -> None:
+    document["train"]["global_batch"] = 20
+    spec = parse(document)
+    uri = prepare_samples(spec.data.samples, 0, str(document["data"]["cache"]))  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="20 samples are compared with each other, and there are"):
+        training_inputs(spec, Tokens.open(uri))
 
 
 def test_evaluations_are_of_samples_alone(document: dict[str, Any]) -> None:
