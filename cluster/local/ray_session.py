@@ -118,7 +118,8 @@ def _connect(address: str | None, options: dict[str, Any]) -> None:
 
     for last in (False, True):
         try:
-            with kept_interruptions(), ray_internals.lean_start():
+            lean = ray_internals.lean_start() if address is None else contextlib.nullcontext()
+            with kept_interruptions(), lean:
                 ray.init(address=address or "local", **options)
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, signal.default_int_handler)

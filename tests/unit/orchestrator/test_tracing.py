@@ -74,6 +74,7 @@ def test_a_trace_is_always_the_same() -> None:
     assert traced({"pp": 2}) == traced_anew({"pp": 2}, 0, {})
 
 
+@pytest.mark.slow
 def test_a_trace_remembers_nothing_of_the_groups_before() -> None:
     """Two ranks of one group each: torch keeps, for equal meshes, what operators on sharded parameters give."""
     traced_anew({"dp": 2, "zero": 3, "pp": 2, "schedule": "gpipe"}, 0, {})

@@ -60,8 +60,10 @@ def every_layout(shape: ModelShape, workers: int, batch: int) -> Iterator[Layout
                     yield other
 
 
-SMALL = [(model, device, workers, batch) for model, device, workers, batch in CASES if workers < 24]
-SMALL += [(model, device, 4, 12) for model, device in dict.fromkeys(case[:2] for case in CASES)]
+SMALL = [(model, device, 4, 12) for model, device in dict.fromkeys(case[:2] for case in CASES)]
+SMALL += [
+    pytest.param(case, marks=[pytest.mark.slow] if case[2] > 6 else []) for case in CASES if case[2] < 24
+]
 
 
 @pytest.mark.parametrize("case", SMALL, ids=str)

@@ -30,7 +30,10 @@ def traced(schedule: str, micro_batches: int, precision: str = "fp32", gpu: int 
     return found.memory
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zero_bubble", "zbv"])
+@pytest.mark.parametrize(
+    "schedule",
+    ["1f1b", "zbv", *(pytest.param(s, marks=pytest.mark.slow) for s in ("interleaved", "zero_bubble"))],
+)
 def test_more_micro_batches_need_no_more_memory(schedule: str) -> None:
     few, many = traced(schedule, 4, gpu=1), traced(schedule, 6, gpu=1)
     assert many.at_peak["communication"] == few.at_peak["communication"] > 0
