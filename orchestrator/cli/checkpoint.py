@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 RawWeights = Annotated[
     bool, typer.Option("--raw-weights", help="those of training, where the job has an average of them")
 ]
+Target = Annotated[
+    Path, typer.Argument(parser=on_this_machine, help="new folder for model.safetensors, for hf:<target>")
+]
 Step = Annotated[int | None, typer.Option(help="the commit's step [default: the newest sound one]")]
 
 
@@ -135,7 +138,7 @@ def import_deepspeed(
     source: Annotated[
         Path, typer.Argument(parser=on_this_machine, help="folder that DeepSpeed's save_checkpoint wrote")
     ],
-    target: Annotated[Path, typer.Argument(parser=on_this_machine, help="new folder for model.safetensors")],
+    target: Target,
     tag: Annotated[
         str | None, typer.Option(help="which checkpoint [default: the one that `latest` names]")
     ] = None,
@@ -156,21 +159,16 @@ def import_deepspeed(
     from orchestrator.export.deepspeed_import import import_checkpoint
 
     found = import_checkpoint(str(source), str(target), tag, str(config) if config else None, trust)
-    if as_json:
-        emit(found)
-        return
     how = "unpickled" if trust else "tensors and plain data only"
-    print(
-        f"{target}: {len(found['tensors'])} tensors of a ZeRO {found['stage']} checkpoint of {found['ranks']} ranks, "
-        f"read in a separate process ({how})"
-    )
+    of = f"a ZeRO {found['stage']} checkpoint of {found['ranks']} ranks, read in a separate process ({how})"
+    _imported(target, found, of, as_json)
 
 
 def import_megatron(
     source: Annotated[
         Path, typer.Argument(parser=on_this_machine, help="folder that Megatron-LM's --save named")
     ],
-    target: Annotated[Path, typer.Argument(parser=on_this_machine, help="new folder, for hf:<target>")],
+    target: Target,
     iteration: Annotated[
         int | None, typer.Option(help="which iteration [default: the latest that the folder names]")
     ] = None,
@@ -187,13 +185,17 @@ def import_megatron(
     from orchestrator.export.megatron_import import import_megatron as take
 
     found = take(str(source), str(target), iteration, vocabulary)
+    ranks = f"{found['tensor_parallel']} x {found['pipeline_parallel']} ranks (tensor x pipeline parallel)"
+    _imported(
+        target, found, f"a {found['model_type']}, of iteration {found['iteration']} on {ranks}", as_json
+    )
+
+
+def _imported(target: Path, found: dict[str, Any], of: str, as_json: bool) -> None:
     if as_json:
         emit(found)
-        return
-    print(
-        f"{target}: {found['model_type']} of {len(found['tensors'])} tensors, of iteration {found['iteration']} on "
-        f"{found['tensor_parallel']} x {found['pipeline_parallel']} ranks (tensor x pipeline parallel)"
-    )
+    else:
+        print(f"{target}: {len(found['tensors'])} tensors of {of}")
 
 
 def _lacking(run_dir: str, step: int) -> str:

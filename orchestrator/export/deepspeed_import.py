@@ -6,14 +6,12 @@ object; its results are safetensors and JSON. This process unpickles nothing.
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+from orchestrator.export.reading_process import ask
+from orchestrator.export.target import new_folder
 from orchestrator.job.errors import InputError
 from orchestrator.storage.uri import check_uri
 
@@ -32,22 +30,12 @@ def import_checkpoint(
     Raises InputError if the folder is no ZeRO checkpoint, or needs trust that was not given.
     """
     folder = _tagged(Path(source), tag)
-    out = Path(target)
-    new = not out.exists()
-    if not new and (not out.is_dir() or any(out.iterdir())):
-        raise InputError("the target is not empty", target, "name a new folder")
     if config is not None and not Path(config).is_file():
         raise InputError("there is no such file", config, "give the config.json of the model")
-    out.mkdir(parents=True, exist_ok=True)
-    answer = _ask(
-        {"folder": str(folder.resolve()), "target": str(out.resolve()), "trust": trust}, folder, out
-    )
-    if "refused" in answer:
-        if new:
-            out.rmdir()
-        raise InputError(answer["refused"], str(folder), "")
-    if config is not None:
-        shutil.copyfile(config, out / "config.json")
+    with new_folder(target) as draft:
+        answer = ask(CHILD, {"folder": str(folder.resolve()), "target": draft, "trust": trust})
+        if config is not None:
+            shutil.copyfile(config, Path(draft, "config.json"))
     return answer
 
 
@@ -64,30 +52,3 @@ def _tagged(source: Path, tag: str | None) -> Path:
             "name its folder, or --tag",
         )
     return folder
-
-
-def _ask(request: dict[str, Any], folder: Path, out: Path) -> dict[str, Any]:
-    environment = {
-        "PATH": os.defpath,
-        "HOME": str(out),
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-    }
-    done = subprocess.run(
-        [sys.executable, "-m", CHILD],
-        input=json.dumps(request),
-        capture_output=True,
-        text=True,
-        env=environment,
-        cwd=out,
-        check=False,
-    )
-    try:
-        answer = json.loads(done.stdout.splitlines()[-1])
-    except (IndexError, ValueError):
-        answer = None
-    if done.returncode or not isinstance(answer, dict):
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise InputError(
-            f"the process that reads it ended: {last}", str(folder), "see whether its files are complete"
-        )
-    return answer

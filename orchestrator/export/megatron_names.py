@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from orchestrator.export.megatron_options import Options
 from workloads.errors import WorkloadError
 
 Ranks = Mapping[tuple[int, int], Mapping[str, Tensor]]
@@ -41,99 +42,35 @@ _FINAL = re.compile(r"final_(?:layernorm|norm)\.(weight|bias)")
 _NOT_NEEDED = re.compile(r".*(_extra_state|inv_freq)")
 
 
-@dataclass(frozen=True)
-class Options:
-    """What of a run's options decides the layout of its tensors, and what they compute. groups: key-value heads."""
-
-    version: float
-    tensor: int
-    pipeline: int
-    layers: int
-    hidden: int
-    heads: int
-    groups: int
-    head_size: int
-    feedforward: int
-    positions: int
-    eps: float
-    gated: bool
-    rotary: bool
-    theta: float
-    tied: bool
-    activation: str
-
-
-def options_of(args: Mapping[str, Any], version: float) -> Options:
-    """Those of a run. Raises WorkloadError for a model that neither GPT-2 nor Llama computes."""
-
-    def said(name: str, missing: Any) -> Any:
-        found = args.get(name, missing)
-        return missing if found is None else found
-
-    rotary = (
-        bool(said("use_rotary_position_embeddings", False)) or said("position_embedding_type", "") == "rope"
-    )
-    gated, rms = bool(said("swiglu", False)), said("normalization", "LayerNorm") == "RMSNorm"
-    biases = bool(said("add_bias_linear", True)) or bool(said("add_qkv_bias", False))
-    for name, found, wanted in (
-        ("num_experts", said("num_experts", 0), 0),
-        ("apply_layernorm_1p", bool(said("apply_layernorm_1p", False)), False),
-        ("apply_residual_connection_post_layernorm",
-         bool(said("apply_residual_connection_post_layernorm", False)), False),
-        ("rotary_interleaved", bool(said("rotary_interleaved", False)), False),
-        ("rotary_percent", float(said("rotary_percent", 1.0)), 1.0),
-        ("rotary_seq_len_interpolation_factor", said("rotary_seq_len_interpolation_factor", 1), 1),
-        ("use_rope_scaling", bool(said("use_rope_scaling", False)), False),
-        ("qk_layernorm", bool(said("qk_layernorm", False)), False),
-        ("squared_relu", bool(said("squared_relu", False)), False),
-        ("multi_latent_attention", bool(said("multi_latent_attention", False)), False),
-    ):  # fmt: skip
-        if found != wanted:
-            raise WorkloadError(f"{name} {found!r} is not imported, only {wanted!r}")
-    if not (rotary == gated == rms != biases):
-        kinds = f"rotary positions {rotary}, swiglu {gated}, RMSNorm {rms} and biases {biases}"
-        raise WorkloadError(
-            f"{kinds} are neither GPT-2's (none but biases) nor Llama's (all but biases), which are imported"
-        )
-    hidden, heads = args["hidden_size"], args["num_attention_heads"]
-    groups = said("num_query_groups", heads) if said("group_query_attention", False) else heads
-    tanh = bool(said("bias_gelu_fusion", False)) or bool(said("openai_gelu", False))
-    return Options(
-        version,
-        said("tensor_model_parallel_size", 1),
-        said("pipeline_model_parallel_size", 1),
-        args["num_layers"],
-        hidden,
-        heads,
-        groups,
-        said("kv_channels", hidden // heads),
-        said("ffn_hidden_size", 4 * hidden),
-        said("max_position_embeddings", said("seq_length", 0)),
-        said("norm_epsilon", said("layernorm_epsilon", 1e-5)),
-        gated,
-        rotary,
-        float(said("rotary_base", 10000)),
-        not said("untie_embeddings_and_output_weights", False),
-        "gelu_new" if tanh else "gelu",
-    )
-
-
-def canonical(model: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The tensors of a rank by canonical names. Raises WorkloadError for one that is not known."""
-    found = {}
-    for name, tensor in _flat(model, ""):
+def canonical(model: Mapping[str, Any], most: int) -> dict[str, Tensor]:
+    """The tensors of a rank, whose file has `most` bytes, by canonical names. Raises WorkloadError for one that is not
+    known, is named twice, or is no plain tensor of its own."""
+    found: dict[str, Tensor] = {}
+    taken = 0
+    for name, tensor in _flat(model, "", set()):
         if not isinstance(tensor, Tensor) or _NOT_NEEDED.fullmatch(name):
             continue
-        found[_canonical(name)] = tensor
+        plain = tensor.layout is torch.strided and tensor.device.type == "cpu" and tensor.is_floating_point()
+        if not plain or tensor.is_quantized:
+            raise WorkloadError(f"{name} is no plain tensor of real numbers")
+        taken += tensor.numel() * tensor.element_size()
+        if taken > most:
+            raise WorkloadError(f"{name} and what is before it take more bytes than their file has")
+        if (ours := _canonical(name)) in found:
+            raise WorkloadError(f"{name} is there under two names")
+        found[ours] = tensor.detach()
     return found
 
 
-def _flat(tree: Mapping[str, Any], before: str) -> Iterator[tuple[str, Any]]:
+def _flat(tree: Mapping[Any, Any], before: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    if id(tree) in seen:
+        raise WorkloadError(f"{before or 'its model'} is in there twice")
+    seen.add(id(tree))
     for name, value in tree.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{before}{name}.")
+            yield from _flat(value, f"{before}{name}.", seen)
         else:
-            yield before + name, value
+            yield f"{before}{name}", value
 
 
 def _canonical(name: str) -> str:
@@ -154,59 +91,72 @@ def _canonical(name: str) -> str:
 
 def merged(
     ranks: Ranks, options: Options, vocabulary: int | None
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The configuration and the tensors of transformers' class. Raises WorkloadError if parts are missing or do not
-    fit."""
-    whole = _Whole(ranks, options)
-    last = options.pipeline - 1
-    words = whole.joined(0, "words", 0)
-    if vocabulary is not None and not 0 < vocabulary <= len(words):
-        raise WorkloadError(f"it has {len(words)} rows of tokens, and {vocabulary} are asked for")
-    words = words[:vocabulary]
+) -> tuple[dict[str, Any], Iterator[tuple[str, Tensor]]]:
+    """The configuration and the tensors of transformers' class, each made when it is asked for. Both raise
+    WorkloadError if parts are missing, do not fit, or would be lost."""
+    whole = _Whole(ranks, options, set())
+    rows = sum(len(part) for part in whole.parts(0, "words"))
+    if vocabulary is not None and not 0 < vocabulary <= rows:
+        raise WorkloadError(f"it has {rows} rows of tokens, and {vocabulary} are asked for")
+    kept = vocabulary or rows
+    places = list(whole.layers())
     if options.rotary:
-        config, tensors = _llama(whole, options, words)
-        tensors["model.norm.weight"] = whole.alike(last, "final_norm.weight")
-        if not options.tied:
-            tensors["lm_head.weight"] = whole.joined(last, "head", 0)[:vocabulary]
-        return config, tensors
+        return _llama_config(options, kept), _checked(whole, _llama(whole, places, kept), kept)
     if not options.tied:
         raise WorkloadError("its head is not tied to its table, as GPT-2's is")
-    config, tensors = _gpt2(whole, options, words)
-    for leaf in ("weight", "bias"):
-        tensors[f"transformer.ln_f.{leaf}"] = whole.alike(last, f"final_norm.{leaf}")
-    return config, tensors
+    return _gpt2_config(options, kept), _checked(whole, _gpt2(whole, places, kept), kept)
 
 
-def _gpt2(whole: _Whole, options: Options, words: Tensor) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    positions = whole.alike(0, "positions")
-    config = {
-        "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "vocab_size": len(words),
-        "n_positions": len(positions), "n_embd": options.hidden, "n_layer": options.layers, "n_head": options.heads,
+def _checked(whole: _Whole, tensors: Iterator[tuple[str, Tensor]], kept: int) -> Iterator[tuple[str, Tensor]]:
+    """The tensors; after them all that is in the files has been read, or is a copy of the table."""
+    yield from tensors
+    last = whole.options.pipeline - 1
+    for name in ("tied_head", "head", "words"):
+        if not whole.options.tied or name not in whole.ranks[0, last]:
+            continue
+        if not torch.equal(whole.joined(last, name, 0)[:kept], whole.joined(0, "words", 0)[:kept]):
+            raise WorkloadError(
+                f"the {name} of pipeline rank {last} is to be the table of rank 0, and is not"
+            )
+    for (tp, stage), held in whole.ranks.items():
+        if left := sorted(name for name in held if (stage, name) not in whole.used):
+            raise WorkloadError(
+                f"{left[0]} of tensor-parallel rank {tp}, pipeline rank {stage} has no place in the model of its "
+                "options, and would be lost"
+            )
+
+
+def _gpt2_config(options: Options, rows: int) -> dict[str, Any]:
+    return {
+        "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "vocab_size": rows,
+        "n_positions": options.positions, "n_embd": options.hidden, "n_layer": options.layers, "n_head": options.heads,
         "n_inner": options.feedforward, "activation_function": options.activation,
         "layer_norm_epsilon": options.eps, "tie_word_embeddings": True,
     }  # fmt: skip
-    tensors = {"transformer.wte.weight": words, "transformer.wpe.weight": positions}
-    for number, (stage, here) in enumerate(whole.layers()):
+
+
+def _gpt2(whole: _Whole, places: list[tuple[int, str]], rows: int) -> Iterator[tuple[str, Tensor]]:
+    yield "transformer.wte.weight", whole.joined(0, "words", 0)[:rows]
+    yield "transformer.wpe.weight", whole.alike(0, "positions")
+    for number, (stage, here) in enumerate(places):
         to = f"transformer.h.{number}."
         for leaf in ("weight", "bias"):
-            qkv = torch.cat(whole.query_key_value(stage, f"{here}qkv.{leaf}"))
-            up = whole.joined(stage, f"{here}up.{leaf}", 0)
-            out, down = (whole.row(stage, f"{here}{part}.{leaf}") for part in ("out", "down"))
             for name, tensor in (
-                ("attn.c_attn", qkv),
-                ("attn.c_proj", out),
-                ("mlp.c_fc", up),
-                ("mlp.c_proj", down),
+                ("attn.c_attn", torch.cat(whole.query_key_value(stage, f"{here}qkv.{leaf}"))),
+                ("attn.c_proj", whole.row(stage, f"{here}out.{leaf}")),
+                ("mlp.c_fc", whole.joined(stage, f"{here}up.{leaf}", 0)),
+                ("mlp.c_proj", whole.row(stage, f"{here}down.{leaf}")),
             ):
-                tensors[f"{to}{name}.{leaf}"] = tensor.t().contiguous() if leaf == "weight" else tensor
-            tensors[f"{to}ln_1.{leaf}"] = whole.alike(stage, f"{here}first_norm.{leaf}")
-            tensors[f"{to}ln_2.{leaf}"] = whole.alike(stage, f"{here}second_norm.{leaf}")
-    return config, tensors
+                yield f"{to}{name}.{leaf}", tensor.t().contiguous() if leaf == "weight" else tensor
+            yield f"{to}ln_1.{leaf}", whole.alike(stage, f"{here}first_norm.{leaf}")
+            yield f"{to}ln_2.{leaf}", whole.alike(stage, f"{here}second_norm.{leaf}")
+    for leaf in ("weight", "bias"):
+        yield f"transformer.ln_f.{leaf}", whole.alike(whole.options.pipeline - 1, f"final_norm.{leaf}")
 
 
-def _llama(whole: _Whole, options: Options, words: Tensor) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    config = {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": len(words),
+def _llama_config(options: Options, rows: int) -> dict[str, Any]:
+    return {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": rows,
         "max_position_embeddings": options.positions, "hidden_size": options.hidden,
         "num_hidden_layers": options.layers, "num_attention_heads": options.heads,
         "num_key_value_heads": options.groups, "head_dim": options.head_size, "intermediate_size": options.feedforward,
@@ -214,30 +164,35 @@ def _llama(whole: _Whole, options: Options, words: Tensor) -> tuple[dict[str, An
         "rope_parameters": {"rope_type": "default", "rope_theta": options.theta},
         "attention_bias": False, "mlp_bias": False,
     }  # fmt: skip
-    tensors = {"model.embed_tokens.weight": words}
-    for number, (stage, here) in enumerate(whole.layers()):
+
+
+def _llama(whole: _Whole, places: list[tuple[int, str]], rows: int) -> Iterator[tuple[str, Tensor]]:
+    last = whole.options.pipeline - 1
+    yield "model.embed_tokens.weight", whole.joined(0, "words", 0)[:rows]
+    for number, (stage, here) in enumerate(places):
         to = f"model.layers.{number}."
         projections = whole.query_key_value(stage, f"{here}qkv.weight")
         for name, tensor in zip("qkv", projections, strict=True):
-            tensors[f"{to}self_attn.{name}_proj.weight"] = tensor
+            yield f"{to}self_attn.{name}_proj.weight", tensor
+        yield f"{to}self_attn.o_proj.weight", whole.row(stage, f"{here}out.weight")
         gate, up = whole.gate_up(stage, f"{here}up.weight")
-        tensors |= {
-            f"{to}self_attn.o_proj.weight": whole.row(stage, f"{here}out.weight"),
-            f"{to}mlp.gate_proj.weight": gate,
-            f"{to}mlp.up_proj.weight": up,
-            f"{to}mlp.down_proj.weight": whole.row(stage, f"{here}down.weight"),
-            f"{to}input_layernorm.weight": whole.alike(stage, f"{here}first_norm.weight"),
-            f"{to}post_attention_layernorm.weight": whole.alike(stage, f"{here}second_norm.weight"),
-        }
-    return config, tensors
+        yield f"{to}mlp.gate_proj.weight", gate
+        yield f"{to}mlp.up_proj.weight", up
+        yield f"{to}mlp.down_proj.weight", whole.row(stage, f"{here}down.weight")
+        yield f"{to}input_layernorm.weight", whole.alike(stage, f"{here}first_norm.weight")
+        yield f"{to}post_attention_layernorm.weight", whole.alike(stage, f"{here}second_norm.weight")
+    yield "model.norm.weight", whole.alike(last, "final_norm.weight")
+    if not whole.options.tied:
+        yield "lm_head.weight", whole.joined(last, "head", 0)[:rows]
 
 
 @dataclass(frozen=True)
 class _Whole:
-    """Tensors put together from those of the tensor-parallel ranks of a pipeline stage."""
+    """Tensors put together from those of the tensor-parallel ranks of a pipeline stage. used: what was asked for."""
 
     ranks: Ranks
     options: Options
+    used: set[tuple[int, str]]
 
     def layers(self) -> Iterator[tuple[int, str]]:
         """Each layer's stage, and what its names begin with there: a stage counts its own from 0."""
@@ -259,10 +214,13 @@ class _Whole:
         """What each rank has of a tensor."""
         found = [self.ranks[tp, stage].get(name) for tp in range(self.options.tensor)]
         there = [part for part in found if part is not None]
+        self.used.add((stage, name))
         if len(there) != len(found):
             raise WorkloadError(
                 f"{name} is missing on tensor-parallel rank {found.index(None)}, pipeline rank {stage}"
             )
+        if len({(part.shape, part.dtype) for part in there}) > 1:
+            raise WorkloadError(f"{name} of pipeline rank {stage} has other shapes or types on other ranks")
         return there
 
     def joined(self, stage: int, name: str, dim: int) -> Tensor:

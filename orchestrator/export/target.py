@@ -70,6 +70,25 @@ def draft(target: str) -> Iterator[str]:
         raise InputError(f"cannot be written ({error.strerror or error})", where, hint) from None
 
 
+@contextlib.contextmanager
+def new_folder(target: str) -> Iterator[str]:
+    """A draft that becomes the local folder `target` at the end. Raises InputError as `draft` does, and if there is
+    something at the target."""
+    path = os.path.realpath(local_path(target))
+    taken = InputError("the target is not empty", target, "name a new folder")
+    if os.path.lexists(path) and (not os.path.isdir(path) or os.listdir(path)):
+        raise taken
+    with draft(path) as folder:
+        yield folder
+        _open_to_others(folder)
+        try:
+            os.rename(folder, path)  # takes the place of an empty folder alone
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+                raise taken from None
+            raise
+
+
 def _remove_drafts(parent: str, name: str) -> None:
     """Remove the drafts of exports that were killed: nobody holds their lock."""
     pattern = re.compile(rf"\.{re.escape(name)}\.[a-z0-9_]{{8}}\.tmp")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
-from collections.abc import Mapping
+import weakref
+import zipfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +20,27 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
+from orchestrator.export import megatron_import, megatron_unpickle
 from orchestrator.export.megatron_import import import_megatron
 from orchestrator.job.errors import InputError
 from workloads.load import load
 from workloads.workload import Vocabulary
 
 HEADS, GROUPS, SIZE, HIDDEN, LAYERS, FEEDFORWARD, VOCABULARY, PADDED = 4, 2, 8, 32, 4, 48, 97, 104
+
+
+@pytest.fixture(autouse=True)
+def here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files are read in this process, which takes less time than one of its own."""
+
+    def ask(_: str, asked: dict[str, Any]) -> dict[str, Any]:
+        answer = megatron_unpickle.answer(asked)
+        if "refused" in answer:
+            raise InputError(answer["refused"], asked["folder"], "")
+        return answer
+
+    if "apart" not in request.node.name:
+        monkeypatch.setattr(megatron_import, "ask", ask)
 
 
 def gpt2() -> Any:
@@ -248,6 +266,15 @@ def test_shards_come_back_as_the_model(
     assert torch.allclose(ours.eval()({"tokens": tokens}).logits, model(tokens).logits, atol=1e-5)
 
 
+def test_another_process_apart_reads_the_files(tmp_path: Path) -> None:
+    source = save(tmp_path / "theirs", gpt2(), 2, 1)
+    assert import_megatron(str(source), str(tmp_path / "ours"))["model_type"] == "gpt2"
+    edited(source, "mp_rank_01", lambda s: s.update(model=Bomb()))
+    with pytest.raises(InputError, match=r"asks for (posix|nt)\.system, which is no plain data"):
+        import_megatron(str(source), str(tmp_path / "again"))
+    assert sorted(os.listdir(tmp_path)) == ["ours", "theirs"]
+
+
 def test_padding_of_the_tables_stays_unless_it_is_cut(tmp_path: Path) -> None:
     found = import_megatron(str(save(tmp_path / "theirs", gpt2(), 2, 1)), str(tmp_path / "ours"))
     assert found["tensors"]["transformer.wte.weight"] == [PADDED, HIDDEN]
@@ -265,6 +292,15 @@ class Bomb:
     ("more", "wanted"),
     [
         ({"num_experts": 8}, "num_experts 8 is not imported"),
+        ({"hidden_size": "32"}, "its hidden_size is '32', which is no number"),
+        ({"hidden_size": None}, "its hidden_size is 'None'"),
+        (
+            {"num_query_groups": 0, "group_query_attention": True},
+            "its num_query_groups is 0, which is less than 1",
+        ),
+        ({"num_attention_heads": 3}, "3 heads in 3 groups are not divided over 2 ranks"),
+        ({"ffn_hidden_size": 64}, r"mlp.c_fc.weight is \[32, 48\], and its options make it \[32, 64\]"),
+        ({"tensor_model_parallel_size": 1}, "tensor-parallel rank 1 and pipeline rank 0 is one too many"),
         ({"apply_layernorm_1p": True}, "apply_layernorm_1p True"),
         ({"swiglu": True}, "are neither GPT-2's .* nor Llama's"),
         ({"num_layers": 5}, "its ranks have 4 layers together, and its options say 5"),
@@ -292,6 +328,111 @@ def test_what_cannot_be_imported_is_told_in_a_line(
     assert not (tmp_path / "bombed").exists()
 
 
+def edited(source: Path, place: str, edit: Any) -> None:
+    """Change what is in a file."""
+    path = source / "iter_0000100" / place / "model_optim_rng.pt"
+    stored = torch.load(path, weights_only=False)
+    edit(stored)
+    torch.save(stored, path)
+
+
+def language(stored: dict[str, Any], part: str = "encoder") -> Any:
+    return stored["model"]["language_model"][part]
+
+
+def itself(stored: dict[str, Any]) -> None:
+    stored["model"]["language_model"]["again"] = stored["model"]
+
+
+QKV = "layers.0.self_attention.query_key_value"
+
+
+@pytest.mark.parametrize(
+    ("edit", "wanted"),
+    [
+        (lambda s: setattr(s["args"], "layernorm_epsilon", 1e-6), "rank 1 and pipeline rank 0 has other options"),
+        (lambda s: s.update(iteration=50), "rank 1 and pipeline rank 0 has other options or another iteration"),
+        (lambda s: s.update(args={}), "mp_rank_01/model_optim_rng.pt holds no options"),
+        (lambda s: language(s).update({f"{QKV}.weight": language(s)[f"{QKV}.weight"].half()}), "other shapes or types"),
+        (lambda s: language(s).update({f"{QKV}.weight": torch.zeros(1).expand(4000, 4000)}), "more bytes than"),
+        (lambda s: language(s).update({f"{QKV}.weight": torch.empty(3, device="meta")}), "is no plain tensor"),
+        (lambda s: language(s).update({f"{QKV}.weight": torch.zeros(3, 3).to_sparse()}), "is no plain tensor"),
+        (lambda s: language(s).update({f"{QKV}.scale": torch.zeros(3)}), "is no tensor of GPT that is known here"),
+        (itself, "is in there twice"),
+        (lambda s: s.update(model=[1]), "has no model"),
+    ],
+)  # fmt: skip
+def test_files_that_do_not_go_together_or_are_made_to_harm(edit: Any, wanted: str, tmp_path: Path) -> None:
+    source = save(tmp_path / "theirs", gpt2(), 2, 1)
+    edited(source, "mp_rank_01", edit)
+    with pytest.raises(InputError, match=wanted) as error:
+        import_megatron(str(source), str(tmp_path / "ours"))
+    assert "\n" not in str(error.value)
+    assert os.listdir(tmp_path) == ["theirs"]
+
+
+def test_tensors_that_the_model_has_no_place_for_are_not_lost(tmp_path: Path) -> None:
+    source = save(tmp_path / "llama", llama(), 1, 1)
+    edited(source, "mp_rank_00", lambda s: language(s).update({f"{QKV}.bias": torch.zeros(64)}))
+    with pytest.raises(InputError, match=r"qkv\.bias of tensor-parallel rank 0, .* would be lost"):
+        import_megatron(str(source), str(tmp_path / "ours"))
+    source = save(tmp_path / "gpt2", gpt2(), 1, 2)
+    edited(source, "mp_rank_00_001", lambda s: s["model"]["word_embeddings_for_head"]["weight"].add_(1))
+    with pytest.raises(InputError, match="the tied_head of pipeline rank 1 is to be the table of rank 0"):
+        import_megatron(str(source), str(tmp_path / "ours"))
+    source = save(tmp_path / "tied", llama(), 1, 1, untie_embeddings_and_output_weights=False)
+    with pytest.raises(InputError, match="the head of pipeline rank 0 is to be the table"):
+        import_megatron(str(source), str(tmp_path / "ours"))
+    assert not (tmp_path / "ours").exists()
+
+
+def test_files_in_each_others_folders_are_told_by_the_ranks_that_wrote_them(tmp_path: Path) -> None:
+    source = save(tmp_path / "theirs", gpt2(), 2, 1)
+    for rank in range(2):
+        edited(source, f"mp_rank_0{rank}", lambda s, rank=rank: setattr(s["args"], "rank", rank))
+    import_megatron(str(source), str(tmp_path / "right"))
+    folder = source / "iter_0000100"
+    for one, other in (("mp_rank_00", "kept"), ("mp_rank_01", "mp_rank_00"), ("kept", "mp_rank_01")):
+        (folder / one).rename(folder / other)
+    with pytest.raises(InputError, match="pipeline rank 0 was written by rank 1, not 0"):
+        import_megatron(str(source), str(tmp_path / "ours"))
+
+
+def test_tensors_are_made_one_at_a_time_and_a_folder_is_there_whole_or_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = save(tmp_path / "theirs", llama(), 2, 1), tmp_path / "ours"
+    alive: list[weakref.ref[Tensor]] = []
+
+    def fails(tensors: Iterator[tuple[str, Tensor]], folder: str) -> None:
+        for _, tensor in tensors:
+            alive.append(weakref.ref(tensor))
+            del tensor
+            assert sum(each() is not None for each in alive) <= 8
+        target.mkdir()
+        (target / "another").touch()  # a second import was faster
+
+    monkeypatch.setattr(megatron_unpickle, "write", fails)
+    with pytest.raises(InputError, match="the target is not empty"):
+        import_megatron(str(source), str(target))
+    assert len(alive) == 3 + 9 * LAYERS
+    assert sorted(os.listdir(tmp_path)) == ["ours", "theirs"]
+
+
+def test_states_of_fp8_layers_and_compressed_files(tmp_path: Path) -> None:
+    source = save(tmp_path / "theirs", llama(), 1, 1, core=True)
+    extra = "decoder.layers.0.self_attention.linear_qkv._extra_state"
+    edited(source, "mp_rank_00", lambda s: s["model"].update({extra: io.BytesIO(b"state")}))
+    import_megatron(str(source), str(tmp_path / "ours"))
+    path = source / "iter_0000100" / "mp_rank_00" / "model_optim_rng.pt"
+    with zipfile.ZipFile(path) as old, zipfile.ZipFile(tmp_path / "new", "w", zipfile.ZIP_DEFLATED) as new:
+        for name in old.namelist():
+            new.writestr(name, old.read(name))
+    (tmp_path / "new").rename(path)
+    with pytest.raises(InputError, match="is compressed"):
+        import_megatron(str(source), str(tmp_path / "again"))
+
+
 def test_folders_and_files_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="there is no checkpoint of Megatron-LM"):
         import_megatron(str(tmp_path), str(tmp_path / "ours"))
@@ -302,10 +443,14 @@ def test_folders_and_files_that_are_none(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:2000])
     with pytest.raises(InputError, match=r"is no file of torch\.save"):
         import_megatron(str(source), str(tmp_path / "ours"))
+    (source / "latest_checkpointed_iteration.txt").write_text("../../etc")
+    with pytest.raises(InputError, match=r"names no iteration \('../../etc'\)"):
+        import_megatron(str(source), str(tmp_path / "ours"))
+    (source / "latest_checkpointed_iteration.txt").unlink()
     (tmp_path / "ours").mkdir()
     (tmp_path / "ours" / "a").touch()
     with pytest.raises(InputError, match="the target is not empty"):
-        import_megatron(str(source), str(tmp_path / "ours"))
+        import_megatron(str(source / "iter_0000100"), str(tmp_path / "ours"))
 
 
 def test_a_class_of_megatron_is_an_inert_placeholder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

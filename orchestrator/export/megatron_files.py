@@ -1,0 +1,10 @@
+"""The files of a checkpoint of Megatron-LM."""
+
+from __future__ import annotations
+
+import re
+
+LATEST = "latest_checkpointed_iteration.txt"
+FILES = ("model_optim_rng.pt", "model_rng.pt")
+RANK = re.compile(r"mp_rank_(\d+)(?:_(\d+))?")
+AGAIN = "give the folder that --save named, or one iter_... of it"

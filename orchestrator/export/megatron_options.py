@@ -1,0 +1,107 @@
+"""The options of a run of Megatron-LM (its `args`) that decide the layout of its tensors, and what they compute."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from workloads.errors import WorkloadError
+
+
+@dataclass(frozen=True)
+class Options:
+    """What of a run's options decides the layout of its tensors, and what they compute. groups: key-value heads."""
+
+    version: float
+    tensor: int
+    pipeline: int
+    layers: int
+    hidden: int
+    heads: int
+    groups: int
+    head_size: int
+    feedforward: int
+    positions: int
+    eps: float
+    gated: bool
+    rotary: bool
+    theta: float
+    tied: bool
+    activation: str
+
+
+def options_of(args: Mapping[str, Any], version: float) -> Options:
+    """Those of a run. Raises WorkloadError for a model that neither GPT-2 nor Llama computes."""
+
+    def said(name: str, missing: Any) -> Any:
+        found = args.get(name, missing)
+        return missing if found is None else found
+
+    rotary = (
+        bool(said("use_rotary_position_embeddings", False)) or said("position_embedding_type", "") == "rope"
+    )
+    gated, rms = bool(said("swiglu", False)), said("normalization", "LayerNorm") == "RMSNorm"
+    biases = bool(said("add_bias_linear", True)) or bool(said("add_qkv_bias", False))
+    for name, found, wanted in (
+        ("num_experts", said("num_experts", 0), 0),
+        ("apply_layernorm_1p", bool(said("apply_layernorm_1p", False)), False),
+        ("apply_residual_connection_post_layernorm",
+         bool(said("apply_residual_connection_post_layernorm", False)), False),
+        ("rotary_interleaved", bool(said("rotary_interleaved", False)), False),
+        ("rotary_percent", said("rotary_percent", 1.0), 1.0),
+        ("rotary_seq_len_interpolation_factor", said("rotary_seq_len_interpolation_factor", 1), 1),
+        ("use_rope_scaling", bool(said("use_rope_scaling", False)), False),
+        ("qk_layernorm", bool(said("qk_layernorm", False)), False),
+        ("squared_relu", bool(said("squared_relu", False)), False),
+        ("multi_latent_attention", bool(said("multi_latent_attention", False)), False),
+    ):  # fmt: skip
+        if found != wanted:
+            raise WorkloadError(f"{name} {str(found)[:40]} is not imported, only {wanted}")
+    if not (rotary == gated == rms != biases):
+        kinds = f"rotary positions {rotary}, swiglu {gated}, RMSNorm {rms} and biases {biases}"
+        raise WorkloadError(
+            f"{kinds} are neither GPT-2's (none but biases) nor Llama's (all but biases), which are imported"
+        )
+
+    def size(name: str, missing: Any = None) -> int:
+        return int(number(args, name, missing, 1))
+
+    hidden, heads, tensor = (
+        size("hidden_size"),
+        size("num_attention_heads"),
+        size("tensor_model_parallel_size", 1),
+    )
+    groups = size("num_query_groups", heads) if said("group_query_attention", False) else heads
+    if heads % groups or heads % tensor or groups % tensor:
+        raise WorkloadError(f"{heads} heads in {groups} groups are not divided over {tensor} ranks")
+    tanh = bool(said("bias_gelu_fusion", False)) or bool(said("openai_gelu", False))
+    return Options(
+        version,
+        tensor,
+        size("pipeline_model_parallel_size", 1),
+        size("num_layers"),
+        hidden,
+        heads,
+        groups,
+        size("kv_channels", hidden // heads),
+        size("ffn_hidden_size", 4 * hidden),
+        size("max_position_embeddings", said("seq_length", None)),
+        float(number(args, "norm_epsilon", said("layernorm_epsilon", 1e-5))),
+        gated,
+        rotary,
+        float(number(args, "rotary_base", 10000)),
+        not said("untie_embeddings_and_output_weights", False),
+        "gelu_new" if tanh else "gelu",
+    )
+
+
+def number(said: Mapping[str, Any], name: str, missing: Any, least: int | None = None) -> float:
+    """What is said of `name`, with `least` a whole number from there on. Raises WorkloadError if it is none."""
+    found = said.get(name)
+    found = missing if found is None else found
+    if type(found) is not int and (least is not None or type(found) is not float):
+        raise WorkloadError(f"its {name} is {str(found)[:40]!r}, which is no number")
+    if least is not None and found < least:
+        raise WorkloadError(f"its {name} is {found}, which is less than {least}")
+    return found

@@ -1,0 +1,221 @@
+"""The process that reads checkpoints of Megatron-LM, which are pickles: started by `megatron_import` only.
+
+Reads {"folder", "target", "vocabulary"} as JSON from standard input, writes model.safetensors, config.json and one line
+of JSON. The files are read by torch's own reader of weights alone. Of other objects only the options of the run are
+made; what else is plain data, and what is Megatron's, becomes an inert placeholder, and all else is refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from orchestrator.export.megatron_files import AGAIN, FILES, RANK
+from orchestrator.export.megatron_names import canonical, merged
+from orchestrator.export.megatron_options import Options, number, options_of
+from workloads.errors import WorkloadError
+from workloads.hf.weights import write
+
+OPTIONS = "argparse.Namespace"
+PLAIN = (
+    "numpy.ndarray",
+    "numpy.dtype",
+    "numpy.core.multiarray._reconstruct",
+    "numpy._core.multiarray._reconstruct",
+    "_codecs.encode",
+    "_io.BytesIO",
+    "datetime.timedelta",
+    "pathlib.PosixPath",
+    "signal.Signals",
+    "types.SimpleNamespace",
+)
+"""What is plain data among what torch's reader does not know: arrays of a generator's state, states of fp8 layers, and
+options. None of it is needed."""
+OURS = ("megatron.", "transformer_engine.")
+"""Packages whose classes, of which options have a few, become placeholders."""
+
+
+@dataclass(frozen=True)
+class Shards:
+    """The models of all ranks, by tensor and pipeline rank, and the options that they were trained with."""
+
+    models: Mapping[tuple[int, int], Mapping[str, Tensor]]
+    options: Options
+    iteration: int
+
+
+class Placeholder:
+    """Stands for an object of Megatron's: takes whatever it is made with, and does nothing."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def __setstate__(self, state: Any) -> None:
+        """Take nothing."""
+
+
+def main() -> None:
+    """Answer one request."""
+    print(json.dumps(answer(json.load(sys.stdin))))
+
+
+def answer(asked: dict[str, Any]) -> dict[str, Any]:
+    """{"iteration", "tensor_parallel", "pipeline_parallel", "version", "model_type", "tensors"}, or {"refused"}."""
+    target = Path(asked["target"])
+    shapes: dict[str, list[int]] = {}
+    try:
+        shards = _read(Path(asked["folder"]))
+        config, tensors = merged(shards.models, shards.options, asked["vocabulary"])
+        write(_of_class(tensors, config, shapes), str(target))
+    except WorkloadError as error:
+        return {"refused": str(error)}
+    (target / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    return {
+        "iteration": shards.iteration,
+        "tensor_parallel": shards.options.tensor,
+        "pipeline_parallel": shards.options.pipeline,
+        "version": shards.options.version,
+        "model_type": config["model_type"],
+        "tensors": shapes,
+    }
+
+
+def _of_class(
+    tensors: Iterator[tuple[str, Tensor]], config: Mapping[str, Any], shapes: dict[str, list[int]]
+) -> Iterator[tuple[str, Tensor]]:
+    """The tensors, whose shapes are noted. Raises WorkloadError if they are not those of transformers' class."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
+    except Exception as error:  # whatever transformers says of sizes that do not go together
+        raise WorkloadError(
+            f"transformers makes no {config['model_type']} of its options ({_line(error)})"
+        ) from None
+    wanted = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
+    for name, tensor in tensors:
+        shapes[name] = list(tensor.shape)
+        if shapes[name] != wanted.get(name):
+            raise WorkloadError(f"{name} is {shapes[name]}, and its options make it {wanted.get(name)}")
+        yield name, tensor
+    if lacking := sorted(wanted.keys() - shapes.keys()):
+        raise WorkloadError(f"{lacking[0]} is not there")
+
+
+def _read(folder: Path) -> Shards:
+    models: dict[tuple[int, int], Mapping[str, Tensor]] = {}
+    said: dict[tuple[int, int], Mapping[str, Any]] = {}
+    about: dict[tuple[int, int], tuple[Options, int]] = {}
+    for rank, path in sorted(_files(folder)):
+        stored, where = _load(path), f"{path.parent.name}/{path.name}"
+        if not isinstance(stored.get("model"), Mapping):
+            virtual = "model0" in stored
+            what = (
+                "has several pipeline stages a rank, which are not put together"
+                if virtual
+                else "has no model"
+            )
+            raise WorkloadError(f"{where} {what}; save it again without virtual stages")
+        if not isinstance(stored.get("args"), argparse.Namespace):
+            raise WorkloadError(
+                f"{where} holds no options (args), without which its layout is not known; save it again"
+            )
+        said[rank] = vars(stored["args"])
+        version = float(number(stored, "checkpoint_version", 0.0))
+        about[rank] = options_of(said[rank], version), int(number(stored, "iteration", 0))
+        models[rank] = canonical(stored["model"], path.stat().st_size)
+    first, *others = sorted(about)
+    options, iteration = about[first]
+    if unlike := next((rank for rank in others if about[rank] != about[first]), None):
+        raise WorkloadError(
+            f"{_ranks(unlike)} has other options or another iteration than {_ranks(first)}; copy all anew"
+        )
+    every = ((tp, pp) for tp in range(options.tensor) for pp in range(options.pipeline))
+    lacking = next((rank for rank in every if rank not in models), None)
+    beyond = next((rank for rank in models if rank[0] >= options.tensor or rank[1] >= options.pipeline), None)
+    for what, found in (("is missing", lacking), ("is one too many", beyond)):
+        if found:
+            count = options.tensor * options.pipeline
+            raise WorkloadError(f"the file of {_ranks(found)} {what}, of {count}; copy all anew")
+    _check_places(said)
+    return Shards(models, options, iteration)
+
+
+def _ranks(rank: tuple[int, int]) -> str:
+    return f"tensor-parallel rank {rank[0]} and pipeline rank {rank[1]}"
+
+
+def _check_places(said: Mapping[tuple[int, int], Mapping[str, Any]]) -> None:
+    """Raise WorkloadError if files stand in each other's folders: ranks of a run count tensor before pipeline
+    parallelism. Converted checkpoints do not tell."""
+    ranks = {place: args.get("rank") for place, args in said.items()}
+    if len(set(map(str, ranks.values()))) < len(ranks) or any(
+        type(rank) is not int for rank in ranks.values()
+    ):
+        return
+    places = sorted(ranks, key=lambda place: place[::-1])
+    for place, rank in zip(places, sorted(ranks.values()), strict=True):  # type: ignore[type-var]
+        if ranks[place] != rank:
+            raise WorkloadError(
+                f"the file of {_ranks(place)} was written by rank {ranks[place]}, not {rank}; copy all anew"
+            )
+
+
+def _files(folder: Path) -> Iterator[tuple[tuple[int, int], Path]]:
+    for path in folder.iterdir():
+        if found := RANK.fullmatch(path.name):
+            place = next((path / name for name in FILES if (path / name).is_file()), None)
+            if place is None:
+                raise WorkloadError(f"{path.name} has no {FILES[0]}; copy it again")
+            yield (int(found[1]), int(found[2] or 0)), place
+
+
+def _load(path: Path) -> dict[str, Any]:
+    """What is in a file, its tensors not read yet."""
+    where = f"{path.parent.name}/{path.name}"
+    try:
+        with zipfile.ZipFile(path) as file:
+            packed = [each.filename for each in file.infolist() if each.compress_type != zipfile.ZIP_STORED]
+        asked = torch.serialization.get_unsafe_globals_in_checkpoint(str(path))
+    except Exception as error:  # a damaged file ends in any error
+        raise WorkloadError(f"{where} is no file of torch.save ({_line(error)}); copy it again") from None
+    if packed:
+        raise WorkloadError(f"{where} is compressed, which torch.save does not do; copy it again")
+    allowed: list[Any] = []
+    for name in asked:
+        if name == OPTIONS:
+            allowed.append((argparse.Namespace, name))
+        elif name in PLAIN or name.startswith(OURS):
+            allowed.append((type("Placeholder", (Placeholder,), {}), name))
+        else:
+            raise WorkloadError(
+                f"{where} asks for {name}, which is no plain data, and nothing was run; do not use what is from there"
+            )
+    with torch.serialization.safe_globals(allowed):
+        try:
+            found = torch.load(str(path), map_location="cpu", weights_only=True, mmap=True)
+        except Exception as error:  # a damaged file ends in any error
+            raise WorkloadError(f"{where} cannot be read ({_line(error)}); copy it again") from None
+    if not isinstance(found, dict):
+        raise WorkloadError(f"{where} holds no checkpoint of Megatron-LM; {AGAIN}")
+    return found
+
+
+def _line(error: Exception) -> str:
+    """The reason alone: torch adds advice on how to load what is not plain."""
+    reason = str(error).rpartition("WeightsUnpickler error:")[2].partition("Check the documentation")[0]
+    return " ".join(f"{type(error).__name__}: {reason}".split())[:160]
+
+
+if __name__ == "__main__":
+    main()
