@@ -30,6 +30,7 @@ from orchestrator.resolve.base import Base, base_json, base_of
 from orchestrator.resolve.named_commit import commit_at, place_and_tag
 from orchestrator.resolve.prepared_data import EXCERPT, PreparedData
 from orchestrator.storage.run_directory import ORIGIN, RunDir
+from workloads.hf.hf_config import FOLDER
 
 if TYPE_CHECKING:
     from orchestrator.checkpoint.manifest import CommitManifest
@@ -168,6 +169,8 @@ def check_keys(spec: JobSpec, theirs: JobSpec, source: str) -> None:
             hint = WEIGHTS_ALONE
         elif OPTIMIZER.match(key):
             hint = f"its state is that of {was}: {WEIGHTS_ALONE}"
+        elif key == "seed" and _draws_what_it_keeps(spec):
+            hint = f"weights that are not trained are drawn by it: {WEIGHTS_ALONE}"
         elif key == AVERAGE and (was is None or now is None):
             hint = "a moving average cannot begin or end between phases: set it back"
         elif DATA.match(key) and keeps:
@@ -184,6 +187,13 @@ def check_keys(spec: JobSpec, theirs: JobSpec, source: str) -> None:
         place = place_and_tag(source)[0]
         what = f"a tokenizer trained on other data has other tokens than that of {place}"
         raise InputError(what, "data.tokenizer", f"set it to {place}/{EXCERPT}")
+
+
+def _draws_what_it_keeps(spec: JobSpec) -> bool:
+    """Whether some of the weights that commits lack, since they are not trained, are drawn by the job's seed."""
+    asked = spec.workload
+    begins_anew = asked.init_from is None and not asked.model.startswith(FOLDER)
+    return spec.reads_base and (begins_anew or bool(spec.data.add_tokens) or "vocab_size" in asked.changes)
 
 
 def check_same_data(spec: JobSpec, source: Source, shards: str, data: str) -> None:

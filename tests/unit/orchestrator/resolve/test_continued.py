@@ -12,7 +12,7 @@ from orchestrator.checkpoint.pieces import full_piece
 from orchestrator.checkpoint.store import Store
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec, parse
-from orchestrator.resolve.continued import check_same_data, source_of, take_over
+from orchestrator.resolve.continued import check_keys, check_same_data, source_of, take_over
 from orchestrator.resolve.prepared_data import PreparedData
 from orchestrator.storage.run_directory import RunDir
 
@@ -97,6 +97,23 @@ def test_what_does_not_fit_is_one_line(
     with pytest.raises(InputError, match=line) as caught:
         source_of(job("second", **{"train__steps": 20, **keys}), RunDir(str(tmp_path / "second")))
     assert "\n" not in str(caught.value)
+
+
+def test_another_seed_draws_no_other_weights_that_are_not_trained() -> None:
+    """Where data is read from its beginning a phase may have a seed of its own, but its commits lack frozen weights."""
+    keys = {"train__steps": 20, "train__continue_from": {"run": "first", "position": "restart"}, "seed": 4}
+    frozen, begun = {"train__freeze": ["tokens.*"]}, {"workload__init_from": "other"}
+    check_keys(job("second", **keys), job(), "first@10")
+    check_keys(job("second", **keys, **frozen, **begun), job(**frozen, **begun), "first@10")
+    for more in (
+        {},
+        {**begun, "data__add_tokens": ["<a>"]},
+        {**begun, "workload__changes": {"vocab_size": 600}},
+    ):
+        with pytest.raises(
+            InputError, match=r"seed is 0 in first@10 .*not trained are drawn by it: set it back"
+        ):
+            check_keys(job("second", **keys, **frozen, **more), job(**frozen, **more), "first@10")
 
 
 def test_a_run_does_not_go_on_from_itself(first: str) -> None:
