@@ -17,6 +17,8 @@ IDENTITY, SHARDS, BASE, CODE, CONTINUED = "identity", "shards", "base", "code", 
 """Keys of a commit's meta: the parts of the job that make the run the same run, the digest of its token shards, the
 weights that it began with, the hashes of the user's own code, and the commit of another run that it goes on from: its
 run, step, position and receipt. Commits of earlier versions lack them and are not compared."""
+TILES = "tiles"
+"""Key of a commit's meta: that weights were drawn in tiles, see `workloads.model.initialise.Drawn`."""
 JOB = "job.yaml"
 LENGTH = "train.steps"
 """The one key of the identity that may change, see `extension_of`."""

@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.checkpoint.identity import BASE, job_of_commit
+from orchestrator.checkpoint.identity import BASE, TILES, job_of_commit
 from orchestrator.checkpoint.shard import digest
 from orchestrator.checkpoint.store import Store
 from orchestrator.job.checkpoint import CheckpointSpec
@@ -94,18 +94,30 @@ def bases_of(
     spec: JobSpec, begun: Mapping[str, Any], commit: CommitManifest | None
 ) -> tuple[Base | None, Base | None]:
     """See `base_of`; and the weights that are read at the next start, none where a run goes on from a `commit` that has
-    all."""
+    all. Raises as `base_of_commit`."""
+    _check_drawn(spec, commit)
     base = base_of(spec, begun, commit is not None)
     return base, base if commit is None or spec.needs_base else None
 
 
 def base_of_commit(spec: JobSpec, commit: CommitManifest) -> Base | None:
     """The weights that the run of a commit began with, None if it began anew. If the commit lacks some of them, raises
-    InputError if they are gone, or not the same any more."""
+    InputError if they are gone, or not the same any more, or cannot be drawn again."""
+    _check_drawn(spec, commit)
     begun = commit.meta.get(BASE)
     if spec.reads_base and begun:
         return base_of(spec, begun, True)
     return Base(**begun) if begun else None
+
+
+def _check_drawn(spec: JobSpec, commit: CommitManifest | None) -> None:
+    """Raise InputError if weights that the commit lacks were drawn by an earlier version, which drew others."""
+    if commit is None or not spec.reads_base or commit.meta.get(BASE) or TILES in commit.meta:
+        return
+    what = (
+        f"the commit at step {commit.step} lacks frozen weights, which an earlier version drew in another way"
+    )
+    raise InputError(what, "train.freeze", "begin another run")
 
 
 def same_base(spec: JobSpec, base: Base | None) -> Base | None:

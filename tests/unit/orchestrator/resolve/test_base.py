@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from orchestrator.checkpoint.pieces import full_piece
 from orchestrator.checkpoint.store import Store
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec, dump, parse
-from orchestrator.resolve.base import Base, base_json, base_of, tokenizer_notes
+from orchestrator.resolve.base import Base, base_json, base_of, base_of_commit, bases_of, tokenizer_notes
 from orchestrator.resolve.training_inputs import load_workload
 from orchestrator.storage.run_directory import RunDir
 from workloads.load import load
@@ -74,6 +75,19 @@ def test_the_best_commit_is_that_of_the_metric_which_the_run_keeps(run: str) -> 
     base = base_of(job(init_from=f"{run}@best"), {}, False)
     assert base is not None
     assert base.step == 12
+
+
+def test_frozen_weights_that_an_earlier_version_drew_are_not_drawn_otherwise(run: str) -> None:
+    store, spec = Store(f"{run}/checkpoints"), job()
+    commit = store.manifest(8)
+    frozen = spec.model_copy(update={"train": spec.train.model_copy(update={"freeze": ["tokens.*"]})})
+    assert bases_of(spec, {}, commit) == (None, None)  # it has all weights
+    for look in (lambda given: bases_of(frozen, {}, given), lambda given: base_of_commit(frozen, given)):
+        with pytest.raises(
+            InputError, match=r"train.freeze: the commit at step 8 lacks frozen weights, .*begin"
+        ):
+            look(commit)
+        look(replace(commit, meta={**commit.meta, "tiles": True}))
 
 
 def test_an_average_in_the_commit_is_what_a_run_begins_with(run: str) -> None:
