@@ -133,7 +133,10 @@ def _wait(policy: Policy, state: State, seen: Observation) -> tuple[State, Actio
     if waited > policy.spec.limits.wait:
         text = f"waited {waited:.0f} s for {workers.min} workers and there is room for {seen.room}"
         return _finish(state, seen, Outcome.FAILED, text + "; lower resources.workers.min or add machines")
-    return state, Action("wait", f"room for {room} workers, and the smallest gang has {workers.min}")
+    why = f"the smallest gang has {workers.min}"
+    if room >= workers.min:
+        why = f"no layout of {workers.min} to {room} is legal and fits in their memory"
+    return state, Action("wait", f"room for {room} workers, and {why}")
 
 
 def _train(policy: Policy, state: State, seen: Observation) -> tuple[State, Action]:

@@ -9,11 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from orchestrator.data.own_samples import open_samples
 from orchestrator.job.errors import InputError
 from orchestrator.job.own_code import code_of
 from orchestrator.job.spec import JobSpec
 from workloads.adapters.adapter import merged_reader
+from workloads.own.declared import OF_BUFFERS
 from workloads.own.model import NETWORK, OwnModel, OwnWorkload
 from workloads.own.reference import code_hash, is_built_in
 
@@ -86,7 +89,10 @@ def load_own(folder: str | Path) -> nn.Module:
     options: dict[str, Any] = about["options"]
     if "folder" in options and is_built_in(about["model"]):  # it began there, and is here now
         options = {**options, "folder": str(folder)}
-    model = OwnModel(about["model"], json.dumps(options), about["vocabulary_size"]).make()
+    config = OwnModel(about["model"], json.dumps(options), about["vocabulary_size"])
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(OF_BUFFERS)
+        model = config.make()
     tensors = load_file(Path(folder) / WEIGHTS)
     if callable(from_hf := getattr(model, "from_hf", None)):
         tensors = from_hf(tensors)

@@ -267,14 +267,15 @@ class Planner:
     def choose(self, workers: int) -> Layout | None:
         """The best layout for that number of workers; None if there is no legal one, or so few cannot hold what is
         saved."""
-        if workers and self.host is not None and worker_bytes(self.spec, self.shape, workers) > self.host:
-            return None
         if workers not in self._known:
             try:
                 self._known[workers] = self.plan(workers).chosen.layout if workers else None
             except InputError:
                 self._known[workers] = None
-        return self._known[workers]
+        layout = self._known[workers]
+        if layout and self.host is not None and worker_bytes(self.spec, self.shape, layout.world) > self.host:
+            return None
+        return layout
 
     def seconds(self, layout: Layout) -> float:
         """Predicted seconds per step."""

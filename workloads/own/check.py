@@ -67,7 +67,7 @@ def check_model(
     """
     name = workload.name
     first = model_of(workload, seed)
-    ours, theirs = first.state_dict(), model_of(workload, seed).state_dict()
+    ours, theirs = ({**m.state_dict(), **dict(m.named_buffers())} for m in (first, model_of(workload, seed)))
     if any(not torch.equal(ours[key], theirs[key]) for key in ours):
         raise WorkloadError(
             f"{name} begins with other weights each time; draw them by torch's generator alone"

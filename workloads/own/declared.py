@@ -15,6 +15,8 @@ from workloads.errors import WorkloadError
 
 STYLES = {"column": "column", "row": "row", "vocabulary": "vocab", "shared": "heads"}
 """The words of `sharding()`, and what `Workload.sharding` calls them."""
+OF_BUFFERS = 0
+"""The seed of the buffers that no commit has, in every run and export."""
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:

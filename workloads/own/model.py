@@ -17,6 +17,7 @@ from workloads.adapters.adapter import LOW_RANK, Adapter, check_has_biases, line
 from workloads.adapters.frozen import parameters_of
 from workloads.errors import WorkloadError
 from workloads.own.declared import (
+    OF_BUFFERS,
     STYLES,
     blocks_of,
     check_declared,
@@ -167,7 +168,7 @@ class OwnWorkload:
     @cached_property
     def _fixed(self) -> Mapping[str, Tensor]:
         """The values of the buffers that are not in the state."""
-        model = _initialised(self.config, 0)
+        model = _initialised(self.config, OF_BUFFERS)
         kept = model.state_dict().keys()
         return {name: buffer.clone() for name, buffer in model.named_buffers() if name not in kept}
 

@@ -21,7 +21,8 @@ class Model(Protocol):
     constructor. If that has an argument `vocabulary_size`, it gets the number of the tokenizer's ids.
 
     The constructor runs under `torch.manual_seed(job.seed)` for the initial weights, and on the meta device for the
-    structure: it may not read the values of tensors. Any kind of layer may be in it, and `forward` is free. What is
+    structure: it may not read the values of tensors. Buffers that are not persistent, which no commit has, are those
+    of the seed 0 in every run and export. Any kind of layer may be in it, and `forward` is free. What is
     random in training is drawn by the samples, see `Samples`: dropout and the like are refused, and so is what makes
     the loss of one sample depend on others (batch normalisation), since neither is the same under another layout.
     """

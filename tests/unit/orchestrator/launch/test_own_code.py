@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 import yaml
+from safetensors.torch import save_file
 
 from orchestrator.job.errors import InputError
 from orchestrator.job.optimizer import OptimizerSpec
-from orchestrator.job.own_code import used_by
+from orchestrator.job.own_code import code_of, used_by
 from orchestrator.job.spec import JobSpec, dump, parse
 from orchestrator.launch.preflight import check_job
 from orchestrator.planning.device import BOUNDLESS
@@ -55,6 +57,11 @@ class Fixed(Line):
     def loss(self, batch): return batch["y"]
 class Clock(Line):
     def __init__(self): super().__init__(); nn.init.constant_(self.one.bias, np.random.rand())
+class Noise(Line):
+    def __init__(self):
+        super().__init__(); self.register_buffer("noise", torch.ones(4) * np.random.rand(), persistent=False)
+class Waves(Line):
+    def __init__(self): super().__init__(); self.register_buffer("waves", torch.randn(4), persistent=False)
 class Named(Line):
     def loss(self, batch): return super().loss(batch), {"lr": batch["y"]}
 class NoLoss(nn.Module): ...
@@ -224,6 +231,7 @@ def refusal(spec: JobSpec) -> str:
         ("Reads", "Points", "cannot be made with its options"),
         ("Fixed", "Points", "no gradient comes from its loss"),
         ("Clock", "Points", "begins with other weights each time"),
+        ("Noise", "Points", "begins with other weights each time"),
         ("Named", "Points", "rows have lr already"),
         ("NoLoss", "Points", "has no loss(batch)"),
         ("Points", "Points", "is no torch.nn.Module"),
@@ -391,6 +399,24 @@ def test_what_is_frozen_by_the_job_and_a_layer_that_is_used_twice_are_taken(here
     document = job("Frozen").model_dump(mode="json", exclude_defaults=True)
     check_job(parse(document | {"train": document["train"] | {"freeze": ["network.one.*"]}}))
     check_job(job("Layered"))
+
+
+def test_an_export_has_the_buffers_that_its_run_had(here: Path) -> None:
+    from orchestrator.export.own_model import load_own
+    from workloads.load import load
+    from workloads.workload import Vocabulary
+
+    workload: Any = load("own_things:Waves", "samples", Vocabulary(1, 0), sequence_length=1)
+    with torch.device("meta"):
+        trained = workload.build()
+    trained.to_empty(device="cpu")
+    save_file(
+        {n: torch.zeros(s) for n, s in ((k[8:], v) for k, v in workload.shapes.items())},
+        here / "model.safetensors",
+    )
+    about = {"model": "own_things:Waves", "options": {}, "code": code_of(job("Waves")), "vocabulary_size": 1}
+    (here / "own.json").write_text(json.dumps(about))
+    assert torch.equal(cast(Any, load_own(here)).waves, trained.network.waves)
 
 
 def test_own_metrics_are_of_each_sample() -> None:

@@ -12,6 +12,7 @@ from orchestrator.planning.host_memory import check_host_memory, check_workers_m
 from orchestrator.planning.layout import ModelShape
 from orchestrator.planning.plan import Planner
 
+PINNED = parse(job("none.txt") | {"parallel": {"tp": 4, "pp": 1, "micro_batch": 1}}).parallel
 SHAPE = ModelShape(70_000_000_000, 80, 8192, 64, 8, 28672, 128256, 8192)
 
 
@@ -46,3 +47,8 @@ def test_a_gang_that_is_too_narrow_for_its_state_is_not_chosen() -> None:
     assert planner.choose(4)
     assert planner.choose(2) is None
     assert Planner(asked, SHAPE, BOUNDLESS).choose(2)
+    pinned = asked.model_copy(update={"parallel": PINNED})
+    found = Planner(pinned, SHAPE, BOUNDLESS).choose(7)
+    assert found is not None
+    assert found.world == 4
+    assert Planner(pinned, SHAPE, BOUNDLESS, 2.5e11).choose(7) is None  # 7 would have room, and 4 have not
