@@ -25,11 +25,14 @@ import torch.distributed as dist  # noqa: E402
 from fake_cuda import DEVICE, fake_cuda  # noqa: E402
 from rank_cases import LENGTH, job, micro_batches, workload_of  # noqa: E402
 
+from orchestrator.job.spec import JobSpec, parse  # noqa: E402
 from orchestrator.planning.layout import Layout  # noqa: E402
 from orchestrator.train.device import COMPUTE, Device  # noqa: E402
 from orchestrator.train.engines.torch_engine import TorchEngine  # noqa: E402
 from workloads.model.masks import SEGMENTS, STARTS  # noqa: E402
-from workloads.workload import Batch  # noqa: E402
+from workloads.own.model import OwnWorkload, describe_own  # noqa: E402
+from workloads.own.samples import OfSamples  # noqa: E402
+from workloads.workload import Batch, Vocabulary, Workload  # noqa: E402
 
 
 def pinned(batch: Batch) -> Batch:
@@ -39,10 +42,52 @@ def pinned(batch: Batch) -> Batch:
     )
 
 
+SIDE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+IMAGE = {"image_size": 8, "patch_size": 2, "num_channels": 1}
+IMAGES: dict[str, dict[str, Any]] = {
+    "workloads.vision.clip:Clip": {
+        "text": {**SIDE, "vocab_size": 258, "max_position_embeddings": 8, "eos_token_id": 257},
+        "vision": {**SIDE, **IMAGE},
+        "projection_dim": 8,
+    },
+    "workloads.vision.mae:Mae": {**SIDE, **IMAGE, **{f"decoder_{key}": value for key, value in SIDE.items()}},
+}
+"""Models of images, with their sizes."""
+
+
+def image_job(case: dict[str, Any]) -> tuple[JobSpec, Workload]:
+    """The job of a case with a model of images, and its workload."""
+    model = case["model"]
+    spec = parse({
+        "name": "images", "workload": {"model": model, "changes": IMAGES[model]},
+        "data": {"samples": {"use": "orchestrator.data.images:Images", "options": {"uri": "none", "size": 8}}},
+        "train": {"steps": 100, "global_batch": 8, **case["train"]},
+    })  # fmt: skip
+    config = describe_own(model, IMAGES[model], None)
+    return spec, OwnWorkload(model, config, OfSamples(), Vocabulary(1, 0))
+
+
+def image_batches(spec: JobSpec, layout: Layout) -> list[Batch]:
+    """Micro-batches of made-up images with captions and random numbers."""
+    size = layout.micro_batch
+    batch = {"pixels": torch.randn(size, 1, 8, 8), "caption": torch.full((size, 8), 257)}
+    batch |= {"noise": torch.rand(size, 16), "counted": torch.ones(size, dtype=torch.bool)}
+    return [batch] * layout.accumulation(spec.train.global_batch)
+
+
 def waits_of(case: dict[str, Any]) -> dict[str, list[str]]:
     """Where the host waits, on the last rank, in a step, in an evaluation and for a snapshot; after a first step."""
-    spec, layout = job(case["of"]), Layout(**case["layout"])
-    workload = workload_of(spec)
+    layout, is_of_images = Layout(**case["layout"]), case["of"]["model"] in IMAGES
+    if is_of_images:
+        spec, workload = image_job(case["of"])
+    else:
+        spec = job(case["of"])
+        workload = workload_of(spec)
+
+    def batches(step: int) -> list[Batch]:
+        made = image_batches(spec, layout) if is_of_images else micro_batches(workload, spec, layout, step)
+        return list(map(pinned, made))
+
     moe = workload.config.moe
     rows = layout.micro_batch * LENGTH * (moe.top_k if moe else 0)
     found = {}
@@ -54,13 +99,11 @@ def waits_of(case: dict[str, Any]) -> dict[str, list[str]]:
         engine.initialise(spec.seed)
         for step in range(2):
             waits.places.clear()
-            engine.train_step(
-                list(map(pinned, micro_batches(workload, spec, layout, step))), spec.train.optimizer.lr
-            )
+            engine.train_step(batches(step), spec.train.optimizer.lr)
             engine.clock.take()
         found["train"] = list(waits.places)
         waits.places.clear()
-        engine.eval_step(list(map(pinned, micro_batches(workload, spec, layout, 2))))
+        engine.eval_step(batches(2))
         found["evaluate"] = list(waits.places)
         waits.places.clear()
         pieces = list(engine.state())

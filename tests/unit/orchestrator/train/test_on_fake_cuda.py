@@ -25,6 +25,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "encoder": {"model": "bert-tiny", "objective": "masked_lm"},
     "documents": {"model": "qwen3-tiny", "changes": {"kv_heads": 2}, "options": {"documents": "isolate"}},
     "window": {"model": "qwen3-tiny", "changes": {"kv_heads": 2, "window": 8}},
+    "clip": {"model": "workloads.vision.clip:Clip"},
+    "mae": {"model": "workloads.vision.mae:Mae"},
 }
 SUMS = "losses.py:_sums"
 """Where a step waits: its loss, count and norm, all at once."""
@@ -34,6 +36,8 @@ ALLOWED: dict[str, Counter[str]] = {
     "moe": Counter({SUMS: 1, "router_load.py:ratios": 1, "expert.py:rows_by_rank": 8}),
     "documents": Counter({SUMS: 1}),
     "window": Counter({SUMS: 1}),
+    "clip": Counter({SUMS: 1}),
+    "mae": Counter({SUMS: 1}),
     "encoder": Counter({SUMS: 1, "transformer.py:_headed": 8, "backward": 8}),
 }
 """Most waits of a step or an evaluation. An exchange of experts waits for its counts,
@@ -59,6 +63,7 @@ QUICK = [
     case("documents", dp=2, recompute="selective"),
     case("documents", cp=2),
     case("window", dp=2),
+    case("clip", "fp16", dp=2, zero=3),
 ]
 FULL = [
     case(model, precision, **layout)
@@ -85,6 +90,18 @@ FULL += [
         {"tp": 2},
         {"cp": 2},
         {"pp": 2, "schedule": "1f1b", "recompute": "full"},
+    )
+]
+
+
+FULL += [
+    case(model, precision, **layout)
+    for model in ("clip", "mae")
+    for precision in ("fp32", "bf16", "fp16")
+    for layout in (
+        {"dp": 2, "micro_batch": 4},
+        {"dp": 2, "zero": 2, "recompute": "full"},
+        {"dp": 4, "zero": 3, "shard": 2},
     )
 ]
 
