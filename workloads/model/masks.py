@@ -179,7 +179,7 @@ def with_starts(batch: Batch) -> Batch:
     if SEGMENTS not in batch:
         return batch
     length = batch[SEGMENTS].shape[1]
-    starts = [F.pad(torch.tensor(lengths).cumsum(0)[:-1], (1, 0)) for lengths in _lengths(batch[SEGMENTS])]
+    starts = [row.nonzero().flatten() for row in _begins(batch[SEGMENTS])]
     # Few widths, since a program that is compiled is compiled for each.
     most = 1 << (max(map(len, starts)) - 1).bit_length()
     filled = [F.pad(each, (0, most - len(each)), value=length) for each in starts]
@@ -205,8 +205,7 @@ def _bounds(starts: Tensor, length: int) -> Tensor:
 
 
 def _by_length(numbers: Tensor) -> ByLength:
-    begins = F.pad(numbers[:, 1:] != numbers[:, :-1], (1, 0), value=True)
-    starts = begins.flatten().nonzero().flatten()
+    starts = _begins(numbers).flatten().nonzero().flatten()
     lengths, documents = starts.diff(append=starts.new_tensor([numbers.numel()])).sort(stable=True)
     steps = torch.arange(numbers.numel(), device=numbers.device)
     order = (starts[documents] - (lengths.cumsum(0) - lengths)).repeat_interleave(lengths) + steps
@@ -214,12 +213,6 @@ def _by_length(numbers: Tensor) -> ByLength:
     return ByLength(order, order.argsort(), list(zip(counts.tolist(), sizes.tolist(), strict=True)))
 
 
-def _lengths(numbers: Tensor) -> list[list[int]]:
-    """The lengths of the documents of each row."""
-    found = []
-    for row in numbers:
-        ends = (row[1:] != row[:-1]).nonzero().flatten() + 1
-        edges = F.pad(ends, (1, 1))
-        edges[-1] = len(row)
-        found.append(edges.diff().tolist())
-    return found
+def _begins(numbers: Tensor) -> Tensor:
+    """Whether a document begins with a token, bool [B, L]."""
+    return F.pad(numbers[:, 1:] != numbers[:, :-1], (1, 0), value=True)
