@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
-from importlib.machinery import PathFinder
+from importlib.machinery import EXTENSION_SUFFIXES, PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,7 @@ def _found(reference: str) -> Any:
     module, _, name = reference.partition(":")
     try:
         found = importlib.import_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script ends the process
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise WorkloadError(f"{reference} cannot be imported ({reason}); mend it") from None
     if not hasattr(found, name):
@@ -72,7 +72,7 @@ def call(reference: str, made: Any, options: dict[str, Any]) -> Any:
     """`made(**options)`. Raises WorkloadError if that fails."""
     try:
         return made(**options)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise WorkloadError(f"{reference} cannot be made with its options ({reason}); mend it") from None
 
@@ -109,7 +109,7 @@ def sources(reference: str) -> dict[str, Path]:
             if path is not None and name not in found:
                 found[name] = path
                 left += _imports(name, path)
-    if module not in found:
+    if module not in found or found[module].suffix != ".py":
         raise WorkloadError(f"{reference} has no source code in {root}; write it in Python")
     return found
 
@@ -153,17 +153,20 @@ def _folder(spec: Any, top: str) -> Path | None:
 
 def _file(root: Path, module: str) -> Path | None:
     base = root.joinpath(*module.split("."))
-    for path in (base / "__init__.py", base.with_name(f"{base.name}.py")):
+    compiled = (base.with_name(f"{base.name}{suffix}") for suffix in EXTENSION_SUFFIXES)
+    for path in (base / "__init__.py", base.with_name(f"{base.name}.py"), *compiled):
         if path.is_file():
             return path
     return None
 
 
 def _imports(module: str, path: Path) -> Iterator[str]:
-    """The names that a module imports, each also as if it were a module."""
+    """The names that a module imports, each also as if it were a module; of a compiled one they are not known."""
+    if path.suffix != ".py":
+        return
     try:
         tree = ast.parse(path.read_bytes(), str(path))
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
         raise WorkloadError(f"{path} is not Python ({error}); mend it") from None
     package = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
     for node in ast.walk(tree):

@@ -66,16 +66,27 @@ def test_all_that_it_imports_from_its_folder_counts(folder: Path) -> None:
     assert code_hash("own_a:Net") == before
 
 
+def test_a_compiled_module_counts(folder: Path) -> None:
+    write(folder, own_d="import own_e\nf = 1\n")
+    (folder / "own_e.so").write_bytes(b"one")
+    before = code_hash("own_d:f")
+    (folder / "own_e.so").write_bytes(b"two")
+    assert code_hash("own_d:f") != before
+    with pytest.raises(WorkloadError, match="own_e:f has no source code"):
+        code_hash("own_e:f")
+
+
 @pytest.mark.parametrize(
     ("reference", "wanted"),
     [
         ("own_missing:f", "there is no module own_missing in .* name one"),
         ("own_broken:f", r"cannot be imported \(ZeroDivisionError"),
+        ("own_ends:f", r"cannot be imported \(SystemExit: 0\)"),
         ("own_fine:g", "own_fine has no g"),
     ],
 )
 def test_what_cannot_be_loaded_is_told(folder: Path, reference: str, wanted: str) -> None:
-    write(folder, own_broken="1 / 0", own_fine="f = 1")
+    write(folder, own_broken="1 / 0", own_ends="raise SystemExit(0)", own_fine="f = 1")
     with pytest.raises(WorkloadError, match=wanted):
         load(reference)
 
