@@ -162,14 +162,13 @@ def _opened(path: str, offset: int, length: int) -> tuple[Strided, int]:
         view = _View(file, offset, length)
         with zipfile.ZipFile(view) as archive:
             entries = {info.filename.partition("/")[2]: info for info in archive.infolist()}
+            if any(info.compress_type != zipfile.ZIP_STORED for info in entries.values()):
+                raise WorkloadError(f"{path} is compressed, which torch.save does not do; copy it again")
             if "byteorder" in entries and archive.read(entries["byteorder"]).decode() != sys.byteorder:
                 raise WorkloadError(f"{path} is of a machine with another byte order; convert it there")
             about = strided(archive.read(entries["data.pkl"]), path)
             data = entries["data/0"]
-            if (
-                data.compress_type != zipfile.ZIP_STORED
-                or data.file_size != about.count * about.dtype.itemsize
-            ):
+            if data.file_size != about.count * about.dtype.itemsize:
                 raise WorkloadError(
                     f"{path} holds a tensor that is not stored plainly; save it with torch.save"
                 )

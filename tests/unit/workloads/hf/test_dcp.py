@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pickle
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -175,6 +177,13 @@ def test_damage_is_told_in_a_line(tmp_path: Path) -> None:
     refused("cannot be read")
     path.write_bytes(bytes(len(data)))
     refused("cannot be read")
+    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as new:
+        for name in old.namelist():
+            new.writestr(name, old.read(name))
+    about = pickle.loads(metadata)
+    next(iter(about.storage_data.values())).length = path.stat().st_size
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(about))
+    refused("is compressed")
     path.write_bytes(data)
     about = pickle.loads(metadata)
     about.state_dict_metadata["a"].chunks.clear()
