@@ -134,6 +134,7 @@ def test_a_corrupted_commit_is_passed_over(quiet: Path, tmp_path: Path) -> None:
     assert any("a commit is passed over: step 8" in reason for reason in told)
 
 
+@pytest.mark.slow
 def test_snapshots_in_the_memory_of_other_nodes_lose_no_step(
     shared_cluster: Cluster, quiet: Path, tmp_path: Path
 ) -> None:
