@@ -156,6 +156,45 @@ def test_kills_change_no_bit_of_a_contrastive_run(digits: Path, tmp_path: Path) 
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
+@pytest.mark.slow
+def test_bitwise_has_the_same_bits_at_every_width(digits: Path, tmp_path: Path) -> None:
+    for workers in (1, 2):
+        document = job("digits.yaml", digits, workers=workers)
+        document["train"]["determinism"] = "bitwise"
+        run(document, tmp_path / str(workers))
+    one, two = weights(tmp_path / "1"), weights(tmp_path / "2")
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_mixed_precision_is_near_and_a_kill_changes_no_bit(
+    digits: Path, tmp_path: Path, alone: Any, precision: str
+) -> None:
+    document = job("digits.yaml", digits, workers=2, parallel={"zero": 1, "micro_batch": 2})
+    document["train"]["precision"] = precision
+    quiet = run(document, tmp_path / "quiet")
+    for ours, theirs in zip(quiet[1], alone[1], strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=2e-3)
+    run(document, tmp_path / "killed", ("kill@1:5",))
+    one, two = weights(tmp_path / "quiet"), weights(tmp_path / "killed")
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+@pytest.mark.slow
+def test_an_adapter_over_an_export_is_trained_alike_and_merged(
+    digits: Path, tmp_path: Path, alone: Any
+) -> None:
+    export(str(alone[2]), 6, str(tmp_path / "base"))
+    document = job("digits.yaml", digits)
+    adapter = {"kind": "lora", "rank": 4, "targets": "*q_proj"}
+    document["workload"] |= {"init_from": str(tmp_path / "base"), "adapter": adapter}
+    one = run(document, tmp_path / "one")
+    wide = {"resources": {**document["resources"], "workers": {"min": 1, "max": 2}}}
+    same(one, run(document | wide | {"parallel": {"zero": 3, "micro_batch": 2}}, tmp_path / "two"))
+    assert export(str(tmp_path / "one"), 6, str(tmp_path / "merged"))["logits_difference"] < 1e-5
+
+
 def test_a_masked_autoencoder_is_trained_alike_by_two_and_leaves(digits: Path, tmp_path: Path) -> None:
     document = job("digits_mae.yaml", digits)
     preflight(parse(document), RunDir(str(tmp_path / "one")), None, None)
