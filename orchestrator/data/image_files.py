@@ -150,12 +150,12 @@ def decoded(data: bytes, size: int, channels: int) -> np.ndarray:
 
     Raises Unfit if it cannot be decoded whole, or not in a fixed way.
     """
-    from PIL import Image, ImageOps, UnidentifiedImageError
+    from PIL import Image, UnidentifiedImageError
 
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as opened:
             _check_image(*opened.size, opened.mode)
-            image = _of_8_bits(ImageOps.exif_transpose(opened)).convert("L" if channels == 1 else "RGB")
+            image = _of_8_bits(_turned(opened)).convert("L" if channels == 1 else "RGB")
             image = image.resize((size, size), Image.Resampling.BICUBIC, _middle(*image.size, size))
     except Unfit:
         raise
@@ -174,6 +174,16 @@ def _check_image(width: int, height: int, mode: str) -> None:
     if mode in ("I", "F"):
         what = f"has numbers of 32 bits (mode {mode}), of which it is not said what is white"
         raise Unfit("image", what, "save it with 8 or 16 bits")
+
+
+def _turned(image: Image.Image) -> Image.Image:
+    """As its camera was held, so far as that can be read."""
+    from PIL import ImageOps
+
+    try:
+        return ImageOps.exif_transpose(image)
+    except Exception:  # parsers of metadata raise errors of many kinds; those of pixels come again
+        return image
 
 
 def _of_8_bits(image: Image.Image) -> Image.Image:

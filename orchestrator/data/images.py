@@ -132,7 +132,8 @@ class Images:
         ids = self._texts.encoder()
         found = Found(target, max(1, PART_BYTES // (self._size**2 * self._channels)), ids)
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Image size .* exceeds limit")  # there is one of ours
+            # Of sizes there is a limit of ours; of metadata that is damaged nothing depends.
+            warnings.filterwarnings("ignore", module=r"PIL\.")
             for image, pixels in islice(self._decoded(rejected), most):
                 found.add(pixels, image.label, image.caption or "")
         found.flush()

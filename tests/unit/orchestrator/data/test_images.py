@@ -241,6 +241,14 @@ def test_an_image_is_turned_as_its_camera_was_held() -> None:
     assert np.array_equal(found[..., 0], np.rot90(RAMP.astype(np.uint8), -1))
 
 
+def test_damaged_metadata_takes_no_image_away() -> None:
+    plain = Image.fromarray(RAMP.astype(np.uint8))
+    found = decoded(encoded(plain, "PNG", exif=b"Exif\0\0garbage"), 12, 1)
+    assert np.array_equal(found[..., 0], RAMP.astype(np.uint8))
+    with pytest.raises(Unfit, match="cannot be decoded"):
+        decoded(encoded(plain, "PNG", exif=b"Exif\0\0garbage")[:-40], 12, 1)
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [
