@@ -25,7 +25,16 @@ MARK = "export.json"
 """Written last: an export that has it is complete."""
 WEIGHTS = re.compile(r"model[-.].*safetensors(\.index\.json)?")
 """Files of an export by a version whose export.json did not list them."""
-NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG, errno.ENOTDIR}
+NO_ROOM = {
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EFBIG,
+    errno.ENOTDIR,
+    errno.EEXIST,
+}
 """Error numbers of a target that cannot be written."""
 
 
@@ -79,7 +88,11 @@ def new_folder(target: str) -> Iterator[str]:
     if os.path.lexists(path) and (not os.path.isdir(path) or os.listdir(path)):
         raise taken
     with draft(path) as folder:
-        yield folder
+        try:
+            yield folder
+        except InputError:  # of another process, which does not pass on the error of the disk
+            _probe(folder)
+            raise
         _open_to_others(folder)
         try:
             os.rename(folder, path)  # takes the place of an empty folder alone

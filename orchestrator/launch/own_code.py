@@ -45,9 +45,10 @@ def check_own_code(job: ResolvedJob, workload: Any, prepared: str = "") -> None:
 def _check_model(job: ResolvedJob, workload: Any, prepared: str) -> None:
     import torch
 
-    from workloads.own.check import check_model, shaken
+    from workloads.own.check import check_model, model_of
     from workloads.own.metrics import OwnMetrics
     from workloads.own.model import NETWORK
+    from workloads.workload import Loss
 
     spec = job.spec
     if spec.train.optimizer.name == "muon" and not workload.config.has_blocks:
@@ -74,8 +75,8 @@ def _check_model(job: ResolvedJob, workload: Any, prepared: str) -> None:
         _check_divided(spec, plain, first)
     if spec.evaluate and spec.evaluate.own_metrics:
         with wrong_input("evaluate.metrics"), torch.no_grad():
-            model = shaken(plain, first, spec.seed)
-            OwnMetrics(spec.evaluate.own_metrics).beside(plain.loss(model, first), model(first), first)
+            output = model_of(plain, spec.seed)(first)
+            OwnMetrics(spec.evaluate.own_metrics).beside(Loss(torch.zeros(()), torch.ones(())), output, first)
     chosen = {"accuracy", "zero_shot"} & {
         (spec.checkpoint.best_metric or "").partition(".")[2],
         (spec.stop_when.metric if spec.stop_when else "").partition(".")[2],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -115,30 +115,44 @@ def check_model(
 def check_blocks(workload: OwnWorkload, model: nn.Module, batch: Batch) -> None:
     """Raise WorkloadError if the parameters of a layer of `blocks()` are read while the layer is not called, when under
     ZeRO 3 they are not there."""
-    for number, block in enumerate(workload.blocks(model)):
-        theirs = [
+    blocks = workload.blocks(model)
+    if not blocks or _is_whole_without(blocks, workload, model, batch):
+        return
+    number = next(
+        (n for n, block in enumerate(blocks) if not _is_whole_without([block], workload, model, batch)), 0
+    )
+    raise WorkloadError(
+        f"{workload.name}: parameters of layer {number} of blocks() are read while it is not called, when ZeRO 3 has "
+        "only parts of them; call it as a module, and let no other read them"
+    )
+
+
+def _is_whole_without(
+    blocks: Sequence[nn.Module], workload: OwnWorkload, model: nn.Module, batch: Batch
+) -> bool:
+    """Whether there is a loss though the parameters of these layers are none while the layer is not called."""
+    hooks, every = [], []
+    for block in blocks:
+        places = [
             (module, leaf, parameter)
             for module in block.modules()
             for leaf, parameter in module._parameters.items()
             if parameter is not None
         ]
-        away = {parameter: torch.full_like(parameter, torch.nan) for *_, parameter in theirs}
-        hooks = [
-            block.register_forward_pre_hook(_with(theirs, {})),
-            block.register_forward_hook(_with(theirs, away), always_call=True),
-        ]
-        try:
-            _with(theirs, away)()
-            loss, _ = _run(workload, model, batch, 1)
-        finally:
-            for hook in hooks:
-                hook.remove()
-            _with(theirs, {})()
-        if not loss.isfinite():
-            raise WorkloadError(
-                f"{workload.name}: parameters of layer {number} of blocks() are read while it is not called, when ZeRO "
-                "3 has only parts of them; call it as a module, and let no other read them"
-            )
+        away = {p: p.detach().new_full((), torch.nan).expand_as(p) for *_, p in places}
+        hooks.append(block.register_forward_pre_hook(_with(places, {})))
+        hooks.append(block.register_forward_hook(_with(places, away), always_call=True))
+        _with(places, away)()
+        every += places
+    try:
+        with torch.no_grad():
+            return bool(_run(workload, model, batch, 1)[0].isfinite())
+    except WorkloadError:
+        return False
+    finally:
+        for hook in hooks:
+            hook.remove()
+        _with(every, {})()
 
 
 def _with(

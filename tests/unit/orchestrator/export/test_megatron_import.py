@@ -6,6 +6,8 @@ import argparse
 import io
 import json
 import os
+import resource
+import signal
 import weakref
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -417,6 +419,22 @@ def test_tensors_are_made_one_at_a_time_and_a_folder_is_there_whole_or_not(
         import_megatron(str(source), str(target))
     assert len(alive) == 3 + 9 * LAYERS
     assert sorted(os.listdir(tmp_path)) == ["ours", "theirs"]
+
+
+def test_a_full_disk_is_told(tmp_path: Path) -> None:
+    source, soft = save(tmp_path / "theirs", llama(), 1, 1), resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, soft[1]))
+    try:
+        with pytest.raises(InputError, match=r"ours: cannot be written \(File too large\); make room there"):
+            import_megatron(str(source), str(tmp_path / "ours"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, soft)
+        signal.signal(signal.SIGXFSZ, before)
+    assert os.listdir(tmp_path) == ["theirs"]
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="cannot be written"):
+        import_megatron(str(source), str(tmp_path / "file" / "ours"))
 
 
 def test_states_of_fp8_layers_and_compressed_files(tmp_path: Path) -> None:
