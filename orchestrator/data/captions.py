@@ -61,29 +61,31 @@ class Captions:
         return 1 + max(found.get_vocab().values(), default=0) if found else 0
 
     def encoder(self) -> Encoder | None:
-        """What makes token ids, int32 [texts, tokens]: cut so that the last one stays, and filled up with that; None
-        without captions. Raises InputError."""
+        """What makes token ids: cut so that the last one stays, and filled up with that; None without captions. Raises
+        InputError."""
         tokenizer = self.tokenizer()
         if tokenizer is None:
             return None
         if self._name == BYTES:
             return partial(byte_tokens, length=self._tokens)
 
-        def encode(texts: Sequence[str]) -> np.ndarray:
-            found = np.zeros((len(texts), self._tokens), np.int32)
-            for row, encoding in zip(found, tokenizer.encode_batch(list(texts)), strict=True):
+        def encode(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+            found, cut = np.zeros((len(texts), self._tokens), np.int32), np.zeros(len(texts), bool)
+            for number, encoding in enumerate(tokenizer.encode_batch(list(texts))):
                 ids = encoding.ids or [0]
-                row[:] = ids[-1]
-                row[: min(len(ids), self._tokens - 1)] = ids[: self._tokens - 1]
-            return found
+                found[number] = ids[-1]
+                found[number, : min(len(ids), self._tokens - 1)] = ids[: self._tokens - 1]
+                cut[number] = len(ids) > self._tokens
+            return found, cut
 
         return encode
 
 
-def byte_tokens(texts: Sequence[str], length: int) -> np.ndarray:
-    """UTF-8 bytes between 256 and 257, which also fills up what is left: int32 [texts, length]."""
-    found = np.full((len(texts), length), 257, np.int32)
-    for row, text in zip(found, texts, strict=True):
-        ids = [256, *text[:length].encode()][: length - 1]
-        row[: len(ids)] = ids
-    return found
+def byte_tokens(texts: Sequence[str], length: int) -> tuple[np.ndarray, np.ndarray]:
+    """UTF-8 bytes between 256 and 257, which also fills up what is left: int32 [texts, length]; and which are cut."""
+    found, cut = np.full((len(texts), length), 257, np.int32), np.zeros(len(texts), bool)
+    for number, text in enumerate(texts):
+        ids = [256, *text[:length].encode()]
+        cut[number] = len(ids) >= length
+        found[number, : min(len(ids), length - 1)] = ids[: length - 1]
+    return found, cut

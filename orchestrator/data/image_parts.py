@@ -12,16 +12,19 @@ import xxhash
 
 from orchestrator.data.data_folder import DataFolder
 
-Encoder: TypeAlias = Callable[[Sequence[str]], np.ndarray]
-"""Makes token ids of texts, int32 [texts, tokens]."""
+Encoder: TypeAlias = Callable[[Sequence[str]], tuple[np.ndarray, np.ndarray]]
+"""Makes token ids of texts, int32 [texts, tokens], and says which of them are cut, bool [texts]."""
 PART, CAPTIONS, SUMS = "part", "captions", "sums"
 
 
 class Found:
-    """What has been decoded so far, written in parts of at most `each` images; `ids` makes token ids of captions."""
+    """What has been decoded so far, written in parts of at most `each` images; `ids` makes token ids of captions, and
+    `is_cut` is called with each caption that is too long for them."""
 
-    def __init__(self, folder: DataFolder, each: int, ids: Encoder | None) -> None:
-        self._folder, self._each, self._ids = folder, each, ids
+    def __init__(
+        self, folder: DataFolder, each: int, ids: Encoder | None, is_cut: Callable[[str], None]
+    ) -> None:
+        self._folder, self._each, self._ids, self._is_cut = folder, each, ids, is_cut
         self._pixels, self._captions = list[np.ndarray](), list[str]()
         self._numbers, self._labels = dict[str | None, int]({None: -1}), array("i")
         self.sizes = list[int]()
@@ -42,7 +45,9 @@ class Found:
         part, captions = len(self.sizes), None
         self._folder.write(part_name(PART, part), npy(np.stack(self._pixels)))
         if self._ids:
-            captions = self._ids(self._captions)
+            captions, cut = self._ids(self._captions)
+            for number in np.flatnonzero(cut):
+                self._is_cut(self._captions[number])
             self._folder.write(part_name(CAPTIONS, part), npy(captions))
         sums = [
             sum_of(row, captions[i] if captions is not None else None) for i, row in enumerate(self._pixels)

@@ -32,8 +32,9 @@ from orchestrator.data.captions import BYTES, FILE, Captions
 from orchestrator.data.data_folder import DataFolder
 from orchestrator.data.image_files import ON_ERROR, ImageSource, RawImage, decoded
 from orchestrator.data.image_inputs import processor_config, write_inputs
-from orchestrator.data.image_parts import CAPTIONS, PART, SUMS, Found, npy, part_name, sum_of
-from orchestrator.data.sources.rejected import Rejected, Unfit
+from orchestrator.data.image_parts import CAPTIONS, PART, SUMS, Encoder, Found, npy, part_name, sum_of
+from orchestrator.data.sources.files import SourceFile
+from orchestrator.data.sources.rejected import LEFT_OUT, Rejected, Unfit
 from orchestrator.job.data import ceiling_of
 from orchestrator.job.errors import InputError
 
@@ -130,7 +131,14 @@ class Images:
         """
         target, rejected = DataFolder(folder), Rejected(ON_ERROR)
         ids = self._texts.encoder()
-        found = Found(target, max(1, PART_BYTES // (self._size**2 * self._channels)), ids)
+        whole = SourceFile(0, self._source.uri, ".image", 0, "", "")
+        cut = Unfit("cut", f"a caption is longer than {self._tokens} tokens")
+        found = Found(
+            target,
+            max(1, PART_BYTES // (self._size**2 * self._channels)),
+            ids,
+            lambda caption: rejected.repair(whole, cut, sample=caption),
+        )
         with warnings.catch_warnings():
             # Of sizes there is a limit of ours; of metadata that is damaged nothing depends.
             warnings.filterwarnings("ignore", module=r"PIL\.")
@@ -146,13 +154,23 @@ class Images:
             target.write(FILE, text)
         arrays = {"labels": npy(found.labels)} if found.classes else {}
         if ids and self._caption and found.classes:
-            arrays["classes"] = npy(ids([self._captioned(name) for name in found.classes]))
+            arrays["classes"] = npy(self._of_classes(ids, found.classes))
         for name, data in arrays.items():
             target.write(f"{name}.npy", data)
         sums = {name: xxhash.xxh3_64_hexdigest(data) for name, data in arrays.items()}
         about = {"count": found.count, "rejected": totals}
         target.write_json(INDEX, {**about, "classes": found.classes, "parts": found.sizes, "sums": sums})
         return about
+
+    def _of_classes(self, ids: Encoder, classes: Sequence[str]) -> np.ndarray:
+        """A caption of each class as token ids. Raises InputError if two are the same."""
+        found, _ = ids([self._captioned(name) for name in classes])
+        first: dict[bytes, str] = {}
+        for name, row in zip(classes, found, strict=True):
+            if (other := first.setdefault(row.tobytes(), name)) != name:
+                what = f"the captions of the classes {other} and {name} are the same {self._tokens} tokens"
+                raise InputError(what, f"{WHERE}.tokens", "raise it, or change caption or classes")
+        return found
 
     def open(self, folder: str) -> None:
         """Read from what was prepared in `folder` from now on. Raises InputError if it is not there."""
@@ -276,7 +294,7 @@ class Images:
     def _check_rejected(self, totals: Mapping[str, Mapping[str, int]], count: int) -> None:
         if self._limit is None:
             return
-        out, (number, share) = sum(sum(kinds.values()) for kinds in totals.values()), ceiling_of(self._limit)
+        out, (number, share) = sum(totals.get(LEFT_OUT, {}).values()), ceiling_of(self._limit)
         if out > (number if number is not None else (share or 0.0) * (out + count)):
             what = f"{out} of {out + count} images are left out"
             raise InputError(what, f"{WHERE}.max_rejected {self._limit}", "mend them, or raise it")

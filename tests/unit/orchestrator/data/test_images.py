@@ -290,7 +290,7 @@ def word_tokenizer(path: Path, ends: bool = True) -> Path:
 
 
 @pytest.mark.parametrize("tokenizer", ["bytes", "words"])
-@pytest.mark.parametrize("tokens", [4, 16])
+@pytest.mark.parametrize("tokens", [5, 16])
 def test_transformers_makes_the_same_inputs(
     folder: Path, tmp_path: Path, tokenizer: str, tokens: int
 ) -> None:
@@ -319,6 +319,20 @@ def test_transformers_makes_the_same_inputs(
         sample = images.sample(number, np.random.default_rng())
         assert sample["caption"].tolist() == found["input_ids"][row].tolist()
         assert np.abs(sample["pixels"] - found["pixel_values"][row]).max() < 1e-6
+
+
+def test_captions_that_are_cut_are_counted_and_classes_stay_apart(folder: Path, tmp_path: Path) -> None:
+    (folder / "cat" / "2.txt").write_text("longer than twelve bytes")
+    options = {**OPTIONS, "tokens": 12, "on_error": "skip", "max_rejected": 0}
+    about = Images(str(folder), **options).prepare(str(tmp_path / "out"))
+    assert about == {"count": 5, "rejected": {"repaired": {"cut": 1}}}
+    line = json.loads((tmp_path / "out" / "rejected.jsonl").read_text())
+    assert line["examples"] == [
+        {"what": "a caption is longer than 12 tokens", "text": "longer than twelve bytes"}
+    ]
+    Images(str(folder), **{**OPTIONS, "tokens": 7}).prepare(str(tmp_path / "fits"))  # "a cat" between two
+    with pytest.raises(InputError, match="of the classes cat and dog are the same 4 tokens; raise it"):
+        Images(str(folder), **{**OPTIONS, "tokens": 4}).prepare(str(tmp_path / "same"))
 
 
 def test_another_tokenizer_is_other_data(folder: Path, tmp_path: Path) -> None:
