@@ -163,10 +163,10 @@ class First(nn.Module):
     def forward(self, batch): return (self.up(batch["x"]) * self.scale).t().contiguous().t()
 class Layer(nn.Module):
     def __init__(self): super().__init__(); self.inner = nn.Linear(6, 6)
-    def forward(self, x, batch): return x + torch.tanh(self.inner(x))
+    def forward(self, x, batch): return (x + torch.tanh(self.inner(x))).unflatten(-1, (2, 3)).flatten(-2)
 class Last(nn.Module):
     def __init__(self): super().__init__(); self.out = nn.Linear(6, 1)
-    def forward(self, x, batch): return (self.out(x)[:, 0] - batch["y"]).square()
+    def forward(self, x, batch): x += 1.0; return (self.out(x)[:, 0] - batch["y"]).square()
 class Net(nn.Module):
     def __init__(self):
         super().__init__()

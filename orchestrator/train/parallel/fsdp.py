@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_map_only
 
 from orchestrator.planning.layout import SPLIT
 from orchestrator.train.device import Device
@@ -27,6 +28,7 @@ from orchestrator.train.parallel.tensor import RowLinear
 from workloads.adapters.lora import LoraLinear
 from workloads.model.moe import Experts
 from workloads.model.transformer import Layer
+from workloads.own.network import OwnNetwork
 
 
 def shard_fully(model: nn.Module, blocks: Iterable[nn.Module], mesh: Mesh, zero: int, device: Device) -> None:
@@ -46,6 +48,8 @@ def shard_fully(model: nn.Module, blocks: Iterable[nn.Module], mesh: Mesh, zero:
     shares = getattr(getattr(model, "config", None), "shared_layers", False)
     lowers = compute is torch.bfloat16 and free and not (defers or shares)
     for layer in _apart(model, blocks):
+        if isinstance(model, OwnNetwork):
+            layer.register_forward_hook(_without_views)
         experts = getattr(getattr(layer, "feedforward", None), "experts", None)
         if experts is not None and mesh.expert.size > 1 and mesh.expert_data.size > 1:
             whole = _unsharded_frozen(experts, free)
@@ -69,6 +73,11 @@ def shard_fully(model: nn.Module, blocks: Iterable[nn.Module], mesh: Mesh, zero:
             if kind == "cpu":  # elsewhere they are queued
                 module.set_custom_all_gather(_TimedAllGather(mesh.shard))
                 module.set_custom_reduce_scatter(_TimedReduceScatter(mesh.shard))
+
+
+def _without_views(_: nn.Module, __: Any, output: Any) -> Any:
+    """A layer's output that may be changed in place: of a view FSDP2 would not hear when its backward pass begins."""
+    return tree_map_only(torch.Tensor, lambda tensor: tensor.clone() if tensor._is_view() else tensor, output)
 
 
 def _apart(model: nn.Module, blocks: Iterable[nn.Module]) -> Iterator[nn.Module]:
