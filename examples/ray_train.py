@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--fault", action="append", default=[], help="inject a fault, to see it survived")
     options = parser.parse_args()
-    ray.init(num_cpus=options.workers)
+    ray.init("local", num_cpus=options.workers)
     config = loop_config(load(options.job), faults=tuple(options.fault))
     trainer = TorchTrainer(
         train_func,
