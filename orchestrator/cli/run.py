@@ -213,6 +213,7 @@ def _status_of(directory: RunDir) -> dict[str, Any]:
 
 def _stop_controller(directory: RunDir, address: str | None) -> None:
     """Ask the controller of a run that is not driven by a submitted job to stop."""
+    from cluster.local.address import NoAddress
     from cluster.local.ray_session import NoCluster, connected_ray
     from orchestrator.launch.controller_actor import controller_of
     from orchestrator.launch.submission import no_cluster
@@ -227,6 +228,9 @@ def _stop_controller(directory: RunDir, address: str | None) -> None:
             import ray
 
             ray.get(controller.request_stop.remote("stopped by the user"), timeout=30)
+    except NoAddress:
+        hint = "press Ctrl-C where `orchestrator run` trains it, or give the --address of its cluster"
+        raise InputError("this run is on no cluster that is known here", directory.uri, hint) from None
     except NoCluster as error:
         raise no_cluster(error, address) from None
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from jobs import job, write_job
+from run_directories import run_of
 
 from cluster.local import local_cluster as loopback
 
@@ -81,3 +82,14 @@ def test_a_secret_is_refused_and_not_repeated(command: Any, folder: Path) -> Non
 
 def test_there_is_nothing_to_end(command: Any, folder: Path) -> None:
     assert command("cluster", "down").out == "there is no cluster 'local': nothing to do\n"
+
+
+def test_a_run_inside_a_command_is_stopped_there(folder: Path, command: Any) -> None:
+    """As `run` without an address leaves its directory while it trains."""
+    run = folder / "runs/small"
+    run_of(run, phase="train")
+    said = command("stop", run)
+    assert (said.code, said.out) == (2, "")
+    assert said.err.startswith(
+        f"orchestrator: {run}: this run is on no cluster that is known here; press Ctrl-C where"
+    )
