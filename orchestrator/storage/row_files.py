@@ -94,6 +94,9 @@ class SingleRowFile:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path)
 
+    def reopen(self) -> None:
+        """See `RowFiles`. Nothing is remembered of a local file."""
+
 
 class Part(NamedTuple):
     """An object: the first and last number that it covers, and its size in bytes."""
@@ -199,6 +202,10 @@ class NumberedRowFiles:
         """See `RowFiles`."""
         for part in reversed(self._listed()):
             self._call(self._fs.rm_file, f"{self.path}/{part.name}")
+        self._parts_known = None
+
+    def reopen(self) -> None:
+        """See `RowFiles`. A number that is free by now may be covered by a part that another writer has merged."""
         self._parts_known = None
 
     def _splice(self, start: int, end: int, data: bytes) -> None:

@@ -40,6 +40,9 @@ class RowFiles(Protocol):
     def remove(self) -> None:
         """Remove the file or all its parts."""
 
+    def reopen(self) -> None:
+        """Look anew at what is stored before the next change: another process may have written meanwhile."""
+
 
 class StoredLine(NamedTuple):
     """A line that is not empty: its first byte, the byte after its end, and its row, None if it is torn or altered."""
@@ -175,6 +178,10 @@ class RowLog:
     def remove(self) -> None:
         """Remove the file."""
         self._files.remove()
+
+    def reopen(self) -> None:
+        """See `RowFiles.reopen`."""
+        self._files.reopen()
 
     def _stored_line(self, view: View, start: int, line: bytes) -> StoredLine:
         return StoredLine(start, min(start + len(line) + 1, view.size), decode(line.strip(), self._name))

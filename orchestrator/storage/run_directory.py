@@ -223,6 +223,8 @@ class RunDir:
                 yield
             return
         with Lease(self.fs, self.path, self.uri, self._call) as self._lease:
+            for log in self._logs.values():
+                log.reopen()
             try:
                 yield
             finally:

@@ -61,6 +61,16 @@ def test_of_many_at_once_one_is_at_work_and_each_has_an_attempt_of_its_own(bucke
     assert [one["ended"] for one in told].count(False) == 2
 
 
+def test_who_holds_the_lease_again_writes_after_what_another_has_written(bucket: str) -> None:
+    """Ten appends are merged into one object meanwhile, so that numbers which were taken are free again."""
+    one, another = RunDir(f"{bucket}/runs/a"), RunDir(f"{bucket}/runs/a")
+    for number, (run, rows) in enumerate([(one, 1), (another, 10), (one, 1), (another, 1)]):
+        with run.lock():
+            for _ in range(rows):
+                run.append("events.jsonl", [NEXT | {"who": f"{number}"}])
+    assert "".join(row["who"] for row in RunDir(one.uri).rows("events.jsonl")) == "0" + 10 * "1" + "23"
+
+
 @pytest.mark.slow
 def test_a_frozen_holder_is_overtaken_after_its_silence_and_writes_nothing_when_it_wakes(
     bucket: str, tmp_path: Path
