@@ -3,11 +3,13 @@
     .venv/bin/python tests/bench/bench_prepare.py [--mb 200] [--processes 4] [--rounds 3] [--json]
 
 The text is that of the installed packages, a file a document. Every run is a process of its own with an empty cache, on
-the same cores, each of its workers with one thread; its time is from the first line of the program to its end, with
-all imports and Ray's start (`work` is without those). Memory is the peak of the PSS of all its processes. Rows:
+the same cores, each of its workers with one thread (`command` has as many workers as there are cores); its time is
+from the first line of the program to its end, with all imports and Ray's start and end (`work` is without those).
+Memory is the peak of the PSS of all its processes. Rows:
 
-    reference      prepare, with `tokenizers`
-    prepare        prepare, with the engine that it proves
+    command        `orchestrator data prepare` of a job file, with the engine that it proves: all of the command
+    reference      prepare in a Python program, with `tokenizers`
+    prepare        prepare in a Python program, with the engine that it proves
     map            datasets.map, with `tokenizers`
     map-engine     datasets.map, with fastokens, unproven
 
@@ -31,7 +33,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-ROWS = ("reference", "prepare", "map", "map-engine")
+ROWS = ("command", "reference", "prepare", "map", "map-engine")
 SUFFIXES = (".py", ".pyi", ".md", ".rst", ".txt", ".h", ".hpp")
 ENTRIES = 32_000
 LONGEST = 250_000
@@ -72,36 +74,52 @@ def build(folder: Path, megabytes: float) -> None:
 
 def ours(folder: Path, processes: int, engine: str) -> dict[str, Any]:
     """Prepare the text; its tokens, and a hash of them."""
-    import ray
-
-    from cluster.local.ray_session import OBJECT_STORE_BYTES
+    from cluster.local.ray_session import connected_ray
     from orchestrator.data.prepare import prepare
-    from orchestrator.data.tokens import Tokens
     from orchestrator.job.data import DataSpec
 
-    ray.init(  # as `connected_ray` does, but for the number of processors
-        address="local",
-        num_cpus=processes,
-        include_dashboard=False,
-        logging_level="ERROR",
-        log_to_driver=False,
-        object_store_memory=OBJECT_STORE_BYTES,
-    )
+    with connected_ray(None, processes):
+        began = time.perf_counter()
+        data = DataSpec(
+            sources=[{"uri": str(folder / "text.jsonl")}],
+            tokenizer=str(folder / "tokenizer"),
+            sequence_length=1024,
+            **({"encode_with": engine} if engine else {}),
+        )
+        uri = prepare(data, (), str(folder / "cache"))
+        work = time.perf_counter() - began
+    return {"work": work, "done": time.perf_counter(), **tokens_of(uri)}
+
+
+def command(folder: Path) -> dict[str, Any]:
+    """Prepare the text by the command; its tokens, and a hash of them."""
+    job = {
+        "name": "bench",
+        "workload": {"model": "gpt-tiny", "objective": "causal_lm"},
+        "data": {
+            "sources": [{"uri": str(folder / "text.jsonl")}],
+            "tokenizer": str(folder / "tokenizer"),
+            "sequence_length": 512,
+            "cache": str(folder / "cache"),
+        },
+        "train": {"steps": 10, "global_batch": 8},
+    }
+    (folder / "job.yaml").write_text(json.dumps(job))
     began = time.perf_counter()
-    data = DataSpec(
-        sources=[{"uri": str(folder / "text.jsonl")}],
-        tokenizer=str(folder / "tokenizer"),
-        sequence_length=1024,
-        **({"encode_with": engine} if engine else {}),
-    )
-    uri = prepare(data, (), str(folder / "cache"))
-    work = time.perf_counter() - began
-    ray.shutdown()
+    line = [sys.executable, "-m", "orchestrator", "data", "prepare", str(folder / "job.yaml"), "--json"]
+    told = subprocess.run(line, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True, cwd=folder)
     done = time.perf_counter()
+    return {"work": done - began, "done": done, **tokens_of(json.loads(told.stdout)["data"])}
+
+
+def tokens_of(uri: str) -> dict[str, Any]:
+    """The number of tokens that were prepared, and their hash."""
+    from orchestrator.data.tokens import Tokens
+
     tokens, step = Tokens.open(uri), 2**20
     starts = range(0, tokens.length(0), step)
     blocks = (tokens.window(0, at, min(step, tokens.length(0) - at)) for at in starts)
-    return {"work": work, "done": done, **digest(block.astype("<u4").tobytes() for block in blocks)}
+    return digest(block.astype("<u4").tobytes() for block in blocks)
 
 
 def theirs(folder: Path, processes: int, engine: str) -> dict[str, Any]:
@@ -207,7 +225,9 @@ def memory(pid: int) -> int:
 def one(row: str, folder: Path, processes: int) -> dict[str, Any]:
     """What a process of a run does."""
     began = time.perf_counter()
-    if row in ("reference", "prepare"):
+    if row == "command":
+        found = command(folder)
+    elif row in ("reference", "prepare"):
         engine = "tokenizers" if row == "reference" else ""
         found = ours(folder, processes, engine)
     else:
