@@ -1,7 +1,6 @@
 """Tasks over parts of the text, by Ray Data: one CPU each, in order, with errors that are one line.
 
-What passes between them are files, and a row of the dataset says which. A dataset takes 2.7 to 4.3 s until its first
-task runs.
+What passes between them are files, and a row of the dataset says which.
 """
 
 from __future__ import annotations
@@ -11,13 +10,16 @@ import json
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
+from itertools import dropwhile
 from typing import Any
 
 import ray
 import ray.data
 from ray.exceptions import NodeDiedError, OutOfMemoryError, WorkerCrashedError
 
+from cluster.workers import ray_internals
 from orchestrator.data.quiet_logging import quiet
 from orchestrator.data.task_output import log_printed, printed
 from orchestrator.job.errors import InputError, Unreachable
@@ -30,12 +32,29 @@ TRIES = 8
 on which every process ends must not be tried for ever."""
 
 
+Task = Callable[..., Callable[[], None] | None]
+"""What is done with a row; if it returns a function, that is the rest of it, which mostly waits."""
+TOGETHER_BYTES = 2**25
+"""Bytes of text whose parts one task may take, one after the other."""
+MOST_TOGETHER = 16
+"""Rows that one task may take."""
+
+
 def run_tasks(
-    task: Callable[[dict[str, Any]], None], rows: Sequence[dict[str, Any]], cache: str, leave: float = 0.0
+    task: Task,
+    rows: Sequence[dict[str, Any]],
+    cache: str,
+    leave: float = 0.0,
+    together: int = 1,
+    there: Callable[[dict[str, Any]], bool] = lambda row: False,
 ) -> Iterator[int]:
-    """Run `task` on each row, as many at once as CPUs are free; yields how many of the first rows are done. `cache` is
-    where they write. A task whose process or node ends is begun again. If so many CPUs are to be left that none is
-    free, one task runs beside those who use them.
+    """Run `task` on each row, which JSON can hold, as many at once as CPUs are free; yields how many of the first rows
+    are done. `cache` is where they write. A task whose process or node ends is begun again. If so many CPUs are to be
+    left that none is free, one task runs beside those who use them.
+
+    Ray Data looks for tasks that are done ten times a second, so small ones are done `together`, as many as this in one
+    at most: there the rest of one (see `Task`) is done beside the next. One that is begun again passes over the first
+    of its rows that are `there`.
 
     Raises InputError and Unreachable as the tasks do, for storage that fails there, and for a row on which the process
     ended TRIES times.
@@ -43,30 +62,56 @@ def run_tasks(
     if not rows:
         return
 
-    def run(row: dict[str, Any]) -> dict[str, Any]:
+    def run(given: dict[str, Any]) -> dict[str, Any]:
+        group = json.loads(given["rows"])
         with printed() as text:
-            error = run_task(task, cache, row)
-        return {"error": error, "printed": text.getvalue()}
+            todo = list(dropwhile(there, group)) if len(group) > 1 else group
+            done, error = run_rows(task, cache, todo)
+        return {"done": len(group) - len(todo) + done, "error": error, "printed": text.getvalue()}
 
-    there, every = ray.available_resources().get("CPU", 1), ray.cluster_resources().get("CPU", 1)
-    free = int(min(there, every - leave))
+    unused, every = ray.available_resources().get("CPU", 1), ray.cluster_resources().get("CPU", 1)
+    free = int(min(unused, every - leave))
     share = 1.0 if free >= 1 or not leave else 0.0
-    tasks = ray.data.TaskPoolStrategy(size=max(1, min(free, len(rows))))
-    given = ray.data.from_items(list(rows), override_num_blocks=len(rows))
+    workers = max(1, min(free, len(rows)))
+    tasks = ray.data.TaskPoolStrategy(size=workers)
+    groups = [
+        {"rows": json.dumps(rows[one.start : one.stop])} for one in grouped(len(rows), workers, together)
+    ]
+    given = ray.data.from_items(groups, override_num_blocks=len(groups))
     with warnings.catch_warnings():  # by no other option can the tries of a task be bounded
         warnings.simplefilter("ignore", DeprecationWarning)
         dataset = given.map(run, compute=tasks, num_cpus=share, max_retries=TRIES - 1)
     dataset.context.enable_progress_bars = False
     dataset.context.print_on_execution_start = False
     dataset.context.execution_options.preserve_order = True
-    with _quiet(), _told_of_deaths(cache, "a part"):
-        for done, row in enumerate(dataset.iter_rows(), 1):
-            log_printed(f"part {done} of {len(rows)}", row["printed"])
-            raise_error(row["error"])
-            yield done
+    done = 0
+    with _quiet(), ray_internals.lean_data(), _told_of_deaths(cache, "a part"):
+        for group in dataset.iter_rows():
+            log_printed(f"part {done + 1} of {len(rows)}", group["printed"])
+            for _ in range(group["done"]):
+                done += 1
+                yield done
+            raise_error(group["error"])
 
 
-def run_alone(task: Callable[..., None], cache: str, *arguments: Any) -> None:
+def grouped(count: int, workers: int, together: int) -> list[range]:
+    """The numbers below `count` in groups that follow each other, none larger than `together`: smaller ones towards the
+    end, so that all workers end at about the same time (guided self-scheduling: Polychronopoulos and Kuck, 1987)."""
+    found: list[range] = []
+    first = 0
+    while first < count:
+        size = max(1, min(together, (count - first) // (2 * workers)))
+        found.append(range(first, first + size))
+        first += size
+    return found
+
+
+def together(part_bytes: int) -> int:
+    """How many parts of so many bytes one task takes, see `run_tasks`."""
+    return max(1, min(MOST_TOGETHER, TOGETHER_BYTES // max(part_bytes, 1)))
+
+
+def run_alone(task: Task, cache: str, *arguments: Any) -> None:
     """Run one task with its arguments, as Ray takes them, on one CPU. Raises as `run_tasks`."""
     with _told_of_deaths(cache, "all of the text"):
         error, text = ray.get(_run_alone.remote(task, cache, *arguments))
@@ -86,19 +131,39 @@ def _told_of_deaths(cache: str, of: str) -> Iterator[None]:
 
 
 @ray.remote(num_cpus=1, max_retries=TRIES - 1)
-def _run_alone(task: Callable[..., None], cache: str, *arguments: Any) -> tuple[str, str]:
+def _run_alone(task: Task, cache: str, *arguments: Any) -> tuple[str, str]:
     with printed() as text:
         error = run_task(task, cache, *arguments)
     return error, text.getvalue()
 
 
-def run_task(task: Callable[..., None], cache: str, *arguments: Any) -> str:
-    """Run a task; its error as `encode_error` gives it, empty without one."""
+def run_task(task: Task, cache: str, *arguments: Any) -> str:
+    """Run a task and the rest of it; its error as `encode_error` gives it, empty without one."""
     try:
-        task(*arguments)
+        if rest := task(*arguments):
+            rest()
     except Exception as error:
         return encode_error(error, cache)
     return ""
+
+
+def run_rows(task: Task, cache: str, rows: Sequence[dict[str, Any]]) -> tuple[int, str]:
+    """Run a task on one row after the other, the rest of each beside the next, until there is an error: how many of the
+    first rows are done, and the error as of `run_task`."""
+    done = 0
+    with ThreadPoolExecutor(1) as pool:
+        rest: Future[str] | None = None
+        for row in rows:
+            begun: list[Callable[[], None] | None] = []
+            error = run_task(lambda row=row, begun=begun: begun.append(task(row)), cache)
+            if rest and (failed := rest.result()):
+                return done, failed
+            done += rest is not None
+            if error:
+                return done, error
+            rest = pool.submit(run_task, begun[0] or (lambda: None), cache)
+        error = rest.result() if rest else ""
+    return done + (rest is not None and not error), error
 
 
 def encode_error(error: Exception, cache: str) -> str:

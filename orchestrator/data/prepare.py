@@ -16,7 +16,8 @@ or were quarantined because they are damaged, are made again and must come out t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.data import manifest, rejections, reuse, shards, sources, tokenizer
@@ -39,6 +40,7 @@ from orchestrator.data.sources import Part, SourceFile
 from orchestrator.data.sources.identity import part_key
 from orchestrator.data.sources.lines import LINE_BYTES
 from orchestrator.data.tokens import read_tokenizer
+from orchestrator.data.warm import await_warm, warm_workers
 from orchestrator.job.data import DataSpec, Source
 from orchestrator.job.errors import InputError, Unreachable
 from orchestrator.job.tokenizer_training import TokenizerRecipe
@@ -244,7 +246,7 @@ def _tokenizer(
         given, roles = chosen
         if folder.read("tokenizer.json") != given.encode():
             folder.write("tokenizer.json", given.encode())
-        return tokenizer.size_of(tokenizer.encoder(given)), roles
+        return tokenizer.size_in(given), roles
     if folder.read("tokenizer.json") is None:
         from orchestrator.data.part_tasks import run_alone
 
@@ -285,35 +287,52 @@ def _tokenise(
 ) -> None:
     """Write the shards that have no record or of which a file is missing, until it is certain that `ceiling` is
     exceeded; with a `publisher` only those of its sections, in their order. Those that are `there` are copied."""
-    from orchestrator.data.part_tasks import run_tasks  # Ray Data: what is there already does without
+    todo = shards.unfinished(folder, len(parts), vocabulary, data_format, kind is not None)
+    given = (folder.read("tokenizer.json") or b"").decode()
+    warmed = warm_workers(given if fast and kind is None else "") if todo else []
+    from orchestrator.data.part_tasks import run_tasks, together  # Ray Data: what is there does without
 
-    def task(row: dict[str, Any]) -> None:
+    await_warm(warmed)
+
+    def task(row: dict[str, Any]) -> Callable[[], None] | None:
         if row["there"]:
             uri, number = row["there"]
             if reuse.copy_shard(uri, number, DataFolder(folder_uri), row["number"], data_format):
-                return
-        part = sources.from_json(row["part"])
-        shards.write_shard(folder_uri, row["number"], part, vocabulary, roles, data_format, kind, fast, text)
+                return None
+        part, number = sources.from_json(row["part"]), row["number"]
+        return shards.make_shard(folder_uri, number, part, vocabulary, roles, data_format, kind, fast, text)
+
+    def is_there(row: dict[str, Any]) -> bool:  # a record that was there before is of files that are not
+        made = (
+            None
+            if row["recorded"]
+            else shards.read_record(DataFolder(folder_uri), row["number"], data_format)
+        )
+        return made is not None
 
     folder_uri, refuted = folder.uri, None
     text_bytes = sum(span.bytes for part in parts for span in part)
+    most = 1 if publisher else together(text_bytes // max(len(parts), 1))  # sections are to be there soon
     # once more for what was made by an engine that then differed from the reference
     while refuted != (refuted := shards.refuted_engine(folder)):
-        todo = shards.unfinished(folder, len(parts), vocabulary, data_format, kind is not None)
+        if refuted:
+            todo = shards.unfinished(folder, len(parts), vocabulary, data_format, kind is not None)
         before = len(parts) - len(todo)
         if publisher:
             publisher.look(todo)
             todo = publisher.order(todo)
         progress("tokens", before, len(parts), text_bytes)
+        recorded = folder.sizes("records")
         rows = [
             {
                 "number": n,
+                "recorded": os.path.basename(shards.record_name(n)) in recorded,
                 "part": sources.to_json(parts[n], _reach(data_format)),
                 "there": there.get(n, ()) and list(there[n]),
             }
             for n in todo
         ]
-        for done in run_tasks(task, rows, folder_uri, leave):
+        for done in run_tasks(task, rows, folder_uri, leave, most, is_there):
             if ceiling.limited:
                 number = todo[done - 1]
                 ceiling.check(number, shards.read_record(folder, number, data_format), parts)

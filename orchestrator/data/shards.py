@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -67,7 +67,12 @@ def sizes_beside(shard: str, documents: int, data_format: int) -> dict[str, int]
     return {name: size for name, (since, size) in beside.items() if data_format >= since}
 
 
-def write_shard(
+def write_shard(*arguments: Any, **options: Any) -> None:
+    """Write a shard, see `make_shard`."""
+    make_shard(*arguments, **options)()
+
+
+def make_shard(
     uri: str,
     number: int,
     part: Part,
@@ -77,8 +82,9 @@ def write_shard(
     kind: RecordKind | None = None,
     fast: bool = True,
     cleaned: CleanedText | None = None,
-) -> None:
-    """Write shard `number` of the prepared data at `uri`, of format `data_format`, and then its record.
+) -> Callable[[], None]:
+    """Make shard `number` of the prepared data at `uri`, of format `data_format`; returns what writes it, and then its
+    record.
 
     The record holds the numbers of tokens, documents and bytes of text, checksums, the count of each id, and which
     engine encoded the text: a faster one than the reference if that is allowed (`fast`) and gives the same ids. With a
@@ -89,8 +95,8 @@ def write_shard(
     folder = DataFolder(uri)
     text = (folder.read("tokenizer.json") or b"").decode()
     if kind is not None:
-        _write_records(folder, number, part, vocabulary, roles, kind, tokenizers.encoder(text))
-        return
+        of_records = _records(part, vocabulary, roles, kind, tokenizers.encoder(text))
+        return lambda: _write(folder, number, of_records, FORMAT)
     refuted = refuted_engine(folder)
     draw = int(part_key(part)[:8], 16)  # so that a part's record is the same in whatever corpus
     try:
@@ -100,7 +106,7 @@ def write_shard(
     except EngineDiffers as error:
         folder.write_json(REFUTED, {"engine": error.name})
         shard = _encoded(part, PartEncoder(text, draw, False), vocabulary, roles, data_format, cleaned)
-    _write(folder, number, shard, data_format)
+    return lambda: _write(folder, number, shard, data_format)
 
 
 def refuted_engine(folder: DataFolder) -> str:
@@ -136,15 +142,9 @@ def _encoded(
     return _Shard(tokens, index, contents, text_bytes, counts, rejected, encoder.compared)
 
 
-def _write_records(
-    folder: DataFolder,
-    number: int,
-    part: Part,
-    vocabulary: int,
-    roles: Mapping[str, int],
-    kind: RecordKind,
-    encoder: Tokenizer,
-) -> None:
+def _records(
+    part: Part, vocabulary: int, roles: Mapping[str, int], kind: RecordKind, encoder: Tokenizer
+) -> _Shard:
     """The records of a part as its documents, each with a closing word."""
     # these import torch, which text does not need: it would cost every worker a second and 200 MiB
     from orchestrator.data.records import records_of
@@ -165,7 +165,7 @@ def _write_records(
         counts += np.bincount(record.tokens, minlength=vocabulary)
     counts[roles["eos"]] += length - counts.sum()  # what is no token counts as the end that each record has
     words = np.concatenate(found) if found else np.zeros(0, "<u4")
-    _write(folder, number, _Shard(words, np.array(ends), contents, text_bytes, counts, rejected), FORMAT)
+    return _Shard(words, np.array(ends), contents, text_bytes, counts, rejected)
 
 
 class _Shard(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -75,30 +76,44 @@ def load(uri: str, special_tokens: Sequence[str], added: Sequence[str] = ()) -> 
     try:
         config = folder.read_json("tokenizer_config.json") or {}
         if name.endswith(tiktoken_file.SUFFIX):
-            tokenizer = tiktoken_file.tokenizer_of(folder, name, where)
+            made = tiktoken_file.tokenizer_of(folder, name, where)
+            text = str(made.to_str()) if made else ""
         else:
-            text = folder.read(name)
-            tokenizer = Tokenizer.from_str(text.decode()) if text else None
+            text = (folder.read(name) or b"").decode()
+        found = _prepared(text, tuple(named_tokens(config).items()), tuple(special_tokens), tuple(added))
     except InputError:
         raise
     except Exception as error:  # tokenizers raises plain Exception, every file system its own kind
         raise InputError(f"is not a tokenizer.json that can be read ({error})", where) from None
-    if tokenizer is None:
+    if not text:
         hint = "give its path or its folder, or train_bpe: N; AutoTokenizer's save_pretrained writes one"
         raise InputError("there is no tokenizer.json, and no file of tiktoken", where, hint)
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    roles = roles_of(tokenizer, named_tokens(config))
-    if "eos" not in roles:
+    if found is None:
         raise InputError(
             "no token ends a document", where, "name eos_token in a tokenizer_config.json beside it"
         )
+    return found[0], dict(found[1])
+
+
+@lru_cache(maxsize=4)  # a command asks several times, and each takes a tenth of a second
+def _prepared(
+    text: str, named: tuple[tuple[str, str], ...], special_tokens: tuple[str, ...], added: tuple[str, ...]
+) -> tuple[str, dict[str, int]] | None:
+    """The JSON of a tokenizer with the tokens that are added, and its roles; None if no token ends a document."""
+    if not text:
+        return None
+    tokenizer = Tokenizer.from_str(text)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    roles = roles_of(tokenizer, dict(named))
+    if "eos" not in roles:
+        return None
     played = {name for role in roles for name in _NAMES[role]}
     tokenizer.add_special_tokens(
         [t for t in special_tokens if tokenizer.token_to_id(t) is None and t not in played]
     )
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token in added])
-    return str(tokenizer.to_str()), roles_of(tokenizer, named_tokens(config))
+    return str(tokenizer.to_str()), roles_of(tokenizer, dict(named))
 
 
 def roles_of(tokenizer: Tokenizer, named: Mapping[str, str]) -> dict[str, int]:
@@ -123,6 +138,12 @@ def named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
         if isinstance(token, str):
             named[role] = token
     return named
+
+
+@lru_cache(maxsize=4)
+def size_in(text: str) -> int:
+    """The largest id of a tokenizer's JSON plus one."""
+    return size_of(encoder(text))
 
 
 def size_of(tokenizer: Tokenizer) -> int:

@@ -124,4 +124,4 @@ def _vocabulary_size(spec: JobSpec, special: tuple[str, ...]) -> int:
     from orchestrator.data import tokenizer
 
     text, _ = tokenizer.load(spec.data.tokenizer, special, spec.data.add_tokens)
-    return tokenizer.size_of(tokenizer.encoder(text))
+    return tokenizer.size_in(text)

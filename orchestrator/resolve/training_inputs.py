@@ -305,10 +305,8 @@ def vocabulary_before_data(job: ResolvedJob) -> Vocabulary:
         roles = tokenizer.roles_of(Tokenizer.from_str(text), {})
     else:
         text, roles = tokenizer.load(source, job.special_tokens, job.spec.data.add_tokens)
-    sentinels, anywhere = tokenizer.sentinels(Tokenizer.from_str(text)), np.ones(size, bool)
+    made = Tokenizer.from_str(text)
+    sentinels, anywhere = tokenizer.sentinels(made), np.ones(size, bool)
     known: dict[str, Any] = {role: number for role, number in roles.items() if role != "unk"}
-    known |= {
-        "added": first_added(Tokenizer.from_str(text), size),
-        "frame": frame_of(Tokenizer.from_str(text)),
-    }
+    known |= {"added": first_added(made, size), "frame": frame_of(made)}
     return Vocabulary(size, **known, sentinels=tuple(sentinels), word_start=anywhere, sentence_end=anywhere)

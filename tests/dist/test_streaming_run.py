@@ -33,13 +33,13 @@ class Tasks:
     def __init__(self, may_begin: Callable[[int], bool] = lambda done: True) -> None:
         self.may_begin, self.done, self.ended = may_begin, 0, False
 
-    def run(self, task: Any, given: list[dict[str, Any]], cache: str, leave: float = 0.0) -> Iterator[int]:
+    def run(self, task: Any, given: list[dict[str, Any]], cache: str, *_: Any) -> Iterator[int]:
         for done, row in enumerate(given, 1):
             while not self.may_begin(self.done):
                 time.sleep(0.05)
                 if self.ended:
                     raise InputError("has ended", "the test")
-            task(row)
+            part_tasks.raise_error(part_tasks.run_task(task, cache, row))
             self.done += 1
             yield done
 

@@ -32,7 +32,7 @@ from orchestrator.data.clean.documents import aligned
 from orchestrator.data.clean.passes import FOLDER, compare_part, compared_name, decide_part
 from orchestrator.data.clean.plan import CORPUS, Cleaning, PlannedStep, lists_of, others
 from orchestrator.data.data_folder import DataFolder
-from orchestrator.data.part_tasks import run_alone, run_tasks
+from orchestrator.data.part_tasks import run_alone, run_tasks, together
 from orchestrator.data.progress import Progress
 from orchestrator.data.sources import Part, from_json, to_json
 from orchestrator.data.sources.identity import part_key
@@ -110,7 +110,8 @@ def _decide_parts(work: Work, number: int, steps: Sequence[PlannedStep]) -> None
         decide_part(uri, Cleaning.from_json(plan), number, from_json(row["part"]))
 
     rows = [{"part": to_json(work.parts[n])} for n in todo]
-    for done in run_tasks(task, rows, uri):
+    most = together(max(sum(span.bytes for span in part) for part in work.parts))
+    for done in run_tasks(task, rows, uri, together=most):
         work.progress(what, len(keys) - len(todo) + done, len(keys))
 
 

@@ -59,6 +59,10 @@ class ReferenceEngine:
         ids = np.fromiter((i for one in found for i in one), np.uint32, sum(map(len, found)))
         return Encoded(ids, np.cumsum([len(one) for one in found], dtype=np.int64))
 
+    def added_tokens(self) -> list[str]:
+        """The tokens that were added to the vocabulary."""
+        return [token.content for token in self._tokenizer.get_added_tokens_decoder().values()]
+
 
 class FastEngine:
     """fastokens, on one thread; a text on which it fails is encoded by the reference. Raises ValueError for a tokenizer
@@ -109,9 +113,7 @@ def fast(text: str) -> Engine | None:
     except Exception:  # of its own kinds, for what it does not know
         return None
     standard = reference(text)
-    texts = hard_texts(
-        [token.content for token in Tokenizer.from_str(text).get_added_tokens_decoder().values()]
-    )
+    texts = hard_texts(standard.added_tokens())
     return found if same(found.encode(texts), standard.encode(texts)) else None
 
 

@@ -118,9 +118,9 @@ def test_a_changed_step_redoes_itself_and_what_comes_after_it(
     ran: list[int] = []
     run_tasks = run.run_tasks
 
-    def counted(task: Any, rows: Any, cache: str) -> Any:
+    def counted(task: Any, rows: Any, cache: str, **options: Any) -> Any:
         ran.extend([len(rows)] if rows else [])
-        return run_tasks(task, rows, cache)
+        return run_tasks(task, rows, cache, **options)
 
     monkeypatch.setattr(run, "run_tasks", counted)
     cache = str(tmp_path / "cache")

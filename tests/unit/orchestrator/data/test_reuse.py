@@ -22,19 +22,19 @@ def content(uri: str) -> dict[str, bytes]:
 
 def test_only_what_is_new_is_tokenised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
-    write = shards.write_shard
+    make = shards.make_shard
 
-    def counted(uri: str, number: int, *arguments: Any) -> None:
+    def counted(uri: str, number: int, *arguments: Any) -> Any:
         made.append(number)
-        write(uri, number, *arguments)
+        return make(uri, number, *arguments)
 
-    def run(task: Any, rows: list[dict[str, Any]], cache: str, leave: float = 0.0) -> Iterator[int]:
+    def run(task: Any, rows: list[dict[str, Any]], cache: str, *_: Any) -> Iterator[int]:
         for done, row in enumerate(rows, 1):
-            task(row)
+            part_tasks.raise_error(part_tasks.run_task(task, cache, row))
             yield done
 
     monkeypatch.setattr(part_tasks, "run_tasks", run)
-    monkeypatch.setattr(shards, "write_shard", counted)
+    monkeypatch.setattr(shards, "make_shard", counted)
     (tmp_path / "tokenizer.json").write_text(TOKENIZER)
     for name in "bcd":
         (tmp_path / f"{name}.txt").write_text(f"a file of words {name}\n<|endoftext|>\n" * 40)

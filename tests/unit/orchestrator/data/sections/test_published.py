@@ -18,9 +18,9 @@ from orchestrator.job.data import DataSpec
 def test_sections_of_records_are_published_as_all_of_them_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def here(task: Any, rows: list[dict[str, Any]], cache: str, leave: float = 0.0) -> Any:
+    def here(task: Any, rows: list[dict[str, Any]], cache: str, *_: Any) -> Any:
         for done, row in enumerate(rows, 1):
-            task(row)
+            part_tasks.raise_error(part_tasks.run_task(task, cache, row))
             yield done
 
     monkeypatch.setattr(part_tasks, "run_tasks", here)
