@@ -13,6 +13,7 @@ from orchestrator.checkpoint.identity import read_job
 from orchestrator.checkpoint.store import Store
 from orchestrator.evaluate.of_commit import evaluate_commit
 from orchestrator.evaluate.samples import continue_prompts
+from orchestrator.export.hugging_face import export
 from orchestrator.job.errors import InputError
 from orchestrator.resolve.prepared_data import data_of
 from orchestrator.resolve.training_inputs import workload_of
@@ -92,6 +93,11 @@ def test_it_is_what_the_generator_says_token_for_token(alone: dict[str, Path], m
     again = {step: of_commit(alone[model], step, **DRAWN.get(model, {})) for step in (3, 6)}
     assert again == {step: found[step] for step in (3, 6)}
     assert found[0] != found[6]
+
+
+def test_the_sample_of_an_export_continues_the_first_prompt(alone: dict[str, Path], tmp_path: Path) -> None:
+    sample = export(str(alone["gpt"]), 6, str(tmp_path / "model"))["sample"]
+    assert sample.startswith(PROMPTS[0] + said(alone["gpt"])[6][0])
 
 
 def test_training_does_not_notice(alone: dict[str, Path], text: str, folder: Path, tmp_path: Path) -> None:
