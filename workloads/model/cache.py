@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from workloads.model.config import TransformerConfig
+from workloads.model.sparse import near
 
 
 @dataclass
@@ -57,6 +58,5 @@ class Cache:
         key = torch.arange(self.length, device=query.device)
         seen = key <= query
         if windowed and config.window:
-            near = query - key < config.window
-            seen = seen & (near | (key < config.global_tokens) | (query < config.global_tokens))
+            seen = seen & near(config, query, key, self.length)
         return seen.unsqueeze(1)

@@ -41,7 +41,8 @@ class TransformerConfig:
     logit_cap: c in c tanh(x / c) of scores and logits, 0 for none (Gemma 2). full_every: every so many-th layer has
     no window, 0 for none. window_theta: rope_theta of the layers with a window, whose rotary positions are not
     scaled; 0 for that of all (Gemma 3). sinks: each head has a learned score in the denominator of its softmax,
-    which takes no value (gpt-oss). swiglu_limit: gate and up are clamped to it, and joined as in gpt-oss with
+    which takes no value (gpt-oss). window, window_dilation, global_tokens, random_blocks, block_size: which tokens see
+    each other, see `workloads.model.sparse`. swiglu_limit: gate and up are clamped to it, and joined as in gpt-oss with
     swiglu_alpha, see `layers.joined`; 0 for plain gates. head_activation: of a masked head; the body's if empty.
     dropout, attention_dropout: the rates in training, layer_drop that of skipped layers, see
     `workloads.model.dropout`. base: the narrow model for muP, None for none; see `workloads.model.mup`.
@@ -94,9 +95,12 @@ class TransformerConfig:
     score_cap: float = 0.0
     logit_cap: float = 0.0
     window: int = 0
+    window_dilation: int = 1
     full_every: int = 0
     window_theta: float = 0.0
     global_tokens: int = 0
+    random_blocks: int = 0
+    block_size: int = 64
     shared_layers: bool = False
     latent: LatentAttention | None = None
     moe: MoE | None = None
@@ -159,8 +163,13 @@ class TransformerConfig:
             )
         if self.window_theta and not (self.full_every and self.positions == "rotary"):
             raise WorkloadError("window_theta needs rotary positions and full_every; set it to 0")
-        if self.global_tokens and not self.window:
-            raise WorkloadError("global_tokens does nothing without window; set window")
+        for name, usual in (("global_tokens", 0), ("random_blocks", 0), ("window_dilation", 1)):
+            if getattr(self, name) < usual:
+                raise WorkloadError(f"{name} is {getattr(self, name)}; give at least {usual}")
+            if getattr(self, name) > usual and not self.window:
+                raise WorkloadError(f"{name} does nothing without window; set window")
+        if self.block_size < 1:
+            raise WorkloadError(f"block_size is {self.block_size}; give at least 1")
         if self.relative_bias and self.positions == "relative":
             raise WorkloadError("relative positions have their bias already; set relative_bias to false")
         if self.disentangled and (
@@ -238,6 +247,13 @@ class TransformerConfig:
     def rotary_dim(self) -> int:
         """Dimensions of a head to which rotary positions apply."""
         return self.latent.rope_dim if self.latent else self.head_dim
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether more than the nearest tokens are seen, or not all of them: no kernel knows such masks."""
+        return bool(self.window) and bool(
+            self.global_tokens or self.random_blocks or self.window_dilation > 1
+        )
 
     @property
     def biased_by_distance(self) -> bool:

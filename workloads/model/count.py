@@ -59,7 +59,8 @@ def _scores(config: TransformerConfig, length: int) -> float:
     width: float = config.head_dim
     if config.latent:
         width = (config.latent.nope_dim + config.latent.rope_dim + config.latent.value_dim) / 2
-    seen: float = min(length, config.window) if config.window else length
+    drawn = config.random_blocks * config.block_size
+    seen: float = min(length, config.window + config.global_tokens + drawn) if config.window else length
     if config.full_every:
         seen += (length - seen) * (config.layers // config.full_every) / config.layers
     return 12 * config.heads * width * seen

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from workloads.model.config import TransformerConfig
+from workloads.model.sparse import near
 from workloads.workload import Batch
 
 REAL = "real"
@@ -122,17 +123,16 @@ def self_mask(config: TransformerConfig, batch: Batch, length: int, windowed: bo
     """The self-attention mask of a batch.
 
     attention bool [B, L, L] is taken as it is (prefix models); padding bool [B, L] hides padding; SEGMENTS hides the
-    other documents of a packed row, padding included; a window hides keys at `window` or more steps, except
-    from and to the first `global_tokens` (Beltagy et al. 2020). visible bool [B, L, M] is the mask itself, of
-    L positions out of a sequence of M, and visible_in_full that of layers without the window, for which `windowed` is
-    False.
+    other documents of a packed row, padding included; a window hides the keys that `sparse.near` does not name. visible
+    bool [B, L, M] is the mask itself, of L positions out of a sequence of M, and visible_in_full that of layers without
+    the window, for which `windowed` is False.
     """
     given = "visible" if windowed else "visible_in_full"
     if given in batch:
         return Mask(batch[given].unsqueeze(1))
     device, parts = batch["tokens"].device, list[Tensor]()
-    window = config.window if windowed and length > config.window else 0
-    if config.causal and "attention" not in batch and not (window and config.global_tokens):
+    window = config.window if windowed and (config.is_sparse or length > config.window) else 0
+    if config.causal and "attention" not in batch and not (window and config.is_sparse):
         alone = window and device.type == "cuda" and "padding" not in batch
         if SEGMENTS in batch or alone:
             return Mask(causal=True, documents=_documents(batch, window))
@@ -162,9 +162,7 @@ def self_mask(config: TransformerConfig, batch: Batch, length: int, windowed: bo
 
 def _window(config: TransformerConfig, length: int, device: torch.device) -> Tensor:
     steps = torch.arange(length, device=device)
-    near = (steps[:, None] - steps[None, :]).abs() < config.window
-    everywhere = steps < config.global_tokens
-    return (near | everywhere[:, None] | everywhere[None, :])[None, None]
+    return near(config, steps[:, None], steps[None, :], length)[None, None]
 
 
 def attends(batch: Batch) -> Tensor | None:

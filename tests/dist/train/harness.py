@@ -65,6 +65,18 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "latent": {"model": "deepseek-v3-tiny", "changes": {**LAYERS, **APART}},
     "encoder": {"model": "bert-tiny", "objective": "masked_lm", "changes": LAYERS},
+    "sparse": {
+        "model": "bert-tiny",
+        "objective": "masked_lm",
+        "changes": {
+            **LAYERS,
+            "window": 2,
+            "window_dilation": 2,
+            "global_tokens": 1,
+            "random_blocks": 1,
+            "block_size": 4,
+        },
+    },
     "disentangled": {
         "model": "deberta-v3-base",
         "objective": "masked_lm",

@@ -62,7 +62,7 @@ QUICK = {
         *some("shared-gate", Layout(**EXPERT, zero=1), Layout(tp=2, sequence=True, micro_batch=2)),
         *some("sinks", Layout(**EXPERT, zero=3), Layout(tp=2, sequence=True, micro_batch=2)),
         *some("sinks", Layout(cp=2, micro_batch=2)),
-        *some("encoder", Layout(cp=2, zero=1, micro_batch=2)),
+        *some("sparse", Layout(cp=2, zero=1, micro_batch=2)),
         *some("encoder", Layout(tp=2, sequence=True, micro_batch=2), Layout(**PIPED, schedule="zbv")),
         *some("pair", Layout(dp=2, zero=2, micro_batch=2), Layout(tp=2, micro_batch=2)),
         *some("disentangled", Layout(tp=2, sequence=True, micro_batch=2), Layout(**PIPED, schedule="zbv")),
