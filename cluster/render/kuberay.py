@@ -25,8 +25,14 @@ from cluster.render.pods import (
 )
 
 KUEUE, VOLCANO = "kueue:", "volcano:"
-METADATA = "169.254.169.254/32"
-"""The address of a node's metadata service on AWS, Google Cloud and Azure."""
+OUTSIDE = {
+    "0.0.0.0/0": ["169.254.169.254/32"],  # AWS, Google Cloud and Azure
+    "::/0": ["fd00:ec2::254/128", "fd20:ce::254/128"],  # AWS, Google Cloud
+}
+"""All addresses, and those of a node's metadata service among them."""
+SCRIPT = "run.sh"
+TTL = 600
+"""Seconds for which the cluster of a job that has ended is kept."""
 
 
 def manifests(needs: ClusterNeeds, kubernetes: Kubernetes, job_file: str, runs: str) -> dict[str, Manifest]:
@@ -35,9 +41,9 @@ def manifests(needs: ClusterNeeds, kubernetes: Kubernetes, job_file: str, runs: 
     `rayjob.yaml` trains and then deletes its cluster; `raycluster.yaml` is the same cluster without a job.
     """
     return {
-        "configmap.yaml": _config_map(needs, kubernetes, job_file),
+        "configmap.yaml": _config_map(needs, kubernetes, {"job.yaml": job_file, SCRIPT: script(runs)}),
         "networkpolicy.yaml": network_policy(needs, kubernetes),
-        "rayjob.yaml": ray_job(needs, kubernetes, runs),
+        "rayjob.yaml": ray_job(needs, kubernetes),
         "raycluster.yaml": ray_cluster(needs, kubernetes),
     }
 
@@ -47,21 +53,41 @@ def ray_cluster(needs: ClusterNeeds, kubernetes: Kubernetes) -> Manifest:
     return _object("ray.io/v1", "RayCluster", needs, kubernetes, _cluster_spec(needs, kubernetes))
 
 
-def ray_job(needs: ClusterNeeds, kubernetes: Kubernetes, runs: str) -> Manifest:
-    """A RayJob: a cluster with the command, deleted ten minutes after its end. Applied again, the run goes on from the
-    last commit."""
+def script(runs: str) -> str:
+    """What the job runs on the head. Each retry has a new cluster, and the run goes on from its last commit."""
     command = ["orchestrator", "run", f"{JOB_FOLDER}/job.yaml", "--address", "auto", "--run-dir", runs]
+    return f"""{shlex.join(command)}
+code=$?
+# Stopped at a limit or by its user, with a commit: a retry would only pay for another cluster.
+[ $code -eq 3 ] && exit 0
+exit $code
+"""
+
+
+def ray_job(needs: ClusterNeeds, kubernetes: Kubernetes) -> Manifest:
+    """A RayJob: a cluster with the command, deleted some time after its end. Tried or applied again, the run goes on
+    from the last commit."""
     spec: Manifest = {
-        "entrypoint": shlex.join(command),
+        "entrypoint": f"sh {JOB_FOLDER}/{SCRIPT}",
         "submissionMode": "K8sJobMode",
-        # A run that stopped at a limit exits with 3: a retry would only pay for another cluster.
-        "backoffLimit": 0,
-        "shutdownAfterJobFinishes": True,
-        "ttlSecondsAfterFinished": 600,
+        "backoffLimit": kubernetes.retries,
+        **_deletion(kubernetes.keep_failed),
         "rayClusterSpec": _cluster_spec(needs, kubernetes),
         "submitterPodTemplate": submitter(needs, kubernetes),
     }
     return _object("ray.io/v1", "RayJob", needs, kubernetes, spec)
+
+
+def _deletion(keep_failed: int | None) -> Manifest:
+    if keep_failed is None:
+        return {"shutdownAfterJobFinishes": True, "ttlSecondsAfterFinished": TTL}
+    ended: tuple[tuple[Manifest, int], ...] = (
+        ({"jobStatus": "SUCCEEDED"}, TTL),
+        ({"jobStatus": "FAILED"}, keep_failed),
+        ({"jobDeploymentStatus": "Failed"}, keep_failed),  # the job did not get as far as to run
+    )
+    rules = [{"policy": "DeleteCluster", "condition": {**how, "ttlSeconds": ttl}} for how, ttl in ended]
+    return {"deletionStrategy": {"deletionRules": rules}}
 
 
 def network_policy(needs: ClusterNeeds, kubernetes: Kubernetes) -> Manifest:
@@ -74,7 +100,10 @@ def network_policy(needs: ClusterNeeds, kubernetes: Kubernetes) -> Manifest:
         "podSelector": {"matchLabels": {"app.kubernetes.io/name": "kuberay-operator"}},
     }
     monitoring = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
-    outside = {"cidr": "0.0.0.0/0"} | ({} if needs.notices else {"except": [METADATA]})
+    outside = [
+        {"ipBlock": {"cidr": every} | ({} if needs.notices else {"except": metadata})}
+        for every, metadata in OUTSIDE.items()
+    ]
     spec: Manifest = {
         "podSelector": {"matchLabels": {RUN_LABEL: needs.name}},
         "policyTypes": ["Ingress", "Egress"],
@@ -83,7 +112,7 @@ def network_policy(needs: ClusterNeeds, kubernetes: Kubernetes) -> Manifest:
             {"from": [operator], "ports": [_port(DASHBOARD)]},
             {"from": [monitoring], "ports": scrape},
         ],
-        "egress": [{"to": [own]}, {"to": [{"namespaceSelector": {}}]}, {"to": [{"ipBlock": outside}]}],
+        "egress": [{"to": [own]}, {"to": [{"namespaceSelector": {}}]}, {"to": outside}],
     }
     return _object("networking.k8s.io/v1", "NetworkPolicy", needs, kubernetes, spec, queued=False)
 
@@ -129,12 +158,12 @@ def _worker_group(needs: ClusterNeeds, group: NodeGroup, kubernetes: Kubernetes)
     }
 
 
-def _config_map(needs: ClusterNeeds, kubernetes: Kubernetes, job_file: str) -> Manifest:
+def _config_map(needs: ClusterNeeds, kubernetes: Kubernetes, files: dict[str, str]) -> Manifest:
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": _metadata(needs, kubernetes, f"{needs.name}-job"),
-        "data": {"job.yaml": job_file},
+        "data": files,
     }
 
 

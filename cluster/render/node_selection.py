@@ -13,6 +13,26 @@ NODE_LABELS = {
     "ray.io/region": "topology.kubernetes.io/region",
 }
 """Label of a Ray node to label of a Kubernetes node. Other labels have the same name on both."""
+ACCELERATORS = {
+    "gke": (
+        "cloud.google.com/gke-accelerator",
+        {
+            "T4": "nvidia-tesla-t4",
+            "V100": "nvidia-tesla-v100",
+            "L4": "nvidia-l4",
+            "A100-40G": "nvidia-tesla-a100",
+            "A100-80G": "nvidia-a100-80gb",
+            "H100": "nvidia-h100-80gb",
+            "H200": "nvidia-h200-141gb",
+            "B200": "nvidia-b200",
+        },
+    ),
+    "karpenter": (
+        "karpenter.k8s.aws/instance-gpu-name",
+        {name: name.lower() for name in ("T4", "V100", "A10G", "L4", "L40S", "A100", "H100", "H200", "B200")},
+    ),
+}
+"""Label of a node by which a platform tells its GPUs itself, and its values by Ray's names, from its manual."""
 
 
 def ray_labels(group: NodeGroup) -> dict[str, str]:
@@ -21,7 +41,14 @@ def ray_labels(group: NodeGroup) -> dict[str, str]:
     return group.labels | bound
 
 
-def node_selection(group: NodeGroup, spot: tuple[str, str]) -> dict[str, Any]:
+def accelerator_label(accelerator: str, platform: str) -> tuple[str, str]:
+    """Name and value of the label by which nodes with this accelerator are selected: the platform's own if it has one,
+    else Ray's, which the nodes must be given."""
+    name, values = ACCELERATORS.get(platform, (ACCELERATOR, {}))
+    return (name, values[accelerator]) if accelerator in values else (ACCELERATOR, accelerator)
+
+
+def node_selection(group: NodeGroup, spot: tuple[str, str], platform: str = "") -> dict[str, Any]:
     """nodeSelector and affinity of the group's pods; `spot` is the label (name, value) of a spot node."""
     selector, terms = {}, []
     if group.spot:
@@ -29,10 +56,11 @@ def node_selection(group: NodeGroup, spot: tuple[str, str]) -> dict[str, Any]:
     else:
         terms.append(_term(spot[0], f"!{spot[1]}"))
     if group.accelerator:
-        selector[ACCELERATOR] = group.accelerator
+        label, value = accelerator_label(group.accelerator, platform)
+        selector[label] = value
     for label, wanted in group.selectors.items():
         name = NODE_LABELS.get(label, label)
-        if label == MARKET or name in selector:
+        if label == MARKET or name in selector or (label == ACCELERATOR and group.accelerator):
             continue
         if values_of(wanted) == [wanted]:
             selector[name] = wanted

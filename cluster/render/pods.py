@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from cluster.render.needs import ClusterNeeds, NodeGroup
@@ -22,6 +23,13 @@ AUTOSCALER_METRICS, DASHBOARD_METRICS = 44217, 44227
 
 SHARED_MEMORY = "8Gi"
 """Of /dev/shm, by which NCCL talks within a node: of the pod's own memory, and 64 MB unless told."""
+
+EFA = "vpc.amazonaws.com/efa"
+"""The resource of AWS's Elastic Fabric Adapter."""
+EFA_PAGES = "5120Mi"
+"""Of huge pages, which its driver needs and Amazon's accelerated images reserve (Amazon EKS manual)."""
+EFA_SETTINGS = {"FI_PROVIDER": "efa", "FI_EFA_FORK_SAFE": "1"}
+"""libfabric takes this provider and no other, and lets processes fork, as those of ranks do."""
 
 SPOT = {
     "eks": ("eks.amazonaws.com/capacityType", "SPOT"),
@@ -46,8 +54,12 @@ class Kubernetes:
 
     `secret` names the Secret with auth_token, redis_password and, where needed, the keys of `CREDENTIALS`;
     `claim` a ReadWriteMany volume claim mounted at /runs; `queue` is `kueue:NAME`, `volcano:NAME` or empty;
-    `platform` a key of `SPOT`. `rdma` is the resource by which a device plugin gives a worker with GPUs the network's
-    cards, such as rdma/ib or vpc.amazonaws.com/efa; without it NCCL goes through TCP between nodes.
+    `platform` a key of `SPOT`. `rdma` is the resource by which a device plugin gives a pod with GPUs `cards` of the
+    network's cards, such as rdma/ib or vpc.amazonaws.com/efa; without it NCCL goes through TCP between nodes. `env` are
+    further environment variables of the workers, such as NCCL's. `worker_image` is that of the workers and
+    `submitter_image` that of the pod that submits, empty for the run's own. After `retries` failures the job counts as
+    failed; `keep_failed` is for how many seconds the cluster of a failed one is kept, None for as long as that of one
+    that is done.
     """
 
     namespace: str = "default"
@@ -59,6 +71,12 @@ class Kubernetes:
     endpoint: str = ""
     platform: str = "eks"
     rdma: str = ""
+    cards: int = 1
+    env: Mapping[str, str] = field(default_factory=dict)
+    worker_image: str = ""
+    submitter_image: str = ""
+    retries: int = 3
+    keep_failed: int | None = None
 
 
 def head(needs: ClusterNeeds, kubernetes: Kubernetes) -> Manifest:
@@ -89,12 +107,17 @@ def worker(needs: ClusterNeeds, group: NodeGroup, kubernetes: Kubernetes) -> Man
     if group.gpu:
         resources["nvidia.com/gpu"] = str(group.gpu)
         if kubernetes.rdma:
-            resources[kubernetes.rdma] = "1"
+            resources[kubernetes.rdma] = str(kubernetes.cards)
+        if kubernetes.rdma == EFA:
+            resources["hugepages-2Mi"] = EFA_PAGES
     container = _container("ray-worker", needs, kubernetes, resources, {"metrics": METRICS})
+    settings = {**(EFA_SETTINGS if group.gpu and kubernetes.rdma == EFA else {}), **kubernetes.env}
+    container["env"] += [{"name": name, "value": value} for name, value in settings.items()]
+    container["image"] = kubernetes.worker_image or needs.image
     spec = _pod(needs, kubernetes, container)
     spec["automountServiceAccountToken"] = False  # only the head may scale the cluster
     key, value = SPOT[kubernetes.platform]
-    spec |= node_selection(group, (key, value))
+    spec |= node_selection(group, (key, value), kubernetes.platform)
     if group.spot:
         spec["tolerations"] += [
             {"key": key, "operator": "Equal", "value": value, "effect": "NoSchedule"},
@@ -108,11 +131,12 @@ def worker(needs: ClusterNeeds, group: NodeGroup, kubernetes: Kubernetes) -> Man
 
 
 def submitter(needs: ClusterNeeds, kubernetes: Kubernetes) -> Manifest:
-    """The pod that submits the command to the cluster and waits; KubeRay gives it the token."""
-    resources = {"cpu": "500m", "memory": "1Gi"}
+    """The pod that submits the command to the cluster and shows its output; KubeRay gives it the token. It needs Ray's
+    command alone."""
+    resources = {"cpu": "250m", "memory": "512Mi"}
     container = {
         "name": "ray-job-submitter",
-        "image": needs.image,
+        "image": kubernetes.submitter_image or needs.image,
         "securityContext": _unprivileged_container(),
         "resources": {"requests": resources, "limits": resources},
     }

@@ -95,7 +95,7 @@ def test_every_rule_has_a_case_that_breaks_it() -> None:
 
 
 def test_a_job_name_leaves_room_for_its_cluster() -> None:
-    job = kuberay.ray_job(NEEDS, Kubernetes(), "s3://b/r")
+    job = kuberay.ray_job(NEEDS, Kubernetes())
     job["metadata"]["name"] = "a" * 48
     assert "at most 47" in check(job)[0]
 

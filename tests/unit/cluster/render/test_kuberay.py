@@ -1,6 +1,9 @@
 """Manifests for KubeRay, against its real schema and our own rules."""
 
 import dataclasses
+import os
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +16,12 @@ from cluster.render.schema import violations
 
 EVERYTHING = Kubernetes(
     *("training", "keys", "trainer", "runs", "kueue:team", "redis.ray:6379", "http://s3.store:8333", "gke"),
-    "rdma/ib",
+    *("rdma/ib", 1, {"NCCL_DEBUG": "INFO"}, "image:rank", "image:submitter", 5, 86_400),
 )
-SETTINGS = {"plain": Kubernetes(), "everything": EVERYTHING, "volcano": Kubernetes(queue="volcano:team")}
+EFA = Kubernetes(rdma="vpc.amazonaws.com/efa", cards=4)
+SETTINGS = {
+    "plain": Kubernetes(), "everything": EVERYTHING, "volcano": Kubernetes(queue="volcano:team"), "efa": EFA
+}  # fmt: skip
 
 
 def render(needs: ClusterNeeds, kubernetes: Kubernetes = EVERYTHING) -> dict[str, Any]:
@@ -43,9 +49,43 @@ def test_our_own_rules_hold(needs: ClusterNeeds, setting: str) -> None:
 def test_the_job_and_the_standing_cluster_are_the_same_cluster(needs: ClusterNeeds) -> None:
     manifests = render(needs)
     assert cluster(manifests) == manifests["raycluster.yaml"]["spec"]
-    assert manifests["rayjob.yaml"]["spec"]["entrypoint"] == (
-        "orchestrator run /etc/orchestrator/job.yaml --address auto --run-dir s3://bucket/runs/x"
+    assert manifests["rayjob.yaml"]["spec"]["entrypoint"] == "sh /etc/orchestrator/run.sh"
+    assert manifests["configmap.yaml"]["data"]["run.sh"].startswith(
+        "orchestrator run /etc/orchestrator/job.yaml --address auto --run-dir s3://bucket/runs/x\n"
     )
+
+
+@pytest.mark.parametrize(("code", "ends"), [(0, 0), (1, 1), (2, 2), (3, 0), (137, 137)])
+def test_only_failures_are_tried_again(code: int, ends: int, tmp_path: Path) -> None:
+    (tmp_path / "orchestrator").write_text(f'#!/bin/sh\necho "$@"\nexit {code}\n')
+    (tmp_path / "orchestrator").chmod(0o755)
+    script = render(ClusterNeeds("r", "i", 1, 1))["configmap.yaml"]["data"]["run.sh"]
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    done = subprocess.run(["sh"], input=script, text=True, capture_output=True, env={"PATH": path})
+    assert done.returncode == ends
+    assert done.stdout.split()[-2:] == ["--run-dir", "s3://bucket/runs/x"]
+
+
+def test_a_cluster_goes_after_its_job_that_of_a_failed_one_later_if_it_is_to_be_looked_at() -> None:
+    needs = ClusterNeeds("r", "i", 1, 1)
+    plain = render(needs, Kubernetes())["rayjob.yaml"]["spec"]
+    assert (plain["backoffLimit"], plain["shutdownAfterJobFinishes"], plain["ttlSecondsAfterFinished"]) == (
+        3,
+        True,
+        600,
+    )
+    assert "deletionStrategy" not in plain
+    kept = render(needs, Kubernetes(retries=0, keep_failed=7200))["rayjob.yaml"]["spec"]
+    # KubeRay takes rules only without shutdownAfterJobFinishes, and one of the two conditions in each.
+    assert "shutdownAfterJobFinishes" not in kept
+    rules = kept["deletionStrategy"]["deletionRules"]
+    assert {rule["policy"] for rule in rules} == {"DeleteCluster"}
+    assert [rule["condition"] for rule in rules] == [
+        {"jobStatus": "SUCCEEDED", "ttlSeconds": 600},
+        {"jobStatus": "FAILED", "ttlSeconds": 7200},
+        {"jobDeploymentStatus": "Failed", "ttlSeconds": 7200},
+    ]
+    assert kept["backoffLimit"] == 0
 
 
 @pytest.mark.parametrize("platform", sorted(SPOT))
@@ -107,7 +147,10 @@ def test_the_network_policy_selects_every_pod_of_the_run(needs: ClusterNeeds) ->
     open_to_all = [rule for rule in spec["ingress"] if not rule.get("from")]
     assert open_to_all == []
     reachable = [peer["ipBlock"] for rule in spec["egress"] for peer in rule["to"] if "ipBlock" in peer]
-    assert reachable == [{"cidr": "0.0.0.0/0", "except": ["169.254.169.254/32"]}]
+    assert reachable == [
+        {"cidr": "0.0.0.0/0", "except": ["169.254.169.254/32"]},
+        {"cidr": "::/0", "except": ["fd00:ec2::254/128", "fd20:ce::254/128"]},
+    ]
 
 
 def test_the_kustomization_leaves_the_standing_cluster_out(needs: ClusterNeeds) -> None:
@@ -124,3 +167,42 @@ def test_workers_with_gpus_have_shared_memory_and_the_network_s_cards(gpu: int) 
     assert len(memory) == bool(gpu)
     assert ("/dev/shm" in [m["mountPath"] for m in container["volumeMounts"]]) == bool(gpu)
     assert container["resources"]["limits"].get("rdma/ib") == ("1" if gpu else None)
+
+
+def test_efa_has_its_cards_pages_and_settings_and_the_user_s_own_win() -> None:
+    needs = ClusterNeeds("s", "i", 1, 4, cpu=2, gpu=8)
+    kubernetes = dataclasses.replace(EFA, env={"NCCL_DEBUG": "INFO", "FI_PROVIDER": "tcp"})
+    (container,) = cluster(render(needs, kubernetes))["workerGroupSpecs"][0]["template"]["spec"]["containers"]
+    limits = container["resources"]["limits"]
+    assert (limits["vpc.amazonaws.com/efa"], limits["hugepages-2Mi"]) == ("4", "5120Mi")
+    values = {e["name"]: e["value"] for e in container["env"] if "value" in e}
+    assert values == {"FI_PROVIDER": "tcp", "FI_EFA_FORK_SAFE": "1", "NCCL_DEBUG": "INFO"}
+
+
+@pytest.mark.parametrize(
+    ("platform", "kind", "label"),
+    [
+        ("gke", "H100", ("cloud.google.com/gke-accelerator", "nvidia-h100-80gb")),
+        ("karpenter", "L40S", ("karpenter.k8s.aws/instance-gpu-name", "l40s")),
+        ("eks", "H100", ("ray.io/accelerator-type", "H100")),
+        ("gke", "Odd", ("ray.io/accelerator-type", "Odd")),
+    ],
+)
+def test_nodes_are_selected_by_the_label_that_the_platform_gives_them(
+    platform: str, kind: str, label: tuple[str, str]
+) -> None:
+    needs = ClusterNeeds(
+        "s", "i", 1, 4, gpu=1, accelerators=(kind,), labels={"ray.io/accelerator-type": kind}
+    )
+    group = cluster(render(needs, Kubernetes(platform=platform)))["workerGroupSpecs"][0]
+    assert group["template"]["spec"]["nodeSelector"] == dict([label])
+    assert group["labels"]["ray.io/accelerator-type"] == kind
+
+
+def test_each_pod_has_its_image() -> None:
+    manifests = render(ClusterNeeds("s", "image:cpu", 1, 4))
+    found = cluster(manifests)
+    groups = [manifests["rayjob.yaml"]["spec"]["submitterPodTemplate"], found["headGroupSpec"]["template"]]
+    groups += [found["workerGroupSpecs"][0]["template"]]
+    images = [group["spec"]["containers"][0]["image"] for group in groups]
+    assert images == ["image:submitter", "image:cpu", "image:rank"]

@@ -63,19 +63,19 @@ def test_the_job_travels_whole(job: Path, tmp_path: Path) -> None:
     assert (
         code_of("kuberay", job, *TARGETS["kuberay"], "--to", tmp_path / "out", "--set", "train.steps=7") == 0
     )
-    carried = yaml.safe_load(
-        yaml.safe_load((tmp_path / "out/configmap.yaml").read_text())["data"]["job.yaml"]
-    )
+    files = yaml.safe_load((tmp_path / "out/configmap.yaml").read_text())["data"]
+    carried = yaml.safe_load(files["job.yaml"])
     assert (carried["name"], carried["train"]["steps"]) == ("Big.Run", 7)
     found = yaml.safe_load((tmp_path / "out/rayjob.yaml").read_text())
     assert found["metadata"]["name"].startswith("big-run-")
-    assert found["spec"]["entrypoint"].endswith("--run-dir s3://bucket/runs/Big.Run")
+    assert "--run-dir s3://bucket/runs/Big.Run\n" in files["run.sh"]
 
 
 def test_a_claim_holds_the_runs(job: Path, tmp_path: Path) -> None:
     assert code_of("kuberay", job, "--runs", "pvc:shared", "--to", tmp_path / "out") == 0
     spec = yaml.safe_load((tmp_path / "out/rayjob.yaml").read_text())["spec"]
-    assert spec["entrypoint"].endswith("--run-dir /runs/Big.Run")
+    files = yaml.safe_load((tmp_path / "out/configmap.yaml").read_text())["data"]
+    assert "--run-dir /runs/Big.Run\n" in files["run.sh"]
     pod = spec["rayClusterSpec"]["workerGroupSpecs"][0]["template"]["spec"]
     assert pod["volumes"] == [{"name": "runs", "persistentVolumeClaim": {"claimName": "shared"}}]
 
@@ -127,6 +127,12 @@ def test_a_job_that_carries_a_credential_is_refused(
         (["kuberay", *TARGETS["kuberay"], "--platform", "moon"], "choose one of eks, karpenter, gke, aks"),
         (["kuberay", *TARGETS["kuberay"], "--accelerator", "H100"], "the job asks for no GPU"),
         (["kuberay", *TARGETS["kuberay"], "--crds", "nowhere"], "KubeRay's CRD files"),
+        (["kuberay", *TARGETS["kuberay"], "--kubeconfig", "nowhere"], "there is no file"),
+        (["kuberay", *TARGETS["kuberay"], "--rdma", "rdma/ib"], "the job asks for no GPU"),
+        (["kuberay", *TARGETS["kuberay"], "--rdma", "rdma/ib=0"], "write DOMAIN/NAME or DOMAIN/NAME=N"),
+        (["kuberay", *TARGETS["kuberay"], "--env", "NCCL_DEBUG"], "write NAME=VALUE"),
+        (["kuberay", *TARGETS["kuberay"], "--env", "A=1", "--env", "A=2"], "A is given twice"),
+        (["kuberay", *TARGETS["kuberay"], "--env", f"API_TOKEN={PLANTED}"], "carries its value"),
         (["aws", "--set", "resources.per_worker.gpu=1"], "--machine: the job needs GPUs"),
         (["aws", "--set", "resources.per_worker.labels={ray.io/market-type: on-demand}"], "--spot"),
         (["aws", "--region", "eu-central-1"], "name the zones of eu-central-1"),

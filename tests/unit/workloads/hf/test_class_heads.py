@@ -34,7 +34,7 @@ CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "ministral": ("Ministral", "CausalLM", {**SIZES, "num_key_value_heads": 2, "head_dim": 8}),
     "gemma3": ("Gemma3Text", "CausalLM", {**SIZES, "num_key_value_heads": 2, "head_dim": 8}),
     "bloom": ("Bloom", "CausalLM", {"vocab_size": 97, "hidden_size": 32, "n_layer": 2, "n_head": 4, "pad_token_id": 1}),
-    "pegasus": ("Pegasus", "Seq2SeqLM", {**PAIR, "bos_token_id": None}),
+    "marian": ("Marian", "Seq2SeqLM", {**PAIR, "bos_token_id": None}),
     # These have a table of their own here, but not for all heads.
     "t5": ("T5", "Seq2SeqLM", {"vocab_size": 97, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4,
            "pad_token_id": 1, "eos_token_id": 4, "decoder_start_token_id": 1, "dropout_rate": 0.0}),
@@ -59,7 +59,7 @@ CASES = [
     *((model, "span_extraction") for model in ("llama", "gpt2")),
     *((model, "sequence_classification") for model in ("gemma3", "bloom")),
     *((model, o) for model in ("ministral", "gemma3") for o in ("conversation", "dpo", "ipo", "kto", "orpo")),
-    ("pegasus", "seq2seq"),
+    ("marian", "seq2seq"),
 ]
 QUICK = (("camembert", "sequence_classification"), ("ministral", "dpo"), ("bart", "span_extraction"))
 
@@ -119,7 +119,7 @@ ADAPTED = [
     ("bloom", "causal_lm", "lora", ("*.query_key_value",)),
     ("t5", "sequence_classification", "lora", ("*.q", "*.v")),
     ("bart", "span_extraction", "lora", ("*_proj",)),
-    ("pegasus", "seq2seq", "lora", ("*fc1",)),
+    ("marian", "seq2seq", "lora", ("*fc1",)),
 ]
 
 

@@ -1,0 +1,74 @@
+"""What a render for Kubernetes is given, and what an API server says of it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from orchestrator.job.errors import InputError
+
+SECONDS = 60
+"""So long an API server may take."""
+
+
+def counted(resource: str) -> tuple[str, int]:
+    """Name and number of a device plugin's resource, written NAME or NAME=N. Raises InputError."""
+    found = re.fullmatch(r"([a-z0-9.-]+/[A-Za-z0-9._-]+)(?:=([1-9][0-9]{0,3}))?", resource)
+    if not found:
+        hint = "write DOMAIN/NAME or DOMAIN/NAME=N"
+        raise InputError(f"{resource!r} is no resource of a device plugin", "--rdma", hint)
+    return found[1], int(found[2] or 1)
+
+
+def settings(given: Iterable[str]) -> dict[str, str]:
+    """Environment variables, each written NAME=VALUE. Raises InputError for one that is not, or is given twice."""
+    found: dict[str, str] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise InputError(f"{text!r} is no variable with its value", "--env", "write NAME=VALUE")
+        if name in found:
+            raise InputError(f"{name} is given twice", "--env", "give each once")
+        found[name] = value
+    return found
+
+
+def ask_server(files: dict[str, Any], kubeconfig: Path) -> None:
+    """Have the API server that a kubeconfig names check the manifests as if they were applied, unknown fields included;
+    it keeps nothing. Raises InputError with the first thing that it refuses."""
+    if not kubeconfig.is_file():
+        raise InputError(f"there is no file {kubeconfig}", "--kubeconfig", "give the file of a cluster")
+    command = [
+        *(
+            "kubectl",
+            "--kubeconfig",
+            str(kubeconfig),
+            f"--request-timeout={SECONDS}s",
+            "apply",
+            "--filename=-",
+        ),
+        *("--server-side", "--force-conflicts", "--dry-run=server", "--validate=strict"),
+        "--field-manager=orchestrator",
+    ]
+    # One by one: a refusal says of which it is.
+    for name, manifest in files.items():
+        text = yaml.safe_dump(manifest)
+        try:
+            done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=2 * SECONDS)
+        except FileNotFoundError:
+            raise InputError("kubectl is not there", "--kubeconfig", "install it, or use --crds") from None
+        except subprocess.TimeoutExpired:
+            hint = "try again, or leave it out"
+            raise InputError(
+                f"the API server said nothing for {2 * SECONDS} s", "--kubeconfig", hint
+            ) from None
+        if done.returncode:
+            said = (
+                " ".join(done.stderr.split()).removeprefix("error: ")[:400] or f"exit code {done.returncode}"
+            )
+            raise InputError(said, f"{name}, by the API server of {kubeconfig}", "mend what it names")
