@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -178,6 +179,8 @@ def encode_error(error: Exception, cache: str) -> str:
     if getattr(error, "errno", None) in FULL:
         hint = "make room or name another data.cache; the same command goes on"
     reason, place = getattr(error, "strerror", None) or error, getattr(error, "filename", None) or cache
+    if isinstance(error, FileNotFoundError) and error.errno is None:  # as stores tell it
+        reason, place = os.strerror(errno.ENOENT), error
     return json.dumps([passing, f"cannot be used on a worker's node ({reason})", str(place), hint])
 
 

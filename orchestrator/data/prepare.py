@@ -178,8 +178,10 @@ def _make(
         finished = None
     parts, text = sources.cut(files, part_bytes), None
     if cleaning:
+        warmed = warm_workers()
         from orchestrator.data.clean.run import clean
 
+        await_warm(warmed)
         parts = aligned(parts)
         text = clean(cleaning, parts, folder.uri.rsplit("/", 1)[0], progress)
         folder.write_json(TOTALS, totals(text, parts, len(named)))

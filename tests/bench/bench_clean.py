@@ -55,16 +55,26 @@ def build(folder: Path, megabytes: float) -> None:
 
 def ours(folder: Path, work: Path, processes: int) -> dict[str, Any]:
     """Clean the text, and read what is left."""
-    import ray
+    from cluster.local.ray_session import connected_ray
 
+    with connected_ray(None, processes):
+        return cleaned(folder, work)
+
+
+def cleaned(folder: Path, work: Path) -> dict[str, Any]:
+    """As `orchestrator.data.prepare` does it, to where text is tokenised."""
+    from orchestrator.data.warm import await_warm, warm_workers
+
+    began = time.perf_counter()
+    warmed = warm_workers()
     from orchestrator.data import sources
     from orchestrator.data.clean.plan import cleaning_of
     from orchestrator.data.clean.run import clean
     from orchestrator.data.clean.totals import totals
-    from orchestrator.data.part_tasks import run_tasks
+    from orchestrator.data.part_tasks import run_tasks, together
     from orchestrator.job.data import DataSpec
 
-    ray.init(address="local", num_cpus=processes, include_dashboard=False, logging_level="ERROR")
+    await_warm(warmed)
     data = DataSpec(
         sources=[{"uri": str(folder / "*.jsonl")}],
         tokenizer={"train_bpe": 300},
@@ -80,21 +90,18 @@ def ours(folder: Path, work: Path, processes: int) -> dict[str, Any]:
     size = sources.part_size(files)
     cleaning, parts = cleaning_of(data, files, size), sources.cut(files, size)
     assert cleaning is not None
-    began = time.perf_counter()
     text = clean(cleaning, parts, str(work), lambda *_: None)
 
     def read(row: dict[str, Any]) -> None:
         count = sum(piece.bytes for piece in text.pieces(sources.from_json(row["part"])))
         (work / f"{row['number']}.count").write_text(str(count))
 
-    for _ in run_tasks(
-        read, [{"number": n, "part": sources.to_json(p)} for n, p in enumerate(parts)], str(work)
-    ):
+    rows = [{"number": n, "part": sources.to_json(p)} for n, p in enumerate(parts)]
+    for _ in run_tasks(read, rows, str(work), together=together(size)):
         pass
-    seconds = time.perf_counter() - began
     steps = totals(text, parts, 1)
-    ray.shutdown()
-    return {"work": seconds, "removed": {step["step"]: step["sources"][0]["removed"] for step in steps}}
+    removed = {step["step"]: step["sources"][0]["removed"] for step in steps}
+    return {"work": time.perf_counter() - began, "removed": removed}
 
 
 THEIRS = r"""

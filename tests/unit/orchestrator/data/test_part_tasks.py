@@ -23,6 +23,11 @@ from orchestrator.job.errors import InputError, Unreachable
             "/cache/1.bin: cannot be used on a worker's node (No space left on device); make room",
         ),
         (
+            FileNotFoundError("bucket/a"),
+            InputError,
+            "bucket/a: cannot be used on a worker's node (No such file",
+        ),
+        (
             TimeoutError("s3://b/c: pipe_file had not ended after 30 s"),
             Unreachable,
             "s3://b/c: pipe_file had not",
