@@ -140,7 +140,7 @@ class Controller:
         self._write_status(force=self._state.phase != before.phase)
 
     def _observe(self, history: RunHistory) -> Observation:
-        workers, growing = self._workers, self._preparing.goes_on
+        workers, growing = self._workers, self._preparing.goes_on(self._workers.running, self.request_stop)
         self._record(history, workers.poll(history.saved))
         if self._queue is not None:
             self._queue.report_nodes([rank.node for rank in workers.ranks])

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from orchestrator.control.run_history import RunHistory
 from orchestrator.data.progress import StageLine
-from orchestrator.job.errors import one_line
+from orchestrator.job.errors import InputError, one_line
 from orchestrator.job.spec import JobSpec
 from orchestrator.resolve.prepared_data import PreparedData, prepared
 from orchestrator.storage.retry import may_come_back, patient
@@ -56,16 +56,25 @@ class DataPreparation:
         self._work: Future[PreparedData] | None = None
         self._begun: PreparedData | None = None
         self._ended = False
+        self._failed: InputError | None = None
         self.moved = 0.0
         """When a part was last done, monotonic seconds."""
 
-    @property
-    def goes_on(self) -> bool:
-        """Whether more of the data is being prepared. Raises what has ended that."""
+    def goes_on(self, training: bool, stop: Callable[[str], None]) -> bool:
+        """Whether more of the data is being prepared. Raises what has ended that; while ranks are `training` and it is
+        an error of the input, it calls `stop`, so that they commit, and raises it when none trains any more."""
+        if self._failed and not training:
+            raise self._failed
         if self._work is None or not self._work.done():
             return self._work is not None
         work, self._work = self._work, None
-        work.result()
+        try:
+            work.result()
+        except InputError as error:
+            if not training:
+                raise
+            self._failed = error
+            stop(f"the data cannot be prepared: {error}")
         return False
 
     def look(self, history: RunHistory, seconds: float) -> PreparedData:

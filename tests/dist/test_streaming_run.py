@@ -202,6 +202,10 @@ def test_a_preparation_that_fails_ends_the_run(tmp_path: Path, monkeypatch: pyte
     Tasks(fail).use(monkeypatch)
     with pytest.raises(InputError, match="part 6"):
         controller(document(tmp_path, True), run, tmp_path / "cache", [2]).drive()
+    last = steps_of(run)
+    assert 0 < last < STEPS
+    assert any(path.name.endswith(f"{last:08d}") for path in (run / "checkpoints").iterdir())
+    assert rows(run, "events.jsonl")[-1]["phase"] == "failed"
 
 
 def test_what_is_damaged_or_gone_while_it_trains_is_made_again(
