@@ -178,7 +178,7 @@ def _make(
         finished = None
     parts, text = sources.cut(files, part_bytes), None
     if cleaning:
-        warmed = warm_workers()
+        warmed = warm_workers(len(parts))
         from orchestrator.data.clean.run import clean
 
         await_warm(warmed)
@@ -291,7 +291,7 @@ def _tokenise(
     exceeded; with a `publisher` only those of its sections, in their order. Those that are `there` are copied."""
     todo = shards.unfinished(folder, len(parts), vocabulary, data_format, kind is not None)
     given = (folder.read("tokenizer.json") or b"").decode()
-    warmed = warm_workers(given if fast and kind is None else "") if todo else []
+    warmed = warm_workers(len(todo), given if fast and kind is None else "")
     from orchestrator.data.part_tasks import run_tasks, together  # Ray Data: what is there does without
 
     await_warm(warmed)

@@ -11,10 +11,10 @@ WAIT = 30.0
 """Seconds for workers to be ready; tasks begin without it too."""
 
 
-def warm_workers(tokenizer: str = "") -> list[Any]:
-    """Have as many workers as CPUs are free import what tokenises, and prove the faster engine for a tokenizer's JSON,
-    if this process has started the cluster; returns what `await_warm` waits for."""
-    if not ray_internals.started_here():
+def warm_workers(parts: int, tokenizer: str = "") -> list[Any]:
+    """Have as many workers as CPUs are free, and parts to do, import what tokenises, and prove the faster engine for a
+    tokenizer's JSON, if this process has started the cluster; returns what `await_warm` waits for."""
+    if not parts or not ray_internals.started_here():
         return []
     import ray
 
@@ -28,7 +28,8 @@ def warm_workers(tokenizer: str = "") -> list[Any]:
             engines.fast(text)
 
     task = ray.remote(num_cpus=0, max_retries=0)(warm)
-    return [task.remote(tokenizer) for _ in range(int(ray.available_resources().get("CPU", 0)))]
+    count = min(parts, int(ray.available_resources().get("CPU", 0)))
+    return [task.remote(tokenizer) for _ in range(count)]
 
 
 def await_warm(begun: list[Any]) -> None:

@@ -58,15 +58,15 @@ def ours(folder: Path, work: Path, processes: int) -> dict[str, Any]:
     from cluster.local.ray_session import connected_ray
 
     with connected_ray(None, processes):
-        return cleaned(folder, work)
+        return cleaned(folder, work, processes)
 
 
-def cleaned(folder: Path, work: Path) -> dict[str, Any]:
+def cleaned(folder: Path, work: Path, processes: int) -> dict[str, Any]:
     """As `orchestrator.data.prepare` does it, to where text is tokenised."""
     from orchestrator.data.warm import await_warm, warm_workers
 
     began = time.perf_counter()
-    warmed = warm_workers()
+    warmed = warm_workers(processes)
     from orchestrator.data import sources
     from orchestrator.data.clean.plan import cleaning_of
     from orchestrator.data.clean.run import clean
