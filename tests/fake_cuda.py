@@ -177,8 +177,16 @@ def fake_cuda(rank: int, world: int, rows: int = 0) -> Iterator[Waits]:
         with pytest.MonkeyPatch.context() as patch:
             for name in ("Stream", "Event", "current_stream", "default_stream", "stream", "device"):
                 patch.setattr(torch.cuda, name, Stub)
-            for name in ("set_device", "synchronize", "_lazy_init"):
+            for name in (
+                "set_device",
+                "synchronize",
+                "_lazy_init",
+                "empty_cache",
+                "reset_peak_memory_stats",
+            ):
                 patch.setattr(torch.cuda, name, lambda *_: None)
+            patch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None, raising=False)
+            patch.setattr(torch.cuda, "device_count", lambda: 1)
             patch.setattr(torch.cuda, "current_device", lambda: 0)
             patch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
             patch.setattr(torch.nn.attention.bias, "causal_lower_right", lower_right)

@@ -27,7 +27,7 @@ from rank_cases import LENGTH, job, micro_batches, workload_of  # noqa: E402
 
 from orchestrator.job.spec import JobSpec, parse  # noqa: E402
 from orchestrator.planning.layout import Layout  # noqa: E402
-from orchestrator.train.device import COMPUTE, Device  # noqa: E402
+from orchestrator.train.device import COMPUTE, Device, make_ready  # noqa: E402
 from orchestrator.train.engines.torch_engine import TorchEngine  # noqa: E402
 from workloads.model.masks import SEGMENTS, STARTS  # noqa: E402
 from workloads.own.model import OwnWorkload, describe_own  # noqa: E402
@@ -115,8 +115,10 @@ def waits_of(case: dict[str, Any]) -> dict[str, list[str]]:
 
 
 def main() -> None:
-    """Run the cases of standard input, one after another."""
+    """Run the cases of standard input, one after another; before them what a standby does."""
     torch.set_num_threads(1)
+    with fake_cuda(0, 1):
+        make_ready()
     found = {}
     for case in json.load(sys.stdin):
         try:

@@ -5,7 +5,7 @@
 FD is a socket with one JSON message a line. The first says what to import; each later one asks to launch ranks, to end
 them or for their exit codes, and gets one line in answer. Ranks die with the fork server, and it ends when the other
 side of the socket is closed. It has one thread and computes nothing, so that forking is safe; CUDA is first touched in
-the ranks.
+the ranks and in the standby, a process that has its device ready and becomes the next rank.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from cluster.workers.gang import Cause
 from cluster.workers.program import command_of
+from cluster.workers.standby import READINESS, SETTLE, Standby
 
 START_TIMEOUT = 180.0
 """Seconds for a fresh interpreter to import torch on a node that has never done so."""
@@ -29,9 +31,12 @@ START_TIMEOUT = 180.0
 
 class ForkServer:
     """Starts a fork server that imports the module of `target`, "module:function". Its methods raise OSError if the
-    process is gone."""
+    process is gone.
 
-    def __init__(self, target: str) -> None:
+    With `stands_by` it keeps a process in which the module's `make_ready` has made the device ready, if it has one; the
+    next rank begins in it. Another follows `settle` seconds after."""
+
+    def __init__(self, target: str, stands_by: bool = False, settle: float = SETTLE) -> None:
         ours, theirs = socket.socketpair()
         environment = {
             **os.environ,
@@ -48,11 +53,11 @@ class ForkServer:
         ours.settimeout(START_TIMEOUT)
         self._socket, self._file = ours, ours.makefile("r")
         self.target, self._oom_kills_before = target, 0
-        self._send({"import": target})
+        self._send({"import": target, "stands_by": stands_by, "settle": settle})
 
     def launch(self, **rank: Any) -> int:
-        """Fork a rank, which runs `cluster.workers.rank_process.run(**rank)`; returns its process id. Waits for the
-        imports."""
+        """Start a rank, which runs `cluster.workers.rank_process.run(**rank)`, in the standby if that is ready, else in
+        a new process; returns its process id. Waits for the imports."""
         self._oom_kills_before = _oom_kills()
         return int(self._request({"do": "launch", "rank": rank})["pid"])
 
@@ -95,23 +100,18 @@ def main() -> None:
     """Serve requests until the socket is closed."""
     control = socket.socket(fileno=int(sys.argv[1]))
     lines = control.makefile("r")
-    _import_target(json.loads(lines.readline())["import"])
+    first = json.loads(lines.readline())
+    _import_target(first["import"])
     importlib.import_module("cluster.workers.rank_process")  # once, and not in each rank
     gc.collect()
     gc.freeze()  # shared pages stay shared: the garbage collectors of ranks leave them alone
-    own_pid = os.getpid()
-    ranks: set[int] = set()
-    exit_codes: dict[int, int] = {}
+    starter = _Starter(control, first["import"] if first["stands_by"] else "")
+    ranks, exit_codes = starter.ranks, dict[int, int]()
     for line in lines:
         message = json.loads(line)
         answer: dict[str, Any] = {}
         if message["do"] == "launch":
-            pid = os.fork()
-            if not pid:
-                os.close(control.detach())
-                _run_rank(message["rank"], own_pid)
-            ranks.add(pid)
-            answer = {"pid": pid}
+            answer = {"pid": starter.start(message["rank"])}
         elif message["do"] == "end":
             for pid in ranks:
                 os.kill(pid, signal.SIGKILL)
@@ -120,8 +120,49 @@ def main() -> None:
             _reap(ranks, exit_codes, os.WEXITED | os.WNOHANG)
             answer = {"exits": exit_codes}
         control.sendall(json.dumps(answer).encode() + b"\n")
-    for pid in ranks:
+        starter.stand_by(first["settle"])
+    for pid in starter.all():
         os.kill(pid, signal.SIGKILL)
+
+
+class _Starter:
+    """Forks ranks, and keeps a standby for the next where `target` has a function for that. `ranks` are the processes
+    that were started and not yet reaped; standbys that were of no use are among them, so that they are ended too."""
+
+    def __init__(self, control: socket.socket, target: str) -> None:
+        self._control, self.ranks, self._parent = control, set[int](), os.getpid()
+        module = sys.modules.get(target.partition(":")[0])
+        self._make_ready: Callable[[], None] | None = getattr(module, READINESS, None)
+        self._standby: Standby | None = None
+        self.stand_by(0.0)
+
+    def stand_by(self, delay: float) -> None:
+        """Have a standby, which makes its device ready that many seconds from now if it is new."""
+        if self._standby is None and self._make_ready is not None:
+            inherited, run = [self._control], lambda rank: _run_rank(rank, self._parent)
+            self._standby = Standby(self._make_ready, run, inherited, delay)
+
+    def start(self, rank: dict[str, Any]) -> int:
+        """The process id of the rank."""
+        standby = self._standby
+        if standby is not None and standby.is_ready():
+            self._standby = None
+            self.ranks.add(standby.pid)
+            if standby.take(rank):
+                return standby.pid
+            os.kill(standby.pid, signal.SIGKILL)
+        pid = os.fork()
+        if not pid:
+            os.close(self._control.detach())
+            if self._standby is not None:
+                self._standby.channel.close()
+            _run_rank(lambda: rank, self._parent)
+        self.ranks.add(pid)
+        return pid
+
+    def all(self) -> set[int]:
+        """The process ids of the ranks and of the standby."""
+        return self.ranks | ({self._standby.pid} if self._standby is not None else set())
 
 
 def _import_target(target: str) -> None:
@@ -148,14 +189,16 @@ def _reap(ranks: set[int], exit_codes: dict[int, int], options: int) -> None:
             exit_codes[pid] = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
 
 
-def _run_rank(rank: dict[str, Any], parent: int) -> None:
-    """Run a rank in the process that was just forked; does not return."""
+def _run_rank(rank: Callable[[], dict[str, Any]], parent: int) -> None:
+    """Run the rank that this returns in the process that was just forked; does not return."""
     from cluster.workers.rank_process import die_with_parent, run
 
     code = 1
     try:
         die_with_parent(parent)
-        code = run(**rank)
+        code = run(**rank())
+    except Exception as error:  # of what makes a device ready: `run` reports what a rank raises
+        print(f"a standby has failed: {type(error).__name__}: {error}", file=sys.stderr)
     finally:
         try:
             sys.stdout.flush()

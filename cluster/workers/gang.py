@@ -131,6 +131,11 @@ class Bundle:
         """How long its rank may take to end."""
         return limits_of(self.gpu)
 
+    @property
+    def stands_by(self) -> bool:
+        """Whether a process with its device ready waits for its next rank: a GPU takes seconds, a CPU nothing."""
+        return self.gpu > 0
+
     def suits(self, labels: Mapping[str, str]) -> bool:
         """Whether a node with these labels matches. As in Ray, a node without a label matches its `!` selectors."""
         for label, wanted in self.labels.items():

@@ -49,8 +49,9 @@ def wait_until_unreachable(
 class WorkerHost:
     """The actor in a bundle. It starts ranks by a fork server and reports how they end; it imports nothing heavy."""
 
-    def __init__(self, target: str) -> None:
-        self._fork_server = ForkServer(target)
+    def __init__(self, target: str, stands_by: bool = False) -> None:
+        """`stands_by`: see `ForkServer`."""
+        self._fork_server = ForkServer(target, stands_by)
         self._output: RankOutput | None = None
         self._pid = 0
         head = ray.get_runtime_context().gcs_address
@@ -199,7 +200,7 @@ class PendingGroup:
                 worker = remote.options(
                     num_cpus=self.bundle.cpu, num_gpus=self.bundle.gpu, scheduling_strategy=strategy
                 )
-                self._hosts.append(worker.remote(self._target))
+                self._hosts.append(worker.remote(self._target, self.bundle.stands_by))
             self._answers = [h.location.remote() for h in self._hosts] + [
                 h.exits.remote() for h in self._hosts
             ]

@@ -18,7 +18,8 @@ from orchestrator.planning.simulation.step import layers_of, local_parameters
 from orchestrator.planning.simulation.update import kept_numbers
 
 MEMORY_SHARE = 0.8
-"""Share of a worker's memory that a plan may use: allocators and libraries need the rest."""
+"""Share of a worker's memory that a plan may use: allocators and libraries need the rest, on a GPU the contexts of the
+rank and of its standby (about half a GB each) too."""
 PROCESS, LIBRARIES = 70 * 2**20, 250 * 2**20
 """Resident bytes of a rank on a CPU beside its tensors, and of its libraries before there is a model; neither counts
 pages of files. Measured, as are the next two, with models of 1.3 and of 23 M parameters on two ranks

@@ -28,9 +28,11 @@ COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=10)
 COMPUTE = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """Dtype of matrix products by the job's precision."""
 
-BITWISE = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple"}
-"""What CUDA's libraries read as they begin, so that each sum has one order: cuBLAS documentation, section 2.1.4; NCCL
-chooses by size and load otherwise."""
+WORKSPACE = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+"""What cuBLAS reads as it begins, so that its sums have one order (cuBLAS documentation, section 2.1.4). A standby
+begins before there is a job, so that all jobs have it; on Hopper it is torch's own choice."""
+BITWISE = {"NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple"}
+"""What NCCL reads as it begins, for the same; it chooses by size and load otherwise."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,21 @@ def _take_gpu(rank_info: RankInfo, bitwise: bool) -> torch.device:
     return device
 
 
+def make_ready() -> None:
+    """Make the GPU ready before it is known for which rank, if this process sees one alone, as from Ray: its context,
+    its allocator, and cuBLAS for both passes. Its memory is given back but for the context; nothing is drawn."""
+    if not torch.cuda.is_available() or torch.cuda.device_count() != 1:
+        return
+    set_numerics(bitwise=False)
+    for dtype in (torch.float32, torch.bfloat16):
+        rows = torch.ones(16, 16, device="cuda", dtype=dtype, requires_grad=True)
+        torch.nn.functional.linear(rows, rows, rows[0]).sum().backward()
+    torch.cuda.synchronize()
+    torch._C._cuda_clearCublasWorkspaces()  # 32 MiB for each thread and stream
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+
+
 def gpu_of(local_rank: int, visible: int) -> int:
     """The number of a rank's GPU among those that its process sees: all of its node, or, as from Ray, its own alone.
 
@@ -142,6 +159,7 @@ def set_numerics(bitwise: bool) -> None:
     with algorithms alone that give the same bits each time. An operator that has none then raises."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.benchmark = False
+    os.environ.update(WORKSPACE)
     if bitwise:
         os.environ.update(BITWISE)
         torch.use_deterministic_algorithms(True)

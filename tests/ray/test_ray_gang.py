@@ -157,6 +157,26 @@ def test_places_are_made_ready_beside_running_ranks(gang: RayGang) -> None:
     assert time.monotonic() - began < 10  # no interpreter starts and nothing is imported
 
 
+def test_a_place_with_a_gpu_begins_in_its_standby_and_has_another(
+    gang: RayGang, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Bundle, "stands_by", True)  # these nodes have no GPU
+    gang.prewarm(2, ONE, "ready_targets:wait")
+    until(gang, lambda beat: gang.ready() == 2)
+    time.sleep(0.5)
+    gang.start(2, ONE, "ready_targets:wait", {})
+    beat = until(gang, running)
+    for rank in beat.ranks:
+        process = psutil.Process(rank.pid)
+        fork_server = process.parent()
+        assert fork_server is not None
+        (standby,) = set(fork_server.children()) - {process}
+        assert standby.create_time() > process.create_time()
+    assert (len(beat.ranks), gang.ready(), gang.capacity(ONE)) == (2, 2, 2)
+    gang.stop()
+    assert standby.is_running()
+
+
 def test_a_place_on_its_way_counts_though_nobody_polls(gang: RayGang) -> None:
     gang.start(1, ONE, WAIT, {})
     until(gang, running)

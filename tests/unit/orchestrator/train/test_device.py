@@ -12,7 +12,15 @@ import torch.distributed as dist
 
 from orchestrator.job.errors import InputError
 from orchestrator.train import device as module
-from orchestrator.train.device import BITWISE, Device, check_own_gpu, gpu_of, set_numerics
+from orchestrator.train.device import (
+    BITWISE,
+    WORKSPACE,
+    Device,
+    check_own_gpu,
+    gpu_of,
+    make_ready,
+    set_numerics,
+)
 
 
 @pytest.mark.parametrize(("local_rank", "visible", "gpu"), [(0, 8, 0), (7, 8, 7), (0, 1, 0), (5, 1, 0)])
@@ -53,6 +61,18 @@ def test_numerics_are_set_and_not_left_to_defaults(bitwise: bool) -> None:
     assert not torch.backends.cudnn.allow_tf32
     assert torch.are_deterministic_algorithms_enabled() == bitwise
     assert (BITWISE.items() <= os.environ.items()) == bitwise
+    assert WORKSPACE.items() <= os.environ.items()
+
+
+@pytest.mark.usefixtures("settings")
+def test_a_standby_that_does_not_know_its_gpu_leaves_all_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    linear = mock.Mock()
+    monkeypatch.setattr(torch.nn.functional, "linear", linear)
+    for visible in (0, 8):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda visible=visible: visible > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda visible=visible: visible)
+        make_ready()
+    linear.assert_not_called()
 
 
 def test_casts_are_kept_only_where_weights_stay() -> None:
