@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -49,18 +50,19 @@ def init(
     from orchestrator.job.document import parse_yaml
     from orchestrator.job.paths import resolve_paths
     from orchestrator.job.spec import parse
-    from orchestrator.launch.first_job import job_text, write_job
+    from orchestrator.launch.first_job import job_text, name_of, write_job
     from orchestrator.launch.preflight import check_job
 
     if os.path.lexists(path):
         raise InputError("there is a file already", str(path), "give another name")
-    text = job_text(path.stem if name is None else name, data or ["corpus/*.txt"], from_hf, tokenizer)
+    text = job_text(name_of(path) if name is None else name, data or ["corpus/*.txt"], from_hf, tokenizer)
     where = str(path) if name is None else "the name"
     spec = resolve_paths(parse(parse_yaml(text, where), where), Path.cwd())
     if data:
         check_job(spec)
     write_job(path, text)
-    print(f"{path} is written; next: orchestrator plan {path}, then orchestrator run {path}")
+    typed = shlex.quote(str(path))
+    print(f"{path} is written; next: orchestrator plan {typed}, then orchestrator run {typed}")
 
 
 def schema() -> None:

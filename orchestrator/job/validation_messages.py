@@ -58,6 +58,12 @@ VALUES = {
 """What other systems call a value, and what it is here."""
 
 
+PATTERNS = {
+    "name": "1 to 63 letters a-z, digits, dots, dashes and underscores, a letter or a digit first",
+}
+"""What the pattern of a key asks for, in words."""
+
+
 def input_error(error: ValidationError, where: str, root: type[BaseModel]) -> InputError:
     """What is wrong with a document that is no `root`, the clearest first; `where` names its file."""
     first, *others = (_problem(found, where, root) for found in _clear(error))
@@ -79,6 +85,8 @@ def _problem(found: Mapping[str, Any], where: str, root: type[BaseModel]) -> Inp
     if found["type"] == "model_type":
         hint = f"its keys: {', '.join(_keys(root, found['loc']))}"
         return InputError(f"must be a mapping of keys to values{got}", location, hint)
+    if found["type"] == "string_pattern_mismatch" and names[-1] in PATTERNS:
+        return InputError(f"is no name{got}", location, f"use {PATTERNS[names[-1]]}")
     message = str(found["msg"]).removeprefix("Value error, ")
     hint = VALUES.get(value.lower(), "") if isinstance(value, str) else ""
     return InputError(message[:1].lower() + message[1:] + got, location, hint)

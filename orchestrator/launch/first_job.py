@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Mapping, Sequence
+import re
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
 from glob import glob
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -24,6 +26,8 @@ USUAL = ("text", "content", "document", "body", "article", "code")
 """Usual names of the column with the text; else it is that with the longest one."""
 TALKS = ("messages", "conversations")
 """Usual names of the column with a conversation."""
+NAME = "job"
+"""The name of a run whose job file's name has no letter or digit that a name can have."""
 DROPOUTS = {
     "dropout": ("hidden_dropout_prob", "resid_pdrop", "dropout_rate", "dropout"),
     "attention_dropout": ("attention_probs_dropout_prob", "attn_pdrop", "dropout_rate", "attention_dropout"),
@@ -93,6 +97,12 @@ def job_text(name: str, data: Sequence[str], folder: str | None = None, tokenize
     )
 
 
+def name_of(path: Path) -> str:
+    """A run's name from that of its job file: accents are dropped, what else no name can have becomes a dash."""
+    plain = unicodedata.normalize("NFKD", path.stem.replace("ß", "ss")).encode("ascii", "ignore").decode()
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", plain).lstrip("._-")[:63].rstrip("-") or NAME
+
+
 def _published_dropout(folder: str) -> dict[str, float]:
     """The rates of dropout in the configuration of a folder, by their keys in a job file; not those that are 0."""
     path = Path(folder)
@@ -106,20 +116,35 @@ def _published_dropout(folder: str) -> dict[str, float]:
 
 
 def _columns(uri: str) -> str | dict[str, str] | None:
-    """The column of the data at `uri` that has the text, None if nothing need be said; the one with conversations as
-    a mapping. Data that is not there yet says nothing."""
+    """The column of the data at `uri` that has the text, or a path into one such as body.text; None if nothing need
+    be said; the one with conversations as a mapping. Data that is not there yet says nothing."""
     row = _first_row(uri)
     if row is None:
         return None
-    for name in TALKS:
-        if isinstance(row.get(name), list):
-            return {"messages": name}
-    texts = {name: value for name, value in row.items() if isinstance(value, str)}
+    found = list(_leaves(row))
+    for path, name, value in found:
+        if name in TALKS and isinstance(value, list):
+            return {"messages": path}
+    texts = {path: (name, value) for path, name, value in found if isinstance(value, str)}
     if not texts:
         raise InputError(f"its first row has no text, only {', '.join(row)}", uri, "give files with texts")
-    usual = [name for name in USUAL if name in texts]
-    chosen = usual[0] if usual else max(texts, key=lambda name: len(texts[name]))
+    usual = [path for name in USUAL for path in texts if texts[path][0] == name]
+    chosen = usual[0] if usual else max(texts, key=lambda path: len(texts[path][1]))
     return None if chosen == "text" else chosen
+
+
+def _leaves(row: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
+    """The path, the name and the value of everything in a row that is no mapping, what lies less deep first."""
+    level = [("", row)]
+    while level:
+        deeper = []
+        for before, values in level:
+            for name, value in values.items():
+                if isinstance(value, Mapping):
+                    deeper.append((f"{before}{name}.", value))
+                else:
+                    yield f"{before}{name}", name, value
+        level = deeper
 
 
 def _first_row(uri: str) -> Mapping[str, Any] | None:

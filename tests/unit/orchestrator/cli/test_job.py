@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 import transformers
+import yaml
 from jobs import job, write_job, write_text
 
 from orchestrator.data import tokenizer
+from orchestrator.data.sources.fields import value_of
 from orchestrator.job import chain, spec
 from orchestrator.launch.doctor import Finding
+from orchestrator.launch.first_job import job_text
 from orchestrator.planning.profile import FOLDER
 
 
@@ -37,13 +41,30 @@ def test_init_writes_a_job_that_is_whole(command: Any, folder: Path) -> None:
     assert spec.load(folder / "other.yaml").name == "run-7"
 
 
-@pytest.mark.parametrize(("words", "wrong"), [(["a b.yaml"], "a b"), (["a.yaml", "--name", "a: b"], "a: b")])
-def test_init_writes_no_job_that_is_wrong(command: Any, folder: Path, words: list[str], wrong: str) -> None:
-    said = command("init", *words)
+@pytest.mark.parametrize("name", ["a: b", "größe", ""])
+def test_init_writes_no_job_that_is_wrong(command: Any, folder: Path, name: str) -> None:
+    said = command("init", "a.yaml", "--name", name)
     assert said.code == 2
     assert said.err.count("\n") == 1
-    assert wrong in said.err
+    assert f"is no name (got {name!r}); use 1 to 63 letters a-z" in said.err
     assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("my job.yaml", "my-job"),
+        ("größe é.yaml", "grosse-e"),
+        ("-_x (2).yaml", "x-2"),
+        ("計画.yaml", "job"),
+        ("a" * 70 + ".yaml", "a" * 63),
+    ],
+)
+def test_init_makes_a_name_of_any_file_name(command: Any, folder: Path, file: str, name: str) -> None:
+    said = command("init", "--", file)
+    assert (said.code, said.err) == (0, "")
+    assert spec.load(folder / file).name == name
+    assert shlex.join(["orchestrator", "run", file]) in said.out
 
 
 def test_init_fills_in_what_it_finds(command: Any, folder: Path) -> None:
@@ -61,6 +82,27 @@ def test_init_fills_in_what_it_finds(command: Any, folder: Path) -> None:
     assert [source.field for source in written.data.sources] == ["body", "text"]
     assert (written.data.tokenizer, written.data.sequence_length) == ("base", 96)
     assert command("plan", "mine.yaml").code == 0
+
+
+@pytest.mark.parametrize(
+    ("row", "field"),
+    [
+        ({"id": "7", "payload": {"title": "a title", "body": {"text": "a text"}}}, "payload.body.text"),
+        ({"note": "above all the longest", "deep": {"content": "usual"}}, "deep.content"),
+        ({"n": 1, "deep": {"x": "short", "y": "longer"}}, "deep.y"),
+        ({"text": "a text", "deep": {"text": "another"}}, None),
+        (
+            {"id": "7", "talk": {"messages": [{"role": "user", "content": "x"}]}},
+            {"messages": "talk.messages"},
+        ),
+    ],
+)
+def test_init_finds_what_lies_deep_in_a_row(folder: Path, row: dict[str, Any], field: Any) -> None:
+    (folder / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    written = yaml.safe_load(job_text("mine", ["rows.jsonl"]))
+    assert written["data"]["sources"][0].get("field") == field
+    if isinstance(field, str):
+        assert value_of(row, field)  # as preparation reads it
 
 
 @pytest.mark.parametrize(
