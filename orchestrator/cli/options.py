@@ -55,7 +55,12 @@ Run = Annotated[
     ),
 ]
 Set = Annotated[
-    list[str] | None, typer.Option("--set", metavar="A.B=C", help="override a key of the job file")
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="A.B=C",
+        help="override a key of the job file, such as train.steps=50 or data.sources.0.weight=2",
+    ),
 ]
 RunDirectory = Annotated[str | None, typer.Option("--run-dir", help="run directory [default: runs/<name>]")]
 Json = Annotated[bool, typer.Option("--json", help="print one JSON document on standard output")]

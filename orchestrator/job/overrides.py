@@ -23,19 +23,19 @@ def override(document: dict[str, Any], text: str) -> None:
 
 
 def set_key(document: dict[str, Any], key: str, value: Any, where: str) -> None:
-    """Set the dotted `key`, in place; missing mappings on the way are added. A stage in a list of them is named by its
-    name. `where` is for messages. Raises InputError."""
+    """Set the dotted `key`, in place; missing mappings on the way are added. A mapping in a list is named by its name
+    or, where they have none, by its place from 0. `where` is for messages. Raises InputError."""
     *parents, last = key.split(".")
-    listed = False  # `document` is a list by the names of its elements: none can be added
+    listed = False  # `document` is a list by the names or places of its elements: none can be added
     for parent in parents:
         child = document.get(parent)
         if listed and child is None:
             raise InputError(f"there is no '{parent}'", where, f"choose from {', '.join(document)}")
         if child is None or isinstance(child, str):
             child = document[parent] = {}
-        listed = isinstance(child, list) and bool(_by_name(child))
+        listed = isinstance(child, list) and bool(_in_list(child))
         if isinstance(child, list) and listed:
-            child = _by_name(child)
+            child = _in_list(child)
         if not isinstance(child, dict):
             raise InputError(f"'{parent}' is not a mapping", where, "override all of it")
         document = child
@@ -44,7 +44,9 @@ def set_key(document: dict[str, Any], key: str, value: Any, where: str) -> None:
     document[last] = value
 
 
-def _by_name(elements: list[Any]) -> dict[str, Any]:
-    """The mappings in a list by their names; empty if not all of them have one."""
-    named = {each["name"]: each for each in elements if isinstance(each, dict) and "name" in each}
-    return named if len(named) == len(elements) else {}
+def _in_list(elements: list[Any]) -> dict[str, Any]:
+    """The mappings in a list by their names, by their places if not all have one; empty if others are among them."""
+    if not all(isinstance(each, dict) for each in elements):
+        return {}
+    named = {each["name"]: each for each in elements if isinstance(each.get("name"), str)}
+    return named if len(named) == len(elements) else {str(place): each for place, each in enumerate(elements)}

@@ -99,8 +99,8 @@ def refusal(document: dict[str, Any]) -> str:
         ("train", MISSING, ["job.yaml: train: is missing"]),
         ("train.steps", MISSING, ["train.steps: is missing"]),
         ("resources.workers", {"min": 1}, ["resources.workers.max: is missing"]),
-        ("name", "a b", ["name: string should match pattern", "'a b'"]),
-        ("name", "-a", ["name: string should match pattern"]),
+        ("name", "a b", ["name: is no name (got 'a b'); use 1 to 63 letters"]),
+        ("name", "-a", ["name: is no name (got '-a')"]),
         ("seed", -1, ["seed: input should be greater than or equal to 0 (got -1)"]),
         ("workload", "gpt-tiny", ["workload: must be a mapping", "its keys: model, changes, objective"]),
         ("train", None, ["train: must be a mapping", "its keys: steps, global_batch"]),
@@ -336,6 +336,12 @@ def test_overrides_reach_any_key_and_keep_types(smallest: Path) -> None:
     assert job.tracking is None
 
 
+def test_a_source_is_named_by_its_place(smallest: Path) -> None:
+    two = "data.sources=[{uri: a.txt}, {uri: b.txt}]"
+    job = spec.load(smallest, [two, "data.sources.1.weight=2", "data.sources.0.uri=c.txt"])
+    assert [(s.uri, s.weight) for s in job.data.sources] == [("c.txt", 1.0), ("b.txt", 2.0)]
+
+
 def test_the_last_override_wins_and_words_become_mappings(smallest: Path) -> None:
     job = spec.load(smallest, ["parallel=auto", "parallel.tp=2", "parallel.tp=4"])
     assert job.parallel == ParallelSpec(tp=4)
@@ -353,7 +359,8 @@ def test_the_last_override_wins_and_words_become_mappings(smallest: Path) -> Non
         ("train.stepz=5", "train.stepz: unknown key; did you mean 'steps'?"),
         ("train..steps=5", "train.: unknown key"),
         ("train.steps.much=5", "'steps' is not a mapping; override all of it"),
-        ("data.sources.0.weight=2", "'sources' is not a mapping; override all of it"),
+        ("data.sources.1.weight=2", "there is no '1'; choose from 0"),
+        ("data.sources.0=b.txt", "'0' is one of several; override its keys, one by one"),
         ("train.steps={", "the value is not YAML"),
         ("name=2024-13-45", "the value is not YAML"),
     ],
