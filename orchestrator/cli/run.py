@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from typing import TYPE_CHECKING, Annotated, Any
@@ -262,6 +263,7 @@ def _where_next(run_dir: str, tracking: str | None, form: str | None, summary: d
 
     near = os.path.relpath(run_dir) if os.path.isabs(run_dir) else run_dir
     shown = run_dir if near.startswith("..") else near
+    typed = shlex.quote(shown)
     if summary.get("sample"):
         _say("\nThe model says:\n  " + summary["sample"].strip().replace("\n", "\n  ") + "\n")
     _say("Where to look next")
@@ -273,16 +275,18 @@ def _where_next(run_dir: str, tracking: str | None, form: str | None, summary: d
             "safetensors": "the model, for orchestrator.load_run(...).model()",
         }
         _say(f"  {shown}/export/              {loaded.get(form or '', f'the model as {form}')}")
-    _say(f"  orchestrator verify-resume {shown}      replay steps from a commit and compare")
-    _say(f"  orchestrator checkpoint list {shown}    the commits")
+    _say(f"  orchestrator verify-resume {typed}      replay steps from a commit and compare")
+    _say(f"  orchestrator checkpoint list {typed}    the commits")
     if tracking:
         # A server shows its runs itself; a database or a folder is shown by a server of one's own.
         served = tracking.startswith(("http://", "https://"))
-        _say(f"  {redact(tracking)}" if served else f"  mlflow ui --backend-store-uri {tracking}")
+        _say(
+            f"  {redact(tracking)}" if served else f"  mlflow ui --backend-store-uri {shlex.quote(tracking)}"
+        )
     problem = (summary.get("tracking") or {}).get("problem")
     if problem:
         _say(
-            f"MLflow lacks some rows ({problem}); `orchestrator report {shown}` sends them when it answers again"
+            f"MLflow lacks some rows ({problem}); `orchestrator report {typed}` sends them when it answers again"
         )
 
 

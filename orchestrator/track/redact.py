@@ -29,6 +29,17 @@ def redact(value: T) -> T:
     return _redact(value)
 
 
+def told(error: BaseException) -> str:
+    """Why a server was not reached, as one line without secrets: what the network said, where that is the cause, else
+    the error."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.strerror:  # the libraries' own errors have no number
+            return f"no connection: {cause.strerror}"
+        cause = cause.__cause__ or cause.__context__
+    return redact(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+
+
 def _redact(value: Any) -> Any:
     if isinstance(value, str):
         return _text(value)

@@ -21,7 +21,7 @@ from orchestrator.storage.run_directory import RunDir
 from orchestrator.storage.uri import is_local, local_path
 from orchestrator.track.mlflow_model import write_flavor
 from orchestrator.track.mlflow_run import within
-from orchestrator.track.redact import redact
+from orchestrator.track.redact import told
 from orchestrator.track.tracker import connect
 
 ALIAS = "best"
@@ -93,8 +93,7 @@ def register_export(spec: JobSpec, run_dir: RunDir) -> str | None:
     except TimeoutError:
         return f"the model was not registered: no answer within {timeout:.0f} s"
     except Exception as error:  # whatever MLflow and its transport raise
-        why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        return redact(f"the model was not registered: {why}")
+        return f"the model was not registered: {told(error)}"
     return None
 
 

@@ -21,7 +21,7 @@ from orchestrator.storage.row_line import EVALS, EVENTS, METRICS, NODES, Row
 from orchestrator.storage.run_directory import ORIGIN, RunDir
 from orchestrator.track.mlflow_inputs import NamedData, data_in, environment, log_commits, log_data
 from orchestrator.track.mlflow_run import MlflowRun, within
-from orchestrator.track.redact import redact
+from orchestrator.track.redact import redact, told
 
 DOCUMENTS = ("job.yaml", "plan.json", "summary.json", "report.html")
 ENVIRONMENT = "environment.txt"
@@ -129,7 +129,7 @@ class Tracker:
                 self._deliver()
                 self.problem, pause, backoff = None, FLUSH_SECONDS, BACKOFF_SECONDS[0]
             except Exception as error:  # telemetry may not stop a run, whatever MLflow raises
-                self.problem = redact(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+                self.problem = told(error)
                 with self._changed:
                     self._run, self._sent_status = None, ""
                     self._documents |= set(DOCUMENTS)

@@ -108,6 +108,14 @@ def test_where_the_runs_are_seen(uri: str, shown: str, capsys: pytest.CaptureFix
     assert "secret" not in lines[-1]
 
 
+def test_commands_for_a_folder_with_blanks_can_be_pasted(capsys: pytest.CaptureFixture[str]) -> None:
+    _where_next("my runs/a b", "sqlite:///my runs/m.db", None, {"tracking": {"problem": "late"}})
+    said = capsys.readouterr().err
+    for words in ("verify-resume 'my runs/a b' ", "checkpoint list 'my runs/a b' ", "report 'my runs/a b'`"):
+        assert words in said
+    assert "--backend-store-uri 'sqlite:///my runs/m.db'" in said
+
+
 def test_attach_follows_a_run_until_its_new_summary_is_there(
     command: Any, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
