@@ -98,7 +98,10 @@ def job_text(name: str, data: Sequence[str], folder: str | None = None, tokenize
 
 
 def name_of(path: Path) -> str:
-    """A run's name from that of its job file: accents are dropped, what else no name can have becomes a dash."""
+    """A run's name from that of its job file: accents are dropped, what else no name can have becomes a dash. A name
+    of no letters, or of what cannot be printed, is a slip and stays as it is, to be refused."""
+    if not path.stem.isprintable() or not any(letter.isalnum() for letter in path.stem):
+        return path.stem
     plain = unicodedata.normalize("NFKD", path.stem.replace("ß", "ss")).encode("ascii", "ignore").decode()
     return re.sub(r"[^A-Za-z0-9._-]+", "-", plain).lstrip("._-")[:63].rstrip("-") or NAME
 
