@@ -14,8 +14,9 @@ from orchestrator.job.records import PREFERENCES
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning.device import Machine
 from orchestrator.planning.layout import Layout, ModelShape
-from orchestrator.planning.simulation.step import layers_of, local_parameters
+from orchestrator.planning.simulation.step import local_parameters
 from orchestrator.planning.simulation.update import kept_numbers
+from orchestrator.planning.stages import layers_of
 
 MEMORY_SHARE = 0.8
 """Share of a worker's memory that a plan may use: allocators and libraries need the rest, on a GPU the contexts of the
@@ -141,7 +142,7 @@ def _part(layers: int, pp: int, schedule: str, index: int) -> tuple[int, bool, b
     """Layers of the rank of that index on the pipeline axis, and whether it has the first and the last stage."""
     layout = Layout(pp=pp, schedule=schedule)
     stages = layout.stages_of(index)
-    count = sum(layers_of(layers, stage, layout.stages) for stage in stages)
+    count = sum(layers_of(layers, stage, layout.stages)[1] for stage in stages)
     return count, 0 in stages, layout.stages - 1 in stages
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from orchestrator.job.errors import InputError
 from orchestrator.planning.layout import Layout
-from orchestrator.planning.simulation.step import layers_of
+from orchestrator.planning.stages import layers_of
 from orchestrator.planning.step_trace import CATEGORIES, Crest, Memory, Place, StepTrace
 from orchestrator.resolve.resolved_job import ResolvedJob
 from workloads.errors import WorkloadError
@@ -41,7 +41,9 @@ def depths_of(job: ResolvedJob, layout: Layout) -> Depths | None:
     if len(stacks) > 1 and layout.pp > 1:
         return None
     stages = layout.stages
-    thin = min(stacks) if layout.pp == 1 else min(layers_of(config.layers, n, stages) for n in range(stages))
+    thin = (
+        min(stacks) if layout.pp == 1 else min(layers_of(config.layers, n, stages)[1] for n in range(stages))
+    )
     unit, first = (config.moe.every, config.moe.first) if config.moe else (1, 0)
     few = max(FEW, first + 1)
     removed = (thin - few) // unit * unit

@@ -13,6 +13,7 @@ from orchestrator.planning.simulation.operators import OPERATIONS, Program, Time
 from orchestrator.planning.simulation.schedules import order
 from orchestrator.planning.simulation.timeline import Played, play
 from orchestrator.planning.simulation.update import kept_numbers, update_seconds
+from orchestrator.planning.stages import layers_of
 
 BUCKET = 25e6
 """Bytes of gradients that are summed at once: the last bucket is exposed."""
@@ -107,7 +108,7 @@ def least_time(
     busy = passes_time(shape, layout, global_batch, machine, program)
     if layout.schedule != "zbv":
         last = _most_layers(shape.layers, layout.pp, stages, False, layout.pp - 1)
-        ahead = _layers_before(shape.layers, layout.pp - 1, stages)
+        ahead, _ = layers_of(shape.layers, layout.pp - 1, stages)
         # the weights' gradients may be what the last rank ends with, while the backward pass has gone on
         way = inner.forward + inner.sent_forward if layout.schedule in SPLIT else each
         busy = max(busy, ahead * way + parts * (last * each + head.compute + head.sent))
@@ -226,20 +227,10 @@ def _most_layers(layers: int, ranks: int, stages: int, back: bool, of: int | Non
     """Layers of the rank that has most, or of the rank `of`; `back` says that stages come back up."""
     count = [0] * ranks
     for stage in range(stages):
-        count[min(stage, stages - 1 - stage) if back else stage % ranks] += layers_of(layers, stage, stages)
+        count[min(stage, stages - 1 - stage) if back else stage % ranks] += layers_of(layers, stage, stages)[
+            1
+        ]
     return max(count) if of is None else count[of]
-
-
-def layers_of(layers: int, stage: int, stages: int) -> int:
-    """Layers of a pipeline stage; the head counts as one more, at the end."""
-    start, end = ((layers + 1) * number // stages for number in (stage, stage + 1))
-    return min(end, layers) - min(start, layers)
-
-
-@lru_cache(maxsize=4096)
-def _layers_before(layers: int, stage: int, stages: int) -> int:
-    """Layers of all stages before one."""
-    return sum(layers_of(layers, each, stages) for each in range(stage))
 
 
 def _stage_times(
@@ -249,7 +240,7 @@ def _stage_times(
     first, head = ends(shape, machine, program, parts_of(layout))
     found = []
     for stage in range(stages):
-        count = layers_of(shape.layers, stage, stages)
+        _, count = layers_of(shape.layers, stage, stages)
         parts = [(count, inner)]
         parts += [(1, first)] if stage == 0 else []
         parts += [(1, head)] if stage == stages - 1 else []

@@ -22,6 +22,7 @@ from torch.utils.checkpoint import (
 
 from orchestrator.job.train import TrainSpec
 from orchestrator.planning.layout import Layout
+from orchestrator.planning.stages import layers_of
 from orchestrator.train.device import Device
 from orchestrator.train.parallel.context import apply_context
 from orchestrator.train.parallel.ddp import Ddp
@@ -33,7 +34,7 @@ from orchestrator.train.parallel.offload import Offload
 from orchestrator.train.parallel.own_tensor import apply_own_tensor
 from orchestrator.train.parallel.parameter_shard import DataParallel, ParameterShard
 from orchestrator.train.parallel.parameters import Held, cut_parameters, held_by
-from orchestrator.train.parallel.partition import Cut, span
+from orchestrator.train.parallel.partition import Cut
 from orchestrator.train.parallel.tensor import RowLinear, apply_tensor
 from orchestrator.train.parallel.tied_gradients import TiedGradients
 from orchestrator.train.parallel.zero1 import Zero1
@@ -161,14 +162,9 @@ def plain_stage(workload: Workload, layout: Layout, number: int) -> nn.Module:
     with torch.device("meta"):
         model = workload.build()
     if layout.pp > 1:
-        start, count = layers_of(workload, layout, number)
+        start, count = layers_of(len(workload.stages()) + 1, number, layout.stages)
         model.keep(start, start + count)  # type: ignore[operator]
     return model
-
-
-def layers_of(workload: Workload, layout: Layout, number: int) -> tuple[int, int]:
-    """(first layer, number of layers) of a pipeline stage."""
-    return span(len(workload.stages()) + 1, number, layout.stages)
 
 
 def _stages_with(workload: Workload, layout: Layout) -> dict[str, list[int]]:

@@ -23,11 +23,11 @@ from torch.distributed.pipelining import (
 )
 
 from orchestrator.planning.layout import SPLIT, TWO_STAGES, Layout
+from orchestrator.planning.stages import layers_of
 from orchestrator.train.device import Device
 from orchestrator.train.parallel.between_stages import between_stages
 from orchestrator.train.parallel.losses import StepLosses
 from orchestrator.train.parallel.mesh import Mesh
-from orchestrator.train.parallel.parallelize import layers_of
 from orchestrator.train.parallel.pipeline_stage import Stage
 from orchestrator.train.parallel.zero_bubble import DeferredGradients
 from orchestrator.train.step_clock import BACKWARD, FORWARD, PIPELINE, StepClock
@@ -237,4 +237,5 @@ class Pipeline:
 
     def _carried(self, number: int, batch: Batch) -> tuple[Tensor, ...]:
         """What enters stage `number`, on the meta device."""
-        return self._between.carried(layers_of(self._workload, self._layout, number)[0], batch)
+        first, _ = layers_of(len(self._workload.stages()) + 1, number, self._layout.stages)
+        return self._between.carried(first, batch)

@@ -14,7 +14,6 @@ from orchestrator.planning.profile import load
 from orchestrator.planning.simulation.operators import Program, needed_flops
 from orchestrator.planning.simulation.step import (
     CONTENTION,
-    layers_of,
     least_time,
     passes_time,
     pipeline,
@@ -105,12 +104,6 @@ def test_context_and_experts_communicate() -> None:
         step_time(dense, Layout(cp=2), 8, machine, MEGATRON).compute
         < step_time(dense, Layout(), 8, machine, MEGATRON).compute
     )
-
-
-def test_the_stages_hold_all_layers() -> None:
-    for layers in (1, 7, 24, 105):
-        for stages in (1, 2, 3, 7, 8):
-            assert sum(layers_of(layers, stage, stages) for stage in range(stages)) == layers
 
 
 def test_small_products_use_a_device_badly() -> None:

@@ -1,0 +1,33 @@
+"""Which layers the stages of a pipeline have: the planner and the engine ask the same function."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.planning.layout import Layout
+from orchestrator.planning.stages import layers_of
+from orchestrator.train.parallel.parallelize import plain_stage
+from workloads.load import load
+from workloads.workload import Vocabulary
+
+
+def test_each_stage_begins_where_the_one_before_ends_and_has_a_layer() -> None:
+    for layers in (1, 2, 3, 5, 7, 8, 24, 105):
+        for stages in range(1, min(layers, 9) + 1):
+            found = [layers_of(layers, stage, stages) for stage in range(stages)]
+            assert [start for start, _ in found] == [sum(n for _, n in found[:k]) for k in range(stages)]
+            assert sum(count for _, count in found) == layers
+            counts = [count for _, count in found]
+            assert 1 <= min(counts) <= max(counts) <= min(counts) + 1
+            assert counts[-1] <= min(counts) + (layers % stages == 0)
+
+
+@pytest.mark.parametrize("layers", [3, 4, 5])
+def test_the_engine_cuts_there(layers: int) -> None:
+    sizes = {"hidden": 8, "layers": layers, "heads": 2, "intermediate": 8, "vocab_size": 32}
+    workload = load("gpt-tiny", "causal_lm", Vocabulary(32, eos=0), changes=sizes, sequence_length=8)
+    for number in range(2):
+        names = [name for name, _ in plain_stage(workload, Layout(pp=2), number).named_parameters()]
+        held = sorted({int(name.split(".")[1]) for name in names if name.startswith("layers.")})
+        start, count = layers_of(layers, number, 2)
+        assert held == list(range(start, start + count))
