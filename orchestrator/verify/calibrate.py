@@ -90,7 +90,7 @@ PAIRED = (
 """Jobs of two processes whose steps are measured."""
 LATENCIES = [1e-5 * 1.25**n for n in range(32)]
 """Seconds of a message that are tried."""
-SHARES = (0.5, 0.75, 1.0)
+SHARES = (0.5, 0.75, 1.0, 1.5)
 """Shares of the bandwidth of large messages that are tried."""
 
 

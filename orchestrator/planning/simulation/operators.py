@@ -235,9 +235,11 @@ def _sent(
     shape: ModelShape, machine: Machine, program: Program, tokens: float, part: tuple[int, ...]
 ) -> tuple[float, float]:
     """Seconds of a forward pass's tensor-parallel sums, two a layer, and of its experts' exchange, two a layer of
-    experts. Under sequence parallelism a sum is a reduce-scatter and an all-gather, of the same cost."""
-    _, tp, cp, ep, _ = part
-    sums = 2.0 * Group(tp, 1, machine).all_reduce(tokens * shape.hidden * program.width)
+    experts. Under sequence parallelism a sum is a reduce-scatter and an all-gather, on a GPU of the same cost."""
+    _, tp, cp, ep, sliced = part
+    group, summed = Group(tp, 1, machine), tokens * shape.hidden * program.width
+    apart = sliced and not machine.launches_ahead
+    sums = 2.0 * (group.scatter(summed) + group.gather(summed) if apart else group.all_reduce(summed))
     if ep == 1 or not shape.layers:
         return sums, 0.0
     size = tokens * shape.experts_per_token * shape.hidden * program.width

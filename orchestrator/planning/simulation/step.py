@@ -271,16 +271,15 @@ def _data_parallel(
     if group.size == 1:
         return 0.0
     gradients, weights = program.gradient_width * trained, program.gather_width * parameters
-    last = group.halves(min(BUCKET, gradients))
+    scatter, last = group.scatter(gradients), group.scatter(min(BUCKET, gradients))
     if layout.zero == 0:
-        return _felt(group.all_reduce(gradients), backward, 2.0 * last)
-    scatter = group.halves(gradients)
+        return _felt(group.all_reduce(gradients), backward, group.all_reduce(min(BUCKET, gradients)))
     if layout.zero == 1:
-        return _felt(scatter, backward, last) + group.halves(program.gather_width * trained)
+        return _felt(scatter, backward, last) + group.gather(program.gather_width * trained)
     group = Group(layout.sharded, layout.tp, machine)
-    last = group.halves(min(BUCKET, gradients))
-    apiece = (units - 1) * group.halves(0.0)
-    scatter, gather = scatter + apiece, group.halves(weights) + apiece
+    last = group.scatter(min(BUCKET, gradients))
+    scatter = group.scatter(gradients) + (units - 1) * group.scatter(0.0)
+    gather = group.gather(weights) + (units - 1) * group.gather(0.0)
     each, hidden = scatter + (2.0 if layout.zero == 3 else 1.0) * gather, forward + backward
     copies = Group(layout.replicas // layout.sharded, layout.tp * layout.sharded, machine)
     summed = copies.all_reduce(gradients / layout.sharded) if copies.size > 1 else 0.0

@@ -67,7 +67,7 @@ def _orthogonal(
         among = replicas // ep if stack > 1 else replicas
         group = Group(among, tp * (ep if stack > 1 else 1), machine)
         rounds = math.ceil(number / among)
-        sent = (2 if zero else 1) * number * group.halves(size) / (tp if tp > 1 else 1)
+        sent = (2 if zero else 1) * number * group.gather(size) / (tp if tp > 1 else 1)
         sent += rounds * Group(tp, 1, machine).all_reduce(size)
         found += rounds * each + sent
     return found

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from orchestrator.planning.device import Link, Machine
 from orchestrator.planning.simulation.collectives import Group
 
-FAST = Machine(1e9, 1e12, per_node=8, inside=Link(1e-6, 2e11), between=Link(1e-5, 2e10))
+FAST = Machine(1e9, 1e12, per_node=8, inside=Link(1e-6, 2e11), between=Link(1e-5, 2e10), launches_ahead=True)
 
 
 def test_a_ring_in_a_node_moves_what_the_algorithm_says() -> None:
     assert Group(8, 1, FAST).all_reduce(1e9) == pytest.approx(2 * 7 / 8 * 1e9 / 2e11, rel=0.01)
-    assert Group(8, 1, FAST).halves(1e9) == pytest.approx(7 / 8 * 1e9 / 2e11, rel=0.01)
+    assert Group(8, 1, FAST).gather(1e9) == pytest.approx(7 / 8 * 1e9 / 2e11, rel=0.01)
 
 
 def test_ranks_of_a_node_share_its_rails() -> None:
     whole, strided = Group(16, 1, FAST), Group(16, 8, FAST)
     assert (whole.in_node, whole.nodes) == (8, 2)
     assert (strided.in_node, strided.nodes) == (1, 16)
-    assert strided.halves(1e9) > 5 * whole.halves(1e9)
+    assert strided.scatter(1e9) > 5 * whole.scatter(1e9)
 
 
 def test_small_messages_over_many_nodes_go_by_tree() -> None:
@@ -28,9 +30,14 @@ def test_small_messages_over_many_nodes_go_by_tree() -> None:
     assert group.all_reduce(1e3) > 2 * 10 * 1e-5
 
 
+def test_gloo_sums_whole_tensors_to_scatter_them() -> None:
+    group = Group(2, 1, replace(FAST, launches_ahead=False))
+    assert group.scatter(1e6) > group.all_reduce(1e6) > group.gather(1e6) > Group(2, 1, FAST).gather(1e6)
+
+
 def test_one_rank_sends_nothing() -> None:
     alone = Group(1, 1, FAST)
-    assert alone.all_reduce(1e9) == alone.halves(1e9) == alone.all_to_all(1e9) == alone.to_next(1e9) == 0
+    assert alone.all_reduce(1e9) == alone.gather(1e9) == alone.all_to_all(1e9) == alone.to_next(1e9) == 0
 
 
 def test_an_exchange_across_nodes_is_bound_by_the_rails() -> None:
