@@ -93,7 +93,8 @@ class AttentionCore(nn.Module):
                 return mixed
         allowed = mask.allowed if bias is None else bias.to(query.dtype)
         if documents is not None:
-            allowed = documents.dense(query.shape[2], query.device)
+            whole = documents
+            allowed = documents.once(lambda: whole.dense(query.shape[2], query.device))
         return self.attend(query, key, value, allowed, mask.causal and allowed is None, keys, sinks)
 
     def drops(self, keys: Tensor | None) -> bool:

@@ -160,22 +160,39 @@ def _attend_by_length(
 def _attend_flash(
     query: Tensor, key: Tensor, value: Tensor, documents: Documents, scale: float
 ) -> Tensor | None:
+    if documents.bounds is None:
+        return None
+    return attend_flash(query, key, value, documents.bounds, documents.bounds, documents.window, scale)
+
+
+def attend_flash(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bounds: Tensor,
+    key_bounds: Tensor,
+    window: int,
+    scale: float,
+) -> Tensor | None:
+    """As `attend`, of documents that stand one after the other in all rows together, each between two `bounds` of
+    queries and two of keys, int32; its last query is that of its last key, and sees, with a `window`, so many keys.
+    None where the kernel does not serve."""
     if torch.is_autocast_enabled("cuda"):
         dtype = torch.get_autocast_dtype("cuda")  # autocast does not know this kernel
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-    size, bounds = query.shape[-1], documents.bounds
+    size = query.shape[-1]
     fits = query.dtype in (torch.bfloat16, torch.float16) and size == value.shape[-1] and size % 8 == 0
-    if not fits or size > FLASH_SIZE or bounds is None or not _has_flash(query.device):
+    if not fits or size > FLASH_SIZE or not _has_flash(query.device):
         return None
     from torch.nn.attention.varlen import varlen_attn
 
     _note(lambda: "variable-length flash")
-    rows, length = query.shape[0], query.shape[2]
-    inside = (documents.window - 1 if documents.window else -1, 0)
+    rows, length, most = query.shape[0], query.shape[2], key.shape[2]
+    inside = (window - 1 if window else -1, 0)
     q, k, v = (each.transpose(1, 2).flatten(0, 1) for each in (query, key, value))
     grouped = query.shape[1] != key.shape[1]
     found = varlen_attn(
-        q, k, v, bounds, bounds, length, length, scale=scale, window_size=inside, enable_gqa=grouped
+        q, k, v, bounds, key_bounds, length, most, scale=scale, window_size=inside, enable_gqa=grouped
     )
     assert isinstance(found, Tensor)
     return found.unflatten(0, (rows, length)).transpose(1, 2)

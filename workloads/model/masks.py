@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -27,6 +27,8 @@ SEGMENTS = "segments"
 """The batch's entry with the document of each token, int64 [B, L]: documents stand in runs, and padding is one too."""
 STARTS = "starts"
 """The batch's entry with where the documents of each row start, int32 [B, most], filled up with L."""
+WHOLE_SEGMENTS = "whole_segments"
+"""The batch's entry with SEGMENTS of the full sequences, of which its tokens are a part; STARTS then are theirs."""
 
 
 class ByLength(NamedTuple):
@@ -48,13 +50,30 @@ class Documents:
 
     numbers: int64 [B, L] as in SEGMENTS, None where a row is one document. by_length: where the processor computes.
     bounds: int32 [documents + 1], on a GPU: where each starts in all rows together, and the end of the last; a document
-    may have no token.
+    may have no token. made: the mask that `once` has made.
     """
 
     numbers: Tensor | None
     window: int = 0
     by_length: ByLength | None = None
     bounds: Tensor | None = None
+    made: list[Tensor] = field(default_factory=list, compare=False)
+
+    def once(self, make: Callable[[], Tensor]) -> Tensor:
+        """The mask where no kernel serves, which all layers share: each keeps it for its backward pass."""
+        if torch.compiler.is_compiling():
+            return make()
+        if not self.made:
+            self.made.append(make())
+        return self.made[0]
+
+    def starts(self, length: int) -> Tensor:
+        """STARTS, of the bounds."""
+        assert self.bounds is not None
+        assert self.numbers is not None
+        rows = len(self.numbers)
+        first = torch.arange(rows, dtype=torch.int32, device=self.bounds.device) * length
+        return self.bounds[:-1].view(rows, -1) - first[:, None]
 
     def dense(self, length: int, device: torch.device) -> Tensor:
         """The mask as one tensor, bool [1 or B, 1, L, L]."""
@@ -125,11 +144,15 @@ def self_mask(config: TransformerConfig, batch: Batch, length: int, windowed: bo
     attention bool [B, L, L] is taken as it is (prefix models); padding bool [B, L] hides padding; SEGMENTS hides the
     other documents of a packed row, padding included; a window hides the keys that `sparse.near` does not name. visible
     bool [B, L, M] is the mask itself, of L positions out of a sequence of M, and visible_in_full that of layers without
-    the window, for which `windowed` is False.
+    the window, for which `windowed` is False. Under WHOLE_SEGMENTS the documents are those of the full sequences.
     """
     given = "visible" if windowed else "visible_in_full"
     if given in batch:
         return Mask(batch[given].unsqueeze(1))
+    if WHOLE_SEGMENTS in batch:
+        length = batch[WHOLE_SEGMENTS].shape[1]
+        window = config.window if windowed and length > config.window else 0
+        return Mask(causal=True, documents=_documents(_whole(batch), window, False))
     device, parts = batch["tokens"].device, list[Tensor]()
     window = config.window if windowed and (config.is_sparse or length > config.window) else 0
     if config.causal and "attention" not in batch and not (window and config.is_sparse):
@@ -184,11 +207,16 @@ def with_starts(batch: Batch) -> Batch:
     return {**batch, STARTS: torch.stack(filled).int()}
 
 
-def _documents(batch: Batch, window: int) -> Documents:
+def _whole(batch: Batch) -> Batch:
+    whole = batch[WHOLE_SEGMENTS]
+    return {**batch, "tokens": whole, SEGMENTS: whole}
+
+
+def _documents(batch: Batch, window: int, sorts: bool = True) -> Documents:
     numbers, (rows, length) = batch.get(SEGMENTS), batch["tokens"].shape
     device = batch["tokens"].device
     if device.type != "cuda":
-        return Documents(numbers, window, None if numbers is None else _by_length(numbers))
+        return Documents(numbers, window, _by_length(numbers) if sorts and numbers is not None else None)
     starts = torch.zeros(rows, 1, dtype=torch.int32, device=device)
     if numbers is not None:
         known = batch if STARTS in batch else with_starts({SEGMENTS: numbers.cpu()})

@@ -18,7 +18,8 @@ from workloads.model.attention import AttentionCore
 from workloads.model.config import TransformerConfig
 from workloads.model.dropout import PLACES
 from workloads.model.embeddings import batch_positions
-from workloads.model.masks import REAL, SEGMENTS, STARTS, Mask, self_mask
+from workloads.model.kernels import attend_flash
+from workloads.model.masks import REAL, SEGMENTS, STARTS, WHOLE_SEGMENTS, Documents, Mask, self_mask
 from workloads.model.moe import Router, Routes
 from workloads.workload import Batch
 
@@ -35,7 +36,7 @@ def slice_batch(batch: Batch, config: TransformerConfig, cp: ProcessGroup) -> Ba
     """This rank's part of a batch of whole sequences.
 
     Masks, if they are more than causal, are made from the whole batch: `visible` bool [B, L / ranks, L], see
-    `self_mask`.
+    `self_mask`; but isolated documents stay as they are, WHOLE_SEGMENTS.
     """
     if cp.size == 1:
         return batch
@@ -49,6 +50,11 @@ def slice_batch(batch: Batch, config: TransformerConfig, cp: ProcessGroup) -> Ba
     sliced.pop("attention", None)
     if "padding" in batch:
         sliced.setdefault(REAL, batch["padding"])
+    if SEGMENTS in batch and config.causal and "attention" not in batch and not config.is_sparse:
+        sliced[WHOLE_SEGMENTS] = batch[SEGMENTS]
+        sliced.pop("padding", None)
+        sliced.pop(SEGMENTS)
+        return sliced
     masks = {"visible": self_mask(config, batch, length)}
     if config.full_every:
         masks["visible_in_full"] = self_mask(config, batch, length, windowed=False)
@@ -95,6 +101,8 @@ class ContextCore(nn.Module):
         """[B, heads, L / ranks, D of the values]."""
         assert bias is None
         key, value = (in_order(gather(t, 2, self._cp), 2, self._cp) for t in (key, value))
+        if mask.documents is not None:
+            return self._of_documents(query, key, value, mask.documents, keys, sinks)
         if not mask.causal or mask.allowed is not None:
             return self._whole.attend(query, key, value, mask.allowed, False, keys, sinks)
         # Two chunks of queries, each with the keys up to its own end.
@@ -107,6 +115,34 @@ class ContextCore(nn.Module):
             read = key[:, :, :end], value[:, :, :end]
             parts.append(self._whole.attend(rows, *read, before, False, drawn, sinks))
         return torch.cat(parts, dim=2)
+
+    def _of_documents(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        documents: Documents,
+        keys: Tensor | None,
+        sinks: Tensor | None,
+    ) -> Tensor:
+        length, device, plain = key.shape[2], query.device, not (self._whole.cap or self._whole.drops(keys))
+        if plain and sinks is None and documents.bounds is not None:
+            chunk, parts = length // (2 * self._cp.size), list[Tensor]()
+            for half, number in enumerate(self._chunks()):
+                mine, end = slice(half * chunk, (half + 1) * chunk), (number + 1) * chunk
+                rows, bounds = query[:, :, mine], bounds_of_chunk(documents.starts(length), end - chunk, end)
+                read = key[:, :, :end], value[:, :, :end]
+                mixed = attend_flash(rows, *read, *bounds, documents.window, self._whole.scale)
+                if mixed is None:
+                    break
+                parts.append(mixed)
+            else:
+                return torch.cat(parts, dim=2)
+
+        def of_mine() -> Tensor:
+            return documents.dense(length, device).index_select(2, positions_of(length, self._cp, device))
+
+        return self._whole.attend(query, key, value, documents.once(of_mine), False, keys, sinks)
 
     def _chunks(self) -> tuple[int, int]:
         return self._cp.index, 2 * self._cp.size - 1 - self._cp.index
@@ -123,6 +159,19 @@ class ContextCore(nn.Module):
             return causal_lower_right(rows, end)
         steps = torch.arange(end, device=queries.device)
         return steps[None, :] <= steps[end - rows :, None]
+
+
+def bounds_of_chunk(starts: Tensor, first: int, end: int) -> tuple[Tensor, Tensor]:
+    """Where the documents with these STARTS begin among the queries from position `first` to `end` of all rows, and
+    among the keys before `end`, int32 [documents + 1] each. A document has the keys up to its last query; those before
+    the chunk have keys and no query."""
+    found = []
+    for base in (first, 0):
+        width = end - base
+        rows = torch.arange(len(starts), dtype=torch.int32, device=starts.device) * width
+        inside = (starts - base).clamp(0, width) + rows[:, None]
+        found.append(torch.nn.functional.pad(inside.flatten(), (0, 1), value=len(starts) * width))
+    return found[0], found[1]
 
 
 class GlobalRouter:

@@ -35,6 +35,11 @@ MODELS: dict[str, dict[str, Any]] = {
     "decoder": {"model": "gpt-tiny", "changes": LAYERS},
     "modern": {"model": "qwen3-tiny", "changes": {"layers": 4, "kv_heads": 2}},
     "moe": {"model": "mixtral-tiny", "changes": EXPERTS},
+    "documents": {
+        "model": "qwen3-tiny",
+        "changes": {"layers": 2, "kv_heads": 2, "window": 8},
+        "options": {"documents": "isolate"},
+    },
     "capped": {
         "model": "gemma-2-2b",
         "changes": {

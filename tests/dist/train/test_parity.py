@@ -63,6 +63,7 @@ QUICK = {
         *some("sinks", Layout(**EXPERT, zero=3), Layout(tp=2, sequence=True, micro_batch=2)),
         *some("sinks", Layout(cp=2, micro_batch=2)),
         *some("sparse", Layout(cp=2, zero=1, micro_batch=2)),
+        *some("documents", Layout(cp=2, micro_batch=2)),
         *some("encoder", Layout(tp=2, sequence=True, micro_batch=2), Layout(**PIPED, schedule="zbv")),
         *some("pair", Layout(dp=2, zero=2, micro_batch=2), Layout(tp=2, micro_batch=2)),
         *some("disentangled", Layout(tp=2, sequence=True, micro_batch=2), Layout(**PIPED, schedule="zbv")),

@@ -1,12 +1,11 @@
 """Attention with sinks: a softmax with a further score, under every kind of mask; of documents, without a mask."""
 
-from typing import Any
-
 import pytest
 import torch
 import torch.nn.attention.varlen
 from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
+from varlen import varlen_attn
 
 from workloads.errors import WorkloadError
 from workloads.model import kernels
@@ -91,30 +90,12 @@ def of_documents(window: int) -> Documents:
     return Documents(numbers, window, _by_length(numbers), _bounds(starts, LENGTH))
 
 
-def of_parts(query: Tensor, key: Tensor, value: Tensor, *bounds_and_more: Any, **told: Any) -> Tensor:
-    """What `torch.nn.attention.varlen.varlen_attn` says it does, on a processor and in fp64."""
-    bounds, other, most, other_most = bounds_and_more
-    assert torch.equal(bounds, other)
-    assert (bounds.dtype, most, other_most) == (torch.int32, LENGTH, LENGTH)
-    assert told["enable_gqa"] == (query.shape[1] != key.shape[1])
-    left, right = told["window_size"]
-    found = []
-    for first, last in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-        q, k, v = (x[first:last].transpose(0, 1).double() for x in (query, key, value))
-        k, v = (x.repeat_interleave(len(q) // len(x), 0) for x in (k, v))
-        apart = torch.arange(last - first)[:, None] - torch.arange(last - first)
-        seen = (apart >= -right) & ((apart <= left) | (left < 0))
-        scores = (q @ k.transpose(-2, -1) * told["scale"]).masked_fill(~seen, -torch.inf)
-        found.append((scores.softmax(-1) @ v).transpose(0, 1))
-    return torch.cat(found).to(query.dtype)
-
-
 @pytest.mark.parametrize("window", [0, 3])
 @pytest.mark.parametrize("how", ["processor", "flash"])
 def test_documents_see_themselves_alone(how: str, window: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a mask as with one: values and gradients, of grouped queries and in a window."""
     dtype = torch.bfloat16 if how == "flash" else torch.float64
-    monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", of_parts)
+    monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", varlen_attn)
     monkeypatch.setattr(kernels, "_has_flash", lambda device: True)
     monkeypatch.setattr(kernels, "A_CALL", 0)
     random, documents = torch.Generator().manual_seed(1), of_documents(window)
@@ -165,7 +146,7 @@ def test_flash_attention_is_left_where_it_does_not_serve(monkeypatch: pytest.Mon
         q = torch.zeros(3, HEADS, LENGTH, size, dtype=dtype)
         return kernels._attend_flash(q, q, q[..., :of_values], documents, 1.0) is not None
 
-    monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", of_parts)
+    monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", varlen_attn)
     assert serves(torch.bfloat16)
     assert serves(torch.float16)
     assert not serves(torch.float32)
