@@ -14,7 +14,8 @@ from orchestrator.storage.row_types import EventFields
 GRACE = 1.0
 """Seconds that a lost connection may wait for the death that explains it to be seen."""
 STEP_FACTOR = 3.0
-"""As many of the longest steps of late may pass without a step, where that is longer than `DeviceLimits.silence`."""
+"""As many of the longest steps of late may pass without a step, where that is longer than `DeviceLimits.hang`, or without a beat
+than `DeviceLimits.silence`."""
 GAP_FACTOR = 4.0
 """As many of the longest gaps between beats of late: on a machine that is short of processors, all is late."""
 FIRST_STEP = 900.0
@@ -98,8 +99,13 @@ class Vitals:
 
     @property
     def patience(self) -> float:
-        """Seconds without a beat or a step after which a gang in training is not well."""
+        """Seconds without a beat after which a gang in training is not well."""
         return max(self.limits.silence, STEP_FACTOR * self.longest_step, GAP_FACTOR * self.gap)
+
+    @property
+    def longest_wait(self) -> float:
+        """Seconds without a step after which it hangs, though its beats come."""
+        return max(self.limits.hang, self.patience)
 
 
 def first_fault(seen: Vitals) -> Failure | None:
@@ -136,7 +142,7 @@ def _hangs(seen: Vitals) -> Failure | None:
     running = [r for r in seen.ranks if r.state not in FINISHED]
     still = seen.now - seen.moved
     slow = seen.starting or seen.ending or any(r.waiting for r in seen.ranks)
-    if not running or still <= (max(FIRST_STEP, seen.patience) if slow else seen.patience):
+    if not running or still <= (max(FIRST_STEP, seen.longest_wait) if slow else seen.longest_wait):
         return None
     behind = min(running, key=lambda r: r.step)
     if behind.step < seen.step:

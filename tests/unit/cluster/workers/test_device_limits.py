@@ -19,5 +19,5 @@ def test_a_gpu_is_given_more_time_in_everything() -> None:
 
 
 def test_who_compiles_may_stand_still_for_longer() -> None:
-    assert limits_of(0, compiles=True) == dataclasses.replace(CPU, silence=COMPILATION)
+    assert limits_of(0, compiles=True) == dataclasses.replace(CPU, silence=COMPILATION, hang=COMPILATION)
     assert limits_of(1, compiles=True).silence >= COMPILATION
