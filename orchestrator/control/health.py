@@ -14,8 +14,8 @@ from orchestrator.storage.row_types import EventFields
 GRACE = 1.0
 """Seconds that a lost connection may wait for the death that explains it to be seen."""
 STEP_FACTOR = 3.0
-"""As many of the longest steps of late may pass without a step, where that is longer than `DeviceLimits.hang`, or without a beat
-than `DeviceLimits.silence`."""
+"""As many of the longest steps of late may pass without a step, where that is longer than `DeviceLimits.hang`, or
+without a beat, than `DeviceLimits.silence`."""
 GAP_FACTOR = 4.0
 """As many of the longest gaps between beats of late: on a machine that is short of processors, all is late."""
 FIRST_STEP = 900.0
