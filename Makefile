@@ -82,7 +82,7 @@ soak: install ## 10,000 random faults of every kind, in rounds that a second cal
 	$(BIN)/python tests/bench/soak.py runs/soak --faults 10000
 
 test-gpu: install ## what needs a GPU, in ten minutes on one that reaches no network; elsewhere what of it runs on a CPU
-	OMP_NUM_THREADS=1 timeout 600 $(BIN)/pytest tests/gpu/test_processes.py tests/gpu/test_computation.py tests/unit/orchestrator/checkpoint/test_saver.py -m "gpu or not slow" --timeout 300 --durations 0
+	OMP_NUM_THREADS=1 timeout 600 $(BIN)/pytest tests/gpu/test_processes.py tests/gpu/test_computation.py tests/unit/orchestrator/checkpoint/test_saver.py -m "gpu or not slow" --timeout 300 --durations 0 -s
 
 bench-gpu: install ## speed, memory and predictions on one GPU, in ten minutes
 	timeout 600 $(BIN)/python tests/gpu/bench_gpu.py

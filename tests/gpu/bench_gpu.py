@@ -28,7 +28,8 @@ import rank_cases  # noqa: E402
 from orchestrator.checkpoint.shared_memory import SharedBuffer  # noqa: E402
 from orchestrator.planning.layout import Layout  # noqa: E402
 from orchestrator.planning.model_shape import model_shape  # noqa: E402
-from orchestrator.planning.plan import peak_bytes  # noqa: E402
+from orchestrator.planning.plan import peak_bytes, predict  # noqa: E402
+from orchestrator.planning.profile import load  # noqa: E402
 from orchestrator.train.device import Device, set_numerics  # noqa: E402
 from orchestrator.train.engines.torch_engine import TorchEngine  # noqa: E402
 
@@ -36,6 +37,8 @@ OUTPUT = Path("build/bench-gpu.jsonl")
 LENGTH, STEPS, MINUTES = 2048, 5, 9.0
 PEAK = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L4": 121e12}
 """Dense bf16 FLOP/s, from the vendor's data sheets."""
+PROFILES = {"H200": "h200", "H100": "h100", "A100": "a100-80", "L4": "l4"}
+"""By which profile the plan predicts a step."""
 MODELS: dict[str, dict[str, Any]] = {
     "1B": {"hidden": 2048, "heads": 16, "kv_heads": 8, "intermediate": 5632, "layers": 20},
     "8B": {"hidden": 4096, "heads": 32, "kv_heads": 8, "intermediate": 14336, "layers": 32},
@@ -57,6 +60,11 @@ def tell(name: str, **found: Any) -> None:
     OUTPUT.parent.mkdir(exist_ok=True)
     with OUTPUT.open("a") as file:
         file.write(line + "\n")
+
+
+def device_name(device: torch.device) -> str:
+    """As the driver says it; empty for a CPU."""
+    return torch.cuda.get_device_name() if device.type == "cuda" else ""
 
 
 def pinning(size: int) -> None:
@@ -102,6 +110,11 @@ def steps(name: str, changes: dict[str, Any], device: torch.device, peak: float,
         "tokens_per_second": tokens / best,
     }
     found |= {"keeps_casts": keeps_casts, "predicted_memory": peak_bytes(spec, shape, layout)}
+    profile = next((each for kind, each in PROFILES.items() if kind in device_name(device)), "")
+    if profile:
+        found |= {
+            "predicted_seconds": predict(spec, shape, layout, load(profile).machine("bf16")).time.seconds
+        }
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info()
         found |= {"allocated": torch.cuda.max_memory_allocated(), "driver": total - free}

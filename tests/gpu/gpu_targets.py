@@ -8,8 +8,14 @@ import time
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from rank_cases import job, micro_batches, workload_of
 
 from cluster.workers.worker_context import WorkerContext
+from orchestrator.planning.layout import Layout
+from orchestrator.train.device import Device, close_device, open_device
+from orchestrator.train.device import make_ready as make_ready  # of a standby
+from orchestrator.train.engines.torch_engine import TorchEngine
 
 
 def allocate(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
@@ -43,3 +49,55 @@ def train(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
         free, total = torch.cuda.mem_get_info()
         found |= {"driver": total - free, "reserved": torch.cuda.max_memory_reserved()}
     return found
+
+
+def begin(config: dict[str, Any], context: WorkerContext) -> dict[str, float]:
+    """Seconds from the launch, at the moment "launched", until this process runs it, has a context, has multiplied in
+    both passes, has a process group with a communicator, and has trained a step and a second one."""
+    found: dict[str, float] = {}
+
+    def note(phase: str) -> None:
+        if config["device"] == "cuda":
+            torch.cuda.synchronize()
+        found[phase] = time.time() - config["launched"]
+
+    found["running"] = time.time() - config["launched"]
+    torch.zeros(1, device=config["device"])
+    note("context")
+    rows = torch.ones(64, 64, device=config["device"], requires_grad=True)
+    (rows @ rows).sum().backward()
+    note("products")
+    spec = job({"model": "gpt-tiny", "train": {"precision": "bf16"}})
+    gpu = int(config["device"] == "cuda")
+    worker = spec.resources.per_worker.model_copy(update={"gpu": gpu})
+    spec = spec.model_copy(update={"resources": spec.resources.model_copy(update={"per_worker": worker})})
+    device, layout, workload = open_device(spec, context), Layout(micro_batch=2), workload_of(spec)
+    note("group")
+    engine = TorchEngine(spec, workload, layout, device)
+    engine.initialise(spec.seed)
+    note("engine")
+    for step in range(2):
+        engine.train_step(micro_batches(workload, spec, layout, step), 1e-3)
+        note(f"step {step + 1}")
+    engine.close()
+    close_device()
+    return found
+
+
+def over_gloo(config: dict[str, Any], context: WorkerContext) -> list[float]:
+    """The losses of steps of a rank that may share its device, since gloo carries what ranks tell each other."""
+    info = context.rank_info
+    store = context.store or dist.TCPStore(info.host, context.store_port(), is_master=False)
+    dist.init_process_group("gloo", store=store, rank=info.rank, world_size=info.world_size)
+    assert dist.group.WORLD is not None
+    layout = Layout(dp=info.world_size, micro_batch=2)
+    spec = job(config["of"])
+    workload = workload_of(spec)
+    engine = TorchEngine(
+        spec, workload, layout, Device(torch.device(config["device"]), torch.bfloat16, dist.group.WORLD)
+    )
+    engine.initialise(spec.seed)
+    batches = [micro_batches(workload, spec, layout, step) for step in range(4)]
+    losses = [engine.train_step(each, 1e-3).loss for each in batches]
+    dist.destroy_process_group()
+    return losses

@@ -9,16 +9,21 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.attention.varlen
 from rank_cases import job, micro_batches, workload_of
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
+from varlen import varlen_attn
 
 from orchestrator.checkpoint import shared_memory
 from orchestrator.checkpoint.shared_memory import SharedBuffer
 from orchestrator.planning.layout import Layout
 from orchestrator.train.device import COMPUTE, Device, set_numerics
 from orchestrator.train.engines.torch_engine import TorchEngine
+from orchestrator.train.parallel.context import bounds_of_chunk
+from workloads.model import kernels
 from workloads.model.kernels import attend
+from workloads.model.masks import Documents
 from workloads.model.moe import grouped_linear
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -75,6 +80,39 @@ def test_every_mask_has_a_fused_kernel(kind: str, kv_heads: int, device: str) ->
     wanted = scores.softmax(-1) @ value.float().repeat_interleave(times, 1)
     torch.testing.assert_close(found.float(), wanted, atol=2e-2 if device == "cuda" else 1e-5, rtol=0)
     assert all(t.grad is not None and bool(t.grad.isfinite().all()) for t in (query, key, value))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("window", [0, 16])
+@pytest.mark.parametrize("part", ["whole", "second quarter"])
+def test_documents_have_variable_length_flash(
+    part: str, window: int, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of whole rows, and of a chunk of context parallelism, before which documents have keys and no query."""
+    if device == "cpu":
+        monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", varlen_attn)
+        monkeypatch.setattr(kernels, "_has_flash", lambda _: True)
+    torch.manual_seed(0)
+    given = [
+        torch.randn(2, heads, 256, 64, device=device, dtype=torch.bfloat16, requires_grad=True)
+        for heads in (8, 2, 2)
+    ]
+    starts = torch.tensor([[0, 10, 70, 100], [0, 128, 200, 256]], dtype=torch.int32, device=device)
+    numbers = (torch.arange(256, device=device) >= starts[:, :, None]).sum(1)
+    first, end = (0, 256) if part == "whole" else (64, 128)
+    query, key, value = given[0][:, :, first:end], given[1][:, :, :end], given[2][:, :, :end]
+    found = kernels.attend_flash(query, key, value, *bounds_of_chunk(starts, first, end), window, 0.125)
+    assert found is not None
+    shown = Documents(numbers, window).dense(256, torch.device(device))[:, :, first:end, :end]
+    wide = [one.detach().double().requires_grad_() for one in given]
+    scores = wide[0][:, :, first:end] @ wide[1][:, :, :end].repeat_interleave(4, 1).mT * 0.125
+    shares = scores.masked_fill(~shown, -torch.inf).softmax(-1)
+    wanted = shares @ wide[2][:, :, :end].repeat_interleave(4, 1)
+    torch.testing.assert_close(found.double(), wanted, atol=2e-2, rtol=0)
+    ours = torch.autograd.grad(found.float().square().sum(), given)
+    theirs = torch.autograd.grad(wanted.square().sum(), wide)
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one.double(), other, atol=0.1, rtol=0.05)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -16,8 +17,11 @@ import yaml
 from jobs import job, write_text
 from prepared import prepare_here, with_data
 
+from cluster.workers.fork_server import ForkServer
 from cluster.workers.gang import FINISHED, Bundle, RankStatus
+from cluster.workers.heartbeat import HeartbeatServer
 from cluster.workers.process_gang import ProcessGang
+from cluster.workers.worker_context import RankInfo
 from orchestrator.job.spec import parse
 from orchestrator.planning.layout import Layout
 from orchestrator.train.task import Task
@@ -99,6 +103,30 @@ def test_the_same_through_embedded_ray(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("stands_by", [False, True])
+def test_time_by_phase_from_the_fork_to_the_second_step(device: str, stands_by: bool) -> None:
+    """With a standby as after a failure, and without one."""
+    target, server = "gpu_targets:begin", HeartbeatServer("127.0.0.1")
+    fork_server = ForkServer(target, stands_by)
+    try:
+        fork_server.exits()  # once everything is imported
+        time.sleep(30 if device == "cuda" and stands_by else 1)
+        info = dataclasses.asdict(RankInfo(0, 1, 0, "127.0.0.1"))
+        config = {"device": device, "launched": time.time()}
+        given = {"rank_info": info, "target": target, "config": config, "server": server.address}
+        fork_server.launch(**given, token=server.expect(["local"]))
+        deadline = time.monotonic() + 120
+        while (rank := server.poll(0, 0.1).ranks[0]).state not in FINISHED:
+            assert time.monotonic() < deadline
+        assert rank.state == "done", rank.error
+        print(f"standby {stands_by}: {rank.result}")
+        assert list(rank.result.values()) == sorted(rank.result.values())
+    finally:
+        fork_server.close()
+        server.close()
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_a_killed_rank_is_confirmed_dead_and_its_memory_comes_back(gang: ProcessGang, device: str) -> None:
     size = int(torch.cuda.mem_get_info()[0] * 0.75) if device == "cuda" else SMALL
     for _ in range(2):  # the second finds the memory free
@@ -116,3 +144,15 @@ def test_out_of_memory_is_told_at_once(gang: ProcessGang) -> None:
     gang.start(1, bundle("cuda"), "gpu_targets:runs_out", {"device": "cuda"})
     (rank,) = ended(gang, 60)
     assert (rank.state, rank.cause.kind) == ("failed", "gpu_memory")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_two_ranks_over_gloo_agree_with_one(gang: ProcessGang, device: str) -> None:
+    given = {"device": device, "of": {"model": "gpt-tiny", "train": {"precision": "bf16"}}}
+    found = []
+    for world in (1, 2):
+        gang.start(world, bundle(device), "gpu_targets:over_gloo", given)
+        ranks = ended(gang)
+        assert [rank.state for rank in ranks] == ["done"] * world, [rank.error for rank in ranks]
+        found.append(ranks[0].result)
+    assert found[1] == pytest.approx(found[0], rel=2**-7)
