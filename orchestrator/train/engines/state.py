@@ -11,6 +11,7 @@ from orchestrator.checkpoint.averaged import AVERAGE
 from orchestrator.checkpoint.pieces import TensorPiece
 from orchestrator.checkpoint.reader import Reader
 from orchestrator.train.engines.optimizers import Lamb, Lars, Lion
+from orchestrator.train.engines.own_optimizer import OwnOptimizer
 from orchestrator.train.parallel.parameter_shard import Box, ParameterShard
 from workloads.model.initialise import ROWS
 from workloads.model.stored import Part, StoredTensor
@@ -136,6 +137,6 @@ def restore(
 
 
 def _steps(age: float, shard: ParameterShard, optimizer: torch.optim.Optimizer) -> Tensor:
-    """The step count of a parameter, on its device for fused kernels; our own read it, and would wait there."""
-    reads = isinstance(optimizer, Lamb | Lars | Lion)
+    """The step count of a parameter, on its device for fused kernels; others read it, and would wait there."""
+    reads = isinstance(optimizer, Lamb | Lars | Lion | OwnOptimizer)
     return torch.tensor(age, device="cpu" if reads else shard.parameter.device)

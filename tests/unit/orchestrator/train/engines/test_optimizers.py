@@ -10,7 +10,19 @@ import torch
 from torch import Tensor, nn
 
 from orchestrator.job.optimizer import OptimizerSpec
-from orchestrator.train.engines.optimizers import SLOTS, Rate, groups_of, make_optimizer, rates_of, set_lr
+from orchestrator.train.engines.optimizers import (
+    SLOTS,
+    Lamb,
+    Lars,
+    Lion,
+    Rate,
+    groups_of,
+    make_optimizer,
+    rates_of,
+    set_lr,
+)
+from orchestrator.train.engines.own_optimizer import OwnOptimizer
+from orchestrator.train.engines.state import _steps
 from orchestrator.train.parallel.mesh import ProcessGroup
 from orchestrator.train.parallel.parameter_shard import ParameterShard, boxes_of
 from orchestrator.train.parallel.partition import Cut
@@ -147,3 +159,12 @@ def test_layer_decay_is_the_plain_loop_over_parameter_groups(name: str) -> None:
     for shard in shards:
         alone = spec.model_copy(update={"lr": 0.1 * 0.5 ** depths[shard.name], "layer_decay": 1.0})
         torch.testing.assert_close(shard.parameter.detach(), updated(alone), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", [*PLAIN, "own"])
+def test_restored_step_counts_are_where_they_are_read(name: str) -> None:
+    """AdamW's kernel reads them on the device; for all others the host would wait for every parameter."""
+    kinds = {"adamw": torch.optim.AdamW, "lamb": Lamb, "lars": Lars, "lion": Lion, "own": OwnOptimizer}
+    kind, shard = kinds[name], shard_of(START.to("meta"))
+    steps = _steps(3.0, shard, kind.__new__(kind))
+    assert steps.device.type == ("meta" if name == "adamw" else "cpu")
