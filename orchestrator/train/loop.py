@@ -31,7 +31,7 @@ from orchestrator.storage.row_line import Row
 from orchestrator.storage.row_types import EvaluationRow, StepRow
 from orchestrator.train.await_samples import await_samples, is_growing
 from orchestrator.train.commits import Commits
-from orchestrator.train.device import close_device, make_ready, open_device, peak_memory
+from orchestrator.train.device import close_device, make_ready, open_device, peak_memory  # noqa: F401  (standbys call it)
 from orchestrator.train.engines.choose import make_engine
 from orchestrator.train.engines.engine import Engine, Metrics
 from orchestrator.train.evaluation import Evaluator
@@ -49,9 +49,6 @@ from workloads import load as _load  # noqa: F401  (a fork of what has it import
 from workloads.adapters.frozen import after
 from workloads.model.dropout import KEYS, row_keys
 from workloads.workload import Batch
-
-__all__ = ["Rank", "main", "make_ready"]
-"""`make_ready` is what a standby calls, see `cluster.workers.standby`."""
 
 
 def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
