@@ -31,6 +31,7 @@ class Machine:
         half_area: rows x columns at which it reaches half, since there are not tiles enough for all its units.
         attention_share: share of the peak that the products of attention reach.
         score_bytes: bytes that go through memory for each score in a forward pass; 0 if the kernel keeps them inside.
+        score_seconds: that each score takes beside its products, such as its exponential; a GPU hides it.
         memory_bandwidth: bytes per second of the device's memory.
         element_share: share of that which element-wise operations reach.
         eager: how many times the bytes pass where a layer is not compiled, and its operations are not fused.
@@ -52,6 +53,7 @@ class Machine:
     half_area: float = 0.0
     attention_share: float = 0.5
     score_bytes: float = 0.0
+    score_seconds: float = 0.0
     memory_bandwidth: float = 1e11
     element_share: float = 0.8
     eager: float = 1.0
@@ -81,7 +83,7 @@ class Machine:
         backward. A fused kernel computes the scores again in the backward pass (Dao et al., 2022, section 3.1)."""
         peak = self.flops if width < 4 else self.full_flops or self.flops
         products = 4.0 * pairs * size / (peak * self.attention_share)
-        passed = pairs * self.score_bytes * width / 2 / self.memory_bandwidth
+        passed = pairs * (self.score_bytes * width / 2 / self.memory_bandwidth + self.score_seconds)
         return products + passed, (2.0 if self.score_bytes else 2.5) * products + 2.0 * passed
 
     def elements(self, moved: float) -> float:
@@ -99,6 +101,7 @@ class Machine:
             self,
             flops=self.flops * speed,
             full_flops=self.full_flops * speed,
+            score_seconds=self.score_seconds / speed,
             memory_bandwidth=self.memory_bandwidth * min(speed, 4.0),
             watts=self.watts * speed,
         )

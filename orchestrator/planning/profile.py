@@ -51,10 +51,11 @@ class Matrix(Part):
 
 
 class Attention(Part):
-    """How much of the peak attention's products reach, and bytes of memory that each score takes forward."""
+    """How much of the peak attention's products reach; bytes of memory that each score takes forward, and seconds."""
 
     share: Share
     score_bytes: Annotated[float, Field(ge=0)]
+    score_seconds: Annotated[float, Field(ge=0)] = 0.0
     source: Source
 
 
@@ -121,6 +122,7 @@ class Profile(Part):
             half_area=self.matrix.half_area,
             attention_share=self.attention.share,
             score_bytes=self.attention.score_bytes,
+            score_seconds=self.attention.score_seconds,
             memory_bandwidth=self.memory_bandwidth.value,
             element_share=self.element_share.value,
             eager=max(self.eager.value, 1.0),

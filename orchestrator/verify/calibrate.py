@@ -129,7 +129,7 @@ def profile_of(
         "peak": {"bf16": peaks["bf16"], "fp16": peaks["bf16"], "fp32": peaks["fp32"], "source": by},
         "matrix": {"share": 1.0, "half_size": half_size(rates["fp32"], peaks["fp32"]), "source": by},
         "attention": {
-            "share": min(operators["attention"] / peaks["fp32"], 1.0),
+            **attention_of(operators["attention"], peaks["fp32"]),
             "score_bytes": 0.0,
             "source": by,
         },
@@ -142,6 +142,14 @@ def profile_of(
     document["launch"] = {"value": launch, "source": f"fitted to steps {by}"}
     document["eager"] = {"value": passes, "source": f"fitted to steps {by}"}
     return Profile.model_validate(document)
+
+
+def attention_of(measured: Sequence[Sequence[float]], peak: float) -> dict[str, float]:
+    """The share of the peak that attention's products reach, and what each score takes beside them: from seconds of a
+    pair of tokens with heads of a small and of a large size."""
+    (small, seconds), (large, longer) = measured
+    product = max((longer - seconds) / (4.0 * (large - small)), 1.0 / peak)
+    return {"share": 1.0 / (product * peak), "score_seconds": max(seconds - 4.0 * small * product, 0.0)}
 
 
 def half_size(rates: Sequence[tuple[Sequence[int], float]], peak: float) -> float:

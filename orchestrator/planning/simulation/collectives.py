@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from orchestrator.planning.device import Machine
 
-GLOO_GATHER, GLOO_SCATTER = 0.55, 0.85
+GLOO_GATHER, GLOO_SCATTER = 0.5, 0.75
 """Seconds of gloo's all-gather and reduce-scatter relative to its all-reduce of the same tensor, where a ring takes
 half for each: it has no reduce-scatter, sums the whole tensor everywhere and keeps a part. Fitted to steps of two
 processes; alone, at 4 KiB to 8 MiB, they take 0.55 to 0.78 and 1.05 to 1.76."""

@@ -14,6 +14,7 @@ from orchestrator.planning.profile import load, read, store
 from orchestrator.verify.calibrate import (
     ALONE,
     PAIRED,
+    attention_of,
     half_size,
     link_of,
     predicted,
@@ -29,7 +30,7 @@ OPERATORS: dict[str, Any] = {
     },
     "copy": 1e10,
     "elements": 5e9,
-    "attention": 3e10,
+    "attention": [[16, 4 * 16 / 3e10], [64, 4 * 64 / 3e10]],
     "optimizer": 5e9,
 }
 MESSAGES = [(4096, 2e-4), (2**24, 2e-4 + 2**24 / 1e9)]
@@ -57,6 +58,14 @@ def test_messages_are_fitted_to_steps_of_two_processes() -> None:
 def test_a_link_is_read_off_two_messages() -> None:
     latency, bandwidth = link_of(MESSAGES)
     assert (latency, bandwidth) == (pytest.approx(1e-4), pytest.approx(1e9))
+
+
+def test_what_a_score_takes_beside_its_products_is_told_apart() -> None:
+    found = attention_of([(size, 2e-9 + 4 * size / 2.5e10) for size in (16, 64)], 1e11)
+    assert found == {"share": pytest.approx(0.25), "score_seconds": pytest.approx(2e-9)}
+    assert attention_of([(16, 64 / 5e10), (64, 256 / 5e10)], 1e11)["score_seconds"] == pytest.approx(
+        0, abs=1e-12
+    )
 
 
 def test_products_without_a_loss_have_no_half_size() -> None:
