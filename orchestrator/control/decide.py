@@ -296,7 +296,7 @@ def _export(policy: Policy, state: State, seen: Observation) -> tuple[State, Act
         return _finish(state, seen, Outcome.FAILED, text)
     if policy.spec.checkpoint.export and not seen.exported:
         if not seen.stop:
-            return state, Action("export", f"the commit at step {state.step}, in the Hugging Face format")
+            return state, Action("export", f"the commit at step {state.step}")
         text = (
             f"{(state.stopping or seen.stop).text}; the model is not exported, and the same command does it"
         )
