@@ -1,6 +1,6 @@
 # Everything a person repeats. `make` alone lists it.
 
-PYTHON ?= $(shell for p in python3.12 python3.11 python3; do command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null && echo $$p && break; done)
+PYTHON ?= $(shell for p in python3.12 python3.11 python3.13 python3; do command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && echo $$p && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
 # uv does not read pip's own setting: wheels that this machine keeps are found all the same.
@@ -22,7 +22,7 @@ help: ## list the targets
 install: $(STAMP) ## make the environment in .venv; quick when nothing changed
 
 $(STAMP): pyproject.toml constraints.txt
-	@test -n "$(PYTHON)" || { echo "make: needs Python 3.11 or 3.12; name one with make PYTHON=/path/to/python"; exit 2; }
+	@test -n "$(PYTHON)" || { echo "make: needs Python 3.11 to 3.13; name one with make PYTHON=/path/to/python"; exit 2; }
 	@echo "installing into $(VENV): some seconds to some minutes; torch alone is 0.2 GB (CPU) to 5 GB (CUDA)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'uv>=0.9'

@@ -44,6 +44,11 @@ class ParallelSpec(StrictModel):
     )
 
     @property
+    def divides_model(self) -> bool:
+        """Whether the job file itself asks for tensor or pipeline parallelism."""
+        return self.tp > 1 or self.pp > 1
+
+    @property
     def is_partial(self) -> bool:
         """Whether the planner chooses what is not written."""
         return self.rest == "auto"

@@ -49,8 +49,8 @@ def examine() -> list[Finding]:
 
 def _python() -> Iterator[Finding]:
     version = ".".join(map(str, sys.version_info[:3]))
-    fits = (3, 11) <= sys.version_info[:2] <= (3, 12)
-    yield Finding("ok" if fits else "missing", "Python", version, "" if fits else "use Python 3.11 or 3.12")
+    fits = (3, 11) <= sys.version_info[:2] <= (3, 13)
+    yield Finding("ok" if fits else "missing", "Python", version, "" if fits else "use Python 3.11 to 3.13")
 
 
 def _packages() -> Iterator[Finding]:

@@ -21,6 +21,7 @@ from orchestrator.job.records import COLUMNS, LABELLED, PREFERENCES, REFERENCED,
 from orchestrator.job.spec import JobSpec
 from orchestrator.job.tokenizer_training import TrainedTokenizer
 from orchestrator.launch.beginning import check_begins
+from orchestrator.launch.class_checks import check_hugging_face_class
 from orchestrator.launch.own_code import check_own_code
 from orchestrator.planning import prices
 from orchestrator.planning.device import BOUNDLESS, Machine
@@ -250,7 +251,7 @@ def check_workload(job: ResolvedJob, prepared: str = "") -> None:
             if isinstance(form := form_of(job.spec.checkpoint), Conversion):
                 check_conversion(form, workload)
     if isinstance(workload.config, HuggingFaceModel):
-        _check_hugging_face_class(job.spec, workload)
+        check_hugging_face_class(job.spec, workload)
     check_tasks(job.spec, workload)
     check_own_code(job, workload, prepared)
 
@@ -262,20 +263,6 @@ def check_tasks(spec: JobSpec, workload: Any) -> None:
     if spec.evaluate and spec.evaluate.tasks:
         tasks = read_tasks(spec.evaluate.tasks, spec.set_names, "evaluate.tasks")
         check_fits(workload, tasks, "evaluate.tasks")
-
-
-def _check_hugging_face_class(spec: JobSpec, workload: Any) -> None:
-    """A class of transformers that is run as it is computes what the job says."""
-    from workloads.hf.behaviour import check_behaviour
-
-    with wrong_input("workload"):
-        check_behaviour(workload)
-    if spec.train.compile and not workload.config.has_blocks:
-        raise InputError(
-            f"{spec.workload.model} has no layers that could be compiled alone",
-            "train.compile",
-            "set it to false",
-        )
 
 
 def check_layouts(job: ResolvedJob) -> None:

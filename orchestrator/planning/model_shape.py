@@ -10,11 +10,13 @@ from workloads.describe import Description, flops, parameters
 from workloads.model.config import TransformerConfig
 
 if TYPE_CHECKING:
+    from workloads.hf.hf_class import HuggingFaceModel
     from workloads.own.model import OwnModel
 
 
-def model_shape(config: Description, sequence_length: int) -> ModelShape:
-    """The sizes that planning needs. What is run as it is cannot be split."""
+def model_shape(config: Description, sequence_length: int, divides_classes: bool = True) -> ModelShape:
+    """The sizes that planning needs. What is run as it is can be split as far as it says how, and a class of
+    transformers only if it `divides_classes`: the planner does not choose that by itself."""
     undeclared = "an own model that declares neither stages() nor sharding()"
     whole = undeclared if config.architecture == "own" else "this model's Hugging Face class"
     shape = ModelShape(
@@ -39,7 +41,31 @@ def model_shape(config: Description, sequence_length: int) -> ModelShape:
     )
     if isinstance(config, TransformerConfig):
         return _splits(config, shape)
-    return _declared(cast("OwnModel", config), shape) if config.architecture == "own" else shape
+    if config.architecture == "own":
+        return _declared(cast("OwnModel", config), shape)
+    return _of_class(cast("HuggingFaceModel", config), shape) if divides_classes else shape
+
+
+def _of_class(config: HuggingFaceModel, shape: ModelShape) -> ModelShape:
+    """The shape with what can be divided of a class of transformers that is run as it is."""
+    (styles, no_tensors), (layers, no_layers) = config.styles, config.layer_list
+    if not styles and layers is None:
+        return shape
+    whole = "this model's Hugging Face class is run as it is"
+    found = dataclasses.replace(
+        shape,
+        no_model_split="",
+        no_tensor_split="" if styles else f"{whole}: {no_tensors}",
+        no_pipeline_split="" if layers else f"{whole}: {no_layers}",
+        no_context_split=whole,
+        no_sequence_split=whole,
+        layers=config.blocks if layers else shape.layers,
+        stages=config.blocks if layers else 1,
+    )
+    if not styles:
+        return found
+    heads, kv_heads = config.head_counts
+    return dataclasses.replace(found, heads=heads, kv_heads=kv_heads, feedforward=config.cut)
 
 
 def _declared(config: OwnModel, shape: ModelShape) -> ModelShape:

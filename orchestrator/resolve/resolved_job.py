@@ -74,7 +74,8 @@ def resolve(spec: JobSpec, vocabulary_size: int | None = None) -> ResolvedJob:
         objective = asked.objective if asked.objective in COLUMNS else None
         labels = len(spec.data.labels) or None
         model = describe(asked.model, asked.changes, size, objective, labels, asked.implementation)
-        shape = model_shape(model, spec.data.sequence_length)
+        divides = spec.parallel != "auto" and spec.parallel.divides_model
+        shape = model_shape(model, spec.data.sequence_length, divides)
         if spec.evaluate and spec.evaluate.own_metrics:
             shape = replace(shape, no_model_split="an own metric reads whole outputs")
     if spec.reads_base:

@@ -6,7 +6,7 @@ A class decides by itself what its masks mean, so the checks change tokens and l
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -47,8 +47,12 @@ MAX_PARAMETERS = 200_000_000
 """Most parameters of a small copy."""
 
 
-def check_behaviour(workload: HuggingFaceWorkload) -> None:
-    """Raise WorkloadError unless a small copy of the class, with this configuration, passes these checks:
+Further = Callable[[HuggingFaceWorkload, HuggingFaceNetwork, Batch], None]
+"""A check of a small copy of a class on some samples, which raises WorkloadError."""
+
+
+def check_behaviour(workload: HuggingFaceWorkload, further: Further | None = None) -> None:
+    """Raise WorkloadError unless a small copy of the class, with this configuration, passes these checks and `further`:
 
     it draws no random numbers in training; a sample's logits do not depend on the other samples; a token changes only
     logits that may see it, and packed documents give the logits of separate ones; recomputed layers give the same
@@ -68,6 +72,8 @@ def check_behaviour(workload: HuggingFaceWorkload) -> None:
                 _check_with_seeds(trial)
                 if workload.dropout:
                     _check_dropout(replace(trial, dropout=workload.dropout))
+                if further is not None:
+                    _check_further(trial, further)
                 return
         except WorkloadError as error:
             raise WorkloadError(f"{what}: {error}") from None
@@ -77,6 +83,13 @@ def check_behaviour(workload: HuggingFaceWorkload) -> None:
             failure = error
     reason = f"{type(failure).__name__}: {' '.join(str(failure).split())[:160]}"
     raise WorkloadError(f"{what}: it fails with {reason}; use another class") from failure
+
+
+def _check_further(trial: HuggingFaceWorkload, further: Further) -> None:
+    model = trained_model(trial, 0)
+    if trial.adapter:
+        move_adapter(model)
+    further(trial, model, _samples(trial))
 
 
 class TooLarge(Exception):

@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from workloads.errors import WorkloadError
+from workloads.hf.divided import LayerList, cut_size, layer_list, tensor_styles
 from workloads.hf.hf_config import nested_configs, random_attributes, read_hf_config
 from workloads.hf.routers import balance_of
 
@@ -27,10 +28,10 @@ HEADED = {
 class HuggingFaceModel:
     """The model in `folder`, of a class without a conversion table here, with the sizes that planning needs.
 
-    It is run as it is and cannot be split, hence one layer and one head. changes: changed attributes of its
-    configuration. zeroed: attributes that training sets to zero, since the random numbers drawn with them would depend
-    on the layout. head is what stands on its last hidden states, as in `TransformerConfig`: the language model's
-    own, or one of HEADED with so many `classes`.
+    It is run as it is, hence one layer and one head; `styles` and `layer_list` say what may be divided of it. changes:
+    changed attributes of its configuration. zeroed: attributes that training sets to zero, since the random numbers
+    drawn with them would depend on the layout. head is what stands on its last hidden states, as in
+    `TransformerConfig`: the language model's own, or one of HEADED with so many `classes`.
     """
 
     folder: str
@@ -111,9 +112,48 @@ class HuggingFaceModel:
         return balance_of(self.bare) is not None
 
     @cached_property
+    def blocks(self) -> int:
+        """Layers that it can recompute."""
+        return len(blocks_of(self.bare))
+
+    @cached_property
     def has_blocks(self) -> bool:
         """Whether it has layers that can be recomputed or compiled one by one."""
         return bool(blocks_of(self.bare))
+
+    @cached_property
+    def styles(self) -> tuple[Mapping[str, str], str]:
+        """How its tensors may be cut, by names in the class, or nothing and why they may not."""
+        if self.architecture == "encoder-decoder":
+            return {}, "transformers ships no plan for pairs"
+        return tensor_styles(self.bare)
+
+    @property
+    def cut(self) -> int:
+        """What each number of ranks divides over which its tensors are cut."""
+        return cut_size(self.bare, self.styles[0])
+
+    @cached_property
+    def head_counts(self) -> tuple[int, int]:
+        """Attention heads, and those of keys and values; what each number of ranks divides that cuts tensors."""
+        text = read_hf_config(self.folder, dict(self.changes)).get_text_config()
+        heads = getattr(text, "num_attention_heads", None) or self.cut
+        return heads, getattr(text, "num_key_value_heads", None) or heads
+
+    @cached_property
+    def layer_list(self) -> tuple[LayerList | None, str]:
+        """Where a pipeline may cut it, or None and why it may not."""
+        if self.architecture == "encoder-decoder":
+            return None, "it has two lists of layers"
+        if self.balanced:
+            return None, "its routers' loss is of all its layers"
+        tokens = torch.zeros(1, 2, dtype=torch.int64, device="meta")
+
+        def run() -> None:
+            with torch.no_grad(), _NoData():
+                self.bare(input_ids=tokens, use_cache=False)
+
+        return layer_list(self.bare, blocks_of(self.bare), run)
 
     @cached_property
     def ends_in_head(self) -> bool:

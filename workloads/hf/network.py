@@ -8,12 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from workloads.hf.divided import LayerList, Passing, keep_layers
 from workloads.hf.dropout import counted
 from workloads.hf.routers import balance_of
 from workloads.model.chunked_loss import ChunkedLoss
 from workloads.model.dropout import KEYS
 from workloads.model.masks import SEGMENTS
 from workloads.model.transformer import Output
+from workloads.own.network import Handed, apply_tied
 from workloads.workload import Batch
 
 ARGUMENTS = {"tokens": "input_ids", "padding": "attention_mask", "token_types": "token_type_ids",
@@ -43,9 +45,47 @@ class HuggingFaceNetwork(nn.Module):
         self._ends_in_head = ends_in_head
         self._dropouts = counted(network, dropout) if dropout else []
         self.network = network
+        self.layer_list: LayerList | None = None
+        self.hidden = 0
+        self._entered: Passing | None = None
+        self._last: nn.Module | None = None
+        self._cut = False
         self._fixed_buffers, self._causal, self.balance = fixed_buffers, causal, balance_of(network)
 
-    def forward(self, batch: Batch, in_chunks: ChunkedLoss | None = None) -> Output:
+    def keep(self, start: int, stop: int) -> None:
+        """Become a stage of a pipeline with the layers from `start` to before `stop`."""
+        assert self.layer_list is not None
+        entered = keep_layers(self.network, self.layer_list, self.hidden, start, stop)
+        layers = self.network.get_submodule(self.layer_list.name)
+        # Not as modules, of which names would come.
+        self.__dict__.update(_entered=entered, _cut=True)
+        if stop < len(layers):  # type: ignore[arg-type]
+            self.__dict__["_last"] = layers[stop - 1]  # type: ignore[index]
+
+    def forward(
+        self, batch: Batch, in_chunks: ChunkedLoss | None = None, handed: tuple[Tensor, ...] = ()
+    ) -> Output | Handed:
+        """As `whole`, of the hidden states that another stage has `handed` on; of a stage that is not the last its
+        own."""
+        given: list[Tensor] = []
+        hook = None
+        if self._entered is not None:
+            self._entered.received = handed[0]
+        if self._last is not None:
+            hook = self._last.register_forward_hook(lambda _, __, out: given.append(out))
+        try:
+            found = self.whole(batch, in_chunks if self._last is None else None)
+        finally:
+            if hook is not None:
+                hook.remove()
+            if self._entered is not None:
+                self._entered.received = None
+        if self._last is None:
+            return found
+        (hidden,) = given
+        return Handed(((hidden[0] if isinstance(hidden, tuple) else hidden).float(),))
+
+    def whole(self, batch: Batch, in_chunks: ChunkedLoss | None = None) -> Output:
         """Logits [B, L, vocabulary] of the batch, or the sums of `in_chunks` where the class allows it, and the
         routers' loss if the class has one. Of other heads what `Output` says of them."""
         arguments: dict[str, Any] = {
@@ -100,8 +140,11 @@ class HuggingFaceNetwork(nn.Module):
         return output, (output.logits.flatten()[0], *others)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> HuggingFaceNetwork:
-        super()._apply(fn, recurse)
-        self.network.tie_weights()  # type: ignore[operator]
+        if self._cut:
+            apply_tied(self, lambda: super(HuggingFaceNetwork, self)._apply(fn, recurse))
+        else:
+            super()._apply(fn, recurse)
+            self.network.tie_weights()  # type: ignore[operator]
         for name, buffer in self.network.named_buffers():
             if name in self._fixed_buffers and not buffer.is_meta:
                 buffer.copy_(self._fixed_buffers[name])

@@ -10,7 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from workloads.adapters.adapter import LOW_RANK, Adapter, check_has_biases, linear_layers, merged_reader
+from workloads.adapters.adapter import (
+    LOW_RANK,
+    Adapter,
+    check_has_biases,
+    linear_layers,
+    merged_reader,
+    styles_with,
+)
 from workloads.adapters.frozen import parameters_of
 from workloads.errors import WorkloadError
 from workloads.hf.generate import generate
@@ -29,7 +36,8 @@ NETWORK = "network."
 
 @dataclass(frozen=True)
 class HuggingFaceWorkload:
-    """`hf:<folder>` of any class of transformers. It cannot be split: data parallelism and ZeRO only.
+    """`hf:<folder>` of any class of transformers. Its tensors are cut by the plan that transformers ships, its layers
+    at their list, as far as there are any; else it knows data parallelism and ZeRO only.
 
     Its initial weights are those of the folder or, if that has only a configuration, those of the class's own
     initialisation under torch.manual_seed(seed). That one runs through the whole model in order, so unlike elsewhere a
@@ -151,12 +159,17 @@ class HuggingFaceWorkload:
         return {}
 
     def sharding(self) -> Mapping[str, str]:
-        """Empty: no module can be split."""
-        return {}
+        """See Workload.sharding: the plan that transformers ships with the class, of which tables and heads stay
+        whole."""
+        found = {f"{NETWORK}{name}": style for name, style in self.config.styles[0].items()}
+        return styles_with(found) if self.adapter else found
 
     def stages(self) -> Sequence[str]:
-        """Empty: a pipeline cannot cut it."""
-        return ()
+        """See Workload.stages: all its layers but the first."""
+        found = self.config.layer_list[0]
+        if found is None:
+            return ()
+        return [f"{NETWORK}{found.name}.{number}" for number in range(1, len(blocks_of(self.config.bare)))]
 
     def flops(self, sequence_length: int) -> float:
         """6 N FLOPs per token; see `HuggingFaceModel.flops`."""
@@ -221,7 +234,9 @@ class HuggingFaceWorkload:
         """A model of transformers inside our module."""
         causal = self.config.architecture == "decoder"
         ends, head = self.config.ends_in_head, self.config.head
-        return HuggingFaceNetwork(bare, self._fixed_buffers, causal, self.dropout, ends, head)
+        network = HuggingFaceNetwork(bare, self._fixed_buffers, causal, self.dropout, ends, head)
+        network.layer_list, network.hidden = self.config.layer_list[0], self.config.hidden
+        return network
 
     @cached_property
     def _fixed_buffers(self) -> Mapping[str, Tensor]:

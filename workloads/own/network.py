@@ -83,19 +83,24 @@ class OwnNetwork(nn.Module):
         return losses_of(stages[-1](_given(hidden), batch))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> OwnNetwork:
-        tied: dict[int, list[tuple[nn.Module, str]]] = {}
-        for module in self.modules():
-            for name, parameter in module._parameters.items():
-                if parameter is not None:
-                    tied.setdefault(id(parameter), []).append((module, name))
-        super()._apply(fn, recurse)
-        for (first, name), *others in tied.values():
-            for module, other in others:
-                module._parameters[other] = first._parameters[name]
+        apply_tied(self, lambda: super(OwnNetwork, self)._apply(fn, recurse))
         for name, buffer in self.network.named_buffers():
             if name in self._fixed and not buffer.is_meta:
                 buffer.copy_(self._fixed[name])
         return self
+
+
+def apply_tied(model: nn.Module, apply: Callable[[], object]) -> None:
+    """Move a model by `apply`, and leave parameters one that were one."""
+    tied: dict[int, list[tuple[nn.Module, str]]] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                tied.setdefault(id(parameter), []).append((module, name))
+    apply()
+    for (first, name), *others in tied.values():
+        for module, other in others:
+            module._parameters[other] = first._parameters[name]
 
 
 def through(

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from workloads.hf.hf_class import HuggingFaceModel
 from workloads.own.declared import stages_of
 from workloads.own.model import OwnModel
 from workloads.own.network import Handed, through
@@ -106,6 +107,19 @@ class OfOwnModel:
         return tuple((name, tensor.shape) for name, tensor in sorted(batch.items()))
 
 
+class OfHuggingFaceClass(OfOwnModel):
+    """Hidden states [B, L, hidden]."""
+
+    def __init__(self, config: HuggingFaceModel) -> None:
+        self._hidden = config.hidden
+
+    def carried(self, layer: int, batch: Batch) -> tuple[Tensor, ...]:
+        """See `BetweenStages`."""
+        return (torch.empty(*batch["tokens"].shape[:2], self._hidden, device="meta").requires_grad_(),)
+
+
 def between_stages(config: Any, ways: int, prompt: int) -> BetweenStages:
     """That of a model, see `OfTransformer`."""
+    if isinstance(config, HuggingFaceModel):
+        return OfHuggingFaceClass(config)
     return OfOwnModel(config) if isinstance(config, OwnModel) else OfTransformer(config, ways, prompt)

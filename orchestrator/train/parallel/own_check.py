@@ -18,10 +18,12 @@ from workloads.errors import WorkloadError
 from workloads.own.declared import stages_of
 from workloads.own.model import OwnWorkload
 from workloads.own.network import OwnNetwork, through
-from workloads.workload import Batch
+from workloads.workload import Batch, Workload
 
 CLOSE = 1e-3
 """Largest relative difference of losses and gradients, by roundings."""
+SHARDING = "sharding()"
+"""What declares how the tensors of an own model are cut."""
 SECONDS = 60.0
 """So long a rank waits for the others; they compute the same, so that one that does not come has failed."""
 
@@ -48,9 +50,9 @@ def check_stages(workload: OwnWorkload, batch: Batch) -> None:
             handed = found.tensors if number + 1 < count else ()
 
 
-def check_sharding(workload: OwnWorkload, model: nn.Module, batch: Batch, ways: int) -> None:
+def check_sharding(workload: Workload, model: nn.Module, batch: Batch, ways: int, by: str = SHARDING) -> None:
     """Raise WorkloadError if the loss or a gradient of `model` on `batch` becomes another one when tensors are cut over
-    so many ranks. They are threads here."""
+    so many ranks, `by` what declares it. They are threads here."""
     name, group = workload.name, _Threads(ways)
     model.zero_grad(set_to_none=True)
     total = workload.loss(model, batch).total
@@ -81,21 +83,74 @@ def check_sharding(workload: OwnWorkload, model: nn.Module, batch: Batch, ways: 
         thread.join()
     if failed:
         first = next((e for e in failed if not isinstance(e, threading.BrokenBarrierError)), failed[0])
-        raise WorkloadError(f"{name}: cut over {ways} ranks by sharding(), its loss fails ({_line(first)})")
+        raise WorkloadError(f"{name}: cut over {ways} ranks by {by}, its loss fails ({_line(first)})")
     for loss, _ in found:
         if not abs(float(loss) - whole) <= CLOSE * abs(whole) + 1e-6:
+            hint = "; a layer that gives several things side by side (query, key and value) is to be several layers"
             raise WorkloadError(
-                f"{name}: cut over {ways} ranks by sharding(), its loss is {float(loss):.6g}, and {whole:.6g} "
-                "whole; a layer that gives several things side by side (query, key and value) is to be several layers"
+                f"{name}: cut over {ways} ranks by {by}, its loss is {float(loss):.6g}, and {whole:.6g} whole"
+                f"{hint if by == SHARDING else ''}"
             )
     most = max((float(g.norm()) for g in gradients.values()), default=0.0)
     for key, gradient in gradients.items():
         added = sum((parts[key] for _, parts in found if key in parts), torch.zeros_like(gradient))
         if not float((added - gradient).norm()) <= CLOSE * float(gradient.norm()) + 1e-5 * most:
+            hint = "; if its module reads what a column-cut layer gives, call it shared"
             raise WorkloadError(
-                f"{name}: cut over {ways} ranks by sharding(), the gradient of {key} is another one; if its module "
-                "reads what a column-cut layer gives, call it shared"
+                f"{name}: cut over {ways} ranks by {by}, the gradient of {key} is another one"
+                f"{hint if by == SHARDING else ''}"
             )
+
+
+def check_layers(workload: Workload, model: nn.Module, batch: Batch) -> None:
+    """Raise WorkloadError if the loss or a gradient of `model`, a class of transformers, on `batch` becomes another one
+    when it is cut into stages of one layer each."""
+    model.zero_grad(set_to_none=True)
+    loss = workload.loss(model, batch).total
+    loss.backward()
+    total = float(loss.detach())
+    gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    try:
+        loss, found = _by_layers(workload, model, batch)
+    except Exception as error:  # each class fails in its own way
+        raise WorkloadError(
+            f"{workload.name}: cut between its layers, its loss fails ({_line(error)})"
+        ) from None
+    if not abs(float(loss) - total) <= CLOSE * abs(total) + 1e-6:
+        raise WorkloadError(
+            f"{workload.name}: cut between its layers, its loss is {float(loss):.6g}, and {total:.6g} whole"
+        )
+    most = max((float(g.norm()) for g in gradients.values()), default=0.0)
+    for name, gradient in gradients.items():
+        added = found.get(name, torch.zeros_like(gradient))
+        if not float((added - gradient).norm()) <= CLOSE * float(gradient.norm()) + 1e-5 * most:
+            raise WorkloadError(
+                f"{workload.name}: cut between its layers, the gradient of {name} is another one"
+            )
+
+
+def _by_layers(workload: Workload, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss and all gradients of stages of one layer each, one after another."""
+    count = len(workload.stages()) + 1
+    stages = [copy.deepcopy(model) for _ in range(count)]
+    handed: tuple[Tensor, ...] = ()
+    sent: list[tuple[Tensor, Tensor]] = []
+    for number, stage in enumerate(stages[:-1]):
+        stage.keep(number, number + 1)  # type: ignore[operator]
+        (hidden,) = stage(batch, handed=handed).tensors
+        handed = (hidden.detach().requires_grad_(),)
+        sent.append((hidden, handed[0]))
+    stages[-1].keep(count - 1, count)  # type: ignore[operator]
+    loss = workload.criterion(stages[-1](batch, handed=handed), batch).total
+    loss.backward()
+    for hidden, received in reversed(sent):
+        hidden.backward(received.grad)
+    found: dict[str, Tensor] = {}
+    for stage in stages:
+        for name, parameter in stage.named_parameters():
+            if parameter.grad is not None:
+                found[name] = found.get(name, torch.zeros_like(parameter)) + parameter.grad
+    return loss.detach(), found
 
 
 def least_ways(workload: OwnWorkload) -> int:

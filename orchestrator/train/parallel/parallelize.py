@@ -40,6 +40,7 @@ from orchestrator.train.parallel.tied_gradients import TiedGradients
 from orchestrator.train.parallel.zero1 import Zero1
 from workloads.adapters.lora import LoraLinear
 from workloads.adapters.nf4 import QuantisedLinear, QuantisedWeight, product
+from workloads.hf.network import HuggingFaceNetwork
 from workloads.own.network import OwnNetwork
 from workloads.workload import Workload
 
@@ -112,7 +113,7 @@ def _stage(
     model = plain_stage(workload, layout, number)
     freeze(model, workload)
     cuts = cut_parameters(model, styles, mesh)
-    if mesh.tp.size > 1 and isinstance(model, OwnNetwork):
+    if mesh.tp.size > 1 and isinstance(model, OwnNetwork | HuggingFaceNetwork):
         apply_own_tensor(model, styles, mesh.tp)
     elif mesh.tp.size > 1:
         apply_tensor(model, styles, mesh.tp, layout.sequence)

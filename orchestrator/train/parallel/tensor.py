@@ -141,7 +141,7 @@ class VocabularyLoss:
     def whole(self, logits: Tensor) -> Tensor:
         """Logits [n, V of this rank] over the whole vocabulary, fp32 [n, V]."""
         logits = logits.float()
-        if self._tp.size == 1 or logits.shape[-1] == self._vocabulary:
+        if self._tp.size == 1 or logits.shape[-1] >= self._vocabulary:
             return logits
         found = logits.new_full((len(logits), self._vocabulary), -math.inf)
         found[:, self._start : self._start + logits.shape[-1]] = logits

@@ -44,7 +44,7 @@ def test_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "verdict"), [((3, 10, 9), "missing"), ((3, 12, 1), "ok"), ((3, 13, 0), "missing")]
+    ("version", "verdict"), [((3, 10, 9), "missing"), ((3, 13, 1), "ok"), ((3, 14, 0), "missing")]
 )
 def test_the_version_of_python(monkeypatch: pytest.MonkeyPatch, version: Any, verdict: str) -> None:
     monkeypatch.setattr(sys, "version_info", version)

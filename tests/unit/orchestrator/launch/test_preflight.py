@@ -216,6 +216,28 @@ def test_a_class_run_as_it_is_is_tried_and_what_it_loses_is_told(tmp_path: Path)
     assert resolve(spec()).notes == []
 
 
+def test_a_class_is_divided_where_the_job_says_so_and_a_plan_that_is_wrong_is_refused(tmp_path: Path) -> None:
+    sizes = {**SIZES, "num_hidden_layers": 2, "intermediate_size": 64, "num_key_value_heads": 2}
+    fine = foreign(tmp_path / "ministral", transformers.MinistralConfig(**sizes, head_dim=8))
+    for parallel in ({"tp": 2}, {"pp": 2}):
+        check_workload(resolve(spec(workload=fine, parallel=parallel)))
+    assert "as it is" in resolve(spec(workload=fine)).shape.no_model_split  # not by the planner alone
+    shape = resolve(spec(workload=fine, parallel={"tp": 2})).shape
+    assert Layout(tp=2).problems(shape, 8) == []
+    for wrong, says in (
+        (Layout(tp=4), "key-value heads"), (Layout(pp=3), "can be cut into 2"), (Layout(cp=2), "set cp to 1"),
+        (Layout(ep=2, dp=2), "set ep to 1"), (Layout(tp=2, sequence=True), "set sequence to false"),
+    ):  # fmt: skip
+        assert says in wrong.problems(shape, 8)[0]
+    # Its activation has numbers of its own, which no entry of the plan names.
+    wrong_plan = foreign(tmp_path / "apertus", transformers.ApertusConfig(**sizes))
+    check_workload(resolve(spec(workload=wrong_plan)))
+    with pytest.raises(
+        InputError, match=r"by the plan of transformers, .*alpha_p is another one; set parallel"
+    ):
+        check_workload(resolve(spec(workload=wrong_plan, parallel={"tp": 2})))
+
+
 def test_a_class_that_shows_what_it_must_not_is_refused(tmp_path: Path) -> None:
     theirs = transformers.OPTConfig(
         **SIZES, ffn_dim=64, word_embed_proj_dim=32, max_position_embeddings=64, dropout=0.0, pad_token_id=1

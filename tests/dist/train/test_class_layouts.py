@@ -1,0 +1,103 @@
+"""Classes of transformers that have no table here, divided: tensors by transformers' own plan, layers at their list."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import Results, check_equal
+
+from cluster.workers.process_gang import ProcessGang
+
+SIZES = {"vocab_size": 160, "max_position_embeddings": 64, "num_hidden_layers": 4, "hidden_size": 32}
+QUICK: list[tuple[str, int, dict[str, Any], dict[str, Any]]] = [
+    ("neox", 2, {"tp": 2}, {}),
+    ("neox", 2, {"pp": 2, "schedule": "zbv"}, {}),
+    ("ministral", 2, {"tp": 2, "recompute": "full"}, {}),
+    ("ministral", 2, {"pp": 2, "schedule": "1f1b"}, {}),
+    ("ministral", 4, {"tp": 2, "dp": 2, "zero": 3}, {}),
+    ("neox", 4, {"tp": 2, "pp": 2}, {}),
+]
+MORE: list[tuple[str, int, dict[str, Any], dict[str, Any]]] = [
+    *(("neox", 2, {"pp": 2, "schedule": s}, {}) for s in ("gpipe", "1f1b", "interleaved", "zero_bubble")),
+    ("neox", 4, {"pp": 4}, {}),
+    ("neox", 4, {"pp": 2, "dp": 2, "zero": 1}, {}),
+    ("ministral", 4, {"pp": 2, "dp": 2, "zero": 3}, {}),
+    ("ministral", 4, {"pp": 2, "tp": 2, "schedule": "zero_bubble", "recompute": "full"}, {}),
+    ("modernbert", 2, {"pp": 2, "schedule": "zbv"}, {"objective": "masked_lm"}),
+    ("ministral", 2, {"tp": 2}, {"train": {"compile": True}}),
+    ("ministral", 2, {"pp": 2}, {"train": {"compile": True}}),
+]
+
+
+def write(name: str, folder: Path) -> str:
+    """A small configuration; its weights are the class's own."""
+    import transformers
+
+    kind, more = {
+        "neox": ("GPTNeoX", {"num_attention_heads": 4, "intermediate_size": 64, "tie_word_embeddings": True}),
+        "ministral": (
+            "Ministral",
+            {
+                "num_attention_heads": 4,
+                "num_key_value_heads": 2,
+                "head_dim": 8,
+                "intermediate_size": 64,
+                "sliding_window": 6,
+                "layer_types": ["sliding_attention", "full_attention"] * 2,
+            },
+        ),
+        "modernbert": (
+            "ModernBert",
+            {"num_attention_heads": 4, "intermediate_size": 64, "local_attention": 8, "pad_token_id": 1},
+        ),
+    }[name]
+    config = getattr(transformers, f"{kind}Config")(**SIZES, **more)
+    config.architectures = [f"{kind}For{'MaskedLM' if kind == 'ModernBert' else 'CausalLM'}"]
+    config.save_pretrained(folder)
+    return str(folder)
+
+
+def case_of(name: str, layout: dict[str, Any], fields: dict[str, Any], folder: str = "") -> dict[str, Any]:
+    given = {"model": f"hf:{folder}", "changes": {}, "steps": 3, "layout": {"micro_batch": 2, **layout}}
+    return {**given, **fields, "id": f"{name} {layout} {fields}"}
+
+
+def alone_of(name: str, fields: dict[str, Any], folder: str = "") -> dict[str, Any]:
+    return case_of(name, {}, {n: v for n, v in fields.items() if n != "train"}, folder)
+
+
+def trained(
+    folder: Path, gang: ProcessGang, cases: list[tuple[str, int, dict[str, Any], dict[str, Any]]]
+) -> Results:
+    found = Results(folder, gang)
+    folders = {name: write(name, folder / name) for name, *_ in cases}
+    alone = [alone_of(name, fields, folders[name]) for name, _, _, fields in cases]
+    found.run(1, list({case["id"]: case for case in alone}.values()))
+    for world in (2, 4):
+        found.run(world, [case_of(n, lay, fields, folders[n]) for n, w, lay, fields in cases if w == world])
+    return found
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory, gang: ProcessGang) -> Results:
+    return trained(tmp_path_factory.mktemp("classes"), gang, QUICK)
+
+
+@pytest.fixture(scope="module")
+def more(tmp_path_factory: pytest.TempPathFactory, gang: ProcessGang) -> Results:
+    return trained(tmp_path_factory.mktemp("more"), gang, MORE)
+
+
+@pytest.mark.parametrize(("name", "world", "layout", "fields"), QUICK, ids=str)
+def test_a_divided_class_trains_as_one_process_does(
+    results: Results, name: str, world: int, layout: dict[str, Any], fields: dict[str, Any]
+) -> None:
+    check_equal(results.of(case_of(name, layout, fields)), results.of(alone_of(name, fields)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "world", "layout", "fields"), MORE, ids=str)
+def test_so_it_does_under_further_layouts(
+    more: Results, name: str, world: int, layout: dict[str, Any], fields: dict[str, Any]
+) -> None:
+    check_equal(more.of(case_of(name, layout, fields)), more.of(alone_of(name, fields)))

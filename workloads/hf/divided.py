@@ -1,0 +1,199 @@
+"""How a class of transformers that is run as it is may be divided: tensors by the plan that transformers ships
+with it, layers between any two of its list."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from math import gcd
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+STYLES = {"colwise": "column", "rowwise": "row", "replicated_with_grad_allreduce": "heads"}
+"""The words of transformers' plans, and those of `Workload.sharding`."""
+WHOLE = {
+    "colwise_gather_output",
+    "rowwise_split_input",
+    "embedding_rowwise",
+    "embedding_colwise",
+    "replicate",
+}
+"""What every rank keeps whole here: tables, heads and layers, whose input and result are whole in any case."""
+
+
+def tensor_styles(bare: Any) -> tuple[Mapping[str, str], str]:
+    """Style by pattern of module names, or nothing and why there is none."""
+    plan: Mapping[str, str] = getattr(bare, "tp_plan", None) or {}
+    if not plan:
+        return {}, "transformers ships no plan for it"
+    if odd := sorted({style for style in plan.values() if style not in STYLES.keys() | WHOLE}):
+        return {}, f"transformers' plan for it has {odd[0]}, which is not known here"
+    styles = {name: STYLES[style] for name, style in plan.items() if style in STYLES}
+    for name, module in bare.named_modules():
+        numbered = _starred(name)
+        found = next((pattern for pattern in styles if fnmatchcase(name, pattern)), None)
+        if found is None:
+            continue
+        if found != numbered:  # transformers puts numbers alone for a star
+            return {}, f"transformers' plan for it is not clear about {name}"
+        if styles[found] in ("column", "row") and type(module) is not nn.Linear:
+            return {}, f"{name} is a {type(module).__name__}"
+    used = {_starred(name) for name, _ in bare.named_modules()}
+    styles = {name: style for name, style in styles.items() if name in used}
+    return (
+        (styles, "")
+        if "row" in styles.values()
+        else ({}, "transformers' plan for it names none of its layers")
+    )
+
+
+def _starred(name: str) -> str:
+    """A module's name as plans write it: a star for each number of a list."""
+    return ".".join("*" if part.isdigit() else part for part in name.split("."))
+
+
+def cut_size(bare: nn.Module, styles: Mapping[str, str]) -> int:
+    """What each number of ranks divides over which tensors of these styles are cut."""
+    size = 0
+    for name, module in bare.named_modules():
+        style = styles.get(_starred(name))
+        if isinstance(module, nn.Linear) and style in ("column", "row"):
+            size = gcd(size, module.out_features if style == "column" else module.in_features)
+    return size or 1
+
+
+@dataclass(frozen=True)
+class LayerList:
+    """The list of layers of a class, by its name, and what it has before and after it, by the names of modules."""
+
+    name: str
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+    gives_tuple: bool
+
+
+def layer_list(bare: Any, blocks: list[nn.Module], run: Callable[[], object]) -> tuple[LayerList | None, str]:
+    """Where a class can be cut into layers, or None and why it cannot; `run` is a forward pass of `bare`."""
+    lists = {id(m): n for n, m in bare.named_modules() if isinstance(m, nn.ModuleList)}
+    holders = [m for m in bare.modules() if isinstance(m, nn.ModuleList) and any(b in set(m) for b in blocks)]
+    if len(blocks) < 2 or len(holders) != 1 or list(holders[0]) != blocks:
+        return None, "it has no single list of layers"
+    inside = {id(m) for block in blocks for m in block.modules()}
+    owners = {
+        name: module
+        for name, module in bare.named_modules()
+        if id(module) not in inside and (list(module.parameters(False)) or _saved_buffers(module))
+    }
+    seen: list[str] = []
+    tuples: set[bool] = set()
+    hooks: list[RemovableHandle] = []
+    for name, module in owners.items():
+        hooks.append(module.register_forward_pre_hook(lambda _, __, name=name: seen.append(name)))
+    for number, block in enumerate(blocks):
+        hooks.append(block.register_forward_pre_hook(lambda _, __, number=number: seen.append(f"#{number}")))
+        hooks.append(block.register_forward_hook(lambda _, __, out: tuples.add(_is_tuple(out))))
+    try:
+        run()
+    except Exception:  # a class that cannot be run without data, each in its own way
+        return None, "its layers cannot be followed without data"
+    finally:
+        for hook in hooks:
+            hook.remove()
+    order = [name for name in seen if name[0] == "#"]
+    if order != [f"#{number}" for number in range(len(blocks))] or len(tuples) != 1:
+        return None, "its layers are not called one after another"
+    first, last = seen.index("#0"), seen.index(order[-1])
+    before = tuple(dict.fromkeys(name for name in seen[:first]))
+    after = tuple(dict.fromkeys(name for name in seen[last + 1 :]))
+    between = set(seen[first:last]) - set(order)
+    if between or set(before) & set(after) or {*before, *after} != set(owners):
+        return None, "it has tensors between its layers"
+    return LayerList(lists[id(holders[0])], before, after, tuples.pop()), ""
+
+
+def _is_tuple(out: object) -> bool:
+    if isinstance(out, tuple) and len(out) != 1:
+        raise ValueError("a layer gives several things")
+    return isinstance(out, tuple)
+
+
+def _saved_buffers(module: nn.Module) -> list[str]:
+    return [n for n in module._buffers if n not in module._non_persistent_buffers_set]
+
+
+class Passing(nn.Module):
+    """A layer of another stage: it gives what it is given, or what was `received` from the stage before."""
+
+    def __init__(self, layer: nn.Module, gives_tuple: bool) -> None:
+        super().__init__()
+        for name, value in vars(layer).items():  # what the class asks of its layers, such as their kind
+            if not name.startswith("_") and name != "training":
+                setattr(self, name, value)
+        self._gives_tuple = gives_tuple
+        self.received: Tensor | None = None
+
+    def forward(self, *given: Any, **named: Any) -> Any:
+        """The hidden states [B, L, hidden]."""
+        hidden = given[0] if given else named["hidden_states"]
+        found = hidden if self.received is None else self.received
+        return (found,) if self._gives_tuple else found
+
+
+class Absent(nn.Module):
+    """What another stage has before or after its layers: it gives zeros [B, L, hidden] for tokens, else what it is
+    given. With the weight that it had, if that is also another module's, so that its name stays."""
+
+    def __init__(self, module: nn.Module, hidden: int, keeps: bool) -> None:
+        super().__init__()
+        self._hidden = hidden
+        if keeps:
+            self.weight = module.weight
+
+    def forward(self, given: Tensor, *_: object, **__: object) -> Tensor:
+        """float [B, L, hidden]."""
+        if given.is_floating_point():
+            return given
+        return torch.zeros(*given.shape, self._hidden, device=given.device)
+
+
+def keep_layers(bare: nn.Module, found: LayerList, hidden: int, start: int, stop: int) -> Passing | None:
+    """Leave of a class the layers from `start` to before `stop`, and what belongs to them; returns what is given the
+    hidden states that another stage sends."""
+    layers = bare.get_submodule(found.name)
+    assert isinstance(layers, nn.ModuleList)
+    count, entered = len(layers), None
+    for number in range(count):
+        if not start <= number < stop:
+            passing = Passing(layers[number], found.gives_tuple)
+            layers[number] = passing
+            entered = passing if number == start - 1 else entered
+    gone = [*(found.before if start else ()), *(found.after if stop < count else ())]
+    shared = _shared(bare)
+    left = {
+        id(p)
+        for n in {*found.before, *found.after} - {*gone}
+        for p in bare.get_submodule(n).parameters(False)
+    }
+    for name in gone:
+        module = bare.get_submodule(name)
+        if any(True for _ in module.children()):  # what it does is done by them
+            module._parameters.update(dict.fromkeys(module._parameters))
+            continue
+        keeps = name in shared and any(id(p) in left for p in module.parameters(False))
+        parent, _, leaf = name.rpartition(".")
+        setattr(bare.get_submodule(parent), leaf, Absent(module, hidden, keeps))
+    return entered
+
+
+def _shared(bare: nn.Module) -> set[str]:
+    """Modules whose weight is another one's too."""
+    places: dict[int, list[str]] = {}
+    for name, module in bare.named_modules():
+        weight = module._parameters.get("weight")
+        if weight is not None:
+            places.setdefault(id(weight), []).append(name)
+    return {name for names in places.values() if len(names) > 1 for name in names}
