@@ -122,13 +122,15 @@ def test_a_manifest_promises_what_its_job_asks(
     workers_hold_what_is_asked(spec, cluster)
     for group in cluster["workerGroupSpecs"]:
         labels_are_true(spec, group, SPOT[platform], nodes)
-    (outside,) = [
+    outside = [
         peer["ipBlock"]
         for rule in files["networkpolicy.yaml"]["spec"]["egress"]
         for peer in rule["to"]
         if "ipBlock" in peer
     ]
-    assert ("except" in outside) is (spec.resources.notices not in CLOUDS.values())
+    assert [block["cidr"] for block in outside] == ["0.0.0.0/0", "::/0"]
+    hidden = spec.resources.notices not in CLOUDS.values()
+    assert all(("except" in block) is hidden for block in outside)
 
 
 def schemas(config: pytest.Config) -> dict[str, Any]:

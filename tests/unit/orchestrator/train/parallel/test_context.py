@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.attention.varlen
 from torch import Tensor
 from varlen import varlen_attn
 
