@@ -1,7 +1,8 @@
 """Predicted against measured step time of random small jobs on this machine's processors, after a calibration.
 
 Models of 0.1 to 10 million parameters, one and two processes, data, tensor and pipeline parallelism, ZeRO 0 to 3. Run
-it with `python tests/bench/bench_planning.py JOBS`. Each process has one thread; what else runs here is in the figures.
+it with `python tests/bench/bench_planning.py JOBS SEED`. Each process has one thread; what else runs here is in the
+figures.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ LAYOUTS = (
 )  # fmt: skip
 
 
-def main(count: int) -> None:
+def main(count: int = 20, seed: int = 19) -> None:
     """Calibrate, measure, and print each job with its error, and the errors' percentiles."""
     machine = calibrate().machine("fp32")
-    rng, errors = random.Random(19), []
+    rng, errors = random.Random(seed), []
     while len(errors) < count:
         asked, layout = drawn(rng)
         shape, batch, _ = predicted_with(asked)
@@ -63,4 +64,4 @@ def drawn(rng: random.Random) -> tuple[dict[str, Any], Layout]:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 20)
+    main(*map(int, sys.argv[1:]))

@@ -24,6 +24,9 @@ traffic alone say 0.5 to 0.6 (tests/fsdp_steps.py: MPT 70b with micro-batches of
 nodes); 0.4 is best for all."""
 ROUNDS = 4
 """A pipeline is played for at most so many micro-batches a stage; further ones take what the slowest rank takes."""
+FSDP_GATHER, FSDP_SCATTER = 3.0, 4.0
+"""How often FSDP2 reads and writes bytes beside a message: a shard is copied into it and the whole out again; gradients
+are copied into it whole, and divided."""
 DEEPSPEED = {1: 1.10, 2: 1.06, 3: 1.12}
 """CPU time of a DeepSpeed step relative to a step of the torch engine, by ZeRO stage, as measured by
 `tests/bench/bench_deepspeed.py`."""
@@ -280,6 +283,9 @@ def _data_parallel(
     last = group.scatter(min(BUCKET, gradients))
     scatter = group.scatter(gradients) + (units - 1) * group.scatter(0.0)
     gather = group.gather(weights) + (units - 1) * group.gather(0.0)
+    if not machine.launches_ahead:  # by the cores that compute
+        gather += machine.elements(FSDP_GATHER * weights)
+        scatter += machine.elements(FSDP_SCATTER * gradients)
     each, hidden = scatter + (2.0 if layout.zero == 3 else 1.0) * gather, forward + backward
     copies = Group(layout.replicas // layout.sharded, layout.tp * layout.sharded, machine)
     summed = copies.all_reduce(gradients / layout.sharded) if copies.size > 1 else 0.0
