@@ -22,6 +22,10 @@ def test_each_stage_begins_where_the_one_before_ends_and_has_a_layer() -> None:
             assert counts[-1] <= min(counts) + (layers % stages == 0)
 
 
+def test_the_last_stage_has_a_layer_though_there_are_fewer_than_stages() -> None:
+    assert [layers_of(2, stage, 4) for stage in range(4)] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
 @pytest.mark.parametrize("layers", [3, 4, 5])
 def test_the_engine_cuts_there(layers: int) -> None:
     sizes = {"hidden": 8, "layers": layers, "heads": 2, "intermediate": 8, "vocab_size": 32}
