@@ -116,7 +116,10 @@ def test_a_lost_node_is_seen_and_avoided_and_what_is_left_is_used(
     beat = until(gang, lambda beat: beat.ranks[1].state == "dead" and beat.ranks[1].error != "")
     assert "gone" in beat.ranks[1].error or "no answer" in beat.ranks[1].error
     gang.stop()
-    assert gang.capacity(ONE) == 1
+    deadline = time.monotonic() + 40
+    while gang.capacity(ONE) != 1:  # the other node is suspected too, if it answers late
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
     gang.start(1, ONE, WAIT, {})
     assert until(gang, running).ranks[0].node == beat.ranks[0].node
 
@@ -150,11 +153,12 @@ def test_places_are_made_ready_beside_running_ranks(gang: RayGang) -> None:
     assert (gang.ready(), gang.capacity(ONE)) == (1, 2)
     gang.prewarm(2)
     until(gang, lambda beat: gang.ready() == 2)
-    began = time.monotonic()
+    listed = psutil.process_iter(["cmdline"])
+    there = {p.pid for p in listed if "cluster.workers.fork_server" in " ".join(p.info["cmdline"] or [])}
     gang.stop()
     gang.start(2, ONE, WAIT, {})
-    until(gang, running)
-    assert time.monotonic() - began < 10  # no interpreter starts and nothing is imported
+    parents = {psutil.Process(rank.pid).ppid() for rank in until(gang, running).ranks}
+    assert parents <= there  # no interpreter starts and nothing is imported
 
 
 def test_a_place_with_a_gpu_begins_in_its_standby_and_has_another(
