@@ -69,7 +69,7 @@ def _prepare(spec: JobSpec, cache: str) -> str:
         entries = tokenizer.size_of(tokenizer.encoder(text))
     folder.write("tokenizer.json", text.encode())
     for number, part in enumerate(parts):
-        shards.write_shard(folder.uri, number, part, entries, roles, kind=kind)
+        shards.make_shard(folder.uri, number, part, entries, roles, kind=kind)()
     uris = [source.uri for source in spec.data.sources]
     manifest.write(
         folder,

@@ -94,15 +94,24 @@ def lean_start() -> Iterator[None]:
     takes two seconds of a processor more, and waits three more where another cluster of this machine has that port."""
     from ray._private import node, parameter
 
-    kinds: Any = (parameter.RayParams, node.Node)  # which Any lets one assign to
-    params, server = kinds[0].__init__, kinds[1].start_api_server
     kept = {"no_monitor": True, "include_log_monitor": False, "dashboard_agent_listen_port": 0}
-    kinds[0].__init__ = functools.partialmethod(params, **kept)
-    kinds[1].start_api_server = lambda node, **_: None
+    begin = functools.partialmethod(parameter.RayParams.__init__, **kept)
+    no_server = lambda node, **_: None  # noqa: E731
+    with _replaced(parameter.RayParams, __init__=begin), _replaced(node.Node, start_api_server=no_server):
+        yield
+
+
+@contextlib.contextmanager
+def _replaced(part: Any, **others: Any) -> Iterator[None]:
+    """Have attributes of a module or class of Ray be others meanwhile."""
+    before = {name: vars(part)[name] for name in others}
+    for name, other in others.items():
+        setattr(part, name, other)
     try:
         yield
     finally:
-        kinds[0].__init__, kinds[1].start_api_server = params, server
+        for name, was in before.items():
+            setattr(part, name, was)
 
 
 def started_here() -> bool:
@@ -138,20 +147,12 @@ def lean_data() -> Iterator[None]:
 
             return ExecutionResources.from_resource_dict(ray.cluster_resources())
 
-    manager: Any = stats._StatsManager
+    nobody: Any = staticmethod(lambda *_, **__: None)
     told = ("register_dataset_to_stats_actor", "update_execution_metrics", "update_iteration_metrics")
-    kept = {name: manager.__dict__[name] for name in told}
-    executor: Any = streaming_executor
-    made = executor.create_cluster_autoscaler
-    for name in told:
-        setattr(manager, name, staticmethod(lambda *_, **__: None))
-    executor.create_cluster_autoscaler = lambda *_, **__: NoAutoscaler()
-    try:
+    silent = _replaced(stats._StatsManager, **dict.fromkeys(told, nobody))
+    alone = _replaced(streaming_executor, create_cluster_autoscaler=lambda *_, **__: NoAutoscaler())
+    with silent, alone:
         yield
-    finally:
-        executor.create_cluster_autoscaler = made
-        for name, function in kept.items():
-            setattr(manager, name, function)
 
 
 class RayNode:

@@ -305,12 +305,8 @@ def _tokenise(
         return shards.make_shard(folder_uri, number, part, vocabulary, roles, data_format, kind, fast, text)
 
     def is_there(row: dict[str, Any]) -> bool:  # a record that was there before is of files that are not
-        made = (
-            None
-            if row["recorded"]
-            else shards.read_record(DataFolder(folder_uri), row["number"], data_format)
-        )
-        return made is not None
+        found = DataFolder(folder_uri), row["number"], data_format
+        return not row["recorded"] and shards.read_record(*found) is not None
 
     folder_uri, refuted = folder.uri, None
     text_bytes = sum(span.bytes for part in parts for span in part)

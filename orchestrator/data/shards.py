@@ -67,11 +67,6 @@ def sizes_beside(shard: str, documents: int, data_format: int) -> dict[str, int]
     return {name: size for name, (since, size) in beside.items() if data_format >= since}
 
 
-def write_shard(*arguments: Any, **options: Any) -> None:
-    """Write a shard, see `make_shard`."""
-    make_shard(*arguments, **options)()
-
-
 def make_shard(
     uri: str,
     number: int,

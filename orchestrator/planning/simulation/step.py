@@ -230,9 +230,8 @@ def _most_layers(layers: int, ranks: int, stages: int, back: bool, of: int | Non
     """Layers of the rank that has most, or of the rank `of`; `back` says that stages come back up."""
     count = [0] * ranks
     for stage in range(stages):
-        count[min(stage, stages - 1 - stage) if back else stage % ranks] += layers_of(layers, stage, stages)[
-            1
-        ]
+        rank = min(stage, stages - 1 - stage) if back else stage % ranks
+        count[rank] += layers_of(layers, stage, stages)[1]
     return max(count) if of is None else count[of]
 
 
@@ -274,13 +273,14 @@ def _data_parallel(
     if group.size == 1:
         return 0.0
     gradients, weights = program.gradient_width * trained, program.gather_width * parameters
-    scatter, last = group.scatter(gradients), group.scatter(min(BUCKET, gradients))
+    bucket = min(BUCKET, gradients)
     if layout.zero == 0:
-        return _felt(group.all_reduce(gradients), backward, group.all_reduce(min(BUCKET, gradients)))
+        return _felt(group.all_reduce(gradients), backward, group.all_reduce(bucket))
     if layout.zero == 1:
-        return _felt(scatter, backward, last) + group.gather(program.gather_width * trained)
+        scatter = _felt(group.scatter(gradients), backward, group.scatter(bucket))
+        return scatter + group.gather(program.gather_width * trained)
     group = Group(layout.sharded, layout.tp, machine)
-    last = group.scatter(min(BUCKET, gradients))
+    last = group.scatter(bucket)
     scatter = group.scatter(gradients) + (units - 1) * group.scatter(0.0)
     gather = group.gather(weights) + (units - 1) * group.gather(0.0)
     if not machine.launches_ahead:  # by the cores that compute

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -53,13 +53,8 @@ def check_stages(workload: OwnWorkload, batch: Batch) -> None:
 def check_sharding(workload: Workload, model: nn.Module, batch: Batch, ways: int, by: str = SHARDING) -> None:
     """Raise WorkloadError if the loss or a gradient of `model` on `batch` becomes another one when tensors are cut over
     so many ranks, `by` what declares it. They are threads here."""
-    name, group = workload.name, _Threads(ways)
-    model.zero_grad(set_to_none=True)
-    total = workload.loss(model, batch).total
-    total.backward()
-    whole = float(total.detach())
-    gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
-    model.zero_grad(set_to_none=True)  # of which ranks have copies
+    told, group = f"{workload.name}: cut over {ways} ranks by {by}", _Threads(ways)
+    whole = _whole(workload, model, batch)
     styles = workload.sharding()
     found: list[tuple[Tensor, dict[str, Tensor]]] = []
     failed: list[Exception] = []
@@ -83,50 +78,59 @@ def check_sharding(workload: Workload, model: nn.Module, batch: Batch, ways: int
         thread.join()
     if failed:
         first = next((e for e in failed if not isinstance(e, threading.BrokenBarrierError)), failed[0])
-        raise WorkloadError(f"{name}: cut over {ways} ranks by {by}, its loss fails ({_line(first)})")
-    for loss, _ in found:
-        if not abs(float(loss) - whole) <= CLOSE * abs(whole) + 1e-6:
-            hint = "; a layer that gives several things side by side (query, key and value) is to be several layers"
-            raise WorkloadError(
-                f"{name}: cut over {ways} ranks by {by}, its loss is {float(loss):.6g}, and {whole:.6g} whole"
-                f"{hint if by == SHARDING else ''}"
-            )
-    most = max((float(g.norm()) for g in gradients.values()), default=0.0)
-    for key, gradient in gradients.items():
-        added = sum((parts[key] for _, parts in found if key in parts), torch.zeros_like(gradient))
-        if not float((added - gradient).norm()) <= CLOSE * float(gradient.norm()) + 1e-5 * most:
-            hint = "; if its module reads what a column-cut layer gives, call it shared"
-            raise WorkloadError(
-                f"{name}: cut over {ways} ranks by {by}, the gradient of {key} is another one"
-                f"{hint if by == SHARDING else ''}"
-            )
+        raise WorkloadError(f"{told}, its loss fails ({_line(first)})")
+    added = {
+        key: sum((parts[key] for _, parts in found if key in parts), torch.zeros_like(gradient))
+        for key, gradient in whole[1].items()
+    }
+    hints = ("", "")
+    if by == SHARDING:
+        hints = (
+            "; a layer that gives several things side by side (query, key and value) is to be several layers",
+            "; if its module reads what a column-cut layer gives, call it shared",
+        )
+    _check_same(told, whole, [loss for loss, _ in found], added, hints)
 
 
 def check_layers(workload: Workload, model: nn.Module, batch: Batch) -> None:
     """Raise WorkloadError if the loss or a gradient of `model`, a class of transformers, on `batch` becomes another one
     when it is cut into stages of one layer each."""
-    model.zero_grad(set_to_none=True)
-    loss = workload.loss(model, batch).total
-    loss.backward()
-    total = float(loss.detach())
-    gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    told, whole = f"{workload.name}: cut between its layers", _whole(workload, model, batch)
     try:
         loss, found = _by_layers(workload, model, batch)
     except Exception as error:  # each class fails in its own way
-        raise WorkloadError(
-            f"{workload.name}: cut between its layers, its loss fails ({_line(error)})"
-        ) from None
-    if not abs(float(loss) - total) <= CLOSE * abs(total) + 1e-6:
-        raise WorkloadError(
-            f"{workload.name}: cut between its layers, its loss is {float(loss):.6g}, and {total:.6g} whole"
-        )
+        raise WorkloadError(f"{told}, its loss fails ({_line(error)})") from None
+    _check_same(told, whole, [loss], found)
+
+
+def _whole(workload: Workload, model: nn.Module, batch: Batch) -> tuple[float, dict[str, Tensor]]:
+    """The loss and the gradients of the undivided model, which holds none afterwards: it is copied."""
+    model.zero_grad(set_to_none=True)
+    loss = workload.loss(model, batch).total
+    loss.backward()
+    gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad(set_to_none=True)
+    return float(loss.detach()), gradients
+
+
+def _check_same(
+    told: str,
+    whole: tuple[float, dict[str, Tensor]],
+    losses: Sequence[Tensor],
+    found: Mapping[str, Tensor],
+    hints: tuple[str, str] = ("", ""),
+) -> None:
+    """Raise WorkloadError, which begins as `told`, if a loss or a gradient is not that of the whole; `hints` are for
+    either."""
+    total, gradients = whole
+    for loss in losses:
+        if not abs(float(loss) - total) <= CLOSE * abs(total) + 1e-6:
+            raise WorkloadError(f"{told}, its loss is {float(loss):.6g}, and {total:.6g} whole{hints[0]}")
     most = max((float(g.norm()) for g in gradients.values()), default=0.0)
     for name, gradient in gradients.items():
-        added = found.get(name, torch.zeros_like(gradient))
-        if not float((added - gradient).norm()) <= CLOSE * float(gradient.norm()) + 1e-5 * most:
-            raise WorkloadError(
-                f"{workload.name}: cut between its layers, the gradient of {name} is another one"
-            )
+        other = found.get(name, torch.zeros_like(gradient))
+        if not float((other - gradient).norm()) <= CLOSE * float(gradient.norm()) + 1e-5 * most:
+            raise WorkloadError(f"{told}, the gradient of {name} is another one{hints[1]}")
 
 
 def _by_layers(workload: Workload, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import signal
@@ -11,22 +10,14 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
+from rank_requests import rank, wait_for
 
 from cluster.workers.fork_server import ForkServer
 from cluster.workers.gang import Cause
 from cluster.workers.heartbeat import HeartbeatServer
-from cluster.workers.worker_context import RankInfo
-
-
-@pytest.fixture
-def server() -> Iterator[HeartbeatServer]:
-    found = HeartbeatServer("127.0.0.1")
-    yield found
-    found.close()
 
 
 @pytest.fixture
@@ -34,19 +25,6 @@ def fork_server() -> Iterator[ForkServer]:
     found = ForkServer("targets:wait")
     yield found
     found.close()
-
-
-def rank(server: HeartbeatServer, target: str = "targets:wait") -> dict[str, Any]:
-    token = server.expect(["local"])
-    rank_info = dataclasses.asdict(RankInfo(0, 1, 0, "127.0.0.1", 1))
-    return {"rank_info": rank_info, "target": target, "config": {}, "server": server.address, "token": token}
-
-
-def wait_for(seen: Any) -> None:
-    deadline = time.monotonic() + 20
-    while not seen():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.fixture

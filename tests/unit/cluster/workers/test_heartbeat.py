@@ -7,7 +7,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,14 +16,6 @@ import pytest
 from cluster.workers.clock import wall
 from cluster.workers.gang import Cause, GangStatus, RankStatus
 from cluster.workers.heartbeat import HeartbeatServer
-
-
-@pytest.fixture
-def server() -> Iterator[HeartbeatServer]:
-    """Listens for two ranks."""
-    found = HeartbeatServer("127.0.0.1")
-    yield found
-    found.close()
 
 
 def expect(server: HeartbeatServer) -> str:

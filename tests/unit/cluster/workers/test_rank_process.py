@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,14 +18,6 @@ from cluster.workers.rank_process import describe, run, serve_store
 from cluster.workers.worker_context import RankInfo
 
 RANK_INFO = RankInfo(rank=0, world_size=1, local_rank=0, host="127.0.0.1", port=1)
-
-
-@pytest.fixture
-def server() -> Iterator[HeartbeatServer]:
-    """Listens for one rank."""
-    found = HeartbeatServer("127.0.0.1")
-    yield found
-    found.close()
 
 
 def leave_with(*arguments: Any) -> None:

@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 import ready_targets
+from rank_requests import rank, wait_for
 
 from cluster.workers.fork_server import ForkServer
 from cluster.workers.heartbeat import HeartbeatServer
-from cluster.workers.worker_context import RankInfo
 
 TARGET = "ready_targets:wait"
-
-
-@pytest.fixture
-def server() -> Iterator[HeartbeatServer]:
-    found = HeartbeatServer("127.0.0.1")
-    yield found
-    found.close()
 
 
 @pytest.fixture
@@ -44,25 +35,6 @@ def fork_server(log: Path) -> Iterator[ForkServer]:
     found = ForkServer(TARGET, stands_by=True, settle=0.0)
     yield found
     found.close()
-
-
-def rank(server: HeartbeatServer, **config: Any) -> dict[str, Any]:
-    token = server.expect(["local"])
-    rank_info = dataclasses.asdict(RankInfo(0, 1, 0, "127.0.0.1", 1))
-    return {
-        "rank_info": rank_info,
-        "target": TARGET,
-        "config": config,
-        "server": server.address,
-        "token": token,
-    }
-
-
-def wait_for(seen: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 20
-    while not seen():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def standby(log: Path, number: int) -> int:
@@ -88,13 +60,13 @@ def test_the_next_rank_begins_in_the_standby_and_another_follows(
 ) -> None:
     first = standby(log, 1)
     large = "x" * 2_000_000  # more than a socket holds
-    assert fork_server.launch(**rank(server, large=large)) == first
+    assert fork_server.launch(**rank(server, TARGET, large=large)) == first
     runs(server, first)
     second = standby(log, 2)
     assert fork_server.exits() == {}
     os.kill(first, signal.SIGKILL)
     wait_for(lambda: fork_server.exits() == {first: -signal.SIGKILL})
-    assert fork_server.launch(**rank(server)) == second
+    assert fork_server.launch(**rank(server, TARGET)) == second
     runs(server, second)
     third = standby(log, 3)
     fork_server.end_ranks()
@@ -112,13 +84,13 @@ def test_a_standby_that_was_killed_or_frozen_costs_a_second_at_most(
     useless = standby(log, 1)
     os.kill(useless, how)
     began = time.monotonic()
-    pid = fork_server.launch(**rank(server))
+    pid = fork_server.launch(**rank(server, TARGET))
     runs(server, pid)
     assert pid != useless
     assert time.monotonic() - began < 5
     fork_server.end_ranks()
     assert gone(useless)
-    assert fork_server.launch(**rank(server)) == standby(log, 2)
+    assert fork_server.launch(**rank(server, TARGET)) == standby(log, 2)
 
 
 @pytest.mark.parametrize(("setting", "value"), [(ready_targets.FAILS, "1"), (ready_targets.SECONDS, "600")])
@@ -129,7 +101,7 @@ def test_a_standby_that_cannot_be_ready_is_done_without(
     fork_server = ForkServer(TARGET, stands_by=True, settle=0.0)
     try:
         useless = standby(log, 1)
-        pid = fork_server.launch(**rank(server))
+        pid = fork_server.launch(**rank(server, TARGET))
         runs(server, pid)
         assert pid != useless
     finally:
@@ -140,7 +112,7 @@ def test_a_standby_that_cannot_be_ready_is_done_without(
 def test_without_being_asked_for_there_is_none(server: HeartbeatServer, log: Path) -> None:
     fork_server = ForkServer(TARGET)
     try:
-        runs(server, fork_server.launch(**rank(server)))
+        runs(server, fork_server.launch(**rank(server, TARGET)))
         assert log.read_text() == ""
     finally:
         fork_server.close()
@@ -153,7 +125,7 @@ def test_a_standby_dies_with_who_started_it(server: HeartbeatServer, log: Path) 
         "time.sleep(600)\n"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    parent = subprocess.Popen([sys.executable, "-c", code, json.dumps(rank(server))], env=environment)
+    parent = subprocess.Popen([sys.executable, "-c", code, json.dumps(rank(server, TARGET))], env=environment)
     wait_for(lambda: server.poll(0, 0.0).ranks[0].state == "running")
     pids = [standby(log, 1), server.poll(0, 0.0).ranks[0].pid]
     parent.kill()

@@ -42,7 +42,7 @@ def written(folder: Path, files: list[str], part_bytes: int) -> Tokens:
     made.write("tokenizer.json", TOKENIZER.encode())
     roles = tokenizer.roles_of(Tokenizer.from_str(TOKENIZER), {})
     for number, part in enumerate(parts):
-        shards.write_shard(made.uri, number, part, ENTRIES, roles)
+        shards.make_shard(made.uri, number, part, ENTRIES, roles)()
     manifest.write(made, gather(made, "f" * 32, [named.uri], parts, ENTRIES, roles))
     return Tokens.open(made.uri)
 

@@ -97,7 +97,7 @@ def test_prepared_data_says_what_was_left_out_of_it(tmp_path: Path) -> None:
         folder = DataFolder(str(tmp_path / f"prepared-{len(made)}"))
         folder.write("tokenizer.json", encoder.to_str().encode())
         for number in order:
-            shards.write_shard(folder.uri, number, parts[number], 3, {"eos": 0})
+            shards.make_shard(folder.uri, number, parts[number], 3, {"eos": 0})()
         found = gather(folder, "f" * 32, ["*.jsonl"], parts, 3, {"eos": 0})
         manifest.write(folder, found)
         made.append({str(p.relative_to(folder.uri)): p.read_bytes() for p in Path(folder.uri).rglob("*.*")})

@@ -70,7 +70,7 @@ def test_text_of_which_no_token_is_made_counts(tmp_path: Path) -> None:
     folder.write("tokenizer.json", tokenizer.to_str().encode())
     parts = cut(resolve([Source(uri=str(tmp_path / "a.txt"))]), 300)
     for number, part in enumerate(parts):
-        shards.write_shard(folder.uri, number, part, 4, roles)
+        shards.make_shard(folder.uri, number, part, 4, roles)()
     made = gather(folder, "f" * 32, ["a.txt"], parts, 4, roles)
     manifest.write(folder, made)
     assert any(not shard.tokens for shard in made.shards)

@@ -22,6 +22,12 @@ def test_each_stage_begins_where_the_one_before_ends_and_has_a_layer() -> None:
             assert counts[-1] <= min(counts) + (layers % stages == 0)
 
 
+def test_the_stages_hold_all_layers() -> None:
+    for layers in (1, 7, 24, 105):
+        for stages in (1, 2, 3, 7, 8):
+            assert sum(layers_of(layers, stage, stages)[1] for stage in range(stages)) == layers
+
+
 def test_the_last_stage_has_a_layer_though_there_are_fewer_than_stages() -> None:
     assert [layers_of(2, stage, 4) for stage in range(4)] == [(0, 0), (0, 1), (1, 0), (1, 1)]
 

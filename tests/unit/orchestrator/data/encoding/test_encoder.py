@@ -77,7 +77,7 @@ def test_what_an_engine_made_that_later_differs_is_made_again(
     assert shards.unfinished(folder, len(before.shards), 320, manifest.FORMAT) == [0, 1]
     parts = cut(resolve([Source(uri=str(tmp_path / "source-0" / "*.txt"))]), 1500)
     for number in (0, 1):
-        shards.write_shard(uri, number, parts[number], 320, before.roles)
+        shards.make_shard(uri, number, parts[number], 320, before.roles)()
     assert shards.unfinished(folder, len(before.shards), 320, manifest.FORMAT) == []
     assert bytes_of(uri) == bytes_of(plain)
 
