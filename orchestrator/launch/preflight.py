@@ -24,6 +24,7 @@ from orchestrator.launch.beginning import check_begins
 from orchestrator.launch.class_checks import check_hugging_face_class
 from orchestrator.launch.own_code import check_own_code
 from orchestrator.planning import prices
+from orchestrator.planning.commit_space import check_space
 from orchestrator.planning.device import BOUNDLESS, Machine
 from orchestrator.planning.host_memory import check_host_memory
 from orchestrator.planning.machines import machine_for
@@ -60,6 +61,7 @@ def preflight(spec: JobSpec, run_dir: RunDir, until: int | None, address: str | 
             raise InputError(f"step {until} is beyond train.steps {spec.train.steps}", "--until", "lower it")
     problems.raise_noted()
     check_begins(job, run_dir, commit)
+    check_space(spec, job.shape, run_dir.uri)
     if address is None:
         check_memory(job, worker_here(spec))
     return job

@@ -176,7 +176,7 @@ def _watch(run: WatchedRun, show: Callable[[dict[str, Any]], None]) -> RunOutcom
         try:
             outcome = run.look()
             if run.status:
-                show({**run.status, **({"note": STOPPING} if run.stopping else {})})
+                show({**run.status, "note": _note(run)})
             if outcome is not None:
                 if run.stopping and outcome.outcome == Outcome.FAILED and _is_without_commit(outcome):
                     raise KeyboardInterrupt  # as before the run had begun: nothing is lost, and nothing has failed
@@ -186,6 +186,12 @@ def _watch(run: WatchedRun, show: Callable[[dict[str, Any]], None]) -> RunOutcom
             if run.stopping:
                 raise
             run.stopping = True
+
+
+def _note(run: WatchedRun) -> str:
+    """What the run says of itself, such as why it cannot save, after what its user asked for."""
+    notes = [STOPPING if run.stopping else "", run.status.get("note") or ""]
+    return "; ".join(note for note in notes if note)
 
 
 def _is_without_commit(outcome: RunOutcome) -> bool:

@@ -161,6 +161,23 @@ def test_a_stop_before_the_first_commit_is_an_interruption(monkeypatch: pytest.M
     assert runs._watch(Stopped(), lambda status: None).outcome == Outcome.STOPPED  # type: ignore[arg-type]
 
 
+def test_a_run_that_is_asked_to_stop_still_says_what_holds_it_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Waits:
+        def __init__(self) -> None:
+            self.status, self.stopping, self.looks = {"note": "saving pauses: the disk is full"}, False, 0
+
+        def look(self) -> RunOutcome | None:
+            self.looks += 1
+            if self.looks == 1:
+                raise KeyboardInterrupt
+            return RunOutcome(Outcome.STOPPED, {"commit": 4})
+
+    monkeypatch.setattr("cluster.workers.ray_internals.dead_main_process", lambda: "")
+    shown: list[str] = []
+    runs._watch(Waits(), lambda status: shown.append(status["note"]))  # type: ignore[arg-type]
+    assert shown == [f"{runs.STOPPING}; saving pauses: the disk is full"]
+
+
 @pytest.mark.parametrize(("input_", "outcome"), [(True, Outcome.WRONG_INPUT), (False, Outcome.FAILED)])
 def test_a_controller_s_error_is_the_command_s(input_: bool, outcome: Outcome) -> None:
     status = {"summary": None, "error": {"line": "is wrong", "input": input_}}

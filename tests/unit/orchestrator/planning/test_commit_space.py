@@ -1,0 +1,53 @@
+"""Space for a commit on the disk of a run directory."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from jobs import job
+
+from orchestrator.job.errors import InputError
+from orchestrator.job.spec import JobSpec, parse
+from orchestrator.planning.commit_space import check_space, commit_bytes
+from orchestrator.planning.layout import ModelShape
+
+SHAPE = ModelShape(1_000_000, 8, 64, 8, 8, 256, 1000, 64)
+
+
+def spec(optimizer: str = "adamw", ema: float | None = None, **resources: object) -> JobSpec:
+    average = {"ema": ema} if ema else None
+    changes = {"train": {"optimizer": {"name": optimizer}}, "checkpoint": {"every": 2, "average": average}}
+    return parse(job("none.txt") | {"resources": {"workers": 1, **resources}} | _over(changes))
+
+
+def _over(changes: dict[str, dict[str, object]]) -> dict[str, object]:
+    whole = job("none.txt")
+    return {key: dict(whole.get(key) or {}) | changed for key, changed in changes.items()}
+
+
+def test_the_bytes_are_those_of_weights_moments_and_the_moving_average() -> None:
+    assert commit_bytes(spec(), SHAPE) == 12e6
+    assert commit_bytes(spec(ema=0.99), SHAPE) == 16e6
+    assert commit_bytes(spec("lion"), SHAPE) == 8e6
+
+
+def test_a_disk_without_room_for_a_commit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def usage(folder: str) -> object:
+        asked.append(str(folder))
+        return shutil._ntuple_diskusage(10**9, 10**9 - free, free)  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    free = 11_900_000
+    with pytest.raises(InputError, match=r"takes 12\.0 MB, and its disk has 11\.9 MB free") as found:
+        check_space(spec(), SHAPE, str(tmp_path / "not" / "there"))
+    assert asked == [str(tmp_path)]
+    assert "must_fit: false" in str(found.value)
+    check_space(spec(must_fit=False), SHAPE, str(tmp_path))
+    check_space(spec("lion"), SHAPE, str(tmp_path))
+    check_space(spec(), SHAPE, "s3://bucket/run")
+    free = 12_100_000
+    check_space(spec(), SHAPE, str(tmp_path))
