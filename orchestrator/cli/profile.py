@@ -12,6 +12,7 @@ from orchestrator.cli.chain import chain_at
 from orchestrator.cli.options import Cluster, Json, emit, table
 from orchestrator.cli.targets import Target, job_at, run_at
 from orchestrator.job.errors import InputError
+from orchestrator.job.outcome import ENDED
 
 if TYPE_CHECKING:
     from orchestrator.storage.run_directory import RunDir
@@ -38,7 +39,7 @@ def profile(
     """Profile the next steps of a run that trains: a trace for each rank, and the operators that took longest."""
     run = _directory(target, address)
     status = run.read_json_or_empty("status.json")
-    wanted = _ranks(ranks, status)
+    wanted = _ranks(ranks, status, run.uri)
     asked = {"id": time.strftime("%Y%m%d-%H%M%S", time.gmtime()), "ranks": wanted, "steps": steps}
     folder = f"profiles/{asked['id']}"
     with contextlib.suppress(FileExistsError):
@@ -76,14 +77,15 @@ def _directory(target: str, address: str | None) -> RunDir:
     return run
 
 
-def _ranks(text: str, status: dict[str, Any]) -> list[int]:
+def _ranks(text: str, status: dict[str, Any], uri: str) -> list[int]:
     try:
         wanted = sorted({int(part) for part in text.split(",")})
     except ValueError:
         raise InputError("is no list of ranks", f"--ranks {text}", "give numbers, as in 0,3") from None
     if status.get("phase") != "train" or not status.get("ranks"):
         phase = status.get("phase", "unknown")
-        raise InputError(f"the run does not train now: it is in phase {phase}", "RUN", "wait for phase train")
+        hint = "ask while it trains" if phase in ENDED else "wait for phase train"
+        raise InputError(f"the run does not train now: it is in phase {phase}", uri, hint)
     world = len(status["ranks"])
     if wanted[0] < 0 or wanted[-1] >= world:
         raise InputError(f"the run has {world} ranks", f"--ranks {text}", f"name some of 0 to {world - 1}")

@@ -40,6 +40,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any
 
@@ -110,6 +111,37 @@ _CLASSES: Mapping[str, type[SampledObjective]] = MappingProxyType(
 )
 
 NAMES: tuple[str, ...] = tuple(_CLASSES)
+OTHER_NAMES = {
+    "clm": "causal_lm",
+    "lm": "causal_lm",
+    "pretrain": "causal_lm",
+    "mlm": "masked_lm",
+    "wwm": "whole_word_masking",
+    "nsp": "next_sentence",
+    "sop": "sentence_order",
+    "rtd": "replaced_token_detection",
+    "tlm": "translation_lm",
+    "plm": "permuted_lm",
+    "prefix_lm": "unified_lm",
+    "gsg": "gap_sentences",
+    "sft": "conversation",
+    "chat": "conversation",
+    "instruction_tuning": "conversation",
+    "classification": "sequence_classification",
+    "ner": "token_classification",
+    "qa": "span_extraction",
+    "question_answering": "span_extraction",
+    "translation": "seq2seq",
+    "summarization": "seq2seq",
+    "summarisation": "seq2seq",
+    "reward_model": "reward",
+}
+"""What else objectives are called, in papers and in other libraries."""
+OF_MODELS = dict.fromkeys(("contrastive", "clip"), "workloads.vision.clip:Clip") | dict.fromkeys(
+    ("masked_image", "masked_image_modeling", "masked_image_modelling", "mim", "mae"),
+    "workloads.vision.mae:Mae",
+)
+"""Objectives that are part of a model here, by the model."""
 OF_TEXT: tuple[str, ...] = tuple(name for name in NAMES if not _CLASSES[name].unit.startswith("record"))
 """Objectives that read text and not records."""
 
@@ -188,5 +220,14 @@ def _find(name: str) -> type[SampledObjective]:
             )
         return kind
     if name not in _CLASSES:
-        raise WorkloadError(f"there is no objective {name!r}; choose one of {', '.join(NAMES)}")
+        raise WorkloadError(f"there is no objective {name!r}{_near(name)}; choose one of {', '.join(NAMES)}")
     return _CLASSES[name]
+
+
+def _near(name: str) -> str:
+    """What the writer of an unknown name may have meant."""
+    asked = name.lower().replace("-", "_")
+    if asked in OF_MODELS:
+        return f", and the model has its own: workload.model {OF_MODELS[asked]}"
+    near = [OTHER_NAMES[asked]] if asked in OTHER_NAMES else get_close_matches(asked, NAMES, n=1, cutoff=0.7)
+    return f": did you mean {near[0]}?" if near else ""

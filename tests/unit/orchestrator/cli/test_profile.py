@@ -53,7 +53,12 @@ def test_ranks_that_there_are_not_are_refused(
 def test_a_run_that_does_not_train_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status(run, "export")
     code, text = said(capsys, run)
-    assert (code, "it is in phase export; wait for phase train" in text) == (2, True)
+    assert (
+        code,
+        f"{run}: the run does not train now: it is in phase export; wait for phase train" in text,
+    ) == (2, True)
+    status(run, "done")
+    assert "it is in phase done; ask while it trains" in said(capsys, run)[1]
 
 
 def test_what_comes_is_shown_and_what_does_not_is_named(

@@ -6,7 +6,8 @@ import pytest
 
 import workloads.objectives as objectives
 from workloads.errors import WorkloadError
-from workloads.objectives import NAMES, OF_TEXT, architectures, build, special_tokens
+from workloads.objectives import NAMES, OF_MODELS, OF_TEXT, OTHER_NAMES, architectures, build, special_tokens
+from workloads.own.reference import load
 
 
 def test_the_page_lists_every_objective_with_its_architectures():
@@ -38,6 +39,28 @@ def test_an_unknown_name_lists_the_known_ones(vocabulary):
         build("masked", vocabulary=vocabulary, sequence_length=64, seed=0)
     with pytest.raises(WorkloadError, match="there is no objective"):
         special_tokens("masked")
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ("casual_lm", "did you mean causal_lm?"),
+        ("MLM", "did you mean masked_lm?"),
+        ("sft", "did you mean conversation?"),
+        ("contrastive", "the model has its own: workload.model workloads.vision.clip:Clip;"),
+        ("nothing like it", "there is no objective 'nothing like it'; choose"),
+    ],
+)
+def test_what_an_unknown_name_means_is_guessed(asked, told):
+    with pytest.raises(WorkloadError) as found:
+        special_tokens(asked)
+    assert told in str(found.value)
+
+
+def test_what_objectives_are_called_elsewhere_is_known_here():
+    assert set(OTHER_NAMES.values()) <= set(NAMES)
+    for model in OF_MODELS.values():
+        assert load(model)
 
 
 def test_an_unknown_option_lists_the_known_ones(make):
