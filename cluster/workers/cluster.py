@@ -34,6 +34,11 @@ class NodeServices(Protocol):
         """End the service on all nodes."""
 
 
+def _call(function: Callable[..., Any], *arguments: Any) -> Any:
+    """For a cluster without a process that has the imports: here."""
+    return function(*arguments)
+
+
 def _fixed_size(bundle: Bundle, workers: int) -> None:
     """For a cluster that cannot grow."""
 
@@ -49,8 +54,9 @@ class Cluster:
 
     `gang()` makes a gang that is not started. `offer(bundle)` is what the smallest worker has, None if no node can hold
     one. `run_task(function, *arguments)` calls a function in another process. `services("module:Class", token)` keeps
-    an object of that class on every node, made with the token and the node's address. `request_workers(bundle, count)`
-    asks an autoscaler for room; it is called often, with 0 once no workers are needed. `machines(addresses)` is
+    an object of that class on every node, made with the token and the node's address. `call(function, *arguments)`
+    returns what that does, and has its imports done already where it can. `request_workers(bundle, count)` asks an
+    autoscaler for room; it is called often, with 0 once no workers are needed. `machines(addresses)` is
     {"node", "machine", "market", "zone"} of each node.
     """
 
@@ -58,5 +64,6 @@ class Cluster:
     offer: Callable[[Bundle], Offer | None]
     run_task: Callable[..., RemoteTask]
     services: Callable[[str, str], NodeServices]
+    call: Callable[..., Any] = _call
     request_workers: Callable[[Bundle, int], None] = _fixed_size
     machines: Callable[[Sequence[str]], list[dict[str, str]]] = _unknown

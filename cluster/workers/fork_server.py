@@ -18,11 +18,11 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from cluster.workers.gang import Cause
-from cluster.workers.program import command_of
+from cluster.workers.program import command_of, environment_of_ranks
 from cluster.workers.standby import READINESS, SETTLE, Standby
 
 START_TIMEOUT = 180.0
@@ -36,22 +36,28 @@ class ForkServer:
     With `stands_by` it keeps a process in which the module's `make_ready` has made the device ready, if it has one; the
     next rank begins in it. Another follows `settle` seconds after."""
 
-    def __init__(self, target: str, stands_by: bool = False, settle: float = SETTLE) -> None:
-        ours, theirs = socket.socketpair()
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-            "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # asking whether there are GPUs must not touch them before a fork
-        }
-        with theirs:
-            self._process = subprocess.Popen(
-                command_of("cluster.workers.fork_server", str(theirs.fileno())),
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                env=environment,
-            )
-        ours.settimeout(START_TIMEOUT)
-        self._socket, self._file = ours, ours.makefile("r")
+    def __init__(
+        self,
+        target: str,
+        stands_by: bool = False,
+        settle: float = SETTLE,
+        connection: socket.socket | None = None,
+    ) -> None:
+        """A `connection` is that to a process which serves it already, see `cluster.workers.shared_imports`."""
+        self._process: subprocess.Popen[bytes] | None = None
+        if connection is not None:
+            self._socket = connection
+        else:
+            self._socket, theirs = socket.socketpair()
+            with theirs:
+                self._process = subprocess.Popen(
+                    command_of("cluster.workers.fork_server", str(theirs.fileno())),
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    env=environment_of_ranks(),
+                )
+        self._socket.settimeout(START_TIMEOUT)
+        self._file = self._socket.makefile("r")
         self.target, self._oom_kills_before = target, 0
         self._send({"import": target, "stands_by": stands_by, "settle": settle})
 
@@ -79,9 +85,10 @@ class ForkServer:
         self._request({"do": "end"})
 
     def close(self) -> None:
-        """Kill the process and its ranks. Safe to call twice."""
-        self._process.kill()
-        self._process.wait()
+        """End the process and its ranks. Safe to call twice."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
         self._file.close()
         self._socket.close()
 
@@ -99,12 +106,13 @@ class ForkServer:
 def main() -> None:
     """Serve requests until the socket is closed."""
     control = socket.socket(fileno=int(sys.argv[1]))
-    lines = control.makefile("r")
-    first = json.loads(lines.readline())
-    _import_target(first["import"])
-    importlib.import_module("cluster.workers.rank_process")  # once, and not in each rank
-    gc.collect()
-    gc.freeze()  # shared pages stay shared: the garbage collectors of ranks leave them alone
+    serve(control, control.makefile("r"))
+
+
+def serve(control: socket.socket, lines: Iterable[str]) -> None:
+    """Serve the requests of these lines, which are those of the socket, until it is closed."""
+    first = json.loads(next(iter(lines)))
+    import_for_ranks(first["import"])
     starter = _Starter(control, first["import"] if first["stands_by"] else "")
     ranks, exit_codes = starter.ranks, dict[int, int]()
     for line in lines:
@@ -165,12 +173,16 @@ class _Starter:
         return self.ranks | ({self._standby.pid} if self._standby is not None else set())
 
 
-def _import_target(target: str) -> None:
-    """Import the module. If that fails, each rank fails at the same import and reports it."""
+def import_for_ranks(target: str) -> None:
+    """Import the module of "module:function", and what runs a rank. If the former fails, each rank fails at the same
+    import and reports it."""
     try:
         importlib.import_module(target.partition(":")[0])
     except Exception as error:
         print(f"importing {target} failed: {type(error).__name__}: {error}", file=sys.stderr)
+    importlib.import_module("cluster.workers.rank_process")  # once, and not in each rank
+    gc.collect()
+    gc.freeze()  # shared pages stay shared: the garbage collectors of ranks leave them alone
 
 
 def _oom_kills() -> int:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import errno
+import functools
+import secrets
 from typing import Any
 
 import ray
 from ray.exceptions import RayTaskError, WorkerCrashedError
 
-from cluster.workers.cluster import Cluster
+from cluster.workers.cluster import Cluster, RemoteTask
 from cluster.workers.machine import machines, smallest_offer
 from cluster.workers.node_services import RayNodeServices
 from cluster.workers.ray_gang import RayGang
 from cluster.workers.ray_internals import full_folder
+from cluster.workers.shared_imports import CallInCopy
 
 CLEANUP_TIMEOUT = 5.0
 """Seconds that a cancelled function has to clean up."""
@@ -49,6 +52,24 @@ class RayTask:
             ray.wait([self._reference], timeout=CLEANUP_TIMEOUT)
 
 
-def on_ray() -> Cluster:
-    """The connected Ray cluster; it has no autoscaler to ask."""
-    return Cluster(RayGang, smallest_offer, RayTask, RayNodeServices, machines=machines)
+def on_ray(shared: str = "") -> Cluster:
+    """The connected Ray cluster; it has no autoscaler to ask. `shared`: see `RayGang`; if it is given, the process of
+    that name is on this machine, and functions are called in copies of it, unless it is gone."""
+    if not shared:
+        gang = functools.partial(RayGang, secrets.token_hex(16))
+        return Cluster(gang, smallest_offer, RayTask, RayNodeServices, machines=machines)
+
+    def run_task(function: Any, *arguments: Any) -> RemoteTask:
+        try:
+            return CallInCopy(shared, function, *arguments)
+        except OSError:
+            return RayTask(function, *arguments)
+
+    def call(function: Any, *arguments: Any) -> Any:
+        try:
+            return run_task(function, *arguments).result()
+        except ChildProcessError:
+            return function(*arguments)
+
+    gang = functools.partial(RayGang, shared)
+    return Cluster(gang, smallest_offer, run_task, RayNodeServices, call, machines=machines)

@@ -5,6 +5,7 @@ Python looks into the working directory first, where a user may have a `cluster`
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -22,6 +23,15 @@ _RUN = (
 def command_of(module: str, *arguments: str) -> list[str]:
     """The command that calls `main` of a module of this project in a process of its own."""
     return [sys.executable, "-c", _RUN.format(root=str(ROOT)), module, *arguments]
+
+
+def environment_of_ranks() -> dict[str, str]:
+    """The environment of a process that imports what this one can, in which ranks begin."""
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # asking whether there are GPUs must not touch them before a fork
+    }
 
 
 def hidden_packages(path: Iterable[str]) -> list[str]:

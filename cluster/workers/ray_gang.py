@@ -44,10 +44,11 @@ class RayGang:
 
     Worker groups stay between attempts, and those that `prewarm` asks for beyond the ones in use are made beside the
     running ranks. All of them belong to the process that made this object: if it dies, Ray and the kernel end the rest.
+    `shared` names the process of each node in which the imports of ranks are done, see `shared_imports`.
     """
 
-    def __init__(self) -> None:
-        self._heartbeats = HeartbeatServer(ray.util.get_node_ip_address())
+    def __init__(self, shared: str = "") -> None:
+        self._shared, self._heartbeats = shared, HeartbeatServer(ray.util.get_node_ip_address())
         self._groups: list[WorkerGroup] = []
         self._pending: list[PendingGroup] = []
         self._slots: list[tuple[WorkerGroup, int]] = []
@@ -186,10 +187,9 @@ class RayGang:
 
     def _request_groups(self, groups: int) -> None:
         """Request placement groups until so many worker groups exist or are pending."""
-        ranks_per_group, bundle, target = self._group_spec
-        avoided = self._avoid | self._suspected_nodes()
+        asked = (*self._group_spec, self._avoid | self._suspected_nodes(), self._shared)
         for _ in range(groups - len(self._groups) - len(self._pending)):
-            self._pending.append(PendingGroup(ranks_per_group, bundle, target, avoided))
+            self._pending.append(PendingGroup(*asked))
 
     def _wait_for_groups(self, groups: int) -> None:
         """Wait until so many worker groups exist. Raises TimeoutError, and releases those that are pending, if that

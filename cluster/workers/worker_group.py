@@ -17,7 +17,7 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from cluster.workers import nodes
+from cluster.workers import nodes, shared_imports
 from cluster.workers.fork_server import ForkServer
 from cluster.workers.gang import Bundle, Cause
 from cluster.workers.rank_output import FLUSH_TIMEOUT, TRACE, OutputTarget, RankOutput, log_of
@@ -49,9 +49,12 @@ def wait_until_unreachable(
 class WorkerHost:
     """The actor in a bundle. It starts ranks by a fork server and reports how they end; it imports nothing heavy."""
 
-    def __init__(self, target: str, stands_by: bool = False) -> None:
-        """`stands_by`: see `ForkServer`."""
-        self._fork_server = ForkServer(target, stands_by)
+    def __init__(self, target: str, stands_by: bool = False, shared: str = "") -> None:
+        """`stands_by`: see `ForkServer`. `shared` names the process of the node from which its fork server begins."""
+        connection, self._shared_imports = None, None
+        if shared and shared_imports.is_supported():
+            connection, self._shared_imports = shared_imports.connect(shared, target)
+        self._fork_server = ForkServer(target, stands_by, connection=connection)
         self._output: RankOutput | None = None
         self._pid = 0
         head = ray.get_runtime_context().gcs_address
@@ -172,10 +175,10 @@ class PendingGroup:
     """A worker group that is being made: its placement group is granted, its actors start, their imports end.
 
     The placement group packs `ranks` bundles onto one node where one is large enough, and leaves out the nodes in
-    `avoid` (ids or addresses).
+    `avoid` (ids or addresses). `shared`: see `WorkerHost`.
     """
 
-    def __init__(self, ranks: int, bundle: Bundle, target: str, avoid: Set[str]) -> None:
+    def __init__(self, ranks: int, bundle: Bundle, target: str, avoid: Set[str], shared: str = "") -> None:
         alive = nodes.alive()
         fits_one_node = any(nodes.fitting_workers(n.total, n.labels, bundle) >= ranks for n in alive)
         avoided = sorted(n.id for n in alive if n.id in avoid or n.address in avoid)
@@ -185,7 +188,7 @@ class PendingGroup:
             strategy="STRICT_PACK" if fits_one_node else "PACK",
             bundle_label_selector=[labels] * ranks if labels else None,
         )
-        self._ranks, self.bundle, self._target = ranks, bundle, target
+        self._ranks, self.bundle, self._target, self._shared = ranks, bundle, target, shared
         self._ready: Any = self.group.ready()
         self._hosts: list[Any] = []
         self._answers: list[Any] = []
@@ -200,7 +203,7 @@ class PendingGroup:
                 worker = remote.options(
                     num_cpus=self.bundle.cpu, num_gpus=self.bundle.gpu, scheduling_strategy=strategy
                 )
-                self._hosts.append(worker.remote(self._target, self.bundle.stands_by))
+                self._hosts.append(worker.remote(self._target, self.bundle.stands_by, self._shared))
             self._answers = [h.location.remote() for h in self._hosts] + [
                 h.exits.remote() for h in self._hosts
             ]

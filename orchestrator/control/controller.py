@@ -36,7 +36,6 @@ from orchestrator.planning.plan import Planner
 from orchestrator.resolve.base import NO_BASE, base_json, bases_of, same_base
 from orchestrator.resolve.continued import begun_from, take_over
 from orchestrator.resolve.prepared_data import PreparedData, is_whole, keep_excerpt
-from orchestrator.resolve.training_inputs import resolve_over
 from orchestrator.storage.row_types import EventFields
 from orchestrator.storage.run_directory import Row, RunDir
 from orchestrator.train.task import Task
@@ -260,12 +259,12 @@ class Controller:
         self._workers.prewarm_first(self._useful)  # what follows takes seconds
         source, commit = self._stored(lambda: begun_from(self._spec, self._run, history.newest))
         self._base, needed = self._stored(lambda: bases_of(self._spec, history.base, commit))
-        job, shards, notes = self._stored(lambda: resolve_over(self._spec, self._data, needed, source))
+        shape, shards, notes = self._stored(lambda: self._workers.resolved(self._data, needed, source))
         self._shards = history.same_shards(shards, self._data.uri)
         for line in notes:
             self._event(self._state.phase, line)
         first = self._planner is None
-        planner = self._planner = self._workers.planner(job.shape)
+        planner = self._planner = self._workers.planner(shape)
         planner.plan(self._spec.resources.workers.max)  # what is illegal is told before anything starts
         self._policy = Policy(self._spec, planner.choose, planner.seconds)
         if widest := self._policy.choose(self._useful):

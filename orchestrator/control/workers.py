@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from cluster.workers.cluster import Cluster
 from cluster.workers.gang import GangStatus, RankStatus
@@ -19,6 +19,10 @@ from orchestrator.planning.host_memory import check_workers_memory
 from orchestrator.planning.layout import Layout, ModelShape
 from orchestrator.planning.machines import machine_for
 from orchestrator.planning.plan import Planner
+from orchestrator.resolve.base import Base
+from orchestrator.resolve.continued import Source
+from orchestrator.resolve.prepared_data import PreparedData
+from orchestrator.resolve.training_inputs import shape_over
 from orchestrator.storage.run_directory import Row, RunDir
 from orchestrator.track.rank_log import output_of_attempt
 from orchestrator.track.redact import redact
@@ -140,6 +144,15 @@ class Workers:
     def machines(self) -> list[dict[str, str]]:
         """The machines that the ranks are on."""
         return self._cluster.machines(sorted({rank.node for rank in self.ranks}))
+
+    def resolved(
+        self, data: PreparedData, base: Base | None, source: Source | None
+    ) -> tuple[ModelShape, str, list[str]]:
+        """See `shape_over`: it imports torch, which the cluster may have done already."""
+        return cast(
+            "tuple[ModelShape, str, list[str]]",
+            self._cluster.call(shape_over, self._spec, data, base, source),
+        )
 
     def planner(self, shape: ModelShape) -> Planner:
         """Plans by what the least of the workers has. Raises InputError if their memory cannot hold what is saved."""

@@ -27,7 +27,8 @@ LINGER = 60.0
 class ControllerActor:
     """One run. If Ray starts this actor again, it goes on from the run directory.
 
-    With a `priority` it shares the cluster with other runs, by the cluster's queue.
+    With a `priority` it shares the cluster with other runs, by the cluster's queue. `shared` names a process of this
+    machine that does the imports of ranks already.
     """
 
     def __init__(
@@ -38,9 +39,10 @@ class ControllerActor:
         faults: tuple[str, ...],
         priority: int | None = None,
         launched: float = 0.0,
+        shared: str = "",
     ) -> None:
         self._job, self._until = job, until
-        spec, self._run, cluster = parse(job), RunDir(run_uri), on_ray()
+        spec, self._run, cluster = parse(job), RunDir(run_uri), on_ray(shared)
         self._queue: QueueClient | None = None
         if priority is not None:
             workers, bundle = spec.resources.workers, spec.resources.per_worker.bundle
@@ -104,13 +106,14 @@ def start_controller(
     faults: tuple[str, ...],
     priority: int | None = None,
     launched: float = 0.0,
+    shared: str = "",
 ) -> Any:
     """A new detached controller for the run, or the one that another command has just started."""
     options: dict[str, Any] = {"name": _name(run), "namespace": NAMESPACE, "lifetime": "detached"}
     options |= {"get_if_exists": True, "num_cpus": 0, "max_restarts": -1, "max_concurrency": 8}
     options["resources"] = ON_HEAD
     remote: Any = ray.remote(ControllerActor)
-    return remote.options(**options).remote(job, run.uri, until, faults, priority, launched)
+    return remote.options(**options).remote(job, run.uri, until, faults, priority, launched, shared)
 
 
 def _name(run: RunDir) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from cluster.workers.clock import wall
+from cluster.workers.shared_imports import SharedImports, is_supported
 from orchestrator.checkpoint.identity import check_same_run
 from orchestrator.job.errors import InputError
 from orchestrator.job.outcome import Outcome
@@ -19,6 +21,7 @@ from orchestrator.launch.preflight import gpus_here, preflight
 from orchestrator.launch.submission import no_cluster
 from orchestrator.storage.run_directory import RunDir, remove_empty
 from orchestrator.track.goodput import with_end
+from orchestrator.train.task import ENTRY_OF
 
 REFRESH = 0.25
 """Seconds between looks at the controller."""
@@ -59,8 +62,24 @@ def run(
     if found := done_already(spec, run_dir):
         return RunOutcome(Outcome.DONE, found, f"{run_dir.uri} is finished: nothing to do")
     launched = launched or wall()
-    show({"phase": "check", "note": "reading the job's sources and model"})
-    spec = preflight(spec, run_dir, until, address).spec
+    with imports_begun(spec, embedded=address is None) as shared:
+        show({"phase": "check", "note": "reading the job's sources and model"})
+        spec = preflight(spec, run_dir, until, address).spec
+        return _run_checked(spec, run_dir, until, address, show, faults, priority, launched, shared)
+
+
+def _run_checked(
+    spec: JobSpec,
+    run_dir: RunDir,
+    until: int | None,
+    address: str | None,
+    show: Callable[[dict[str, Any]], None],
+    faults: tuple[str, ...],
+    priority: int,
+    launched: float,
+    shared: str,
+) -> RunOutcome:
+    """Drive a run that has been checked; `shared` names the process of this machine that has the imports of ranks."""
     from cluster.local.ray_session import NoCluster, NotStarted, connected_ray
 
     queue = None if address is None else priority
@@ -74,7 +93,7 @@ def run(
         for last in (False, False, True):
             with connected_ray(address, most * worker.cpu, gpus):
                 show({"phase": "connect", "note": "starting the run's controller"})
-                controller = attach(spec, run_dir, until, faults, queue, launched)
+                controller = attach(spec, run_dir, until, faults, queue, launched, shared)
                 outcome = _watch(WatchedRun(controller, run_dir), show)
             if not outcome.fallen or last:
                 break
@@ -85,6 +104,21 @@ def run(
         return RunOutcome(Outcome.FAILED, None, str(error))
     finally:
         remove_empty(made)
+
+
+@contextlib.contextmanager
+def imports_begun(spec: JobSpec, embedded: bool) -> Iterator[str]:
+    """The name of a process in which the imports of ranks begin now, while the job is checked and Ray starts; it ends
+    with this. Empty if the ranks are not to run on this machine."""
+    if not (embedded and is_supported()):
+        yield ""
+        return
+    engine = "torch" if spec.parallel == "auto" else spec.parallel.engine or "torch"
+    imports = SharedImports(secrets.token_hex(16), ENTRY_OF[engine])
+    try:
+        yield imports.name
+    finally:
+        imports.close()
 
 
 def _closed(outcome: RunOutcome, run_dir: RunDir, embedded: bool) -> RunOutcome:
@@ -207,6 +241,7 @@ def attach(
     faults: tuple[str, ...],
     priority: int | None,
     launched: float = 0.0,
+    shared: str = "",
 ) -> Any:
     """The run's controller: the one that is at work with the same job, else a new one."""
     import ray
@@ -229,7 +264,7 @@ def attach(
         deadline = time.monotonic() + 10
         while controller_of(run_dir) is not None and time.monotonic() < deadline:
             time.sleep(0.1)
-    return start_controller(job, run_dir, until, faults, priority, launched)
+    return start_controller(job, run_dir, until, faults, priority, launched, shared)
 
 
 def _outcome(status: dict[str, Any]) -> RunOutcome:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from orchestrator.data.own_samples import OwnBatches, OwnHeldOut
     from orchestrator.data.sections.plan import SectionPlan
     from orchestrator.data.tokens import Tokens
+    from orchestrator.planning.layout import ModelShape
     from workloads.describe import Description
     from workloads.workload import Objective, Vocabulary, Workload
 
@@ -157,6 +158,14 @@ def resolve_over(
     if source:
         check_same_data(spec, source, digest, data.uri)
     return inputs.job, digest, [*notes, *_set_notes(spec, tokens, data.sets)]
+
+
+def shape_over(
+    spec: JobSpec, data: PreparedData, base: Base | None = None, source: Source | None = None
+) -> tuple[ModelShape, str, list[str]]:
+    """What a controller needs of `resolve_over`, which imports torch: the model's shape, the digest and the notes."""
+    job, digest, notes = resolve_over(spec, data, base, source)
+    return job.shape, digest, notes
 
 
 def plan_of(spec: JobSpec, tokens: Tokens) -> SectionPlan | None:

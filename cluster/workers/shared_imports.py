@@ -1,0 +1,219 @@
+"""A process that has imported what ranks need, once for a node: the fork servers of a run there begin as copies of it.
+
+    python -m cluster.workers.shared_imports NAME TARGET FD
+
+It listens on a socket of that name and ends when the other side of FD, a socket, is closed. Whoever connects and is of
+the same user gets a copy, which has the folder and the environment of who asks: it is a fork server
+(`cluster.workers.fork_server`) or calls one function. The process itself has one thread and computes nothing, so that
+forking is safe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+from cluster.workers import fork_server
+from cluster.workers.program import command_of, environment_of_ranks
+
+BIND_TIMEOUT = 20.0
+"""Seconds for a fresh interpreter to listen, before it imports anything."""
+CLEANUP_TIMEOUT = 5.0
+"""Seconds that a call which is cancelled has to clean up."""
+CONNECT_PAUSE = 0.02
+"""Seconds between attempts to connect to a process that has just been started."""
+
+
+class SharedImports:
+    """Starts the process, unless one of this `name` is there; `target` is the "module:function" whose module is
+    imported. It ends with this object's process, or when this is closed."""
+
+    def __init__(self, name: str, target: str) -> None:
+        self.name, self.target = name, target
+        self._ours, theirs = socket.socketpair()
+        with theirs:
+            # A session of its own: Ctrl-C is for the command, which commits before it ends its ranks.
+            self._process = subprocess.Popen(
+                command_of("cluster.workers.shared_imports", name, target, str(theirs.fileno())),
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,  # what fails is told to who asks; ranks have logs of their own
+                env={"OMP_NUM_THREADS": "1"} | environment_of_ranks(),
+                start_new_session=True,
+            )
+
+    def has_ended(self) -> bool:
+        """Whether the process is gone: it failed, or found another one of its name."""
+        return self._process.poll() is not None
+
+    def close(self) -> None:
+        """End it; copies go on. Safe to call twice."""
+        self._ours.close()
+        self._process.kill()
+        self._process.wait()
+
+
+def is_supported() -> bool:
+    """Whether this system has sockets whose names are gone with the process that listens."""
+    return sys.platform.startswith("linux")
+
+
+def connect(name: str, target: str) -> tuple[socket.socket, SharedImports | None]:
+    """A connection to a copy of the process of that name; if none listens, one is started, which is returned too.
+
+    Raises OSError.
+    """
+    deadline, started = time.monotonic() + BIND_TIMEOUT, None
+    while True:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.connect(_address(name))
+        except ConnectionRefusedError:
+            connection.close()
+        else:
+            _check_user(connection)
+            _send_place(connection, "serve")
+            return connection, started
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"a process that imports {target} did not begin within {BIND_TIMEOUT:.0f} s")
+        if started is None or started.has_ended():
+            started = SharedImports(name, target)
+        time.sleep(CONNECT_PAUSE)
+
+
+class CallInCopy:
+    """A `RemoteTask` in a copy of the process of that name, which has its imports done. Raises OSError if there is
+    none."""
+
+    def __init__(self, name: str, function: Callable[..., Any], *arguments: Any) -> None:
+        self._what = getattr(function, "__name__", str(function))
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.connect(_address(name))
+        _check_user(connection)
+        _send_place(connection, "call")
+        self._channel = Connection(connection.detach())
+        self._channel.send((function, arguments))
+
+    def done(self) -> bool:
+        """See `RemoteTask.done`."""
+        return self._channel.closed or self._channel.poll()
+
+    def result(self) -> Any:
+        """See `RemoteTask.result`. Raises ChildProcessError if the copy has ended without one."""
+        try:
+            failed, result = self._channel.recv()
+        except (EOFError, OSError):
+            raise ChildProcessError(f"the process of {self._what} has ended") from None
+        finally:
+            self._channel.close()
+        if failed:
+            raise result
+        return result
+
+    def cancel(self) -> None:
+        """See `RemoteTask.cancel`."""
+        if self._channel.closed:
+            return
+        with self._channel:
+            connection = socket.socket(fileno=os.dup(self._channel.fileno()))
+            with connection, contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_WR)
+                connection.settimeout(2 * CLEANUP_TIMEOUT)
+                while connection.recv(2**16):  # an answer that nobody wants; then it is gone
+                    pass
+
+
+def main() -> None:
+    """Import, and fork a copy for every connection, until the lifeline is closed."""
+    name, target, lifeline = sys.argv[1], sys.argv[2], socket.socket(fileno=int(sys.argv[3]))
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(_address(name))
+    except OSError:
+        return  # another one serves
+    listener.listen()  # who connects meanwhile waits for the imports
+    fork_server.import_for_ranks(target)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # copies end when they will, and nobody asks how
+    while lifeline not in select.select([listener, lifeline], [], [])[0]:
+        connection, _ = listener.accept()
+        if _is_ours(connection) and not os.fork():
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            os.close(listener.detach())
+            os.close(lifeline.detach())
+            try:
+                _serve(connection)
+            finally:
+                os._exit(0)
+        connection.close()
+
+
+def _serve(connection: socket.socket) -> None:
+    """What a copy does for the process that has connected."""
+    with connection.makefile("rb", buffering=0) as unbuffered:  # what follows belongs to others
+        place = json.loads(unbuffered.readline())
+    _take_place(place)
+    if place["do"] == "serve":
+        fork_server.serve(connection, connection.makefile("r"))
+        return
+    with Connection(connection.detach()) as channel:
+        function, arguments = channel.recv()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        threading.Thread(target=_interrupt_when_unwanted, args=(channel,), daemon=True).start()
+        try:
+            answer = False, function(*arguments)
+        except BaseException as error:
+            answer = True, error
+        channel.send(answer)
+
+
+def _interrupt_when_unwanted(channel: Connection) -> None:
+    """Interrupt the call when whoever waits for it does so no longer, or is gone; some seconds later end it."""
+    select.select([channel], [], [])
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(CLEANUP_TIMEOUT)
+    os._exit(1)
+
+
+def _send_place(connection: socket.socket, do: str) -> None:
+    place = {"do": do, "environment": environment_of_ranks(), "folder": os.getcwd(), "path": sys.path}
+    connection.sendall(json.dumps(place).encode() + b"\n")
+
+
+def _take_place(place: dict[str, Any]) -> None:
+    """Be as if the process that has connected had started this one."""
+    os.environ.clear()
+    os.environ.update(place["environment"])
+    os.chdir(place["folder"])
+    sys.path[:] = ["", *(path for path in place["path"] if path)]
+
+
+def _address(name: str) -> str:
+    return f"\0orchestrator-{name}"
+
+
+def _is_ours(connection: socket.socket) -> bool:
+    """Whether the process at the other end is of the same user."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return bool(struct.unpack("3i", credentials)[1] == os.getuid())
+
+
+def _check_user(connection: socket.socket) -> None:
+    if not _is_ours(connection):
+        raise PermissionError("the process with the imports of ranks belongs to another user")
+
+
+if __name__ == "__main__":
+    main()

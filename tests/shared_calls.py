@@ -1,0 +1,30 @@
+"""What tests call in copies of a process with shared imports."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from cluster.workers.worker_context import WorkerContext
+
+
+def place(config: dict[str, Any], link: WorkerContext) -> list[str]:
+    """Where a rank is, and two variables of its environment."""
+    return [os.getcwd(), os.environ.get("CUDA_VISIBLE_DEVICES", ""), os.environ.get("HOME", "")]
+
+
+def pid_and_module(name: str) -> tuple[int, bool]:
+    """The process, and whether it has a module."""
+    return os.getpid(), name in sys.modules
+
+
+def clean_up_late(folder: str) -> None:
+    """Tell that it has begun, and that it was interrupted."""
+    Path(folder, "begun").write_text(str(os.getpid()))
+    try:
+        time.sleep(60)
+    finally:
+        Path(folder, "cleaned").touch()
