@@ -20,7 +20,7 @@ from orchestrator.job.chain import ChainSpec
 from orchestrator.job.errors import InputError
 from orchestrator.job.outcome import Outcome
 from orchestrator.launch.preflight import gpus_here, preflight
-from orchestrator.launch.run import REFRESH, RunOutcome, WatchedRun, attach, done_already
+from orchestrator.launch.run import REFRESH, RunOutcome, WatchedRun, attach, done_already, imports_begun
 from orchestrator.launch.submission import no_cluster
 from orchestrator.storage.file_names import CHAIN
 from orchestrator.storage.run_directory import REPORT, RunDir, remove_empty
@@ -76,10 +76,11 @@ def _drive(driver: Driver, stages: Mapping[str, StageRun], address: str | None) 
     with_gpu = [each for each in jobs if each.resources.per_worker.gpu]
     gpus = max((gpus_here(each) for each in with_gpu), default=0) if address is None else 0
     try:
-        for _ in range(3):
-            with connected_ray(address, cpus, gpus):
-                if not driver.drive():
-                    return
+        with imports_begun(jobs[0], embedded=address is None) as shared:
+            for _ in range(3):
+                with connected_ray(address, cpus, gpus):
+                    if not driver.drive(shared):
+                        return
     except NoCluster as error:
         raise no_cluster(error, address) from None
 
@@ -114,8 +115,9 @@ class Driver:
         self._stopping = False  # the user wants a stop, or a stage was stopped: no further one begins
         self._fallen = ""  # which process of the Ray on this machine has died
 
-    def drive(self) -> bool:
-        """Run until nothing is at work and nothing can begin. Returns whether to connect to Ray again and go on."""
+    def drive(self, shared: str = "") -> bool:
+        """Run until nothing is at work and nothing can begin. Returns whether to connect to Ray again and go on.
+        `shared`: see `attach`."""
         from cluster.workers.ray_internals import dead_main_process
 
         while True:
@@ -125,7 +127,7 @@ class Driver:
                     self._working.clear()
                     return not self._stopping
                 self._fallen = ""
-                self._begin()
+                self._begin(shared)
                 if not self._working:
                     return False
                 self._look()
@@ -158,7 +160,7 @@ class Driver:
         for run in self._working.values():
             run.stopping = True
 
-    def _begin(self) -> None:
+    def _begin(self, shared: str) -> None:
         """Start the stages that are ready."""
         for name, stage in self._stages.items():
             needed = [self._ended.get(other) for other in stage.stage.needs]
@@ -167,18 +169,19 @@ class Driver:
                 continue
             try:
                 with of_stage(name):
-                    self._start(name, stage)
+                    self._start(name, stage, shared)
             except InputError as error:
                 self._end(name, RunOutcome(Outcome.WRONG_INPUT, None, str(error)))
 
-    def _start(self, name: str, stage: StageRun) -> None:
+    def _start(self, name: str, stage: StageRun, shared: str) -> None:
         if (found := done_already(stage.job, stage.run)) is not None:
             self._end(name, RunOutcome(Outcome.DONE, found))
             return
         job = preflight(stage.job, stage.run, None, self._address).spec
         stage.run.create()
         faults = self._faults.get(name, ())
-        self._working[name] = WatchedRun(attach(job, stage.run, None, faults, self._priority), stage.run)
+        controller = attach(job, stage.run, None, faults, self._priority, 0.0, shared)
+        self._working[name] = WatchedRun(controller, stage.run)
 
     def _look(self) -> None:
         for name, run in list(self._working.items()):

@@ -243,7 +243,8 @@ def attach(
     launched: float = 0.0,
     shared: str = "",
 ) -> Any:
-    """The run's controller: the one that is at work with the same job, else a new one."""
+    """The run's controller: the one that is at work with the same job, else a new one. `shared` names a process of this
+    machine with the imports of ranks, if there is one: see `imports_begun`."""
     import ray
 
     from orchestrator.launch.controller_actor import controller_of, start_controller

@@ -25,11 +25,11 @@ class Failed(Exception):
         self.mend = mend
 
 
-def attached(run: RunDir, spec: JobSpec, until: int | None, *faults: str) -> WatchedRun:
-    """The run in a directory, driven up to a step with these faults."""
+def attached(run: RunDir, spec: JobSpec, until: int | None, *faults: str, shared: str = "") -> WatchedRun:
+    """The run in a directory, driven up to a step with these faults. `shared`: see `attach`."""
     from orchestrator.launch.run import WatchedRun, attach
 
-    return WatchedRun(attach(spec, run, until, faults, None), run)
+    return WatchedRun(attach(spec, run, until, faults, None, shared=shared), run)
 
 
 def follow(watched: WatchedRun, is_enough: Callable[[], bool]) -> RunOutcome | None:

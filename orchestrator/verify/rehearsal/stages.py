@@ -157,6 +157,8 @@ class Scene:
     small: Rehearsed | None = None
     sets: dict[str, str] = field(default_factory=dict)
     watched: WatchedRun | None = None
+    shared: str = ""
+    """A process of this machine with the imports of ranks, see `imports_begun`."""
 
     @property
     def steps(self) -> list[int]:
@@ -189,11 +191,13 @@ def _data(scene: Scene) -> str:
     from orchestrator.data.progress import StageLine
     from orchestrator.data.tokens import Tokens
     from orchestrator.launch.preflight import preflight
+    from orchestrator.launch.run import imports_begun
     from orchestrator.resolve.prepared_data import PreparedData, prepared
     from orchestrator.track.words import count
 
     small = rehearsed(scene.job, scene.real.layout, scene.folder)
     scene.small, scene.found.small, scene.found.notes = small, small.layout, small.notes
+    scene.shared = scene.stack.enter_context(imports_begun(small.spec, embedded=True))
     preflight(small.spec, scene.run, None, None)
     news = scene.stack.enter_context((scene.folder / "ray.log").open("w"))
     worker, world = small.spec.resources.per_worker, small.layout.world
@@ -214,7 +218,9 @@ def _steps(scene: Scene) -> str:
     """Train three steps, with a commit after each, in a run whose last rank is to be killed after them."""
     assert scene.small is not None
     last, rank = STEPS - MORE, scene.small.layout.world - 1
-    scene.watched = attached(scene.run, scene.spec, STEPS - 1, f"kill@{rank}:{last + 1}/*")
+    scene.watched = attached(
+        scene.run, scene.spec, STEPS - 1, f"kill@{rank}:{last + 1}/*", shared=scene.shared
+    )
     outcome = follow(scene.watched, lambda: last in scene.steps)
     if outcome is not None and last not in scene.steps:
         raise failure(outcome)
@@ -242,7 +248,7 @@ def _reload(scene: Scene) -> str:
     other = another(layout, scene.spec, resolve(scene.spec).shape)
     if other is None:
         raise LeftOut(f"no layout but {layout} is legal for this job on few ranks")
-    ended(attached(scene.run, scene.small.under(other), None), STEPS)
+    ended(attached(scene.run, scene.small.under(other), None, shared=scene.shared), STEPS)
     row = scene.run.rows(METRICS)[-1]
     if row["step"] != STEPS or row["layout"] != str(other):
         raise Failed(
