@@ -10,14 +10,20 @@ import contextlib
 import functools
 import os
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
+
+from cluster.workers import idle_agent
 
 UPLOAD_LOGGER = "ray._private.runtime_env.packaging"
 """Ray's logger of package uploads. If its name changes, every `submit` logs its uploads."""
 MAIN_PROCESSES = ("raylet", "gcs_server")
 """Ray's names of the processes without which a node is no longer part of a cluster."""
+SESSION, AGENT = "--session_dir=", "--dashboard_agent_command="
+"""Arguments of a raylet: its session's folder, and the command of the agent that it starts."""
 LEAST_FREE = 2**20
 """Bytes below which a disk is full."""
 NODE_TIMEOUT = 60
@@ -90,15 +96,28 @@ def full_folder() -> str:
 @contextlib.contextmanager
 def lean_start() -> Iterator[None]:
     """Have `ray.init` start a cluster without what nothing here reads: the autoscaler's monitor, the head of a
-    dashboard that is not served, and the forwarding of logs; and with an agent at a port of its own. Without it a start
-    takes two seconds of a processor more, and waits three more where another cluster of this machine has that port."""
-    from ray._private import node, parameter
+    dashboard that is not served and the agent that would report to it, and the forwarding of logs. Without it a start
+    takes three seconds of a processor more and 90 MiB, and waits for that agent."""
+    from ray._private import node, parameter, services
 
     kept = {"no_monitor": True, "include_log_monitor": False, "dashboard_agent_listen_port": 0}
     begin = functools.partialmethod(parameter.RayParams.__init__, **kept)
     no_server = lambda node, **_: None  # noqa: E731
-    with _replaced(parameter.RayParams, __init__=begin), _replaced(node.Node, start_api_server=no_server):
+    start = services.start_ray_process
+    idle = lambda command, *others, **named: start(_without_agent(command), *others, **named)  # noqa: E731
+    with (
+        _replaced(parameter.RayParams, __init__=begin),
+        _replaced(node.Node, start_api_server=no_server),
+        _replaced(services, start_ray_process=idle),
+    ):
         yield
+
+
+def _without_agent(command: list[str]) -> list[str]:
+    """The command of a Ray process; that of a raylet with `idle_agent` in place of the dashboard's agent."""
+    session = next((part.removeprefix(SESSION) for part in command if part.startswith(SESSION)), "")
+    idle = AGENT + subprocess.list2cmdline([sys.executable, "-I", "-S", idle_agent.__file__, session])
+    return [idle if part.startswith(AGENT) else part for part in command]
 
 
 @contextlib.contextmanager

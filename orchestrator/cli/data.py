@@ -63,14 +63,14 @@ def prepare(
     address: Address = None,
     as_json: Json = False,
 ) -> None:
-    """Make a job's token shards without training."""
-    from orchestrator.launch.preflight import check_job, check_places
+    """Make a job's token shards without training, or loading its model."""
+    from orchestrator.launch.preflight import check_places, check_preparable
     from orchestrator.resolve.prepared_data import PreparedData
 
     spec = job_of(job, overrides)
     run = run_of(spec, run_dir)
     check_places(spec, run)
-    check_job(spec)
+    check_preparable(spec)
     data = prepared_with_progress(spec, run, PreparedData(), address)
     sets, notes = _held_out(spec, data)
     removed = _removed(data.uri)

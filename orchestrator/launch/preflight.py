@@ -85,6 +85,27 @@ def check_job(spec: JobSpec, prepared: str = "") -> ResolvedJob:
     """What is wrong with a job wherever it runs; `prepared` is where the samples of its run are, if it has begun with
     some. Returns the job, resolved."""
     problems = Problems()
+    if job := _check_before_loading(spec, problems):
+        with problems.noted():
+            check_objective(job)
+            if not problems:
+                check_workload(job, prepared)
+                check_generates(job)
+    problems.raise_noted()
+    assert job is not None
+    return job
+
+
+def check_preparable(spec: JobSpec) -> None:
+    """What is wrong with a job of which the data alone is prepared: all of `check_job` that does not load its model,
+    which takes longer than little text does."""
+    problems = Problems()
+    _check_before_loading(spec, problems)
+    problems.raise_noted()
+
+
+def _check_before_loading(spec: JobSpec, problems: Problems) -> ResolvedJob | None:
+    """The job, resolved, unless it cannot be; what is wrong is noted in `problems`. It imports no torch."""
     for check in (check_text, check_records, check_preferences, check_cleaning, prices.check):
         with problems.noted():
             check(spec)
@@ -95,12 +116,8 @@ def check_job(spec: JobSpec, prepared: str = "") -> ResolvedJob:
         job = resolve(spec)
         with problems.noted():
             check_layouts(job)
-        check_objective(job)
-        if not problems:
-            check_workload(job, prepared)
-            check_generates(job)
-    problems.raise_noted()
-    return job
+        return job
+    return None
 
 
 def check_memory(job: ResolvedJob, machine: Machine) -> None:
@@ -207,7 +224,12 @@ def check_preferences(spec: JobSpec) -> None:
     asked = spec.workload
     if asked.objective in PREFERENCES and spec.train.z_loss:
         raise InputError(f"{asked.objective} has no z-loss", "train.z_loss", "set it to 0")
-    if asked.objective not in REFERENCED or asked.init_from:
+    if asked.objective not in REFERENCED:
+        return
+    if spec.data.shuffle == "sections":
+        what = f"{asked.objective} asks its reference about all records before it trains"
+        raise InputError(what, "data.shuffle", "leave out data.shuffle and data.streaming")
+    if asked.init_from:
         return
     from workloads.hf.weights import weights_of_model
 
@@ -235,9 +257,6 @@ def check_workload(job: ResolvedJob, prepared: str = "") -> None:
     from workloads.own.model import OwnModel
 
     workload: Any = load_workload(job.spec, vocabulary_before_data(job), FORMAT, job.model)
-    if job.spec.data.shuffle == "sections" and job.spec.workload.objective in REFERENCED:
-        what = f"{job.spec.workload.objective} asks its reference about all records before it trains"
-        raise InputError(what, "data.shuffle", "leave out data.shuffle and data.streaming")
     if job.spec.checkpoint.export == "safetensors":
         if not isinstance(workload.config, OwnModel):
             what = "safetensors is for own models, and transformers reads this one"

@@ -192,6 +192,7 @@ def measured(folder: Path, row: str, processes: int) -> dict[str, Any]:
         "TOKENIZERS_PARALLELISM": "false",
         "OMP_NUM_THREADS": "1",
     }
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # else every process of Ray compiles all that it imports
     command = [sys.executable, __file__, "--one", row, "--folder", str(folder), "--processes", str(processes)]
     run = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True)
     peak = 0

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import transformers
-from jobs import job
+from jobs import job, write_job
 from letters import write_tokenizer
 
 from orchestrator.job.errors import InputError
@@ -17,6 +19,7 @@ from orchestrator.launch.preflight import (
     check_objective,
     check_places,
     check_preferences,
+    check_preparable,
     check_records,
     check_text,
     check_workload,
@@ -132,6 +135,7 @@ PAIRS = {"uri": "a.jsonl", "field": {"prompt": "p", "chosen": "c", "rejected": "
         ({"workload": {"objective": "orpo"}, "train": {"z_loss": 0.1}}, r"train\.z_loss: orpo has no z-loss; set it"),
         ({"data": {"sources": [{**PAIRS, "field": {"chosen": "c"}}]}}, r"sources\.0\.field: lacks rejected, which dpo"),
         ({"data": {"sources": [{**PAIRS, "field": {"text": "c"}}]}}, r"sources\.0\.field: lacks chosen, rejected"),
+        ({"data": {"shuffle": "sections"}}, "shuffle: dpo asks its reference about all records before it trains"),
         ({"data": {"chat_template": "no.jinja"}}, r"data\.chat_template no\.jinja: there is no such file; give"),
         ({"workload": {"model": "bert-tiny"}}, r"workload\.objective: dpo does not train bert-tiny, which is a"),
         ({"evaluate": {"metrics": ["perplexity"]}}, "perplexity is no metric of dpo, which has loss, accuracy"),
@@ -168,6 +172,33 @@ def test_what_is_wrong_with_preferences_is_told_before_anything_starts(
 
     with pytest.raises(InputError, match=says):
         check()
+
+
+def test_what_only_prepares_data_checks_all_but_the_loaded_model(tmp_path: Path) -> None:
+    text = tmp_path / "a.txt"
+    text.write_text("some words " * 90)
+    document = write_job(tmp_path, job(str(text)))
+    code = f"""
+import sys
+from orchestrator.job.spec import load
+from orchestrator.launch.preflight import check_preparable
+
+check_preparable(load({str(document)!r}))
+print("torch" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "False\n", done.stderr
+    wrong = job(str(tmp_path / "b.txt"))
+    wrong["workload"] |= {"model": "gpt-tny"}
+    with pytest.raises(InputError) as found:
+        check_preparable(parse(wrong))
+    told = [str(error) for error in found.value.each()]
+    assert len(told) == 2
+    assert "b.txt" in told[0]
+    assert "gpt-tny" in told[1]
+    wrong = job(str(text)) | {"resources": {"workers": {"min": 3, "max": 3}}}
+    with pytest.raises(InputError, match="no legal layout uses 3 to 3 workers"):
+        check_preparable(parse(wrong))
 
 
 def held_out(folder: Path, sources: list[dict[str, Any]], **changes: Any) -> JobSpec:

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+from cluster.workers import idle_agent
+
+RAYLET = """
+import subprocess, sys
+print(subprocess.Popen([sys.executable, "-I", "-S", *sys.argv[1:]]).pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_it_says_that_nothing_is_served_and_ends_with_the_raylet(tmp_path: Path) -> None:
+    raylet = subprocess.Popen(
+        [sys.executable, "-c", RAYLET, idle_agent.__file__, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "RAY_NODE_ID": "abc"},
+    )
+    assert raylet.stdout is not None
+    agent = int(raylet.stdout.readline())
+    wanted = {f"{name}_abc": "-1" for name in idle_agent.PORTS}
+    until = time.monotonic() + 30
+    while {path.name: path.read_text() for path in tmp_path.iterdir()} != wanted:
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    process = psutil.Process(agent)
+    assert process.is_running()
+    raylet.communicate("")
+    psutil.wait_procs([process], timeout=30)
+    assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
