@@ -37,15 +37,17 @@ from orchestrator.resolve.resolved_job import ResolvedJob, resolve, wrong_input
 from orchestrator.resolve.training_inputs import load_workload, vocabulary_before_data
 from orchestrator.storage.row_line import TRIALS
 from orchestrator.storage.run_directory import RunDir
-from orchestrator.storage.uri import check_uri, is_local, local_path
+from orchestrator.storage.uri import check_uri, is_local, local_path, unwritable
 from orchestrator.track.sinks.follow import check_sinks
 from orchestrator.track.target import check_tracking
+from workloads.own.reference import is_reference
 
 
 def preflight(spec: JobSpec, run_dir: RunDir, until: int | None, address: str | None) -> ResolvedJob:
     """Find all that can be found wrong of a run without starting anything. Returns the job, resolved, as the run has
     begun it: see `as_begun`."""
     check_places(spec, run_dir)
+    check_written(spec, run_dir, address)
     problems, prepared = Problems(), ""
     with problems.noted():
         if run_dir.rows(TRIALS):
@@ -61,10 +63,15 @@ def preflight(spec: JobSpec, run_dir: RunDir, until: int | None, address: str | 
             raise InputError(f"step {until} is beyond train.steps {spec.train.steps}", "--until", "lower it")
     problems.raise_noted()
     check_begins(job, run_dir, commit)
-    check_space(spec, job.shape, run_dir.uri)
-    if address is None:
-        check_memory(job, worker_here(spec))
+    check_room(job, run_dir, address)
     return job
+
+
+def check_room(job: ResolvedJob, run_dir: RunDir, address: str | None) -> None:
+    """There is room for the run: on the disk for a commit and, if it runs here, in memory for its workers."""
+    check_space(job.spec, job.shape, run_dir.uri)
+    if address is None:
+        check_memory(job, worker_here(job.spec))
 
 
 def check_here(spec: JobSpec, address: str | None, prepared: str = "") -> ResolvedJob:
@@ -101,6 +108,19 @@ def check_job(spec: JobSpec, prepared: str = "") -> ResolvedJob:
             check_generates(job)
     problems.raise_noted()
     return job
+
+
+def check_named(spec: JobSpec) -> None:
+    """The text and the model that a job names are there: of a job with wrong keys, what can be told of the others."""
+    from workloads.describe import describe
+
+    problems = Problems()
+    with problems.noted():
+        check_text(spec)
+    if not is_reference(spec.workload.model):
+        with problems.noted(), wrong_input("workload.model"):
+            describe(spec.workload.model)
+    problems.raise_noted()
 
 
 def check_memory(job: ResolvedJob, machine: Machine) -> None:
@@ -288,7 +308,9 @@ def gpus_here(spec: JobSpec) -> int:
 
     least, most, there = spec.resources.workers.min, spec.resources.workers.max, torch.cuda.device_count()
     if there < least:
-        what = f"the smallest gang needs {least} GPUs, and this machine has {there}"
+        what = (
+            f"the smallest gang needs {least} GPU{'s' * (least > 1)}, and this machine has {there or 'none'}"
+        )
         raise InputError(what, "resources.per_worker.gpu", "set it to 0, or name a cluster with --address")
     return min(most + spec.evaluates_beside * int(spec.resources.per_worker.gpu), there)
 
@@ -298,6 +320,23 @@ def check_labels(spec: JobSpec, address: str | None) -> None:
     if address is None and spec.resources.per_worker.labels:
         hint = "--set 'resources.per_worker.labels={}' leaves them out; or name a cluster with --address"
         raise InputError("only a cluster's nodes have labels", "resources.per_worker.labels", hint)
+
+
+def check_written(spec: JobSpec, run_dir: RunDir, address: str | None) -> None:
+    """The folders that a run writes can be written; those that only its workers write, if they are here."""
+    problems = Problems()
+    if why := unwritable(run_dir.uri):
+        with problems.noted():
+            what = f"the run directory cannot be written ({why})"
+            raise InputError(what, run_dir.uri, "give another --run-dir")
+    target = spec.checkpoint.export_to
+    beside = os.path.dirname(target) if target and is_local(target) else target  # an export is drafted there
+    for where, uri in {"data.cache": spec.data.cache, "checkpoint.export_to": beside}.items():
+        if address is None and uri and (why := unwritable(uri)):
+            with problems.noted():
+                hint = "check its permissions, or give another folder"
+                raise InputError(f"cannot be written ({why})", f"{where} {uri}", hint)
+    problems.raise_noted()
 
 
 def check_places(spec: JobSpec, run_dir: RunDir) -> None:
