@@ -64,7 +64,8 @@ def prepare(
     as_json: Json = False,
 ) -> None:
     """Make a job's token shards without training."""
-    from orchestrator.launch.preflight import check_job, check_places
+    from orchestrator.launch.places import check_places
+    from orchestrator.launch.preflight import check_job
     from orchestrator.resolve.prepared_data import PreparedData
 
     spec = job_of(job, overrides)

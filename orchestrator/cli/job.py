@@ -203,7 +203,8 @@ def _plan(
     from orchestrator.cli import plan_table as planning_text
     from orchestrator.cli.cluster_plan import read_cluster, show_forecast
     from orchestrator.control.forecast_table import forecast
-    from orchestrator.launch.preflight import check_here, check_job, check_places, check_written
+    from orchestrator.launch.places import check_places, check_written
+    from orchestrator.launch.preflight import check_here, check_job
     from orchestrator.planning import plan as planning
     from orchestrator.planning.machines import machine_for, on_paper
 

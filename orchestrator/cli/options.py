@@ -15,7 +15,8 @@ from orchestrator.job.errors import Absent, InputError
 
 if TYPE_CHECKING:
     from orchestrator.job.chain import ChainSpec
-    from orchestrator.job.spec import JobSpec, NoJob
+    from orchestrator.job.spec import JobSpec
+    from orchestrator.job.validation_messages import WrongKeys
     from orchestrator.storage.run_directory import RunDir
 
 RUNS = "runs"
@@ -89,11 +90,12 @@ Priority = Annotated[
 def job_of(path: Path, overrides: list[str] | None) -> JobSpec:
     """The job of a file with overrides applied, and relative paths made absolute against the current folder."""
     from orchestrator.job.paths import resolve_paths
-    from orchestrator.job.spec import NoJob, load
+    from orchestrator.job.spec import load
+    from orchestrator.job.validation_messages import WrongKeys
 
     try:
         return resolve_paths(load(path, overrides or ()), Path.cwd())
-    except NoJob as problem:
+    except WrongKeys as problem:
         raise _with_what_is_missing(problem) from None
 
 
@@ -101,16 +103,16 @@ def jobs_of(path: Path, overrides: list[str] | None) -> JobSpec | ChainSpec:
     """As `job_of`, for a command that takes a chain of jobs too."""
     from orchestrator.job.chain import ChainSpec, load_job
     from orchestrator.job.paths import resolve_paths
-    from orchestrator.job.spec import NoJob
+    from orchestrator.job.validation_messages import WrongKeys
 
     try:
         found = load_job(path, overrides or ())
-    except NoJob as problem:
+    except WrongKeys as problem:
         raise _with_what_is_missing(problem) from None
     return found.with_paths(Path.cwd()) if isinstance(found, ChainSpec) else resolve_paths(found, Path.cwd())
 
 
-def _with_what_is_missing(problem: NoJob) -> InputError:
+def _with_what_is_missing(problem: WrongKeys) -> InputError:
     """What is wrong with a file, with what its other keys name and is not there: a user reads all at once."""
     from orchestrator.job.errors import Problems
     from orchestrator.job.paths import resolve_paths

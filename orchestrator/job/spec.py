@@ -33,7 +33,7 @@ from orchestrator.job.tracking import TrackingSpec
 from orchestrator.job.train import NEWER as NEWER_OF_TRAIN
 from orchestrator.job.train import TrainSpec
 from orchestrator.job.tune import TuneSpec
-from orchestrator.job.validation_messages import input_error, without_wrong
+from orchestrator.job.validation_messages import refused
 from orchestrator.job.workload import WorkloadSpec
 from workloads.own.reference import is_reference
 
@@ -320,12 +320,6 @@ class JobSpec(StrictModel):
         return found
 
 
-class NoJob(InputError):
-    """What is no job, and what would be one if the wrong keys had their defaults: `rest`."""
-
-    rest: JobSpec
-
-
 def load(path: str | Path, overrides: Iterable[str] = ()) -> JobSpec:
     """Read and validate the job file at `path`, with `a.b=c` overrides applied. Raises InputError."""
     return parse(read_document(path, overrides), str(path))
@@ -339,14 +333,7 @@ def parse(document: Mapping[str, Any], where: str = "job") -> JobSpec:
     try:
         return JobSpec.model_validate(document)
     except ValidationError as error:
-        problem = input_error(error, where, JobSpec)
-        try:
-            rest = JobSpec.model_validate(without_wrong(document, error))
-        except ValidationError:
-            raise problem from None
-        problem = NoJob(problem.what, problem.where, problem.hint, problem.others)
-        problem.rest = rest
-        raise problem from None
+        raise refused(document, error, where, JobSpec) from None
 
 
 def dump(spec: JobSpec) -> str:

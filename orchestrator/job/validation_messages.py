@@ -84,7 +84,27 @@ def input_error(error: ValidationError, where: str, root: type[BaseModel]) -> In
     return InputError(first.what, first.where, first.hint, others)
 
 
-def without_wrong(document: Mapping[str, Any], error: ValidationError) -> dict[str, Any]:
+class WrongKeys(InputError):
+    """Keys of a document are wrong; `rest` is what it would be if they had their defaults."""
+
+    rest: Any
+
+
+def refused(
+    document: Mapping[str, Any], error: ValidationError, where: str, root: type[BaseModel]
+) -> InputError:
+    """As `input_error`, of a whole document: as WrongKeys if the rest of it is a `root`."""
+    problem = input_error(error, where, root)
+    try:
+        rest = root.model_validate(_without_wrong(document, error))
+    except ValidationError:
+        return problem
+    wrong = WrongKeys(problem.what, problem.where, problem.hint, problem.others)
+    wrong.rest = rest
+    return wrong
+
+
+def _without_wrong(document: Mapping[str, Any], error: ValidationError) -> dict[str, Any]:
     """A document without the keys in which the error is, so that the others can be looked at too."""
     rest = copy.deepcopy(dict(document))
     for found in error.errors():

@@ -20,6 +20,7 @@ from orchestrator.job.errors import InputError
 from orchestrator.job.parallel import ParallelSpec
 from orchestrator.job.resources import Workers
 from orchestrator.job.spec import JobSpec
+from orchestrator.job.validation_messages import WrongKeys
 from orchestrator.launch.first_job import job_text
 
 ROOT = Path(__file__).parents[4]
@@ -207,14 +208,14 @@ def test_a_share_of_wrong_steps_is_no_second_error() -> None:
 
 def test_what_is_left_of_a_wrong_job_can_be_looked_at() -> None:
     document = changed("train.optimizer.name", "adam") | {"colour": "red", "seed": "x"}
-    with pytest.raises(spec.NoJob) as told:
+    with pytest.raises(WrongKeys) as told:
         spec.parse(document)
     rest = told.value.rest
     assert (rest.train.optimizer.name, rest.seed, rest.train.steps) == ("adamw", 0, 100)
     assert pickle.loads(pickle.dumps(told.value)).rest == rest
     with pytest.raises(InputError) as hopeless:
         spec.parse(changed("train.steps", "many"))
-    assert not isinstance(hopeless.value, spec.NoJob)
+    assert not isinstance(hopeless.value, WrongKeys)
 
 
 def test_a_key_that_stands_twice_is_refused() -> None:
