@@ -100,6 +100,10 @@ def _guarded(command: Callable[[], object], debug: bool, as_json: bool = False) 
         failure, code, line = error, Outcome.WRONG_INPUT.exit_code, _usage(error)
     except InputError as error:
         failure, code, line = error, Outcome.WRONG_INPUT.exit_code, str(error)
+    except PermissionError as error:  # of a file that nothing before has looked into
+        place = str(error.filename or "a file")
+        failure = InputError(f"{error.strerror or error}", place, "check its permissions, or give another")
+        code, line = Outcome.WRONG_INPUT.exit_code, str(failure)
     except Exception as error:
         failure, code = error, Outcome.FAILED.exit_code
         line = f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -64,7 +64,8 @@ def prepare(
     as_json: Json = False,
 ) -> None:
     """Make a job's token shards without training, or loading its model."""
-    from orchestrator.launch.preflight import check_places, check_preparable
+    from orchestrator.launch.places import check_places
+    from orchestrator.launch.preflight import check_preparable
     from orchestrator.resolve.prepared_data import PreparedData
 
     spec = job_of(job, overrides)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from orchestrator.job.spec import JobSpec
     from orchestrator.launch.doctor import Finding
     from orchestrator.resolve.resolved_job import ResolvedJob
+    from orchestrator.storage.run_directory import RunDir
 
 
 def register(app: typer.Typer) -> None:
@@ -52,6 +53,8 @@ def init(
     from orchestrator.job.spec import parse
     from orchestrator.launch.first_job import job_text, name_of, write_job
     from orchestrator.launch.preflight import check_job
+    from orchestrator.resolve.resolved_job import resolve
+    from orchestrator.resolve.training_inputs import vocabulary_before_data
 
     if os.path.lexists(path):
         raise InputError("there is a file already", str(path), "give another name")
@@ -60,6 +63,8 @@ def init(
     spec = resolve_paths(parse(parse_yaml(text, where), where), Path.cwd())
     if data:
         check_job(spec)
+    elif tokenizer is not None:  # the default text may come later; what is named is there
+        vocabulary_before_data(resolve(spec))
     write_job(path, text)
     typed = shlex.quote(str(path))
     print(f"{path} is written; next: orchestrator plan {typed}, then orchestrator run {typed}")
@@ -161,20 +166,27 @@ def plan(
         plan_chain(
             spec,
             run_of(spec, None),
-            lambda each: _plan(each, workers, machine, None, None, as_json, lambda resolved: None),
+            lambda each: _plan(each, workers, machine, None, None, as_json),
             as_json,
         )
-    elif found := _plan(spec, workers, machine, html, cluster, as_json, _check_begins):
+    elif found := _plan(spec, workers, machine, html, cluster, as_json, run_of(spec, None)):
         emit(found)
 
 
-def _check_begins(job: ResolvedJob) -> None:
-    """What the job begins with is there and fits, unless its run has begun."""
+def _check_begins(job: ResolvedJob, run: RunDir) -> None:
+    """What `run` would refuse beside the job itself. A run of its name that has begun is another matter: the plan may
+    be for another directory, so that what does not fit that run is only told."""
     from orchestrator.launch.beginning import check_begins
+    from orchestrator.launch.preflight import check_room, preflight
 
-    run = run_of(job.spec, None)
     if not run.exists("job.yaml"):
         check_begins(job, run)
+        check_room(job, run, None)
+        return
+    try:
+        preflight(job.spec, run, None, None)
+    except InputError as error:
+        print(f"orchestrator: `run` would refuse this without another --run-dir: {error}", file=sys.stderr)
 
 
 def _plan(
@@ -184,12 +196,14 @@ def _plan(
     html: Path | None,
     at: Path | None,
     as_json: bool,
-    begins: Callable[[ResolvedJob], None],
+    run: RunDir | None = None,
 ) -> dict[str, Any] | None:
-    """The plan of a job as JSON; or None, when it is printed. On this machine `begins` checks what it begins with."""
+    """The plan of a job as JSON; or None, when it is printed. On this machine all is checked that `run` checks, if
+    there is a `run` directory."""
     from orchestrator.cli import plan_table as planning_text
     from orchestrator.cli.cluster_plan import read_cluster, show_forecast
     from orchestrator.control.forecast_table import forecast
+    from orchestrator.launch.places import check_places, check_written
     from orchestrator.launch.preflight import check_here, check_job
     from orchestrator.planning import plan as planning
     from orchestrator.planning.machines import machine_for, on_paper
@@ -208,12 +222,16 @@ def _plan(
         spec, machine = on_paper(spec, device)
         job = check_job(spec)
     else:
+        if run is not None:
+            check_places(spec, run)
+            check_written(spec, run, None)
         job = check_here(spec, None)
-        begins(job)
         machine = machine_for(None, spec.resources.per_worker.bundle, spec.train.precision)
     # on paper a layout given by hand is predicted though it may not fit
     must_fit = device is None or spec.searches_layout
     found = planning.plan(spec, job.shape, spec.resources.workers.max, machine, must_fit)
+    if run is not None and device is None:
+        _check_begins(job, run)
     from orchestrator.tracing.of_plan import traced_memory
 
     traced, on_cpu = traced_memory(job, found.chosen.layout), not spec.resources.per_worker.gpu

@@ -16,6 +16,7 @@ from orchestrator.job.errors import Absent, InputError
 if TYPE_CHECKING:
     from orchestrator.job.chain import ChainSpec
     from orchestrator.job.spec import JobSpec
+    from orchestrator.job.validation_messages import WrongKeys
     from orchestrator.storage.run_directory import RunDir
 
 RUNS = "runs"
@@ -90,17 +91,39 @@ def job_of(path: Path, overrides: list[str] | None) -> JobSpec:
     """The job of a file with overrides applied, and relative paths made absolute against the current folder."""
     from orchestrator.job.paths import resolve_paths
     from orchestrator.job.spec import load
+    from orchestrator.job.validation_messages import WrongKeys
 
-    return resolve_paths(load(path, overrides or ()), Path.cwd())
+    try:
+        return resolve_paths(load(path, overrides or ()), Path.cwd())
+    except WrongKeys as problem:
+        raise _with_what_is_missing(problem) from None
 
 
 def jobs_of(path: Path, overrides: list[str] | None) -> JobSpec | ChainSpec:
     """As `job_of`, for a command that takes a chain of jobs too."""
     from orchestrator.job.chain import ChainSpec, load_job
     from orchestrator.job.paths import resolve_paths
+    from orchestrator.job.validation_messages import WrongKeys
 
-    found = load_job(path, overrides or ())
+    try:
+        found = load_job(path, overrides or ())
+    except WrongKeys as problem:
+        raise _with_what_is_missing(problem) from None
     return found.with_paths(Path.cwd()) if isinstance(found, ChainSpec) else resolve_paths(found, Path.cwd())
+
+
+def _with_what_is_missing(problem: WrongKeys) -> InputError:
+    """What is wrong with a file, with what its other keys name and is not there: a user reads all at once."""
+    from orchestrator.job.errors import Problems
+    from orchestrator.job.paths import resolve_paths
+    from orchestrator.launch.preflight import check_named
+
+    problems = Problems()
+    with problems.noted():
+        raise InputError(problem.what, problem.where, problem.hint, problem.others)
+    with problems.noted():
+        check_named(resolve_paths(problem.rest, Path.cwd()))
+    return problems.all()
 
 
 def run_of(spec: JobSpec | ChainSpec, run_dir: str | None) -> RunDir:

@@ -18,6 +18,7 @@ def smoke_of(spec: JobSpec) -> JobSpec:
     from dataclasses import replace
 
     from orchestrator.job.smoke import smoke_of as small
+    from orchestrator.launch.preflight import check_here
     from orchestrator.planning.machines import machine_for
     from orchestrator.planning.plan import plan
     from orchestrator.resolve.resolved_job import resolve
@@ -29,10 +30,12 @@ def smoke_of(spec: JobSpec) -> JobSpec:
             return None
         return replace(found, micro_batch=1)
 
-    shape, machine = (
-        resolve(spec).shape,
-        machine_for(None, spec.resources.per_worker.bundle, spec.train.precision),
-    )
+    try:
+        shape = resolve(spec).shape
+    except InputError:
+        check_here(spec, None)  # tells all that is wrong, not the first thing alone
+        raise
+    machine = machine_for(None, spec.resources.per_worker.bundle, spec.train.precision)
     wanted = layout_of(spec)
     return small(spec, lambda job: layout_of(job) == wanted)
 

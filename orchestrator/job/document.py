@@ -9,21 +9,27 @@ from typing import Any
 import yaml
 
 from orchestrator.job.errors import InputError
-from orchestrator.job.overrides import override
+from orchestrator.job.overrides import override, yaml_problem
+
+TAB = "indent with blanks, YAML takes no tabs"
 
 
 def read_document(path: str | Path, overrides: Iterable[str] = ()) -> dict[str, Any]:
     """The mapping in the job file at `path`, with `a.b=c` overrides applied. Raises InputError."""
     path = Path(path)
     try:
-        document = parse_yaml(path.read_text(), str(path))
+        document = parse_yaml(path.read_text("utf-8-sig"), str(path))
     except FileNotFoundError:
         raise InputError(
             "there is no such job file", str(path), "write one with `orchestrator init`"
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise InputError(f"cannot be read ({why})", str(path), "give a job file") from None
+    except UnicodeDecodeError as error:
+        what = f"is no text in UTF-8 (its byte {error.start + 1} is {error.object[error.start]:#04x})"
+        raise InputError(what, str(path), "save it in that encoding") from None
+    except OSError as error:
+        raise InputError(
+            f"cannot be read ({error.strerror or error})", str(path), "give a job file"
+        ) from None
     for text in overrides:
         override(document, text)
     return document
@@ -49,10 +55,15 @@ def parse_yaml(text: str, where: str) -> dict[str, Any]:
     """The mapping in the text of a job file; `where` is for messages. Raises InputError."""
     try:
         document = _UniqueKeys(text).get_single_data()
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # an impossible date is a plain ValueError
+    except RecursionError:
+        raise InputError("is nested too deeply", where, "see `orchestrator schema`") from None
+    except (yaml.YAMLError, ValueError) as error:  # an impossible date is a plain ValueError
         mark = getattr(error, "problem_mark", None)
         line = f"{where}:{mark.line + 1}" if mark else where
-        raise InputError(f"is not YAML ({getattr(error, 'problem', None) or error})", line) from None
+        problem = yaml_problem(error)
+        raise InputError(f"is not YAML ({problem})", line, TAB if "\\t" in problem else "") from None
+    if document is None:
+        raise InputError("is empty", where, "write one with `orchestrator init`")
     if not isinstance(document, dict):
         raise InputError("must be a mapping of keys to values", where, "see `orchestrator init`")
     return document

@@ -48,11 +48,13 @@ class Problems:
 
     def raise_noted(self) -> None:
         """Raise the only problem as it was found, or the first with all others."""
-        if len(self._found) == 1:
-            raise self._found[0]
         if self._found:
-            first, *others = self._found
-            raise InputError(first.what, first.where, first.hint, others)
+            raise self.all()
+
+    def all(self) -> InputError:
+        """The only problem as it was found, or the first with all others. There is one at least."""
+        first, *others = self._found
+        return InputError(first.what, first.where, first.hint, others) if others else first
 
 
 def one_line(error: BaseException) -> str:

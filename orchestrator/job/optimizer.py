@@ -5,16 +5,25 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from orchestrator.job.reference import Reference
-from orchestrator.job.strict import Count, Fraction, StrictModel
+from orchestrator.job.strict import LARGEST, Count, Fraction, StrictModel
 
 NEWER = ("momentum", "layer_decay")
 """Keys that jobs of earlier versions lack; where they have their default they are no part of a run's identity."""
 SHARE = r"^[0-9]+(\.[0-9]+)?%$"
+
+
+def _steps_or_share(given: Any) -> Any:
+    if isinstance(given, str) and not given.strip().isdecimal():
+        raise ValueError("is neither steps nor a share of them such as 5%")
+    return given
+
+
 Steps = Annotated[
     Count,
+    BeforeValidator(_steps_or_share),
     WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": SHARE}]}),
 ]
 """Steps; in a job file also a share of all steps, which `in_steps` replaces."""
@@ -22,10 +31,12 @@ Steps = Annotated[
 
 def in_steps(optimizer: Any, steps: Any) -> Any:
     """An optimiser as it stands in a job file, its shares of all steps replaced by whole steps, rounded down."""
-    if not isinstance(optimizer, dict) or not isinstance(steps, int):
+    if not isinstance(optimizer, dict):
         return optimizer
+    # of steps that are wrong themselves, no share is another error
+    of = steps if isinstance(steps, int) and 0 < steps <= LARGEST else 0
     shares = {
-        key: int(steps * float(value[:-1]) / 100)
+        key: int(of * float(value[:-1]) / 100)
         for key in ("warmup", "decay")
         if isinstance(value := optimizer.get(key), str) and re.match(SHARE, value)
     }

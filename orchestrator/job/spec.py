@@ -33,7 +33,7 @@ from orchestrator.job.tracking import TrackingSpec
 from orchestrator.job.train import NEWER as NEWER_OF_TRAIN
 from orchestrator.job.train import TrainSpec
 from orchestrator.job.tune import TuneSpec
-from orchestrator.job.validation_messages import input_error
+from orchestrator.job.validation_messages import refused
 from orchestrator.job.workload import WorkloadSpec
 from workloads.own.reference import is_reference
 
@@ -333,7 +333,7 @@ def parse(document: Mapping[str, Any], where: str = "job") -> JobSpec:
     try:
         return JobSpec.model_validate(document)
     except ValidationError as error:
-        raise input_error(error, where, JobSpec) from None
+        raise refused(document, error, where, JobSpec) from None
 
 
 def dump(spec: JobSpec) -> str:

@@ -1,10 +1,11 @@
-"""What the parts of a job file have in common: no unknown keys, no change after reading, no NaN."""
+"""What the parts of a job file have in common: no unknown keys, no change after reading, no NaN, no yes for a 1."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import typing
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 LARGEST = 2**53
 """The largest whole number that JSON, and whoever reads it, keeps whole."""
@@ -13,10 +14,26 @@ Count = Annotated[int, Field(ge=0, le=LARGEST)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
+def _takes_bool(annotation: Any) -> bool:
+    """Whether true and false are among the values of an annotation, or are left to others to judge."""
+    if annotation in (bool, Any):
+        return True
+    parts = typing.get_args(annotation)
+    return any(isinstance(part, bool) or _takes_bool(part) for part in parts if not isinstance(part, str))
+
+
 class StrictModel(BaseModel):
     """A part of a job file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def a_number_is_no_truth_value(cls, given: Any, info: ValidationInfo) -> Any:
+        """Refuse true where a number is wanted, for which pydantic takes 1: YAML reads yes, on and true so."""
+        if isinstance(given, bool) and not _takes_bool(cls.model_fields[str(info.field_name)].annotation):
+            raise ValueError("should not be true or false")
+        return given
 
     def at_default(self, *names: str) -> set[str]:
         """Those of the keys that have their default."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import types
 import typing
@@ -58,6 +59,19 @@ VALUES = {
 """What other systems call a value, and what it is here."""
 
 
+WORDS = {
+    "int_parsing": "should be a whole number",
+    "int_type": "should be a whole number",
+    "int_from_float": "should be a whole number",
+    "float_parsing": "should be a number",
+    "float_type": "should be a number",
+    "bool_parsing": "should be true or false",
+    "bool_type": "should be true or false",
+    "string_type": "should be text, in quotes where YAML takes it for something else",
+    "list_type": "should be a list",
+    "dict_type": "should be a mapping of keys to values",
+}
+"""pydantic's types of errors whose own messages tell of its parser."""
 PATTERNS = {
     "name": "1 to 63 letters a-z, digits, dots, dashes and underscores, a letter or a digit first",
 }
@@ -68,6 +82,40 @@ def input_error(error: ValidationError, where: str, root: type[BaseModel]) -> In
     """What is wrong with a document that is no `root`, the clearest first; `where` names its file."""
     first, *others = (_problem(found, where, root) for found in _clear(error))
     return InputError(first.what, first.where, first.hint, others)
+
+
+class WrongKeys(InputError):
+    """Keys of a document are wrong; `rest` is what it would be if they had their defaults."""
+
+    rest: Any
+
+
+def refused(
+    document: Mapping[str, Any], error: ValidationError, where: str, root: type[BaseModel]
+) -> InputError:
+    """As `input_error`, of a whole document: as WrongKeys if the rest of it is a `root`."""
+    problem = input_error(error, where, root)
+    try:
+        rest = root.model_validate(_without_wrong(document, error))
+    except ValidationError:
+        return problem
+    wrong = WrongKeys(problem.what, problem.where, problem.hint, problem.others)
+    wrong.rest = rest
+    return wrong
+
+
+def _without_wrong(document: Mapping[str, Any], error: ValidationError) -> dict[str, Any]:
+    """A document without the keys in which the error is, so that the others can be looked at too."""
+    rest = copy.deepcopy(dict(document))
+    for found in error.errors():
+        place: Any = rest
+        names: list[Any] = [part for part in found["loc"] if not _is_tag(part)] or [""]
+        for part in names[:-1]:
+            inside = isinstance(place, list) and isinstance(part, int) and part < len(place)
+            place = place[part] if inside else place.get(part) if isinstance(place, dict) else None
+        if isinstance(place, dict):
+            place.pop(names[-1], None)
+    return rest
 
 
 def _problem(found: Mapping[str, Any], where: str, root: type[BaseModel]) -> InputError:
@@ -87,7 +135,8 @@ def _problem(found: Mapping[str, Any], where: str, root: type[BaseModel]) -> Inp
         return InputError(f"must be a mapping of keys to values{got}", location, hint)
     if found["type"] == "string_pattern_mismatch" and names[-1] in PATTERNS:
         return InputError(f"is no name{got}", location, f"use {PATTERNS[names[-1]]}")
-    message = str(found["msg"]).removeprefix("Value error, ")
+    message = WORDS.get(found["type"]) or str(found["msg"]).removeprefix("Value error, ")
+    message = message.removeprefix("Input ")
     hint = VALUES.get(value.lower(), "") if isinstance(value, str) else ""
     return InputError(message[:1].lower() + message[1:] + got, location, hint)
 

@@ -14,7 +14,6 @@ from orchestrator.checkpoint.identity import check_same_run
 from orchestrator.export.converted import Conversion, check_conversion, form_of
 from orchestrator.export.peft_adapter import check_adapter_export
 from orchestrator.export.target import check_target
-from orchestrator.job.data import Source
 from orchestrator.job.errors import InputError, Problems
 from orchestrator.job.evaluate import SAMPLES
 from orchestrator.job.records import COLUMNS, LABELLED, PREFERENCES, REFERENCED, problem_of
@@ -23,6 +22,7 @@ from orchestrator.job.tokenizer_training import TrainedTokenizer
 from orchestrator.launch.beginning import check_begins
 from orchestrator.launch.class_checks import check_hugging_face_class
 from orchestrator.launch.own_code import check_own_code
+from orchestrator.launch.places import check_places, check_written, sources_of
 from orchestrator.planning import prices
 from orchestrator.planning.commit_space import check_space
 from orchestrator.planning.device import BOUNDLESS, Machine
@@ -31,21 +31,20 @@ from orchestrator.planning.machines import machine_for
 from orchestrator.planning.plan import plan
 from orchestrator.resolve.commit_model import as_begun, check_implementation
 from orchestrator.resolve.continued import begun_from
-from orchestrator.resolve.prepared_data import data_cache, kind_of, prepared_before
+from orchestrator.resolve.prepared_data import kind_of, prepared_before
 from orchestrator.resolve.prompts import check_generates
 from orchestrator.resolve.resolved_job import ResolvedJob, resolve, wrong_input
 from orchestrator.resolve.training_inputs import load_workload, vocabulary_before_data
 from orchestrator.storage.row_line import TRIALS
 from orchestrator.storage.run_directory import RunDir
-from orchestrator.storage.uri import check_uri, is_local, local_path
-from orchestrator.track.sinks.follow import check_sinks
-from orchestrator.track.target import check_tracking
+from workloads.own.reference import is_reference
 
 
 def preflight(spec: JobSpec, run_dir: RunDir, until: int | None, address: str | None) -> ResolvedJob:
     """Find all that can be found wrong of a run without starting anything. Returns the job, resolved, as the run has
     begun it: see `as_begun`."""
     check_places(spec, run_dir)
+    check_written(spec, run_dir, address)
     problems, prepared = Problems(), ""
     with problems.noted():
         if run_dir.rows(TRIALS):
@@ -61,10 +60,15 @@ def preflight(spec: JobSpec, run_dir: RunDir, until: int | None, address: str | 
             raise InputError(f"step {until} is beyond train.steps {spec.train.steps}", "--until", "lower it")
     problems.raise_noted()
     check_begins(job, run_dir, commit)
-    check_space(spec, job.shape, run_dir.uri)
-    if address is None:
-        check_memory(job, worker_here(spec))
+    check_room(job, run_dir, address)
     return job
+
+
+def check_room(job: ResolvedJob, run_dir: RunDir, address: str | None) -> None:
+    """There is room for the run: on the disk for a commit and, if it runs here, in memory for its workers."""
+    check_space(job.spec, job.shape, run_dir.uri)
+    if address is None:
+        check_memory(job, worker_here(job.spec))
 
 
 def check_here(spec: JobSpec, address: str | None, prepared: str = "") -> ResolvedJob:
@@ -118,6 +122,19 @@ def _check_before_loading(spec: JobSpec, problems: Problems) -> ResolvedJob | No
             check_layouts(job)
         return job
     return None
+
+
+def check_named(spec: JobSpec) -> None:
+    """The text and the model that a job names are there: of a job with wrong keys, what can be told of the others."""
+    from workloads.describe import describe
+
+    problems = Problems()
+    with problems.noted():
+        check_text(spec)
+    if not is_reference(spec.workload.model):
+        with problems.noted(), wrong_input("workload.model"):
+            describe(spec.workload.model)
+    problems.raise_noted()
 
 
 def check_memory(job: ResolvedJob, machine: Machine) -> None:
@@ -182,7 +199,7 @@ def check_objective(job: ResolvedJob) -> None:
         known = [n for n in objectives.NAMES if architecture in objectives.architectures(n)]
         what = f"{name} does not train {spec.workload.model}, which is a {architecture}"
         raise InputError(what, "workload.objective", f"choose from {', '.join(known)}")
-    for where, source in _sources(spec):
+    for where, source in sources_of(spec):
         if objectives.reads_pairs(name) and isinstance(source.field, str):
             hint = "give two keys, those of the text and of its translation"
             raise InputError(f"{name} reads pairs", f"{where}.field", hint)
@@ -192,7 +209,7 @@ def check_records(spec: JobSpec) -> None:
     """Every source says in which columns is what the objective reads, the labels have names, and there is a chat
     template if one is needed."""
     name = spec.workload.objective
-    for where, source in _sources(spec):
+    for where, source in sources_of(spec):
         if problem := problem_of(name, source.field):
             raise InputError(problem, f"{where}.field")
     labels = spec.data.labels
@@ -238,12 +255,6 @@ def check_preferences(spec: JobSpec) -> None:
     if folder is None:
         what = f"{asked.objective} compares with the model that the run begins with, and this one begins anew"
         raise InputError(what, "workload.init_from", "name a run or an export, or a model with weights")
-
-
-def _sources(spec: JobSpec) -> list[tuple[str, Source]]:
-    """All sources, those of held-out text too, each with its key in the job file."""
-    groups = [("data.sources", spec.data.sources), *spec.set_sources.values()]
-    return [(f"{where}.{number}", source) for where, group in groups for number, source in enumerate(group)]
 
 
 def check_workload(job: ResolvedJob, prepared: str = "") -> None:
@@ -307,7 +318,9 @@ def gpus_here(spec: JobSpec) -> int:
 
     least, most, there = spec.resources.workers.min, spec.resources.workers.max, torch.cuda.device_count()
     if there < least:
-        what = f"the smallest gang needs {least} GPUs, and this machine has {there}"
+        what = (
+            f"the smallest gang needs {least} GPU{'s' * (least > 1)}, and this machine has {there or 'none'}"
+        )
         raise InputError(what, "resources.per_worker.gpu", "set it to 0, or name a cluster with --address")
     return min(most + spec.evaluates_beside * int(spec.resources.per_worker.gpu), there)
 
@@ -317,30 +330,3 @@ def check_labels(spec: JobSpec, address: str | None) -> None:
     if address is None and spec.resources.per_worker.labels:
         hint = "--set 'resources.per_worker.labels={}' leaves them out; or name a cluster with --address"
         raise InputError("only a cluster's nodes have labels", "resources.per_worker.labels", hint)
-
-
-def check_places(spec: JobSpec, run_dir: RunDir) -> None:
-    """Refuse places that only one process would see. Raises InputError."""
-    places = {
-        "--run-dir": run_dir.uri,
-        "data.cache": spec.data.cache,
-        "checkpoint.export_to": spec.checkpoint.export_to,
-    }
-    for where, uri in places.items():
-        if uri is not None:
-            check_uri(uri, where)
-    named = [(f"{where}.uri", place) for where, source in _sources(spec) for place in source.places]
-    for where, uri in [*places.items(), *named]:
-        if (uri or "").startswith("memory://"):
-            what = f"{uri} is the memory of one process, and a run has several"
-            raise InputError(what, where, "give a folder that all nodes see, or a store such as s3://")
-    cache = local_path(spec.data.cache) if spec.data.cache and is_local(spec.data.cache) else ""
-    if os.path.lexists(cache) and not os.path.isdir(cache):
-        raise InputError("is no folder", f"data.cache {cache}", "give another")
-    if spec.data.samples is not None and not is_local(place := data_cache(spec, run_dir)):
-        from orchestrator.data.own_samples import check_cache
-
-        check_cache(spec.data.samples, spec.seed, place)
-    if spec.tracking:
-        check_tracking(spec.tracking.uri)
-    check_sinks(spec)

@@ -149,9 +149,10 @@ class RunDir:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except Exception as error:  # every fsspec backend raises errors of its own
-            reason = " ".join(str(error).split()) or type(error).__name__
+            reason = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
             kind = Unreachable if transient(error) else InputError
-            raise kind(f"cannot be read ({reason})", self.at(name), "check address and credentials") from None
+            hint = "check its permissions" if self.local else "check address and credentials"
+            raise kind(f"cannot be read ({reason})", self.at(name), hint) from None
 
     def write_text(self, name: str, text: str) -> None:
         """Create or replace a document atomically. Raises LeaseLost if another controller has taken over."""

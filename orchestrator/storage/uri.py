@@ -53,6 +53,18 @@ def _problem(uri: str) -> str:
     return ""
 
 
+def unwritable(uri: str) -> str:
+    """Why a local place cannot be written, or made where there is none; empty if it can. Nothing remote is asked."""
+    if not is_local(uri):
+        return ""
+    folder = local_path(uri)
+    while not os.path.lexists(folder):
+        folder = os.path.dirname(folder)
+    if not os.path.isdir(folder):
+        return os.strerror(errno.ENOTDIR)
+    return "" if os.access(folder, os.W_OK | os.X_OK) else os.strerror(errno.EACCES)
+
+
 def is_path(uri: str) -> bool:
     """Whether `uri` is written as a local path, without a protocol."""
     return is_local(uri) and "://" not in uri

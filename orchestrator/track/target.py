@@ -26,6 +26,8 @@ def check_tracking(uri: str) -> None:
     if scheme not in SCHEMES | plugins and uri not in SCHEMES:
         hint = "use http(s)://, sqlite:/// or another of MLflow's"
         raise InputError(f"MLflow knows no {scheme}://", f"tracking.uri {uri}", hint)
+    if scheme in ("http", "https") and not urlsplit(uri).hostname:
+        raise InputError("names no server", f"tracking.uri {uri}", "write for example http://localhost:5000")
     if (found := re.match(r"sqlite:///([^?]+)", uri)) and os.path.lexists(found[1]):
         hint = "name another file"
         if os.path.isdir(found[1]):

@@ -22,13 +22,13 @@ def read_hf_config(
     Raises WorkloadError if transformers cannot read it, or if the weights are quantised by a method that is not among
     `quantised`.
     """
-    from transformers import AutoConfig
-
     path = root(folder)
     if not (path / "config.json").exists():
         raise WorkloadError(
             f"{folder} has no config.json; give a folder that save_pretrained wrote, or put it there"
         )
+    from transformers import AutoConfig  # takes a second, which a wrong folder need not
+
     try:
         hf_config = AutoConfig.from_pretrained(
             path, local_files_only=True, trust_remote_code=False, **(changes or {})

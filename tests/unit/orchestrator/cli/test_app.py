@@ -94,6 +94,16 @@ def test_debug_adds_the_trace(command, monkeypatch: pytest.MonkeyPatch) -> None:
     assert traced.err.endswith(plain.err)
 
 
+def test_a_file_that_may_not_be_read_is_wrong_input(command, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    failure = PermissionError(13, "Permission denied", "/a/b")
+    monkeypatch.setattr(spec, "schema", lambda: raises(failure))
+    ended = command("schema")
+    assert (ended.code, ended.err) == (
+        2,
+        "orchestrator: /a/b: Permission denied; check its permissions, or give another\n",
+    )
+
+
 def test_an_interruption_is_told(command, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setattr(spec, "schema", lambda: raises(KeyboardInterrupt()))
     ended = command("schema")

@@ -18,6 +18,7 @@ from orchestrator.job import chain, spec
 from orchestrator.launch.doctor import Finding
 from orchestrator.launch.first_job import job_text
 from orchestrator.planning.profile import FOLDER
+from orchestrator.storage.run_directory import RunDir
 
 
 def write_and_read(folder: Path) -> str:
@@ -39,6 +40,12 @@ def test_init_writes_a_job_that_is_whole(command: Any, folder: Path) -> None:
     assert (written.name, written.data.sources[0].uri) == ("mine", "books/*.txt")
     assert command("init", "other.yaml", "--name", "run-7").code == 0
     assert spec.load(folder / "other.yaml").name == "run-7"
+
+
+def test_init_names_no_tokenizer_that_is_not_there(command: Any, folder: Path) -> None:
+    said = command("init", "mine.yaml", "--tokenizer", "nowhere")
+    assert (said.code, "there is no tokenizer.json" in said.err) == (2, True)
+    assert list(folder.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["a: b", "größe", ""])
@@ -193,6 +200,55 @@ def test_a_plan_checks_what_a_run_checks_and_tells_all_of_it(command: Any, folde
             assert sum(part in line for line in told) == 1, said.err
         assert len(told) == 4
     assert sorted(path.name for path in folder.iterdir()) == ["job.yaml", "mine.txt"]
+
+
+def test_wrong_keys_and_what_is_not_there_are_told_together(command: Any, folder: Path) -> None:
+    asked = job("nowhere.txt")
+    asked["train"]["optimizer"] = {"name": "adam"}
+    asked["workload"]["model"] = "gpt-tinny"
+    write_job(folder, {**asked, "gradient_accumulation": 4})
+    for words in (["plan", "job.yaml"], ["run", "job.yaml"], ["run", "job.yaml", "--smoke"]):
+        told = command(*words).err.splitlines()
+        parts = ("adamw with weight_decay 0", "it follows from global_batch", "nowhere.txt", "'gpt-tinny'")
+        assert [sum(part in line for line in told) for part in parts] == [1] * 4
+        assert len(told) == 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"checkpoint": {"every": 4, "export_to": "file/x"}}, "checkpoint.export_to"),
+        ({"data": {"cache": "file/x"}}, "data.cache"),
+        ({"data": {"cache": "memory://x"}}, "the memory of one process"),
+        ({"tracking": {"uri": "http://", "experiment": "a"}}, "names no server"),
+        ({"workload": {"model": "gpt-tiny", "init_from": "runs/nowhere"}}, "nowhere"),
+    ],
+)
+def test_what_a_run_refuses_its_plan_and_its_dry_run_refuse(
+    command: Any, folder: Path, changes: dict[str, Any], says: str
+) -> None:
+    (folder / "file").write_text("")
+    asked = job(write_text(folder, 20_000))
+    for key, values in changes.items():
+        asked[key] = {**(asked.get(key) or {}), **values}
+    write_job(folder, asked)
+    said = [command(*words) for words in (["plan", "job.yaml"], ["run", "job.yaml", "--dry-run"])]
+    said.append(command("run", "job.yaml"))
+    assert [each.code for each in said] == [2, 2, 2]
+    assert len({each.err for each in said}) == 1
+    assert (says in said[0].err, said[0].err.count("\n")) == (True, 1)
+
+
+def test_a_plan_tells_what_does_not_fit_the_run_of_its_name(command: Any, folder: Path) -> None:
+    asked = job(write_text(folder, 20_000))
+    write_job(folder, asked)
+    begun = RunDir(str(folder / "runs" / asked["name"]))
+    begun.create()
+    begun.write_text("job.yaml", spec.dump(spec.parse({**asked, "seed": 99})))
+    said = command("plan", "job.yaml")
+    assert (said.code, "tokens a step" in said.out) == (0, True)
+    assert "`run` would refuse this without another --run-dir" in said.err
+    assert "seed is 99 in this run and 3 in the job file" in said.err
 
 
 @pytest.mark.parametrize(("verdict", "code"), [("ok", 0), ("warning", 0), ("missing", 1)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from orchestrator.job.errors import InputError
 from orchestrator.job.parallel import ParallelSpec
 from orchestrator.job.resources import Workers
 from orchestrator.job.spec import JobSpec
+from orchestrator.job.validation_messages import WrongKeys
 from orchestrator.launch.first_job import job_text
 
 ROOT = Path(__file__).parents[4]
@@ -88,9 +90,12 @@ def refusal(document: dict[str, Any]) -> str:
         ("train.optimizer.nesterov", 0.9, ["train.optimizer.nesterov: unknown key", "lr, betas"]),
         ("train.optimizer.momentum", 0.9, ["momentum is for muon, and this is adamw"]),
         ("train.gradient_accumulation", 2, ["unknown key", "it follows from global_batch"]),
-        ("train.optimizer.name", "adam", ["input should be 'adamw'", "adamw with weight_decay 0 is Adam"]),
+        ("train.optimizer.name", "adam", ["should be 'adamw'", "adamw with weight_decay 0 is Adam"]),
         ("train.precision", "bfloat16", ["it is bf16 here"]),
-        ("train.optimizer.warmup", "x%", ["train.optimizer.warmup: input should be a valid integer"]),
+        ("train.optimizer.warmup", "x%", ["train.optimizer.warmup: is neither steps nor a share", "5%"]),
+        ("seed", True, ["seed: should not be true or false"]),
+        ("train.optimizer.lr", True, ["train.optimizer.lr: should not be true or false"]),
+        ("name", 7, ["name: should be text, in quotes"]),
         ("data.sources.0.wieght", 2, ["data.sources.0.wieght: unknown key", "did you mean 'weight'?"]),
         ("data.tokenizer", {"train_bp": 512}, ["data.tokenizer.train_bp", "did you mean 'train_bpe'?"]),
         ("parallel", {"tpp": 2}, ["parallel.tpp: unknown key", "did you mean 'tp'?"]),
@@ -101,7 +106,7 @@ def refusal(document: dict[str, Any]) -> str:
         ("resources.workers", {"min": 1}, ["resources.workers.max: is missing"]),
         ("name", "a b", ["name: is no name (got 'a b'); use 1 to 63 letters"]),
         ("name", "-a", ["name: is no name (got '-a')"]),
-        ("seed", -1, ["seed: input should be greater than or equal to 0 (got -1)"]),
+        ("seed", -1, ["seed: should be greater than or equal to 0 (got -1)"]),
         ("workload", "gpt-tiny", ["workload: must be a mapping", "its keys: model, changes, objective"]),
         ("train", None, ["train: must be a mapping", "its keys: steps, global_batch"]),
         ("data.max_rejected", "1%", ["data: max_rejected is of a policy", "set on_error to skip or repair"]),
@@ -109,18 +114,18 @@ def refusal(document: dict[str, Any]) -> str:
         ("data.sources.0.field", "{a!r}", ["data.sources.0.field: '{a!r}' formats {a}"]),
         ("data.sources.0.uri", [], ["data.sources.0.uri"]),
         ("data.sources", ["a.txt"], ["data.sources.0: must be a mapping", "its keys: uri, weight, field"]),
-        ("data.sources", "a.txt", ["data.sources: input should be a valid list (got 'a.txt')"]),
+        ("data.sources", "a.txt", ["data.sources: should be a list (got 'a.txt')"]),
         ("data.sources", [], ["data.sources: list should have at least 1 item"]),
-        ("data.sources.0.weight", 0, ["data.sources.0.weight: input should be greater than 0 (got 0)"]),
+        ("data.sources.0.weight", 0, ["data.sources.0.weight: should be greater than 0 (got 0)"]),
         ("data.tokenizer", {"train_bpe": 5}, ["data.tokenizer.train_bpe", "greater than or equal to 300"]),
-        ("data.sequence_length", 4, ["data.sequence_length: input should be greater than or equal to 8"]),
-        ("train.steps", 1.5, ["train.steps: input should be a valid integer", "(got 1.5)"]),
-        ("train.steps", "many", ["train.steps: input should be a valid integer", "(got 'many')"]),
+        ("data.sequence_length", 4, ["data.sequence_length: should be greater than or equal to 8"]),
+        ("train.steps", 1.5, ["train.steps: should be a whole number", "(got 1.5)"]),
+        ("train.steps", "many", ["train.steps: should be a whole number", "(got 'many')"]),
         ("train.optimizer.warmup", 100, ["train: optimizer.warmup 100 is not below steps 100", "shorten"]),
-        ("train.optimizer.name", "sgd", ["train.optimizer.name: input should be 'adamw', ", "(got 'sgd')"]),
-        ("train.optimizer.lr", float("inf"), ["train.optimizer.lr: input should be a finite number"]),
-        ("train.optimizer.betas", [0.9, 1.0], ["train.optimizer.betas.1: input should be less than 1"]),
-        ("train.precision", "fp8", ["train.precision: input should be 'fp32', ", "(got 'fp8')"]),
+        ("train.optimizer.name", "sgd", ["train.optimizer.name: should be 'adamw', ", "(got 'sgd')"]),
+        ("train.optimizer.lr", float("inf"), ["train.optimizer.lr: should be a finite number"]),
+        ("train.optimizer.betas", [0.9, 1.0], ["train.optimizer.betas.1: should be less than 1"]),
+        ("train.precision", "fp8", ["train.precision: should be 'fp32', ", "(got 'fp8')"]),
         (
             "train",
             {"steps": 9, "global_batch": 12, "determinism": "bitwise"},
@@ -131,15 +136,15 @@ def refusal(document: dict[str, Any]) -> str:
             {"steps": 9, "global_batch": 12, "determinism": "bitwise", "virtual_shards": 6},
             ["train: virtual_shards 6 must be a power of two"],
         ),
-        ("parallel", "aut", ["parallel: input should be 'auto' (got 'aut')"]),
-        ("parallel", {"tp": 0}, ["parallel.tp: input should be greater than or equal to 1"]),
-        ("parallel", {"zero": 4}, ["parallel.zero: input should be 0, 1, 2 or 3 (got 4)"]),
+        ("parallel", "aut", ["parallel: should be 'auto' (got 'aut')"]),
+        ("parallel", {"tp": 0}, ["parallel.tp: should be greater than or equal to 1"]),
+        ("parallel", {"zero": 4}, ["parallel.zero: should be 0, 1, 2 or 3 (got 4)"]),
         ("resources.workers", {"min": 3, "max": 2}, ["resources.workers: min 3 is above max 2; swap them"]),
-        ("resources.workers", 0, ["resources.workers.min: input should be greater than or equal to 1"]),
+        ("resources.workers", 0, ["resources.workers.min: should be greater than or equal to 1"]),
         ("resources.per_worker.gpu", 2, ["resources.per_worker.gpu", "0 or 1 GPU", "raise workers"]),
         ("resources.per_worker.labels", {"zone": "in(a,,b)"}, ["zone=in(a,,b) selects nothing", "in(a,b)"]),
-        ("resources.per_worker.cpu", 0, ["resources.per_worker.cpu: input should be greater than 0"]),
-        ("checkpoint.every", 0, ["checkpoint.every: input should be greater than or equal to 1"]),
+        ("resources.per_worker.cpu", 0, ["resources.per_worker.cpu: should be greater than 0"]),
+        ("checkpoint.every", 0, ["checkpoint.every: should be greater than or equal to 1"]),
         (
             "checkpoint",
             {"every": 10, "keep_every": 25},
@@ -148,16 +153,16 @@ def refusal(document: dict[str, Any]) -> str:
         ("checkpoint.average", "ema", ["checkpoint.average: must be a mapping", "its keys: ema, last"]),
         ("checkpoint.average", {}, ["checkpoint.average: average has one of the keys ema and last"]),
         ("checkpoint.average", {"ema": 0.9, "last": 2}, ["average has one of the keys", "{ema: 0.999}"]),
-        ("checkpoint.average", {"ema": 1.0}, ["checkpoint.average.ema: input should be less than 1"]),
-        ("checkpoint.average", {"last": 1}, ["average.last: input should be greater than or equal to 2"]),
-        ("limits.unsaved", 0, ["limits.unsaved: input should be greater than 0"]),
+        ("checkpoint.average", {"ema": 1.0}, ["checkpoint.average.ema: should be less than 1"]),
+        ("checkpoint.average", {"last": 1}, ["average.last: should be greater than or equal to 2"]),
+        ("limits.unsaved", 0, ["limits.unsaved: should be greater than 0"]),
         (
             "checkpoint.export",
             "tar",
-            ["checkpoint.export: input should be 'hf', 'adapter', 'safetensors', 'dcp', 'gguf' or 'onnx'"],
+            ["checkpoint.export: should be 'hf', 'adapter', 'safetensors', 'dcp', 'gguf' or 'onnx'"],
         ),
-        ("limits.cost_usd", 0, ["limits.cost_usd: input should be greater than 0"]),
-        ("limits.wait", "10 min", ["limits.wait: input should be a valid number", "'10 min'"]),
+        ("limits.cost_usd", 0, ["limits.cost_usd: should be greater than 0"]),
+        ("limits.wait", "10 min", ["limits.wait: should be a number", "'10 min'"]),
     ],
 )
 def test_a_wrong_job_is_one_line(key: str, value: Any, wanted: list[str]) -> None:
@@ -185,11 +190,32 @@ def test_all_that_is_wrong_is_told() -> None:
     with pytest.raises(InputError) as told:
         spec.parse({"seed": "x", "colour": "red"}, "job.yaml")
     first, *others = (told.value, *told.value.others)
-    assert "job.yaml: seed: input should be a valid integer" in str(first)
+    assert "job.yaml: seed: should be a whole number" in str(first)
     assert [str(each).split("; ")[0] for each in others] == [
         "job.yaml: colour: unknown key",
         *(f"job.yaml: {key}: is missing" for key in ("name", "workload", "data", "train")),
     ]
+
+
+def test_a_share_of_wrong_steps_is_no_second_error() -> None:
+    for steps in ("many", -5, 10**30, True):
+        document = changed("train.steps", steps)
+        document["train"]["optimizer"] = {"warmup": "10%"}
+        with pytest.raises(InputError) as told:
+            spec.parse(document)
+        assert [each.where for each in told.value.each()] == ["job: train.steps"]
+
+
+def test_what_is_left_of_a_wrong_job_can_be_looked_at() -> None:
+    document = changed("train.optimizer.name", "adam") | {"colour": "red", "seed": "x"}
+    with pytest.raises(WrongKeys) as told:
+        spec.parse(document)
+    rest = told.value.rest
+    assert (rest.train.optimizer.name, rest.seed, rest.train.steps) == ("adamw", 0, 100)
+    assert pickle.loads(pickle.dumps(told.value)).rest == rest
+    with pytest.raises(InputError) as hopeless:
+        spec.parse(changed("train.steps", "many"))
+    assert not isinstance(hopeless.value, WrongKeys)
 
 
 def test_a_key_that_stands_twice_is_refused() -> None:
@@ -282,10 +308,15 @@ def test_dump_and_load_are_inverse(tmp_path: Path) -> None:
         (None, "there is no such job file; write one with `orchestrator init`"),
         (b"name: [", "job.yaml:1: is not YAML"),
         (b"name: a\n\tseed: 1\n", "job.yaml:2: is not YAML"),
+        (b"train:\n\tsteps: 1\n", "indent with blanks, YAML takes no tabs"),
         (b"- a\n- b\n", "must be a mapping of keys to values"),
-        (b"", "must be a mapping of keys to values"),
+        (b"", "is empty; write one with `orchestrator init`"),
         (b"just words", "must be a mapping of keys to values"),
-        (b"name: \xff\xfe", "cannot be read"),
+        (b"name: \xff\xfe", "is no text in UTF-8 (its byte 7 is 0xff)"),
+        ("name: a".encode("utf-16"), "is no text in UTF-8"),
+        (b"name: a\0", "it has the character 0x00"),
+        (b"name: " + b"[" * 1000, "is nested too deeply"),
+        (b"seed: " + b"9" * 5000, "a number has thousands of digits"),
         (b"name: a\n---\nname: b\n", "is not YAML"),
         (b"name: !!python/object/apply:os.getcwd []", "is not YAML"),
         (b"name: 2024-13-45", "is not YAML"),
@@ -355,7 +386,7 @@ def test_the_last_override_wins_and_words_become_mappings(smallest: Path) -> Non
             "--set train.steps: is not of the form a.b=c; write for example --set train.steps=50",
         ),
         ("=5", "--set =5: is not of the form a.b=c"),
-        ("train.steps=", "train.steps: input should be a valid integer"),
+        ("train.steps=", "train.steps: should be a whole number"),
         ("train.stepz=5", "train.stepz: unknown key; did you mean 'steps'?"),
         ("train..steps=5", "train.: unknown key"),
         ("train.steps.much=5", "'steps' is not a mapping; override all of it"),

@@ -42,8 +42,8 @@ def test_what_generates_no_text_is_refused(model: str, objective: str, kind: str
     [
         ({"prompts": []}, "prompts: list should have at least 1 item"),
         ({"prompts": [""]}, "string should have at least 1 character"),
-        ({"prompts": ["a"], "tokens": 0}, "samples.tokens: input should be greater than or equal to 1"),
-        ({"prompts": ["a"], "temperature": -1}, "samples.temperature: input should be greater than or equal"),
+        ({"prompts": ["a"], "tokens": 0}, "samples.tokens: should be greater than or equal to 1"),
+        ({"prompts": ["a"], "temperature": -1}, "samples.temperature: should be greater than or equal"),
         ({}, "samples.prompts: is missing"),
     ],
 )
