@@ -1,16 +1,17 @@
 """A process that has imported what ranks need, once for a node: the fork servers of a run there begin as copies of it.
 
-    python -m cluster.workers.shared_imports NAME TARGET FD
+    python -m cluster.workers.shared_imports TARGET LISTENER LIFELINE
 
-It listens on a socket of that name and ends when the other side of FD, a socket, is closed. Whoever connects and is of
-the same user gets a copy, which has the folder and the environment of who asks: it is a fork server
-(`cluster.workers.fork_server`) or calls one function. The process itself has one thread and computes nothing, so that
-forking is safe.
+It accepts connections on LISTENER and ends when the other side of LIFELINE, both descriptors of sockets, is closed.
+Whoever connects and is of the same user gets a copy, which has the folder and the environment of who asks: it is a fork
+server (`cluster.workers.fork_server`) or calls one function. The process itself has one thread and computes nothing, so
+that forking is safe.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import select
@@ -28,36 +29,33 @@ from typing import Any
 from cluster.workers import fork_server
 from cluster.workers.program import command_of, environment_of_ranks
 
-BIND_TIMEOUT = 20.0
-"""Seconds for a fresh interpreter to listen, before it imports anything."""
+START_TIMEOUT = 20.0
+"""Seconds for a process to be started."""
 CLEANUP_TIMEOUT = 5.0
 """Seconds that a call which is cancelled has to clean up."""
-CONNECT_PAUSE = 0.02
-"""Seconds between attempts to connect to a process that has just been started."""
 
 
 class SharedImports:
-    """Starts the process, unless one of this `name` is there; `target` is the "module:function" whose module is
-    imported. It ends with this object's process, or when this is closed."""
+    """Starts the process, to which can be connected by its `name` from now on; `target` is the "module:function" whose
+    module is imported. It ends with this object's process, or when this is closed. Raises OSError if there is one."""
 
     def __init__(self, name: str, target: str) -> None:
         self.name, self.target = name, target
         self._ours, theirs = socket.socketpair()
-        with theirs:
+        with theirs, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            listener.bind(_address(name))
+            listener.listen()  # who connects meanwhile waits for the imports
+            given = listener.fileno(), theirs.fileno()
             # A session of its own: Ctrl-C is for the command, which commits before it ends its ranks.
             self._process = subprocess.Popen(
-                command_of("cluster.workers.shared_imports", name, target, str(theirs.fileno())),
-                pass_fds=[theirs.fileno()],
+                command_of("cluster.workers.shared_imports", target, *map(str, given)),
+                pass_fds=given,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,  # what fails is told to who asks; ranks have logs of their own
                 env={"OMP_NUM_THREADS": "1"} | environment_of_ranks(),
                 start_new_session=True,
             )
-
-    def has_ended(self) -> bool:
-        """Whether the process is gone: it failed, or found another one of its name."""
-        return self._process.poll() is not None
 
     def close(self) -> None:
         """End it; copies go on. Safe to call twice."""
@@ -76,22 +74,24 @@ def connect(name: str, target: str) -> tuple[socket.socket, SharedImports | None
 
     Raises OSError.
     """
-    deadline, started = time.monotonic() + BIND_TIMEOUT, None
+    started, deadline = None, time.monotonic() + START_TIMEOUT
     while True:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connection.connect(_address(name))
+            break
         except ConnectionRefusedError:
             connection.close()
-        else:
-            _check_user(connection)
-            _send_place(connection, "serve")
-            return connection, started
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"a process that imports {target} did not begin within {BIND_TIMEOUT:.0f} s")
-        if started is None or started.has_ended():
+            if time.monotonic() > deadline:
+                raise
+        try:
             started = SharedImports(name, target)
-        time.sleep(CONNECT_PAUSE)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:  # another one has been started in this moment
+                raise
+    _check_user(connection)
+    _send_place(connection, "serve")
+    return connection, started
 
 
 class CallInCopy:
@@ -138,14 +138,8 @@ class CallInCopy:
 
 def main() -> None:
     """Import, and fork a copy for every connection, until the lifeline is closed."""
-    name, target, lifeline = sys.argv[1], sys.argv[2], socket.socket(fileno=int(sys.argv[3]))
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        listener.bind(_address(name))
-    except OSError:
-        return  # another one serves
-    listener.listen()  # who connects meanwhile waits for the imports
-    fork_server.import_for_ranks(target)
+    listener, lifeline = (socket.socket(fileno=int(number)) for number in sys.argv[2:])
+    fork_server.import_for_ranks(sys.argv[1])
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # copies end when they will, and nobody asks how
     while lifeline not in select.select([listener, lifeline], [], [])[0]:
         connection, _ = listener.accept()

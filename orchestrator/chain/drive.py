@@ -19,8 +19,9 @@ from orchestrator.chain.stage_run import StageRun, stage_runs
 from orchestrator.job.chain import ChainSpec
 from orchestrator.job.errors import InputError
 from orchestrator.job.outcome import Outcome
+from orchestrator.launch.embedded import imports_begun
 from orchestrator.launch.preflight import gpus_here, preflight
-from orchestrator.launch.run import REFRESH, RunOutcome, WatchedRun, attach, done_already, imports_begun
+from orchestrator.launch.run import REFRESH, RunOutcome, WatchedRun, attach, done_already
 from orchestrator.launch.submission import no_cluster
 from orchestrator.storage.file_names import CHAIN
 from orchestrator.storage.run_directory import REPORT, RunDir, remove_empty

@@ -5,23 +5,21 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from cluster.workers.clock import wall
-from cluster.workers.shared_imports import SharedImports, is_supported
 from orchestrator.checkpoint.identity import check_same_run
 from orchestrator.job.errors import InputError
 from orchestrator.job.outcome import Outcome
 from orchestrator.job.spec import JobSpec
-from orchestrator.launch.preflight import gpus_here, preflight
+from orchestrator.launch.embedded import checked, imports_begun
+from orchestrator.launch.preflight import gpus_here
 from orchestrator.launch.submission import no_cluster
 from orchestrator.storage.run_directory import RunDir, remove_empty
 from orchestrator.track.goodput import with_end
-from orchestrator.train.task import ENTRY_OF
 
 REFRESH = 0.25
 """Seconds between looks at the controller."""
@@ -62,14 +60,15 @@ def run(
     if found := done_already(spec, run_dir):
         return RunOutcome(Outcome.DONE, found, f"{run_dir.uri} is finished: nothing to do")
     launched = launched or wall()
+    show({"phase": "check", "note": "reading the job's sources and model"})
     with imports_begun(spec, embedded=address is None) as shared:
-        show({"phase": "check", "note": "reading the job's sources and model"})
-        spec = preflight(spec, run_dir, until, address).spec
-        return _run_checked(spec, run_dir, until, address, show, faults, priority, launched, shared)
+        with checked(spec, run_dir, until, address, shared) as job:
+            return _run(spec, job, run_dir, until, address, show, faults, priority, launched, shared)
 
 
-def _run_checked(
+def _run(
     spec: JobSpec,
+    job: Callable[[], JobSpec],
     run_dir: RunDir,
     until: int | None,
     address: str | None,
@@ -79,19 +78,22 @@ def _run_checked(
     launched: float,
     shared: str,
 ) -> RunOutcome:
-    """Drive a run that has been checked; `shared` names the process of this machine that has the imports of ranks."""
+    """Drive a run; `job` returns it as it was checked, `shared` names the process that has the imports of ranks."""
     from cluster.local.ray_session import NoCluster, NotStarted, connected_ray
 
     queue = None if address is None else priority
     workers, worker = spec.resources.workers, spec.resources.per_worker
     most = workers.max + spec.evaluates_beside
     gpus = gpus_here(spec) if address is None and worker.gpu else workers.max * worker.gpu
-    made = run_dir.create()
     where = "starting Ray on this machine" if address is None else f"connecting to Ray at {address}"
     show({"phase": "connect", "note": where})
+    made: list[str] = []
     try:
         for last in (False, False, True):
             with connected_ray(address, most * worker.cpu, gpus):
+                show({"phase": "connect", "note": "checking the job's model"})
+                spec = job()
+                made += run_dir.create()
                 show({"phase": "connect", "note": "starting the run's controller"})
                 controller = attach(spec, run_dir, until, faults, queue, launched, shared)
                 outcome = _watch(WatchedRun(controller, run_dir), show)
@@ -104,21 +106,6 @@ def _run_checked(
         return RunOutcome(Outcome.FAILED, None, str(error))
     finally:
         remove_empty(made)
-
-
-@contextlib.contextmanager
-def imports_begun(spec: JobSpec, embedded: bool) -> Iterator[str]:
-    """The name of a process in which the imports of ranks begin now, while the job is checked and Ray starts; it ends
-    with this. Empty if the ranks are not to run on this machine."""
-    if not (embedded and is_supported()):
-        yield ""
-        return
-    engine = "torch" if spec.parallel == "auto" else spec.parallel.engine or "torch"
-    imports = SharedImports(secrets.token_hex(16), ENTRY_OF[engine])
-    try:
-        yield imports.name
-    finally:
-        imports.close()
 
 
 def _closed(outcome: RunOutcome, run_dir: RunDir, embedded: bool) -> RunOutcome:

@@ -190,8 +190,8 @@ def _data(scene: Scene) -> str:
     from cluster.local.ray_session import NotStarted, connected_ray
     from orchestrator.data.progress import StageLine
     from orchestrator.data.tokens import Tokens
+    from orchestrator.launch.embedded import imports_begun
     from orchestrator.launch.preflight import preflight
-    from orchestrator.launch.run import imports_begun
     from orchestrator.resolve.prepared_data import PreparedData, prepared
     from orchestrator.track.words import count
 
