@@ -7,6 +7,7 @@ each other are all made: a user reads all problems at once.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -40,9 +41,15 @@ from orchestrator.storage.run_directory import RunDir
 from workloads.own.reference import is_reference
 
 
-def preflight(spec: JobSpec, run_dir: RunDir, until: int | None, address: str | None) -> ResolvedJob:
+def preflight(
+    spec: JobSpec,
+    run_dir: RunDir,
+    until: int | None,
+    address: str | None,
+    begin: Callable[[], None] = lambda: None,
+) -> ResolvedJob:
     """Find all that can be found wrong of a run without starting anything. Returns the job, resolved, as the run has
-    begun it: see `as_begun`."""
+    begun it: see `as_begun`. `begin` is called once nothing is found wrong but what the model itself may not like."""
     check_places(spec, run_dir)
     check_written(spec, run_dir, address)
     problems, prepared = Problems(), ""
@@ -54,7 +61,7 @@ def preflight(spec: JobSpec, run_dir: RunDir, until: int | None, address: str | 
         prepared = prepared_before(spec, run_dir, commit)
         spec = as_begun(spec, begun_from(spec, run_dir, commit)[1])
     with problems.noted():
-        job = check_here(spec, address, prepared)
+        job = check_here(spec, address, prepared, begin)
     if until is not None and until > spec.train.steps:
         with problems.noted():
             raise InputError(f"step {until} is beyond train.steps {spec.train.steps}", "--until", "lower it")
@@ -71,11 +78,13 @@ def check_room(job: ResolvedJob, run_dir: RunDir, address: str | None) -> None:
         check_memory(job, worker_here(job.spec))
 
 
-def check_here(spec: JobSpec, address: str | None, prepared: str = "") -> ResolvedJob:
+def check_here(
+    spec: JobSpec, address: str | None, prepared: str = "", begin: Callable[[], None] = lambda: None
+) -> ResolvedJob:
     """What is wrong with a job, and with this machine for it; see `check_job`. Returns the job, resolved."""
     problems = Problems()
     with problems.noted():
-        job = check_job(spec, prepared)
+        job = check_job(spec, prepared, begin)
     with problems.noted():
         check_machine(spec, address)
     problems.raise_noted()
@@ -85,11 +94,13 @@ def check_here(spec: JobSpec, address: str | None, prepared: str = "") -> Resolv
     return job
 
 
-def check_job(spec: JobSpec, prepared: str = "") -> ResolvedJob:
+def check_job(spec: JobSpec, prepared: str = "", begin: Callable[[], None] = lambda: None) -> ResolvedJob:
     """What is wrong with a job wherever it runs; `prepared` is where the samples of its run are, if it has begun with
-    some. Returns the job, resolved."""
+    some. `begin` is called before the model is loaded, if nothing else is wrong. Returns the job, resolved."""
     problems = Problems()
     if job := _check_before_loading(spec, problems):
+        if not problems:
+            begin()
         with problems.noted():
             check_objective(job)
             if not problems:

@@ -15,8 +15,8 @@ from orchestrator.checkpoint.identity import check_same_run
 from orchestrator.job.errors import InputError
 from orchestrator.job.outcome import Outcome
 from orchestrator.job.spec import JobSpec
-from orchestrator.launch.embedded import checked, imports_begun
-from orchestrator.launch.preflight import gpus_here
+from orchestrator.launch.embedded import imports_begun
+from orchestrator.launch.preflight import gpus_here, preflight
 from orchestrator.launch.submission import no_cluster
 from orchestrator.storage.run_directory import RunDir, remove_empty
 from orchestrator.track.goodput import with_end
@@ -60,15 +60,20 @@ def run(
     if found := done_already(spec, run_dir):
         return RunOutcome(Outcome.DONE, found, f"{run_dir.uri} is finished: nothing to do")
     launched = launched or wall()
-    show({"phase": "check", "note": "reading the job's sources and model"})
-    with imports_begun(spec, embedded=address is None) as shared:
-        with checked(spec, run_dir, until, address, shared) as job:
-            return _run(spec, job, run_dir, until, address, show, faults, priority, launched, shared)
+    shared = ""
+    with contextlib.ExitStack() as stack:
+
+        def begin() -> None:
+            nonlocal shared
+            shared = stack.enter_context(imports_begun(spec, embedded=address is None))
+
+        show({"phase": "check", "note": "reading the job's sources and model"})
+        job = preflight(spec, run_dir, until, address, begin).spec
+        return _run(job, run_dir, until, address, show, faults, priority, launched, shared)
 
 
 def _run(
     spec: JobSpec,
-    job: Callable[[], JobSpec],
     run_dir: RunDir,
     until: int | None,
     address: str | None,
@@ -78,22 +83,19 @@ def _run(
     launched: float,
     shared: str,
 ) -> RunOutcome:
-    """Drive a run; `job` returns it as it was checked, `shared` names the process that has the imports of ranks."""
+    """Drive a run that was checked; `shared` names the process that has the imports of ranks, if there is one."""
     from cluster.local.ray_session import NoCluster, NotStarted, connected_ray
 
     queue = None if address is None else priority
     workers, worker = spec.resources.workers, spec.resources.per_worker
     most = workers.max + spec.evaluates_beside
     gpus = gpus_here(spec) if address is None and worker.gpu else workers.max * worker.gpu
+    made = run_dir.create()
     where = "starting Ray on this machine" if address is None else f"connecting to Ray at {address}"
     show({"phase": "connect", "note": where})
-    made: list[str] = []
     try:
         for last in (False, False, True):
             with connected_ray(address, most * worker.cpu, gpus):
-                show({"phase": "connect", "note": "checking the job's model"})
-                spec = job()
-                made += run_dir.create()
                 show({"phase": "connect", "note": "starting the run's controller"})
                 controller = attach(spec, run_dir, until, faults, queue, launched, shared)
                 outcome = _watch(WatchedRun(controller, run_dir), show)
