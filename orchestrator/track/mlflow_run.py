@@ -21,6 +21,7 @@ from cluster.workers.node_metrics import SECONDS
 from orchestrator.job.evaluate import by_name
 from orchestrator.storage.row_line import Row, evaluations_in
 from orchestrator.track.code_version import code_tags
+from orchestrator.track.mlflow_client import SQLITE, client_of
 from orchestrator.track.redact import redact
 
 T = TypeVar("T")
@@ -75,11 +76,9 @@ class MlflowRun:
         """Find the run or create it; without `params` only find it. Raises LookupError if there is none then."""
         for variable, value in _CLIENT_DEFAULTS.items():
             os.environ.setdefault(variable, value)
-        from mlflow.tracking import MlflowClient
-
         for chatty in ("mlflow", "alembic"):
             logging.getLogger(chatty).setLevel(logging.ERROR)
-        self.client = MlflowClient(tracking_uri=uri)
+        self.client = client_of(uri)
         self.experiment = _experiment(self.client, uri, experiment)
         tags = {URI_TAG: quotable(redact(run_uri)), BORN_TAG: f"{born:.6f}"}
         wanted = " and ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items())
@@ -248,7 +247,7 @@ def _experiment(client: Any, uri: str, name: str) -> str:
 
 def _artifacts(uri: str, experiment: str) -> str | None:
     """The artefact folder: beside a database file, whatever the current folder; None where a server decides itself."""
-    database = re.fullmatch(r"sqlite(?:\+\w+)?:///([^?]+)(?:\?.*)?", uri)
+    database = SQLITE.fullmatch(uri)
     if not database:
         return None
     return (Path(database[1]).resolve().parent / "mlartifacts" / re.sub(r"[^\w.-]", "_", experiment)).as_uri()
