@@ -49,6 +49,31 @@ BIGSCIENCE = [
     )
 ]  # fmt: skip
 
+
+def _dao(
+    layers: int, hidden: int, heads: int, length: int, fused: bool, tflops: float
+) -> Published:  # fmt: skip
+    """A row of one node of eight, with or without the fused kernel of attention."""
+    shape = gpt(layers, hidden, heads, length, 50304)
+    micro = 8192 // length
+    layout, batch = Layout(dp=8, micro_batch=micro), 64 * micro
+    work = batch * length * (6.0 * shape.parameters + 12.0 * layers * hidden * length)
+    return Published(
+        f"GPT-3 {'1.3B' if layers == 24 else '2.7B'}, {length} tokens", "Dao, 2023, table 1",
+        "a100-80-fused" if fused else "a100-80", shape, layout, batch, work / (8 * tflops * 1e12),
+        replace(MEGATRON, dropout=False), f"micro-batch {micro}, eight a step",
+    )  # fmt: skip
+
+
+DAO = [
+    _dao(layers, hidden, heads, length, fused, tflops)
+    for layers, hidden, heads, length, plain, with_kernel in (
+        (24, 2048, 16, 2048, 142, 196), (24, 2048, 16, 8192, 72, 220), (32, 2560, 32, 2048, 149, 205),
+        (32, 2560, 32, 8192, 80, 225),
+    )
+    for fused, tflops in ((False, plain), (True, with_kernel))
+]  # fmt: skip
+
 NANO = Program(width=2, gather_width=2, gradient_width=4, carried_width=2)
 """nanotron: gradients are kept and summed in fp32; flash attention and fused norms, nothing compiled."""
 _LLAMAS = {
@@ -188,4 +213,4 @@ SIMUMAX = [
     )
 ]  # fmt: skip
 MEGATRON_FITTED = [row for row in SIMUMAX if "405B" in row.name]
-BLIND = [*BIGSCIENCE, *NANOTRON, *NVIDIA, *(row for row in SIMUMAX if "405B" not in row.name)]
+BLIND = [*DAO, *BIGSCIENCE, *NANOTRON, *NVIDIA, *(row for row in SIMUMAX if "405B" not in row.name)]

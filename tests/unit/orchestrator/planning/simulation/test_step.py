@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 from fsdp_steps import HELD_OUT
-from megatron_steps import BIGSCIENCE, BLIND, MEGATRON_FITTED, NANOTRON, NVIDIA, SIMUMAX
+from megatron_steps import BIGSCIENCE, BLIND, DAO, MEGATRON_FITTED, NANOTRON, NVIDIA, SIMUMAX
 from published_steps import MEGATRON, PTDP_1, ROWS, Published, gpt, llama
 
 from orchestrator.planning.device import Machine
@@ -51,7 +51,7 @@ def test_tensor_parallel_steps_of_one_node_are_met() -> None:
     assert mean(errors([row for row in SIMUMAX if row in BLIND])) < 0.08
 
 
-@pytest.mark.parametrize(("rows", "most"), [(BIGSCIENCE, 0.14), (NANOTRON, 0.17), (NVIDIA, 0.22)])
+@pytest.mark.parametrize(("rows", "most"), [(DAO, 0.1), (BIGSCIENCE, 0.14), (NANOTRON, 0.17), (NVIDIA, 0.22)])
 def test_steps_of_other_programs_are_met_roughly(rows: list[Published], most: float) -> None:
     assert mean(errors(rows)) < most
 
