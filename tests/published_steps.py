@@ -8,8 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from orchestrator.planning.device import Machine
 from orchestrator.planning.layout import Layout, ModelShape
 from orchestrator.planning.simulation.operators import Program
+from orchestrator.planning.simulation.step import step_time
 
 MEGATRON = Program(width=2, dropout=True, gather_width=2, gradient_width=4, carried_width=2, compiled=True)
 """Megatron-LM in mixed precision: gradients are summed in fp32, weights gathered in 16 bits."""
@@ -17,7 +19,8 @@ MEGATRON = Program(width=2, dropout=True, gather_width=2, gradient_width=4, carr
 
 @dataclass(frozen=True)
 class Published:
-    """A measured step: what was run, how, and the seconds that it took; `per_node` where that is not the profile's."""
+    """A measured step: what was run, how, and the seconds that it took, with the memory of a rank where it is told;
+    `per_node`, and `between` (bytes per second to other nodes) where they are not the profile's."""
 
     name: str
     source: str
@@ -29,6 +32,14 @@ class Published:
     program: Program = MEGATRON
     assumed: str = ""
     per_node: int = 0
+    between: float = 0.0
+    gigabytes: float = 0.0
+
+    def seconds_on(self, machine: Machine) -> float:
+        """Predicted seconds on such a machine."""
+        link = replace(machine.between, bandwidth=self.between or machine.between.bandwidth)
+        there = replace(machine, per_node=self.per_node or machine.per_node, between=link)
+        return step_time(self.shape, self.layout, self.batch, there, self.program).seconds
 
 
 def gpt(layers: int, hidden: int, heads: int, length: int = 2048, vocabulary: int = 51200) -> ModelShape:

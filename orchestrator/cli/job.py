@@ -144,6 +144,9 @@ def plan(
             parser=on_this_machine, help="also write a page with the timeline and the memory of a step"
         ),
     ] = None,
+    frontier: Annotated[
+        bool, typer.Option("--frontier", help="also time and cost by the number of workers, up to --workers")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Check a job, and show its legal layouts with predicted memory and time, on this kind of machine or another."""
@@ -166,10 +169,10 @@ def plan(
         plan_chain(
             spec,
             run_of(spec, None),
-            lambda each: _plan(each, workers, machine, None, None, as_json),
+            lambda each: _plan(each, workers, machine, None, None, frontier, as_json),
             as_json,
         )
-    elif found := _plan(spec, workers, machine, html, cluster, as_json, run_of(spec, None)):
+    elif found := _plan(spec, workers, machine, html, cluster, frontier, as_json, run_of(spec, None)):
         emit(found)
 
 
@@ -195,6 +198,7 @@ def _plan(
     device: str | None,
     html: Path | None,
     at: Path | None,
+    by_workers: bool,
     as_json: bool,
     run: RunDir | None = None,
 ) -> dict[str, Any] | None:
@@ -206,6 +210,7 @@ def _plan(
     from orchestrator.launch.places import check_places, check_written
     from orchestrator.launch.preflight import check_here, check_job
     from orchestrator.planning import plan as planning
+    from orchestrator.planning.frontier import frontier
     from orchestrator.planning.machines import machine_for, on_paper
 
     cluster = None
@@ -245,10 +250,14 @@ def _plan(
             traced.needed(found.chosen.memory, on_cpu),
         )
     told = forecast(spec, job.shape, found, cluster) if cluster else None
+    points = frontier(spec, job.shape, spec.resources.workers.max, machine) if by_workers else []
     if as_json:
-        return traced.told(found, on_cpu) | ({"cluster": told} if told else {})
+        more = {"frontier": [point.to_json() for point in points]} if by_workers else {}
+        return traced.told(found, on_cpu) | more | ({"cluster": told} if told else {})
     planning_text.show(spec, job.shape, found)
     planning_text.show_memory(found, traced, on_cpu)
+    if by_workers:
+        planning_text.show_frontier(points)
     if told:
         show_forecast(spec, told)
     return None

@@ -12,6 +12,7 @@ from orchestrator.planning.step_trace import CATEGORIES
 from orchestrator.track.words import count, duration
 
 if TYPE_CHECKING:
+    from orchestrator.planning.frontier import Point
     from orchestrator.tracing.of_plan import TracedMemory
 
 SHOWN = 10
@@ -80,6 +81,25 @@ def show_memory(plan: Plan, traced: TracedMemory, on_cpu: bool) -> None:
         print(f"That is more than {size(offered(plan.machine, on_cpu))} that a worker offers.")
     for line in sorted({line for each in traced.traces for line in each.assumed}):
         print(f"Assumed: {line}.")
+
+
+def show_frontier(points: list[Point]) -> None:
+    """Print the numbers of workers that no other beats in both time and cost."""
+    from orchestrator.cli.options import table
+
+    rows = [
+        [
+            str(point.layout.world),
+            str(point.layout),
+            duration(point.step_seconds),
+            duration(3600.0 * point.hours),
+            f"{point.worker_hours:,.1f}",
+            "" if point.usd is None else f"{point.usd:,.0f}",
+        ]
+        for point in points
+    ]
+    columns = ["workers", "layout", "step", "all steps", "worker hours", "USD"]
+    table("Time and cost: no other number of workers is better in both", columns, rows)
 
 
 def _loses(candidate: Candidate, chosen: Candidate) -> str:

@@ -158,7 +158,8 @@ def _layer(spec: JobSpec, shape: ModelShape, layout: Layout, tokens: float) -> f
     if none and shape.gated:  # such models have norms by the root of the mean square
         residual += 8.0 if full else 11.0
     # what sequence parallelism gathers for the first product of each half of a layer is kept whole
-    whole = (8.0 if full else 11.0) if layout.sequence else residual
+    gathered = 8.0 if full else 4.0 if not none else 10.0 if shape.gated else 8.0
+    whole = gathered if layout.sequence else residual
     inner = width * 2.0 * (shape.heads + shape.kv_heads) * shape.head_size
     each = width * (2.0 if none else 1.0) * (2.0 if shape.gated else 1.0)
     share = shape.expert_layers / shape.layers if shape.layers else 0.0

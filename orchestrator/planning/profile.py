@@ -144,9 +144,12 @@ def names() -> list[str]:
 
 
 def load(name: str) -> Profile:
-    """The profile of that name, or in that file. Raises InputError."""
-    if name in names():
-        return _packaged(name)
+    """The profile of that name, of the accelerator that Ray calls so, or in that file; case does not matter. Raises
+    InputError."""
+    if name.lower() in names():
+        return _packaged(name.lower())
+    if found := of_accelerator(name.upper()):
+        return found
     if not name.endswith((".yaml", ".yml")) and not Path(name).is_file():
         hint = f"choose from {', '.join(names())}, or give the path of a profile's file"
         raise InputError(f"no device is known by the name {name}", "--machine", hint)

@@ -11,11 +11,11 @@ from dataclasses import replace
 import numpy as np
 import paths  # noqa: F401
 from fsdp_steps import FITTED, HELD_OUT
+from megatron_steps import BLIND, MEGATRON_FITTED
 from published_steps import ROWS, Published
 
 from orchestrator.planning.device import Machine
 from orchestrator.planning.profile import load
-from orchestrator.planning.simulation.step import step_time
 
 FREE = {
     "a100-80": ("matrix_share", "score_bytes", "element_share"),
@@ -23,6 +23,7 @@ FREE = {
     "h100-500w": ("matrix_share", "eager"),
     "h100": ("matrix_share", "eager"),
     "h200": ("matrix_share",),
+    "b200": ("matrix_share",),
 }
 PRIOR, NOISE = 0.15, 0.02
 
@@ -30,7 +31,7 @@ PRIOR, NOISE = 0.15, 0.02
 def main() -> None:
     """Fit each profile, and print its figures and errors."""
     for name, free in FREE.items():
-        rows = [row for row in (*ROWS, *FITTED) if row.machine == name]
+        rows = [row for row in (*ROWS, *FITTED, *MEGATRON_FITTED) if row.machine == name]
         start = load(name).machine("bf16")
         x = np.array([getattr(start, field) for field in free])
         changes, ridge = np.zeros(len(free)), np.eye(len(free)) * (NOISE / PRIOR) ** 2
@@ -53,20 +54,18 @@ def main() -> None:
 
 def held_out() -> None:
     """Print the errors of the rows that no profile is fitted to."""
-    for name in dict.fromkeys(row.machine for row in HELD_OUT):
-        rows = [row for row in HELD_OUT if row.machine == name]
+    for source, name in dict.fromkeys((row.source, row.machine) for row in (*HELD_OUT, *BLIND)):
+        rows = [row for row in (*HELD_OUT, *BLIND) if (row.source, row.machine) == (source, name)]
         machine, found = load(name).machine("bf16"), []
         for row in rows:
-            found.append(_seconds(row, machine) / row.seconds - 1.0)
+            found.append(row.seconds_on(machine) / row.seconds - 1.0)
             print(
-                f"  {row.name:28} {row.layout!s:40} {row.layout.world:4} {row.seconds:8.2f} {found[-1]:+.1%}"
+                f"  {row.name:28} {row.layout!s:50} {row.layout.world:4} {row.seconds:8.2f} {found[-1]:+.1%}"
             )
-        print(f"{name}: held out, mean {np.abs(found).mean():.1%} of {len(rows)}, bias {np.mean(found):+.1%}")
-
-
-def _seconds(row: Published, machine: Machine) -> float:
-    there = replace(machine, per_node=row.per_node or machine.per_node)
-    return step_time(row.shape, row.layout, row.batch, there, row.program).seconds
+        mean, worst = np.abs(found).mean(), np.abs(found).max()
+        p95, bias = np.quantile(np.abs(found), 0.95), np.mean(found)
+        print(f"{source}, {name}: held out, mean {mean:.1%} of {len(rows)}, bias {bias:+.1%}")
+        print(f"  p95 {p95:.1%}, worst {worst:.1%}")
 
 
 def _linear(
@@ -76,7 +75,7 @@ def _linear(
 
     def errors_at(at: np.ndarray) -> np.ndarray:
         machine = replace(start, **dict(zip(free, (x * np.exp(at)).tolist(), strict=True)))
-        return np.log([_seconds(row, machine) / row.seconds for row in rows])
+        return np.log([row.seconds_on(machine) / row.seconds for row in rows])
 
     here = errors_at(changes)
     unit = np.eye(len(free)) * 0.02

@@ -17,6 +17,9 @@ from orchestrator.planning.simulation.collectives import Group
 
 RESIDUAL_PASSES = 10.0
 """Numbers of the residual stream that a layer reads and writes forward: two norms (4) and two additions (6)."""
+DISPATCH_PASSES = 4.0
+"""Numbers that are read and written for each hidden number of a token that an expert gets: it is put in the experts'
+order, and back."""
 UNFUSED_SCORE_BYTES = 12.2
 """Bytes that pass for each score where a device's kernel would keep them inside, but none does what is asked for: those
 of the A100 before there were fused kernels."""
@@ -25,7 +28,15 @@ DRAWN_SCORE_BYTES = 48.0
 LOGIT_BYTES = 24.0
 """Bytes that pass for each logit in fp32: maximum, exponential and sum forward, the softmax's gradient backward."""
 OPERATIONS = 20.0
-"""Operations that a layer launches forward; backward it is twice as many."""
+"""Operations that a layer of fused kernels launches forward; backward it is twice as many."""
+EAGER_OPERATIONS, EAGER_GATED = 26.0, 45.0
+"""The same of this engine's layers in 16 bits where nothing is compiled, as its trace counts them: of GPT 76 in both
+directions, of Llama, whose norms and rotations are in parts, 134."""
+EXPERT_OPERATIONS = 30.0
+"""What experts add to that: of Mixtral 224 are counted."""
+MESSAGE_OPERATIONS = 8.0
+"""Operations in whose time a process begins a tensor-parallel sum or an exchange of experts: 50 to 100 us, measured on
+a CPU with messages that are not sent."""
 
 
 @dataclass(frozen=True)
@@ -112,21 +123,33 @@ def layer(
     ahead, back = machine.scores(seen * tokens * length * heads, shape.head_size, program.width)
     element = machine.elements(_moved(shape, tokens, tp, bool(sliced), program))
     element *= 1.0 if program.compiled else machine.eager
-    launches = OPERATIONS * (1.0 + 0.5 * bool(shape.experts))
     sent, experts = _sent(shape, machine, program, tokens, part)
     ring = _ring(shape, machine, program, tokens, tp, cp)
-    whole = machine.launched(forward + ahead + element, launches)
+    launches = operations(shape, machine, program, tp, ep)
+    # the process launches messages and operations in one order, and runs ahead of both
+    shown = sent if machine.launches_ahead else 0.0
+    whole = machine.launched(forward + ahead + element + shown, launches) - shown
     # without fused attention the scores are what is dear to keep, with it everything but products is
     selective = (ahead if machine.score_bytes else element) + program.products_again * forward
     return Times(
         whole,
-        machine.launched(inputs + back + 1.5 * element, launches),
+        machine.launched(inputs + back + 1.5 * element + shown, launches) - shown,
         machine.launched(weights, launches),
         {"none": 0.0, "selective": selective, "full": whole}[recompute],
         sent + experts + max(0.0, ring - ahead),
         (2.0 if recompute == "full" else 1.0) * sent + experts + max(0.0, 2.0 * ring - back)
         + (experts if recompute == "full" else 0.0),
     )  # fmt: skip
+
+
+def operations(shape: ModelShape, machine: Machine, program: Program, tp: int, ep: int) -> float:
+    """Operations that a layer launches forward, with what its messages take of the process that launches them."""
+    if not machine.launches_ahead:
+        return OPERATIONS * (1.0 + 0.5 * bool(shape.experts))
+    eager = EAGER_GATED if shape.gated else EAGER_OPERATIONS
+    found = OPERATIONS if program.compiled else eager
+    share = shape.expert_layers / shape.layers if shape.layers else 0.0
+    return found + share * EXPERT_OPERATIONS + 2.0 * MESSAGE_OPERATIONS * ((tp > 1) + share * (ep > 1))
 
 
 @lru_cache(maxsize=4096)
@@ -227,6 +250,7 @@ def _moved(shape: ModelShape, tokens: float, tp: int, sliced: bool, program: Pro
     inner = dense * shape.feedforward
     inner += (1.0 - dense) * shape.expert_feedforward * (shape.experts_per_token + shape.shared_experts)
     numbers = RESIDUAL_PASSES * residual + (3.0 if shape.gated else 2.0) * tokens * inner / tp
+    numbers += (1.0 - dense) * DISPATCH_PASSES * tokens * shape.experts_per_token * shape.hidden
     # two masks of a byte each
     return numbers * program.width + (2.0 * residual if program.dropout else 0.0)
 
@@ -235,11 +259,10 @@ def _sent(
     shape: ModelShape, machine: Machine, program: Program, tokens: float, part: tuple[int, ...]
 ) -> tuple[float, float]:
     """Seconds of a forward pass's tensor-parallel sums, two a layer, and of its experts' exchange, two a layer of
-    experts. Under sequence parallelism a sum is a reduce-scatter and an all-gather, on a GPU of the same cost."""
+    experts. Under sequence parallelism a sum is a reduce-scatter and an all-gather."""
     _, tp, cp, ep, sliced = part
     group, summed = Group(tp, 1, machine), tokens * shape.hidden * program.width
-    apart = sliced and not machine.launches_ahead
-    sums = 2.0 * (group.scatter(summed) + group.gather(summed) if apart else group.all_reduce(summed))
+    sums = 2.0 * (group.scatter(summed) + group.gather(summed) if sliced else group.all_reduce(summed))
     if ep == 1 or not shape.layers:
         return sums, 0.0
     size = tokens * shape.experts_per_token * shape.hidden * program.width

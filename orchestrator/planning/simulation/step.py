@@ -8,8 +8,8 @@ from functools import lru_cache
 
 from orchestrator.planning.device import Machine
 from orchestrator.planning.layout import SPLIT, Layout, ModelShape
-from orchestrator.planning.simulation.collectives import Group
-from orchestrator.planning.simulation.operators import OPERATIONS, Program, Times, ends, layer
+from orchestrator.planning.simulation.collectives import Group, begun
+from orchestrator.planning.simulation.operators import OPERATIONS, Program, Times, ends, layer, operations
 from orchestrator.planning.simulation.schedules import order
 from orchestrator.planning.simulation.timeline import Played, play
 from orchestrator.planning.simulation.update import kept_numbers, update_seconds
@@ -17,6 +17,10 @@ from orchestrator.planning.stages import layers_of
 
 BUCKET = 25e6
 """Bytes of gradients that are summed at once: the last bucket is exposed."""
+WRAPPED_OPERATIONS = 100.0
+"""Operations in whose time FSDP2 gathers a layer twice, frees it and scatters its gradients, besides what it sends."""
+MATRICES, GATED_MATRICES = 4, 7
+"""Of a layer: a bucket has one at least."""
 CONTENTION = 0.4
 """Share of the seconds of traffic behind computation which that takes longer on a GPU: collectives take multiprocessors
 and bandwidth of the memory, and are not always there when they are needed. Pairs of published steps that differ in
@@ -129,6 +133,7 @@ def _with_update(
 ) -> StepTime:
     """The step whose passes take (compute, communication, bubble), with what comes after them."""
     compute, sent, bubble = passes
+    compute = max(compute, _launched(shape, layout, parts, machine, program) - sent)
     inner = layer(shape, machine, program, parts_of(layout), layout.recompute)
     hides = layout.pp == 1 and machine.launches_ahead  # a CPU's cores move the messages themselves
     backward = shape.layers * (inner.inputs + inner.weights + inner.again) if hides else 0.0
@@ -136,7 +141,10 @@ def _with_update(
     trained = shape.trained_share * parameters
     units = shape.layers // layout.pp + 1
     forward = shape.layers * inner.forward if hides else 0.0
-    sent += _data_parallel(layout, parameters, trained, parts, machine, program, forward, backward, units)
+    most = units * (GATED_MATRICES if shape.gated else MATRICES)
+    sent += _data_parallel(
+        layout, parameters, trained, parts, machine, program, forward, backward, units, most
+    )
     if layout.pp > 1 and shape.tied:
         # first and last stage hold the embedding both, and sum its gradients
         weight = shape.vocabulary * shape.hidden / layout.tp * program.gradient_width
@@ -161,6 +169,16 @@ def _with_update(
         if program.commit_every
         else 0.0,
     )
+
+
+def _launched(shape: ModelShape, layout: Layout, parts: int, machine: Machine, program: Program) -> float:
+    """Seconds in which a rank's process launches the passes of layers that ZeRO 2 or 3 wraps; 0 without."""
+    if layout.zero < 2 or not machine.launches_ahead:
+        return 0.0
+    each = (4.0 if layout.recompute == "full" else 3.0) * operations(
+        shape, machine, program, layout.tp, layout.ep
+    )
+    return parts * shape.layers / layout.pp * (each + WRAPPED_OPERATIONS) * machine.launch
 
 
 def local_parameters(shape: ModelShape, layout: Layout) -> float:
@@ -197,7 +215,7 @@ def pipeline(
         ends_at = sorted((rank_of[a] * boundary, rank_of[b] * boundary))
         crosses = ends_at[0] // machine.per_node != ends_at[1] // machine.per_node
         link = machine.between if crosses else machine.inside
-        return link.latency + size / link.bandwidth
+        return begun(machine) + link.latency + size / link.bandwidth
 
     actions = order(layout.schedule, layout.pp, few, stages // layout.pp)
     played = play(actions, seconds, sent, stages, rank_of, keep)
@@ -261,9 +279,11 @@ def _data_parallel(
     forward: float,
     backward: float,
     units: int,
+    most: int,
 ) -> float:
     """Seconds that data-parallel traffic adds, which computation hides in part; `forward` and `backward` are those of a
-    pass that may. Under ZeRO 2 and 3 each of `units` layers is gathered and scattered by itself.
+    pass that may. Under ZeRO 2 and 3 each of `units` layers is gathered and scattered by itself, otherwise buckets are,
+    at `most` so many, each with a latency of its own.
 
     Gradients are summed once under ZeRO 0 and 1, behind the last backward pass where there is no pipeline; under 2 and
     3 they are scattered, and under 3 weights are gathered, for every micro-batch (Rajbhandari et al., 2020, section 7).
@@ -274,11 +294,12 @@ def _data_parallel(
         return 0.0
     gradients, weights = program.gradient_width * trained, program.gather_width * parameters
     bucket = min(BUCKET, gradients)
+    count = max(min(gradients / BUCKET, most), 1.0)
     if layout.zero == 0:
-        return _felt(group.all_reduce(gradients), backward, group.all_reduce(bucket))
+        return _felt(count * group.all_reduce(gradients / count), backward, group.all_reduce(bucket))
     if layout.zero == 1:
-        scatter = _felt(group.scatter(gradients), backward, group.scatter(bucket))
-        return scatter + group.gather(program.gather_width * trained)
+        scatter = _felt(count * group.scatter(gradients / count), backward, group.scatter(bucket))
+        return scatter + count * group.gather(program.gather_width * trained / count)
     group = Group(layout.sharded, layout.tp, machine)
     last = group.scatter(bucket)
     scatter = group.scatter(gradients) + (units - 1) * group.scatter(0.0)

@@ -176,6 +176,9 @@ def test_a_plan_for_a_machine_that_is_not_here(command: Any, folder: Path) -> No
     parts = found["predicted"]["seconds_by_part"]
     assert found["predicted"]["step_seconds"] == pytest.approx(sum(parts.values()) - parts["commit"])
     assert found["machine"]["name"] == "a100-80"
+    points = json.loads(command(*words, "--frontier").out)["frontier"]
+    assert {point["workers"] for point in points} <= {2, 4}
+    assert "no other number of workers" in command(*words[:-1], "--frontier").out
     profile = (FOLDER / "t4.yaml").read_text()
     (folder / "mine.yaml").write_text(profile.replace("name: t4", "name: mine"))
     assert "On mine" in command(*words[:3], "mine.yaml", "--workers", "4", "--html", "plan.html").out

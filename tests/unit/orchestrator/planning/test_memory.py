@@ -31,3 +31,33 @@ def test_micro_batches_in_flight_are_those_of_the_schedule(schedule: str) -> Non
         chunks = len({stage for _, stage, _ in actions})
         (found,) = held(spec, shape, layout, [rank])
         assert found.in_flight == most / chunks
+
+
+@pytest.mark.parametrize(
+    ("model", "recompute", "tp", "traced"),
+    [
+        ("gpt-tiny", "none", 2, 24.10), ("gpt-tiny", "none", 8, 12.03), ("gpt-tiny", "selective", 2, 14.06),
+        ("gpt-tiny", "selective", 8, 6.52), ("llama-tiny", "none", 2, 38.33), ("llama-tiny", "none", 8, 17.27),
+        ("llama-tiny", "selective", 2, 18.06), ("llama-tiny", "selective", 8, 7.52),
+    ],
+)  # fmt: skip
+def test_a_layer_under_sequence_parallelism_keeps_what_a_trace_found(
+    model: str, recompute: str, tp: int, traced: float
+) -> None:
+    """Bytes of each number of the residual stream, in bf16: the difference of 6 and 10 layers, without copies of
+    weights."""
+    changes = {"hidden": 256, "heads": 8, "intermediate": 1024, "vocab_size": 512}
+    changes |= {"max_positions": 256} if model == "gpt-tiny" else {"kv_heads": 8}
+    shapes = [
+        model_shape(describe(model, {**changes, "layers": layers}, objective="causal_lm"), 256)
+        for layers in (6, 10)
+    ]
+    spec = parse({
+        "name": "paper",
+        "workload": {"model": model, "changes": changes},
+        "data": {"sources": [{"uri": "a"}], "tokenizer": {"train_bpe": 512}, "sequence_length": 256},
+        "train": {"steps": 10, "global_batch": 4, "precision": "bf16"},
+    })  # fmt: skip
+    layout = Layout(tp=tp, sequence=True, recompute=recompute, micro_batch=4)
+    few, many = (held(spec, shape, layout, [0])[0].micro_batch for shape in shapes)
+    assert (many - few) / 4 / (4 * 256 * 256) == pytest.approx(traced, rel=0.03)

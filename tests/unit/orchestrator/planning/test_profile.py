@@ -66,6 +66,13 @@ def test_an_unknown_name_is_refused_with_those_that_there_are() -> None:
         load("z9")
 
 
+@pytest.mark.parametrize(
+    ("asked", "found"), [("A100-80", "a100-80"), ("H100", "h100"), ("A100-80G", "a100-80-fused")]
+)
+def test_a_device_is_found_by_any_case_and_by_rays_name(asked: str, found: str) -> None:
+    assert load(asked).name == found
+
+
 def test_an_accelerator_is_known_by_rays_name() -> None:
     assert of_accelerator("H200").name == "h200"
     assert of_accelerator("A100").memory.value == 40e9
