@@ -89,7 +89,7 @@ def waits_of(case: dict[str, Any]) -> dict[str, list[str]]:
         return list(map(pinned, made))
 
     moe = workload.config.moe
-    rows = layout.micro_batch * LENGTH * (moe.top_k if moe else 0)
+    rows = layout.micro_batch * LENGTH // layout.cp * (moe.top_k if moe else 0)
     found = {}
     with fake_cuda(layout.world - 1, layout.world, rows) as waits:
         group = dist.group.WORLD
