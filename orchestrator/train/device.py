@@ -167,14 +167,15 @@ def set_numerics(bitwise: bool) -> None:
         unread.fill_uninitialized_memory = False  # nothing reads what nobody wrote
 
 
-def peak_memory() -> int:
-    """Peak memory of this rank in bytes: allocated on its GPU, or else resident in its process, libraries included.
+def peak_memory(before: int = 0) -> int:
+    """Peak memory of this rank in bytes: allocated on its GPU, or else resident in its process beyond what was so
+    `before`, of libraries.
 
     Pages of files are not counted: the kernel takes them back when memory is short, and shares them among the ranks.
     """
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         return int(torch.cuda.max_memory_allocated())
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - _file_pages()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - _file_pages() - before
 
 
 def _file_pages() -> int:

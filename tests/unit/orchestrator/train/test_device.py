@@ -19,6 +19,7 @@ from orchestrator.train.device import (
     check_own_gpu,
     gpu_of,
     make_ready,
+    peak_memory,
     set_numerics,
 )
 
@@ -80,3 +81,12 @@ def test_casts_are_kept_only_where_weights_stay() -> None:
     for keeps in (True, False):
         with Device(torch.device("cpu"), torch.bfloat16, group, keeps).autocast():
             assert torch.is_autocast_cache_enabled() == keeps
+
+
+def test_of_a_gpus_memory_that_of_the_host_is_not_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = peak_memory()
+    assert peak_memory(here // 2) >= here - here // 2 > 0
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 5)
+    assert peak_memory(here) == 5
