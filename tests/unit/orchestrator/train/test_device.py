@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Iterator
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -16,6 +18,7 @@ from orchestrator.train.device import (
     BITWISE,
     WORKSPACE,
     Device,
+    allow_locked_memory,
     check_own_gpu,
     gpu_of,
     make_ready,
@@ -90,3 +93,20 @@ def test_of_a_gpus_memory_that_of_the_host_is_not_taken_away(monkeypatch: pytest
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 5)
     assert peak_memory(here) == 5
+
+
+@pytest.mark.parametrize(("most", "told"), [(8 << 20, "8 MiB may be locked"), (resource.RLIM_INFINITY, "")])
+def test_a_bound_of_locked_memory_is_told_where_there_are_cards(
+    most: int, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    limits = {resource.RLIMIT_MEMLOCK: (1 << 16, most)}
+    monkeypatch.setattr(resource, "getrlimit", limits.__getitem__)
+    monkeypatch.setattr(resource, "setrlimit", limits.__setitem__)
+    monkeypatch.setattr(module, "CARDS", tmp_path / "none")
+    allow_locked_memory()
+    assert not capsys.readouterr().err
+    monkeypatch.setattr(module, "CARDS", tmp_path)
+    allow_locked_memory()
+    said = capsys.readouterr().err
+    assert told in said if told else not said
+    assert limits[resource.RLIMIT_MEMLOCK] == (most, most)
