@@ -25,6 +25,7 @@ from orchestrator.train.device import (
     peak_memory,
     set_numerics,
 )
+from workloads.model.masks import SEGMENTS, STARTS
 
 
 @pytest.mark.parametrize(("local_rank", "visible", "gpu"), [(0, 8, 0), (7, 8, 7), (0, 1, 0), (5, 1, 0)])
@@ -110,3 +111,17 @@ def test_a_bound_of_locked_memory_is_told_where_there_are_cards(
     said = capsys.readouterr().err
     assert told in said if told else not said
     assert limits[resource.RLIMIT_MEMLOCK] == (most, most)
+
+
+def test_batches_are_pinned_for_the_ranks_own_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With where their documents start, so that nobody waits to know it."""
+    devices, pinned = mock.MagicMock(), list[torch.Tensor]()
+    monkeypatch.setattr(torch.cuda, "device", devices)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned.append(tensor) or tensor)
+    group, batch = mock.Mock(spec=dist.ProcessGroup), {SEGMENTS: torch.tensor([[0, 0, 1]])}
+    assert Device(torch.device("cpu"), torch.float32, group).pinned(batch) is batch
+    assert not pinned
+    found = Device(torch.device("cuda", 3), torch.float32, group).pinned(batch)
+    assert found[STARTS].tolist() == [[0, 2]]
+    assert len(pinned) == len(found) == 2
+    devices.assert_called_once_with(torch.device("cuda", 3))

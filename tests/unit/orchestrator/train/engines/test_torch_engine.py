@@ -61,6 +61,9 @@ def test_an_engine_that_is_closed_has_no_memory_though_others_refer_to_it(zero: 
         engine.initialise(3)
         engine.train_step(micro_batches(workload, spec, layout, 0), 1e-3)
         held = {kind: list(tensors) for kind, tensors in engine.held().items()}
+        kept = {t.untyped_storage().data_ptr() for tensors in held.values() for t in tensors}
+        pieces = [piece.data for piece in engine.state() if piece.data.dim()]
+        assert {t.untyped_storage().data_ptr() for t in pieces} <= kept  # a snapshot makes none of its own
         assert all(sum(t.untyped_storage().nbytes() for t in tensors) for tensors in held.values())
         engine.close()
     assert not sum(t.untyped_storage().nbytes() for tensors in held.values() for t in tensors)
