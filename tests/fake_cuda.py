@@ -142,14 +142,15 @@ class _NoWeakReferences:
 def fake_cuda(rank: int, world: int, rows: int = 0) -> Iterator[Waits]:
     """Within it, tensors on CUDA have no memory, and this process is a rank of a group in which nothing is sent.
 
-    `rows` of tokens are routed to experts in a micro-batch, to each rank as many.
+    `rows` of tokens are routed to experts in a micro-batch, to each rank and to each expert as many.
     """
     waits = Waits()
 
     def tolist(tensor: torch.Tensor) -> Any:
         if tensor.is_cuda:
             waits.note()
-        one = rows // tensor.shape[1] if tensor.is_cuda and tensor.dim() == 2 else value_of(tensor)
+        counts = tensor.is_cuda and tensor.dim() and not tensor.is_floating_point()
+        one = rows // tensor.shape[-1] if counts else value_of(tensor)
         with unset_fake_temporarily():
             return torch.full(tuple(tensor.shape), one).tolist()
 

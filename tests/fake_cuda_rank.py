@@ -13,6 +13,7 @@ import sys
 import traceback
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 if sys.argv[1]:
     ctypes.CDLL(sys.argv[1], ctypes.RTLD_GLOBAL)  # before torch asks for the first time whether there is CUDA
@@ -89,13 +90,17 @@ def waits_of(case: dict[str, Any]) -> dict[str, list[str]]:
         return list(map(pinned, made))
 
     moe = workload.config.moe
-    rows = layout.micro_batch * LENGTH * (moe.top_k if moe else 0)
+    rows = layout.micro_batch * LENGTH // layout.cp * (moe.top_k if moe else 0)
     found = {}
     with fake_cuda(layout.world - 1, layout.world, rows) as waits:
         group = dist.group.WORLD
         assert group is not None
         device = Device(DEVICE, COMPUTE[spec.train.precision], group)
-        engine = TorchEngine(spec, workload, layout, device)
+        with mock.patch.object(dist, "all_reduce", wraps=dist.all_reduce) as sent:
+            engine = TorchEngine(spec, workload, layout, device)
+        connected = {call.kwargs["group"] for call in sent.call_args_list}
+        mine = {each for ranks, each in engine._mesh._made.items() if each and layout.world - 1 in ranks}
+        assert connected == mine, "a communicator is left to the first message in it"
         engine.initialise(spec.seed)
         for step in range(2):
             waits.places.clear()

@@ -42,10 +42,10 @@ class ProcessGang:
         output: OutputTarget | None = None,
     ) -> None:
         """See `Gang.start`."""
+        self.stop()
         if self._fork_server is None or self._fork_server.target != target:
             self._end()
             self._fork_server = ForkServer(target)
-        self.stop()
         self._limits = bundle.limits
         token = self._heartbeats.expect(["local"] * world_size)
         arguments = {"target": target, "config": config, "server": self._heartbeats.address, "token": token}

@@ -7,6 +7,7 @@ import mmap
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -25,11 +26,17 @@ def _copying(on_device: bool) -> Iterator[None]:
     if not on_device:
         yield
         return
-    stream = torch.cuda.Stream()
+    stream = _stream(torch.cuda.current_device())
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         yield
     stream.synchronize()
+
+
+@cache
+def _stream(device: int) -> torch.cuda.Stream:
+    """The one of all copies: torch keeps memory apart for each stream that was ever given some."""
+    return torch.cuda.Stream(device)
 
 
 def room_for(pieces: Iterable[TensorPiece]) -> tuple[int, bool]:

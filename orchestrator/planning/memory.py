@@ -13,7 +13,7 @@ from typing import NamedTuple
 from orchestrator.job.records import PREFERENCES
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning.device import Machine
-from orchestrator.planning.layout import Layout, ModelShape
+from orchestrator.planning.layout import SPLIT, Layout, ModelShape
 from orchestrator.planning.simulation.step import local_parameters
 from orchestrator.planning.simulation.update import kept_numbers
 from orchestrator.planning.stages import layers_of
@@ -190,15 +190,20 @@ def _states(spec: JobSpec, shape: ModelShape, layout: Layout) -> float:
     part, of which the model's share is trained.
 
     Offloaded state is in host memory, which is not counted. DeepSpeed keeps a second fp32 copy of the weights that a
-    rank updates, and sends gradients to the host as they are summed (Ren et al., 2021, section 4.1).
+    rank updates, and sends gradients to the host as they are summed (Ren et al., 2021, section 4.1). Torch's pipelines
+    sum gradients behind the last micro-batch alone: until then those of ZeRO 2 and 3 stand whole, and so do the weights
+    that were gathered.
     """
     deepspeed = layout.engine == "deepspeed"
     kept = 4.0 * kept_numbers(str(spec.train.optimizer.name), shape)
     slots = kept + (4.0 if deepspeed else 0.0) + (4.0 if spec.checkpoint.ema is not None else 0.0)
     trained, small = shape.trained_share, shape.quantised_share  # of which every rank has all
     optimizer = slots * trained / (layout.sharded if layout.zero >= 1 else 1)
-    gradients = 4.0 * trained / (layout.sharded if layout.zero >= 2 else 1)
+    gradients = 4.0 * trained / (layout.sharded if layout.zero >= 2 and layout.pp == 1 else 1)
     weights = 4.0 * (1.0 - small) / (layout.sharded if layout.zero >= 3 else 1) + NF4 * small
+    if layout.zero >= 3 and layout.pp > 1:
+        low = spec.train.precision == "bf16" and layout.schedule not in SPLIT
+        weights += (2.0 if low else 4.0) * (1.0 - small)
     if layout.offload == "none":
         return weights + gradients + optimizer
     gradients *= 0.0 if deepspeed and layout.zero >= 2 else 1.0

@@ -198,7 +198,7 @@ def _other_ranks(rank: int, world: int) -> Iterator[dist.ProcessGroup]:
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
     new_group = dist.new_group
 
-    def mine(ranks: list[int]) -> Any:  # of a large world most groups are of others
+    def mine(ranks: list[int], *_: Any) -> Any:  # of a large world most groups are of others
         return new_group(ranks) if rank in ranks else None
 
     try:

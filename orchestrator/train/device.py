@@ -6,9 +6,11 @@ import contextlib
 import datetime
 import os
 import resource
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,6 +35,10 @@ WORKSPACE = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 begins before there is a job, so that all jobs have it; on Hopper it is torch's own choice."""
 BITWISE = {"NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple"}
 """What NCCL reads as it begins, for the same; it chooses by size and load otherwise."""
+
+
+CARDS = Path("/dev/infiniband")
+"""Where the system has the network's cards that NCCL reaches without the kernel."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +119,18 @@ def _take_gpu(rank_info: RankInfo, bitwise: bool) -> torch.device:
     device = torch.device("cuda", gpu_of(rank_info.local_rank, torch.cuda.device_count()))
     set_numerics(bitwise)
     torch.cuda.set_device(device)
+    allow_locked_memory()
     return device
+
+
+def allow_locked_memory() -> None:
+    """Let NCCL lock memory for the network's cards as far as the system lets this process; tell where that has a bound,
+    as in most containers unless their runtime is told, for NCCL then fails at its first message between nodes."""
+    _, most = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    resource.setrlimit(resource.RLIMIT_MEMLOCK, (most, most))
+    if most != resource.RLIM_INFINITY and CARDS.exists():
+        told = f"{most / 2**20:.0f} MiB may be locked, and NCCL locks more for the cards in {CARDS}"
+        print(f"{told}: have the container runtime set memlock to unlimited", file=sys.stderr)
 
 
 def make_ready() -> None:
@@ -167,14 +184,15 @@ def set_numerics(bitwise: bool) -> None:
         unread.fill_uninitialized_memory = False  # nothing reads what nobody wrote
 
 
-def peak_memory() -> int:
-    """Peak memory of this rank in bytes: allocated on its GPU, or else resident in its process, libraries included.
+def peak_memory(before: int = 0) -> int:
+    """Peak memory of this rank in bytes: allocated on its GPU, or else resident in its process beyond what was so
+    `before`, of libraries.
 
     Pages of files are not counted: the kernel takes them back when memory is short, and shares them among the ranks.
     """
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         return int(torch.cuda.max_memory_allocated())
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - _file_pages()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - _file_pages() - before
 
 
 def _file_pages() -> int:

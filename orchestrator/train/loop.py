@@ -58,10 +58,9 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
     """
     task = Task(**config)
     spec, layout = parse(task.job), Layout.from_json(task.layout)
-    resident = peak_memory()
+    memory_before = peak_memory()
     find_code(spec, task.code, task.code_roots)
     device = open_device(spec, context)
-    baseline_memory = 0 if device.device.type == "cuda" else resident
     patience = patient(spec.limits.unsaved, context.stop_requested)
     tokens = Tokens.open(task.data, patience, spec.data.node_cache_bytes)
     if task.shards not in ("", digest_of(spec, tokens)):
@@ -81,7 +80,7 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
         return engine
 
     told = (
-        baseline_memory,
+        memory_before,
         references,
         device.pinned,
         is_growing(spec.data.streaming, tokens.sections is None),
@@ -106,7 +105,7 @@ class Rank:
         context: WorkerContext,
         make: Callable[[int], Engine],
         inputs: TrainingInputs,
-        baseline_memory: int = 0,
+        memory_before: int = 0,
         references: References | None = None,
         pinned: Callable[[Batch], Batch] = lambda batch: batch,
         growing: bool = False,
@@ -125,7 +124,7 @@ class Rank:
         )
         self._evaluator = self._evaluates(self._engine)
         self._last = min(task.until, spec.train.steps)
-        self._record = RankRecord(baseline_memory)
+        self._record = RankRecord(memory_before)
         self._commits = Commits(task, spec, layout, context, self._engine)
         self._weights: dict[str, Any] = {}  # what the row of an evaluation alone says of them
         self._progress = self._origin = self._restore()

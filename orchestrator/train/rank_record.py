@@ -12,10 +12,10 @@ from workloads.model.kernels import noting
 
 
 class RankRecord:
-    """Memory beyond the `baseline`, bytes of the process before the model was built; the kernels of attention."""
+    """Memory, see `peak_memory`, which was `before` the model was built; the kernels of attention."""
 
-    def __init__(self, baseline: int) -> None:
-        self._baseline = baseline
+    def __init__(self, before: int) -> None:
+        self._before = before
         self._told: tuple[int, ...] = ()
         self._kernels: set[str] = set()
 
@@ -31,7 +31,7 @@ class RankRecord:
     @property
     def memory(self) -> int:
         """Bytes that this rank has needed at most."""
-        return peak_memory() - self._baseline
+        return peak_memory(self._before)
 
     def row(self, memory: tuple[int, ...]) -> dict[str, Any]:
         """What a row tells, given the bytes of all ranks: of each where they have changed, and first of all on which

@@ -79,7 +79,7 @@ def test_a_gang_that_hangs_leaves_the_collectives_that_it_waits_in(tmp_path: Pat
     text, run = write_text(tmp_path, 20_000), tmp_path / "run"
     summary = drive_here(document(text), str(run), tmp_path / "cache", faults=("stop@1:5",))
     assert (summary["state"], summary["attempts"]) == ("done", 2)
-    recorded = json.loads((run / "profiles/hang-attempt-1/rank-0.collectives.json").read_text())
+    recorded = json.loads((run / "profiles/hang-attempt-1/rank-0.gloo.json").read_text())
     names = {entry["profiling_name"] for entry in recorded["entries"]}
     assert any(name.startswith("gloo:") for name in names), names
     log = (run / "logs/attempt-1/rank-0.log").read_text()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import gc
 import json
 import sys
 import time
@@ -51,6 +52,8 @@ MODELS: dict[str, dict[str, Any]] = {
     },
 }
 """The state of the 8 B model alone is 96 GB in fp32: it is measured with ten of its layers."""
+VOCABULARIES = {"1B": 32_000, "8B": 128_256, "moe": 32_000}
+"""Tokens of each, whose logits are a good part of a step. The texts use few of them."""
 
 
 def tell(name: str, **found: Any) -> None:
@@ -84,6 +87,9 @@ def pinning(size: int) -> None:
 
 def steps(name: str, changes: dict[str, Any], device: torch.device, peak: float, keeps_casts: bool) -> None:
     """Time and memory of steps of a model, and what the plan predicts of them."""
+    if device.type == "cuda":
+        made_up = {"word_start": None, "sentence_end": None}
+        rank_cases.VOCABULARY = dataclasses.replace(rank_cases.VOCABULARY, size=VOCABULARIES[name], **made_up)
     model = "mixtral-tiny" if "moe" in changes else "llama-tiny"
     case = {"model": model, "changes": {**changes, "max_positions": rank_cases.LENGTH}}
     train = {"precision": "bf16", "global_batch": 4}
@@ -147,7 +153,11 @@ def main() -> None:
             changes = {"layers": 2, **({"moe": {"experts": 4, "intermediate": 32}} if "moe" in whole else {})}
         for keeps_casts in (True, False):
             if time.monotonic() < end:
-                steps(name, changes, device, peak, keeps_casts)
+                try:
+                    steps(name, changes, device, peak, keeps_casts)
+                except torch.OutOfMemoryError as error:
+                    tell(f"step of {name}", keeps_casts=keeps_casts, failed=str(error).splitlines()[0])
+            gc.collect()  # a model and what is hung on its modules refer to each other
             if not on_cpu:
                 torch.cuda.empty_cache()
     dist.destroy_process_group()

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from rank_cases import job, micro_batches, workload_of
 
 from cluster.workers.worker_context import WorkerContext
+from orchestrator.job.spec import JobSpec
 from orchestrator.planning.layout import Layout
 from orchestrator.train.device import Device, close_device, open_device
 from orchestrator.train.device import make_ready as make_ready  # of a standby
@@ -23,18 +24,30 @@ def allocate(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
     began = time.monotonic()
     device = torch.device(config["device"])
     held = torch.ones(int(config["bytes"]) // 4, device=device)
-    total = float(held.double().mean())
+    last = float(held[-1024:].mean())  # of all of it there would not be room for another copy
     context.report(1)
     if config.get("kills"):
         time.sleep(1.0)  # until the report has left
         os.kill(os.getpid(), signal.SIGKILL)
-    return {"mean": total, "seconds": time.monotonic() - began}
+    return {"mean": last, "seconds": time.monotonic() - began}
+
+
+def small_job(kind: str) -> JobSpec:
+    """A job of a small model in bf16, whose ranks take a GPU if `kind` is cuda."""
+    spec = job({"model": "gpt-tiny", "train": {"precision": "bf16"}})
+    worker = spec.resources.per_worker.model_copy(update={"gpu": int(kind == "cuda")})
+    return spec.model_copy(update={"resources": spec.resources.model_copy(update={"per_worker": worker})})
 
 
 def runs_out(config: dict[str, Any], context: WorkerContext) -> None:
-    """Ask for more than the device has."""
-    context.report(0)
-    torch.empty(1 << 46, dtype=torch.uint8, device=config["device"])
+    """Ask in the first step for more than the device has, as a rank of a group that has its communicators."""
+    spec, layout = small_job(config["device"]), Layout(micro_batch=2)
+    device, workload = open_device(spec, context), workload_of(spec)
+    engine = TorchEngine(spec, workload, layout, device)
+    engine.initialise(spec.seed)
+    runner: Any = engine._runner
+    runner.train = lambda _: torch.empty(1 << 46, dtype=torch.uint8, device=config["device"])
+    engine.train_step(micro_batches(workload, spec, layout, 0), 1e-3)
 
 
 def train(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
@@ -67,10 +80,7 @@ def begin(config: dict[str, Any], context: WorkerContext) -> dict[str, float]:
     rows = torch.ones(64, 64, device=config["device"], requires_grad=True)
     (rows @ rows).sum().backward()
     note("products")
-    spec = job({"model": "gpt-tiny", "train": {"precision": "bf16"}})
-    gpu = int(config["device"] == "cuda")
-    worker = spec.resources.per_worker.model_copy(update={"gpu": gpu})
-    spec = spec.model_copy(update={"resources": spec.resources.model_copy(update={"per_worker": worker})})
+    spec = small_job(config["device"])
     device, layout, workload = open_device(spec, context), Layout(micro_batch=2), workload_of(spec)
     note("group")
     engine = TorchEngine(spec, workload, layout, device)

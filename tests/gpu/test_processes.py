@@ -58,7 +58,8 @@ def test_forks_allocate_and_the_fork_server_has_no_context(gang: ProcessGang, de
         assert [rank.result and rank.result["mean"] for rank in ended(gang)] == [1.0, 1.0]
     assert gang._fork_server is not None
     opened = Path(f"/proc/{gang._fork_server._process.pid}/fd")
-    assert not [link for link in opened.iterdir() if "nvidia" in str(link.resolve())]
+    # What a context needs; counting the GPUs, which is harmless, leaves the driver's control device open.
+    assert not [link for link in opened.iterdir() if "nvidia-uvm" in str(link.resolve())]
 
 
 def task_on(folder: Path, device: str, steps: int = 20) -> dict[str, Any]:
@@ -139,11 +140,11 @@ def test_a_killed_rank_is_confirmed_dead_and_its_memory_comes_back(gang: Process
         assert (rank.state, rank.cause.end, rank.cause.code, rank.step) == ("dead", "exited", -9, 1)
 
 
-@pytest.mark.gpu
-def test_out_of_memory_is_told_at_once(gang: ProcessGang) -> None:
-    gang.start(1, bundle("cuda"), "gpu_targets:runs_out", {"device": "cuda"})
+@pytest.mark.parametrize("device", DEVICES)
+def test_out_of_memory_in_the_first_step_is_told_at_once(gang: ProcessGang, device: str) -> None:
+    gang.start(1, bundle(device), "gpu_targets:runs_out", {"device": device})
     (rank,) = ended(gang, 60)
-    assert (rank.state, rank.cause.kind) == ("failed", "gpu_memory")
+    assert (rank.state, rank.cause.kind) == ("failed", "gpu_memory" if device == "cuda" else "memory")
 
 
 @pytest.mark.parametrize("device", DEVICES)

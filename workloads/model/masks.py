@@ -29,6 +29,8 @@ STARTS = "starts"
 """The batch's entry with where the documents of each row start, int32 [B, most], filled up with L."""
 WHOLE_SEGMENTS = "whole_segments"
 """The batch's entry with SEGMENTS of the full sequences, of which its tokens are a part; STARTS then are theirs."""
+WHOLE_TOKENS = "whole_tokens"
+"""The batch's entry with the tokens of the full sequences, where each is one document and layers have a window."""
 
 
 class ByLength(NamedTuple):
@@ -70,8 +72,7 @@ class Documents:
     def starts(self, length: int) -> Tensor:
         """STARTS, of the bounds."""
         assert self.bounds is not None
-        assert self.numbers is not None
-        rows = len(self.numbers)
+        rows = len(self.bounds) - 1 if self.numbers is None else len(self.numbers)
         first = torch.arange(rows, dtype=torch.int32, device=self.bounds.device) * length
         return self.bounds[:-1].view(rows, -1) - first[:, None]
 
@@ -144,7 +145,8 @@ def self_mask(config: TransformerConfig, batch: Batch, length: int, windowed: bo
     attention bool [B, L, L] is taken as it is (prefix models); padding bool [B, L] hides padding; SEGMENTS hides the
     other documents of a packed row, padding included; a window hides the keys that `sparse.near` does not name. visible
     bool [B, L, M] is the mask itself, of L positions out of a sequence of M, and visible_in_full that of layers without
-    the window, for which `windowed` is False. Under WHOLE_SEGMENTS the documents are those of the full sequences.
+    the window, for which `windowed` is False. Under WHOLE_SEGMENTS and WHOLE_TOKENS the documents are those of the full
+    sequences.
     """
     given = "visible" if windowed else "visible_in_full"
     if given in batch:
@@ -153,6 +155,9 @@ def self_mask(config: TransformerConfig, batch: Batch, length: int, windowed: bo
         length = batch[WHOLE_SEGMENTS].shape[1]
         window = config.window if windowed and length > config.window else 0
         return Mask(causal=True, documents=_documents(_whole(batch), window, False))
+    if WHOLE_TOKENS in batch:
+        whole = {"tokens": batch[WHOLE_TOKENS]}
+        return Mask(causal=True, documents=_documents(whole, config.window) if windowed else None)
     device, parts = batch["tokens"].device, list[Tensor]()
     window = config.window if windowed and (config.is_sparse or length > config.window) else 0
     if config.causal and "attention" not in batch and not (window and config.is_sparse):

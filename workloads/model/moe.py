@@ -158,12 +158,13 @@ class Experts(nn.Module):
 
     def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
         """rows [R, hidden] sorted by expert, counts int64 [experts] with sum R, to [R, hidden]."""
-        up = self._biased("up", self._product("up", rows, counts), counts)
+        sizes = rows_by_expert(counts, rows) if _asks_for_sizes(rows) else None
+        up = self._biased("up", self._product("up", rows, counts, sizes), counts)
         if self.gate is None:
             inner = self.activation(up)
         else:
-            inner = self.joined(self._biased("gate", self._product("gate", rows, counts), counts), up)
-        return self._biased("down", self.total(self._product("down", inner, counts)), counts)
+            inner = self.joined(self._biased("gate", self._product("gate", rows, counts, sizes), counts), up)
+        return self._biased("down", self.total(self._product("down", inner, counts, sizes)), counts)
 
     def _biased(self, name: str, rows: Tensor, counts: Tensor) -> Tensor:
         """The rows of each expert with its bias of the weight `name`, if there is one."""
@@ -172,14 +173,14 @@ class Experts(nn.Module):
             return rows
         return rows + bias.to(rows.dtype).repeat_interleave(counts, 0, output_size=len(rows))
 
-    def _product(self, name: str, rows: Tensor, counts: Tensor) -> Tensor:
+    def _product(self, name: str, rows: Tensor, counts: Tensor, sizes: list[int] | None) -> Tensor:
         """The rows of each expert by its weight `name`, and by the pair beside it."""
-        found = grouped_linear(rows, getattr(self, name), counts)
+        found = grouped_linear(rows, getattr(self, name), counts, sizes)
         narrow = getattr(self, f"{name}_lora_a", None)
         if narrow is None:
             return found
-        low = grouped_linear(rows, narrow, counts)
-        return found + grouped_linear(low, getattr(self, f"{name}_lora_b"), counts) * self.lora_scale
+        low = grouped_linear(rows, narrow, counts, sizes)
+        return found + grouped_linear(low, getattr(self, f"{name}_lora_b"), counts, sizes) * self.lora_scale
 
 
 class MixtureOfExperts(nn.Module):
@@ -241,17 +242,28 @@ def rows_by_expert(counts: Tensor, rows: Tensor) -> list[int]:
     return found
 
 
-def grouped_linear(rows: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
-    """x W_e^T for the rows of each expert: rows [R, in] sorted by expert, weight [experts, out, in]."""
+def _asks_for_sizes(rows: Tensor) -> bool:
+    """Whether torch's grouped product would ask the device for the counts in each pass of each weight, nine times a
+    layer: on CUDA it has a kernel in bf16 on Hopper and Blackwell alone. They are asked for once then."""
+    if not rows.is_cuda:
+        return False
+    dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else rows.dtype
+    return dtype is not torch.bfloat16 or torch.cuda.get_device_capability(rows.device)[0] not in (9, 10)
+
+
+def grouped_linear(rows: Tensor, weight: Tensor, counts: Tensor, sizes: list[int] | None = None) -> Tensor:
+    """x W_e^T for the rows of each expert: rows [R, in] sorted by expert, weight [experts, out, in]. Where the `sizes`
+    are known, which are the counts, each expert has a product of its own."""
     if torch.is_autocast_enabled(rows.device.type):
         dtype = torch.get_autocast_dtype(rows.device.type)
         rows, weight = rows.to(dtype), weight.to(dtype)
     aligned = all(size * weight.element_size() % 16 == 0 for size in weight.shape[1:])
     # torch 2.13 compiles the grouped kernel in bf16 alone.
     usable = (torch.bfloat16,) if torch.compiler.is_compiling() else KERNEL
-    if aligned and weight.dtype in usable:
+    if sizes is None and aligned and weight.dtype in usable:
         ends = counts.cumsum(0).to(torch.int32)
         return F.grouped_mm(rows, weight.transpose(-2, -1), offs=ends)
     # The grouped kernel takes neither fp64 nor rows that are no multiple of 16 bytes.
-    parts = zip(rows.split(rows_by_expert(counts, rows)), weight.unbind(), strict=True)
+    sizes = rows_by_expert(counts, rows) if sizes is None else sizes
+    parts = zip(rows.split(sizes), weight.unbind(), strict=True)
     return torch.cat([F.linear(part, expert) for part, expert in parts])

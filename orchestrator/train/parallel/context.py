@@ -19,7 +19,16 @@ from workloads.model.config import TransformerConfig
 from workloads.model.dropout import PLACES
 from workloads.model.embeddings import batch_positions
 from workloads.model.kernels import attend_flash
-from workloads.model.masks import REAL, SEGMENTS, STARTS, WHOLE_SEGMENTS, Documents, Mask, self_mask
+from workloads.model.masks import (
+    REAL,
+    SEGMENTS,
+    STARTS,
+    WHOLE_SEGMENTS,
+    WHOLE_TOKENS,
+    Documents,
+    Mask,
+    self_mask,
+)
 from workloads.model.moe import Router, Routes
 from workloads.workload import Batch
 
@@ -36,7 +45,8 @@ def slice_batch(batch: Batch, config: TransformerConfig, cp: ProcessGroup) -> Ba
     """This rank's part of a batch of whole sequences.
 
     Masks, if they are more than causal, are made from the whole batch: `visible` bool [B, L / ranks, L], see
-    `self_mask`; but isolated documents stay as they are, WHOLE_SEGMENTS.
+    `self_mask`; but isolated documents stay as they are, WHOLE_SEGMENTS, and rows without any need none for a window,
+    WHOLE_TOKENS.
     """
     if cp.size == 1:
         return batch
@@ -50,11 +60,14 @@ def slice_batch(batch: Batch, config: TransformerConfig, cp: ProcessGroup) -> Ba
     sliced.pop("attention", None)
     if "padding" in batch:
         sliced.setdefault(REAL, batch["padding"])
-    if SEGMENTS in batch and config.causal and "attention" not in batch and not config.is_sparse:
+    in_runs = config.causal and "attention" not in batch and not config.is_sparse
+    if SEGMENTS in batch and in_runs:
         sliced[WHOLE_SEGMENTS] = batch[SEGMENTS]
         sliced.pop("padding", None)
         sliced.pop(SEGMENTS)
         return sliced
+    if in_runs and 0 < config.window < length and "padding" not in batch:
+        return sliced | {WHOLE_TOKENS: batch["tokens"]}
     masks = {"visible": self_mask(config, batch, length)}
     if config.full_every:
         masks["visible_in_full"] = self_mask(config, batch, length, windowed=False)

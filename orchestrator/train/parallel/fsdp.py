@@ -166,6 +166,7 @@ class Fsdp:
 
     def __init__(self, models: Iterable[nn.Module], held: list[Held], mesh: Mesh) -> None:
         self._models, self._has_copies, self._data = list(models), mesh.copies.size > 1, mesh.data
+        self._keeps_weights = mesh.layout.zero == 2
         self._parameters: list[nn.Parameter] = []
         self.shards: list[ParameterShard] = []
         for h in held:
@@ -189,10 +190,14 @@ class Fsdp:
             shard.parameter.grad = None
 
     def micro_batch(self, last: bool) -> None:
-        """Every micro-batch's gradients are reduce-scattered and added to the shard's; over copies, the last sums."""
-        for model in self._models if self._has_copies else ():
+        """Every micro-batch's gradients are reduce-scattered and added to the shard's; over copies, the last sums.
+        Under ZeRO 2 weights are gathered for the first alone: after a forward pass all of them are there anyway."""
+        for model in self._models:
             assert isinstance(model, FSDPModule)
-            model.set_requires_all_reduce(last)
+            if self._has_copies:
+                model.set_requires_all_reduce(last)
+            if self._keeps_weights:
+                model.set_reshard_after_backward(last)
 
     def finish(self) -> None:
         """See `DataParallel.finish`."""

@@ -132,7 +132,7 @@ class StepLosses:
         """This rank's part of a micro-batch, on its device."""
         batch = {k: v.to(self._device.device, non_blocking=True) for k, v in batch.items()}
         if self.has_baseline:
-            batch[BASELINE] = torch.tensor(self.baseline, device=self._device.device)
+            batch[BASELINE] = torch.full((), self.baseline, device=self._device.device)
         return slice_batch(batch, self._workload.config, self._mesh.cp) if self._mesh.cp.size > 1 else batch
 
     @property

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from orchestrator.planning.layout import Layout
+from orchestrator.train.device import COLLECTIVE_TIMEOUT
 from orchestrator.train.step_clock import StepClock
 
 Coordinate = dict[str, int]
@@ -106,8 +107,9 @@ class Mesh:
         mine = None
         for ranks in map(tuple, members.values()):
             if self._made.get(ranks) is None:
-                # A group of one needs no collectives.
-                self._made[ranks] = dist.new_group(list(ranks)) if len(ranks) > 1 or even_of_one else None
+                # A group of one needs no collectives. Torch's own timeout of a group is not that of all ranks.
+                more = len(ranks) > 1 or even_of_one
+                self._made[ranks] = dist.new_group(list(ranks), COLLECTIVE_TIMEOUT) if more else None
             if self.rank in ranks:
                 mine = ProcessGroup(ranks, ranks.index(self.rank), self._made[ranks], self.clock)
         assert mine is not None

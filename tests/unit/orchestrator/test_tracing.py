@@ -12,12 +12,14 @@ from traced_cases import case_of, job_of, workload_of
 
 from orchestrator.planning.device import Machine
 from orchestrator.planning.layout import Layout
+from orchestrator.planning.memory import peak_bytes
 from orchestrator.planning.model_shape import model_shape
 from orchestrator.planning.step_trace import CATEGORIES, Memory, NotTraced, StepTrace, Wait
 from orchestrator.resolve.resolved_job import ResolvedJob
 from orchestrator.tracing.depth import deepened, depths_of, further
 from orchestrator.tracing.of_plan import TracedMemory, micro_batches_of
 from orchestrator.tracing.step import trace
+from workloads.workload import Workload
 
 
 def traced(layout: dict[str, Any], rank: int = 0, **train: Any) -> StepTrace:
@@ -33,6 +35,14 @@ def _traced(asked: str) -> StepTrace:
 def traced_anew(layout: dict[str, Any], rank: int, train: dict[str, Any]) -> StepTrace:
     """A trace of a small decoder."""
     case = case_of(0)
+    workload = _small(case, train)
+    found = trace(job_of(case), workload, Layout(**{"micro_batch": 1, **layout}), rank)
+    assert isinstance(found, StepTrace), found
+    return found
+
+
+def _small(case: dict[str, Any], train: dict[str, Any]) -> Workload:
+    """The case with a job that trains a small decoder, and its workload."""
     case["job"]["workload"] = {
         "model": "gpt-tiny",
         "changes": {"hidden": 32, "heads": 4, "intermediate": 64, "layers": 2, "max_positions": 64},
@@ -41,9 +51,7 @@ def traced_anew(layout: dict[str, Any], rank: int, train: dict[str, Any]) -> Ste
     case["job"]["data"] |= {"sequence_length": 32, "labels": []}
     case["job"]["checkpoint"] = {}
     case["job"]["train"] = {"steps": 2, "global_batch": 4, **train}
-    found = trace(job_of(case), workload_of(case), Layout(**{"micro_batch": 1, **layout}), rank)
-    assert isinstance(found, StepTrace), found
-    return found
+    return workload_of(case)
 
 
 def test_weights_gradients_and_state_are_those_of_the_layout() -> None:
@@ -64,6 +72,41 @@ def test_the_parts_at_the_peak_are_the_peak() -> None:
         memory = traced(layout).memory
         assert sum(memory.at_peak.values()) == memory.peak
         assert memory.phase == "backward"
+
+
+@pytest.mark.parametrize(
+    ("layout", "gathered", "summed"),
+    [
+        ({"dp": 2, "zero": 1}, 1, 1),
+        ({"dp": 2, "zero": 2}, 1, 2),
+        ({"dp": 2, "zero": 3}, 4, 2),
+        ({"dp": 2, "pp": 2, "zero": 2}, 1, 1),
+    ],
+    ids=str,
+)
+def test_how_often_a_step_of_two_micro_batches_gathers_weights_and_sums_gradients(
+    layout: dict[str, Any], gathered: int, summed: int
+) -> None:
+    """Torch's pipelines sum once, and need memory for whole gradients; without one ZeRO 2 and 3 sum what they have."""
+    found = traced(layout)
+    weights = traced({"pp": layout.get("pp", 1)}).memory.steady["weights"]
+    bytes_of: dict[str, int] = {}
+    for each in found.collectives:
+        bytes_of[each.message] = bytes_of.get(each.message, 0) + (each.bytes if each.axis == "data" else 0)
+    assert round(bytes_of["all_gather"] / weights, 1) == gathered
+    assert round(bytes_of["reduce_scatter"] / weights, 1) == summed
+
+
+def test_in_a_pipeline_sharded_gradients_need_what_whole_ones_need() -> None:
+    """By the trace, and by the formula that a search goes by."""
+    case, train = case_of(0), {"global_batch": 16}
+    workload, spec = _small(case, train), job_of(case)
+    shape = model_shape(workload.config, 32)
+    layouts = [{"dp": 8, "pp": 2, "zero": zero} for zero in (1, 2, 3)]
+    found = [traced(layout, **train).memory.peak for layout in layouts]
+    planned = [peak_bytes(spec, shape, Layout(**layout)) for layout in layouts]
+    for peaks in (found, planned):
+        assert min(peaks[1:]) > 0.7 * peaks[0]
 
 
 def test_recomputation_keeps_less() -> None:

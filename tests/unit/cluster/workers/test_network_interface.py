@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import ipaddress
 import os
 import socket
@@ -95,3 +96,39 @@ def test_nodes_whose_names_do_not_resolve(told: str) -> None:
     finally:
         for space in spaces:
             space.close()
+
+
+ASK_NCCL = """
+import ctypes, sys
+from cluster.workers.network_interface import use_interface_of
+if sys.argv[2]:
+    use_interface_of(sys.argv[2])
+assert not ctypes.CDLL(sys.argv[1]).ncclGetUniqueId((ctypes.c_char * 128)())
+"""
+
+
+@pytest.mark.parametrize(("told", "used"), [("10.9.0.1", "net:10.9.0.1"), ("", "net0:10.8.0.1")])
+def test_nccl_itself_takes_the_interface_that_it_is_told(told: str, used: str) -> None:
+    """The library, which asks for no GPU before there are communicators, on a machine with two networks. Untold it
+    takes the first; so it would by the name without `=`, with which that of the other begins."""
+    found = importlib.util.find_spec("nvidia.nccl") if importlib.util.find_spec("nvidia") else None
+    if found is None or not found.submodule_search_locations:
+        pytest.skip("no NCCL, which torch brings where it was built for CUDA")
+    if reason := unable():
+        pytest.skip(reason)
+    library = Path(found.submodule_search_locations[0]) / "lib" / "libnccl.so.2"
+    space = Space()
+    try:
+        for name, address in (("net0", "10.8.0.1"), ("net", "10.9.0.1")):
+            space.run("ip", "link", "add", name, "type", "veth", "peer", "name", f"peer-{name}")
+            space.run("ip", "address", "add", f"{address}/24", "dev", name)
+            for end in (name, f"peer-{name}"):
+                space.run("ip", "link", "set", end, "up")
+        environment = {k: v for k, v in os.environ.items() if k not in (GLOO, NCCL)}
+        environment |= {"PYTHONPATH": str(ROOT), "NCCL_DEBUG": "INFO"}
+        words = space.command(sys.executable, "-c", ASK_NCCL, library, told)
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        assert f"Bootstrap: Using {used}<0>" in done.stdout
+    finally:
+        space.close()

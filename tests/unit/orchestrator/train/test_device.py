@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Iterator
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -16,11 +18,14 @@ from orchestrator.train.device import (
     BITWISE,
     WORKSPACE,
     Device,
+    allow_locked_memory,
     check_own_gpu,
     gpu_of,
     make_ready,
+    peak_memory,
     set_numerics,
 )
+from workloads.model.masks import SEGMENTS, STARTS
 
 
 @pytest.mark.parametrize(("local_rank", "visible", "gpu"), [(0, 8, 0), (7, 8, 7), (0, 1, 0), (5, 1, 0)])
@@ -80,3 +85,43 @@ def test_casts_are_kept_only_where_weights_stay() -> None:
     for keeps in (True, False):
         with Device(torch.device("cpu"), torch.bfloat16, group, keeps).autocast():
             assert torch.is_autocast_cache_enabled() == keeps
+
+
+def test_of_a_gpus_memory_that_of_the_host_is_not_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = peak_memory()
+    assert peak_memory(here // 2) >= here - here // 2 > 0
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 5)
+    assert peak_memory(here) == 5
+
+
+@pytest.mark.parametrize(("most", "told"), [(8 << 20, "8 MiB may be locked"), (resource.RLIM_INFINITY, "")])
+def test_a_bound_of_locked_memory_is_told_where_there_are_cards(
+    most: int, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    limits = {resource.RLIMIT_MEMLOCK: (1 << 16, most)}
+    monkeypatch.setattr(resource, "getrlimit", limits.__getitem__)
+    monkeypatch.setattr(resource, "setrlimit", limits.__setitem__)
+    monkeypatch.setattr(module, "CARDS", tmp_path / "none")
+    allow_locked_memory()
+    assert not capsys.readouterr().err
+    monkeypatch.setattr(module, "CARDS", tmp_path)
+    allow_locked_memory()
+    said = capsys.readouterr().err
+    assert told in said if told else not said
+    assert limits[resource.RLIMIT_MEMLOCK] == (most, most)
+
+
+def test_batches_are_pinned_for_the_ranks_own_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With where their documents start, so that nobody waits to know it."""
+    devices, pinned = mock.MagicMock(), list[torch.Tensor]()
+    monkeypatch.setattr(torch.cuda, "device", devices)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: pinned.append(tensor) or tensor)
+    group, batch = mock.Mock(spec=dist.ProcessGroup), {SEGMENTS: torch.tensor([[0, 0, 1]])}
+    assert Device(torch.device("cpu"), torch.float32, group).pinned(batch) is batch
+    assert not pinned
+    found = Device(torch.device("cuda", 3), torch.float32, group).pinned(batch)
+    assert found[STARTS].tolist() == [[0, 2]]
+    assert len(pinned) == len(found) == 2
+    devices.assert_called_once_with(torch.device("cuda", 3))

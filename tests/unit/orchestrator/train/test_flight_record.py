@@ -22,11 +22,23 @@ def test_the_last_collectives_are_printed_and_all_are_written(
         write_collectives(str(tmp_path / "run"), 2, 0)
     finally:
         dist.destroy_process_group()
-    record = tmp_path / "run" / "profiles" / "hang-attempt-2" / "rank-0.collectives.json"
+    record = tmp_path / "run" / "profiles" / "hang-attempt-2" / "rank-0.gloo.json"
     assert len(json.loads(record.read_text())["entries"]) >= PRINTED + 3
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == PRINTED
     assert "gloo:all_reduce [[4]] -> [[4]]" in lines[-1]
+
+
+def test_of_ranks_with_gpus_those_of_nccl_are_told_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Torch keeps them in another recorder, which builds without CUDA do not have."""
+    entry = {"profiling_name": "nccl:all_reduce", "collective_seq_id": 7, "state": "started"}
+    told = json.dumps({"entries": [entry]}).encode()
+    monkeypatch.setattr(torch._C._distributed_c10d, "_dump_nccl_trace_json", lambda: told, raising=False)
+    write_collectives(str(tmp_path / "run"), 1, 3)
+    assert (tmp_path / "run/profiles/hang-attempt-1/rank-3.nccl.json").read_bytes() == told
+    assert "collective 7 of group : nccl:all_reduce" in capsys.readouterr().err
 
 
 def test_a_store_that_fails_is_no_error(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from orchestrator.train import step_clock
-from orchestrator.train.step_clock import BACKWARD, COMMUNICATION, FORWARD, StepClock
+from orchestrator.train.step_clock import BACKWARD, COMMUNICATION, FORWARD, StepClock, Stopwatch
 
 
 @pytest.fixture
@@ -89,3 +89,14 @@ def test_on_cuda_what_is_not_done_is_told_with_the_next_step(
     Event.done = now[0]
     told.append(clock.take())
     assert told == [{FORWARD: 2.0}, {"optimizer": 0.5, FORWARD: 2.0}, {"optimizer": 0.5}]
+
+
+def test_what_a_device_does_is_timed_by_its_events(monkeypatch: pytest.MonkeyPatch, now: list[float]) -> None:
+    """And not by how long it takes to ask for it."""
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    watch = Stopwatch(torch.device("cuda"))
+    now[0] += 2.0
+    watch.stop()
+    now[0] += 5.0
+    monkeypatch.setattr(Event, "elapsed_time", lambda *_: 7000.0)
+    assert watch.seconds() == 7.0

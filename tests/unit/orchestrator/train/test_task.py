@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
+import sys
 
 import pytest
 
@@ -13,3 +15,23 @@ from orchestrator.train.task import ENTRY_OF, PREEMPTION_NOTICES, SNAPSHOT_SERVE
 def test_what_is_named_is_there(name: str) -> None:
     module, _, attribute = name.partition(":")
     assert callable(getattr(importlib.import_module(module), attribute))
+
+
+IMPORTS = """
+import importlib, sys
+from unittest import mock
+import torch
+asked = ("is_available", "device_count", "_lazy_init", "current_device", "get_device_properties")
+patches = [mock.patch.object(torch.cuda, name, side_effect=AssertionError(name)) for name in asked]
+for patch in patches:
+    patch.start()
+for target in sys.argv[1:]:
+    importlib.import_module(target.partition(":")[0])
+"""
+
+
+def test_what_a_fork_server_imports_asks_for_no_gpu() -> None:
+    """CUDA does not survive a fork, and ranks are forks of what has imported their program."""
+    words = [sys.executable, "-c", IMPORTS, *ENTRY_OF.values(), "cluster.workers.rank_process:run"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr

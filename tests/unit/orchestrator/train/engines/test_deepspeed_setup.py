@@ -165,3 +165,25 @@ def test_a_killed_compilation_holds_nobody_up(built: Path) -> None:
     done: list[bool] = []
     compile_once("small", lambda: done.append((built / "lock").exists()))
     assert done == [False]
+
+
+WITHOUT_NVCC = """
+from deepspeed.accelerator import get_accelerator
+from deepspeed.ops.op_builder import CPUAdamBuilder
+from deepspeed.ops.op_builder.builder import CUDAOpBuilder
+assert get_accelerator().device_name() == "cuda"
+assert not issubclass(CPUAdamBuilder, CUDAOpBuilder)
+builder = CPUAdamBuilder()
+print(*builder.sources(), *builder.include_paths())
+"""
+
+
+def test_offload_of_a_model_on_a_gpu_compiles_nothing_for_it() -> None:
+    """The image has g++ and no nvcc."""
+    environment = {**os.environ, "DS_ACCELERATOR": "cuda"}
+    words = [sys.executable, "-c", WITHOUT_NVCC]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    names = done.stdout.splitlines()[-1].split()
+    assert "csrc/adam/cpu_adam.cpp" in names
+    assert not [name for name in names if name.endswith(".cu") or "cuda" in name]

@@ -1,4 +1,4 @@
-"""The engine on one rank: a reference that is held gives the steps of one that is given."""
+"""The engine on one rank: a reference that is held gives the steps of one that is given; its memory ends with it."""
 
 from __future__ import annotations
 
@@ -46,3 +46,24 @@ def test_a_held_reference_gives_the_steps_of_a_given_one(objective: str) -> None
     assert seen["held"][0] == seen["precomputed"][0]
     assert seen["held"][1] == seen["precomputed"][1]
     assert torch.equal(seen["held"][2], seen["precomputed"][2])
+
+
+@pytest.mark.parametrize("zero", [0, 1, 3])
+def test_an_engine_that_is_closed_has_no_memory_though_others_refer_to_it(zero: int) -> None:
+    from rank_cases import job, micro_batches, workload_of
+
+    with recorded(0, 2):
+        group = dist.group.WORLD
+        assert group is not None
+        spec = job({"model": "gpt-tiny", "train": {"optimizer": {"name": "adamw", "lr": 1e-3}}})
+        workload, layout = workload_of(spec), Layout(dp=2, zero=zero, micro_batch=2)
+        engine = TorchEngine(spec, workload, layout, Device(torch.device("cpu"), torch.float32, group))
+        engine.initialise(3)
+        engine.train_step(micro_batches(workload, spec, layout, 0), 1e-3)
+        held = {kind: list(tensors) for kind, tensors in engine.held().items()}
+        kept = {t.untyped_storage().data_ptr() for tensors in held.values() for t in tensors}
+        pieces = [piece.data for piece in engine.state() if piece.data.dim()]
+        assert {t.untyped_storage().data_ptr() for t in pieces} <= kept  # a snapshot makes none of its own
+        assert all(sum(t.untyped_storage().nbytes() for t in tensors) for tensors in held.values())
+        engine.close()
+    assert not sum(t.untyped_storage().nbytes() for tensors in held.values() for t in tensors)
