@@ -64,9 +64,9 @@ class DataFolder:
         """Remove a file; a missing one is no error."""
         self.retry(self.backend.remove, name)
 
-    def write(self, name: str, data: bytes) -> None:
-        """Create or replace a file atomically, see `Backend.replace`."""
-        self.retry(self.backend.replace, name, data)
+    def write(self, name: str, data: bytes | memoryview) -> None:
+        """Create or replace a file atomically, see `Backend.replace`. A store takes bytes alone, and gets a copy."""
+        self.retry(self.backend.replace, name, data if self.local else bytes(data))
 
     def write_json(self, name: str, value: Any) -> None:
         """Create or replace a JSON document atomically."""
