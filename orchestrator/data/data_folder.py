@@ -65,8 +65,8 @@ class DataFolder:
         self.retry(self.backend.remove, name)
 
     def write(self, name: str, data: bytes | memoryview) -> None:
-        """Create or replace a file atomically, see `Backend.replace`. A store takes bytes alone, and gets a copy."""
-        self.retry(self.backend.replace, name, data if self.local else bytes(data))
+        """Create or replace a file atomically, see `Backend.replace`."""
+        self.retry(self.backend.replace, name, data)
 
     def write_json(self, name: str, value: Any) -> None:
         """Create or replace a JSON document atomically."""
