@@ -72,7 +72,7 @@ class PeerBackend:
     def publish(self, path: str, data: bytes) -> None:
         self._ask_all({"do": "write", "path": path, "only_new": True}, [data])
 
-    def replace(self, path: str, data: bytes) -> None:
+    def replace(self, path: str, data: bytes | memoryview) -> None:
         self._ask_all({"do": "write", "path": path, "only_new": False}, [data])
 
     def remove(self, path: str, settle: bool = False) -> None:

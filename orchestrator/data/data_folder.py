@@ -64,7 +64,7 @@ class DataFolder:
         """Remove a file; a missing one is no error."""
         self.retry(self.backend.remove, name)
 
-    def write(self, name: str, data: bytes) -> None:
+    def write(self, name: str, data: bytes | memoryview) -> None:
         """Create or replace a file atomically, see `Backend.replace`."""
         self.retry(self.backend.replace, name, data)
 

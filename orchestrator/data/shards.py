@@ -118,23 +118,23 @@ def _encoded(
     cleaned: CleanedText | None,
 ) -> _Shard:
     """The tokens of a part. Raises EngineDiffers and InputError."""
-    found: list[np.ndarray] = []
+    tokens = bytearray()  # one copy: of a large part they are most of what a worker holds
     ends: list[np.ndarray] = []
     contents, counts = ContentIndex(), np.zeros(vocabulary, dtype=np.int64)
     text_bytes = length = 0
-    rejected = Rejected()
+    rejected, width = Rejected(), dtype(vocabulary)
     for batch in _batches(part_pieces(part, data_format, cleaned, rejected)):
         ids, ended = closed(encoder.encode(batch), batch, roles)
         ends.append(ended + length)
         length += len(ids)
         counts += np.bincount(ids, minlength=vocabulary)
-        found.append(ids.astype(dtype(vocabulary)))
+        tokens += ids.astype(width).data
         text_bytes += sum(piece.bytes for piece in batch)
         for piece in batch:
             contents.add(piece)
-    tokens = np.concatenate(found) if found else np.zeros(0, dtype(vocabulary))
     index = np.concatenate(ends) if ends else np.zeros(0, np.int64)
-    return _Shard(tokens, index, contents, text_bytes, counts, rejected, encoder.compared)
+    found = np.frombuffer(tokens, width)
+    return _Shard(found, index, contents, text_bytes, counts, rejected, encoder.compared)
 
 
 def _records(
@@ -175,8 +175,8 @@ class _Shard(NamedTuple):
 
 def _write(folder: DataFolder, number: int, shard: _Shard, data_format: int) -> None:
     """Write the files of a shard, all at once since each waits for the disk or the store, and then its record."""
-    data, name = shard.tokens.tobytes(), shard_name(number)
-    files = {name: data}
+    data, name = shard.tokens.view(np.uint8).data, shard_name(number)
+    files: dict[str, bytes | memoryview] = {name: data}
     record: dict[str, Any] = {
         "tokens": len(shard.tokens),
         "documents": len(shard.ends),
@@ -199,7 +199,7 @@ def _write(folder: DataFolder, number: int, shard: _Shard, data_format: int) -> 
     folder.write_json(record_name(number), record)
 
 
-def block_sums(data: bytes) -> str:
+def block_sums(data: bytes | memoryview) -> str:
     """The checksums of a shard's blocks, concatenated."""
     return "".join(
         xxhash.xxh3_64_hexdigest(data[at : at + BLOCK_BYTES]) for at in range(0, len(data), BLOCK_BYTES)

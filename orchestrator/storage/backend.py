@@ -30,7 +30,7 @@ class Backend(Protocol):
     def publish(self, path: str, data: bytes) -> None:
         """Create a file atomically and durably. Raises FileExistsError if there is one already."""
 
-    def replace(self, path: str, data: bytes) -> None:
+    def replace(self, path: str, data: bytes | memoryview) -> None:
         """Create or replace a file atomically. A power cut may bring the old content back."""
 
     def remove(self, path: str, settle: bool = False) -> None:

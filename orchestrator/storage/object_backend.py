@@ -69,8 +69,8 @@ class ObjectBackend:
     def publish(self, path: str, data: bytes) -> None:
         create_object(self.fs, self._path(path), data)
 
-    def replace(self, path: str, data: bytes) -> None:
-        self.fs.pipe_file(self._path(path), data)
+    def replace(self, path: str, data: bytes | memoryview) -> None:
+        self.fs.pipe_file(self._path(path), bytes(data))  # clients of stores take bytes alone
 
     def remove(self, path: str, settle: bool = False) -> None:
         try:

@@ -78,7 +78,7 @@ class PosixBackend:
             remove_file(draft)
         sync_folder(folder)
 
-    def replace(self, path: str, data: bytes) -> None:
+    def replace(self, path: str, data: bytes | memoryview) -> None:
         target = self._path(path)
         self._make_folder(os.path.dirname(target))
         replace_file(target, [data])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -82,6 +83,25 @@ def test_text_of_which_no_token_is_made_counts(tmp_path: Path) -> None:
     assert contents["bytes"].tolist() == [len(text) for text in (*texts, texts[0])]
     one, other, again = digests(contents).tolist()
     assert one == again != other
+
+
+def test_tokens_are_written_without_a_copy_of_them(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(models.WordLevel({"<|endoftext|>": 0, "a": 1, "b": 2}, unk_token="b"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    (tmp_path / "a.txt").write_text("a b " * 300_000)
+    folder = DataFolder(str(tmp_path / "prepared"))
+    folder.write("tokenizer.json", tokenizer.to_str().encode())
+    (part,) = cut(resolve([Source(uri=str(tmp_path / "a.txt"))]), 10**7)
+    write = shards.make_shard(folder.uri, 0, part, 3, {"eos": 0})
+    tracemalloc.start()
+    try:
+        write()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    written = np.fromfile(folder.at(shards.shard_name(0)), "<u2")
+    assert written.tolist() == [1, 2] * 300_000 + [0]
+    assert peak < written.nbytes / 4
 
 
 @pytest.mark.parametrize("limit", [10**6, 700])
