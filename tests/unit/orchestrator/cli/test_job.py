@@ -274,6 +274,7 @@ def test_a_plan_tells_what_does_not_fit_the_run_of_its_name(command: Any, folder
     begun = RunDir(str(folder / "runs" / asked["name"]))
     begun.create()
     begun.write_text("job.yaml", spec.dump(spec.parse({**asked, "seed": 99})))
+    begun.append("events.jsonl", [{"time": 1e9, "phase": "prepare", "attempt": 1}])
     said = command("plan", "job.yaml")
     assert (said.code, "tokens a step" in said.out) == (0, True)
     assert "`run` would refuse this without another --run-dir" in said.err
