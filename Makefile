@@ -32,6 +32,7 @@ $(STAMP): pyproject.toml constraints.txt
 quickstart: install ## corpus, training on embedded Ray, export, report: the main job
 	@$(BIN)/orchestrator data corpus corpus
 	@$(BIN)/orchestrator run examples/quickstart.yaml
+	@$(BIN)/python examples/baselines.py runs/quickstart gzip 5-gram
 
 example-reviews: install ## fine-tune a pretrained encoder on film reviews, and the same model from scratch
 	@$(BIN)/python examples/reviews.py

@@ -17,7 +17,7 @@ Target = Annotated[
     str,
     typer.Argument(
         metavar="RUN",
-        help="a run directory, or a job's name",
+        help="a run directory: a path or URI, or its name in runs/; or the name of a cluster's job",
         show_default=False,
         autocompletion=run_names,
     ),

@@ -8,6 +8,7 @@ from typing import Any
 from cluster.workers.clock import wall
 from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.control.run_history import RunHistory
+from orchestrator.job.outcome import Outcome
 from orchestrator.job.spec import JobSpec
 from orchestrator.storage.row_line import EVENTS
 from orchestrator.storage.run_directory import RunDir
@@ -35,8 +36,10 @@ def finish(
     commit = history.store.latest(deep=False)  # not of the memory of nodes, which ends with the run
     tracker = history.tracker
     found = summarise(spec, run, commit, data, exported, rows)
+    found["problem"] = found["reason"] if found["state"] == Outcome.FAILED else None
     run.write_json("summary.json", found)
-    found["problem"] = draw(run, lambda run: _report(run, rows))
+    not_drawn = draw(run, lambda run: _report(run, rows))
+    found["problem"] = found["problem"] or not_drawn
     tracker.document("summary.json")
     tracker.document("report.html")
     tracker.status(MLFLOW_STATUS[found["state"]])

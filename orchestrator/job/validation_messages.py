@@ -145,6 +145,7 @@ def _clear(error: ValidationError) -> list[dict[str, Any]]:
     """The errors, one for each key, what is missing last. For a union, the error of the member that came nearest."""
     errors: list[dict[str, Any]] = [dict(e) for e in error.errors()]
     deeper = [e for e in errors if not any(_is_branch(e["loc"], o["loc"]) for o in errors if o is not e)]
+    deeper = [e for e in deeper if not _is_of_an_unlike_member(e["loc"], deeper)]
     deeper.sort(key=lambda e: e["type"] == "missing")
     return list({_path_of(e): e for e in reversed(deeper)}.values())[::-1]
 
@@ -163,6 +164,20 @@ def _is_tag(part: int | str) -> bool:
 def _is_branch(loc: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
     """Whether `loc` only says that one member of a union does not match, where another member came nearer."""
     return _is_tag(loc[-1]) and len(other) > len(loc) and loc[:-1] == other[: len(loc) - 1]
+
+
+def _is_of_an_unlike_member(loc: tuple[Any, ...], errors: list[dict[str, Any]]) -> bool:
+    """Whether `loc` is in a member of a union that has other keys, where only a value is wrong for another member."""
+    for place, part in enumerate(loc[:-1]):
+        if _is_tag(part):
+            unlike: dict[Any, bool] = {}
+            for each in errors:
+                if each["loc"][:place] == loc[:place] and len(each["loc"]) > place + 1:
+                    strange = each["type"] in ("missing", "extra_forbidden")
+                    unlike[each["loc"][place]] = unlike.get(each["loc"][place], False) or strange
+            if unlike[part] and not all(unlike.values()):
+                return True
+    return False
 
 
 def _keys(root: type[BaseModel], location: Iterable[Any]) -> list[str]:

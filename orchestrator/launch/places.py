@@ -21,6 +21,8 @@ def check_written(spec: JobSpec, run_dir: RunDir, address: str | None) -> None:
         with problems.noted():
             what = f"the run directory cannot be written ({why})"
             raise InputError(what, run_dir.uri, "give another --run-dir")
+    with problems.noted():
+        run_dir.check_ours()
     target = spec.checkpoint.export_to
     beside = os.path.dirname(target) if target and is_local(target) else target  # an export is drafted there
     for where, uri in {"data.cache": spec.data.cache, "checkpoint.export_to": beside}.items():

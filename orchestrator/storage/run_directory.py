@@ -83,7 +83,7 @@ class RunDir:
         Raises InputError if it cannot be written, or if it has entries and none of them is a run's: what a run writes
         may be removed later, so its directory must not be somebody else's.
         """
-        self._check_ours()
+        self.check_ours()
         made = tuple(_missing(self.path)) if self.local else ()
         try:
             self._call(self.fs.makedirs, self.path, exist_ok=True)
@@ -102,7 +102,8 @@ class RunDir:
         """Whether there is no such directory; an object store has none to look for."""
         return self.local and not os.path.isdir(self.path)
 
-    def _check_ours(self) -> None:
+    def check_ours(self) -> None:
+        """Raise InputError if the directory has entries and none of them is a run's."""
         names = {name for name in self._names() if not name.startswith(PROBE)}
         if names and not names & OURS:
             what = f"is not a run directory: it holds {min(names)}"

@@ -8,6 +8,7 @@ import gc
 import logging
 import math
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest.mock import patch
@@ -83,6 +84,7 @@ def trace(
             values_assumed(note),
             _collected(),
             _ended_at(time.process_time() + seconds),
+            warnings.catch_warnings(action="ignore"),  # of a run, and no user's of a plan
         ):
             fake = FakeTensorMode(allow_non_fake_inputs=True)
             with fake, recorder:

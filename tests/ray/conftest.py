@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -78,7 +79,9 @@ def quiet(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, subproc
             document["checkpoint"]["export"] = "hf"
             document["checkpoint"]["keep"] = 9
             document["tracking"] = {"uri": "sqlite:///mlflow.db", "experiment": "tests"}
-            done = orchestrator("run", write_job(folder, document), "--json", cwd=folder)
+            path, began = write_job(folder, document), time.monotonic()
+            done = orchestrator("run", path, "--json", cwd=folder)
+            (folder / "seconds.txt").write_text(f"{time.monotonic() - began:.2f}")
             (folder / "done.json").write_text(json.dumps(vars(done)))
         found = json.loads((folder / "done.json").read_text())
     return folder, folder / "runs" / "small", subprocess.CompletedProcess(**found)

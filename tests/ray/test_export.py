@@ -28,11 +28,15 @@ def test_a_pair_of_stacks_leaves(tmp_path: Path) -> None:
 def test_a_place_that_cannot_be_written_is_told_in_one_line(tmp_path: Path) -> None:
     document = with_data(job(write_text(tmp_path / "corpus"), steps=4), tmp_path / "data")
     document["resources"]["workers"] = 1
-    (tmp_path / "file").write_text("in the way")
-    place = tmp_path / "file" / "export"
+    place, run = tmp_path / "file" / "export", tmp_path / "runs/small"
     document["checkpoint"] |= {"export": "hf", "export_to": str(place)}
-    failed = orchestrator("run", write_job(tmp_path, document), cwd=tmp_path)
-    assert failed.returncode == 1, failed.stdout + failed.stderr
+    with started("run", write_job(tmp_path, document), cwd=tmp_path) as process:
+        wait_for(lambda: (run / "job.yaml").exists(), "the run to be checked")
+        (tmp_path / "file").write_text("in the way")
+        assert process.wait(timeout=240) == 1, (tmp_path / "output.txt").read_text()
+    problem = json.loads((run / "summary.json").read_text())["problem"]
+    assert problem.startswith("the export failed: ")
+    assert problem in (tmp_path / "output.txt").read_text()
     told = [
         e["reason"] for e in rows(tmp_path / "runs/small", "events.jsonl") if "step 4 failed:" in e["reason"]
     ]

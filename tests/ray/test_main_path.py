@@ -57,6 +57,15 @@ def test_the_run_directory_is_as_designed(quiet: Quiet) -> None:
     assert "<svg" in (run / "report.html").read_text()
 
 
+def test_the_ledger_has_every_second_from_the_command_to_the_prompt(quiet: Quiet) -> None:
+    folder, run, _ = quiet
+    ledger = json.loads((run / "summary.json").read_text())["ledger"]
+    seconds = float((folder / "seconds.txt").read_text())
+    assert (
+        abs(seconds - sum(ledger["seconds"].values())) < 2.0
+    )  # one, and the end of Python on a busy machine
+
+
 def test_the_export_loads_in_transformers(quiet: Quiet) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

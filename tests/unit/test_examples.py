@@ -9,8 +9,12 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+from jobs import job, write_text
+from prepared import prepare_here
 
 from orchestrator.data.conversations import Template
+from orchestrator.job.spec import dump, parse
+from orchestrator.storage.run_directory import RunDir
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -67,3 +71,26 @@ def test_the_probabilities_of_the_5_gram_sum_to_one() -> None:
     # what follows every time is nearly certain
     repeated = np.tile(np.arange(5), 50)
     assert baselines._probabilities(repeated, repeated[:20], vocabulary)[4:].min() > 0.9
+
+
+def test_a_run_is_told_beside_what_others_make_of_its_held_out_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = job(write_text(tmp_path / "corpus", 60_000))
+    asked["data"]["validation"], asked["evaluate"] = {"share": 0.2}, {"every": 4}
+    asked["data"]["tokenizer"] = {"train_bpe": 300}
+    spec = parse(asked)
+    rows = {
+        "job.yaml": dump(spec),
+        "summary.json": json.dumps({"evaluation": {"sets": {"validation": {"bits_per_byte": 3.25}}}}),
+    }
+    for name, text in rows.items():
+        (tmp_path / name).write_text(text)
+    data = prepare_here(spec, str(tmp_path / "data"))
+    row = {"time": 1e9, "phase": "prepare", "attempt": 1, "data": data}
+    RunDir(str(tmp_path)).append("events.jsonl", [row])
+    example("baselines").main(str(tmp_path), "gzip", "5-gram")
+    told = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert [line[0] for line in told] == ["gzip", "5-gram", "this"]
+    assert told[-1][2] == "3.250"
+    assert all(0.5 < float(line[-4]) < 8 for line in told)

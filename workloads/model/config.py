@@ -11,6 +11,8 @@ from workloads.model.parts import LatentAttention, MoE, RopeScaling
 
 ARCHITECTURES = ("decoder", "encoder", "encoder-decoder", "prefix")
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu")
+MOST_LAYERS = 10_000
+"""More is a slip of the finger: each layer is made, if without memory, before a run is planned."""
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "architecture": ARCHITECTURES,
     "norm": ("layer", "rms", "rms_offset"),
@@ -126,6 +128,8 @@ class TransformerConfig:
         for name in ("vocab_size", "hidden", "layers", "heads", "intermediate", "max_positions"):
             if getattr(self, name) < 1:
                 raise WorkloadError(f"{name} is {getattr(self, name)}; give at least 1")
+        if self.layers > MOST_LAYERS:
+            raise WorkloadError(f"layers is {self.layers}; give at most {MOST_LAYERS}")
         object.__setattr__(self, "kv_heads", self.kv_heads or self.heads)
         object.__setattr__(self, "embedding_size", self.embedding_size or self.hidden)
         if not self.head_dim:
@@ -313,9 +317,11 @@ class TransformerConfig:
         try:
             return replace(self, **values)
         except TypeError as error:
-            raise WorkloadError(
-                f"a model field has the wrong type: {error}; see TransformerConfig"
-            ) from error
+            what = f"a model field has the wrong type: {error}; see TransformerConfig"
+            for name, value in values.items():
+                if isinstance(value, str) and isinstance(getattr(self, name), int | float):
+                    what = f"{name} should be a number, and is {value!r}"
+            raise WorkloadError(what) from error
 
 
 def _merged(kind: type, old: Any, name: str, value: Mapping[str, Any]) -> Any:

@@ -20,6 +20,25 @@ from orchestrator.launch.first_job import job_text
 from orchestrator.planning.profile import FOLDER
 from orchestrator.storage.run_directory import RunDir
 
+NOISY = """
+import warnings
+
+import torch
+
+
+class Model(torch.nn.Module):
+    def __init__(self, vocabulary_size: int) -> None:
+        super().__init__()
+        self.tokens = torch.nn.Embedding(vocabulary_size, 8)
+        self.head = torch.nn.Linear(8, vocabulary_size)
+
+    def loss(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        if "Fake" in type(batch["tokens"]).__name__:
+            warnings.warn("of a trace")
+        logits = self.head(self.tokens(batch["tokens"]))
+        return torch.nn.functional.cross_entropy(logits.transpose(1, 2), batch["labels"], reduction="none")
+"""
+
 
 def write_and_read(folder: Path) -> str:
     return Path(write_text(folder, 20_000)).read_text()
@@ -163,6 +182,16 @@ def test_a_plan_as_json(command: Any, folder: Path, words: list[str], width: int
     assert json.loads(said.out)["chosen"]["dp"] == width
 
 
+def test_a_plan_says_nothing_of_what_libraries_warn_of(
+    command: Any, folder: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    (folder / "noisy.py").write_text(NOISY)
+    write_job(folder, job(write_text(folder, 20_000)))
+    own = ["--set", "workload={model: noisy:Model}", "--set", "parallel={zero: 3}"]
+    said = command("plan", "job.yaml", *own)
+    assert (said.code, [str(each.message) for each in recwarn if "trace" in str(each.message)]) == (0, [])
+
+
 def test_a_plan_for_a_machine_that_is_not_here(command: Any, folder: Path) -> None:
     asked = job(write_text(folder, 20_000)) | {"parallel": {"tp": 2, "micro_batch": 1}}
     asked["train"]["global_batch"] = 8
@@ -248,6 +277,7 @@ def test_a_plan_tells_what_does_not_fit_the_run_of_its_name(command: Any, folder
     begun = RunDir(str(folder / "runs" / asked["name"]))
     begun.create()
     begun.write_text("job.yaml", spec.dump(spec.parse({**asked, "seed": 99})))
+    begun.append("events.jsonl", [{"time": 1e9, "phase": "prepare", "attempt": 1}])
     said = command("plan", "job.yaml")
     assert (said.code, "tokens a step" in said.out) == (0, True)
     assert "`run` would refuse this without another --run-dir" in said.err

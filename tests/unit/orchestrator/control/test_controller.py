@@ -270,7 +270,7 @@ def test_an_export_that_does_not_end_is_ended(runs: Runs, monkeypatch: pytest.Mo
     monkeypatch.setattr(exports, "LONGEST", 0.05)
     runs.looks = 10**9
     summary = runs.controller(exporting(runs)).drive()
-    assert (summary["state"], summary["commit"]) == ("failed", 12)
+    assert (summary["state"], summary["commit"], summary["problem"]) == ("failed", 12, summary["reason"])
     assert "the export failed: TimeoutError: it was not done after 0 s" in summary["reason"]
     assert [run_task.cancelled for run_task in runs.tasks] == [True]
 

@@ -197,6 +197,12 @@ def test_all_that_is_wrong_is_told() -> None:
     ]
 
 
+def test_a_wrong_value_in_one_member_of_a_union_is_one_error() -> None:
+    with pytest.raises(InputError) as told:
+        spec.parse(changed("data.tokenizer", {"train_bpe": 10**11}))
+    assert [each.where for each in told.value.each()] == ["job: data.tokenizer.train_bpe"]
+
+
 def test_a_share_of_wrong_steps_is_no_second_error() -> None:
     for steps in ("many", -5, 10**30, True):
         document = changed("train.steps", steps)

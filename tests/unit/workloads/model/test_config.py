@@ -30,6 +30,8 @@ def test_changes_derive_sizes_anew() -> None:
     ("model", "changes", "says"),
     [
         ("gpt-tiny", {"hiden": 3}, "unknown model field 'hiden'"),
+        ("gpt-tiny", {"hidden": "many"}, "hidden should be a number, and is 'many'"),
+        ("gpt-tiny", {"layers": 10**6}, "layers is 1000000; give at most 10000"),
         ("gpt-tiny", {"heads": 3}, "hidden 128 is no multiple of heads 3"),
         ("llama-tiny", {"kv_heads": 3}, "no multiple of kv_heads 3"),
         ("gpt-tiny", {"norm": "batch"}, "use one of layer, rms"),
