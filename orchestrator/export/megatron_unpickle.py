@@ -131,8 +131,8 @@ def _read(folder: Path) -> Shards:
                 else "has no model"
             )
             raise WorkloadError(f"{where} {what}; save it again without virtual stages")
-        said[rank], *told = _told(stored, where)
-        about[rank] = told[0], told[1]
+        said[rank], its_options, step = _told(stored, where)
+        about[rank] = its_options, step
         models[rank] = canonical(stored["model"], path.stat().st_size)
     first, *others = sorted(about)
     options, iteration = about[first]

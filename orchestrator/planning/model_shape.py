@@ -51,8 +51,9 @@ def _of_class(config: HuggingFaceModel, shape: ModelShape) -> ModelShape:
     (styles, no_tensors), (layers, no_layers) = config.styles, config.layer_list
     whole = "this model's Hugging Face class is run as it is"
     if not styles and layers is None:
-        why = {"no_tensor_split": f"{whole}: {no_tensors}", "no_pipeline_split": f"{whole}: {no_layers}"}
-        return dataclasses.replace(shape, **why)
+        return dataclasses.replace(
+            shape, no_tensor_split=f"{whole}: {no_tensors}", no_pipeline_split=f"{whole}: {no_layers}"
+        )
     found = dataclasses.replace(
         shape,
         no_model_split="",

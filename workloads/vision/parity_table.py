@@ -25,7 +25,7 @@ from workloads.vision.mae import Mae
 SIDE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 TEXT = {**SIDE, "vocab_size": 258, "max_position_embeddings": 12, "eos_token_id": 257}
 VISION = {**SIDE, "image_size": 8, "patch_size": 2, "num_channels": 1}
-MAE = {**VISION, **{f"decoder_{key}": value for key, value in SIDE.items()}}
+MAE: dict[str, Any] = {**VISION, **{f"decoder_{key}": value for key, value in SIDE.items()}}
 
 
 @dataclass(frozen=True)
