@@ -27,13 +27,14 @@ def command_of(module: str, *arguments: str) -> list[str]:
 
 
 def hidden_packages(path: Iterable[str]) -> list[str]:
-    """Which files in these folders Python would take for packages of this project."""
+    """Which files and folders in these folders Python may take for packages of this project: of an editable install,
+    which is looked for last, also a folder that is no package."""
     folders = {Path(folder or ".").resolve() for folder in path} - {ROOT.resolve()}
-    places = [place for folder in sorted(folders) for name in PACKAGES for place in (
-        folder / name / "__init__.py", folder / f"{name}.py")]  # fmt: skip
-    return [
-        str(place) for place in places if place.is_file() and not (place.parent / "workers/gang.py").is_file()
+    places = [
+        folder / f"{name}{end}" for folder in sorted(folders) for name in PACKAGES for end in ("", ".py")
     ]
+    there = (place for place in places if place.is_dir() or (place.suffix and place.is_file()))
+    return [str(place) for place in there if not (place / "workers" / "gang.py").is_file()]
 
 
 def keeper() -> Callable[[], None]:

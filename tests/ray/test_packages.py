@@ -50,8 +50,6 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "workloads" / "__init__.py").write_text("raise ImportError('the package of the user')\n")
     (tmp_path / "workloads" / "helper.py").write_text("scale = 1.0\n")
     (tmp_path / "workloads" / "net.py").write_text(NET.replace("from cluster import secret", "secret = 2.0"))
-    (tmp_path / "orchestrator").mkdir()
-    (tmp_path / "orchestrator" / "notes.txt").write_text("a folder, and no package")
     (tmp_path / "job.yaml").write_text(JOB)
     return tmp_path
 
@@ -59,6 +57,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.slow
 def test_a_run_beside_a_package_of_the_name_of_this_program(folder: Path) -> None:
     """The command's own path does not begin with the working directory, as that of `python -m` does."""
+    (folder / "orchestrator").mkdir()
     (folder / "orchestrator" / "__init__.py").write_text("raise ImportError('the package of the user')\n")
     command = [Path(sys.executable).parent / "orchestrator", "run", "job.yaml", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=TIMEOUT)
@@ -90,6 +89,7 @@ def test_a_program_that_has_a_cluster_of_its_own(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_a_folder_with_such_packages_submits_itself(folder: Path) -> None:
+    (folder / "orchestrator").mkdir()  # a folder, and no package
     with two_nodes("itself") as local:
         command = [Path(sys.executable).parent / "orchestrator", "submit", "job.yaml", "--working-dir", "."]
         command += ["--wait", "--run-dir", folder / "run", "--address", local.dashboard, "--json"]

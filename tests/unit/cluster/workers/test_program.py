@@ -24,9 +24,11 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_which_packages_would_be_taken_for_those_of_this_program(folder: Path) -> None:
-    assert {Path(place).parent.name for place in hidden_packages([str(folder)])} == set(PACKAGES)
-    (folder / "orchestrator" / "__init__.py").unlink()  # a folder, and no package
-    assert {Path(place).parent.name for place in hidden_packages([str(folder)])} == {"cluster", "workloads"}
+    assert {Path(place).name for place in hidden_packages([str(folder)])} == set(PACKAGES)
+    (folder / "orchestrator" / "__init__.py").unlink()  # hides an editable install all the same
+    (folder / "cluster" / "workers").mkdir()
+    (folder / "cluster" / "workers" / "gang.py").touch()  # this program's own
+    assert {Path(place).name for place in hidden_packages([str(folder)])} == {"orchestrator", "workloads"}
     assert hidden_packages([str(Path(orchestrator.__file__).parents[1])]) == []
 
 
