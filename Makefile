@@ -14,7 +14,7 @@ QUICK := not slow and not gpu and not bench
 BY_FILE := --numprocesses 3 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart example-reviews example-chat example-preferences example-chain example-summarise test test-unit test-dist test-ray test-long test-partition test-traced soak test-gpu bench-gpu bench docs check format lock clean
+.PHONY: help install quickstart example-reviews example-chat example-preferences example-chain example-summarise test test-unit test-dist test-ray test-long test-partition test-traced check-kubernetes soak test-gpu bench-gpu bench docs check format lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-20s %s\n", $$1, $$2}'
@@ -78,6 +78,11 @@ test-traced: ## traced memory beside that of real ranks, of 200 random jobs: 20 
 
 test-partition: install ## networks that are cut between real nodes, in namespaces: Linux, as root; ten minutes
 	$(BIN)/pytest tests/ray/test_partition.py -m slow --timeout 3600
+
+check-kubernetes: install ## manifests: against KubeRay's schema (CRDS=folder), and by a real API server where one is given (KUBECONFIG=file)
+	$(BIN)/pytest tests/unit/cluster/render tests/unit/orchestrator/launch/test_rendering_kubernetes.py -q $(if $(CRDS),--kuberay-crds $(CRDS))
+	@test -n "$(KUBECONFIG)" || echo "no API server was asked: give KUBECONFIG=file"
+	@test -z "$(KUBECONFIG)" || $(BIN)/orchestrator cluster render kuberay examples/quickstart.yaml --runs s3://bucket/runs --kubeconfig "$(KUBECONFIG)" --to build/kubernetes
 
 soak: install ## 10,000 random faults of every kind, in rounds that a second call goes on with: hours
 	$(BIN)/python tests/bench/soak.py runs/soak --faults 10000

@@ -18,7 +18,7 @@ from cluster.local.address import NoCluster, WrongToken, check_reachable, resolv
 from cluster.local.node import PRIVATE
 from cluster.local.reaped import reaped
 from cluster.workers import ray_internals
-from cluster.workers.program import hidden_packages
+from cluster.workers.program import hidden_packages, keeper
 
 NAMESPACE = "orchestrator"
 ON_HEAD = {"node:__internal_head__": 0.001}
@@ -100,15 +100,9 @@ def processors_here() -> int:
 def _environment() -> dict[str, Any]:
     """What Ray's workers need where a folder of the user's has the name of a package of this project: they look into
     the working directory first. It costs each of them a moment, so that others go without."""
-    from importlib import import_module
-
     if not hidden_packages([*sys.path, os.getcwd()]):
         return {}
-
-    def keep_packages() -> None:  # is sent by value: by name it could not be found
-        import_module("orchestrator")
-
-    return {"runtime_env": {"worker_process_setup_hook": keep_packages}}
+    return {"runtime_env": {"worker_process_setup_hook": keeper()}}
 
 
 def _connect(address: str | None, options: dict[str, Any]) -> None:

@@ -1,22 +1,24 @@
 """Starting this project's own programs, whatever a working directory holds.
 
-Python looks into the working directory first, where a user may have a `cluster` or `workloads` of their own.
+Python looks into the working directory first, where a user may have a `cluster`, `workloads` or `orchestrator` of their
+own.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 """The folder that holds this package."""
-PACKAGES = ("cluster", "workloads")
+PACKAGES = ("cluster", "workloads", "orchestrator")
 """The names of this project that a folder of a user's may have too."""
 _RUN = (
     "import sys, importlib; sys.argv = sys.argv[1:]; sys.path.insert(0, {root!r}); "
-    "main = importlib.import_module(sys.argv[0]).main; sys.path.remove({root!r}); main()"
+    "importlib.import_module('orchestrator'); main = importlib.import_module(sys.argv[0]).main; "
+    "sys.path.remove({root!r}); main()"
 )
 
 
@@ -35,10 +37,29 @@ def environment_of_ranks() -> dict[str, str]:
 
 
 def hidden_packages(path: Iterable[str]) -> list[str]:
-    """Which files in these folders Python would take for packages of this project."""
+    """Which files and folders in these folders Python may take for packages of this project: of an editable install,
+    which is looked for last, also a folder that is no package."""
     folders = {Path(folder or ".").resolve() for folder in path} - {ROOT.resolve()}
-    places = [place for folder in sorted(folders) for name in PACKAGES for place in (
-        folder / name / "__init__.py", folder / f"{name}.py")]  # fmt: skip
-    return [
-        str(place) for place in places if place.is_file() and not (place.parent / "workers/gang.py").is_file()
+    places = [
+        folder / f"{name}{end}" for folder in sorted(folders) for name in PACKAGES for end in ("", ".py")
     ]
+    there = (place for place in places if place.is_dir() or (place.suffix and place.is_file()))
+    return [str(place) for place in there if not (place / "workers" / "gang.py").is_file()]
+
+
+def keeper() -> Callable[[], None]:
+    """A function that makes the packages of these names those of this program, in another process that looks elsewhere
+    first. It can be sent by value; on a machine where this program lies elsewhere it is found as Python finds it."""
+    root = str(ROOT)
+
+    def keep_packages() -> None:
+        import sys
+        from importlib import import_module
+
+        sys.path.insert(0, root)
+        try:
+            import_module("orchestrator")
+        finally:
+            sys.path.remove(root)
+
+    return keep_packages

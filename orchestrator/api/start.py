@@ -63,7 +63,6 @@ def submit(
 
     Raises InputError if the job is wrong, no cluster answers, or the job is at work with another file.
     """
-    from cluster.jobs.ray_jobs import working_tree
     from orchestrator.launch import submission
 
     directory = run_directory(job.name, run_dir)
@@ -72,7 +71,7 @@ def submit(
         folder = Path(working_dir).absolute()
         if not folder.is_dir():
             raise InputError("there is no such folder", f"working_dir {working_dir}", "give another")
-        environment = working_tree(folder, exclude)
+        environment = submission.sent_along(folder, exclude, "working_dir")
     submission.entrypoint(job.spec, directory, until, priority)  # refuses a job with a secret
     jobs = submission.jobs_at(address)
     found, _ = submission.submit(jobs, job.spec, directory, until, priority, environment)

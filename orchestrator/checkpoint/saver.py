@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from cluster.workers.program import command_of
 from orchestrator.checkpoint.committer import CommitOutcome
 from orchestrator.checkpoint.pieces import TensorPiece
 from orchestrator.checkpoint.retention import Retention
@@ -208,7 +209,7 @@ class _Sidecar:
         memory = [buffer.fd for buffer in buffers]
         # it is started anew, not forked: threads and accelerator contexts do not survive a fork
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "orchestrator.checkpoint.sidecar"],
+            command_of("orchestrator.checkpoint.sidecar"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             pass_fds=memory,

@@ -177,7 +177,7 @@ def import_megatron(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Put together the weights of a Megatron-LM checkpoint (mp_rank_..., --ckpt-format torch) of a GPT.
+    """Put together the weights of a Megatron-LM checkpoint (--ckpt-format torch or torch_dist) of a GPT.
 
     One without rotary positions becomes GPT-2, one with rotary positions, SwiGLU and RMSNorm Llama. The files are
     pickles, of which only tensors and plain data are read. Optimiser state is not imported.

@@ -72,7 +72,7 @@ def submit(
     as_json: Json = False,
 ) -> None:
     """Submit a job to a cluster; a job of the same name continues from its last commit."""
-    from cluster.jobs.ray_jobs import own_packages, working_tree
+    from cluster.jobs.ray_jobs import own_packages
     from orchestrator.job.chain import ChainSpec
     from orchestrator.launch import submission
 
@@ -90,7 +90,7 @@ def submit(
         raise InputError("is a step of one run, and this is a chain", "--until", "leave it out")
     environment = own_packages() if package else {}
     if working_dir is not None:
-        environment = working_tree(working_dir.absolute(), exclude or ())
+        environment = submission.sent_along(working_dir.absolute(), exclude or (), "--working-dir")
     submission.entrypoint(
         spec, run, until, priority
     )  # refuses a job with a secret before the cluster is contacted

@@ -55,7 +55,7 @@ def skypilot(
             "the job needs GPUs, and SkyPilot asks which", "--accelerator", "name one, such as H100"
         )
     place, path = f"{runs.rstrip('/')}/{spec.name}", Path(job).absolute()
-    command = [python, "-m", "orchestrator", "run", path.name, "--run-dir", place]
+    command = [python, "-P", "-m", "orchestrator", "run", path.name, "--run-dir", place]
     command += arguments(overrides)
     options = SkyPilotOptions(str(path.parent), infra or "", image or "", "" if image else setup, notice)
     text = f"{rendering.MARK}\n{task_file(needs, options, command, python)}"

@@ -50,7 +50,16 @@ def slurm(
     rendering.refuse_labels(spec, "Slurm", "allocation")
     needs = needs_of(spec, None, False, 4.0, per_node, ())
     place = absolute(f"{runs.rstrip('/')}/{spec.name}", Path.cwd())
-    command = [sys.executable, "-m", "orchestrator", "run", str(Path(job).absolute()), "--run-dir", place]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "orchestrator",
+        "run",
+        str(Path(job).absolute()),
+        "--run-dir",
+        place,
+    ]
     command += arguments(overrides)
     options = SlurmOptions(partition or "", account or "", time or "", notice, tuple(more or ()))
     text = batch_file(needs, options, command, rendering.MARK, sys.executable)

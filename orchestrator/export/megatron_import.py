@@ -1,5 +1,5 @@
-"""Take the weights out of a sharded checkpoint that Megatron-LM wrote (`--ckpt-format torch`): one file of each rank of
-tensor and pipeline parallelism.
+"""Take the weights out of a sharded checkpoint that Megatron-LM wrote: one file of each rank of tensor and pipeline
+parallelism (`--ckpt-format torch`), or a folder of torch.distributed.checkpoint (`torch_dist`).
 
 The files are pickles. A process of its own reads them, see `megatron_unpickle`; this one unpickles nothing.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from orchestrator.export.megatron_files import AGAIN, LATEST, RANK
+from orchestrator.export.megatron_files import ABOUT, AGAIN, COMMON, LATEST, RANK
 from orchestrator.export.reading_process import ask
 from orchestrator.export.target import new_folder
 from orchestrator.job.errors import InputError
@@ -41,6 +41,9 @@ def _folder(source: Path, iteration: int | None) -> Path:
         folder = source / (found if found == "release" else f"iter_{int(found):07d}")
     else:
         folder = source if iteration is None else source / f"iter_{iteration:07d}"
+    if (folder / ABOUT).is_file() and (folder / COMMON).is_file():
+        return folder
     if not any(RANK.fullmatch(path.name) for path in folder.glob("mp_rank_*")):
-        raise InputError("there is no checkpoint of Megatron-LM (mp_rank_...)", str(folder), AGAIN)
+        what = f"there is no checkpoint of Megatron-LM (mp_rank_..., or {COMMON} beside {ABOUT})"
+        raise InputError(what, str(folder), AGAIN)
     return folder

@@ -56,7 +56,7 @@ def canonical(model: Mapping[str, Any], most: int) -> dict[str, Tensor]:
         taken += tensor.numel() * tensor.element_size()
         if taken > most:
             raise WorkloadError(f"{name} and what is before it take more bytes than their file has")
-        if (ours := _canonical(name)) in found:
+        if (ours := canonical_name(name)) in found:
             raise WorkloadError(f"{name} is there under two names")
         found[ours] = tensor.detach()
     return found
@@ -73,7 +73,8 @@ def _flat(tree: Mapping[Any, Any], before: str, seen: set[int]) -> Iterator[tupl
             yield f"{before}{name}", value
 
 
-def _canonical(name: str) -> str:
+def canonical_name(name: str) -> str:
+    """What a tensor is called here. Raises WorkloadError for one that is not known."""
     if name in _FLAT:
         return _FLAT[name]
     if body := _BODY.fullmatch(name):

@@ -8,6 +8,7 @@ made; what else is plain data, and what is Megatron's, becomes an inert placehol
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
 import zipfile
@@ -19,7 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from orchestrator.export.megatron_files import AGAIN, FILES, RANK
+from orchestrator.export.megatron_dist import StoredModel
+from orchestrator.export.megatron_files import AGAIN, COMMON, FILES, RANK
 from orchestrator.export.megatron_names import canonical, merged
 from orchestrator.export.megatron_options import Options, number, options_of
 from workloads.errors import WorkloadError
@@ -46,11 +48,13 @@ OURS = ("megatron.", "transformer_engine.")
 
 @dataclass(frozen=True)
 class Shards:
-    """The models of all ranks, by tensor and pipeline rank, and the options that they were trained with."""
+    """The models of all ranks, by tensor and pipeline rank, and the options that they are put together with; those of a
+    distributed checkpoint are whole, of one rank. trained: the degrees of tensor and pipeline parallelism."""
 
     models: Mapping[tuple[int, int], Mapping[str, Tensor]]
     options: Options
     iteration: int
+    trained: tuple[int, int]
 
 
 class Placeholder:
@@ -73,7 +77,8 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
     target = Path(asked["target"])
     shapes: dict[str, list[int]] = {}
     try:
-        shards = _read(Path(asked["folder"]))
+        folder = Path(asked["folder"])
+        shards = _read_whole(folder) if (folder / COMMON).is_file() else _read(folder)
         config, tensors = merged(shards.models, shards.options, asked["vocabulary"])
         write(_of_class(tensors, config, shapes), str(target))
     except WorkloadError as error:
@@ -81,8 +86,8 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
     (target / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     return {
         "iteration": shards.iteration,
-        "tensor_parallel": shards.options.tensor,
-        "pipeline_parallel": shards.options.pipeline,
+        "tensor_parallel": shards.trained[0],
+        "pipeline_parallel": shards.trained[1],
         "version": shards.options.version,
         "model_type": config["model_type"],
         "tensors": shapes,
@@ -126,13 +131,8 @@ def _read(folder: Path) -> Shards:
                 else "has no model"
             )
             raise WorkloadError(f"{where} {what}; save it again without virtual stages")
-        if not isinstance(stored.get("args"), argparse.Namespace):
-            raise WorkloadError(
-                f"{where} holds no options (args), without which its layout is not known; save it again"
-            )
-        said[rank] = vars(stored["args"])
-        version = float(number(stored, "checkpoint_version", 0.0))
-        about[rank] = options_of(said[rank], version), int(number(stored, "iteration", 0))
+        said[rank], its_options, step = _told(stored, where)
+        about[rank] = its_options, step
         models[rank] = canonical(stored["model"], path.stat().st_size)
     first, *others = sorted(about)
     options, iteration = about[first]
@@ -148,7 +148,29 @@ def _read(folder: Path) -> Shards:
             count = options.tensor * options.pipeline
             raise WorkloadError(f"the file of {_ranks(found)} {what}, of {count}; copy all anew")
     _check_places(said)
-    return Shards(models, options, iteration)
+    return Shards(models, options, iteration, (options.tensor, options.pipeline))
+
+
+def _told(stored: Mapping[str, Any], where: str) -> tuple[Mapping[str, Any], Options, int]:
+    """The options of a run as they stand in a file, what follows from them, and the iteration."""
+    if not isinstance(stored.get("args"), argparse.Namespace):
+        raise WorkloadError(
+            f"{where} holds no options (args), without which its layout is not known; save it again"
+        )
+    said = vars(stored["args"])
+    version = float(number(stored, "checkpoint_version", 0.0))
+    return said, options_of(said, version), int(number(stored, "iteration", 0))
+
+
+def _read_whole(folder: Path) -> Shards:
+    """A distributed checkpoint, whose tensors are those of the model whatever the ranks were."""
+    where = f"{folder.name}/{COMMON}"
+    _, options, iteration = _told(_load(folder / COMMON), where)
+    if options.version < 2.0:
+        raise WorkloadError(f"{where} has version {options.version}, of before Megatron-Core; save it again")
+    model = StoredModel(folder, options.layers)
+    alone = dataclasses.replace(options, tensor=1, pipeline=1)
+    return Shards({(0, 0): model}, alone, iteration, (options.tensor, options.pipeline))
 
 
 def _ranks(rank: tuple[int, int]) -> str:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable
 
 from orchestrator.job.errors import InputError
+from orchestrator.job.parallel import cost_of
 from orchestrator.job.reference import Reference
 from orchestrator.job.spec import JobSpec
 from workloads.errors import WorkloadError
@@ -13,12 +14,13 @@ from workloads.own.reference import code_hash, is_built_in, is_reference, root_o
 
 
 def used_by(spec: JobSpec) -> list[str]:
-    """Every `module:name` of a job that training and evaluation run, each once; that of a cleaning step is part of the
-    data instead. What this program has itself is none."""
+    """Every `module:name` of a job that planning, training and evaluation run, each once; that of a cleaning step is
+    part of the data instead. What this program has itself is none."""
     optimizer, named = spec.train.optimizer, [spec.workload.model, spec.workload.objective]
     if spec.data.samples is not None:
         named.append(spec.data.samples.use)
-    named += [each.use for each in (optimizer.name, optimizer.schedule) if isinstance(each, Reference)]
+    own = (optimizer.name, optimizer.schedule, cost_of(spec.parallel))
+    named += [each.use for each in own if isinstance(each, Reference)]
     named += list(spec.evaluate.metrics or ()) if spec.evaluate else []
     return list(dict.fromkeys(name for name in named if is_reference(name) and not is_built_in(name)))
 
@@ -57,6 +59,7 @@ def where_of(spec: JobSpec, name: str) -> str:
         ("data.samples", spec.data.samples and spec.data.samples.use),
         ("train.optimizer.name", str(optimizer.name)),
         ("train.optimizer.schedule", str(optimizer.schedule)),
+        ("parallel.cost", str(cost_of(spec.parallel))),
     ):
         if given == name:
             return key

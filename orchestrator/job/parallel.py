@@ -6,7 +6,11 @@ from typing import Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
+from orchestrator.job.reference import Reference
 from orchestrator.job.strict import Positive, StrictModel
+
+OF_PLANNER = frozenset({"rest", "cost"})
+"""Keys that are no part of a layout."""
 
 
 class ParallelSpec(StrictModel):
@@ -42,6 +46,10 @@ class ParallelSpec(StrictModel):
         default="default",
         description="what is not written here: as its default says, or chosen by the planner",
     )
+    cost: Reference | None = Field(
+        default=None,
+        description="own code that adds seconds to those which the planner predicts of a layout, or refuses it",
+    )
 
     @property
     def divides_model(self) -> bool:
@@ -57,7 +65,7 @@ class ParallelSpec(StrictModel):
     def pins(self) -> dict[str, Any]:
         """What the job file fixes of the layout, by the names of its fields; a micro-batch only if there is one."""
         fixed = self.model_fields_set if self.is_partial else set(type(self).model_fields)
-        found = {name: getattr(self, name) for name in type(self).model_fields if name in fixed - {"rest"}}
+        found = {name: getattr(self, name) for name in type(self).model_fields if name in fixed - OF_PLANNER}
         return {name: value for name, value in found.items() if value is not None}
 
     @model_serializer(mode="wrap")
@@ -66,4 +74,11 @@ class ParallelSpec(StrictModel):
         found: dict[str, Any] = dump(self)
         if self.is_partial:
             return {name: value for name, value in found.items() if name in self.model_fields_set}
-        return {name: value for name, value in found.items() if name != "rest"}
+        return {
+            name: value for name, value in found.items() if name != "rest" and (name, value) != ("cost", None)
+        }
+
+
+def cost_of(parallel: Literal["auto"] | ParallelSpec) -> Reference | None:
+    """The user's own planner cost, see `orchestrator.planning.own_cost.Cost`."""
+    return parallel.cost if isinstance(parallel, ParallelSpec) else None

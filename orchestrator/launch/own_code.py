@@ -7,8 +7,10 @@ from typing import Any
 
 from orchestrator.job.errors import InputError
 from orchestrator.job.own_code import code_of
+from orchestrator.job.parallel import cost_of
 from orchestrator.job.reference import Reference
 from orchestrator.job.spec import JobSpec
+from orchestrator.planning.own_cost import check_cost
 from orchestrator.resolve.resolved_job import ResolvedJob, wrong_input
 
 
@@ -22,6 +24,8 @@ def check_own_code(job: ResolvedJob, workload: Any, prepared: str = "") -> None:
 
     spec, optimizer = job.spec, job.spec.train.optimizer
     code_of(spec)
+    if (cost := cost_of(spec.parallel)) is not None:
+        check_cost(cost, spec.resources.workers.max)
     if isinstance(optimizer.name, Reference):
         from orchestrator.train.engines.own_optimizer import check_own
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from cluster.jobs.ray_jobs import Jobs, Submission
 
 END_OF_JOB = "END-OF-JOB"
+PROGRAM = "orchestrator"
 
 
 def jobs_at(address: str | None) -> Jobs:
@@ -42,6 +44,24 @@ def no_cluster(error: Exception, address: str | None) -> InputError:
     return kind(str(error), f"--address {address}" if address else "", hint)
 
 
+def sent_along(folder: Path, exclude: Sequence[str], where: str) -> dict[str, Any]:
+    """A Ray runtime environment with this folder as working directory. Raises InputError if something in it would be
+    taken for this program: Ray puts the folder before all others on Python's path."""
+    from cluster.jobs.ray_jobs import working_tree
+
+    left_out = {pattern.strip("/") for pattern in exclude}
+    for path in (folder / PROGRAM / "__init__.py", folder / f"{PROGRAM}.py"):
+        name = path.relative_to(folder).parts[0]
+        if (
+            path.is_file()
+            and not (folder / PROGRAM / "launch" / "submission.py").is_file()
+            and name not in left_out
+        ):
+            hint = f"rename it, or leave it out by exclude {name}"
+            raise InputError(f"{name} in it would be taken for this program there", f"{where} {folder}", hint)
+    return working_tree(folder, exclude)
+
+
 def entrypoint(spec: JobSpec | ChainSpec, run: RunDir, until: int | None, priority: int) -> str:
     """The shell command that drives the run on the cluster, the job file included.
 
@@ -53,7 +73,18 @@ def entrypoint(spec: JobSpec | ChainSpec, run: RunDir, until: int | None, priori
         raise InputError(
             "the job carries a credential, and a submitted job can be read by many", spec.name, hint
         )
-    words = ["python", "-m", "orchestrator", "run", "/dev/stdin", "--address", "auto", "--run-dir", run.uri]
+    words = [
+        "python",
+        "-P",
+        "-m",
+        "orchestrator",
+        "run",
+        "/dev/stdin",
+        "--address",
+        "auto",
+        "--run-dir",
+        run.uri,
+    ]
     words += ["--until", str(until)] if until is not None else []
     words += ["--priority", str(priority)] if priority else []
     # The shell becomes the command, which then gets the signal when the job is stopped.

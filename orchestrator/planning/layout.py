@@ -223,8 +223,10 @@ def split_problems(layout: Layout, shape: ModelShape) -> list[str]:
     """Whether each degree divides what it splits of the model."""
     if shape.no_model_split:
         cut = {"tp": "tensors", "pp": "layers", "ep": "experts", "cp": "the sequence"}
+        why = {"tp": shape.no_tensor_split, "pp": shape.no_pipeline_split}
         return [
-            f"{axis} {getattr(layout, axis)} divides {what}, and {shape.no_model_split}; set {axis} to 1"
+            f"{axis} {getattr(layout, axis)} divides {what}, and {why.get(axis) or shape.no_model_split}; "
+            f"set {axis} to 1"
             for axis, what in cut.items()
             if getattr(layout, axis) > 1
         ]

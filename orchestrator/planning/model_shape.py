@@ -49,9 +49,11 @@ def model_shape(config: Description, sequence_length: int, divides_classes: bool
 def _of_class(config: HuggingFaceModel, shape: ModelShape) -> ModelShape:
     """The shape with what can be divided of a class of transformers that is run as it is."""
     (styles, no_tensors), (layers, no_layers) = config.styles, config.layer_list
-    if not styles and layers is None:
-        return shape
     whole = "this model's Hugging Face class is run as it is"
+    if not styles and layers is None:
+        return dataclasses.replace(
+            shape, no_tensor_split=f"{whole}: {no_tensors}", no_pipeline_split=f"{whole}: {no_layers}"
+        )
     found = dataclasses.replace(
         shape,
         no_model_split="",

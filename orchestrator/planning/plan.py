@@ -17,6 +17,8 @@ from functools import lru_cache
 from typing import Any
 
 from orchestrator.job.errors import InputError
+from orchestrator.job.parallel import cost_of
+from orchestrator.job.reference import Reference
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning.candidates import candidates
 from orchestrator.planning.device import Machine
@@ -32,6 +34,7 @@ from orchestrator.planning.memory import (
     peak_bytes,
     saved_bytes,
 )
+from orchestrator.planning.own_cost import Refusal, with_own
 from orchestrator.planning.simulation.operators import Program, needed_flops
 from orchestrator.planning.simulation.step import (
     StepTime,
@@ -167,11 +170,12 @@ def plan(spec: JobSpec, shape: ModelShape, workers: int, machine: Machine, must_
             rejected.append((layout, problems[0]))
         else:
             legal.append((layout, memory))
-    if not legal and must_fit and not spec.resources.must_fit:
+    known = len(rejected)
+    best = _best(shape, batch, machine, program, legal, cost_of(spec.parallel), rejected)
+    if not best and must_fit and not spec.resources.must_fit:
         return plan(spec, shape, workers, machine, must_fit=False)
-    if not legal:
-        raise _no_layout(spec, shape, workers, rejected)
-    best = _best(shape, batch, machine, program, legal)
+    if not best:
+        raise _no_layout(spec, shape, workers, rejected[known:] or rejected)
     return Plan(
         best[0],
         tuple(best),
@@ -179,7 +183,7 @@ def plan(spec: JobSpec, shape: ModelShape, workers: int, machine: Machine, must_
         machine,
         batch * shape.sequence_length,
         tuple(peak_by_stage(spec, shape, best[0].layout)),
-        len(legal) - len(best),
+        len(legal) + known - len(best) - len(rejected),
     )
 
 
@@ -189,8 +193,11 @@ def _best(
     machine: Machine,
     program: Program,
     legal: list[tuple[Layout, float]],
+    own: Reference | None,
+    rejected: list[tuple[Layout, str]],
 ) -> list[Candidate]:
-    """The fastest layouts in order, but first, of those that are equally fast as the first, that with least sharding.
+    """The fastest layouts in order, but first, of those that are equally fast as the first, that with least sharding;
+    those that the user's `own` cost refuses are rejected.
 
     In the order of their bounds, the rough one first and only then the close one: when a bound is above the times of
     the BEST so far, so are all that follow.
@@ -211,8 +218,14 @@ def _best(
             close = least_time(shape, layout, batch, machine, program)
             heapq.heappush(queue, (max(close, bound), number, True))
             continue
-        found.append(Candidate(layout, memory, step_time(shape, layout, batch, machine, program)))
+        time = with_own(own, layout, step_time(shape, layout, batch, machine, program), memory)
+        if isinstance(time, Refusal):
+            rejected.append((layout, time.reason))
+            continue
+        found.append(Candidate(layout, memory, time))
         times = sorted([*times, found[-1].seconds])[:BEST]
+    if not found:
+        return []
     found.sort(key=lambda c: (c.seconds, c.layout.zero, c.memory))
     equal = [c for c in found if c.seconds <= times[0] * (1.0 + TIE)]
     first = min(equal, key=lambda c: (c.layout.zero, c.layout.engine != "torch", c.seconds, c.memory))
@@ -284,8 +297,10 @@ class Planner:
 
 def predict(spec: JobSpec, shape: ModelShape, layout: Layout, machine: Machine) -> Candidate:
     """The predicted bytes per rank and seconds per step under `layout`."""
+    memory = peak_bytes(spec, shape, layout)
     time = step_time(shape, layout, spec.train.global_batch, machine, program_of(spec))
-    return Candidate(layout, peak_bytes(spec, shape, layout), time)
+    costed = with_own(cost_of(spec.parallel), layout, time, memory)
+    return Candidate(layout, memory, time if isinstance(costed, Refusal) else costed)
 
 
 def program_of(spec: JobSpec) -> Program:

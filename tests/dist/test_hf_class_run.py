@@ -22,6 +22,7 @@ from transformers import (
     AutoTokenizer,
     Gemma3TextConfig,
     GPT2Config,
+    GPTNeoXConfig,
     Qwen2Config,
     Qwen2ForCausalLM,
     T5Config,
@@ -237,3 +238,42 @@ def test_an_adapted_class_with_a_new_head_survives_and_leaves_in_both_forms(
         torch.testing.assert_close(merged(tokens).logits, onto(tokens).logits, rtol=0, atol=1e-5)
     last = rows(tmp_path / "quiet", "evals.jsonl")[-1]["sets"]["validation"]
     assert {"loss", "accuracy"} <= last.keys()
+
+
+def neox(folder: Path) -> None:
+    """A class without a table here, which transformers' plan divides."""
+    made.with_bos(folder)
+    GPTNeoXConfig(
+        vocab_size=320, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+        max_position_embeddings=64,
+    ).save_pretrained(folder)  # fmt: skip
+
+
+def test_a_class_that_is_divided_says_what_it_says_whole(tmp_path: Path) -> None:
+    (folder := tmp_path / "folder").mkdir()
+    neox(folder)
+    (tmp_path / "a.txt").write_text("\n<|endoftext|>\n".join(made.DOCUMENTS))
+    document = {
+        "name": "neox",
+        "seed": 3,
+        "workload": {"model": f"hf:{folder}", "objective": "causal_lm"},
+        "data": {
+            "sources": [{"uri": str(tmp_path / "a.txt")}],
+            "tokenizer": str(folder),
+            "sequence_length": 32,
+        },
+        "train": {"steps": 2, "global_batch": 4, "optimizer": {"lr": 3e-2, "eps": 1e-4, "warmup": 0}},
+        "evaluate": {"every": 2, "samples": {"prompts": ["The ", "if a"], "tokens": 4}},
+        "checkpoint": {"every": 2, "export": None},
+        "tracking": None,
+    }
+    said = []
+    for workers, parallel in ((1, {}), (2, {"tp": 2})):
+        more = {"parallel": parallel, "resources": {"workers": {"min": workers, "max": workers}}}
+        run = tmp_path / f"run{workers}"
+        drive_here(document | more, str(run), tmp_path / "cache", gang=lambda n=workers: LocalGang([n]))
+        found = rows(run, "evals.jsonl")
+        said.append([[sample["text"] for sample in row["samples"]] for row in found])
+        assert [row["step"] for row in found] == [2]
+    assert said[0] == said[1]
+    assert all(text for row in said[0] for text in row)

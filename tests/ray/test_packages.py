@@ -55,6 +55,17 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
+def test_a_run_beside_a_package_of_the_name_of_this_program(folder: Path) -> None:
+    """The command's own path does not begin with the working directory, as that of `python -m` does."""
+    (folder / "orchestrator").mkdir()
+    (folder / "orchestrator" / "__init__.py").write_text("raise ImportError('the package of the user')\n")
+    command = [Path(sys.executable).parent / "orchestrator", "run", "job.yaml", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=TIMEOUT)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert json.loads(done.stdout)["summary"]["state"] == "done"
+
+
+@pytest.mark.slow
 def test_a_run_in_a_folder_with_packages_of_the_same_names(folder: Path) -> None:
     command = [sys.executable, "-m", "orchestrator", "run", "job.yaml", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=TIMEOUT)
@@ -74,6 +85,21 @@ def test_a_program_that_has_a_cluster_of_its_own(folder: Path) -> None:
         [sys.executable, "main.py"], capture_output=True, text=True, cwd=folder, timeout=TIMEOUT
     )
     assert done.stdout.split() == ["2.0", "own", "Net"], done.stderr[-2000:]
+
+
+@pytest.mark.slow
+def test_a_folder_with_such_packages_submits_itself(folder: Path) -> None:
+    (folder / "orchestrator").mkdir()  # a folder, and no package
+    with two_nodes("itself") as local:
+        command = [Path(sys.executable).parent / "orchestrator", "submit", "job.yaml", "--working-dir", "."]
+        command += ["--wait", "--run-dir", folder / "run", "--address", local.dashboard, "--json"]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=TIMEOUT)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+        (folder / "orchestrator" / "__init__.py").touch()
+        refused = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=TIMEOUT)
+    assert (folder / "run" / "export" / "model.safetensors").exists()
+    assert refused.returncode == 2
+    assert "orchestrator in it would be taken for this program there" in refused.stderr
 
 
 @pytest.mark.slow

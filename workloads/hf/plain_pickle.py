@@ -15,11 +15,14 @@ _DCP_MODULES = {
     "torch.distributed.checkpoint.metadata",
     "torch.distributed.checkpoint.filesystem",
     "torch.distributed._shard.sharded_tensor.metadata",
+    "torch.distributed.checkpoint.planner",
     "olmo_core.distributed.checkpoint.filesystem",
+    "megatron.core.dist_checkpointing.strategies.torch",
 }
 _DCP_CLASSES = {
     "Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata", "TensorProperties",
     "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING", "MEM_FORMAT_ENCODING", "_StorageInfo", "_StoragePrefix",
+    "SavePlan", "WriteItem", "WriteItemType", "TensorWriteData", "BytesIOWriteData", "MCoreMetadata", "MCoreSavePlan",
 }  # fmt: skip
 _OTHERS = {
     ("torch.serialization", "_get_layout"), ("pathlib", "PosixPath"), ("pathlib._local", "PosixPath"),

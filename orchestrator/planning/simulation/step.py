@@ -48,6 +48,7 @@ class StepTime:
         host: state that comes from the host's memory and goes there.
         data: waiting for batches, which are read ahead.
         commit: the copy of the state that a commit takes, spread over the steps between two commits; it comes on top.
+        own: what the job's own planner cost adds.
     """
 
     compute: float
@@ -57,11 +58,13 @@ class StepTime:
     host: float = 0.0
     data: float = 0.0
     commit: float = 0.0
+    own: float = 0.0
 
     @property
     def seconds(self) -> float:
         """All parts together but the commit, as a run measures its steps."""
-        return self.compute + self.communication + self.bubble + self.optimizer + self.host + self.data
+        found = self.compute + self.communication + self.bubble + self.optimizer + self.host + self.data
+        return found + self.own
 
     def to_json(self) -> dict[str, float]:
         """The parts as plain data."""

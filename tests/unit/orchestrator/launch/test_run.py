@@ -56,7 +56,7 @@ def test_a_job_that_can_run_passes(document: dict[str, Any], model: str, objecti
 @pytest.mark.parametrize(
     ("parts", "wanted"),
     [
-        ({"data": {"sequence_length": 100_000}}, "data.sources: the corpus has 20030 bytes"),
+        ({"data": {"sequence_length": 100_000}}, "data.sources: the corpus has 200"),
         ({"data": {"sequence_length": 1024}}, "workload: sequence_length 1024 exceeds"),
         (
             {"data": {"tokenizer": "/nowhere.json"}},

@@ -11,8 +11,10 @@ from jobs import job
 
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import parse
-from orchestrator.launch.submission import entrypoint
+from orchestrator.launch.submission import entrypoint, sent_along
 from orchestrator.storage.run_directory import RunDir
+
+ROOT = Path(__file__).parents[4]
 
 
 def test_the_shell_becomes_the_command_and_hands_it_the_job(tmp_path: Path) -> None:
@@ -27,7 +29,7 @@ def test_the_shell_becomes_the_command_and_hands_it_the_job(tmp_path: Path) -> N
     pid, *words = shell.communicate(timeout=20)[0].splitlines()
     assert int(pid) == shell.pid
     options = ["--address", "auto", "--run-dir", str(tmp_path / "a run"), "--until", "7", "--priority", "3"]
-    assert words[:-1] == ["-m", "orchestrator", "run", "/dev/stdin", *options]
+    assert words[:-1] == ["-P", "-m", "orchestrator", "run", "/dev/stdin", *options]
     assert parse(json.loads(words[-1])) == spec
 
 
@@ -47,3 +49,22 @@ def test_a_credential_is_never_submitted(changes: dict[str, dict[str, object]]) 
         entrypoint(parse(document), RunDir("/runs/small"), None, 0)
     assert "hunter2" not in str(error.value)
     assert "AKIA" not in str(error.value)
+
+
+@pytest.mark.parametrize("file", ["orchestrator/__init__.py", "orchestrator.py"])
+def test_what_would_be_taken_for_this_program_is_not_sent_along(file: str, tmp_path: Path) -> None:
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).touch()
+    name = file.partition("/")[0]
+    with pytest.raises(InputError, match=f"{name} in it would be taken for this program there; rename it"):
+        sent_along(tmp_path, [], "--working-dir")
+    assert name in sent_along(tmp_path, [f"{name}"], "--working-dir")["excludes"]
+
+
+def test_other_folders_and_this_program_itself_are_sent_along(tmp_path: Path) -> None:
+    for name in ("cluster", "workloads", "orchestrator"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "cluster" / "__init__.py").touch()
+    (tmp_path / "orchestrator" / "notes.txt").touch()  # no package: this program's own comes before it
+    assert sent_along(tmp_path, [], "--working-dir")["working_dir"] == str(tmp_path)
+    assert sent_along(ROOT, [], "--working-dir")["working_dir"] == str(ROOT)
