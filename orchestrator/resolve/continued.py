@@ -57,6 +57,7 @@ OF_A_NEW_RUN: dict[str, Any] = {
     "evaluation": {},
     "best": None,
     "stale": 0,
+    "best_of": "",
 }
 """What a commit says of the attempts, rows and evaluations of its run, of one that has none yet."""
 

@@ -37,11 +37,34 @@ Call = Callable[..., Any]
 
 
 class LeaseLost(RuntimeError):
-    """Another controller has taken the run over, since this one did not renew its lease: it may write nothing more."""
+    """The run is no longer this controller's, which may write nothing more: another has taken it over, since this one
+    did not renew its lease, or the local folder was moved or removed."""
+
+
+class FolderLock:
+    """The lock of a local folder, while it is held."""
+
+    def __init__(self, folder: str, file: IO[str]) -> None:
+        self._folder, self._file = folder, file
+
+    def require(self) -> None:
+        """Raise LeaseLost if the folder was moved or removed: the lock went with it, and what is written at the old
+        place would be a second, incomplete run that anyone may lock."""
+        try:
+            there = os.stat(os.path.join(self._folder, LOCK)).st_ino
+        except (FileNotFoundError, NotADirectoryError):
+            there = None
+        except OSError:
+            return  # storage that fails for a while is another matter
+        if there != os.fstat(self._file.fileno()).st_ino:
+            raise LeaseLost(
+                f"{self._folder} was moved or removed while the run went on; "
+                "what is there goes on with --run-dir and its new place"
+            )
 
 
 @contextlib.contextmanager
-def lock_file(folder: str) -> Iterator[None]:
+def lock_file(folder: str) -> Iterator[FolderLock]:
     """Hold the exclusive lock of a local folder, which is made if it is missing.
 
     The lock ends with the process, however that ends. On leaving, the lock file is removed if the folder holds nothing
@@ -54,7 +77,7 @@ def lock_file(folder: str) -> Iterator[None]:
         time.sleep(0.1)
     with file:
         try:
-            yield
+            yield FolderLock(folder, file)
         finally:
             with contextlib.suppress(OSError):
                 if os.listdir(folder) == [LOCK]:

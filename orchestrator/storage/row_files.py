@@ -43,8 +43,9 @@ class FileView:
 class SingleRowFile:
     """One local file that grows. See `RowFiles`."""
 
-    def __init__(self, path: str) -> None:
-        self._path = path
+    def __init__(self, path: str, check: Callable[[], None] = lambda: None) -> None:
+        """`check` is called before every change, and raises if there may be none."""
+        self._path, self._check = path, check
 
     def view(self) -> FileView:
         """See `RowFiles`."""
@@ -55,6 +56,7 @@ class SingleRowFile:
 
     def append(self, data: bytes) -> int:
         """See `RowFiles`."""
+        self._check()
         with open(self._path, "ab+", buffering=0) as file:
             size = file.tell()
             if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
@@ -77,6 +79,7 @@ class SingleRowFile:
 
     def rewrite(self, pieces: Sequence[tuple[int, int] | bytes]) -> None:
         """See `RowFiles`."""
+        self._check()
         view = self.view()
 
         def content() -> Iterator[bytes]:

@@ -20,7 +20,7 @@ from orchestrator.job.errors import InputError, Unreachable
 from orchestrator.storage.atomic import remove_drafts, replace_file
 from orchestrator.storage.file_names import ATTEMPT_FILE, CHAIN, COMMITS, MANIFEST
 from orchestrator.storage.file_system import open_file_system
-from orchestrator.storage.lease import LOCK, Lease, lock_file
+from orchestrator.storage.lease import LOCK, FolderLock, Lease, lock_file
 from orchestrator.storage.retry import Retry, transient
 from orchestrator.storage.row_files import NumberedRowFiles, SingleRowFile
 from orchestrator.storage.row_line import TRIALS, Row
@@ -66,7 +66,7 @@ class RunDir:
         self.fs, self.path = open_file_system(uri, REMOTE_TIMEOUT)
         self.uri = self.path if self.local else uri.rstrip("/")
         self._logs: dict[str, RowLog] = {}
-        self._lease: Lease | None = None
+        self._lock: Lease | FolderLock | None = None
 
     @property
     def name(self) -> str:
@@ -156,7 +156,7 @@ class RunDir:
             raise kind(f"cannot be read ({reason})", self.at(name), hint) from None
 
     def write_text(self, name: str, text: str) -> None:
-        """Create or replace a document atomically. Raises LeaseLost if another controller has taken over."""
+        """Create or replace a document atomically. Raises LeaseLost if the run is another controller's, see `lock`."""
         self.require_lock()
         path = self._path(name)
         if self.local:
@@ -198,7 +198,9 @@ class RunDir:
         if name not in self._logs:
             path = self._path(name)
             self._logs[name] = RowLog(
-                SingleRowFile(path) if self.local else NumberedRowFiles(self.fs, path, self._call_with_lease),
+                SingleRowFile(path, self.require_lock)
+                if self.local
+                else NumberedRowFiles(self.fs, path, self._call_with_lease),
                 name,
             )
         return self._logs[name]
@@ -208,34 +210,33 @@ class RunDir:
         return list(self.log(name).rows())
 
     def append(self, name: str, rows: Iterable[Row]) -> None:
-        """Append rows; see `RowLog.append`."""
+        """Append rows; see `RowLog.append`. Raises LeaseLost as `write_text` does."""
         self.log(name).append(rows)
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """Be the only controller of this run; see `lock_file` and `Lease`. What a killed one was writing is removed.
 
-        Raises InputError if another controller holds the run. On an object store every write raises LeaseLost once
-        another has taken over.
+        Raises InputError if another controller holds the run. Every write raises LeaseLost once another has taken over
+        on an object store, or a local directory is not there any more.
         """
-        if self.local:
-            with lock_file(self.path):
+        held = lock_file(self.path) if self.local else Lease(self.fs, self.path, self.uri, self._call)
+        with held as self._lock:
+            if self.local:
                 remove_drafts(self.path, lambda name: name != REPORT)
                 remove_drafts(posixpath.join(self.path, COMMITS), lambda name: name == ATTEMPT_FILE)
-                yield
-            return
-        with Lease(self.fs, self.path, self.uri, self._call) as self._lease:
-            for log in self._logs.values():
-                log.reopen()
+            else:
+                for log in self._logs.values():
+                    log.reopen()
             try:
                 yield
             finally:
-                self._lease = None
+                self._lock = None
 
     def require_lock(self) -> None:
-        """Raise LeaseLost if this process held the lease of the run and has lost it."""
-        if self._lease is not None:
-            self._lease.require()
+        """Raise LeaseLost if this process held the lock of the run and has lost it."""
+        if self._lock is not None:
+            self._lock.require()
 
     def _path(self, name: str) -> str:
         return posixpath.join(self.path, name)

@@ -12,7 +12,7 @@ T = TypeVar("T")
 _NAMES = r"(?i:token|secret|webhook|password|passwd|credentials?|api_?key|access_?key(?:_?id)?|private_?key)(?![a-z])"
 _SECRET = rf"(?:{_NAMES}|(?<![A-Za-z])(?i:key)(?![A-Za-z]))"
 _SECRET_KEY = re.compile(_SECRET)
-_IN_URI = re.compile(r"(?<=://)([^\s/@:]*):[^\s/@]+(?=@)")
+_IN_URI = re.compile(r"(?<=://)([^\s/@:]*):[^\s/]+(?=@)")
 _QUERY_NAMES = r"(?:[\w.-]*(?:token|secret|password|signature|credential|key)|sig)"
 _IN_QUERY = re.compile(rf"(?i)([?&]{_QUERY_NAMES}=)[^&\s\"'<]+")
 _AWS_ID = re.compile(r"\b(?:AKIA|ASIA|AROA|AIDA)[0-9A-Z]{16}\b")

@@ -41,6 +41,8 @@ RETRY_EVERY = 2.0
 """Seconds between tries of the last commit."""
 MAX_SKIPPED = 8
 """Most commits that are skipped after failed ones, before storage is tried again."""
+CARRIED = ("last_evaluation_step", "evaluation", "best", "stale", "best_of", CHUNKS_HEAD, CONTINUED)
+"""What of a run's progress a commit says in its meta under the same name."""
 
 
 class Commits:
@@ -207,10 +209,7 @@ class Commits:
             "tokens": progress["tokens"],
             "losses": progress["losses"],
             "skips": progress["skips"],
-            **{
-                key: progress[key]
-                for key in ("last_evaluation_step", "evaluation", "best", "stale", CHUNKS_HEAD, CONTINUED)
-            },
+            **{key: progress[key] for key in CARRIED},
             TO_EVALUATE: self._is_evaluated(progress),
             "attempt": self._task.attempt,
             "layout": self._layout.to_json(),

@@ -32,6 +32,8 @@ class TrainingProgress:
         evaluation: its metrics by name, as in validation.loss.
         best: the best value so far of the metric of `stop_when`, None before the first evaluation.
         stale: evaluations since then.
+        best_of: that metric, empty before the first evaluation and in commits of earlier versions; a job that goes on
+            may name another, whose values are not to be compared with it.
         chunks_head: whether heads compute the loss in chunks of tokens, as they did not before; their sums have other
             bits.
         continued_from: the commit of another run that this one goes on from, see `checkpoint.identity.CONTINUED`.
@@ -47,6 +49,7 @@ class TrainingProgress:
     evaluation: Mapping[str, float] = dataclasses.field(default_factory=dict)
     best: float | None = None
     stale: int = 0
+    best_of: str = ""
     chunks_head: bool = True
     continued_from: Mapping[str, Any] | None = None
 
@@ -66,6 +69,7 @@ class TrainingProgress:
             evaluation=meta.get("evaluation", {}),
             best=meta.get("best"),
             stale=meta.get("stale", 0),
+            best_of=meta.get("best_of", ""),
             chunks_head=meta.get(CHUNKS_HEAD, False),
             continued_from=meta.get(CONTINUED),
         )
@@ -80,17 +84,27 @@ class TrainingProgress:
     ) -> TrainingProgress:
         """After an evaluation whose metrics are these, by set."""
         values = by_name(sets)
-        best, stale = self.best, self.stale
+        best, stale, best_of = self.best, self.stale, self.best_of
         if stop_when is not None:
+            best, stale, best_of = *self._gained(stop_when), stop_when.metric
             value = values[stop_when.metric]
             sign = -1.0 if stop_when.metric.rpartition(".")[2] in LARGER_IS_BETTER else 1.0
             gains = best is None or sign * (best - value) > stop_when.min_delta
             better = gains and not math.isnan(value)
             best, stale = (value, 0) if better else (best, stale + 1)
         return dataclasses.replace(
-            self, last_evaluation_step=self.step, evaluation=values, best=best, stale=stale
+            self,
+            last_evaluation_step=self.step,
+            evaluation=values,
+            best=best,
+            stale=stale,
+            best_of=best_of,
         )
 
     def is_on_plateau(self, stop_when: StopWhen | None) -> bool:
         """Whether the run has gained nothing for as long as `stop_when` allows."""
-        return stop_when is not None and self.stale >= stop_when.patience
+        return stop_when is not None and self._gained(stop_when)[1] >= stop_when.patience
+
+    def _gained(self, stop_when: StopWhen) -> tuple[float | None, int]:
+        """`best` and `stale` by the metric of `stop_when`."""
+        return (self.best, self.stale) if self.best_of in ("", stop_when.metric) else (None, 0)

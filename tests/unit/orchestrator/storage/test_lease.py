@@ -66,6 +66,30 @@ def test_the_lock_ends_with_its_block_and_leaves_no_file_where_nothing_began(tmp
     assert sorted(os.listdir(tmp_path)) == [".lock", "events.jsonl"]
 
 
+@pytest.mark.parametrize("recreated", [False, True])
+def test_nothing_is_written_where_a_directory_was_that_has_been_moved(
+    tmp_path: Path, recreated: bool
+) -> None:
+    """It would be a second, incomplete run, which another controller may hold by now."""
+    run, moved = RunDir(str(tmp_path / "run")), tmp_path / "moved"
+    with run.lock():
+        run.write_text("status.json", "{}")
+        os.rename(tmp_path / "run", moved)
+        if recreated:
+            (tmp_path / "run").mkdir()
+            (tmp_path / "run" / ".lock").write_text("")
+        for write in (
+            lambda: run.write_text("status.json", "{}"),
+            lambda: run.append("events.jsonl", [{"step": 1}]),
+        ):
+            with pytest.raises(LeaseLost, match="was moved or removed while the run went on"):
+                write()
+    assert not (tmp_path / "run" / "status.json").exists()
+    assert not (tmp_path / "run" / "events.jsonl").exists()
+    with RunDir(str(moved)).lock():
+        assert (moved / "status.json").exists()
+
+
 def test_what_a_killed_controller_was_writing_goes_with_the_next_and_nothing_else(tmp_path: Path) -> None:
     """A young draft of the report may be of `orchestrator report`, which needs no lock; a folder is no draft."""
     young, old = f"{'a' * 32}.tmp", f"{'b' * 32}.tmp"

@@ -16,6 +16,7 @@ from orchestrator.track.redact import redact
     [
         ("http://ann:s3cret@host:5000/x", "http://ann:***@host:5000/x"),
         ("postgresql+psycopg://ann:p%40ss@db/mlflow", "postgresql+psycopg://ann:***@db/mlflow"),
+        ("http://ann:p@ss:w@host:5000/x", "http://ann:***@host:5000/x"),
         ("redis://:only@host", "redis://:***@host"),
         ("two http://a:b@c and s3://d:e@f/g", "two http://a:***@c and s3://d:***@f/g"),
         ("https://host/x?sig=abc%2F&page=2", "https://host/x?sig=***&page=2"),

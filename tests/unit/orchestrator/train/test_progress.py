@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from orchestrator.job.evaluate import StopWhen
+from orchestrator.train.commits import CARRIED
 from orchestrator.train.progress import CHUNKS_HEAD, TrainingProgress
 
 
@@ -63,6 +64,23 @@ def test_what_a_commit_says_goes_on() -> None:
     }
     again = TrainingProgress.of_commit(4, 0, "", meta, [])
     assert again.with_evaluation({"validation": {"loss": 2.5}}, stop).is_on_plateau(stop)
+
+
+def test_a_metric_that_a_job_goes_on_with_is_not_compared_with_values_of_another() -> None:
+    """A loss of 2 is a bound that no accuracy reaches, and what had gained nothing by one may gain by the other."""
+    loss, accuracy = StopWhen(patience=2), StopWhen(metric="validation.accuracy", patience=2)
+    told = TrainingProgress(step=4)
+    for value in (2.0, 3.0, 3.0):
+        told = told.with_evaluation({"validation": {"loss": value, "accuracy": 0.1}}, loss)
+    meta = {"tokens": 1} | {key: value for key, value in dataclasses.asdict(told).items() if key in CARRIED}
+    again = TrainingProgress.of_commit(4, 0, "", meta, [])
+    assert again.is_on_plateau(loss)
+    assert not again.is_on_plateau(accuracy)
+    ended = []
+    for value in (0.1, 0.2, 0.2, 0.2):
+        again = again.with_evaluation({"validation": {"loss": 3.0, "accuracy": value}}, accuracy)
+        ended.append(again.is_on_plateau(accuracy))
+    assert ended == [False, False, False, True]
 
 
 def test_a_run_that_began_with_whole_logits_keeps_them() -> None:
