@@ -7,6 +7,7 @@ stay true.
 
 from __future__ import annotations
 
+import os
 import time
 
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # the former counts a laptop's sleep too
@@ -16,3 +17,15 @@ _BEGAN = time.time() - time.clock_gettime(_CLOCK)
 def wall() -> float:
     """Unix seconds, unaffected by changes of the system clock since this process began."""
     return _BEGAN + time.clock_gettime(_CLOCK)
+
+
+def process_age() -> float:
+    """Seconds since this process began. (What psutil tells is off by up to a second, as the time of the boot is.)"""
+    try:
+        with open("/proc/self/stat") as file:
+            began = int(file.read().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - began
+    except (OSError, AttributeError):  # not Linux
+        import psutil
+
+        return time.time() - psutil.Process().create_time()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cluster.workers.clock import wall
+from cluster.workers.clock import process_age, wall
 from orchestrator.cli.chain import chain_at, check, run_chain, show_status, stop_stages
 from orchestrator.cli.options import (
     Address,
@@ -238,11 +238,8 @@ def _stop_controller(directory: RunDir, address: str | None) -> None:
 
 def _launched() -> float:
     """When this process began, unix seconds: Python's own start and its imports are the user's time too."""
-    import psutil
-
-    now = wall()
-    began = psutil.Process().create_time()
-    return began if 0.0 <= now - began <= LONGEST_START else now
+    now, age = wall(), process_age()
+    return now - age if 0.0 <= age <= LONGEST_START else now
 
 
 def _faults(texts: list[str]) -> tuple[str, ...]:
