@@ -6,6 +6,8 @@ import ctypes
 from typing import Any, NamedTuple
 
 LIBRARY = "libnvidia-ml.so.1"
+NAME_BYTES = 96
+"""NVML_DEVICE_NAME_V2_BUFFER_SIZE."""
 
 
 class GpuReading(NamedTuple):
@@ -44,6 +46,15 @@ class Nvml:
             device = ctypes.c_void_p()
             if not self._library.nvmlDeviceGetHandleByIndex_v2(number, ctypes.byref(device)):
                 self._devices.append(device)
+
+    def names(self) -> list[str]:
+        """The name of each GPU that its driver tells, as "NVIDIA H100 80GB HBM3"."""
+        found = []
+        for device in self._devices:
+            name = ctypes.create_string_buffer(NAME_BYTES)
+            if not self._library.nvmlDeviceGetName(device, name, NAME_BYTES):
+                found.append(name.value.decode(errors="replace"))
+        return found
 
     def read(self) -> list[GpuReading]:
         """A reading of each GPU, by its index."""

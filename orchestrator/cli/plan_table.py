@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning.layout import ModelShape
+from orchestrator.planning.machines import told
 from orchestrator.planning.memory import needed_bytes, offered
 from orchestrator.planning.plan import TIE, Candidate, Plan
 from orchestrator.planning.step_trace import CATEGORIES
@@ -43,6 +44,8 @@ def show(spec: JobSpec, shape: ModelShape, plan: Plan) -> None:
     if reasons:
         shown = sorted(reasons.items(), key=lambda item: -item[1])[:SHOWN]
         table("Rejected", ["layouts", "because"], [[str(n), reason] for reason, n in shown])
+    for line in told(plan.machine):
+        print(f"{line[0].upper()}{line[1:]}.")
     if plan.machine.name:
         print(f"On {plan.machine.name}" + ("." if plan.fits else ", whose memory it does not fit."))
     parts = [(name, value) for name, value in plan.chosen.time.to_json().items() if value > 0.0]

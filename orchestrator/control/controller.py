@@ -32,6 +32,7 @@ from orchestrator.job.errors import InputError
 from orchestrator.job.outcome import ENDED
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning.layout import Layout
+from orchestrator.planning.machines import told
 from orchestrator.planning.plan import Planner
 from orchestrator.resolve.base import NO_BASE, base_json, bases_of, same_base
 from orchestrator.resolve.continued import begun_from, take_over
@@ -261,10 +262,10 @@ class Controller:
         self._base, needed = self._stored(lambda: bases_of(self._spec, history.base, commit))
         shape, shards, notes = self._stored(lambda: self._workers.resolved(self._data, needed, source))
         self._shards = history.same_shards(shards, self._data.uri)
-        for line in notes:
-            self._event(self._state.phase, line)
         first = self._planner is None
         planner = self._planner = self._workers.planner(shape)
+        for line in (*notes, *told(planner.machine)):
+            self._event(self._state.phase, line)
         planner.plan(self._spec.resources.workers.max)  # what is illegal is told before anything starts
         self._policy = Policy(self._spec, planner.choose, planner.seconds)
         if widest := self._policy.choose(self._useful):

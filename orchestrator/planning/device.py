@@ -43,6 +43,7 @@ class Machine:
         host_bandwidth: bytes per second between the device and its host's memory.
         watts: power of the worker at full load.
         name: of the profile that it is from.
+        stands_for: the device as which it is taken, of which there is no profile; empty if it is that of its profile.
     """
 
     memory: float
@@ -66,6 +67,7 @@ class Machine:
     host_bandwidth: float = 2e10
     watts: float = 0.0
     name: str = ""
+    stands_for: str = ""
 
     def matrix(self, rows: float, columns: float, inner: float, width: float, count: float = 1.0) -> float:
         """Seconds of `count` products [rows, inner] x [inner, columns] of numbers of `width` bytes: bound by

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from cluster.workers.gang import Bundle
 from cluster.workers.machine import Offer
+from cluster.workers.nvml import Nvml
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning.device import Machine
 from orchestrator.planning.profile import calibrated, load, of_accelerator
@@ -21,12 +22,14 @@ def machine_for(offer: Offer | None, bundle: Bundle, precision: str = "fp32") ->
     """The machine of a worker that needs `bundle`: a GPU by the name in `offer`, a CPU by what `orchestrator calibrate`
     has stored on this machine, or by a short measurement here.
 
-    An unknown GPU counts as the smallest known one. Without an offer no such worker fits the cluster yet, and this
-    machine is taken instead.
+    An unknown GPU counts as the smallest known one, which the machine says, see `told`. Without an offer no such worker
+    fits the cluster yet, and this machine is taken instead.
     """
     if bundle.gpu:
-        profile = of_accelerator(offer.accelerator if offer else "") or load(SMALLEST)
-        return profile.machine(precision)
+        name = offer.accelerator if offer else next(iter(Nvml().names()), "")
+        if profile := of_accelerator(name):
+            return profile.machine(precision)
+        return replace(load(SMALLEST).machine(precision), stands_for=name or "a GPU without a name")
     memory = offer.memory if offer else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     stored = calibrated()
     if stored is not None and stored.kind == "cpu":
@@ -35,6 +38,16 @@ def machine_for(offer: Offer | None, bundle: Bundle, precision: str = "fp32") ->
     rate = probe(bundle.cpu) / (core.full_flops * core.matrix_share * bundle.cpu)
     fast = replace(core, flops=core.flops * rate, full_flops=core.full_flops * rate)
     return replace(fast.scaled(bundle.cpu), memory=memory)
+
+
+def told(machine: Machine) -> list[str]:
+    """What a user should know of a machine, a line each."""
+    if not machine.stands_for:
+        return []
+    taken = f"the {machine.name} with {machine.memory / 1e9:.0f} GB"
+    return [
+        f"no profile is known of {machine.stands_for}: it is taken as {taken}, of which all predictions are"
+    ]
 
 
 def on_paper(spec: JobSpec, device: str) -> tuple[JobSpec, Machine]:

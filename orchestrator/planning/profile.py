@@ -6,6 +6,7 @@ Those of known devices are beside this module, in `profiles/`; `orchestrator cal
 from __future__ import annotations
 
 import os
+import re
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Literal
@@ -188,10 +189,17 @@ def store(profile: Profile, path: Path) -> None:
 
 
 def of_accelerator(accelerator: str) -> Profile | None:
-    """The profile of an accelerator by its name in Ray; None if none is known. Of several memories that a device is
-    sold with, the smallest."""
-    found = [p for p in map(_packaged, names()) if accelerator in p.accelerators]
-    return min(found, key=lambda profile: profile.memory.value, default=None)
+    """The profile of an accelerator by its name in Ray or to its driver ("H100", "NVIDIA A100-SXM4-80GB"); None if none
+    is known. Of several memories that a device is sold with, the one that the name tells, else the smallest."""
+    model = re.split(r"[-\s]", re.sub(r"^(NVIDIA|Tesla)\s+", "", accelerator))[0]
+    found = [
+        profile
+        for profile in map(_packaged, names())
+        if any(each.partition("-")[0] == model for each in profile.accelerators)
+    ]
+    told = re.search(r"(\d+)\s?GB?\b", accelerator)
+    size = float(told[1]) * 1e9 if told else 0.0
+    return min(found, key=lambda profile: abs(profile.memory.value - size), default=None)
 
 
 @lru_cache

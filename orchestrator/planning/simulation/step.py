@@ -289,8 +289,9 @@ def _data_parallel(
     at `most` so many, each with a latency of its own.
 
     Gradients are summed once under ZeRO 0 and 1, behind the last backward pass where there is no pipeline; under 2 and
-    3 they are scattered, and under 3 weights are gathered, for every micro-batch (Rajbhandari et al., 2020, section 7).
-    Copies of what is sharded sum their gradients as often as a pipeline has micro-batches, without one once.
+    3 they are scattered, and under 3 weights are gathered, for every micro-batch (Rajbhandari et al., 2020, section 7),
+    under 2 once. A pipeline gathers and scatters once, since torch's keep both whole until the last micro-batch. Copies
+    of what is sharded sum their gradients once.
     """
     group = Group(layout.replicas, layout.tp, machine)
     if group.size == 1:
@@ -310,11 +311,12 @@ def _data_parallel(
     if not machine.launches_ahead:  # by the cores that compute
         gather += machine.elements(FSDP_GATHER * weights)
         scatter += machine.elements(FSDP_SCATTER * gradients)
-    each, hidden = scatter + (2.0 if layout.zero == 3 else 1.0) * gather, forward + backward
+    again = 2.0 * gather if layout.zero == 3 and layout.pp == 1 else gather
     copies = Group(layout.replicas // layout.sharded, layout.tp * layout.sharded, machine)
     summed = copies.all_reduce(gradients / layout.sharded) if copies.size > 1 else 0.0
-    sums = parts if layout.pp > 1 else 1
-    return (parts - sums) * _felt(each, hidden, last) + sums * _felt(each + summed, hidden, last)
+    others = 0 if layout.pp > 1 else parts - 1
+    other, hidden = scatter + (again if layout.zero == 3 else 0.0), forward + backward
+    return others * _felt(other, hidden, last) + _felt(scatter + again + summed, hidden, last)
 
 
 def _felt(sent: float, behind: float, last: float) -> float:

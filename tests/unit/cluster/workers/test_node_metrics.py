@@ -12,10 +12,13 @@ from cluster.workers.node_metrics import CPU_JOULES, GPU_JOULES, NodeMetrics, Ra
 from cluster.workers.nvml import Nvml
 
 DRIVER = """
+#include <string.h>
 static unsigned long long energy = 1000000;  // mJ
 int nvmlInit_v2(void) { return 0; }
 int nvmlDeviceGetCount_v2(unsigned *count) { *count = 2; return 0; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) { *device = (void *)(index + 1ul); return 0; }
+int nvmlDeviceGetName(void *device, char *name, unsigned length) {
+    strncpy(name, "NVIDIA H100 80GB HBM3", length); return 0; }
 int nvmlDeviceGetMemoryInfo(void *device, unsigned long long *memory) {
     memory[0] = 80000000000ull; memory[1] = 60000000000ull; memory[2] = 20000000000ull; return 0; }
 int nvmlDeviceGetUtilizationRates(void *device, unsigned *rates) { rates[0] = 93; rates[1] = 40; return 0; }
@@ -79,8 +82,12 @@ def test_energy_is_what_was_taken_since_the_reading_before(driver: str, tmp_path
     assert first[GPU_JOULES] == second[GPU_JOULES] == 20.0
 
 
+def test_gpus_have_the_names_that_their_driver_tells(driver: str) -> None:
+    assert Nvml(driver).names() == ["NVIDIA H100 80GB HBM3"] * 2
+
+
 def test_a_machine_that_does_not_tell_is_left_out(tmp_path: Path) -> None:
-    assert Nvml("no-such-library.so").read() == []
+    assert Nvml("no-such-library.so").read() == Nvml("no-such-library.so").names() == []
     assert Rapl(str(tmp_path)).joules() is None
     zone(tmp_path, "intel-rapl:0", "package-0", 5)
     counters = Rapl(str(tmp_path))

@@ -9,7 +9,7 @@ import pytest
 from cluster.workers.gang import Bundle
 from cluster.workers.machine import Offer
 from orchestrator.planning import machines
-from orchestrator.planning.machines import machine_for, probe
+from orchestrator.planning.machines import machine_for, probe, told
 from orchestrator.planning.profile import load, names
 
 
@@ -23,7 +23,18 @@ def test_an_unknown_gpu_is_the_smallest_known(offer: Offer | None) -> None:
     smallest = min(
         (load(name) for name in names() if load(name).kind == "cuda"), key=lambda p: p.memory.value
     )
-    assert machine_for(offer, Bundle(1, 1)).name == smallest.name
+    found = machine_for(offer, Bundle(1, 1))
+    assert found.name == smallest.name
+    assert told(found) == [
+        f"no profile is known of {offer.accelerator if offer else 'a GPU without a name'}: it is taken as the t4 with "
+        "16 GB, of which all predictions are"
+    ]
+
+
+def test_a_gpu_of_this_machine_is_known_by_what_its_driver_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machines.Nvml, "names", lambda nvml: ["NVIDIA H200", "NVIDIA H200"])
+    found = machine_for(None, Bundle(1, 1))
+    assert (found.name, told(found)) == ("h200", [])
 
 
 def test_processors_are_measured_here(monkeypatch: pytest.MonkeyPatch) -> None:

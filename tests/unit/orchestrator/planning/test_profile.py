@@ -77,3 +77,25 @@ def test_an_accelerator_is_known_by_rays_name() -> None:
     assert of_accelerator("H200").name == "h200"
     assert of_accelerator("A100").memory.value == 40e9
     assert of_accelerator("Z9") is None
+    assert of_accelerator("") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA A100-SXM4-80GB", "a100-80-fused"),
+        ("A100-SXM4-40GB", "a100-40-fused"),
+        ("NVIDIA A100 80GB PCIe", "a100-80-fused"),
+        ("A100-80G", "a100-80-fused"),
+        ("Tesla T4", "t4"),
+        ("NVIDIA L40S", "l40s"),
+    ],
+)
+def test_an_accelerator_is_known_by_its_drivers_name_and_the_memory_that_this_tells(
+    name: str, found: str
+) -> None:
+    profile = of_accelerator(name)
+    assert profile is not None
+    assert profile.name == found
+    assert of_accelerator("NVIDIA GeForce RTX 5090") is None  # nor is any other of a maker
