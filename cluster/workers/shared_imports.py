@@ -76,12 +76,9 @@ def connect(name: str, target: str) -> tuple[socket.socket, SharedImports | None
     """
     started, deadline = None, time.monotonic() + START_TIMEOUT
     while True:
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            connection.connect(_address(name))
-            break
+            return _asked(name, "serve"), started
         except ConnectionRefusedError:
-            connection.close()
             if time.monotonic() > deadline:
                 raise
         try:
@@ -89,9 +86,6 @@ def connect(name: str, target: str) -> tuple[socket.socket, SharedImports | None
         except OSError as error:
             if error.errno != errno.EADDRINUSE:  # another one has been started in this moment
                 raise
-    _check_user(connection)
-    _send_place(connection, "serve")
-    return connection, started
 
 
 class CallInCopy:
@@ -100,11 +94,7 @@ class CallInCopy:
 
     def __init__(self, name: str, function: Callable[..., Any], *arguments: Any) -> None:
         self._what = getattr(function, "__name__", str(function))
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        connection.connect(_address(name))
-        _check_user(connection)
-        _send_place(connection, "call")
-        self._channel = Connection(connection.detach())
+        self._channel = Connection(_asked(name, "call").detach())
         self._channel.send((function, arguments))
 
     def done(self) -> bool:
@@ -181,9 +171,19 @@ def _interrupt_when_unwanted(channel: Connection) -> None:
     os._exit(1)
 
 
-def _send_place(connection: socket.socket, do: str) -> None:
+def _asked(name: str, do: str) -> socket.socket:
+    """A connection to a copy of the process of that name, which knows what to do and where. Raises OSError."""
     place = {"do": do, "environment": environment_of_ranks(), "folder": os.getcwd(), "path": sys.path}
-    connection.sendall(json.dumps(place).encode() + b"\n")
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.connect(_address(name))
+        if not _is_ours(connection):
+            raise PermissionError("the process with the imports of ranks belongs to another user")
+        connection.sendall(json.dumps(place).encode() + b"\n")
+    except OSError:
+        connection.close()
+        raise
+    return connection
 
 
 def _take_place(place: dict[str, Any]) -> None:
@@ -202,11 +202,6 @@ def _is_ours(connection: socket.socket) -> bool:
     """Whether the process at the other end is of the same user."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     return bool(struct.unpack("3i", credentials)[1] == os.getuid())
-
-
-def _check_user(connection: socket.socket) -> None:
-    if not _is_ours(connection):
-        raise PermissionError("the process with the imports of ranks belongs to another user")
 
 
 if __name__ == "__main__":
