@@ -13,13 +13,16 @@ from orchestrator.job.spec import JobSpec
 from orchestrator.storage.row_line import EVENTS
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.track.goodput import with_end
+from orchestrator.track.mlflow_client import SQLITE
 from orchestrator.track.registry import register_export
 from orchestrator.track.summary import summary
 from orchestrator.track.totals import RunTotals
 from orchestrator.track.tracker import MLFLOW_STATUS
 
-DELIVERY_TIMEOUT = 20.0
+SERVER_PATIENCE = 20.0
 """Seconds that the end of a run waits for a tracking server; what it missed can be sent by `orchestrator report`."""
+DATABASE_PATIENCE = 120.0
+"""Seconds for a database file: this process makes its tables itself, which takes a busy machine long."""
 
 
 def finish(
@@ -43,12 +46,17 @@ def finish(
     tracker.document("summary.json")
     tracker.document("report.html")
     tracker.status(MLFLOW_STATUS[found["state"]])
-    delivery = tracker.close(DELIVERY_TIMEOUT)
+    delivery = tracker.close(_patience(spec))
     problem = delivery.problem or register_export(spec, run)
     found["tracking"] = {"missing_rows": delivery.missing, "problem": problem}
     found["ledger"] = with_end(found["ledger"], finish=wall() - (found["ended"] or wall()))
     run.write_json("summary.json", found)
     return found
+
+
+def _patience(spec: JobSpec) -> float:
+    in_a_file = spec.tracking is not None and SQLITE.fullmatch(spec.tracking.uri)
+    return DATABASE_PATIENCE if in_a_file else SERVER_PATIENCE
 
 
 def draw(run: RunDir, report: Callable[[RunDir], str]) -> str | None:

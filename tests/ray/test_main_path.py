@@ -84,6 +84,8 @@ def test_mlflow_has_one_run_with_every_step(quiet: Quiet) -> None:
     client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
     experiment = client.get_experiment_by_name("tests")
     (logged,) = client.search_runs([experiment.experiment_id])
+    delivered = json.loads((run / "summary.json").read_text())["tracking"]
+    assert delivered == {"missing_rows": 0, "problem": None}
     assert logged.info.status == "FINISHED"
     history = client.get_metric_history(logged.info.run_id, "loss")
     found = sorted((m.step, m.value) for m in history)
