@@ -66,6 +66,7 @@ class Pipeline:
         self._batches: list[Batch] = []
         self._turns: dict[int, Iterator[Batch]] = {}
         self._schedules: dict[tuple[Any, ...], tuple[Any, list[Stage]]] = {}
+        self._entering: dict[tuple[Any, ...], tuple[Tensor, ...]] = {}
         splits = layout.schedule in SPLIT
         self._deferred = {
             n: DeferredGradients(s) for n, s in zip(self._numbers, stages, strict=True) if splits
@@ -236,6 +237,10 @@ class Pipeline:
             self._clock.switch(before)
 
     def _carried(self, number: int, batch: Batch) -> tuple[Tensor, ...]:
-        """What enters stage `number`, on the meta device."""
-        first, _ = layers_of(len(self._workload.stages()) + 1, number, self._layout.stages)
-        return self._between.carried(first, batch)
+        """What enters stage `number`, on the meta device; found once for batches of this shape, since an own model is
+        run for it."""
+        key = (number, *self._between.shapes(batch))
+        if key not in self._entering:
+            first, _ = layers_of(len(self._workload.stages()) + 1, number, self._layout.stages)
+            self._entering[key] = self._between.carried(first, batch)
+        return self._entering[key]
