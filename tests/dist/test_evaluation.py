@@ -132,7 +132,7 @@ def test_every_layout_gives_the_same_numbers(
 @pytest.mark.parametrize(
     ("model", "objective", "parallel"),
     [
-        ("mixtral-tiny", "causal_lm", {"ep": 2, "micro_batch": 2}),
+        pytest.param("mixtral-tiny", "causal_lm", {"ep": 2, "micro_batch": 2}, marks=pytest.mark.slow),
         pytest.param("switch-tiny", "span_corruption", {"ep": 2, "micro_batch": 2}, marks=pytest.mark.slow),
         *(
             pytest.param(model, objective, parallel, marks=pytest.mark.slow)
@@ -187,6 +187,7 @@ def test_faults_in_an_evaluation_and_widths_change_no_bit(
     assert weights(killed, 12) == weights(alone, 12)
 
 
+@pytest.mark.slow
 def test_a_run_that_gains_nothing_ends_early_with_its_best_commit(tmp_path: Path, cache: Path) -> None:
     """Little text, often read: the loss on what is held out rises while that of training falls."""
     text = write_text(tmp_path, 30_000)

@@ -87,6 +87,7 @@ def same(one: tuple[Any, list[Any]], two: tuple[Any, list[Any]]) -> None:
     assert first == pytest.approx(second, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_small_clip_learns_the_digits_and_leaves(digits: Path, tmp_path: Path) -> None:
     document = job("digits.yaml", digits, None)
     document["train"]["steps"] = 150  # half of them, for the time that it takes
@@ -129,7 +130,7 @@ def alone(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, 
     ("workers", "parallel"),
     [
         (1, {"micro_batch": 4}),
-        (2, {"micro_batch": 8}),
+        pytest.param(2, {"micro_batch": 8}, marks=pytest.mark.slow),
         pytest.param(2, {"zero": 1, "micro_batch": 4}, marks=pytest.mark.slow),
         (2, {"zero": 2, "micro_batch": 2, "recompute": "full"}),
         pytest.param(2, {"zero": 3, "micro_batch": 8}, marks=pytest.mark.slow),

@@ -19,6 +19,7 @@ def files(folder: Path) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.slow
 def test_two_commands_at_once_on_a_new_directory_and_the_one_at_work_is_killed(tmp_path: Path) -> None:
     """One trains; the other waits for its lock, says so, and touches nothing. The first one's SIGKILL takes its
     embedded Ray along, and leaves what was trained."""

@@ -181,6 +181,7 @@ def test_a_place_with_a_gpu_begins_in_its_standby_and_has_another(
     assert standby.is_running()
 
 
+@pytest.mark.slow
 def test_a_place_on_its_way_counts_though_nobody_polls(gang: RayGang) -> None:
     gang.start(1, ONE, WAIT, {})
     until(gang, running)
@@ -193,6 +194,7 @@ def test_a_place_on_its_way_counts_though_nobody_polls(gang: RayGang) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_nodes_can_be_avoided(gang: RayGang) -> None:
     gang.start(1, ONE, WAIT, {})
     before = until(gang, running).ranks[0].node
@@ -225,6 +227,7 @@ def test_what_cannot_be_placed_is_told_in_time(gang: RayGang, monkeypatch: pytes
     until(gang, running)
 
 
+@pytest.mark.slow
 def test_a_group_shares_a_node_where_one_is_large_enough(gang: RayGang) -> None:
     half = Bundle(0.5)
     gang.start(4, half, WAIT, {}, ranks_per_group=2)
@@ -256,6 +259,7 @@ def test_a_place_that_dies_is_not_its_node(gang: RayGang, killed: str) -> None:
     assert len({rank.node for rank in until(gang, running).ranks}) == 2
 
 
+@pytest.mark.slow
 def test_a_place_that_stays_frozen_is_given_up_where_its_node_answers(gang: RayGang) -> None:
     gang.start(2, ONE, WAIT, {})
     fork_server = psutil.Process(until(gang, running).ranks[1].pid).parent()

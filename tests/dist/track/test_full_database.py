@@ -43,6 +43,8 @@ def test_a_full_database_holds_up_nothing_and_gets_each_step_once(disk: Path, tm
             slowest = max(slowest, time.monotonic() - began)
 
     def steps() -> list[int]:
+        if not (disk / "mlflow.db").exists():
+            return []  # this client would make it too, and disturb the tracker's
         client = MlflowClient(tracking_uri=uri)
         experiment = client.get_experiment_by_name("full")
         found = client.search_runs([experiment.experiment_id]) if experiment else []

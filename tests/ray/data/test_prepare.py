@@ -187,6 +187,7 @@ def test_wrong_text_is_told_plainly_and_leaves_nothing_running(tmp_path: Path) -
     assert not list((tmp_path / "cache").rglob("manifest.json"))
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_line_and_the_same_command_goes_on(tmp_path: Path) -> None:
     with mounted(tmp_path / "disk", "64k") as disk:
         data = spec(*write_texts(tmp_path / "texts"))
@@ -225,6 +226,7 @@ def test_text_that_changes_while_it_is_prepared_is_refused_and_leaves_no_wrong_d
     assert text_of(tokens, 0) == "".join(SENTENCES).rstrip("\n")
 
 
+@pytest.mark.slow
 def test_several_may_prepare_the_same_data_at_once(tmp_path: Path) -> None:
     @ray.remote(num_cpus=0)
     class Preparer:

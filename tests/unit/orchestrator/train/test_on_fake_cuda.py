@@ -58,20 +58,14 @@ def case(model: str, precision: str = "bf16", optimizer: str = "adamw", **layout
 
 
 QUICK = [
-    case("decoder", dp=2, zero=3),
     case("decoder", dp=4, zero=3, shard=2, micro_batch=1),
     case("decoder", dp=2, zero=1, offload="optimizer"),
     case("modern", tp=2, sequence=True),
-    case("modern", cp=2, dp=2, zero=1, recompute="selective"),
     case("decoder", pp=2, schedule="zbv"),
-    case("moe", dp=2, ep=2),
     case("moe", "fp16", dp=2, ep=2, recompute="full"),
     case("encoder", tp=2),
-    case("documents", dp=2, recompute="selective"),
     case("documents", cp=2),
-    case("window", dp=2),
-    case("window", cp=2),
-    case("clip", "fp16", dp=2, zero=3),
+    case("window", dp=2, recompute="selective"),
 ]
 FULL = [
     case(model, precision, **layout)
