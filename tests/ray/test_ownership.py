@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import psutil
+import pytest
 from jobs import job, orchestrator, rows, slow_job, started, status, wait_for, write_job, write_text
 from open_ports import listening, served
 from prepared import with_data

@@ -174,7 +174,9 @@ def test_a_plan_is_shown(command: Any, folder: Path) -> None:
     assert "memory a rank" in said.out
 
 
-@pytest.mark.parametrize(("words", "width"), [([], 2), pytest.param(["--workers", "1"], 1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("words", "width"), [([], 2), pytest.param(["--workers", "1"], 1, marks=pytest.mark.slow)]
+)
 def test_a_plan_as_json(command: Any, folder: Path, words: list[str], width: int) -> None:
     write_job(folder, job(write_text(folder, 20_000)))
     said = command("plan", "job.yaml", "--json", *words)

@@ -89,7 +89,9 @@ def test_what_a_job_does_not_ask_for_is_left_out(rehearsed: Callable[..., Rehear
     assert found.passed
 
 
-@pytest.mark.parametrize(("model", "fits"), [pytest.param("gpt-tiny", True, marks=pytest.mark.slow), ("gpt2-xl", False)])
+@pytest.mark.parametrize(
+    ("model", "fits"), [pytest.param("gpt-tiny", True, marks=pytest.mark.slow), ("gpt2-xl", False)]
+)
 def test_a_job_that_cannot_fit_says_so(tmp_path: Path, model: str, fits: bool) -> None:
     """The real size is traced and compared with what the device has."""
     document = job(write_text(tmp_path, 20_000), global_batch=2)
