@@ -26,7 +26,7 @@ class Workers(StrictModel):
 class PerWorker(StrictModel):
     """What one worker needs."""
 
-    cpu: float = Field(default=1, gt=0)
+    cpu: float = Field(default=1, gt=0, le=10_000)
     gpu: float = Field(default=0, ge=0)
     labels: dict[str, str] = Field(
         default_factory=dict,

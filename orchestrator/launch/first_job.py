@@ -41,7 +41,7 @@ name: {name}
 seed: 17
 workload: {{model: {model}, objective: {objective}{dropout}}}
 data:
-  sources: {sources}   # .txt, .jsonl or .parquet; globs and s3:// work
+  sources: {sources}   # text, JSONL, Parquet, CSV, tars; globs and s3:// work
   tokenizer: {tokenizer}
   sequence_length: {length}
 train:
