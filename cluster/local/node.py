@@ -32,8 +32,14 @@ SETTINGS = {
 }
 """System configuration of Ray where all nodes are on one machine: a dead one is detected in some seconds instead of
 twenty."""
-PRIVATE = {"enable_metrics_collection": False}
-"""Ray would serve metrics on every interface and without a token, so they are off."""
+COMMON = {
+    "enable_metrics_collection": False,
+    "raylet_client_connect_timeout_milliseconds": 50,
+    "raylet_client_num_connect_attempts": 200,
+}
+"""System configuration of Ray wherever it is started here. Metrics would be served on every interface and without a
+token. A process for which a node's socket is not there yet looks for it again soon, and as long as by Ray's default,
+with which it sleeps a second between two looks: one start of seven took that second more."""
 NO_PORT = {"DASHBOARD_METRIC_PORT": "-1", "AUTOSCALER_METRIC_PORT": "-1"}
 """Keeps the metrics servers of dashboard and autoscaler from starting; they have no other switch."""
 
@@ -100,7 +106,7 @@ def _keep(spec: NodeSpec, ended: threading.Event) -> None:
 
 def _start(spec: NodeSpec) -> RayNode:
     head = not spec.head_address
-    store, settings = (None, PRIVATE) if spec.owns_machine else (STORE_BYTES, PRIVATE | SETTINGS)
+    store, settings = (None, COMMON) if spec.owns_machine else (STORE_BYTES, COMMON | SETTINGS)
     options: dict[str, Any] = {"node_ip_address": spec.ip, "object_store_memory": store}
     options |= {"num_cpus": spec.cpus, "num_gpus": spec.gpus, "resources": dict(spec.resources)}
     options |= {"labels": dict(spec.labels), "min_worker_port": 0, "max_worker_port": 0}

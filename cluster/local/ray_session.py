@@ -15,7 +15,7 @@ from typing import Any, TextIO
 import psutil
 
 from cluster.local.address import NoCluster, WrongToken, check_reachable, resolve_address
-from cluster.local.node import PRIVATE
+from cluster.local.node import COMMON
 from cluster.local.reaped import reaped
 from cluster.workers import ray_internals
 from cluster.workers.program import hidden_packages, keeper
@@ -65,7 +65,7 @@ def connected_ray(
             "include_dashboard": False,
             "object_store_memory": OBJECT_STORE_BYTES,
             "_node_ip_address": LOOPBACK,
-            "_system_config": PRIVATE,
+            "_system_config": COMMON,
             **({"num_gpus": int(gpus)} if gpus else {}),
         }
     else:

@@ -22,6 +22,8 @@ UPLOAD_LOGGER = "ray._private.runtime_env.packaging"
 """Ray's logger of package uploads. If its name changes, every `submit` logs its uploads."""
 MAIN_PROCESSES = ("raylet", "gcs_server")
 """Ray's names of the processes without which a node is no longer part of a cluster."""
+REGISTERED = 10.0
+"""Seconds that are waited for a raylet with looks that follow soon; then Ray's own."""
 SESSION, AGENT = "--session_dir=", "--dashboard_agent_command="
 """Arguments of a raylet: its session's folder, and the command of the agent that it starts."""
 LEAST_FREE = 2**20
@@ -105,12 +107,28 @@ def lean_start() -> Iterator[None]:
     no_server = lambda node, **_: None  # noqa: E731
     start = services.start_ray_process
     idle = lambda command, *others, **named: start(_without_agent(command), *others, **named)  # noqa: E731
+    get = services.get_node
+
+    def soon(gcs_address: str, node_id: str) -> Any:
+        _await_node(gcs_address, node_id)
+        return get(gcs_address, node_id)
+
     with (
         _replaced(parameter.RayParams, __init__=begin),
         _replaced(node.Node, start_api_server=no_server),
-        _replaced(services, start_ray_process=idle),
+        _replaced(services, start_ray_process=idle, get_node=soon),
     ):
         yield
+
+
+def _await_node(gcs_address: str, node_id: str) -> None:
+    """Wait some seconds at most until a node is registered. Ray itself looks for it once a second."""
+    from ray._private import services, state
+
+    found, deadline = state.GlobalState(), time.monotonic() + REGISTERED
+    found._initialize_global_state(services._get_gcs_client_options(gcs_address))
+    while all(each["NodeID"] != node_id for each in found.node_table()) and time.monotonic() < deadline:
+        time.sleep(0.02)
 
 
 def _without_agent(command: list[str]) -> list[str]:

@@ -25,13 +25,15 @@ def check_begins(job: ResolvedJob, run_dir: RunDir, commit: CommitManifest | Non
 def check_base(job: ResolvedJob, commit: CommitManifest | None) -> None:
     """The weights of workload.init_from are there and fit; of a run with a `commit`, they are those that it began
     with. An adapter has weights that it is for."""
+    spec = job.spec
+    if not (spec.workload.init_from or spec.workload.adapter):
+        return
     from orchestrator.data.manifest import FORMAT
     from workloads.hf.weights import weights_of_model
 
-    spec = job.spec
     if not spec.workload.init_from:
         model = spec.workload.model
-        if spec.workload.adapter and weights_of_model(model) is None:
+        if weights_of_model(model) is None:
             hint = "give a folder with safetensors, or set workload.init_from"
             where = f"workload.model {model.removeprefix('hf:')}"
             raise InputError("has no weights, which an adapter is for", where, hint)
@@ -44,13 +46,13 @@ def check_base(job: ResolvedJob, commit: CommitManifest | None) -> None:
 
 def check_continues(job: ResolvedJob, run_dir: RunDir) -> CommitManifest | None:
     """The commit of another run that the job goes on from is there, and its weights are those of the job's model."""
+    source = source_of(job.spec, run_dir)
+    if source is None:
+        return None
     from orchestrator.data.manifest import FORMAT
     from orchestrator.train.engines.state import committed_shapes
     from workloads.adapters.frozen import after
 
-    source = source_of(job.spec, run_dir)
-    if source is None:
-        return None
     if not isinstance(job.spec.data.tokenizer, TrainedTokenizer):  # whose vocabulary is not known yet
         step = source.commit.step
         workload = load_workload(job.spec, vocabulary_before_data(job), FORMAT, job.model)

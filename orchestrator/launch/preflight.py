@@ -47,9 +47,11 @@ def preflight(
     until: int | None,
     address: str | None,
     begin: Callable[[], None] = lambda: None,
+    is_known: bool = False,
 ) -> ResolvedJob:
     """Find all that can be found wrong of a run without starting anything. Returns the job, resolved, as the run has
-    begun it: see `as_begun`. `begin` is called once nothing is found wrong but what the model itself may not like."""
+    begun it: see `as_begun`. `begin` is called once nothing is found wrong but what the model itself may not like,
+    which a job that `is_known` is not asked again: see `checked_before`."""
     check_places(spec, run_dir)
     check_written(spec, run_dir, address)
     problems, prepared = Problems(), ""
@@ -61,7 +63,7 @@ def preflight(
         prepared = prepared_before(spec, run_dir, commit)
         spec = as_begun(spec, begun_from(spec, run_dir, commit)[1])
     with problems.noted():
-        job = check_here(spec, address, prepared, begin)
+        job = check_here(spec, address, prepared, begin, is_known)
     if until is not None and until > spec.train.steps:
         with problems.noted():
             raise InputError(f"step {until} is beyond train.steps {spec.train.steps}", "--until", "lower it")
@@ -79,12 +81,16 @@ def check_room(job: ResolvedJob, run_dir: RunDir, address: str | None) -> None:
 
 
 def check_here(
-    spec: JobSpec, address: str | None, prepared: str = "", begin: Callable[[], None] = lambda: None
+    spec: JobSpec,
+    address: str | None,
+    prepared: str = "",
+    begin: Callable[[], None] = lambda: None,
+    is_known: bool = False,
 ) -> ResolvedJob:
     """What is wrong with a job, and with this machine for it; see `check_job`. Returns the job, resolved."""
     problems = Problems()
     with problems.noted():
-        job = check_job(spec, prepared, begin)
+        job = check_job(spec, prepared, begin, is_known)
     with problems.noted():
         check_machine(spec, address)
     problems.raise_noted()
@@ -94,18 +100,22 @@ def check_here(
     return job
 
 
-def check_job(spec: JobSpec, prepared: str = "", begin: Callable[[], None] = lambda: None) -> ResolvedJob:
+def check_job(
+    spec: JobSpec, prepared: str = "", begin: Callable[[], None] = lambda: None, is_known: bool = False
+) -> ResolvedJob:
     """What is wrong with a job wherever it runs; `prepared` is where the samples of its run are, if it has begun with
-    some. `begin` is called before the model is loaded, if nothing else is wrong. Returns the job, resolved."""
+    some. `begin` is called before the model is loaded, if nothing else is wrong; that of a job that `is_known` is not.
+    Returns the job, resolved."""
     problems = Problems()
     if job := _check_before_loading(spec, problems):
         if not problems:
             begin()
-        with problems.noted():
-            check_objective(job)
-            if not problems:
-                check_workload(job, prepared)
-                check_generates(job)
+        if not is_known:
+            with problems.noted():
+                check_objective(job)
+                if not problems:
+                    check_workload(job, prepared)
+                    check_generates(job)
     problems.raise_noted()
     assert job is not None
     return job

@@ -15,6 +15,7 @@ from orchestrator.checkpoint.identity import check_same_run
 from orchestrator.job.errors import InputError
 from orchestrator.job.outcome import Outcome
 from orchestrator.job.spec import JobSpec
+from orchestrator.launch import checked_before
 from orchestrator.launch.embedded import imports_begun
 from orchestrator.launch.preflight import gpus_here, preflight
 from orchestrator.launch.submission import no_cluster
@@ -68,8 +69,12 @@ def run(
             shared = stack.enter_context(imports_begun(spec, embedded=address is None))
 
         show({"phase": "check", "note": "reading the job's sources and model"})
-        job = preflight(spec, run_dir, until, address, begin).spec
-        return _run(job, run_dir, until, address, show, faults, priority, launched, shared)
+        is_known = checked_before.is_known(spec, run_dir)
+        job = preflight(spec, run_dir, until, address, begin, is_known).spec
+        outcome = _run(job, run_dir, until, address, show, faults, priority, launched, shared)
+        if outcome.outcome is Outcome.DONE and not is_known:
+            checked_before.note(spec, run_dir)
+        return outcome
 
 
 def _run(

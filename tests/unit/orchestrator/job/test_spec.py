@@ -144,7 +144,11 @@ def refusal(document: dict[str, Any]) -> str:
         ("resources.per_worker.gpu", 2, ["resources.per_worker.gpu", "0 or 1 GPU", "raise workers"]),
         ("resources.per_worker.labels", {"zone": "in(a,,b)"}, ["zone=in(a,,b) selects nothing", "in(a,b)"]),
         ("resources.per_worker.cpu", 0, ["resources.per_worker.cpu: should be greater than 0"]),
-        ("resources.per_worker.cpu", 1e30, ["resources.per_worker.cpu: should be less than or equal to 10000"]),
+        (
+            "resources.per_worker.cpu",
+            1e30,
+            ["resources.per_worker.cpu: should be less than or equal to 10000"],
+        ),
         ("checkpoint.every", 0, ["checkpoint.every: should be greater than or equal to 1"]),
         (
             "checkpoint",
