@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,8 @@ TILES = "tiles"
 JOB = "job.yaml"
 LENGTH = "train.steps"
 """The one key of the identity that may change, see `extension_of`."""
+OF_LENGTH = ("train.optimizer.warmup", "train.optimizer.decay")
+"""Keys that a job file may give as a share of it."""
 DAMAGED = "put it back; or remove it and run the job again, whose commits know which run it is"
 
 
@@ -79,10 +82,11 @@ def extension_of(spec: JobSpec, run: RunDir, commit: CommitManifest | None) -> E
     before = _job_of(commit) if told and commit is not None else read_job(run)
     if before is None:
         return None
-    _compare(spec, before, run.uri)
     was, wanted = before.train.steps, spec.train.steps
     if was == wanted:
+        _compare(spec, before, run.uri)
         return None
+    _compare(spec, before, run.uri, but=(LENGTH, *OF_LENGTH))
     what = f"train.steps is {was} in this run and {wanted} in the job file"
     if wanted < was:
         raise InputError(f"{what}: it cannot be lowered", run.uri, "set it back; --until ends a run earlier")
@@ -93,6 +97,10 @@ def extension_of(spec: JobSpec, run: RunDir, commit: CommitManifest | None) -> E
             run.uri,
             "set it back; a run under schedule wsd can be extended",
         )
+    for key, theirs, ours in differences(spec, before):
+        if key != LENGTH:
+            hint = f"a share of train.steps is another number now: --set {key}={theirs}"
+            raise InputError(_difference(key, theirs, ours), run.uri, hint)
     if commit is not None and commit.step > settled:
         commit = Store(run.at("checkpoints")).latest(settled, deep=False)
     if commit is None:
@@ -142,10 +150,10 @@ def _job_of(commit: CommitManifest) -> JobSpec:
     return parse({"name": "commit", **commit.meta[IDENTITY]}, f"the commit at step {commit.step}")
 
 
-def _compare(spec: JobSpec, before: JobSpec, where: str) -> None:
-    """Raise InputError if two jobs are not the same but for their length."""
+def _compare(spec: JobSpec, before: JobSpec, where: str, but: Collection[str] = (LENGTH,)) -> None:
+    """Raise InputError if two jobs are not the same `but` for these keys, their length if none are named."""
     for key, theirs, ours in differences(spec, before):
-        if key != LENGTH:
+        if key not in but:
             raise _differs(key, theirs, ours, where)
 
 
@@ -163,9 +171,12 @@ def shown(value: Any) -> str:
 
 
 def _differs(key: str, theirs: Any, ours: Any, where: str) -> InputError:
-    what = f"{key} is {shown(theirs)} in this run and {shown(ours)} in the job file"
     hint = "a run stays the same run: set it back, or give another name or --run-dir"
-    return InputError(what, where, hint)
+    return InputError(_difference(key, theirs, ours), where, hint)
+
+
+def _difference(key: str, theirs: Any, ours: Any) -> str:
+    return f"{key} is {shown(theirs)} in this run and {shown(ours)} in the job file"
 
 
 def _without_locations(identity: dict[str, Any]) -> dict[str, Any]:

@@ -173,7 +173,10 @@ def _row_of(fs: Any, name: str) -> Mapping[str, Any] | None:
             return rows[0] if rows else None
         if name.endswith(".csv"):
             return next(csv.DictReader(io.TextIOWrapper(file, "utf-8-sig", newline="")), None)
-        row = json.loads(file.readline(PEEK))
+        line = file.readline(PEEK)
+        if not line:
+            raise InputError("is empty", name, "give a file with rows")
+        row = json.loads(line)
         return row if isinstance(row, dict) else None
 
 

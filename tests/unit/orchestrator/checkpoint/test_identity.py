@@ -245,6 +245,31 @@ def test_a_length_that_would_make_another_run_is_refused(
     assert files(run) == before
 
 
+@pytest.mark.parametrize(
+    ("schedule", "wanted"),
+    [
+        ("constant", r"warmup is 3 in this run and 5 in the job file; .* --set train\.optimizer\.warmup=3"),
+        ("cosine", r"train\.steps is 12 in this run and 20 in the job file: every learning rate"),
+    ],
+)
+def test_a_warm_up_that_is_a_share_is_told_of_where_a_run_is_extended(
+    copy: tuple[JobSpec, RunDir], schedule: str, wanted: str
+) -> None:
+    spec, run = copy
+
+    def job_of(steps: int) -> JobSpec:
+        document = under(spec, schedule, steps).model_dump(mode="json")
+        document["train"]["optimizer"]["warmup"] = "25%"
+        return parse(document)
+
+    shutil.rmtree(run.path)
+    drive(job_of(12), run.uri)
+    before = files(run)
+    with pytest.raises(InputError, match=wanted):
+        drive(job_of(20), run.uri)
+    assert files(run) == before
+
+
 def test_without_a_commit_before_the_decay_a_run_is_not_extended(copy: tuple[JobSpec, RunDir]) -> None:
     spec, run = copy
     finished(spec, run, "wsd")
