@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from orchestrator.planning.stages import layers_of
+
 AXES = ("pp", "dp", "cp", "tp")
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble", "zbv")
-TWO_STAGES = ("interleaved", "zero_bubble", "zbv")
-"""Schedules under which each rank runs two stages."""
+SEVERAL_STAGES = ("interleaved", "zero_bubble", "zbv")
+"""Schedules under which each rank runs several stages: of ZB-V two."""
 SPLIT = ("zero_bubble", "zbv")
 """Schedules that run the backward pass in two halves: for the input of a stage, and later for its weights."""
 
@@ -94,6 +96,9 @@ class Layout:
 
     Attributes:
         shard: replicas over which ZeRO 2 and 3 divide a copy of the weights; 0 is all of them.
+        virtual: stages of a rank under schedules that interleave them.
+        first_less, last_less: layers that the embedding and the head count as where a pipeline is cut.
+        recompute_layers: the first layers of each stage, which are recomputed; 0 is all of them.
     """
 
     pp: int = 1
@@ -109,6 +114,10 @@ class Layout:
     sequence: bool = False
     offload: str = "none"
     shard: int = 0
+    virtual: int = 2
+    first_less: int = 0
+    last_less: int = 1
+    recompute_layers: int = 0
 
     @property
     def replicas(self) -> int:
@@ -127,8 +136,12 @@ class Layout:
 
     @property
     def stages(self) -> int:
-        """Number of pipeline stages: two per rank under schedules that interleave them."""
-        return self.pp * (2 if self.pp > 1 and self.schedule in TWO_STAGES else 1)
+        """Number of pipeline stages: several per rank under schedules that interleave them."""
+        return self.pp * (self.virtual if self.pp > 1 and self.schedule in SEVERAL_STAGES else 1)
+
+    def layers_of(self, layers: int, stage: int) -> tuple[int, int]:
+        """(first layer, number of layers) of a stage, of so many layers."""
+        return layers_of(layers, stage, self.stages, self.first_less, self.last_less)
 
     def stages_of(self, pipeline_rank: int) -> list[int]:
         """The stages that the rank of that index on the pipeline axis runs, in order.
@@ -137,12 +150,15 @@ class Layout:
         """
         if self.stages == self.pp:
             return [pipeline_rank]
-        second = self.stages - 1 - pipeline_rank if self.schedule == "zbv" else self.pp + pipeline_rank
-        return [pipeline_rank, second]
+        if self.schedule == "zbv":
+            return [pipeline_rank, self.stages - 1 - pipeline_rank]
+        return list(range(pipeline_rank, self.stages, self.pp))
 
     def pipeline_rank_of(self, stage: int) -> int:
         """The index on the pipeline axis of the rank that runs a stage."""
-        return next(index for index in range(self.pp) if stage in self.stages_of(index))
+        if self.schedule == "zbv" and self.pp > 1:
+            return min(stage, self.stages - 1 - stage)
+        return stage % self.pp
 
     def coordinate(self, rank: int) -> dict[str, int]:
         """The index of `rank` on every axis."""
@@ -206,7 +222,12 @@ class Layout:
         extra += [f"ep{self.ep}"] if self.ep > 1 else []
         extra += [self.schedule] if self.pp > 1 else []
         extra += ["sequence"] if self.sequence else []
-        extra += [f"recompute-{self.recompute}"] if self.recompute != "none" else []
+        several = self.pp > 1 and self.schedule in SEVERAL_STAGES
+        extra += [f"virtual{self.virtual}"] if several and self.virtual != 2 else []
+        extra += [f"first-less{self.first_less}"] if self.pp > 1 and self.first_less else []
+        extra += [f"last-less{self.last_less}"] if self.pp > 1 and self.last_less != 1 else []
+        again = f"recompute-{self.recompute}{self.recompute_layers or ''}"
+        extra += [again] if self.recompute != "none" else []
         extra += [f"offload-{self.offload}"] if self.offload != "none" else []
         extra += [f"shard{self.shard}"] if self.shard else []
         return " ".join([*degrees, *extra, f"zero{self.zero}", f"mb{self.micro_batch}"])
@@ -247,7 +268,7 @@ def split_problems(layout: Layout, shape: ModelShape) -> list[str]:
         )
     stages = shape.stages or shape.layers
     if layout.stages > max(stages, 1):
-        each = f", two a rank under {layout.schedule}" if layout.stages > layout.pp else ""
+        each = f", {layout.virtual} a rank under {layout.schedule}" if layout.stages > layout.pp else ""
         most = stages // (layout.stages // layout.pp) or 1
         found.append(
             f"pp {layout.pp} makes {layout.stages} stages{each}, and the model can be cut into {stages}; "
@@ -291,9 +312,43 @@ def _combinations(layout: Layout, shape: ModelShape) -> list[str]:
             f"shard {layout.shard} is no multiple of ep x cp, {layout.ep * layout.cp}: every copy has all experts and "
             "whole sequences; choose another shard"
         )
+    found += _cut(layout, shape)
+    if layout.recompute_layers and layout.recompute == "none":
+        found.append(
+            "recompute_layers says how many layers of a stage are recomputed, and recompute is none; set recompute to "
+            "full or selective, or leave it out"
+        )
     if layout.recompute != "none" and shape.no_recompute:
         found.append(f"recompute runs layers a second time, and {shape.no_recompute}; set recompute to none")
     return found
+
+
+def _cut(layout: Layout, shape: ModelShape) -> list[str]:
+    """Whether the layers can be dealt out as the layout says."""
+    found = []
+    if layout.virtual != 2 and (layout.pp == 1 or layout.schedule not in ("interleaved", "zero_bubble")):
+        found.append(
+            f"virtual {layout.virtual} is for pipelines whose ranks interleave stages; set schedule to interleaved or "
+            "zero_bubble, or leave virtual out"
+        )
+    if (layout.first_less, layout.last_less) == (0, 1):
+        return found
+    if layout.pp == 1:
+        found.append("first_less and last_less cut a pipeline, and pp is 1; leave them out")
+    layers = shape.stages or shape.layers
+    empty = _empty_stages(layers, layout.stages, layout.first_less, layout.last_less)
+    if empty and layout.stages <= layers:
+        found.append(
+            f"first_less {layout.first_less} and last_less {layout.last_less} leave stage {empty[0]} of "
+            f"{layout.stages} none of the {layers} layers; lower them"
+        )
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _empty_stages(layers: int, stages: int, first_less: int, last_less: int) -> tuple[int, ...]:
+    cut = (layers_of(layers, stage, stages, first_less, last_less)[1] for stage in range(stages))
+    return tuple(stage for stage, count in enumerate(cut) if not count)
 
 
 def _engine(layout: Layout) -> list[str]:

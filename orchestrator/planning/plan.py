@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import gc
 import heapq
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from orchestrator.job.errors import InputError
 from orchestrator.job.parallel import cost_of
 from orchestrator.job.reference import Reference
 from orchestrator.job.spec import JobSpec
-from orchestrator.planning.candidates import candidates
+from orchestrator.planning.candidates import Room, candidates
 from orchestrator.planning.device import Machine
 from orchestrator.planning.engine_rules import engine_problems
 from orchestrator.planning.host_memory import worker_bytes
@@ -38,6 +37,7 @@ from orchestrator.planning.own_cost import Refusal, with_own
 from orchestrator.planning.simulation.operators import Program, needed_flops
 from orchestrator.planning.simulation.step import (
     StepTime,
+    ends_in_layers,
     least_time,
     passes_time,
     pipeline,
@@ -136,13 +136,14 @@ def _uncollected() -> Iterator[None]:
 
 @_uncollected()
 def plan(spec: JobSpec, shape: ModelShape, workers: int, machine: Machine, must_fit: bool = True) -> Plan:
-    """The best legal layout on at most `workers` ranks; without `must_fit` also of those that need more memory than
-    there is, as where the job says so and none fits.
+    """The best legal layout on at most `workers` ranks that fits; without `must_fit`, or where the job says so, that
+    which needs least memory if none does.
 
     Raises InputError if a layout given by hand is illegal, or if none is legal and fits, with the reason.
     """
     offered = machine.memory * MEMORY_SHARE
     legal: list[tuple[Layout, float]] = []
+    large: list[tuple[Layout, float]] = []
     rejected: list[tuple[Layout, str]] = []
     batch, program = spec.train.global_batch, program_of(spec)
     sizes: dict[Layout, float] = {}
@@ -153,27 +154,30 @@ def plan(spec: JobSpec, shape: ModelShape, workers: int, machine: Machine, must_
             found = sizes[layout] = peak_bytes(spec, shape, layout)
         return found
 
-    for layout in candidates(
-        spec, shape, workers, machine.per_node, rejected.append, lambda lay: size_of(lay) > offered
-    ):
+    room = Room(
+        lambda layout: size_of(layout) / offered,
+        lambda layout: ends_in_layers(shape, layout, machine, program),
+    )
+    for layout in candidates(spec, shape, workers, machine.per_node, rejected.append, room):
         problems = [*layout.problems(shape, batch), *engine_problems(spec, layout)]
         if layout.world > workers:
             problems.append(
                 f"{layout} needs {layout.world} workers of {workers}; lower a degree or add workers"
             )
-        memory = math.inf if problems else size_of(layout)
-        if not problems and must_fit and memory > offered:
-            problems = [
-                f"needs {memory / 2**30:.2f} GiB a rank and a worker offers {offered / 2**30:.2f} GiB"
-            ]
         if problems:
             rejected.append((layout, problems[0]))
+        elif (memory := size_of(layout)) > offered:
+            large.append((layout, memory))
         else:
             legal.append((layout, memory))
+    if large and not legal and not (must_fit and spec.resources.must_fit):
+        least = min(memory for _, memory in large) * (1.0 + TIE)
+        legal, large = ([each for each in large if (each[1] <= least) is kept] for kept in (True, False))
+    for layout, memory in large:
+        needs = f"needs {memory / 2**30:.2f} GiB a rank and a worker offers {offered / 2**30:.2f} GiB"
+        rejected.append((layout, needs))
     known = len(rejected)
     best = _best(shape, batch, machine, program, legal, cost_of(spec.parallel), rejected)
-    if not best and must_fit and not spec.resources.must_fit:
-        return plan(spec, shape, workers, machine, must_fit=False)
     if not best:
         raise _no_layout(spec, shape, workers, rejected[known:] or rejected)
     return Plan(

@@ -18,6 +18,7 @@ from orchestrator.planning.layout import Layout, ModelShape
 from orchestrator.planning.memory import MEMORY_SHARE
 from orchestrator.planning.model_shape import model_shape
 from orchestrator.planning.plan import TIE, Planner, plan, predict
+from orchestrator.planning.profile import load
 from orchestrator.planning.simulation.step import DEEPSPEED
 from workloads.describe import describe
 
@@ -336,3 +337,22 @@ def test_a_number_of_workers_is_planned_for_once(monkeypatch: pytest.MonkeyPatch
     first = [planner.choose(workers) for workers in (0, 1, 2)]
     assert [planner.choose(workers) for workers in (0, 1, 2)] == first
     assert asked == [1, 2]
+
+
+def test_a_pinned_layout_takes_a_micro_batch_that_fits_and_if_none_does_that_which_needs_least() -> None:
+    spec = parse(
+        {
+            "name": "a",
+            "workload": {"model": "llama-3-8b"},
+            "data": {"sources": [{"uri": "a"}], "tokenizer": {"train_bpe": 512}, "sequence_length": 4096},
+            "train": {"steps": 1, "global_batch": 64, "precision": "bf16"},
+            "resources": {"per_worker": {"gpu": 1}},
+            "parallel": {"tp": 8},
+        }
+    )
+    shape, machine = model_shape(describe("llama-3-8b"), 4096), load("h100").machine("bf16")
+    fitting = plan(spec, shape, 8, machine, must_fit=False)
+    assert fitting.fits
+    assert fitting.chosen.layout.micro_batch < 64
+    none = plan(spec, shape, 8, dataclasses.replace(machine, memory=1e10), must_fit=False)
+    assert (none.fits, none.chosen.layout.micro_batch) == (False, 1)
