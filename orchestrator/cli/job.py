@@ -207,13 +207,14 @@ def _plan(
     from orchestrator.cli import plan_table as planning_text
     from orchestrator.cli.cluster_plan import read_cluster, show_forecast
     from orchestrator.control.forecast_table import forecast
+    from orchestrator.launch.on_paper import check_on_paper
     from orchestrator.launch.places import check_places, check_written
-    from orchestrator.launch.preflight import check_here, check_job
+    from orchestrator.launch.preflight import check_here
     from orchestrator.planning import plan as planning
     from orchestrator.planning.frontier import frontier
     from orchestrator.planning.machines import machine_for, on_paper
 
-    cluster = None
+    cluster, assumed = None, []
     if at:
         cluster, workers = read_cluster(at)
         device = cluster.device
@@ -225,7 +226,8 @@ def _plan(
         spec = spec.model_copy(update={"resources": resources})
     if device:
         spec, machine = on_paper(spec, device)
-        job = check_job(spec)
+        job, assumed = check_on_paper(spec)
+        spec = job.spec
     else:
         if run is not None:
             check_places(spec, run)
@@ -252,10 +254,13 @@ def _plan(
     told = forecast(spec, job.shape, found, cluster) if cluster else None
     points = frontier(spec, job.shape, spec.resources.workers.max, machine) if by_workers else []
     if as_json:
-        more = {"frontier": [point.to_json() for point in points]} if by_workers else {}
+        more: dict[str, Any] = {"frontier": [point.to_json() for point in points]} if by_workers else {}
+        more |= {"assumed": assumed} if assumed else {}
         return traced.told(found, on_cpu) | more | ({"cluster": told} if told else {})
     planning_text.show(spec, job.shape, found)
     planning_text.show_memory(found, traced, on_cpu)
+    for line in assumed:
+        print(f"Assumed: {line}.")
     if by_workers:
         planning_text.show_frontier(points)
     if told:
