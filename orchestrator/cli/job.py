@@ -214,7 +214,8 @@ def _plan(
     from orchestrator.planning.frontier import frontier
     from orchestrator.planning.machines import machine_for, on_paper
 
-    cluster, assumed = None, []
+    cluster = None
+    assumed: list[str] = []
     if at:
         cluster, workers = read_cluster(at)
         device = cluster.device

@@ -20,7 +20,8 @@ from orchestrator.resolve.resolved_job import ResolvedJob, resolve, wrong_input
 def check_on_paper(spec: JobSpec) -> tuple[ResolvedJob, list[str]]:
     """The job, resolved, and what is assumed of it, a line each. Raises InputError for what is wrong with it wherever
     it runs, but for its text, and for a vocabulary that nothing tells."""
-    problems, assumed = Problems(), []
+    problems = Problems()
+    assumed: list[str] = []
     for check in (check_records, check_preferences, check_cleaning, prices.check):
         with problems.noted():
             check(spec)

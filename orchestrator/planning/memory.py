@@ -180,6 +180,17 @@ def _head(spec: JobSpec, shape: ModelShape, tokens: float) -> float:
     return 4.0 * shape.vocabulary * (3 * tokens + (shape.hidden if chunked else 0))
 
 
+def offloaded_bytes(spec: JobSpec, shape: ModelShape, layout: Layout) -> float:
+    """Bytes that a rank keeps in its host's memory instead of the device's: optimiser state, of DeepSpeed also
+    gradients and its copy of the weights, and with offloaded parameters the weights (Ren et al., 2021, section 4.1)."""
+    if layout.offload == "none":
+        return 0.0
+    deepspeed = layout.engine == "deepspeed"
+    each = 4.0 * kept_numbers(str(spec.train.optimizer.name), shape) + (8.0 if deepspeed else 0.0)
+    each = each * shape.trained_share + (4.0 if layout.offload == "parameters" else 0.0)
+    return each * local_parameters(shape, layout) / (layout.sharded if layout.zero else 1)
+
+
 def _states(spec: JobSpec, shape: ModelShape, layout: Layout) -> float:
     """Bytes of weight, gradient, optimiser state and a moving average on a rank's device, for each parameter of its
     part, of which the model's share is trained.

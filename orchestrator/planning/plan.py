@@ -29,6 +29,7 @@ from orchestrator.planning.memory import (
     MEMORY_SHARE,
     fits,
     needed_bytes,
+    offloaded_bytes,
     peak_by_stage,
     peak_bytes,
     saved_bytes,
@@ -164,6 +165,11 @@ def plan(spec: JobSpec, shape: ModelShape, workers: int, machine: Machine, must_
             problems.append(
                 f"{layout} needs {layout.world} workers of {workers}; lower a degree or add workers"
             )
+        if not problems and (there := offloaded_bytes(spec, shape, layout)) > machine.host_memory:
+            problems = [
+                f"offload {layout.offload} puts {there / 2**30:.0f} GiB of a rank into its host's memory, of which a "
+                f"worker has {machine.host_memory / 2**30:.0f} GiB; add workers, or set offload to none"
+            ]
         if problems:
             rejected.append((layout, problems[0]))
         elif (memory := size_of(layout)) > offered:

@@ -356,3 +356,21 @@ def test_a_pinned_layout_takes_a_micro_batch_that_fits_and_if_none_does_that_whi
     assert fitting.chosen.layout.micro_batch < 64
     none = plan(spec, shape, 8, dataclasses.replace(machine, memory=1e10), must_fit=False)
     assert (none.fits, none.chosen.layout.micro_batch) == (False, 1)
+
+
+def test_what_is_offloaded_has_to_fit_the_host_too() -> None:
+    shape, spec = model_shape(describe("llama-3-70b"), 512), parse(
+        {
+            "name": "a",
+            "workload": {"model": "llama-3-70b"},
+            "data": {"sources": [{"uri": "a"}], "tokenizer": {"train_bpe": 512}, "sequence_length": 512},
+            "train": {"steps": 1, "global_batch": 8, "precision": "bf16"},
+            "resources": {"per_worker": {"gpu": 1}},
+        }
+    )  # fmt: skip
+    machine = load("a100-80").machine("bf16")
+    with pytest.raises(InputError, match="no legal layout"):
+        plan(spec, shape, 2, machine)
+    found = plan(spec, shape, 2, dataclasses.replace(machine, host_memory=2e12)).chosen.layout
+    assert found.offload != "none"
+    assert plan(spec, shape, 2, machine, must_fit=False).chosen.layout.offload == "none"
