@@ -210,9 +210,9 @@ def _plan(
     from orchestrator.launch.on_paper import check_on_paper
     from orchestrator.launch.places import check_places, check_written
     from orchestrator.launch.preflight import check_here
-    from orchestrator.planning import plan as planning
     from orchestrator.planning.frontier import frontier
     from orchestrator.planning.machines import machine_for, on_paper
+    from orchestrator.planning.planner import planned
 
     cluster = None
     assumed: list[str] = []
@@ -237,7 +237,7 @@ def _plan(
         machine = machine_for(None, spec.resources.per_worker.bundle, spec.train.precision)
     # on paper a layout given by hand is predicted though it may not fit
     must_fit = device is None or spec.searches_layout
-    found = planning.plan(spec, job.shape, spec.resources.workers.max, machine, must_fit)
+    found = planned(spec, job.shape, spec.resources.workers.max, machine, must_fit)
     if run is not None and device is None:
         _check_begins(job, run)
     from orchestrator.tracing.of_plan import traced_memory

@@ -10,11 +10,10 @@ from typing import Any
 
 from orchestrator.job.parallel import ParallelSpec
 from orchestrator.job.spec import JobSpec
-from orchestrator.planning.cuts import cuts
+from orchestrator.planning.cuts import cuts, layers_by_rank
 from orchestrator.planning.engine_rules import engine_problems
 from orchestrator.planning.layout import Layout, ModelShape, divisors, split_problems
 from orchestrator.planning.legal_layouts import fit, shard_of
-from orchestrator.planning.simulation.step import layers_by_rank
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 SEARCHED = ("1f1b", "interleaved", "zbv")

@@ -1,4 +1,5 @@
-"""Where a pipeline may be cut: the layers that embedding and head count as, by which stages are dealt out evenly."""
+"""Where a pipeline is cut, and where it may be: the layers that embedding and head count as, by which stages are dealt
+out evenly."""
 
 from __future__ import annotations
 
@@ -38,3 +39,17 @@ def cuts(
     ordered = sorted(by_rank, key=lambda counts: (busiest(counts), by_rank[counts] != (0, 1)))
     found = ordered[:MOST] + ([min(ordered, key=lambda counts: counts[0])] if ordered else [])
     return tuple(by_rank[counts] for counts in dict.fromkeys(found)) or ((0, 1),)
+
+
+def layers_by_rank(layers: int, layout: Layout) -> tuple[int, ...]:
+    """Layers of each rank of the pipeline."""
+    return _by_rank(layers, layout.pp, layout.schedule, layout.virtual, layout.first_less, layout.last_less)
+
+
+@lru_cache(maxsize=4096)
+def _by_rank(
+    layers: int, pp: int, schedule: str, virtual: int, first_less: int, last_less: int
+) -> tuple[int, ...]:
+    layout = Layout(pp, schedule=schedule, virtual=virtual, first_less=first_less, last_less=last_less)
+    ranks = (layout.stages_of(rank) for rank in range(pp))
+    return tuple(sum(layout.layers_of(layers, stage)[1] for stage in stages) for stages in ranks)

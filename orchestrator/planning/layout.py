@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from orchestrator.planning.shape import ModelShape as ModelShape
 from orchestrator.planning.stages import layers_of
 
 AXES = ("pp", "dp", "cp", "tp")
@@ -21,72 +22,6 @@ SEVERAL_STAGES = ("interleaved", "zero_bubble", "zbv")
 """Schedules under which each rank runs several stages: of ZB-V two."""
 SPLIT = ("zero_bubble", "zbv")
 """Schedules that run the backward pass in two halves: for the input of a stage, and later for its weights."""
-
-
-@dataclass(frozen=True)
-class ModelShape:
-    """The sizes of a model that layout, memory and time depend on.
-
-    Attributes:
-        stages: most pipeline stages; 0 is as many as layers.
-        head_dim: numbers of an attention head; 0 is hidden / heads.
-        gated: whether a feed-forward block has two matrices up.
-        causal: whether a token attends only to those before it.
-        tied: whether embedding and output projection are one weight.
-        capped: whether scores of attention are capped, which no fused kernel does.
-        expert_feedforward: columns of one expert.
-        experts_per_token, shared_experts: experts that a token uses, of those it is routed to and of those all use.
-        expert_layers: layers that have experts.
-        no_model_split: why neither tensors nor layers can be divided between ranks; empty if they can.
-        heads_split: whether tensor parallelism splits the attention heads.
-        no_tensor_split, no_pipeline_split: why tensors, or layers, cannot be.
-        no_context_split, no_sequence_split: why the sequence cannot be split over context-parallel or tensor-parallel
-            ranks; empty if it can.
-        no_recompute: why layers cannot be recomputed; empty if they can.
-        uneven_vocabulary: whether the vocabulary may be split into unequal parts.
-        expert_share: share of the parameters that belong to experts.
-        trained_share: share of the parameters that are trained.
-        quantised_share: share of the parameters that are kept in 4 bits.
-        chunked_head: whether the loss is computed in chunks of tokens, so that logits never stand whole.
-    """
-
-    parameters: int
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    feedforward: int
-    vocabulary: int
-    sequence_length: int
-    experts: int = 0
-    flops_per_token: float = 0.0
-    stages: int = 0
-    expert_feedforward: int = 0
-    no_model_split: str = ""
-    no_tensor_split: str = ""
-    no_pipeline_split: str = ""
-    heads_split: bool = True
-    no_context_split: str = ""
-    no_sequence_split: str = ""
-    no_recompute: str = ""
-    uneven_vocabulary: bool = True
-    expert_share: float = 0.0
-    trained_share: float = 1.0
-    quantised_share: float = 0.0
-    chunked_head: bool = True
-    head_dim: int = 0
-    gated: bool = False
-    causal: bool = True
-    tied: bool = False
-    capped: bool = False
-    experts_per_token: int = 0
-    shared_experts: int = 0
-    expert_layers: int = 0
-
-    @property
-    def head_size(self) -> int:
-        """Numbers of an attention head."""
-        return self.head_dim or max(self.hidden // self.heads, 1)
 
 
 @dataclass(frozen=True)
@@ -224,8 +159,8 @@ class Layout:
         extra += ["sequence"] if self.sequence else []
         several = self.pp > 1 and self.schedule in SEVERAL_STAGES
         extra += [f"virtual{self.virtual}"] if several and self.virtual != 2 else []
-        extra += [f"first-less{self.first_less}"] if self.pp > 1 and self.first_less else []
-        extra += [f"last-less{self.last_less}"] if self.pp > 1 and self.last_less != 1 else []
+        cut = self.pp > 1 and (self.first_less, self.last_less) != (0, 1)
+        extra += [f"less{self.first_less}-{self.last_less}"] if cut else []
         again = f"recompute-{self.recompute}{self.recompute_layers or ''}"
         extra += [again] if self.recompute != "none" else []
         extra += [f"offload-{self.offload}"] if self.offload != "none" else []
@@ -313,23 +248,23 @@ def _combinations(layout: Layout, shape: ModelShape) -> list[str]:
             "whole sequences; choose another shard"
         )
     found += _cut(layout, shape)
-    if layout.recompute_layers and layout.recompute == "none":
-        found.append(
-            "recompute_layers says how many layers of a stage are recomputed, and recompute is none; set recompute to "
-            "full or selective, or leave it out"
-        )
     if layout.recompute != "none" and shape.no_recompute:
         found.append(f"recompute runs layers a second time, and {shape.no_recompute}; set recompute to none")
     return found
 
 
 def _cut(layout: Layout, shape: ModelShape) -> list[str]:
-    """Whether the layers can be dealt out as the layout says."""
+    """Whether the layers can be dealt out, and some of each stage recomputed, as the layout says."""
     found = []
     if layout.virtual != 2 and (layout.pp == 1 or layout.schedule not in ("interleaved", "zero_bubble")):
         found.append(
             f"virtual {layout.virtual} is for pipelines whose ranks interleave stages; set schedule to interleaved or "
             "zero_bubble, or leave virtual out"
+        )
+    if layout.recompute_layers and layout.recompute == "none":
+        found.append(
+            "recompute_layers says how many layers of a stage are recomputed, and recompute is none; set recompute to "
+            "full or selective, or leave it out"
         )
     if (layout.first_less, layout.last_less) == (0, 1):
         return found
@@ -349,6 +284,27 @@ def _cut(layout: Layout, shape: ModelShape) -> list[str]:
 def _empty_stages(layers: int, stages: int, first_less: int, last_less: int) -> tuple[int, ...]:
     cut = (layers_of(layers, stage, stages, first_less, last_less)[1] for stage in range(stages))
     return tuple(stage for stage, count in enumerate(cut) if not count)
+
+
+def _batches(layout: Layout, global_batch: int) -> list[str]:
+    """Whether the global batch divides into micro-batches that fill the pipeline."""
+    if global_batch % (layout.dp * layout.micro_batch):
+        return [
+            f"global_batch {global_batch} is not a multiple of {layout.dp} data-parallel ranks x "
+            f"micro-batch {layout.micro_batch}; choose a width or micro-batch that divides it"
+        ]
+    parts, pp = layout.accumulation(global_batch), layout.pp
+    if pp > 1 and layout.schedule != "gpipe" and parts < pp:
+        return [
+            f"schedule {layout.schedule} needs at least pp {pp} micro-batches, and there are {parts}; "
+            "lower micro_batch, or set schedule to gpipe"
+        ]
+    if pp > 1 and layout.schedule in ("interleaved", "zero_bubble") and parts % pp:
+        return [
+            f"schedule {layout.schedule} needs a multiple of pp {pp} micro-batches, and there are {parts}; "
+            "choose another micro_batch, or set schedule to 1f1b"
+        ]
+    return []
 
 
 def _engine(layout: Layout) -> list[str]:
@@ -374,27 +330,6 @@ def _engine(layout: Layout) -> list[str]:
             "offload parameters needs weights that are sharded over ranks; set zero to 3, or offload to optimizer"
         )
     return found
-
-
-def _batches(layout: Layout, global_batch: int) -> list[str]:
-    """Whether the global batch divides into micro-batches that fill the pipeline."""
-    if global_batch % (layout.dp * layout.micro_batch):
-        return [
-            f"global_batch {global_batch} is not a multiple of {layout.dp} data-parallel ranks x "
-            f"micro-batch {layout.micro_batch}; choose a width or micro-batch that divides it"
-        ]
-    parts, pp = layout.accumulation(global_batch), layout.pp
-    if pp > 1 and layout.schedule != "gpipe" and parts < pp:
-        return [
-            f"schedule {layout.schedule} needs at least pp {pp} micro-batches, and there are {parts}; "
-            "lower micro_batch, or set schedule to gpipe"
-        ]
-    if pp > 1 and layout.schedule in ("interleaved", "zero_bubble") and parts % pp:
-        return [
-            f"schedule {layout.schedule} needs a multiple of pp {pp} micro-batches, and there are {parts}; "
-            "choose another micro_batch, or set schedule to 1f1b"
-        ]
-    return []
 
 
 @lru_cache(maxsize=4096)

@@ -11,9 +11,10 @@ from typing import NamedTuple
 
 from orchestrator.job.records import PREFERENCES
 from orchestrator.job.spec import JobSpec
+from orchestrator.planning.cuts import layers_by_rank
 from orchestrator.planning.device import Machine
 from orchestrator.planning.layout import SPLIT, Layout, ModelShape
-from orchestrator.planning.simulation.step import layers_by_rank, local_parameters, recomputed_share
+from orchestrator.planning.simulation.step import local_parameters, recomputed_share
 from orchestrator.planning.simulation.update import kept_numbers
 
 MEMORY_SHARE = 0.8

@@ -6,7 +6,6 @@ cannot lose the best. Torch-free and ray-free.
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import heapq
 from collections.abc import Iterator
@@ -22,31 +21,24 @@ from orchestrator.job.spec import JobSpec
 from orchestrator.planning.candidates import Room, candidates
 from orchestrator.planning.device import Machine
 from orchestrator.planning.engine_rules import engine_problems
-from orchestrator.planning.host_memory import worker_bytes
 from orchestrator.planning.layout import Layout, ModelShape
 from orchestrator.planning.legal_layouts import nearest
 from orchestrator.planning.memory import (
     MEMORY_SHARE,
-    fits,
-    needed_bytes,
     offloaded_bytes,
     peak_by_stage,
     peak_bytes,
-    saved_bytes,
 )
 from orchestrator.planning.own_cost import Refusal, with_own
-from orchestrator.planning.simulation.operators import Program, needed_flops
+from orchestrator.planning.simulation.operators import Program
 from orchestrator.planning.simulation.step import (
     StepTime,
     ends_in_layers,
     least_time,
     passes_time,
-    pipeline,
     step_time,
 )
 
-MOST_ACTIONS = 5000
-"""Forward passes of a pipeline's step beyond which plan.json has no timeline."""
 BEST = 10
 """How many layouts are predicted in full at least, where as many are legal."""
 TIE = 0.05
@@ -137,8 +129,8 @@ def _uncollected() -> Iterator[None]:
 
 @_uncollected()
 def plan(spec: JobSpec, shape: ModelShape, workers: int, machine: Machine, must_fit: bool = True) -> Plan:
-    """The best legal layout on at most `workers` ranks that fits; without `must_fit`, or where the job says so, that
-    which needs least memory if none does.
+    """The fastest legal layout on at most `workers` ranks that fits; without `must_fit`, or where the job says so, that
+    which needs least memory if none does. What the job's objective asks for, `planner.planned` says.
 
     Raises InputError if a layout given by hand is illegal, or if none is legal and fits, with the reason.
     """
@@ -241,68 +233,6 @@ def _best(
     first = min(equal, key=lambda c: (c.layout.zero, c.layout.engine != "torch", c.seconds, c.memory))
     found.remove(first)
     return [first, *found]
-
-
-@dataclass(frozen=True)
-class Planner:
-    """Plans for one job, which the controller asks for repeatedly: each number of workers is planned once. `host` is
-    how many bytes a worker has beside its GPU, None where that is not known."""
-
-    spec: JobSpec
-    shape: ModelShape
-    machine: Machine
-    host: float | None = None
-    _known: dict[int, Layout | None] = dataclasses.field(default_factory=dict, repr=False, compare=False)
-
-    def plan(self, workers: int) -> Plan:
-        """See `plan`."""
-        return plan(self.spec, self.shape, workers, self.machine)
-
-    def document(self, found: Plan) -> dict[str, Any]:
-        """The content of plan.json for such a plan, with the timeline of a pipeline's step under `timeline`: rank
-        of the pipeline, kind, stage, micro-batch, begin and end in seconds of each action. Memory is that of the closed
-        formula, with what a process takes beside its tensors."""
-        told = found.to_json()
-        told["predicted"] |= self._memory(found)
-        told["memory"] = {"source": "formula"}
-        layout, batch = found.chosen.layout, self.spec.train.global_batch
-        parts = layout.accumulation(batch)
-        if layout.pp == 1 or parts * layout.stages > MOST_ACTIONS:
-            return told
-        played = pipeline(self.shape, layout, parts, self.machine, program_of(self.spec), keep=True)
-        actions = [(*action[:4], round(action[4], 6), round(action[5], 6)) for action in played.actions()]
-        return {**told, "timeline": actions}
-
-    def _memory(self, found: Plan) -> dict[str, Any]:
-        """What each rank needs, as the rows of its run tell it."""
-        layout, on_cpu = found.chosen.layout, not self.spec.resources.per_worker.gpu
-        saved, each = saved_bytes(self.spec, self.shape, layout), layout.world // layout.pp
-        needed = [round(needed_bytes(layout, tensors, saved, on_cpu)) for tensors in found.by_stage]
-        fit = fits(max(needed), found.machine, on_cpu)
-        by_rank = [size for size in needed for _ in range(each)]
-        return {"memory_bytes": max(needed), "fits": fit, "memory_bytes_by_rank": by_rank}
-
-    @property
-    def flops(self) -> dict[str, float]:
-        """What a task says of FLOPs, see `orchestrator.train.task`."""
-        return {"flops_per_token": needed_flops(self.shape), "peak_flops": self.machine.flops}
-
-    def choose(self, workers: int) -> Layout | None:
-        """The best layout for that number of workers; None if there is no legal one, or so few cannot hold what is
-        saved."""
-        if workers not in self._known:
-            try:
-                self._known[workers] = self.plan(workers).chosen.layout if workers else None
-            except InputError:
-                self._known[workers] = None
-        layout = self._known[workers]
-        if layout and self.host is not None and worker_bytes(self.spec, self.shape, layout.world) > self.host:
-            return None
-        return layout
-
-    def seconds(self, layout: Layout) -> float:
-        """Predicted seconds per step."""
-        return predict(self.spec, self.shape, layout, self.machine).seconds
 
 
 def predict(spec: JobSpec, shape: ModelShape, layout: Layout, machine: Machine) -> Candidate:

@@ -1,4 +1,4 @@
-"""Which layers a pipeline stage has."""
+"""Which layers a pipeline stage has. Standard library only, as `layout`."""
 
 from __future__ import annotations
 

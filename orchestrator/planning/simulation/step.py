@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 
+from orchestrator.planning.cuts import layers_by_rank
 from orchestrator.planning.device import Machine
 from orchestrator.planning.layout import SPLIT, Layout, ModelShape
 from orchestrator.planning.simulation.collectives import Group, begun
@@ -240,20 +240,6 @@ def recomputed_share(shape: ModelShape, layout: Layout) -> float:
     if not layout.recompute_layers:
         return float(layout.recompute != "none")
     return min(layout.recompute_layers * layout.stages / max(shape.layers, 1), 1.0)
-
-
-def layers_by_rank(layers: int, layout: Layout) -> tuple[int, ...]:
-    """Layers of each rank of the pipeline."""
-    return _by_rank(layers, layout.pp, layout.schedule, layout.virtual, layout.first_less, layout.last_less)
-
-
-@lru_cache(maxsize=4096)
-def _by_rank(
-    layers: int, pp: int, schedule: str, virtual: int, first_less: int, last_less: int
-) -> tuple[int, ...]:
-    layout = Layout(pp, schedule=schedule, virtual=virtual, first_less=first_less, last_less=last_less)
-    ranks = (layout.stages_of(rank) for rank in range(pp))
-    return tuple(sum(layout.layers_of(layers, stage)[1] for stage in stages) for stages in ranks)
 
 
 def busiest(shape: ModelShape, layout: Layout, machine: Machine, program: Program) -> float:

@@ -17,7 +17,8 @@ from orchestrator.planning.device import Machine
 from orchestrator.planning.layout import Layout, ModelShape
 from orchestrator.planning.memory import MEMORY_SHARE
 from orchestrator.planning.model_shape import model_shape
-from orchestrator.planning.plan import TIE, Planner, plan, predict
+from orchestrator.planning.plan import TIE, plan, predict
+from orchestrator.planning.planner import Planner
 from orchestrator.planning.profile import load
 from orchestrator.planning.simulation.step import DEEPSPEED
 from workloads.describe import describe
@@ -328,11 +329,11 @@ def test_a_number_of_workers_is_planned_for_once(monkeypatch: pytest.MonkeyPatch
     """The controller asks at every look while there is room for more."""
     asked: list[int] = []
 
-    def counted(spec: JobSpec, shape: ModelShape, workers: int, machine: Machine) -> Any:
+    def counted(spec: JobSpec, shape: ModelShape, workers: int, *rest: Any) -> Any:
         asked.append(workers)
-        return plan(spec, shape, workers, machine)
+        return plan(spec, shape, workers, *rest)
 
-    monkeypatch.setattr("orchestrator.planning.plan.plan", counted)
+    monkeypatch.setattr("orchestrator.planning.planner.plan", counted)
     planner = Planner(job(), TINY, ROOMY)
     first = [planner.choose(workers) for workers in (0, 1, 2)]
     assert [planner.choose(workers) for workers in (0, 1, 2)] == first
