@@ -25,7 +25,7 @@ SURE = 0.84
 formula (docs/guides/planning.md), and such a layout is made to need nearly all that it may."""
 
 
-BEYOND = 2.0
+BEYOND = 1.5
 """A layout that needs so many times what is offered is tried with no other cut: it would move too few layers."""
 
 
@@ -84,6 +84,8 @@ def _searched(
     virtual = spec.train.virtual_shards if spec.train.determinism == "bitwise" else 0
     axes = [_degrees(shape, workers, axis, pins, reject) for axis in ("pp", "cp", "tp", "ep")]
     recomputes = _choices(pins, "recompute", ("none",) if shape.no_recompute else _recomputes(gpu))
+    some = pins.get("recompute_layers", 0)
+    recomputes = [each for each in recomputes if not some or each != "none"] or recomputes
     for pp, cp, tp, ep in itertools.product(*axes):
         replica = pp * cp * tp
         if replica * ep > workers:
@@ -104,6 +106,7 @@ def _searched(
             _divisors_up_to(micros, batch // widest.dp), schedules
         ):
             layout = widest.but(micro_batch=micro, schedule=schedule, virtual=several)
+            layout = layout.but(recompute=recomputes[0], recompute_layers=some)
             if layout.problems(shape, batch):  # and so with any sharding
                 yield layout.but(zero=zeros[0], recompute=recomputes[0])
                 continue
@@ -112,8 +115,8 @@ def _searched(
                 if (schedule, several, zero, shard) in too_large:  # with a smaller micro-batch already
                     continue
                 kept = _cut(layout.but(zero=zero, shard=shard, recompute=recomputes[0]), ways, room)
-                least = _cut(kept.but(recompute=recomputes[-1]), ways, room)
                 tight = room.is_tight(kept)
+                least = _cut(kept.but(recompute=recomputes[-1]), ways, room) if tight else kept
                 if tight and room.is_tight(least) and not (gpu and _offloads(least, room)):
                     too_large.add((schedule, several, zero, shard))
                     if not alone or zero == zeros[0]:
@@ -121,8 +124,10 @@ def _searched(
                     continue
                 # what fits need not be recomputed, which only takes longer
                 for recompute in recomputes if tight else recomputes[:1]:
-                    sharded = _cut(kept.but(recompute=recompute), ways, room)
-                    sharded = _recomputed(shape, sharded, pins, room)
+                    sharded = kept
+                    if recompute != kept.recompute:
+                        sharded = least if recompute == least.recompute else kept.but(recompute=recompute)
+                        sharded = _recomputed(shape, _cut(sharded, ways, room), pins, room)
                     if not alone or zero == zeros[0]:
                         yield sharded
                     elif not room.is_tight(sharded):
@@ -144,10 +149,11 @@ def _schedules(shape: ModelShape, pp: int, pins: Mapping[str, Any]) -> list[tupl
 def _cut(layout: Layout, ways: Sequence[tuple[int, int]], room: Room) -> Layout:
     """The layout under the first of these cuts of its pipeline with which it fits; if it fits with none, under the
     first. They are those whose busiest rank has least to compute first."""
-    found = [layout.but(first_less=first, last_less=last) for first, last in ways]
-    if room.share(found[0]) > BEYOND:
-        return found[0]
-    return next((each for each in found if not room.is_tight(each)), found[0])
+    best = layout.but(first_less=ways[0][0], last_less=ways[0][1])
+    if len(ways) == 1 or not 1.0 < room.share(best) <= BEYOND:
+        return best
+    others = (layout.but(first_less=first, last_less=last) for first, last in ways[1:])
+    return next((each for each in others if not room.is_tight(each)), best)
 
 
 def _ways(

@@ -49,6 +49,7 @@ def found(spec: JobSpec, workers: int = 8) -> list[Layout]:
         {"offload": "optimizer", "zero": 1},
         {"pp": 2, "schedule": "interleaved", "virtual": 3},
         {"pp": 4, "first_less": 1, "last_less": 0},
+        {"recompute_layers": 2, "pp": 2},
     ],
 )
 def test_what_is_pinned_stays_and_the_rest_is_searched(pins: dict[str, Any]) -> None:
