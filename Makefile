@@ -14,7 +14,7 @@ QUICK := not slow and not gpu and not bench
 BY_FILE := --numprocesses 3 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart example-reviews example-chat example-preferences example-chain example-summarise test test-unit test-dist test-ray test-long test-partition test-traced check-kubernetes soak test-gpu bench-gpu bench docs check format lock clean
+.PHONY: help install quickstart example-reviews example-chat example-preferences example-chain example-summarise test test-unit test-dist test-ray test-long test-partition test-traced check-kubernetes soak test-gpu bench-gpu bench-planner bench docs check format lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-20s %s\n", $$1, $$2}'
@@ -92,6 +92,9 @@ test-gpu: install ## what needs a GPU, in ten minutes on one that reaches no net
 
 bench-gpu: install ## speed, memory and predictions on one GPU, in ten minutes
 	timeout 600 $(BIN)/python tests/gpu/bench_gpu.py
+
+bench-planner: install ## predicted and measured steps of random small jobs, and the same jobs twice: 12 minutes, on a quiet machine
+	OMP_NUM_THREADS=1 $(BIN)/python tests/bench/bench_planning.py 12 19
 
 bench: install ## measurements; their tables are in docs/benchmarks.md
 	$(BIN)/python tests/bench/bench_overhead.py

@@ -121,15 +121,14 @@ def _sequence(
 ) -> list[Published]:  # fmt: skip
     shape = gpt(layers, hidden, heads)
     schedule = "interleaved" if chunks > 1 else "1f1b"
-    program = replace(MEGATRON, chunks=chunks)
-    base = {"pp": pp, "tp": 8, "micro_batch": micro, "schedule": schedule}
+    base = {"pp": pp, "tp": 8, "micro_batch": micro, "schedule": schedule, "virtual": max(chunks, 2)}
     layouts = [
         ("full recomputation", Layout(**base, recompute="full"), full),
         ("sequence, selective", Layout(**base, recompute="selective", sequence=True), selective),
     ]
     source = "Korthikanti et al., 2022, table 5"
     return [
-        Published(f"GPT {name}, {how}", source, "a100-80", shape, layout, batch, seconds, program)
+        Published(f"GPT {name}, {how}", source, "a100-80", shape, layout, batch, seconds)
         for how, layout, seconds in layouts
     ]
 
@@ -204,10 +203,12 @@ TORCHTITAN = [
 def _report(gpus: int, dp: int, batch: int, cp: int, length: int, tflops: float) -> Published:
     """A row of the Llama 3 report: 16 stages, TP 8, `batch` sequences a data-parallel rank."""
     shape = llama(405.9e9, 126, 16384, 128, 8, 53248, length)
-    layout = Layout(pp=16, dp=dp, cp=cp, tp=8, micro_batch=1, schedule="interleaved", sequence=True, zero=1)
+    layout = Layout(
+        pp=16, dp=dp, cp=cp, tp=8, micro_batch=1, schedule="interleaved", sequence=True, zero=1, virtual=8
+    )
     work = 6.0 * 405.9e9 + 6.0 * 126 * 16384 * length
     seconds = work * batch * dp * length / (gpus * tflops * 1e12)
-    program = Program(2, gather_width=2, gradient_width=4, carried_width=2, chunks=8, compiled=True)
+    program = Program(2, gather_width=2, gradient_width=4, carried_width=2, compiled=True)
     return Published(
         f"Llama 3 405B, {gpus} GPUs, {length} tokens", "Llama 3 report, table 4", "h100", shape, layout,
         batch * dp, seconds, program, "eight stages a rank, micro-batch 1, causal FLOPs",

@@ -207,13 +207,15 @@ def _plan(
     from orchestrator.cli import plan_table as planning_text
     from orchestrator.cli.cluster_plan import read_cluster, show_forecast
     from orchestrator.control.forecast_table import forecast
+    from orchestrator.launch.on_paper import check_on_paper
     from orchestrator.launch.places import check_places, check_written
-    from orchestrator.launch.preflight import check_here, check_job
-    from orchestrator.planning import plan as planning
+    from orchestrator.launch.preflight import check_here
     from orchestrator.planning.frontier import frontier
     from orchestrator.planning.machines import machine_for, on_paper
+    from orchestrator.planning.planner import planned
 
     cluster = None
+    assumed: list[str] = []
     if at:
         cluster, workers = read_cluster(at)
         device = cluster.device
@@ -225,7 +227,8 @@ def _plan(
         spec = spec.model_copy(update={"resources": resources})
     if device:
         spec, machine = on_paper(spec, device)
-        job = check_job(spec)
+        job, assumed = check_on_paper(spec)
+        spec = job.spec
     else:
         if run is not None:
             check_places(spec, run)
@@ -234,7 +237,7 @@ def _plan(
         machine = machine_for(None, spec.resources.per_worker.bundle, spec.train.precision)
     # on paper a layout given by hand is predicted though it may not fit
     must_fit = device is None or spec.searches_layout
-    found = planning.plan(spec, job.shape, spec.resources.workers.max, machine, must_fit)
+    found = planned(spec, job.shape, spec.resources.workers.max, machine, must_fit)
     if run is not None and device is None:
         _check_begins(job, run)
     from orchestrator.tracing.of_plan import traced_memory
@@ -252,10 +255,13 @@ def _plan(
     told = forecast(spec, job.shape, found, cluster) if cluster else None
     points = frontier(spec, job.shape, spec.resources.workers.max, machine) if by_workers else []
     if as_json:
-        more = {"frontier": [point.to_json() for point in points]} if by_workers else {}
+        more: dict[str, Any] = {"frontier": [point.to_json() for point in points]} if by_workers else {}
+        more |= {"assumed": assumed} if assumed else {}
         return traced.told(found, on_cpu) | more | ({"cluster": told} if told else {})
     planning_text.show(spec, job.shape, found)
     planning_text.show_memory(found, traced, on_cpu)
+    for line in assumed:
+        print(f"Assumed: {line}.")
     if by_workers:
         planning_text.show_frontier(points)
     if told:

@@ -20,12 +20,12 @@ def smoke_of(spec: JobSpec) -> JobSpec:
     from orchestrator.job.smoke import smoke_of as small
     from orchestrator.launch.preflight import check_here
     from orchestrator.planning.machines import machine_for
-    from orchestrator.planning.plan import plan
+    from orchestrator.planning.planner import planned
     from orchestrator.resolve.resolved_job import resolve
 
     def layout_of(job: JobSpec) -> Layout | None:
         try:
-            found = plan(job, shape, job.resources.workers.max, machine).chosen.layout
+            found = planned(job, shape, job.resources.workers.max, machine).chosen.layout
         except InputError:  # there is none: `preflight` says why
             return None
         return replace(found, micro_batch=1)
@@ -49,7 +49,7 @@ def dry_run_of(
     from orchestrator.launch.preflight import preflight
     from orchestrator.launch.run import done_already
     from orchestrator.planning.machines import machine_for
-    from orchestrator.planning.plan import plan
+    from orchestrator.planning.planner import planned
     from orchestrator.resolve.continued import begun_from
     from orchestrator.tracing.of_plan import traced_memory
 
@@ -57,7 +57,7 @@ def dry_run_of(
     job = preflight(spec, directory, until, address)
     source, commit = begun_from(spec, directory, check_same_run(spec, directory))
     machine = machine_for(None, spec.resources.per_worker.bundle, spec.train.precision)
-    found = plan(spec, job.shape, spec.resources.workers.max, machine)
+    found = planned(spec, job.shape, spec.resources.workers.max, machine)
     traced, on_cpu = traced_memory(job, found.chosen.layout), not spec.resources.per_worker.gpu
     begins = "does nothing: it is finished" if done else "begins anew"
     if commit is not None and not done:

@@ -33,7 +33,7 @@ from orchestrator.job.outcome import ENDED
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning.layout import Layout
 from orchestrator.planning.machines import told
-from orchestrator.planning.plan import Planner
+from orchestrator.planning.planner import Planner
 from orchestrator.resolve.base import NO_BASE, base_json, bases_of, same_base
 from orchestrator.resolve.continued import begun_from, take_over
 from orchestrator.resolve.prepared_data import PreparedData, is_whole, keep_excerpt

@@ -15,7 +15,8 @@ from orchestrator.job.spec import JobSpec
 from orchestrator.planning.cluster_file import ClusterFile, Market
 from orchestrator.planning.host_memory import state_bytes
 from orchestrator.planning.layout import Layout, ModelShape
-from orchestrator.planning.plan import Plan, Planner
+from orchestrator.planning.plan import Plan
+from orchestrator.planning.planner import Planner
 
 SPARES = (0, 1, 2, 4, 8, 16, 32)
 LIVES = 5

@@ -13,7 +13,7 @@ from typing import IO, Any
 from cluster.workers.program import command_of
 from orchestrator.job.spec import JobSpec, dump
 from orchestrator.planning.layout import Layout
-from orchestrator.planning.plan import Planner
+from orchestrator.planning.planner import Planner
 
 AFTER = 120.0
 """Seconds that a layout has trained before it is traced, which takes some seconds of a processor: too many for a short

@@ -18,7 +18,7 @@ from orchestrator.job.spec import JobSpec
 from orchestrator.planning.host_memory import check_workers_memory
 from orchestrator.planning.layout import Layout, ModelShape
 from orchestrator.planning.machines import machine_for
-from orchestrator.planning.plan import Planner
+from orchestrator.planning.planner import Planner
 from orchestrator.resolve.base import Base
 from orchestrator.resolve.continued import Source
 from orchestrator.resolve.prepared_data import PreparedData

@@ -69,10 +69,7 @@ def load(uri: str, special_tokens: Sequence[str], added: Sequence[str] = ()) -> 
     Raises InputError if there is no tokenizer, or none of its tokens can end a document.
     """
     where = f"data.tokenizer {uri}"
-    head, _, tail = uri.rpartition("/")
-    head = head or ("/" if uri.startswith("/") else ".")
-    named = tail.endswith((".json", tiktoken_file.SUFFIX))
-    folder, name = (DataFolder(head), tail) if named else (DataFolder(uri), "tokenizer.json")
+    folder, name = _place(uri)
     try:
         config = folder.read_json("tokenizer_config.json") or {}
         if name.endswith(tiktoken_file.SUFFIX):
@@ -93,6 +90,25 @@ def load(uri: str, special_tokens: Sequence[str], added: Sequence[str] = ()) -> 
             "no token ends a document", where, "name eos_token in a tokenizer_config.json beside it"
         )
     return found[0], dict(found[1])
+
+
+def is_there(uri: str) -> bool:
+    """Whether there is a file where `load` looks for the tokenizer. Raises InputError if that cannot be told."""
+    folder, name = _place(uri)
+    try:
+        return folder.read(name) is not None
+    except InputError:
+        raise
+    except Exception as error:  # every file system has its own kind
+        raise InputError(f"cannot be read ({error})", f"data.tokenizer {uri}") from None
+
+
+def _place(uri: str) -> tuple[DataFolder, str]:
+    head, _, tail = uri.rpartition("/")
+    head = head or ("/" if uri.startswith("/") else ".")
+    if tail.endswith((".json", tiktoken_file.SUFFIX)):
+        return DataFolder(head), tail
+    return DataFolder(uri), "tokenizer.json"
 
 
 @lru_cache(maxsize=4)  # a command asks several times, and each takes a tenth of a second

@@ -31,8 +31,22 @@ class ParallelSpec(StrictModel):
     )
     micro_batch: Positive | None = Field(default=None, description="sequences that a rank computes at once")
     recompute: Literal["none", "selective", "full"] = "none"
+    recompute_layers: int = Field(
+        default=0,
+        ge=0,
+        description="recompute the first layers of each pipeline stage alone; 0 is all of them",
+    )
     schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble", "zbv"] = Field(
         default="1f1b", description="pipeline schedule"
+    )
+    virtual: int = Field(
+        default=2, ge=2, le=64, description="stages of a rank under interleaved and zero_bubble schedules"
+    )
+    first_less: int = Field(
+        default=0, ge=0, le=1000, description="layers that the embedding counts as where a pipeline is cut"
+    )
+    last_less: int = Field(
+        default=1, ge=0, le=1000, description="layers that the head counts as where a pipeline is cut"
     )
     sequence: bool = Field(
         default=False,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -64,6 +64,11 @@ class ResourceSpec(StrictModel):
     must_fit: bool = Field(
         default=True,
         description="whether a run is refused that is predicted to need more memory than its workers have",
+    )
+    objective: Literal["time", "cost"] = Field(
+        default="time",
+        description="how many workers are taken: time takes all that make a step faster; cost as many as take least of "
+        "all workers' time together, if the run is then predicted to end within limits.hours",
     )
     spares: Count = Field(default=0, description="idle workers, started and with all imports done")
     notices: str | None = Field(

@@ -45,7 +45,7 @@ from orchestrator.job.paths import absolute, resolve_paths
 from orchestrator.job.spec import JobSpec, parse
 from orchestrator.launch.preflight import check_job
 from orchestrator.planning.machines import machine_for
-from orchestrator.planning.plan import Planner
+from orchestrator.planning.planner import Planner
 from orchestrator.resolve.base import base_json, bases_of
 from orchestrator.resolve.commit_model import as_begun
 from orchestrator.resolve.continued import begun_from, take_over

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.job.parallel import ParallelSpec
 from orchestrator.job.spec import JobSpec
+from orchestrator.planning.cuts import cuts, layers_by_rank
 from orchestrator.planning.engine_rules import engine_problems
 from orchestrator.planning.layout import Layout, ModelShape, divisors, split_problems
 from orchestrator.planning.legal_layouts import fit, shard_of
@@ -15,6 +18,28 @@ from orchestrator.planning.legal_layouts import fit, shard_of
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 SEARCHED = ("1f1b", "interleaved", "zbv")
 """Schedules that are searched: the others are slower than one of these, and need no less memory."""
+VIRTUAL = 4
+"""Stages of a rank that interleaves them, in a search."""
+SURE = 0.84
+"""Share of the memory that a layout may need which recomputes only some layers: a trace may say so much more than the
+formula (docs/guides/planning.md), and such a layout is made to need nearly all that it may."""
+
+
+BEYOND = 1.5
+"""A layout that needs so many times what is offered is tried with no other cut: it would move too few layers."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a search asks about a layout: which `share` of the memory that a worker offers it needs, and how many times
+    as long as a layer its embedding and its head take."""
+
+    share: Callable[[Layout], float]
+    ends: Callable[[Layout], tuple[float, float]]
+
+    def is_tight(self, layout: Layout) -> bool:
+        """Whether it does not fit."""
+        return self.share(layout) > 1.0
 
 
 def candidates(
@@ -23,10 +48,10 @@ def candidates(
     workers: int,
     per_node: int,
     reject: Callable[[tuple[Layout, str]], None],
-    is_tight: Callable[[Layout], bool],
+    room: Room,
 ) -> Iterator[Layout]:
     """Every layout to consider on at most `workers` ranks, `per_node` of which share a node. Degrees that the model
-    cannot have at all are rejected with the reason; state is offloaded where memory `is_tight`."""
+    cannot have at all are rejected with the reason; state is offloaded where there is no `room`."""
     batch = spec.train.global_batch
     virtual = spec.train.virtual_shards if spec.train.determinism == "bitwise" else 0
     micros = [batch // virtual] if virtual else [m for m in MICRO_BATCHES if m <= batch]
@@ -40,7 +65,7 @@ def candidates(
         return
     pins = asked.pins if isinstance(asked, ParallelSpec) else {}
     micros = [pins["micro_batch"]] if "micro_batch" in pins else micros
-    for layout in _searched(spec, shape, workers, per_node, micros, pins, reject, is_tight):
+    for layout in _searched(spec, shape, workers, per_node, micros, pins, reject, room):
         if all(getattr(layout, key) == value for key, value in pins.items()):
             yield layout
 
@@ -53,17 +78,19 @@ def _searched(
     micros: Sequence[int],
     pins: Mapping[str, Any],
     reject: Callable[[tuple[Layout, str]], None],
-    is_tight: Callable[[Layout], bool],
+    room: Room,
 ) -> Iterator[Layout]:
     batch, gpu = spec.train.global_batch, spec.resources.per_worker.gpu > 0
     virtual = spec.train.virtual_shards if spec.train.determinism == "bitwise" else 0
     axes = [_degrees(shape, workers, axis, pins, reject) for axis in ("pp", "cp", "tp", "ep")]
     recomputes = _choices(pins, "recompute", ("none",) if shape.no_recompute else _recomputes(gpu))
+    some = pins.get("recompute_layers", 0)
+    recomputes = [each for each in recomputes if not some or each != "none"] or recomputes
     for pp, cp, tp, ep in itertools.product(*axes):
         replica = pp * cp * tp
         if replica * ep > workers:
             continue
-        schedules = _choices(pins, "schedule", SEARCHED if pp > 1 else ("1f1b",))
+        schedules = _schedules(shape, pp, pins)
         # as fast as without in every prediction, with less memory
         sliced = gpu and tp > 1 and not shape.no_sequence_split and shape.sequence_length % (tp * cp) == 0
         (sequence,) = _choices(pins, "sequence", (sliced,))
@@ -74,31 +101,82 @@ def _searched(
         alone = widest.dp * cp == 1  # nothing to shard, but DeepSpeed can offload it
         zeros = _choices(pins, "zero", (0,) if alone and not gpu else range(4))
         shards = _choices(pins, "shard", _shards(widest, per_node) if gpu else (0,))
-        too_large: set[tuple[str, int, int]] = set()
-        for micro, schedule in itertools.product(_divisors_up_to(micros, batch // widest.dp), schedules):
-            layout = widest.but(micro_batch=micro, schedule=schedule)
+        too_large: set[tuple[str, int, int, int]] = set()
+        for micro, (schedule, several) in itertools.product(
+            _divisors_up_to(micros, batch // widest.dp), schedules
+        ):
+            layout = widest.but(micro_batch=micro, schedule=schedule, virtual=several)
+            layout = layout.but(recompute=recomputes[0], recompute_layers=some)
             if layout.problems(shape, batch):  # and so with any sharding
                 yield layout.but(zero=zeros[0], recompute=recomputes[0])
                 continue
+            ways = _ways(shape, layout, pins, room)
             for zero, shard in [(z, s) for z in zeros for s in (shards if z > 1 else (0,))]:
-                if (schedule, zero, shard) in too_large:  # with a smaller micro-batch already
+                if (schedule, several, zero, shard) in too_large:  # with a smaller micro-batch already
                     continue
-                kept = layout.but(zero=zero, shard=shard, recompute=recomputes[0])
-                least = kept.but(recompute=recomputes[-1])
-                tight = is_tight(kept)
-                if tight and is_tight(least) and not (gpu and _offloads(least, is_tight)):
-                    too_large.add((schedule, zero, shard))
+                kept = _cut(layout.but(zero=zero, shard=shard, recompute=recomputes[0]), ways, room)
+                tight = room.is_tight(kept)
+                least = _cut(kept.but(recompute=recomputes[-1]), ways, room) if tight else kept
+                if tight and room.is_tight(least) and not (gpu and _offloads(least, room)):
+                    too_large.add((schedule, several, zero, shard))
                     if not alone or zero == zeros[0]:
                         yield least  # the others need more
                     continue
                 # what fits need not be recomputed, which only takes longer
                 for recompute in recomputes if tight else recomputes[:1]:
-                    sharded = kept.but(recompute=recompute)
+                    sharded = kept
+                    if recompute != kept.recompute:
+                        sharded = least if recompute == least.recompute else kept.but(recompute=recompute)
+                        sharded = _recomputed(shape, _cut(sharded, ways, room), pins, room)
                     if not alone or zero == zeros[0]:
                         yield sharded
-                    elif not is_tight(sharded):
+                    elif not room.is_tight(sharded):
                         continue
-                    yield from _variants(spec, shape, sharded, pins, is_tight)
+                    yield from _variants(spec, shape, sharded, pins, room)
+
+
+def _schedules(shape: ModelShape, pp: int, pins: Mapping[str, Any]) -> list[tuple[str, int]]:
+    """The schedules to try, each with its stages a rank: of interleaved ones VIRTUAL where there are layers for so
+    many, since more make the bubble shorter and need less memory."""
+    found: list[tuple[str, int]] = []
+    for schedule in _choices(pins, "schedule", SEARCHED if pp > 1 else ("1f1b",)):
+        several = pp > 1 and schedule in ("interleaved", "zero_bubble")
+        most = VIRTUAL if several and VIRTUAL * pp <= (shape.stages or shape.layers) else 2
+        found += [(schedule, each) for each in _choices(pins, "virtual", (most,))]
+    return found
+
+
+def _cut(layout: Layout, ways: Sequence[tuple[int, int]], room: Room) -> Layout:
+    """The layout under the first of these cuts of its pipeline with which it fits; if it fits with none, under the
+    first. They are those whose busiest rank has least to compute first."""
+    best = layout.but(first_less=ways[0][0], last_less=ways[0][1])
+    if len(ways) == 1 or not 1.0 < room.share(best) <= BEYOND:
+        return best
+    others = (layout.but(first_less=first, last_less=last) for first, last in ways[1:])
+    return next((each for each in others if not room.is_tight(each)), best)
+
+
+def _ways(
+    shape: ModelShape, layout: Layout, pins: Mapping[str, Any], room: Room
+) -> Sequence[tuple[int, int]]:
+    """The cuts to try of a pipeline."""
+    if layout.pp == 1 or "first_less" in pins or "last_less" in pins or shape.stages not in (0, shape.layers):
+        return ((pins.get("first_less", 0), pins.get("last_less", 1)),)
+    return cuts(shape.layers, layout.pp, layout.schedule, layout.virtual, *room.ends(layout))
+
+
+def _recomputed(shape: ModelShape, layout: Layout, pins: Mapping[str, Any], room: Room) -> Layout:
+    """The layout with as few of its layers recomputed as there is room for, since more take longer. What a rank needs
+    falls with their number, and for the rank that needs most never more slowly at first than later: so what lies on
+    the line between none and all is enough."""
+    if layout.recompute == "none" or {"recompute_layers", "recompute"} & set(pins):
+        return layout
+    most = -(-max(layers_by_rank(shape.layers, layout)) // (layout.stages // layout.pp))
+    none, every = room.share(layout.but(recompute="none")), room.share(layout)
+    if every > SURE or none <= every or shape.stages not in (0, shape.layers):
+        return layout
+    few = math.ceil(most * (none - SURE) / (none - every))
+    return layout.but(recompute_layers=max(few, 1)) if few < most else layout
 
 
 def _divisors_up_to(micros: Sequence[int], share: int) -> list[int]:
@@ -106,11 +184,11 @@ def _divisors_up_to(micros: Sequence[int], share: int) -> list[int]:
     return sorted({max(d for d in divisors(share) if d <= micro) for micro in micros})
 
 
-def _offloads(layout: Layout, is_tight: Callable[[Layout], bool]) -> bool:
+def _offloads(layout: Layout, room: Room) -> bool:
     """Whether it would fit if all were in the host's memory that can be."""
     if layout.dp < layout.world:
-        return not is_tight(layout.but(offload="optimizer"))
-    return not is_tight(layout.but(engine="deepspeed", offload="parameters"))
+        return not room.is_tight(layout.but(offload="optimizer"))
+    return not room.is_tight(layout.but(engine="deepspeed", offload="parameters"))
 
 
 def _choices(pins: Mapping[str, Any], key: str, otherwise: Sequence[Any]) -> Sequence[Any]:
@@ -154,11 +232,11 @@ def _variants(
     shape: ModelShape,
     layout: Layout,
     pins: Mapping[str, Any],
-    is_tight: Callable[[Layout], bool],
+    room: Room,
 ) -> Iterator[Layout]:
     """The legal variants of a layout: on DeepSpeed, and with state offloaded if a GPU's memory does not suffice."""
     gpu = spec.resources.per_worker.gpu and spec.train.determinism != "bitwise"
-    tight = gpu and "offload" not in pins and is_tight(layout)
+    tight = gpu and "offload" not in pins and room.is_tight(layout)
     offloads = _choices(pins, "offload", ("none", "optimizer", "parameters") if tight else ("none",))
     # DeepSpeed is data parallel only, and shards at least optimiser state
     engines = ("torch", "deepspeed") if layout.zero and layout.dp == layout.world else ("torch",)

@@ -41,6 +41,7 @@ class Machine:
         per_node: workers on a node.
         inside, between: the links between workers of a node and of different nodes.
         host_bandwidth: bytes per second between the device and its host's memory.
+        host_memory: bytes of that for each worker.
         watts: power of the worker at full load.
         name: of the profile that it is from.
         stands_for: the device as which it is taken, of which there is no profile; empty if it is that of its profile.
@@ -65,6 +66,7 @@ class Machine:
     inside: Link = Link(1e-4, 1e9)
     between: Link = Link(1e-4, 1e9)
     host_bandwidth: float = 2e10
+    host_memory: float = math.inf
     watts: float = 0.0
     name: str = ""
     stands_for: str = ""

@@ -10,6 +10,7 @@ from orchestrator.job.spec import JobSpec
 from orchestrator.planning.device import Machine
 from orchestrator.planning.layout import Layout, ModelShape
 from orchestrator.planning.plan import plan
+from orchestrator.planning.planner import widths
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,7 @@ def frontier(spec: JobSpec, shape: ModelShape, workers: int, machine: Machine) -
     Raises InputError if no layout on so many is legal and fits.
     """
     points: dict[int, Point] = {}
-    widths = [2**power for power in range(workers.bit_length()) if 2**power < workers]
-    for width in (*widths, workers):
+    for width in widths(1, workers):
         try:
             found = plan(spec, shape, width, machine)
         except InputError:

@@ -13,78 +13,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from orchestrator.planning.shape import ModelShape as ModelShape
+from orchestrator.planning.stages import layers_of
+
 AXES = ("pp", "dp", "cp", "tp")
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble", "zbv")
-TWO_STAGES = ("interleaved", "zero_bubble", "zbv")
-"""Schedules under which each rank runs two stages."""
+SEVERAL_STAGES = ("interleaved", "zero_bubble", "zbv")
+"""Schedules under which each rank runs several stages: of ZB-V two."""
 SPLIT = ("zero_bubble", "zbv")
 """Schedules that run the backward pass in two halves: for the input of a stage, and later for its weights."""
-
-
-@dataclass(frozen=True)
-class ModelShape:
-    """The sizes of a model that layout, memory and time depend on.
-
-    Attributes:
-        stages: most pipeline stages; 0 is as many as layers.
-        head_dim: numbers of an attention head; 0 is hidden / heads.
-        gated: whether a feed-forward block has two matrices up.
-        causal: whether a token attends only to those before it.
-        tied: whether embedding and output projection are one weight.
-        capped: whether scores of attention are capped, which no fused kernel does.
-        expert_feedforward: columns of one expert.
-        experts_per_token, shared_experts: experts that a token uses, of those it is routed to and of those all use.
-        expert_layers: layers that have experts.
-        no_model_split: why neither tensors nor layers can be divided between ranks; empty if they can.
-        heads_split: whether tensor parallelism splits the attention heads.
-        no_tensor_split, no_pipeline_split: why tensors, or layers, cannot be.
-        no_context_split, no_sequence_split: why the sequence cannot be split over context-parallel or tensor-parallel
-            ranks; empty if it can.
-        no_recompute: why layers cannot be recomputed; empty if they can.
-        uneven_vocabulary: whether the vocabulary may be split into unequal parts.
-        expert_share: share of the parameters that belong to experts.
-        trained_share: share of the parameters that are trained.
-        quantised_share: share of the parameters that are kept in 4 bits.
-        chunked_head: whether the loss is computed in chunks of tokens, so that logits never stand whole.
-    """
-
-    parameters: int
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    feedforward: int
-    vocabulary: int
-    sequence_length: int
-    experts: int = 0
-    flops_per_token: float = 0.0
-    stages: int = 0
-    expert_feedforward: int = 0
-    no_model_split: str = ""
-    no_tensor_split: str = ""
-    no_pipeline_split: str = ""
-    heads_split: bool = True
-    no_context_split: str = ""
-    no_sequence_split: str = ""
-    no_recompute: str = ""
-    uneven_vocabulary: bool = True
-    expert_share: float = 0.0
-    trained_share: float = 1.0
-    quantised_share: float = 0.0
-    chunked_head: bool = True
-    head_dim: int = 0
-    gated: bool = False
-    causal: bool = True
-    tied: bool = False
-    capped: bool = False
-    experts_per_token: int = 0
-    shared_experts: int = 0
-    expert_layers: int = 0
-
-    @property
-    def head_size(self) -> int:
-        """Numbers of an attention head."""
-        return self.head_dim or max(self.hidden // self.heads, 1)
 
 
 @dataclass(frozen=True)
@@ -94,6 +31,9 @@ class Layout:
 
     Attributes:
         shard: replicas over which ZeRO 2 and 3 divide a copy of the weights; 0 is all of them.
+        virtual: stages of a rank under schedules that interleave them.
+        first_less, last_less: layers that the embedding and the head count as where a pipeline is cut.
+        recompute_layers: the first layers of each stage, which are recomputed; 0 is all of them.
     """
 
     pp: int = 1
@@ -109,6 +49,10 @@ class Layout:
     sequence: bool = False
     offload: str = "none"
     shard: int = 0
+    virtual: int = 2
+    first_less: int = 0
+    last_less: int = 1
+    recompute_layers: int = 0
 
     @property
     def replicas(self) -> int:
@@ -127,8 +71,12 @@ class Layout:
 
     @property
     def stages(self) -> int:
-        """Number of pipeline stages: two per rank under schedules that interleave them."""
-        return self.pp * (2 if self.pp > 1 and self.schedule in TWO_STAGES else 1)
+        """Number of pipeline stages: several per rank under schedules that interleave them."""
+        return self.pp * (self.virtual if self.pp > 1 and self.schedule in SEVERAL_STAGES else 1)
+
+    def layers_of(self, layers: int, stage: int) -> tuple[int, int]:
+        """(first layer, number of layers) of a stage, of so many layers."""
+        return layers_of(layers, stage, self.stages, self.first_less, self.last_less)
 
     def stages_of(self, pipeline_rank: int) -> list[int]:
         """The stages that the rank of that index on the pipeline axis runs, in order.
@@ -137,12 +85,15 @@ class Layout:
         """
         if self.stages == self.pp:
             return [pipeline_rank]
-        second = self.stages - 1 - pipeline_rank if self.schedule == "zbv" else self.pp + pipeline_rank
-        return [pipeline_rank, second]
+        if self.schedule == "zbv":
+            return [pipeline_rank, self.stages - 1 - pipeline_rank]
+        return list(range(pipeline_rank, self.stages, self.pp))
 
     def pipeline_rank_of(self, stage: int) -> int:
         """The index on the pipeline axis of the rank that runs a stage."""
-        return next(index for index in range(self.pp) if stage in self.stages_of(index))
+        if self.schedule == "zbv" and self.pp > 1:
+            return min(stage, self.stages - 1 - stage)
+        return stage % self.pp
 
     def coordinate(self, rank: int) -> dict[str, int]:
         """The index of `rank` on every axis."""
@@ -206,7 +157,12 @@ class Layout:
         extra += [f"ep{self.ep}"] if self.ep > 1 else []
         extra += [self.schedule] if self.pp > 1 else []
         extra += ["sequence"] if self.sequence else []
-        extra += [f"recompute-{self.recompute}"] if self.recompute != "none" else []
+        several = self.pp > 1 and self.schedule in SEVERAL_STAGES
+        extra += [f"virtual{self.virtual}"] if several and self.virtual != 2 else []
+        cut = self.pp > 1 and (self.first_less, self.last_less) != (0, 1)
+        extra += [f"less{self.first_less}-{self.last_less}"] if cut else []
+        again = f"recompute-{self.recompute}{self.recompute_layers or ''}"
+        extra += [again] if self.recompute != "none" else []
         extra += [f"offload-{self.offload}"] if self.offload != "none" else []
         extra += [f"shard{self.shard}"] if self.shard else []
         return " ".join([*degrees, *extra, f"zero{self.zero}", f"mb{self.micro_batch}"])
@@ -247,7 +203,7 @@ def split_problems(layout: Layout, shape: ModelShape) -> list[str]:
         )
     stages = shape.stages or shape.layers
     if layout.stages > max(stages, 1):
-        each = f", two a rank under {layout.schedule}" if layout.stages > layout.pp else ""
+        each = f", {layout.virtual} a rank under {layout.schedule}" if layout.stages > layout.pp else ""
         most = stages // (layout.stages // layout.pp) or 1
         found.append(
             f"pp {layout.pp} makes {layout.stages} stages{each}, and the model can be cut into {stages}; "
@@ -291,9 +247,64 @@ def _combinations(layout: Layout, shape: ModelShape) -> list[str]:
             f"shard {layout.shard} is no multiple of ep x cp, {layout.ep * layout.cp}: every copy has all experts and "
             "whole sequences; choose another shard"
         )
+    found += _cut(layout, shape)
     if layout.recompute != "none" and shape.no_recompute:
         found.append(f"recompute runs layers a second time, and {shape.no_recompute}; set recompute to none")
     return found
+
+
+def _cut(layout: Layout, shape: ModelShape) -> list[str]:
+    """Whether the layers can be dealt out, and some of each stage recomputed, as the layout says."""
+    found = []
+    if layout.virtual != 2 and (layout.pp == 1 or layout.schedule not in ("interleaved", "zero_bubble")):
+        found.append(
+            f"virtual {layout.virtual} is for pipelines whose ranks interleave stages; set schedule to interleaved or "
+            "zero_bubble, or leave virtual out"
+        )
+    if layout.recompute_layers and layout.recompute == "none":
+        found.append(
+            "recompute_layers says how many layers of a stage are recomputed, and recompute is none; set recompute to "
+            "full or selective, or leave it out"
+        )
+    if (layout.first_less, layout.last_less) == (0, 1):
+        return found
+    if layout.pp == 1:
+        found.append("first_less and last_less cut a pipeline, and pp is 1; leave them out")
+    layers = shape.stages or shape.layers
+    empty = _empty_stages(layers, layout.stages, layout.first_less, layout.last_less)
+    if empty and layout.stages <= layers:
+        found.append(
+            f"first_less {layout.first_less} and last_less {layout.last_less} leave stage {empty[0]} of "
+            f"{layout.stages} none of the {layers} layers; lower them"
+        )
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _empty_stages(layers: int, stages: int, first_less: int, last_less: int) -> tuple[int, ...]:
+    cut = (layers_of(layers, stage, stages, first_less, last_less)[1] for stage in range(stages))
+    return tuple(stage for stage, count in enumerate(cut) if not count)
+
+
+def _batches(layout: Layout, global_batch: int) -> list[str]:
+    """Whether the global batch divides into micro-batches that fill the pipeline."""
+    if global_batch % (layout.dp * layout.micro_batch):
+        return [
+            f"global_batch {global_batch} is not a multiple of {layout.dp} data-parallel ranks x "
+            f"micro-batch {layout.micro_batch}; choose a width or micro-batch that divides it"
+        ]
+    parts, pp = layout.accumulation(global_batch), layout.pp
+    if pp > 1 and layout.schedule != "gpipe" and parts < pp:
+        return [
+            f"schedule {layout.schedule} needs at least pp {pp} micro-batches, and there are {parts}; "
+            "lower micro_batch, or set schedule to gpipe"
+        ]
+    if pp > 1 and layout.schedule in ("interleaved", "zero_bubble") and parts % pp:
+        return [
+            f"schedule {layout.schedule} needs a multiple of pp {pp} micro-batches, and there are {parts}; "
+            "choose another micro_batch, or set schedule to 1f1b"
+        ]
+    return []
 
 
 def _engine(layout: Layout) -> list[str]:
@@ -319,27 +330,6 @@ def _engine(layout: Layout) -> list[str]:
             "offload parameters needs weights that are sharded over ranks; set zero to 3, or offload to optimizer"
         )
     return found
-
-
-def _batches(layout: Layout, global_batch: int) -> list[str]:
-    """Whether the global batch divides into micro-batches that fill the pipeline."""
-    if global_batch % (layout.dp * layout.micro_batch):
-        return [
-            f"global_batch {global_batch} is not a multiple of {layout.dp} data-parallel ranks x "
-            f"micro-batch {layout.micro_batch}; choose a width or micro-batch that divides it"
-        ]
-    parts, pp = layout.accumulation(global_batch), layout.pp
-    if pp > 1 and layout.schedule != "gpipe" and parts < pp:
-        return [
-            f"schedule {layout.schedule} needs at least pp {pp} micro-batches, and there are {parts}; "
-            "lower micro_batch, or set schedule to gpipe"
-        ]
-    if pp > 1 and layout.schedule in ("interleaved", "zero_bubble") and parts % pp:
-        return [
-            f"schedule {layout.schedule} needs a multiple of pp {pp} micro-batches, and there are {parts}; "
-            "choose another micro_batch, or set schedule to 1f1b"
-        ]
-    return []
 
 
 @lru_cache(maxsize=4096)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from dataclasses import replace
@@ -28,8 +29,9 @@ def machine_for(offer: Offer | None, bundle: Bundle, precision: str = "fp32") ->
     if bundle.gpu:
         name = offer.accelerator if offer else next(iter(Nvml().names()), "")
         if profile := of_accelerator(name):
-            return profile.machine(precision)
-        return replace(load(SMALLEST).machine(precision), stands_for=name or "a GPU without a name")
+            return replace(profile.machine(precision), host_memory=math.inf)  # that of the node is not known
+        small = replace(load(SMALLEST).machine(precision), host_memory=math.inf)
+        return replace(small, stands_for=name or "a GPU without a name")
     memory = offer.memory if offer else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     stored = calibrated()
     if stored is not None and stored.kind == "cpu":

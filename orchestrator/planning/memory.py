@@ -7,16 +7,15 @@ engine have them. Torch-free.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
 from orchestrator.job.records import PREFERENCES
 from orchestrator.job.spec import JobSpec
+from orchestrator.planning.cuts import layers_by_rank
 from orchestrator.planning.device import Machine
 from orchestrator.planning.layout import SPLIT, Layout, ModelShape
-from orchestrator.planning.simulation.step import local_parameters
+from orchestrator.planning.simulation.step import local_parameters, recomputed_share
 from orchestrator.planning.simulation.update import kept_numbers
-from orchestrator.planning.stages import layers_of
 
 MEMORY_SHARE = 0.8
 """Share of a worker's memory that a plan may use: allocators and libraries need the rest, on a GPU the contexts of the
@@ -92,10 +91,15 @@ def held(spec: JobSpec, shape: ModelShape, layout: Layout, indices: Sequence[int
     scores = tokens * shape.sequence_length * shape.heads / layout.tp if unfused else 0.0
     accumulation = max(layout.accumulation(spec.train.global_batch), 1)
     layer = _layer(spec, shape, layout, tokens) + SCORE_BYTES[layout.recompute][width] * scores
-    state = _states(spec, shape, layout) + _casts(spec, layout) * (1.0 - shape.quantised_share)
+    if layout.recompute_layers:
+        again, whole = recomputed_share(shape, layout), layout.but(recompute="none")
+        layer *= again
+        layer += (1.0 - again) * (_layer(spec, shape, whole, tokens) + SCORE_BYTES["none"][width] * scores)
+    state = _states(spec, shape, layout) + _casts(spec, shape, layout) * (1.0 - shape.quantised_share)
     found = []
     for index in indices:
-        layers, first, last = _part(shape.layers, layout.pp, layout.schedule, index)
+        layers = layers_by_rank(shape.layers, layout)[index]
+        first, last = index == 0, index == layout.pipeline_rank_of(layout.stages - 1)
         parameters = mean
         if layout.pp > 1:
             table = shape.vocabulary * shape.hidden / layout.tp
@@ -137,15 +141,6 @@ def _ahead(layout: Layout, index: int) -> float:
     return layout.pp
 
 
-@lru_cache(maxsize=4096)
-def _part(layers: int, pp: int, schedule: str, index: int) -> tuple[int, bool, bool]:
-    """Layers of the rank of that index on the pipeline axis, and whether it has the first and the last stage."""
-    layout = Layout(pp=pp, schedule=schedule)
-    stages = layout.stages_of(index)
-    count = sum(layers_of(layers, stage, layout.stages)[1] for stage in stages)
-    return count, 0 in stages, layout.stages - 1 in stages
-
-
 def _layer(spec: JobSpec, shape: ModelShape, layout: Layout, tokens: float) -> float:
     """Bytes that the forward pass of a layer keeps for the backward pass, on a rank: fitted to traces of GPT-2, Llama
     and Qwen3. Scores are not in it. In 16 bits norms and the residual stream stay in fp32."""
@@ -170,10 +165,11 @@ def _layer(spec: JobSpec, shape: ModelShape, layout: Layout, tokens: float) -> f
     return tokens * (outer + sent + (inner + each * columns) / layout.tp)
 
 
-def _casts(spec: JobSpec, layout: Layout) -> float:
-    """Bytes of a weight in 16 bits, which are kept from the forward to the backward pass."""
-    kept = layout.recompute == "none" and layout.zero < 3 and layout.engine == "torch"
-    return 2.0 if kept and spec.train.precision != "fp32" else 0.0
+def _casts(spec: JobSpec, shape: ModelShape, layout: Layout) -> float:
+    """Bytes of a weight in 16 bits, which are kept from the forward to the backward pass but by what is recomputed."""
+    if layout.zero == 3 or layout.engine != "torch" or spec.train.precision == "fp32":
+        return 0.0
+    return 2.0 * (1.0 - recomputed_share(shape, layout))
 
 
 def _head(spec: JobSpec, shape: ModelShape, tokens: float) -> float:
@@ -183,6 +179,17 @@ def _head(spec: JobSpec, shape: ModelShape, tokens: float) -> float:
     chunked = shape.chunked_head and spec.workload.objective not in PREFERENCES
     tokens = min(tokens, at_once) if chunked else tokens
     return 4.0 * shape.vocabulary * (3 * tokens + (shape.hidden if chunked else 0))
+
+
+def offloaded_bytes(spec: JobSpec, shape: ModelShape, layout: Layout) -> float:
+    """Bytes that a rank keeps in its host's memory instead of the device's: optimiser state, of DeepSpeed also
+    gradients and its copy of the weights, and with offloaded parameters the weights (Ren et al., 2021, section 4.1)."""
+    if layout.offload == "none":
+        return 0.0
+    deepspeed = layout.engine == "deepspeed"
+    each = 4.0 * kept_numbers(str(spec.train.optimizer.name), shape) + (8.0 if deepspeed else 0.0)
+    each = each * shape.trained_share + (4.0 if layout.offload == "parameters" else 0.0)
+    return each * local_parameters(shape, layout) / (layout.sharded if layout.zero else 1)
 
 
 def _states(spec: JobSpec, shape: ModelShape, layout: Layout) -> float:

@@ -6,10 +6,8 @@ cannot lose the best. Torch-free and ray-free.
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import heapq
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,32 +18,27 @@ from orchestrator.job.errors import InputError
 from orchestrator.job.parallel import cost_of
 from orchestrator.job.reference import Reference
 from orchestrator.job.spec import JobSpec
-from orchestrator.planning.candidates import candidates
+from orchestrator.planning.candidates import Room, candidates
 from orchestrator.planning.device import Machine
 from orchestrator.planning.engine_rules import engine_problems
-from orchestrator.planning.host_memory import worker_bytes
 from orchestrator.planning.layout import Layout, ModelShape
 from orchestrator.planning.legal_layouts import nearest
 from orchestrator.planning.memory import (
     MEMORY_SHARE,
-    fits,
-    needed_bytes,
+    offloaded_bytes,
     peak_by_stage,
     peak_bytes,
-    saved_bytes,
 )
 from orchestrator.planning.own_cost import Refusal, with_own
-from orchestrator.planning.simulation.operators import Program, needed_flops
+from orchestrator.planning.simulation.operators import Program
 from orchestrator.planning.simulation.step import (
     StepTime,
+    ends_in_layers,
     least_time,
     passes_time,
-    pipeline,
     step_time,
 )
 
-MOST_ACTIONS = 5000
-"""Forward passes of a pipeline's step beyond which plan.json has no timeline."""
 BEST = 10
 """How many layouts are predicted in full at least, where as many are legal."""
 TIE = 0.05
@@ -136,13 +129,14 @@ def _uncollected() -> Iterator[None]:
 
 @_uncollected()
 def plan(spec: JobSpec, shape: ModelShape, workers: int, machine: Machine, must_fit: bool = True) -> Plan:
-    """The best legal layout on at most `workers` ranks; without `must_fit` also of those that need more memory than
-    there is, as where the job says so and none fits.
+    """The fastest legal layout on at most `workers` ranks that fits; without `must_fit`, or where the job says so, that
+    which needs least memory if none does. What the job's objective asks for, `planner.planned` says.
 
     Raises InputError if a layout given by hand is illegal, or if none is legal and fits, with the reason.
     """
     offered = machine.memory * MEMORY_SHARE
     legal: list[tuple[Layout, float]] = []
+    large: list[tuple[Layout, float]] = []
     rejected: list[tuple[Layout, str]] = []
     batch, program = spec.train.global_batch, program_of(spec)
     sizes: dict[Layout, float] = {}
@@ -153,27 +147,35 @@ def plan(spec: JobSpec, shape: ModelShape, workers: int, machine: Machine, must_
             found = sizes[layout] = peak_bytes(spec, shape, layout)
         return found
 
-    for layout in candidates(
-        spec, shape, workers, machine.per_node, rejected.append, lambda lay: size_of(lay) > offered
-    ):
+    room = Room(
+        lambda layout: size_of(layout) / offered,
+        lambda layout: ends_in_layers(shape, layout, machine, program),
+    )
+    for layout in candidates(spec, shape, workers, machine.per_node, rejected.append, room):
         problems = [*layout.problems(shape, batch), *engine_problems(spec, layout)]
         if layout.world > workers:
             problems.append(
                 f"{layout} needs {layout.world} workers of {workers}; lower a degree or add workers"
             )
-        memory = math.inf if problems else size_of(layout)
-        if not problems and must_fit and memory > offered:
+        if not problems and (there := offloaded_bytes(spec, shape, layout)) > machine.host_memory:
             problems = [
-                f"needs {memory / 2**30:.2f} GiB a rank and a worker offers {offered / 2**30:.2f} GiB"
+                f"offload {layout.offload} puts {there / 2**30:.0f} GiB of a rank into its host's memory, of which a "
+                f"worker has {machine.host_memory / 2**30:.0f} GiB; add workers, or set offload to none"
             ]
         if problems:
             rejected.append((layout, problems[0]))
+        elif (memory := size_of(layout)) > offered:
+            large.append((layout, memory))
         else:
             legal.append((layout, memory))
+    if large and not legal and not (must_fit and spec.resources.must_fit):
+        least = min(memory for _, memory in large) * (1.0 + TIE)
+        legal, large = ([each for each in large if (each[1] <= least) is kept] for kept in (True, False))
+    for layout, memory in large:
+        needs = f"needs {memory / 2**30:.2f} GiB a rank and a worker offers {offered / 2**30:.2f} GiB"
+        rejected.append((layout, needs))
     known = len(rejected)
     best = _best(shape, batch, machine, program, legal, cost_of(spec.parallel), rejected)
-    if not best and must_fit and not spec.resources.must_fit:
-        return plan(spec, shape, workers, machine, must_fit=False)
     if not best:
         raise _no_layout(spec, shape, workers, rejected[known:] or rejected)
     return Plan(
@@ -231,68 +233,6 @@ def _best(
     first = min(equal, key=lambda c: (c.layout.zero, c.layout.engine != "torch", c.seconds, c.memory))
     found.remove(first)
     return [first, *found]
-
-
-@dataclass(frozen=True)
-class Planner:
-    """Plans for one job, which the controller asks for repeatedly: each number of workers is planned once. `host` is
-    how many bytes a worker has beside its GPU, None where that is not known."""
-
-    spec: JobSpec
-    shape: ModelShape
-    machine: Machine
-    host: float | None = None
-    _known: dict[int, Layout | None] = dataclasses.field(default_factory=dict, repr=False, compare=False)
-
-    def plan(self, workers: int) -> Plan:
-        """See `plan`."""
-        return plan(self.spec, self.shape, workers, self.machine)
-
-    def document(self, found: Plan) -> dict[str, Any]:
-        """The content of plan.json for such a plan, with the timeline of a pipeline's step under `timeline`: rank
-        of the pipeline, kind, stage, micro-batch, begin and end in seconds of each action. Memory is that of the closed
-        formula, with what a process takes beside its tensors."""
-        told = found.to_json()
-        told["predicted"] |= self._memory(found)
-        told["memory"] = {"source": "formula"}
-        layout, batch = found.chosen.layout, self.spec.train.global_batch
-        parts = layout.accumulation(batch)
-        if layout.pp == 1 or parts * layout.stages > MOST_ACTIONS:
-            return told
-        played = pipeline(self.shape, layout, parts, self.machine, program_of(self.spec), keep=True)
-        actions = [(*action[:4], round(action[4], 6), round(action[5], 6)) for action in played.actions()]
-        return {**told, "timeline": actions}
-
-    def _memory(self, found: Plan) -> dict[str, Any]:
-        """What each rank needs, as the rows of its run tell it."""
-        layout, on_cpu = found.chosen.layout, not self.spec.resources.per_worker.gpu
-        saved, each = saved_bytes(self.spec, self.shape, layout), layout.world // layout.pp
-        needed = [round(needed_bytes(layout, tensors, saved, on_cpu)) for tensors in found.by_stage]
-        fit = fits(max(needed), found.machine, on_cpu)
-        by_rank = [size for size in needed for _ in range(each)]
-        return {"memory_bytes": max(needed), "fits": fit, "memory_bytes_by_rank": by_rank}
-
-    @property
-    def flops(self) -> dict[str, float]:
-        """What a task says of FLOPs, see `orchestrator.train.task`."""
-        return {"flops_per_token": needed_flops(self.shape), "peak_flops": self.machine.flops}
-
-    def choose(self, workers: int) -> Layout | None:
-        """The best layout for that number of workers; None if there is no legal one, or so few cannot hold what is
-        saved."""
-        if workers not in self._known:
-            try:
-                self._known[workers] = self.plan(workers).chosen.layout if workers else None
-            except InputError:
-                self._known[workers] = None
-        layout = self._known[workers]
-        if layout and self.host is not None and worker_bytes(self.spec, self.shape, layout.world) > self.host:
-            return None
-        return layout
-
-    def seconds(self, layout: Layout) -> float:
-        """Predicted seconds per step."""
-        return predict(self.spec, self.shape, layout, self.machine).seconds
 
 
 def predict(spec: JobSpec, shape: ModelShape, layout: Layout, machine: Machine) -> Candidate:

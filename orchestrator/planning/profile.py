@@ -5,6 +5,7 @@ Those of known devices are beside this module, in `profiles/`; `orchestrator cal
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from functools import lru_cache
@@ -108,6 +109,7 @@ class Profile(Part):
     inside: Connection
     between: Connection
     host_bandwidth: Figure
+    host_memory: Figure | None = Field(default=None, description="of a worker's share of its host")
     watts: Figure
     refined: tuple[Refinement, ...] = Field(default=(), description="by which runs, in order")
 
@@ -134,6 +136,7 @@ class Profile(Part):
             inside=Link(self.inside.latency, self.inside.bandwidth),
             between=Link(self.between.latency, self.between.bandwidth),
             host_bandwidth=self.host_bandwidth.value,
+            host_memory=self.host_memory.value if self.host_memory else math.inf,
             watts=self.watts.value,
             name=self.name,
         )

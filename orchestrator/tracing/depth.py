@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from orchestrator.job.errors import InputError
 from orchestrator.planning.layout import Layout
-from orchestrator.planning.stages import layers_of
 from orchestrator.planning.step_trace import CATEGORIES, Crest, Memory, Place, StepTrace
 from orchestrator.resolve.resolved_job import ResolvedJob
 from workloads.errors import WorkloadError
@@ -42,10 +41,11 @@ def depths_of(job: ResolvedJob, layout: Layout) -> Depths | None:
         return None
     stages = layout.stages
     thin = (
-        min(stacks) if layout.pp == 1 else min(layers_of(config.layers, n, stages)[1] for n in range(stages))
+        min(stacks) if layout.pp == 1 else min(layout.layers_of(config.layers, n)[1] for n in range(stages))
     )
     unit, first = (config.moe.every, config.moe.first) if config.moe else (1, 0)
-    few = max(FEW, first + 1)
+    # beyond the layers that are recomputed all are alike
+    few = max(FEW + layout.recompute_layers, first + 1)
     removed = (thin - few) // unit * unit
     step = -(-MORE // unit) * unit
     if removed <= 2 * step:

@@ -13,7 +13,7 @@ from orchestrator.planning.device import Machine
 from orchestrator.planning.layout import Layout
 from orchestrator.planning.memory import fits, needed_bytes, offered
 from orchestrator.planning.plan import Plan
-from orchestrator.planning.plan import plan as plan_of
+from orchestrator.planning.planner import planned
 from orchestrator.planning.step_trace import CATEGORIES, NotTraced, StepTrace
 from orchestrator.resolve.resolved_job import ResolvedJob
 from orchestrator.resolve.training_inputs import load_workload, vocabulary_before_data
@@ -176,9 +176,9 @@ def check_fits(job: ResolvedJob, machine: Machine) -> None:
         return
     workers = spec.resources.workers.max
     try:
-        plan = plan_of(spec, job.shape, workers, machine)
+        plan = planned(spec, job.shape, workers, machine)
     except InputError:  # none fits by the formula: how much would the fastest need?
-        plan = plan_of(spec, job.shape, workers, machine, must_fit=False)
+        plan = planned(spec, job.shape, workers, machine, must_fit=False)
     on_cpu, layout, most = not spec.resources.per_worker.gpu, plan.chosen.layout, NEAR * plan.chosen.memory
     if fits(needed_bytes(layout, most, most, on_cpu), machine, on_cpu):
         return

@@ -63,8 +63,9 @@ def attend(
     """Scaled dot-product attention by the best kernel that serves, see `attention.AttentionCore`.
 
     On CUDA no fused kernel takes both a mask and grouped queries, and the one without fusion holds all scores: each key
-    and value is then repeated for its queries, which is less by far. Elsewhere the kernel does that itself. No kernel
-    has a cap: all scores are held.
+    and value is then repeated for its queries, which is less by far. Elsewhere the kernel does that itself, but takes
+    no values narrower than keys, as latent attention has them: they are filled up with zeros. No kernel has a cap: all
+    scores are held.
     """
     if cap:
         return attend_unfused(query, key, value, allowed, causal, scale, cap, sinks)
@@ -78,8 +79,12 @@ def attend(
         )  # of what this kind of mask calls, autocast knows nothing
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     how: dict[str, Any] = {"scale": scale, "enable_gqa": query.shape[1] != key.shape[1]}
+    width = value.shape[-1]
+    if width < query.shape[-1] and not query.is_cuda:
+        value = F.pad(value, (0, query.shape[-1] - width))
     _note(lambda: _choice(query, key, value, allowed, causal, how))
-    return F.scaled_dot_product_attention(query, key, value, allowed, is_causal=causal, **how)
+    found = F.scaled_dot_product_attention(query, key, value, allowed, is_causal=causal, **how)
+    return found if found.shape[-1] == width else found[..., :width]
 
 
 def _choice(

@@ -8,7 +8,7 @@ sequence parallelism divides the norms and residuals (Korthikanti et al., 2022, 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import lru_cache
 
 from orchestrator.planning.device import Machine
@@ -50,7 +50,6 @@ class Program:
         gather_width: bytes of a weight that ZeRO gathers.
         gradient_width: bytes of a gradient that is summed over ranks.
         carried_width: bytes of a hidden state between pipeline stages.
-        chunks: stages of a rank under an interleaved schedule.
         compiled: whether element-wise operations of a layer are fused.
         products_again: share of the matrix products that selective recomputation does not keep.
         commit_every: steps between commits, 0 for none.
@@ -63,7 +62,6 @@ class Program:
     gather_width: float = 4.0
     gradient_width: float = 4.0
     carried_width: float = 4.0
-    chunks: int = 2
     compiled: bool = False
     products_again: float = 0.0
     commit_every: int = 0
@@ -91,6 +89,12 @@ class Times:
     def sent(self) -> float:
         """Seconds of communication in both directions."""
         return self.sent_forward + self.sent_backward
+
+    def mixed(self, other: Times, share: float) -> Times:
+        """A mean of this, of which there is a `share`, and the other."""
+        return Times(
+            *(share * a + (1.0 - share) * b for a, b in zip(astuple(self), astuple(other), strict=True))
+        )
 
 
 @lru_cache(maxsize=4096)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
-from functools import lru_cache
 
+from orchestrator.planning.cuts import layers_by_rank
 from orchestrator.planning.device import Machine
 from orchestrator.planning.layout import SPLIT, Layout, ModelShape
 from orchestrator.planning.simulation.collectives import Group, begun
@@ -13,7 +14,6 @@ from orchestrator.planning.simulation.operators import OPERATIONS, Program, Time
 from orchestrator.planning.simulation.schedules import order
 from orchestrator.planning.simulation.timeline import Played, play
 from orchestrator.planning.simulation.update import kept_numbers, update_seconds
-from orchestrator.planning.stages import layers_of
 
 BUCKET = 25e6
 """Bytes of gradients that are summed at once: the last bucket is exposed."""
@@ -81,14 +81,14 @@ def step_time(
 ) -> StepTime:
     """The seconds of a step of `global_batch` sequences."""
     parts = max(layout.accumulation(global_batch), 1)
-    inner = layer(shape, machine, program, parts_of(layout), layout.recompute)
+    inner = inner_layer(shape, layout, machine, program)
     if layout.pp == 1:
         first, head = ends(shape, machine, program, parts_of(layout))
         compute = parts * (shape.layers * inner.compute + first.compute + head.compute)
         sent = parts * (shape.layers * inner.sent + first.sent + head.sent)
         return _with_update(shape, layout, parts, machine, program, (compute, sent, 0.0))
     played = pipeline(shape, layout, parts, machine, program)
-    sent = parts * _slowest(shape, layout, program) * inner.sent
+    sent = parts * max(layers_by_rank(shape.layers, layout)) * inner.sent
     busy = max(played.busy)
     return _with_update(shape, layout, parts, machine, program, (busy - sent, sent, played.seconds - busy))
 
@@ -96,10 +96,9 @@ def step_time(
 def passes_time(
     shape: ModelShape, layout: Layout, global_batch: int, machine: Machine, program: Program
 ) -> float:
-    """A rough bound from below, cheaper still than `least_time`: the layers of the rank that has most."""
-    inner = layer(shape, machine, program, parts_of(layout), layout.recompute)
+    """A rough bound from below, cheaper still than `least_time`: what the busiest rank computes and sends."""
     parts = max(layout.accumulation(global_batch), 1)
-    return parts * _slowest(shape, layout, program) * (inner.compute + inner.sent)
+    return parts * busiest(shape, layout, machine, program)
 
 
 def least_time(
@@ -111,14 +110,13 @@ def least_time(
     if layout.pp == 1:
         return step_time(shape, layout, global_batch, machine, program).seconds
     parts = max(layout.accumulation(global_batch), 1)
-    inner = layer(shape, machine, program, parts_of(layout), layout.recompute)
+    inner = inner_layer(shape, layout, machine, program)
     _, head = ends(shape, machine, program, parts_of(layout))
-    stages = _stages(layout, program)
     each = inner.compute + inner.sent
     busy = passes_time(shape, layout, global_batch, machine, program)
     if layout.schedule != "zbv":
-        last = _most_layers(shape.layers, layout.pp, stages, False, layout.pp - 1)
-        ahead, _ = layers_of(shape.layers, layout.pp - 1, stages)
+        last = layers_by_rank(shape.layers, layout)[-1]
+        ahead, _ = layout.layers_of(shape.layers, layout.pp - 1)
         # the weights' gradients may be what the last rank ends with, while the backward pass has gone on
         way = inner.forward + inner.sent_forward if layout.schedule in SPLIT else each
         busy = max(busy, ahead * way + parts * (last * each + head.compute + head.sent))
@@ -137,7 +135,7 @@ def _with_update(
     """The step whose passes take (compute, communication, bubble), with what comes after them."""
     compute, sent, bubble = passes
     compute = max(compute, _launched(shape, layout, parts, machine, program) - sent)
-    inner = layer(shape, machine, program, parts_of(layout), layout.recompute)
+    inner = inner_layer(shape, layout, machine, program)
     hides = layout.pp == 1 and machine.launches_ahead  # a CPU's cores move the messages themselves
     backward = shape.layers * (inner.inputs + inner.weights + inner.again) if hides else 0.0
     parameters = local_parameters(shape, layout)
@@ -178,9 +176,8 @@ def _launched(shape: ModelShape, layout: Layout, parts: int, machine: Machine, p
     """Seconds in which a rank's process launches the passes of layers that ZeRO 2 or 3 wraps; 0 without."""
     if layout.zero < 2 or not machine.launches_ahead:
         return 0.0
-    each = (4.0 if layout.recompute == "full" else 3.0) * operations(
-        shape, machine, program, layout.tp, layout.ep
-    )
+    again = recomputed_share(shape, layout) if layout.recompute == "full" else 0.0
+    each = (3.0 + again) * operations(shape, machine, program, layout.tp, layout.ep)
     return parts * shape.layers / layout.pp * (each + WRAPPED_OPERATIONS) * machine.launch
 
 
@@ -199,13 +196,13 @@ def pipeline(
     keep: bool = False,
 ) -> Played:
     """The pipeline's step of `parts` micro-batches, played event by event; with `keep` its events are kept."""
-    stages = _stages(layout, program)
+    stages = layout.stages
     few = parts if keep else min(parts, ROUNDS * layout.pp + parts % layout.pp)
-    costs = _stage_times(shape, layout, machine, program, stages)
+    costs = _stage_times(shape, layout, machine, program)
     boundary = layout.world // layout.pp
     tokens = layout.micro_batch * shape.sequence_length / layout.cp
     size = tokens * shape.hidden * program.carried_width / (layout.tp if layout.sequence else 1)
-    rank_of = {stage: _rank_of(layout, stage, stages) for stage in range(stages)}
+    rank_of = {stage: layout.pipeline_rank_of(stage) for stage in range(stages)}
 
     def seconds(kind: str, stage: int) -> float:
         times = costs[stage]
@@ -229,44 +226,53 @@ def pipeline(
     return Played(played.seconds + more * longest, tuple(b + more * b for b in played.busy), played.events)
 
 
-def _rank_of(layout: Layout, stage: int, stages: int) -> int:
-    if layout.schedule == "zbv":
-        return min(stage, stages - 1 - stage)
-    return stage % layout.pp
+def inner_layer(shape: ModelShape, layout: Layout, machine: Machine, program: Program) -> Times:
+    """A mean layer of a rank, of whose layers some may be recomputed."""
+    again = layer(shape, machine, program, parts_of(layout), layout.recompute)
+    if not layout.recompute_layers:
+        return again
+    share = recomputed_share(shape, layout)
+    return again.mixed(layer(shape, machine, program, parts_of(layout), "none"), share)
 
 
-def _stages(layout: Layout, program: Program) -> int:
-    if layout.stages == layout.pp:
-        return layout.pp
-    return layout.pp * (2 if layout.schedule == "zbv" else program.chunks)
+def recomputed_share(shape: ModelShape, layout: Layout) -> float:
+    """Of a rank's layers, those that the layout's recomputation is for."""
+    if not layout.recompute_layers:
+        return float(layout.recompute != "none")
+    return min(layout.recompute_layers * layout.stages / max(shape.layers, 1), 1.0)
 
 
-def _slowest(shape: ModelShape, layout: Layout, program: Program) -> int:
-    """Layers of the rank that has most."""
-    return _most_layers(shape.layers, layout.pp, _stages(layout, program), layout.schedule == "zbv")
+def busiest(shape: ModelShape, layout: Layout, machine: Machine, program: Program) -> float:
+    """Seconds that the busiest rank computes and sends for a micro-batch."""
+    inner = inner_layer(shape, layout, machine, program)
+    first, head = ends(shape, machine, program, parts_of(layout))
+    counts, each = layers_by_rank(shape.layers, layout), inner.compute + inner.sent
+    at, more = layout.pipeline_rank_of(layout.stages - 1), head.compute + head.sent
+    start = counts[0] * each + first.compute + first.sent
+    end = counts[at] * each + more
+    return max(max(counts) * each, start + more if at == 0 else start, end)
 
 
-@lru_cache(maxsize=4096)
-def _most_layers(layers: int, ranks: int, stages: int, back: bool, of: int | None = None) -> int:
-    """Layers of the rank that has most, or of the rank `of`; `back` says that stages come back up."""
-    count = [0] * ranks
-    for stage in range(stages):
-        rank = min(stage, stages - 1 - stage) if back else stage % ranks
-        count[rank] += layers_of(layers, stage, stages)[1]
-    return max(count) if of is None else count[of]
+def ends_in_layers(
+    shape: ModelShape, layout: Layout, machine: Machine, program: Program
+) -> tuple[float, float]:
+    """How many times as long as a layer embedding and head take, to a tenth."""
+    part = parts_of(layout)
+    inner = layer(shape, machine, program, part, layout.recompute)
+    each = (inner.compute + inner.sent) or math.inf
+    first, head = (round((end.compute + end.sent) / each, 1) for end in ends(shape, machine, program, part))
+    return first, head
 
 
-def _stage_times(
-    shape: ModelShape, layout: Layout, machine: Machine, program: Program, stages: int
-) -> list[Times]:
-    inner = layer(shape, machine, program, parts_of(layout), layout.recompute)
+def _stage_times(shape: ModelShape, layout: Layout, machine: Machine, program: Program) -> list[Times]:
+    inner = inner_layer(shape, layout, machine, program)
     first, head = ends(shape, machine, program, parts_of(layout))
     found = []
-    for stage in range(stages):
-        _, count = layers_of(shape.layers, stage, stages)
+    for stage in range(layout.stages):
+        _, count = layout.layers_of(shape.layers, stage)
         parts = [(count, inner)]
         parts += [(1, first)] if stage == 0 else []
-        parts += [(1, head)] if stage == stages - 1 else []
+        parts += [(1, head)] if stage == layout.stages - 1 else []
         names = [field.name for field in dataclasses.fields(Times)]
         found.append(Times(**{name: sum(n * getattr(t, name) for n, t in parts) for name in names}))
     return found

@@ -49,11 +49,7 @@ class DeepSpeedEngine:
         elements = sum(shape.numel() for shape in workload.shapes.values())
         config = settings(spec, layout, elements, workload.config.hidden)
         self.model = _build(deepspeed, workload, layout, device.device, config)
-        if layout.recompute != "none":
-            recompute(workload.blocks(self.model), layout.recompute == "selective", spec.train.compile)
-        elif spec.train.compile:
-            for layer in workload.blocks(self.model):
-                layer.compile()
+        recompute(workload.blocks(self.model), layout, spec.train.compile)
         trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         rate = rates_of(spec.train.optimizer, workload)
         scaled = [(p, rate(name)) for name, p in trained.items()]

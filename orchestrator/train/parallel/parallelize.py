@@ -6,7 +6,7 @@ step is a function of the module that the ones before it left.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,7 +22,6 @@ from torch.utils.checkpoint import (
 
 from orchestrator.job.train import TrainSpec
 from orchestrator.planning.layout import Layout
-from orchestrator.planning.stages import layers_of
 from orchestrator.train.device import Device
 from orchestrator.train.parallel.context import apply_context
 from orchestrator.train.parallel.ddp import Ddp
@@ -122,11 +121,7 @@ def _stage(
     if mesh.cp.size > 1:
         apply_context(model, mesh.cp)
     keep_in_4_bits(model, workload.quantised, cuts)
-    if layout.recompute != "none":
-        recompute(workload.blocks(model), layout.recompute == "selective", compiled)
-    elif compiled:
-        for layer in workload.blocks(model):
-            layer.compile()
+    recompute(workload.blocks(model), layout, compiled)
     if layout.zero >= 2 and mesh.data.size > 1:
         shard_fully(model, workload.blocks(model), mesh, layout.zero, device)
     model.to_empty(device=device.device)
@@ -163,7 +158,7 @@ def plain_stage(workload: Workload, layout: Layout, number: int) -> nn.Module:
     with torch.device("meta"):
         model = workload.build()
     if layout.pp > 1:
-        start, count = layers_of(len(workload.stages()) + 1, number, layout.stages)
+        start, count = layout.layers_of(len(workload.stages()) + 1, number)
         model.keep(start, start + count)  # type: ignore[operator]
     return model
 
@@ -177,13 +172,17 @@ def _stages_with(workload: Workload, layout: Layout) -> dict[str, list[int]]:
     return found
 
 
-def recompute(blocks: Iterable[nn.Module], selective: bool, compiled: bool = False) -> None:
-    """Keep of each block only its input, or with `selective` also the results of matrix products and attention
-    (Chen et al., 2016; Korthikanti et al., 2022, section 5)."""
+def recompute(blocks: Sequence[nn.Module], layout: Layout, compiled: bool = False) -> None:
+    """Keep of each block that the layout recomputes only its input, or where it is selective also the results of matrix
+    products and attention (Chen et al., 2016; Korthikanti et al., 2022, section 5). All are compiled if that is asked
+    for."""
+    again = 0 if layout.recompute == "none" else layout.recompute_layers or len(blocks)
+    for layer in blocks[again:] if compiled else ():
+        layer.compile()
     context: dict[str, Any] = {}
-    if selective:
+    if layout.recompute == "selective":
         context["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
-    for layer in blocks:
+    for layer in blocks[:again]:
         # Dropout counts instead of drawing, so there is no random state to put back.
         # A checkpoint is not compiled, nor what is around it: what is compiled stands inside.
         forward = torch.compile(layer.forward) if compiled else layer.forward

@@ -22,8 +22,7 @@ from torch.distributed.pipelining import (
     ScheduleZBVZeroBubble,
 )
 
-from orchestrator.planning.layout import SPLIT, TWO_STAGES, Layout
-from orchestrator.planning.stages import layers_of
+from orchestrator.planning.layout import SEVERAL_STAGES, SPLIT, Layout
 from orchestrator.train.device import Device
 from orchestrator.train.parallel.between_stages import between_stages
 from orchestrator.train.parallel.losses import StepLosses
@@ -168,7 +167,7 @@ class Pipeline:
                 self._pipeline_stage(stage, number, batch)
                 for stage, number in zip(self._stages, self._numbers, strict=True)
             ]
-            several = self._layout.schedule in TWO_STAGES
+            several = self._layout.schedule in SEVERAL_STAGES
             schedule = SCHEDULES[self._layout.schedule](
                 stages if several else stages[0],
                 n_microbatches=len(self._batches),
@@ -190,7 +189,7 @@ class Pipeline:
             input_args=self._carried(number, batch) if number else (),
             output_args=tuple(t.requires_grad_() for t in leaving),
             group=self._mesh.pp.handle,
-            sends_alone=self._layout.schedule in TWO_STAGES,
+            sends_alone=self._layout.schedule in SEVERAL_STAGES,
             dw_builder=self._deferred[number].take if number in self._deferred else None,
         )
         made.forward_one_chunk = self._noting_number(made.forward_one_chunk)  # type: ignore[method-assign]
@@ -241,6 +240,6 @@ class Pipeline:
         run for it."""
         key = (number, *self._between.shapes(batch))
         if key not in self._entering:
-            first, _ = layers_of(len(self._workload.stages()) + 1, number, self._layout.stages)
+            first, _ = self._layout.layers_of(len(self._workload.stages()) + 1, number)
             self._entering[key] = self._between.carried(first, batch)
         return self._entering[key]

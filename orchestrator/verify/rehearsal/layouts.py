@@ -35,7 +35,9 @@ def smaller(layout: Layout, most: int = MOST) -> Layout:
             degrees["dp"] = degrees["ep"] = _lower(degrees["ep"])
         else:
             break
-    small = dataclasses.replace(layout, **degrees, micro_batch=1, shard=0)
+    # a small model has a layer a stage, which leaves nothing to cut otherwise
+    usual = dataclasses.replace(layout, virtual=2, first_less=0, last_less=1, recompute_layers=0)
+    small = dataclasses.replace(usual, **degrees, micro_batch=1, shard=0)
     return dataclasses.replace(small, shard=shard_of(small, small.replicas // 2)) if layout.shard else small
 
 

@@ -54,7 +54,7 @@ def real_size(job: ResolvedJob, device: str | None) -> tuple[ResolvedJob, Real]:
     """The job on workers of a device, by the name or the file of its profile, else on those that the job names, else on
     this machine; and its plan there. Raises InputError if no layout is legal."""
     from orchestrator.planning.machines import on_paper
-    from orchestrator.planning.plan import plan
+    from orchestrator.planning.planner import planned
 
     spec, known = job.spec, True
     if device:
@@ -63,9 +63,9 @@ def real_size(job: ResolvedJob, device: str | None) -> tuple[ResolvedJob, Real]:
     else:
         machine, known = _workers(job)
     try:
-        found = plan(spec, job.shape, spec.resources.workers.max, machine)
+        found = planned(spec, job.shape, spec.resources.workers.max, machine)
     except InputError:  # none that fits: which would be fastest?
-        found = plan(spec, job.shape, spec.resources.workers.max, machine, must_fit=False)
+        found = planned(spec, job.shape, spec.resources.workers.max, machine, must_fit=False)
     return job, Real(found, known, not spec.resources.per_worker.gpu)
 
 

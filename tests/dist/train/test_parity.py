@@ -42,6 +42,16 @@ def wide(**layout: Any) -> dict[str, Any]:
     return {**WIDE, "name": "wide", "steps": SHORT, "layout": found.to_json(), "id": f"wide {found} {SHORT}"}
 
 
+def deep(**layout: Any) -> dict[str, Any]:
+    """A case of a model with layers enough for several stages a rank, and for cuts that are not even."""
+    found = Layout(**PIPED, **layout)
+    changes = {"layers": 8, "hidden": 16, "heads": 2, "intermediate": 32}
+    return {
+        "name": "deep", "model": "gpt-tiny", "changes": changes, "steps": SHORT, "layout": found.to_json(),
+        "id": f"deep {found} {SHORT}",
+    }  # fmt: skip
+
+
 def some(model: str, *layouts: Layout) -> list[dict[str, Any]]:
     """Cases of the default suite: `FULL` has all layouts, and other modules train the rest of them for a few steps."""
     fields = {"name": model, **MODELS[model], "steps": SHORT}
@@ -71,6 +81,9 @@ QUICK = {
         *some("distances", Layout(tp=2, sequence=True, micro_batch=2), Layout(**PIPED, schedule="zbv")),
         *some("summary", Layout(**PIPED, schedule="zbv")),
         *some("pair", Layout(**PIPED, schedule="gpipe")),
+        deep(schedule="interleaved", virtual=4, recompute="full", recompute_layers=1),
+        deep(schedule="zero_bubble", virtual=3, first_less=1, last_less=0),
+        deep(first_less=2, last_less=3, recompute="selective", recompute_layers=2),
     ],
     4: [
         *some("decoder", Layout(**PIPED, dp=2, zero=3, schedule="zero_bubble")),

@@ -12,7 +12,7 @@ from orchestrator.control import trace_beside
 from orchestrator.control.trace_beside import TraceBeside
 from orchestrator.job.spec import JobSpec, parse
 from orchestrator.planning.device import Machine
-from orchestrator.planning.plan import Planner
+from orchestrator.planning.planner import Planner
 from orchestrator.resolve.resolved_job import resolve
 
 MACHINE = Machine(64e9, 1e12)

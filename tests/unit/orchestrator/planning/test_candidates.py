@@ -9,7 +9,7 @@ import yaml
 
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec, dump, parse
-from orchestrator.planning.candidates import candidates
+from orchestrator.planning.candidates import Room, candidates
 from orchestrator.planning.layout import Layout
 from orchestrator.planning.model_shape import model_shape
 from orchestrator.planning.plan import plan
@@ -33,7 +33,8 @@ SHAPE = model_shape(describe("llama-3.2-1b"), 512)
 
 
 def found(spec: JobSpec, workers: int = 8) -> list[Layout]:
-    return list(candidates(spec, SHAPE, workers, 8, lambda _: None, lambda _: False))
+    room = Room(lambda _: 0.5, lambda _: (0.0, 2.5))
+    return list(candidates(spec, SHAPE, workers, 8, lambda _: None, room))
 
 
 @pytest.mark.parametrize(
@@ -46,6 +47,9 @@ def found(spec: JobSpec, workers: int = 8) -> list[Layout]:
         {"engine": "deepspeed"},
         {"zero": 3, "shard": 4},
         {"offload": "optimizer", "zero": 1},
+        {"pp": 2, "schedule": "interleaved", "virtual": 3},
+        {"pp": 4, "first_less": 1, "last_less": 0},
+        {"recompute_layers": 2, "pp": 2},
     ],
 )
 def test_what_is_pinned_stays_and_the_rest_is_searched(pins: dict[str, Any]) -> None:

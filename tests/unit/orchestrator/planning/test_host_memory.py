@@ -10,7 +10,7 @@ from orchestrator.job.spec import JobSpec, parse
 from orchestrator.planning.device import BOUNDLESS
 from orchestrator.planning.host_memory import check_host_memory, check_workers_memory, state_bytes
 from orchestrator.planning.layout import ModelShape
-from orchestrator.planning.plan import Planner
+from orchestrator.planning.planner import Planner
 
 PINNED = parse(job("none.txt") | {"parallel": {"tp": 4, "pp": 1, "micro_batch": 1}}).parallel
 SHAPE = ModelShape(70_000_000_000, 80, 8192, 64, 8, 28672, 128256, 8192)

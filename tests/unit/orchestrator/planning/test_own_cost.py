@@ -17,7 +17,8 @@ from orchestrator.planning.device import Machine
 from orchestrator.planning.layout import Layout
 from orchestrator.planning.model_shape import model_shape
 from orchestrator.planning.own_cost import check_cost
-from orchestrator.planning.plan import Plan, Planner, plan, predict
+from orchestrator.planning.plan import Plan, plan, predict
+from orchestrator.planning.planner import Planner
 from orchestrator.planning.profile import load
 from workloads.describe import describe
 
@@ -27,7 +28,7 @@ import itertools
 calls = itertools.count()
 
 def sharded(layout, step, memory, **options): return 3.0 if layout.zero < 2 else 0.0
-def slow_tensor(layout, step, memory): return 100.0 * (layout.tp - 1)
+def slow_pipeline(layout, step, memory): return 100.0 * (layout.pp - 1)
 def no_tensor(layout, step, memory): return "racks are\\n apart" if layout.tp > 1 else 0
 def nothing(layout, step, memory): return "no layout is good enough"
 def negative(layout, step, memory): return -1.0
@@ -82,13 +83,13 @@ def own(folder: Path, name: str, **options: Any) -> dict[str, Any]:
 
 
 def test_added_seconds_change_the_choice_and_are_told(folder: Path) -> None:
-    plain, costed = planned(), planned(own(folder, "slow_tensor"))
-    assert plain.chosen.layout.tp > 1
-    assert costed.chosen.layout.tp == 1
+    plain, costed = planned(), planned(own(folder, "slow_pipeline"))
+    assert plain.chosen.layout.pp > 1
+    assert costed.chosen.layout.pp == 1
     assert costed.to_json()["predicted"]["seconds_by_part"]["own"] == 0.0
-    spec = job(own(folder, "slow_tensor"))
+    spec = job(own(folder, "slow_pipeline"))
     found = predict(spec, model_shape(describe("llama-3-8b"), 2048), plain.chosen.layout, machine())
-    assert found.time.own == 100.0 * (plain.chosen.layout.tp - 1)
+    assert found.time.own == 100.0 * (plain.chosen.layout.pp - 1)
     assert found.seconds == pytest.approx(plain.chosen.seconds + found.time.own)
 
 

@@ -17,7 +17,9 @@ from orchestrator.planning.device import Machine
 from orchestrator.planning.layout import Layout, ModelShape
 from orchestrator.planning.memory import MEMORY_SHARE
 from orchestrator.planning.model_shape import model_shape
-from orchestrator.planning.plan import TIE, Planner, plan, predict
+from orchestrator.planning.plan import TIE, plan, predict
+from orchestrator.planning.planner import Planner
+from orchestrator.planning.profile import load
 from orchestrator.planning.simulation.step import DEEPSPEED
 from workloads.describe import describe
 
@@ -327,12 +329,49 @@ def test_a_number_of_workers_is_planned_for_once(monkeypatch: pytest.MonkeyPatch
     """The controller asks at every look while there is room for more."""
     asked: list[int] = []
 
-    def counted(spec: JobSpec, shape: ModelShape, workers: int, machine: Machine) -> Any:
+    def counted(spec: JobSpec, shape: ModelShape, workers: int, *rest: Any) -> Any:
         asked.append(workers)
-        return plan(spec, shape, workers, machine)
+        return plan(spec, shape, workers, *rest)
 
-    monkeypatch.setattr("orchestrator.planning.plan.plan", counted)
+    monkeypatch.setattr("orchestrator.planning.planner.plan", counted)
     planner = Planner(job(), TINY, ROOMY)
     first = [planner.choose(workers) for workers in (0, 1, 2)]
     assert [planner.choose(workers) for workers in (0, 1, 2)] == first
     assert asked == [1, 2]
+
+
+def test_a_pinned_layout_takes_a_micro_batch_that_fits_and_if_none_does_that_which_needs_least() -> None:
+    spec = parse(
+        {
+            "name": "a",
+            "workload": {"model": "llama-3-8b"},
+            "data": {"sources": [{"uri": "a"}], "tokenizer": {"train_bpe": 512}, "sequence_length": 4096},
+            "train": {"steps": 1, "global_batch": 64, "precision": "bf16"},
+            "resources": {"per_worker": {"gpu": 1}},
+            "parallel": {"tp": 8},
+        }
+    )
+    shape, machine = model_shape(describe("llama-3-8b"), 4096), load("h100").machine("bf16")
+    fitting = plan(spec, shape, 8, machine, must_fit=False)
+    assert fitting.fits
+    assert fitting.chosen.layout.micro_batch < 64
+    none = plan(spec, shape, 8, dataclasses.replace(machine, memory=1e10), must_fit=False)
+    assert (none.fits, none.chosen.layout.micro_batch) == (False, 1)
+
+
+def test_what_is_offloaded_has_to_fit_the_host_too() -> None:
+    shape, spec = model_shape(describe("llama-3-70b"), 512), parse(
+        {
+            "name": "a",
+            "workload": {"model": "llama-3-70b"},
+            "data": {"sources": [{"uri": "a"}], "tokenizer": {"train_bpe": 512}, "sequence_length": 512},
+            "train": {"steps": 1, "global_batch": 8, "precision": "bf16"},
+            "resources": {"per_worker": {"gpu": 1}},
+        }
+    )  # fmt: skip
+    machine = load("a100-80").machine("bf16")
+    with pytest.raises(InputError, match="no legal layout"):
+        plan(spec, shape, 2, machine)
+    found = plan(spec, shape, 2, dataclasses.replace(machine, host_memory=2e12)).chosen.layout
+    assert found.offload != "none"
+    assert plan(spec, shape, 2, machine, must_fit=False).chosen.layout.offload == "none"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,14 +12,16 @@ import pytest
 
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec, parse
-from orchestrator.planning.candidates import MICRO_BATCHES, candidates
+from orchestrator.planning.candidates import MICRO_BATCHES, SURE, VIRTUAL, Room, candidates
+from orchestrator.planning.device import Machine
 from orchestrator.planning.engine_rules import engine_problems
 from orchestrator.planning.layout import Layout, ModelShape
 from orchestrator.planning.legal_layouts import legal
 from orchestrator.planning.memory import MEMORY_SHARE, peak_bytes
 from orchestrator.planning.model_shape import model_shape
-from orchestrator.planning.plan import BEST, TIE, plan, predict
-from orchestrator.planning.profile import load
+from orchestrator.planning.plan import BEST, TIE, plan, predict, program_of
+from orchestrator.planning.profile import Profile, load
+from orchestrator.planning.simulation.step import ends_in_layers
 from workloads.describe import describe
 
 CASES = [
@@ -43,6 +46,11 @@ def job(model: str, gpu: int, batch: int) -> JobSpec:
         "resources": {"workers": {"min": 1, "max": 64}, "per_worker": {"gpu": gpu}},
     }
     return parse(document)
+
+
+def here(profile: Profile, spec: JobSpec) -> Machine:
+    """A worker on a host with memory enough for all that is offloaded."""
+    return dataclasses.replace(profile.machine(spec.train.precision), host_memory=math.inf)
 
 
 def every_layout(shape: ModelShape, workers: int, batch: int) -> Iterator[Layout]:
@@ -72,7 +80,7 @@ def test_no_legal_layout_is_much_faster_than_the_chosen_one(case: tuple[str, str
     model, device, workers, batch = case
     profile = load(device)
     spec = job(model, int(profile.kind == "cuda"), batch)
-    machine, shape = profile.machine(spec.train.precision), model_shape(describe(model), 512)
+    machine, shape = here(profile, spec), model_shape(describe(model), 512)
     offered = machine.memory * MEMORY_SHARE
     least = min(
         (
@@ -94,19 +102,21 @@ def test_the_best_are_those_of_brute_force(case: tuple[str, str, int, int]) -> N
     model, device, workers, batch = case
     profile = load(device)
     spec = job(model, int(profile.kind == "cuda"), batch)
-    machine = profile.machine(spec.train.precision)
+    machine = here(profile, spec)
     shape = model_shape(describe(model), 512)
     offered = machine.memory * MEMORY_SHARE
 
-    def fits(layout: Any) -> bool:
-        return peak_bytes(spec, shape, layout) <= offered
-
+    program = program_of(spec)
+    room = Room(
+        lambda layout: peak_bytes(spec, shape, layout) / offered,
+        lambda layout: ends_in_layers(shape, layout, machine, program),
+    )
     every = [
         predict(spec, shape, layout, machine).seconds
-        for layout in candidates(
-            spec, shape, workers, machine.per_node, lambda _: None, lambda layout: not fits(layout)
-        )
-        if not layout.problems(shape, batch) and not engine_problems(spec, layout) and fits(layout)
+        for layout in candidates(spec, shape, workers, machine.per_node, lambda _: None, room)
+        if not layout.problems(shape, batch)
+        and not engine_problems(spec, layout)
+        and not room.is_tight(layout)
     ]
     if not every:
         with pytest.raises(InputError):
@@ -117,3 +127,45 @@ def test_the_best_are_those_of_brute_force(case: tuple[str, str, int, int]) -> N
     assert seconds[:BEST] == pytest.approx(sorted(every)[:BEST])
     assert found.chosen.seconds <= min(every) * (1 + TIE)
     assert len(found.candidates) + found.passed_over == len(every)
+
+
+def test_no_cut_and_no_part_of_recomputed_layers_is_much_faster_than_the_chosen_ones() -> None:
+    """Brute force over every cut, number of stages a rank and number of recomputed layers, within so much memory as a
+    trace may say less than the formula does."""
+    batch, shape = 32 * PIPE.micro_batch, model_shape(describe("gemma-2-2b"), 512)
+    spec = job("gemma-2-2b", 1, batch)
+    most, least = (
+        peak_bytes(spec, shape, dataclasses.replace(PIPE, recompute=how)) for how in ("none", "full")
+    )
+    chosen = []
+    for share in (1.5, 0.8, 0.4, 0.25):
+        offered = least + share * (most - least)
+        machine = dataclasses.replace(load("h100").machine("fp16"), memory=offered / MEMORY_SHARE)
+        found = plan(_pinned(spec), shape, 4, machine).chosen
+        times = []
+        for schedule, first, last, recompute in itertools.product(
+            ("1f1b", "interleaved", "zbv"), range(3), range(12), ("none", "selective", "full")
+        ):
+            base = dataclasses.replace(
+                PIPE, schedule=schedule, first_less=first, last_less=last, recompute=recompute
+            )
+            for virtual in (2, 3, VIRTUAL, 6) if schedule == "interleaved" else (2,):
+                for some in range(7) if recompute != "none" else (0,):
+                    layout = dataclasses.replace(base, virtual=virtual, recompute_layers=some)
+                    room = offered * (SURE if some else 1.0)
+                    if not layout.problems(shape, batch) and peak_bytes(spec, shape, layout) <= room:
+                        times.append(predict(spec, shape, layout, machine).seconds)
+        assert found.memory <= offered
+        assert found.seconds <= min(times) * (1 + TIE)
+        chosen.append(found.layout)
+    assert any(layout.recompute_layers for layout in chosen)
+    assert (chosen[0].first_less, chosen[0].last_less) != (0, 1)
+
+
+PIPE = Layout(pp=4, micro_batch=16)
+
+
+def _pinned(spec: JobSpec) -> JobSpec:
+    pins: dict[str, Any] = {key: getattr(PIPE, key) for key in ("pp", "cp", "tp", "zero", "micro_batch")}
+    pins |= {"engine": "torch", "offload": "none", "rest": "auto"}
+    return parse(spec.model_dump(mode="json", exclude_unset=True) | {"parallel": pins})

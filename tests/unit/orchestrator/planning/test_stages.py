@@ -32,6 +32,14 @@ def test_the_last_stage_has_a_layer_though_there_are_fewer_than_stages() -> None
     assert [layers_of(2, stage, 4) for stage in range(4)] == [(0, 0), (0, 1), (1, 0), (1, 1)]
 
 
+def test_what_embedding_and_head_count_as_is_taken_from_the_first_and_the_last_stage() -> None:
+    for first, last, counts in ((0, 1, [8, 8, 8, 8]), (0, 3, [8, 9, 9, 6]), (2, 2, [7, 9, 9, 7])):
+        layout = Layout(pp=4, first_less=first, last_less=last)
+        found = [layout.layers_of(32, stage) for stage in range(4)]
+        assert [count for _, count in found] == counts
+        assert [start for start, _ in found] == [sum(counts[:stage]) for stage in range(4)]
+
+
 @pytest.mark.parametrize("layers", [3, 4, 5])
 def test_the_engine_cuts_there(layers: int) -> None:
     sizes = {"hidden": 8, "layers": layers, "heads": 2, "intermediate": 8, "vocab_size": 32}

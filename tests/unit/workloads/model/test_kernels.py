@@ -168,3 +168,21 @@ def test_the_kernels_that_run_are_noted() -> None:
     assert used() == {"flash"}
     assert used(causal_lower_right(LENGTH, LENGTH), causal=False) == {"flash"}
     assert used(cap=0.5) == {"unfused"}
+
+
+@pytest.mark.parametrize("mask", ["causal", "some"])
+def test_values_narrower_than_keys_hold_no_scores(mask: str) -> None:
+    """As latent attention has them: on a CPU no fused kernel takes them as they are."""
+    torch.manual_seed(3)
+    allowed, causal, seen = MASKS[mask]
+    query, key = (torch.randn(2, HEADS, LENGTH, SIZE, requires_grad=True) for _ in range(2))
+    value = torch.randn(2, HEADS, LENGTH, SIZE // 2, requires_grad=True)
+    kept: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+        found = attend(query, key, value, allowed, causal, 0.25)
+    scores = (query @ key.transpose(-2, -1) * 0.25).masked_fill(~seen, -torch.inf)
+    wanted = scores.softmax(-1).nan_to_num() @ value
+    assert torch.allclose(found, wanted, atol=1e-5)
+    ways = (torch.autograd.grad(out.square().sum(), (query, key, value)) for out in (found, wanted))
+    assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(*ways, strict=True))
+    assert all(tuple(each.shape[:2]) != (2, HEADS) or each.shape[-2:] != (LENGTH, LENGTH) for each in kept)

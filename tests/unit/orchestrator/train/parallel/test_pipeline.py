@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from rendezvous import Call, Message, Program, recorded, stuck
 
-from orchestrator.planning.layout import SCHEDULES, TWO_STAGES, Layout
+from orchestrator.planning.layout import SCHEDULES, SEVERAL_STAGES, Layout
 from orchestrator.planning.simulation.schedules import order
 from orchestrator.train.device import Device
 from orchestrator.train.engines.torch_engine import TorchEngine
@@ -33,6 +33,7 @@ def programs(model: str, layout: Layout, evaluates: bool, binds_device: bool) ->
 
     of = MODELS[model]
     layers = layout.stages if of.get("objective") is None else -(-layout.stages // 2) + 1
+    layers += 3 * (layout.first_less + layout.last_less - 1)
     case = {**of, "changes": {"layers": layers, "hidden": 16, "intermediate": 32, **of.get("changes", {})}}
     spec = job(case)
     found = {}
@@ -104,7 +105,8 @@ def layouts(pp: int) -> list[Layout]:
 
 
 QUICK = [("decoder", layout) for layout in layouts(2)] + [
-    ("moe", Layout(pp=2, micro_batch=2, schedule="zbv"))
+    ("moe", Layout(pp=2, micro_batch=2, schedule="zbv")),
+    ("decoder", Layout(pp=2, micro_batch=2, schedule="interleaved", virtual=3, first_less=1, last_less=2)),
 ]
 FULL = [(model, layout) for model in MODELS for pp in (2, 4) for layout in layouts(pp)]
 CASES = [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in FULL if case not in QUICK)]
@@ -138,4 +140,4 @@ def test_a_message_in_another_communicator_is_never_met() -> None:
 
 
 def test_two_stages_a_rank_are_looked_at() -> None:
-    assert {layout.schedule for _, layout in QUICK} >= set(TWO_STAGES)
+    assert {layout.schedule for _, layout in QUICK} >= set(SEVERAL_STAGES)

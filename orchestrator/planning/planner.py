@@ -1,0 +1,121 @@
+"""The plan that a job asks for, by its objective, and the planner of a run. Torch-free and ray-free."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.job.errors import InputError
+from orchestrator.job.spec import JobSpec
+from orchestrator.planning.device import Machine
+from orchestrator.planning.host_memory import worker_bytes
+from orchestrator.planning.layout import Layout, ModelShape
+from orchestrator.planning.memory import fits, needed_bytes, saved_bytes
+from orchestrator.planning.plan import TIE, Plan, plan, predict, program_of
+from orchestrator.planning.simulation.operators import needed_flops
+from orchestrator.planning.simulation.step import pipeline
+
+MOST_ACTIONS = 5000
+"""Forward passes of a pipeline's step beyond which plan.json has no timeline."""
+
+
+def planned(spec: JobSpec, shape: ModelShape, workers: int, machine: Machine, must_fit: bool = True) -> Plan:
+    """What the job's objective asks for on at most so many workers: the fastest layout; or of those on `workers.min`,
+    on twice as many and so on, that which takes least of all workers' time, if it is done within `limits.hours` as
+    predicted. If none is, the fastest. Of layouts that cost the same the faster one is taken.
+
+    Raises InputError as `plan` does.
+    """
+    fastest = plan(spec, shape, workers, machine, must_fit)
+    if spec.resources.objective == "time" or not fastest.fits:
+        return fastest
+    found = [fastest]
+    for width in widths(spec.resources.workers.min, fastest.chosen.layout.world)[:-1]:
+        try:
+            each = plan(spec, shape, width, machine, must_fit)
+        except InputError:
+            continue
+        if each.fits and each.chosen.layout.world >= spec.resources.workers.min:
+            found.append(each)
+    hours = spec.limits.hours or float("inf")
+    in_time = [each for each in found if spec.train.steps * each.chosen.seconds <= 3600.0 * hours]
+    least = min(map(_cost, in_time), default=0.0)
+    cheap = [each for each in in_time if _cost(each) <= least * (1.0 + TIE)]
+    return min(cheap or [fastest], key=lambda each: each.chosen.seconds)
+
+
+def widths(least: int, most: int) -> list[int]:
+    """Numbers of workers to compare: `least`, twice as many and so on, and `most`."""
+    found = []
+    while least < most:
+        found.append(least)
+        least *= 2
+    return [*found, most]
+
+
+def _cost(found: Plan) -> float:
+    """Seconds of all workers in a step."""
+    return found.chosen.seconds * found.chosen.layout.world
+
+
+@dataclass(frozen=True)
+class Planner:
+    """Plans for one job, which the controller asks for repeatedly: each number of workers is planned once. `host` is
+    how many bytes a worker has beside its GPU, None where that is not known."""
+
+    spec: JobSpec
+    shape: ModelShape
+    machine: Machine
+    host: float | None = None
+    _known: dict[int, Layout | None] = dataclasses.field(default_factory=dict, repr=False, compare=False)
+
+    def plan(self, workers: int) -> Plan:
+        """See `planned`."""
+        return planned(self.spec, self.shape, workers, self.machine)
+
+    def document(self, found: Plan) -> dict[str, Any]:
+        """The content of plan.json for such a plan, with the timeline of a pipeline's step under `timeline`: rank
+        of the pipeline, kind, stage, micro-batch, begin and end in seconds of each action. Memory is that of the closed
+        formula, with what a process takes beside its tensors."""
+        told = found.to_json()
+        told["predicted"] |= self._memory(found)
+        told["memory"] = {"source": "formula"}
+        layout, batch = found.chosen.layout, self.spec.train.global_batch
+        parts = layout.accumulation(batch)
+        if layout.pp == 1 or parts * layout.stages > MOST_ACTIONS:
+            return told
+        played = pipeline(self.shape, layout, parts, self.machine, program_of(self.spec), keep=True)
+        actions = [(*action[:4], round(action[4], 6), round(action[5], 6)) for action in played.actions()]
+        return {**told, "timeline": actions}
+
+    def _memory(self, found: Plan) -> dict[str, Any]:
+        """What each rank needs, as the rows of its run tell it."""
+        layout, on_cpu = found.chosen.layout, not self.spec.resources.per_worker.gpu
+        saved, each = saved_bytes(self.spec, self.shape, layout), layout.world // layout.pp
+        needed = [round(needed_bytes(layout, tensors, saved, on_cpu)) for tensors in found.by_stage]
+        fit = fits(max(needed), found.machine, on_cpu)
+        by_rank = [size for size in needed for _ in range(each)]
+        return {"memory_bytes": max(needed), "fits": fit, "memory_bytes_by_rank": by_rank}
+
+    @property
+    def flops(self) -> dict[str, float]:
+        """What a task says of FLOPs, see `orchestrator.train.task`."""
+        return {"flops_per_token": needed_flops(self.shape), "peak_flops": self.machine.flops}
+
+    def choose(self, workers: int) -> Layout | None:
+        """The best layout for that number of workers; None if there is no legal one, or so few cannot hold what is
+        saved."""
+        if workers not in self._known:
+            try:
+                self._known[workers] = self.plan(workers).chosen.layout if workers else None
+            except InputError:
+                self._known[workers] = None
+        layout = self._known[workers]
+        if layout and self.host is not None and worker_bytes(self.spec, self.shape, layout.world) > self.host:
+            return None
+        return layout
+
+    def seconds(self, layout: Layout) -> float:
+        """Predicted seconds per step."""
+        return predict(self.spec, self.shape, layout, self.machine).seconds

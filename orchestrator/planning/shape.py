@@ -1,0 +1,71 @@
+"""The sizes of a model. Standard library only, as `layout`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """The sizes of a model that layout, memory and time depend on.
+
+    Attributes:
+        stages: most pipeline stages; 0 is as many as layers.
+        head_dim: numbers of an attention head; 0 is hidden / heads.
+        gated: whether a feed-forward block has two matrices up.
+        causal: whether a token attends only to those before it.
+        tied: whether embedding and output projection are one weight.
+        capped: whether scores of attention are capped, which no fused kernel does.
+        expert_feedforward: columns of one expert.
+        experts_per_token, shared_experts: experts that a token uses, of those it is routed to and of those all use.
+        expert_layers: layers that have experts.
+        no_model_split: why neither tensors nor layers can be divided between ranks; empty if they can.
+        heads_split: whether tensor parallelism splits the attention heads.
+        no_tensor_split, no_pipeline_split: why tensors, or layers, cannot be.
+        no_context_split, no_sequence_split: why the sequence cannot be split over context-parallel or tensor-parallel
+            ranks; empty if it can.
+        no_recompute: why layers cannot be recomputed; empty if they can.
+        uneven_vocabulary: whether the vocabulary may be split into unequal parts.
+        expert_share: share of the parameters that belong to experts.
+        trained_share: share of the parameters that are trained.
+        quantised_share: share of the parameters that are kept in 4 bits.
+        chunked_head: whether the loss is computed in chunks of tokens, so that logits never stand whole.
+    """
+
+    parameters: int
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    feedforward: int
+    vocabulary: int
+    sequence_length: int
+    experts: int = 0
+    flops_per_token: float = 0.0
+    stages: int = 0
+    expert_feedforward: int = 0
+    no_model_split: str = ""
+    no_tensor_split: str = ""
+    no_pipeline_split: str = ""
+    heads_split: bool = True
+    no_context_split: str = ""
+    no_sequence_split: str = ""
+    no_recompute: str = ""
+    uneven_vocabulary: bool = True
+    expert_share: float = 0.0
+    trained_share: float = 1.0
+    quantised_share: float = 0.0
+    chunked_head: bool = True
+    head_dim: int = 0
+    gated: bool = False
+    causal: bool = True
+    tied: bool = False
+    capped: bool = False
+    experts_per_token: int = 0
+    shared_experts: int = 0
+    expert_layers: int = 0
+
+    @property
+    def head_size(self) -> int:
+        """Numbers of an attention head."""
+        return self.head_dim or max(self.hidden // self.heads, 1)
