@@ -77,7 +77,7 @@ test-traced: ## traced memory beside that of real ranks, of 200 random jobs: 20 
 	@$(BIN)/pytest tests/dist/train/test_traced_memory.py -m 'slow or not slow' -q -s --timeout 3600
 
 test-partition: install ## networks that are cut between real nodes, in namespaces: Linux, as root; ten minutes
-	$(BIN)/pytest tests/ray/test_partition.py -m slow --timeout 3600
+	$(BIN)/pytest tests/ray/test_partition.py tests/ray/test_ssh_partition.py -m slow --timeout 3600
 
 check-kubernetes: install ## manifests: against KubeRay's schema (CRDS=folder), and by a real API server where one is given (KUBECONFIG=file)
 	$(BIN)/pytest tests/unit/cluster/render tests/unit/orchestrator/launch/test_rendering_kubernetes.py -q $(if $(CRDS),--kuberay-crds $(CRDS))
