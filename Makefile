@@ -77,9 +77,9 @@ test-traced: ## traced memory beside that of real ranks, of 200 random jobs: 20 
 	@$(BIN)/pytest tests/dist/train/test_traced_memory.py -m 'slow or not slow' -q -s --timeout 3600
 
 test-partition: install ## networks that are cut between real nodes, in namespaces: Linux, as root; ten minutes
-	$(BIN)/pytest tests/ray/test_partition.py -m slow --timeout 3600
+	$(BIN)/pytest tests/ray/test_partition.py tests/ray/test_ssh_partition.py -m slow --timeout 3600
 
-check-kubernetes: install ## manifests: against KubeRay's schema (CRDS=folder), and by a real API server where one is given (KUBECONFIG=file)
+check-kubernetes: install ## manifests: against KubeRay's schema (CRDS=folder), and by a real API server where one is found or given (KUBECONFIG=file)
 	$(BIN)/pytest tests/unit/cluster/render tests/unit/orchestrator/launch/test_rendering_kubernetes.py -q $(if $(CRDS),--kuberay-crds $(CRDS))
 	@test -n "$(KUBECONFIG)" || echo "no API server was asked: give KUBECONFIG=file"
 	@test -z "$(KUBECONFIG)" || $(BIN)/orchestrator cluster render kuberay examples/quickstart.yaml --runs s3://bucket/runs --kubeconfig "$(KUBECONFIG)" --to build/kubernetes

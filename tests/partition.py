@@ -65,7 +65,9 @@ class Space:
         return found
 
     def close(self) -> None:
-        """Kill all that runs in here."""
+        """Kill all that runs in here, if it is not closed."""
+        if self._keeper.poll() is not None:
+            return
         while alive := self.processes():
             for process in alive:
                 with contextlib.suppress(psutil.Error):
@@ -94,8 +96,8 @@ class Network:
         """The number of the node with that address."""
         return int(ip.rsplit(".", 1)[1]) - 1
 
-    def add_node(self, cpus: int) -> None:
-        """Plug in one more with so many processors; returns once Ray knows it."""
+    def plug(self) -> Space:
+        """Plug in one more machine, on which nothing runs yet."""
         number, space = len(self.spaces), Space()
         self.spaces.append(space)
         ends = ["eth0", "type", "veth", "peer", "name", f"port{number}", "netns", self._switch.pid]
@@ -105,6 +107,11 @@ class Network:
         space.run("ip", "link", "set", "eth0", "up")
         # By the way there Ray finds a node's own address. There is no other: names are not asked for in vain.
         space.run("ip", "route", "add", "8.8.8.8", "dev", "eth0")
+        return space
+
+    def add_node(self, cpus: int) -> None:
+        """Plug in one more with so many processors; returns once Ray knows it."""
+        number, space = len(self.spaces), self.plug()
         joins = {"head_address": self.address} if number else {"port": PORT, "dashboard": 8265}
         spec = NodeSpec(str(self._folder), ip_of(number), cpus=cpus, **joins)
         with open(self._folder / f"node-{number}.log", "ab") as log:
@@ -145,7 +152,7 @@ def ip_of(number: int) -> str:
 
 @contextlib.contextmanager
 def network(*cpus: int) -> Iterator[Network]:
-    """Nodes with so many processors each, the head first."""
+    """Nodes with so many processors each, the head first; without any, a network to plug machines into."""
     folder = Path(tempfile.mkdtemp(prefix="net-"))  # short, since names of sockets are
     (folder / "nodes").mkdir()
     found = Network(folder)

@@ -249,11 +249,15 @@ class Workload(Protocol):
         """
 
     def sharding(self) -> Mapping[str, str]:
-        """fnmatch pattern of a module name -> 'column', 'row', 'vocab', 'sequence', 'heads' or 'expert'.
+        """fnmatch pattern of a module name -> 'column', 'row', 'vocab', 'sequence', 'heads' or 'expert', and of classes
+        that are run as they are 'joined', 'stack', 'own' or 'latent'.
 
         column: weight [out, in] is split over out; row: over in; vocab: embedding or head over the
         vocabulary; sequence: a norm that may run on a slice of the sequence; heads: a norm inside a head;
-        expert: a stack of experts split over its first dimension. What no pattern names is replicated.
+        expert: a stack of experts split over its first dimension, among the ranks of the expert group; stack: the same
+        among tensor-parallel ranks, which all have all tokens. joined: as column, and the outputs are joined again;
+        own: what the module itself holds is split over its first dimension; latent: a layer that is whole, some of
+        whose outputs the heads of all ranks read. What no pattern names is replicated.
         """
 
     def stages(self) -> Sequence[str]:

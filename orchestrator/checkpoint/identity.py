@@ -15,9 +15,11 @@ from orchestrator.job.spec import STAGES, JobSpec, parse
 from orchestrator.storage.run_directory import RunDir
 
 IDENTITY, SHARDS, BASE, CODE, CONTINUED = "identity", "shards", "base", "code", "continued_from"
+CLEANED_BY = "cleaned_by"
 """Keys of a commit's meta: the parts of the job that make the run the same run, the digest of its token shards, the
 weights that it began with, the hashes of the user's own code, and the commit of another run that it goes on from: its
-run, step, position and receipt. Commits of earlier versions lack them and are not compared."""
+run, step, position and receipt; the hashes of own code that cleaned its text. Commits of earlier versions lack them and
+are not compared."""
 TILES = "tiles"
 """Key of a commit's meta: that weights were drawn in tiles, see `workloads.model.initialise.Drawn`."""
 JOB = "job.yaml"

@@ -76,6 +76,8 @@ class DataManifest:
         engines: which engines encoded the text, and how much of it was compared with the reference, by name, see
             `encoding.engines`; empty for data of earlier versions.
         rejected: how many documents were left out and how many repaired, by kind; empty if none.
+        code: hashes of the own functions that cleaned the text, by `module:name`; empty if none did, and for data of
+            earlier versions.
         own: checksum of own samples, of which there are as many as `documents`; empty for text.
         bytes_per_token: turns a loss in nats per token into bits per byte: loss / ln 2 / bytes_per_token.
     """
@@ -98,6 +100,7 @@ class DataManifest:
     engines: dict[str, dict[str, int]] = field(default_factory=dict)
     rejected: dict[str, dict[str, int]] = field(default_factory=dict)
     own: str = ""
+    code: dict[str, str] = field(default_factory=dict)
 
     @property
     def shards(self) -> list[TokenShard]:
@@ -126,6 +129,8 @@ class DataManifest:
             del found["rejected"]
         if not self.own:
             del found["own"]
+        if not self.code:
+            del found["code"]
         return found
 
     @classmethod

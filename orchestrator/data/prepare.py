@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.data import manifest, rejections, reuse, shards, sources, tokenizer
@@ -192,11 +193,14 @@ def _make(
     name, uris = folder.uri.rsplit("/", 1)[-1], [source.name for source in named]
     plan, publisher, (begin, streams) = SectionPlan.of(parts, len(named)), None, streaming
     plan.write(folder)
-    records = kind.objective if kind else ""
+    records, code = kind.objective if kind else "", cleaning.code if cleaning else {}
     if streams:
 
         def section(numbers: Sequence[int]) -> manifest.DataManifest:
-            return gather_some(folder, name, uris, parts, numbers, vocabulary, roles, data_format, records)[0]
+            found = gather_some(folder, name, uris, parts, numbers, vocabulary, roles, data_format, records)[
+                0
+            ]
+            return replace(found, code=code)
 
         there = published.so_far(folder) if begin else None
         sections = max(1, there[1] if there else 0) if begin else plan.sections
@@ -224,7 +228,7 @@ def _make(
     found = gather(folder, name, uris, parts, vocabulary, roles, data_format, where, records)
     reuse.note(folder, key, keys)
     if finished is None:
-        manifest.write(folder, found)
+        manifest.write(folder, replace(found, code=code))
     elif not finished.same_tokens(found):
         what = "what was missing cannot be made again as it was: the tokenizer's library is another"
         raise InputError(what, folder.uri, "install the version that it was made with, or start another run")

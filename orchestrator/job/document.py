@@ -36,7 +36,7 @@ def read_document(path: str | Path, overrides: Iterable[str] = ()) -> dict[str, 
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """Refuses a key that stands twice in a mapping, of which YAML takes the last."""
+    """Refuses a key that stands twice in a mapping, of which YAML takes the last; `on` is a key, and not true."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         """See `yaml.SafeLoader`; keys that are merged in are not in the node yet."""
@@ -48,6 +48,8 @@ class _UniqueKeys(yaml.SafeLoader):
                     None, None, f"the key '{key.value}' stands twice; remove one", key.start_mark
                 )
             seen.add(key.value)
+            if key.tag == "tag:yaml.org,2002:bool":
+                key.tag = "tag:yaml.org,2002:str"
         return node
 
 

@@ -33,7 +33,9 @@ def _check_divided(spec: JobSpec, trial: Any, model: Any, batch: Any) -> None:
         return
     try:
         halves = all(n % 2 == 0 for n in (*trial.config.head_counts, trial.config.cut))
-        if spec.parallel.tp > 1 and trial.sharding() and halves:
+        if spec.parallel.tp > 1 and trial.sharding():
+            if not halves:
+                raise WorkloadError(f"{trial.name}: no small copy of it can be cut over 2 ranks, to try that")
             check_sharding(trial, model, batch, 2, "the plan of transformers")
         if spec.parallel.pp > 1 and trial.stages():
             check_layers(trial, model, batch)

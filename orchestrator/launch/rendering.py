@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,9 @@ from orchestrator.job.spec import JobSpec
 from orchestrator.launch.rendering_paths import reads, writes
 from orchestrator.track.redact import redact
 
+NOT_TEXT = re.compile(r"[yYnN]|[-+]?\.?\d[\d_.:]*([eE][-+]?\d*)?|0[xXoObB][\da-fA-F_]+")
+"""Text that kubectl's reader of YAML may take for something else, such as n for no and 1e6 for a number, though
+Python's does not."""
 MARK = "# written by `orchestrator cluster render`, which may write it anew"
 """The first line of a file that this may replace."""
 
@@ -107,16 +110,32 @@ def write_text(name: str, text: str, to: Path | None) -> None:
     print(f"{name} written to {to}")
 
 
+class _Dumper(yaml.SafeDumper):
+    """Writes each part where it is used, and all text so that any reader takes it for text."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+_Dumper.add_representer(
+    str,
+    lambda dumper, text: dumper.represent_scalar(
+        "tag:yaml.org,2002:str", text, "'" if NOT_TEXT.fullmatch(text) else None
+    ),
+)
+
+
+def yaml_of(document: Any) -> str:
+    """A manifest as YAML."""
+    return str(yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=110))
+
+
 def write(files: dict[str, Any], to: Path | None) -> None:
     """Each file into `to`, or all of them as one stream on standard output.
 
     Raises InputError, with nothing written, if a file of such a name is there that this has not written.
     """
-    # Through JSON, so that parts used twice are written twice and not as YAML anchors.
-    texts = {
-        name: yaml.safe_dump(json.loads(json.dumps(document)), sort_keys=False, width=110)
-        for name, document in files.items()
-    }
+    texts = {name: yaml_of(document) for name, document in files.items()}
     if to is None:
         print("---\n".join(text for name, text in texts.items() if name != "kustomization.yaml"), end="")
         return

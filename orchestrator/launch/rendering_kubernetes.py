@@ -8,9 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from orchestrator.job.errors import InputError
+from orchestrator.launch.rendering import yaml_of
 
 SECONDS = 60
 """So long an API server may take."""
@@ -57,7 +56,7 @@ def ask_server(files: dict[str, Any], kubeconfig: Path) -> None:
     ]
     # One by one: a refusal says of which it is.
     for name, manifest in files.items():
-        text = yaml.safe_dump(manifest)
+        text = yaml_of(manifest)
         try:
             done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=2 * SECONDS)
         except FileNotFoundError:

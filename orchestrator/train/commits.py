@@ -16,7 +16,7 @@ from cluster.workers.worker_context import WorkerContext
 from orchestrator.checkpoint.averaged import weights_of
 from orchestrator.checkpoint.committer import CommitOutcome
 from orchestrator.checkpoint.evaluations import TO_EVALUATE
-from orchestrator.checkpoint.identity import BASE, CODE, CONTINUED, IDENTITY, SHARDS, TILES
+from orchestrator.checkpoint.identity import BASE, CLEANED_BY, CODE, CONTINUED, IDENTITY, SHARDS, TILES
 from orchestrator.checkpoint.manifest import CommitManifest, CorruptCommit
 from orchestrator.checkpoint.reader import Reader
 from orchestrator.checkpoint.retention import retention_of
@@ -221,6 +221,7 @@ class Commits:
             SHARDS: self._task.shards,
             BASE: self._task.base,
             CODE: self._task.code,
+            CLEANED_BY: self._task.cleaned_by,
             TILES: True,
             "loss": sum(self._losses) / len(self._losses) if self._losses else None,
             # rows that are not stored yet, so that none is lost if the run is killed right after this commit

@@ -65,6 +65,7 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
     tokens = Tokens.open(task.data, patience, spec.data.node_cache_bytes)
     if task.shards not in ("", digest_of(spec, tokens)):
         raise InputError("these token shards are not the run's", task.data, "let all nodes see one folder")
+    task = dataclasses.replace(task, cleaned_by=tokens.manifest.code)
     base = Base(**task.base) if task.base else None
     needed = base if task.restore is None or spec.needs_base else None
     inputs = training_inputs(spec, tokens, task.sets, needed)

@@ -43,6 +43,7 @@ class Task:
         flops_per_token, peak_flops: FLOPs that a token takes, forward and backward, without gradients of frozen
             weights; and FLOP/s of a worker in matrix products; 0 if not known.
         code: hashes of the user's own code, see `orchestrator.job.own_code`; those of this node must be the same.
+        cleaned_by: hashes of the user's own code that cleaned the text, as the prepared data tells.
         code_roots: folders in which the controller has found that code.
     """
 
@@ -67,6 +68,7 @@ class Task:
     peak_flops: float = 0.0
     code: dict[str, str] = dataclasses.field(default_factory=dict)
     code_roots: tuple[str, ...] = ()
+    cleaned_by: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def of_evaluation(

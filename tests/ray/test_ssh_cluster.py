@@ -4,78 +4,31 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
-import shutil
-import subprocess
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 import pytest
 import yaml
 from jobs import job, orchestrator, rows, wait_for, write_text
+from ssh_servers import SSHD, Servers
 
 from cluster.local.ports import free_port
 
 NAME = "t-ssh"
 HEAD, FIRST, SECOND = "127.0.33.1", "127.0.33.2", "127.0.33.3"
-SSHD = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin") or ""
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not SSHD, reason="sshd is not installed")]
-
-
-@dataclass
-class Servers:
-    """Servers of ssh by their address, and the command that reaches them."""
-
-    folder: Path
-    port: int
-    running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
-
-    @property
-    def ssh(self) -> str:
-        options = {
-            "StrictHostKeyChecking": "no",
-            "UserKnownHostsFile": str(self.folder / "known"),
-            "Port": self.port,
-        }
-        key = ["-i", str(self.folder / "id"), "-F", "/dev/null"]
-        return shlex.join(["ssh", *key, *(f"-o{name}={value}" for name, value in options.items())])
-
-    def start(self, address: str) -> None:
-        config = self.folder / f"{address}.conf"
-        lines = {
-            "ListenAddress": f"{address}:{self.port}",
-            "HostKey": self.folder / "host",
-            "AuthorizedKeysFile": self.folder / "id.pub",
-            "PasswordAuthentication": "no",
-            "UsePAM": "no",
-            "StrictModes": "no",
-            "PidFile": "none",
-        }
-        config.write_text("".join(f"{name} {value}\n" for name, value in lines.items()))
-        self.running[address] = subprocess.Popen([SSHD, "-D", "-f", str(config)])
-
-    def stop(self, address: str) -> None:
-        process = self.running.pop(address)
-        process.terminate()
-        process.wait(10)
 
 
 @pytest.fixture
 def servers(tmp_path: Path) -> Iterator[Servers]:
-    Path("/run/sshd").mkdir(exist_ok=True)  # where sshd separates its privileges
-    for name in ("host", "id"):
-        command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / name)]
-        subprocess.run(command, check=True, timeout=20)
     found = Servers(tmp_path, free_port(FIRST, 2222))
     for address in (FIRST, SECOND):
         found.start(address)
     yield found
     orchestrator("cluster", "down", "--name", NAME, cwd=tmp_path)
-    for address in list(found.running):
-        found.stop(address)
+    found.close()
 
 
 def up(servers: Servers, *hosts: str) -> tuple[int, dict[str, object], str]:

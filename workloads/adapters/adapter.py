@@ -199,7 +199,7 @@ def styles_with(styles: Mapping[str, str]) -> dict[str, str]:
     """
     found = {**styles, "*layers.*_adapter.*": "sequence", "*attention.prefix": "column"}
     for pattern, style in styles.items():
-        if style == "column":
+        if style in ("column", "joined"):
             found |= {f"{pattern}.lora_a": "heads", f"{pattern}.lora_b": "column"}
             found[f"{pattern}.magnitude"] = "column"
         elif style == "row":

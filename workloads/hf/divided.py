@@ -1,69 +1,14 @@
-"""How a class of transformers that is run as it is may be divided: tensors by the plan that transformers ships
-with it, layers between any two of its list."""
+"""How a class of transformers that is run as it is is cut into stages: between any two layers of its list."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
-from math import gcd
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
-
-STYLES = {"colwise": "column", "rowwise": "row", "replicated_with_grad_allreduce": "heads"}
-"""The words of transformers' plans, and those of `Workload.sharding`."""
-WHOLE = {
-    "colwise_gather_output",
-    "rowwise_split_input",
-    "embedding_rowwise",
-    "embedding_colwise",
-    "replicate",
-}
-"""What every rank keeps whole here: tables, heads and layers, whose input and result are whole in any case."""
-
-
-def tensor_styles(bare: Any) -> tuple[Mapping[str, str], str]:
-    """Style by pattern of module names, or nothing and why there is none."""
-    plan: Mapping[str, str] = getattr(bare, "tp_plan", None) or {}
-    if not plan:
-        return {}, "transformers ships no plan for it"
-    if odd := sorted({style for style in plan.values() if style not in STYLES.keys() | WHOLE}):
-        return {}, f"transformers' plan for it has {odd[0]}, which is not known here"
-    styles = {name: STYLES[style] for name, style in plan.items() if style in STYLES}
-    for name, module in bare.named_modules():
-        numbered = _starred(name)
-        found = next((pattern for pattern in styles if fnmatchcase(name, pattern)), None)
-        if found is None:
-            continue
-        if found != numbered:  # transformers puts numbers alone for a star
-            return {}, f"transformers' plan for it is not clear about {name}"
-        if styles[found] in ("column", "row") and type(module) is not nn.Linear:
-            return {}, f"{name} is a {type(module).__name__}"
-    used = {_starred(name) for name, _ in bare.named_modules()}
-    styles = {name: style for name, style in styles.items() if name in used}
-    return (
-        (styles, "")
-        if "row" in styles.values()
-        else ({}, "transformers' plan for it names none of its layers")
-    )
-
-
-def _starred(name: str) -> str:
-    """A module's name as plans write it: a star for each number of a list."""
-    return ".".join("*" if part.isdigit() else part for part in name.split("."))
-
-
-def cut_size(bare: nn.Module, styles: Mapping[str, str]) -> int:
-    """What each number of ranks divides over which tensors of these styles are cut."""
-    size = 0
-    for name, module in bare.named_modules():
-        style = styles.get(_starred(name))
-        if isinstance(module, nn.Linear) and style in ("column", "row"):
-            size = gcd(size, module.out_features if style == "column" else module.in_features)
-    return size or 1
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -12,9 +13,10 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from workloads.errors import WorkloadError
-from workloads.hf.divided import LayerList, cut_size, layer_list, tensor_styles
+from workloads.hf.divided import LayerList, layer_list
 from workloads.hf.hf_config import nested_configs, random_attributes, read_hf_config
 from workloads.hf.routers import balance_of
+from workloads.hf.tensor_plan import cut_size, is_stack, tensor_styles
 
 HEADED = {
     "sequence": "AutoModelForSequenceClassification",
@@ -150,7 +152,7 @@ class HuggingFaceModel:
         tokens = torch.zeros(1, 2, dtype=torch.int64, device="meta")
 
         def run() -> None:
-            with torch.no_grad(), _NoData():
+            with torch.no_grad(), _NoData(), _no_experts(self.bare):
                 self.bare(input_ids=tokens, use_cache=False)
 
         return layer_list(self.bare, blocks_of(self.bare), run)
@@ -190,6 +192,19 @@ class _NoData(TorchDispatchMode):
         if func is torch.ops.aten._local_scalar_dense.default:
             return 0
         return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _no_experts(bare: nn.Module) -> Iterator[None]:
+    """Experts give what they are given: which are chosen is not known without data, and no matter here."""
+    stacks = [module for module in bare.modules() if is_stack(module)]
+    for module in stacks:
+        module.forward = lambda hidden, *_, **__: hidden
+    try:
+        yield
+    finally:
+        for module in stacks:
+            del module.forward
 
 
 def describe_hf_class(folder: str, changes: Mapping[str, Any] | None = None) -> HuggingFaceModel:

@@ -24,6 +24,9 @@ from orchestrator.job.clean import CleanStep, Decontaminate, Language, Own, Url
 from orchestrator.job.data import DataSpec, Source
 from orchestrator.job.errors import InputError
 from orchestrator.storage.input_files import open_input
+from workloads.errors import WorkloadError
+from workloads.own.reference import code_hash
+from workloads.own.reference import sources as code_files
 
 CORPUS = ("exact_duplicates", "near_duplicates")
 """Steps that compare all documents."""
@@ -61,6 +64,11 @@ class Cleaning:
     def key(self) -> str:
         """The key of all steps, which is part of the fingerprint of prepared data."""
         return self.steps[-1].key
+
+    @property
+    def code(self) -> dict[str, str]:
+        """The hashes of own functions, by `module:name`."""
+        return {step.options["function"]: step.code for step in self.steps if step.code}
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -194,14 +202,19 @@ def _how(step: CleanStep) -> Any:
 
 
 def code_of(rule: Own) -> str:
-    """A hash of the module that has the function."""
+    """A hash of the module that has the function, and of those that it imports from the same folder."""
     function = own_function(rule)
     try:
-        return _hash(Path(inspect.getsourcefile(inspect.unwrap(function)) or "").read_text())
+        found = _hash(Path(inspect.getsourcefile(inspect.unwrap(function)) or "").read_text())
     except (OSError, TypeError, ValueError):
         raise InputError(
             "has no source code", f"data.clean.own {rule.function}", "write it in Python"
         ) from None
+    try:
+        alone = len(code_files(rule.function)) == 1
+        return found if alone else _hash([found, code_hash(rule.function)])
+    except WorkloadError:  # a module of which nothing more can be followed
+        return found
 
 
 def _hash(value: Any) -> str:

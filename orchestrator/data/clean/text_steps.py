@@ -21,6 +21,8 @@ from orchestrator.data.clean.removed import Removed
 from orchestrator.data.sources.repair import is_unicode
 from orchestrator.job.clean import Language, Normalize, Own, Pii, Url
 from orchestrator.job.errors import InputError
+from workloads.errors import WorkloadError
+from workloads.own.reference import load
 
 Row = Mapping[str, Any]
 Decide = Callable[[str, Row], str | Removed]
@@ -168,14 +170,14 @@ def own(rule: Own) -> Decide:
 
 def own_function(rule: Own) -> Callable[..., Any]:
     """The function that a rule names. Raises InputError."""
-    module, _, name = rule.function.partition(":")
     try:
-        found = getattr(import_module(module), name, None)
-    except Exception as error:
-        raise _wrong(rule, f"cannot be imported ({type(error).__name__}: {error})") from None
+        found: Any = load(rule.function)
+    except WorkloadError as error:
+        raise InputError(str(error), f"data.clean.own {rule.function}") from None
     if not callable(found):
-        raise _wrong(rule, f"{module} has no function {name}")
-    return found
+        raise _wrong(rule, "is no function")
+    called: Callable[..., Any] = found
+    return called
 
 
 def _wrong(rule: Own, what: str) -> InputError:

@@ -12,6 +12,9 @@ from fnmatch import fnmatchcase
 from orchestrator.train.parallel.mesh import Mesh
 from workloads.adapters.lora import EXPERTS_A, EXPERTS_B
 
+FIRST = ("column", "vocab", "joined", "stack", "own")
+"""Styles of modules all of whose tensors are cut over their first dimension."""
+
 
 @dataclass(frozen=True)
 class Cut:
@@ -77,7 +80,7 @@ def cut_of(name: str, shape: Sequence[int], styles: Mapping[str, str], mesh: Mes
             take(dim, tp.index, tp.size)
             over = True
         whole_in_parts = leaf.endswith(narrow)
-    elif tp.size > 1 and (style in ("column", "vocab") or (style == "row" and leaf == "weight")):
+    elif tp.size > 1 and (style in FIRST or (style == "row" and leaf == "weight")):
         take(1 if style == "row" else 0, tp.index, tp.size)
         over = True
     in_slices = mesh.layout.sequence and style in ("sequence", "row") and not over and is_sliced(module)

@@ -18,6 +18,9 @@ QUICK: list[tuple[str, int, dict[str, Any], dict[str, Any]]] = [
     ("ministral", 4, {"tp": 2, "dp": 2, "zero": 3}, {}),
     ("neox", 4, {"tp": 2, "pp": 2}, {}),
     ("ministral", 2, {"tp": 2}, {"adapter": LORA}),
+    ("olmoe", 2, {"tp": 2}, {}),
+    ("deepseek", 2, {"tp": 2}, {}),
+    ("glm", 2, {"tp": 2}, {}),
 ]
 MORE: list[tuple[str, int, dict[str, Any], dict[str, Any]]] = [
     *(("neox", 2, {"pp": 2, "schedule": s}, {}) for s in ("gpipe", "1f1b", "interleaved", "zero_bubble")),
@@ -32,6 +35,27 @@ MORE: list[tuple[str, int, dict[str, Any], dict[str, Any]]] = [
     ("ministral", 4, {"tp": 2, "pp": 2}, {"adapter": LORA}),
     ("ministral", 4, {"tp": 2, "dp": 2, "zero": 3}, {"adapter": LORA | {"kind": "dora"}}),
     ("neox", 2, {"tp": 2}, {"adapter": LORA | {"targets": ["*.dense*"]}}),
+    ("sinks", 2, {"tp": 2}, {}),
+    ("olmoe", 4, {"tp": 4}, {}),
+    ("olmoe", 2, {"tp": 2, "recompute": "full"}, {}),
+    ("olmoe", 4, {"tp": 2, "dp": 2, "zero": 1}, {}),
+    ("olmoe", 4, {"tp": 2, "dp": 2, "zero": 3}, {}),
+    ("olmoe", 2, {"tp": 2}, {"train": {"compile": True}}),
+    ("olmoe", 2, {"tp": 2}, {"adapter": LORA}),
+    ("deepseek", 2, {"pp": 2, "schedule": "1f1b"}, {}),
+    ("deepseek", 2, {"pp": 2, "schedule": "zbv"}, {}),
+    ("deepseek", 4, {"tp": 2, "pp": 2}, {}),
+    ("deepseek", 4, {"tp": 2, "dp": 2, "zero": 3}, {}),
+    (
+        "deepseek",
+        2,
+        {"tp": 2},
+        {"adapter": LORA | {"targets": ["*_proj", "*kv_a_proj_with_mqa", "*_b_proj"]}},
+    ),
+    ("glm", 4, {"tp": 2, "dp": 2, "zero": 2}, {}),
+    ("glm", 2, {"tp": 2}, {"train": {"compile": True}}),
+    ("glm", 2, {"tp": 2}, {"adapter": LORA}),
+    ("glm", 2, {"tp": 2}, {"adapter": LORA | {"kind": "dora"}}),
 ]
 
 
@@ -52,11 +76,44 @@ def write(name: str, folder: Path) -> str:
                 "layer_types": ["sliding_attention", "full_attention"] * 2,
             },
         ),
+        "glm": (
+            "Glm",
+            {
+                "num_attention_heads": 4,
+                "num_key_value_heads": 2,
+                "head_dim": 8,
+                "intermediate_size": 64,
+                "pad_token_id": 1,
+            },
+        ),
+        "olmoe": (
+            "Olmoe",
+            {"num_attention_heads": 4, "intermediate_size": 32, "num_experts": 8, "num_experts_per_tok": 2},
+        ),
+        "deepseek": (
+            "DeepseekV2",
+            {
+                "num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 64, "first_k_dense_replace": 1,
+                "moe_intermediate_size": 16, "n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2,
+                "topk_method": "greedy", "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8,
+                "qk_nope_head_dim": 8, "v_head_dim": 8,
+            },
+        ),
+        "sinks": (
+            "GraniteSWA",
+            {
+                "num_attention_heads": 4,
+                "num_key_value_heads": 2,
+                "intermediate_size": 64,
+                "sliding_window": 6,
+                "layer_types": ["sliding_attention", "full_attention"] * 2,
+            },
+        ),
         "modernbert": (
             "ModernBert",
             {"num_attention_heads": 4, "intermediate_size": 64, "local_attention": 8, "pad_token_id": 1},
         ),
-    }[name]
+    }[name]  # fmt: skip
     config = getattr(transformers, f"{kind}Config")(**SIZES, **more)
     config.architectures = [f"{kind}For{'MaskedLM' if kind == 'ModernBert' else 'CausalLM'}"]
     config.save_pretrained(folder)

@@ -229,6 +229,12 @@ def test_what_is_left_of_a_wrong_job_can_be_looked_at() -> None:
     assert not isinstance(hopeless.value, WrongKeys)
 
 
+def test_on_is_a_key_and_not_true() -> None:
+    assert parse_yaml("notify: {on: [failed], off: on}", "job.yaml") == {
+        "notify": {"on": ["failed"], "off": True}
+    }
+
+
 def test_a_key_that_stands_twice_is_refused() -> None:
     with pytest.raises(
         InputError, match=r"job.yaml:2: is not YAML \(the key 'seed' stands twice; remove one\)"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,26 @@ def test_lists_and_code_count_by_their_content(folder: Path, monkeypatch: pytest
     assert keys(folder, [{"own": {"function": "my_steps:f"}}]) != own
 
 
+def test_so_does_what_that_code_imports_from_its_folder(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is found in the working directory, as all own code is."""
+    steps = [{"own": {"function": "helped_steps:f"}}]
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place])
+    (folder / "helped_steps.py").write_text(
+        "def f(text, row):\n    import helper_of_steps\n    return text\n"
+    )
+    (folder / "helper_of_steps.py").write_text("A = 1\n")
+    one = cleaning_of(spec(folder, steps), resolve(spec(folder, steps).sources), 1000)
+    assert one is not None
+    assert one.code == {"helped_steps:f": one.steps[0].code}
+    (folder / "helper_of_steps.py").write_text("A = 2\n")
+    assert keys(folder, steps) != [one.key]
+    (folder / "helper_of_steps.py").write_text("A = 1\n")
+    assert keys(folder, steps) == [one.key]
+
+
 def test_passes_end_with_what_compares_all_documents(folder: Path) -> None:
     data = spec(folder, ["c4", "exact_duplicates", "near_duplicates", "pii", "fineweb", "exact_duplicates"])
     found = cleaning_of(data, resolve(data.sources), 1000)
@@ -98,7 +119,7 @@ def test_passes_end_with_what_compares_all_documents(folder: Path) -> None:
         ([{"url": {}}], {}, "names nothing to remove"),
         ([{"url": {"domains": "/no/such/list"}}], {}, "cannot be read"),
         ([{"decontaminate": {"sources": [{"uri": "/no/such.txt"}]}}], {}, "there is no such file"),
-        ([{"own": {"function": "no_such_module:f"}}], {}, "cannot be imported"),
+        ([{"own": {"function": "no_such_module:f"}}], {}, "there is no module"),
         (
             ["c4"],
             {"sources": [{"uri": "a.jsonl", "field": ("a", "b")}]},

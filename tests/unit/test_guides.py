@@ -1,0 +1,132 @@
+"""What the guides show is read by the program: job files, files of tasks and clusters, commands, Python.
+
+The pages of tasks, own code and Python have tests of their own, which run what they show.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+
+from orchestrator.cli.app import app
+from orchestrator.evaluate.task_files import read_task
+from orchestrator.job.spec import STAGES, parse
+from orchestrator.launch.first_job import job_text
+from orchestrator.planning import cluster_file
+
+DOCS = Path(__file__).parents[2] / "docs"
+RUN_ELSEWHERE = ("tasks.md", "own-code.md")
+"""Pages whose blocks are files of a whole that their own tests run."""
+PAGES = {p.name: p.read_text() for p in [*sorted((DOCS / "guides").glob("*.md")), DOCS / "index.md"]}
+OF_TEXT = ("sources", "tokenizer", "sequence_length")
+"""What data of own samples has none of."""
+OURS = ("orchestrator", "workloads", "cluster")
+OPEN = re.compile(r"\{\.\.\}")
+"""What stands for more."""
+
+
+def blocks(kind: str) -> list[Any]:
+    found = []
+    for name, page in PAGES.items():
+        for number, text in enumerate(re.findall(rf"^```{kind}[^\n]*\n(.*?)^```", page, re.M | re.S)):
+            if name not in RUN_ELSEWHERE:
+                found.append(pytest.param(text, id=f"{name}-{number}"))
+    return found
+
+
+class Twice(yaml.SafeLoader):
+    """Keys that are there more than once are alternatives: all their values, in order."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        found: dict[Any, Any] = {}
+        for key, value in node.value:
+            found.setdefault(key.value, []).append(self.construct_object(value, deep=True))
+        return {k: v[0] if len(v) == 1 else tuple(v) for k, v in found.items()}
+
+
+Twice.add_constructor("tag:yaml.org,2002:map", lambda loader, node: loader.construct_mapping(node))
+
+
+def alternatives(document: Any) -> Iterator[Any]:
+    """The document with each choice of its alternatives, one at a time."""
+    for section, value in document.items() if isinstance(document, dict) else ():
+        for key, inner in value.items() if isinstance(value, dict) else ():
+            if isinstance(inner, tuple):
+                for each in inner:
+                    yield {**document, section: {**value, key: each}}
+                return
+    yield document
+
+
+def within(part: Any, whole: Any) -> Any:
+    """A part of a job file in the rest of one."""
+    if not (isinstance(part, dict) and isinstance(whole, dict)):
+        return part
+    rest = {key: value for key, value in whole.items() if "samples" not in part or key not in OF_TEXT}
+    return rest | {
+        key: within(value, rest.get(key)) if key != "tokenizer" else value for key, value in part.items()
+    }
+
+
+@pytest.mark.parametrize("text", blocks("yaml"))
+def test_a_file_is_read(text: str, tmp_path: Path) -> None:
+    document = yaml.load(OPEN.sub("{}", text), Loader=Twice)
+    path = tmp_path / "file.yaml"
+    path.write_text(text)
+    (tmp_path / "docstrings.jsonl").touch()
+    if "task" in document:
+        assert read_task(str(path)).name == document["task"]
+    elif "device" in document:
+        assert cluster_file.load(path).device == document["device"]
+    else:
+        whole = {} if STAGES in document else yaml.safe_load(job_text("text", ["my/*.txt"]))
+        whole = within({"data": {"validation": {"share": 0.1}}}, whole)
+        if "samples" in document.get("data", {}):
+            whole["workload"] = {"model": "workloads.vision.clip:Clip"}
+        for each in alternatives(document):
+            check_job(within(each, whole))
+
+
+def check_job(document: dict[str, Any]) -> None:
+    """It is a job; of a chain each stage is, with what they share."""
+    stages = document.pop(STAGES, [{}])
+    for stage in stages:
+        parse(within(stage, document))
+
+
+COMMANDS = [
+    pytest.param(shlex.split(line.partition(" 2>")[0], comments=True)[1:], id=f"{name}: {line[:60]}")
+    for name, page in PAGES.items()
+    for line in re.findall(
+        r"^(?:\$ |    )(orchestrator [a-z].*)$", re.sub(r" \\\n\s+", " ", page).replace("$(", "("), re.M
+    )
+]
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_a_command_has_these_options(words: list[str]) -> None:
+    group: Any = typer.main.get_command(app)
+    context = typer.Context(group)
+    while hasattr(group, "commands"):
+        group = group.commands[words.pop(0)]
+    group.make_context("orchestrator", words, parent=context)
+
+
+@pytest.mark.parametrize("text", blocks("python"))
+def test_what_python_imports_is_there(text: str) -> None:
+    """Read from the source, since importing torch or Ray takes seconds."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith(OURS):
+            found = importlib.util.find_spec(node.module)
+            assert found is not None, node.module
+            source = Path(found.origin or "").read_text()
+            assert [each.name for each in node.names if not re.search(rf"\b{each.name}\b", source)] == []

@@ -1,0 +1,112 @@
+"""How the tensors of a class of transformers that is run as it is are divided: by the plan that transformers ships."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+from math import gcd
+from typing import Any
+
+from torch import nn
+
+STYLES = {
+    "colwise": "column",
+    "rowwise": "row",
+    "rowwise_split_input": "row",
+    "colwise_gather_output": "joined",
+    "replicated_with_grad_allreduce": "heads",
+    "moe_tp_experts": "stack",
+    "local_params": "own",
+    "mla_kv_a_proj": "latent",
+}
+"""The words of transformers' plans for modules, and those of `Workload.sharding`."""
+WHOLE = {"embedding_rowwise", "embedding_colwise", "replicate"}
+"""What every rank keeps whole here: tables, whose result is whole in any case."""
+LINEAR = ("column", "row", "joined", "latent")
+"""Styles of linear layers alone."""
+ROTATED = "qk_rope_head_dim"
+"""What a layer calls the last of the numbers of its latent vector that all heads read as they are."""
+
+
+def tensor_styles(bare: Any) -> tuple[Mapping[str, str], str]:
+    """Style by pattern of module names, or nothing and why there is none.
+
+    The language model's head stays whole, as tables do. Stacks of experts are divided by experts, whatever the plan
+    says of their inside: each rank has some of them, and the tokens that choose these.
+    """
+    plan: dict[str, str] = dict(getattr(bare, "tp_plan", None) or {})
+    if not plan:
+        return {}, "transformers ships no plan for it"
+    stacks = [name for name, style in plan.items() if STYLES.get(style) in ("stack", "own")]
+    modules = {_starred(name) for name, _ in bare.named_modules()}
+    inside = {
+        name for name in plan.keys() - modules if name.startswith(tuple(f"{stack}." for stack in stacks))
+    }
+    given = {name: style for name, style in plan.items() if name not in inside}
+    if odd := sorted({style for style in given.values() if style not in STYLES.keys() | WHOLE}):
+        return {}, f"transformers' plan for it has {odd[0]}, which is not known here"
+    head = bare.get_output_embeddings()
+    found: dict[str, str] = {}
+    for name, module in bare.named_modules():
+        pattern = next((p for p in given if fnmatchcase(name, p)), None)
+        style = STYLES.get(given[pattern]) if pattern is not None else None
+        if style is None or module is head:
+            continue
+        if pattern != _starred(name):  # transformers puts numbers alone for a star
+            return {}, f"transformers' plan for it is not clear about {name}"
+        if why := _unfit(bare, name, module, style, plan):
+            return {}, why
+        found[pattern] = style
+    if not {"row", "stack"} & set(found.values()):
+        return {}, "transformers' plan for it names none of its layers"
+    return {name: found[name] for name in given if name in found}, ""
+
+
+def _unfit(bare: Any, name: str, module: nn.Module, style: str, plan: Mapping[str, str]) -> str:
+    """Why a module cannot be divided by a style; empty if it can."""
+    if style in LINEAR and type(module) is not nn.Linear:
+        return f"{name} is a {type(module).__name__}"
+    if style == "stack" and not is_stack(module):
+        return f"{name} is no plain stack of experts"
+    if style == "own" and any(plan.get(f"{_starred(name)}.{n}") != "colwise" for n in module._parameters):
+        return f"transformers' plan for it is not clear about {name}"
+    if style == "latent" and type(getattr(_parent(bare, name), ROTATED, None)) is not int:
+        return f"it is not known what of {name} all heads read"
+    return ""
+
+
+def _parent(bare: nn.Module, name: str) -> nn.Module:
+    return bare.get_submodule(name.rpartition(".")[0])
+
+
+def is_stack(module: nn.Module) -> bool:
+    """Whether a module is a number of experts, each a slice of all its tensors, that is called as
+    (hidden [T, hidden], chosen [T, k], weights [T, k])."""
+    count = getattr(module, "num_experts", None)
+    sizes = {p.shape[0] for p in module.parameters() if p.dim()} | {
+        0 for p in module.parameters() if not p.dim()
+    }
+    own = len(list(module.parameters())) == len(list(module.parameters(recurse=False)))
+    return own and sizes == {count} and len(inspect.signature(module.forward).parameters) == 3
+
+
+def _starred(name: str) -> str:
+    """A module's name as plans write it: a star for each number of a list."""
+    return ".".join("*" if part.isdigit() else part for part in name.split("."))
+
+
+def cut_size(bare: nn.Module, styles: Mapping[str, str]) -> int:
+    """What each number of ranks divides over which tensors of these styles are cut."""
+    return gcd(*_sizes(bare, styles)) or 1
+
+
+def _sizes(bare: nn.Module, styles: Mapping[str, str]) -> Iterator[int]:
+    for name, module in bare.named_modules():
+        style = styles.get(_starred(name))
+        if isinstance(module, nn.Linear) and style in ("column", "joined"):
+            yield module.out_features
+        elif isinstance(module, nn.Linear) and style == "row":
+            yield module.in_features
+        elif style in ("stack", "own"):
+            yield from (p.shape[0] for p in module.parameters(recurse=False))
