@@ -62,7 +62,7 @@ def workers() -> list[psutil.Process]:
     found = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error, IndexError):
-            if process.cmdline()[0] == "ray::Map(run)":
+            if process.cmdline()[0] in ("ray::Map(run)", "ray::part"):
                 found.append(process)
     return found
 
