@@ -99,6 +99,32 @@ def strike_workers(draw: random.Random, struck: list[int], ended: threading.Even
                 struck.append(process.pid)
 
 
+def kill_workers(data: DataSpec, folder: Path, quiet: dict[str, bytes], draw: random.Random) -> None:
+    """Prepare the data until WORKERS have been killed, and compare each time."""
+    struck: list[int] = []
+    rounds = 0
+    while len(struck) < WORKERS:
+        ended, rounds = threading.Event(), rounds + 1
+        striking = threading.Thread(target=strike_workers, args=(draw, struck, ended))
+        striking.start()
+        prepare(data, (), str(folder / f"workers-{rounds}"), part_bytes=PART_BYTES)
+        ended.set()
+        striking.join()
+        assert content(folder / f"workers-{rounds}") == quiet
+    print(f"{len(struck)} workers killed in {rounds} preparations")
+
+
+@CLEANED
+def test_workers_of_one_node_are_killed(tmp_path: Path, clean: list[Any]) -> None:
+    data = write_rows(tmp_path, clean)
+    ray.init("local", num_cpus=2, include_dashboard=False, object_store_memory=10**8, log_to_driver=False)
+    try:
+        prepare(data, (), str(tmp_path / "quiet"), part_bytes=PART_BYTES)
+        kill_workers(data, tmp_path, content(tmp_path / "quiet"), random.Random(3))
+    finally:
+        ray.shutdown()
+
+
 @CLEANED
 def test_workers_and_nodes_are_killed(tmp_path: Path, clean: list[Any]) -> None:
     from ray.cluster_utils import Cluster
@@ -118,18 +144,7 @@ def test_workers_and_nodes_are_killed(tmp_path: Path, clean: list[Any]) -> None:
         prepare(data, (), str(tmp_path / "quiet"), part_bytes=PART_BYTES)
         quiet = content(tmp_path / "quiet")
 
-        struck: list[int] = []
-        rounds = 0
-        while len(struck) < WORKERS:
-            ended, rounds = threading.Event(), rounds + 1
-            striking = threading.Thread(target=strike_workers, args=(draw, struck, ended))
-            striking.start()
-            prepare(data, (), str(tmp_path / f"workers-{rounds}"), part_bytes=PART_BYTES)
-            ended.set()
-            striking.join()
-            assert content(tmp_path / f"workers-{rounds}") == quiet
-        print(f"{len(struck)} workers killed in {rounds} preparations")
-
+        kill_workers(data, tmp_path, quiet, draw)
         killed = rounds = 0
         while killed < NODES:
             rounds += 1
