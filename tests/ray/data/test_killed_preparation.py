@@ -138,7 +138,8 @@ def test_workers_and_nodes_are_killed(tmp_path: Path, clean: list[Any]) -> None:
         cluster.add_node(num_cpus=1, node_ip_address=f"127.0.0.{41 + n}", object_store_memory=10**8)
         for n in range(2)
     ]
-    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+    here = {"_node_ip_address": "127.0.0.40"}  # of the head, which stays
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR", **here)
     try:
         cluster.wait_for_nodes(timeout=60)
         prepare(data, (), str(tmp_path / "quiet"), part_bytes=PART_BYTES)
