@@ -86,10 +86,13 @@ def prefer(found: dict[str, Any], folder: Path) -> None:
     if not (folder / "text" / "rows.jsonl").exists():
         save_dense(folder / "base", len(WORDS))
         write_tokenizer(folder / "base")
-        rows = [{"chosen": letters(n), "rejected": letters(n)[::-1]} for n in range(3000)]
+        rows = [
+            {"prompt": letters(n), "chosen": letters(n + 1), "rejected": letters(n + 1)[::-1]}
+            for n in range(3000)
+        ]
         (folder / "text" / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found["workload"] = {"model": "hf:", "init_from": str(folder / "base"), "objective": "dpo"}
-    columns = {"chosen": "chosen", "rejected": "rejected"}
+    found["workload"] = {"model": f"hf:{folder / 'base'}", "objective": "dpo"}
+    columns = {name: name for name in ("prompt", "chosen", "rejected")}
     found["data"] = {
         "sources": [{"uri": str(folder / "text" / "rows.jsonl"), "field": columns}],
         "tokenizer": str(folder / "base"), "sequence_length": 48, "validation": {"share": 0.05},
