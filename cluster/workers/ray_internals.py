@@ -25,7 +25,8 @@ MAIN_PROCESSES = ("raylet", "gcs_server")
 REGISTERED = 10.0
 """Seconds that are waited for a raylet with looks that follow soon; then Ray's own."""
 SESSION, AGENT = "--session_dir=", "--dashboard_agent_command="
-"""Arguments of a raylet: its session's folder, and the command of the agent that it starts."""
+ENVIRONMENTS = "--runtime_env_agent_command="
+"""Arguments of a raylet: its session's folder, and the commands of the two agents that it starts."""
 LEAST_FREE = 2**20
 """Bytes below which a disk is full."""
 NODE_TIMEOUT = 60
@@ -98,15 +99,17 @@ def full_folder() -> str:
 @contextlib.contextmanager
 def lean_start() -> Iterator[None]:
     """Have `ray.init` start a cluster without what nothing here reads: the autoscaler's monitor, the head of a
-    dashboard that is not served and the agent that would report to it, and the forwarding of logs. Without it a start
-    takes three seconds of a processor more and 90 MiB, and waits for that agent."""
-    from ray._private import node, parameter, services
+    dashboard that is not served and the agent that would report to it, and the forwarding of logs; the agent that makes
+    runtime environments starts when one is asked for. Without it a start takes four seconds of a processor more and
+    140 MiB, and waits for those agents."""
+    from ray._private import node, parameter, services, utils
 
     kept = {"no_monitor": True, "include_log_monitor": False, "dashboard_agent_listen_port": 0}
     begin = functools.partialmethod(parameter.RayParams.__init__, **kept)
     no_server = lambda node, **_: None  # noqa: E731
     start = services.start_ray_process
-    idle = lambda command, *others, **named: start(_without_agent(command), *others, **named)  # noqa: E731
+    idle = lambda command, *others, **named: start(_without_agents(command), *others, **named)  # noqa: E731
+    unasked = lambda: None  # noqa: E731  # else this process imports what the dashboard's agent needs
     get = services.get_node
 
     def soon(gcs_address: str, node_id: str) -> Any:
@@ -117,6 +120,7 @@ def lean_start() -> Iterator[None]:
         _replaced(parameter.RayParams, __init__=begin),
         _replaced(node.Node, start_api_server=no_server),
         _replaced(services, start_ray_process=idle, get_node=soon),
+        _replaced(utils, get_dashboard_dependency_error=unasked),
     ):
         yield
 
@@ -131,11 +135,17 @@ def _await_node(gcs_address: str, node_id: str) -> None:
         time.sleep(0.02)
 
 
-def _without_agent(command: list[str]) -> list[str]:
-    """The command of a Ray process; that of a raylet with `idle_agent` in place of the dashboard's agent."""
+def _without_agents(command: list[str]) -> list[str]:
+    """The command of a Ray process; that of a raylet with `idle_agent` in place of its two agents."""
     session = next((part.removeprefix(SESSION) for part in command if part.startswith(SESSION)), "")
-    idle = AGENT + subprocess.list2cmdline([sys.executable, "-I", "-S", idle_agent.__file__, session])
-    return [idle if part.startswith(AGENT) else part for part in command]
+    idle = subprocess.list2cmdline([sys.executable, "-I", "-S", idle_agent.__file__, session])
+
+    def replaced(part: str) -> str:
+        if part.startswith(ENVIRONMENTS):
+            return f"{ENVIRONMENTS}{idle} {part.removeprefix(ENVIRONMENTS)}"
+        return AGENT + idle if part.startswith(AGENT) else part
+
+    return [replaced(part) for part in command]
 
 
 @contextlib.contextmanager
@@ -149,47 +159,6 @@ def _replaced(part: Any, **others: Any) -> Iterator[None]:
     finally:
         for name, was in before.items():
             setattr(part, name, was)
-
-
-def started_here() -> bool:
-    """Whether this process has started the cluster that it is connected to. Without it an embedded cluster takes as
-    long as one that must serve others too."""
-    from ray._private import worker
-
-    node: Any = worker._global_node
-    return node is not None and bool(node.all_processes.get("raylet"))
-
-
-@contextlib.contextmanager
-def lean_data() -> Iterator[None]:
-    """Have datasets of Ray Data run without two actors, if this process has started the cluster: one collects numbers
-    for a dashboard, the other asks an autoscaler for nodes, and such a cluster has neither. Without it each of them
-    takes a second of a processor before the first task begins, and 120 MiB."""
-    if not started_here():
-        yield
-        return
-    from ray.data._internal import stats
-    from ray.data._internal.execution import streaming_executor
-    from ray.data._internal.execution.interfaces.execution_options import ExecutionResources
-
-    class NoAutoscaler:
-        def try_trigger_scaling(self) -> None:
-            pass
-
-        def on_executor_shutdown(self) -> None:
-            pass
-
-        def get_total_resources(self) -> Any:
-            import ray
-
-            return ExecutionResources.from_resource_dict(ray.cluster_resources())
-
-    nobody: Any = staticmethod(lambda *_, **__: None)
-    told = ("register_dataset_to_stats_actor", "update_execution_metrics", "update_iteration_metrics")
-    silent = _replaced(stats._StatsManager, **dict.fromkeys(told, nobody))
-    alone = _replaced(streaming_executor, create_cluster_autoscaler=lambda *_, **__: NoAutoscaler())
-    with silent, alone:
-        yield
 
 
 class RayNode:

@@ -79,7 +79,6 @@ def gather_some(
     tokens, text = sum(s.tokens for s in every), sum(s.bytes for s in every)
     share = counts[counts > 0] / max(tokens, 1)
     tokenizer = folder.read("tokenizer.json") or b""
-    encoder = tokenizers.encoder(tokenizer.decode())
     found = DataManifest(
         fingerprint=fingerprint,
         dtype=dtype(vocabulary, bool(records)),
@@ -87,7 +86,7 @@ def gather_some(
         tokenizer="tokenizer.json",
         vocabulary=vocabulary,
         roles=roles,
-        sentinels=tuple(tokenizers.sentinels(encoder)),
+        sentinels=tokenizers.sentinels_in(tokenizer.decode()),
         sources=tuple(PreparedSource(uri, tuple(found)) for uri, found in zip(uris, prepared, strict=True)),
         tokens=tokens,
         documents=sum(s.documents for s in every),

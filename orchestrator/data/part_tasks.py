@@ -1,27 +1,23 @@
-"""Tasks over parts of the text, by Ray Data: one CPU each, in order, with errors that are one line.
+"""Tasks over parts of the text, by Ray: one CPU each, in order, with errors that are one line.
 
-What passes between them are files, and a row of the dataset says which.
+What passes between them are files, and a row says which.
 """
 
 from __future__ import annotations
 
 import errno
 import json
-import logging
 import os
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from itertools import dropwhile
 from typing import Any
 
 import ray
-import ray.data
 from ray.exceptions import NodeDiedError, OutOfMemoryError, WorkerCrashedError
 
-from cluster.workers import ray_internals
-from orchestrator.data.quiet_logging import quiet
+from orchestrator.data.ordered_results import results
 from orchestrator.data.task_output import log_printed, printed
 from orchestrator.job.errors import InputError, Unreachable
 from orchestrator.storage.retry import storage_failed, transient
@@ -53,9 +49,9 @@ def run_tasks(
     are done. `cache` is where they write. A task whose process or node ends is begun again. If so many CPUs are to be
     left that none is free, one task runs beside those who use them.
 
-    Ray Data looks for tasks that are done ten times a second, so small ones are done `together`, as many as this in one
-    at most: there the rest of one (see `Task`) is done beside the next. One that is begun again passes over the first
-    of its rows that are `there`.
+    Small ones are done `together`, as many as this in one task at most: there the rest of one (see `Task`) is done
+    beside the next, and nobody waits for Ray between them. One that is begun again passes over the first of its rows
+    that are `there`.
 
     Raises InputError and Unreachable as the tasks do, for storage that fails there, and for a row on which the process
     ended TRIES times.
@@ -74,20 +70,12 @@ def run_tasks(
     free = int(min(unused, every - leave))
     share = 1.0 if free >= 1 or not leave else 0.0
     workers = max(1, min(free, len(rows)))
-    tasks = ray.data.TaskPoolStrategy(size=workers)
     groups = [
         {"rows": json.dumps(rows[one.start : one.stop])} for one in grouped(len(rows), workers, together)
     ]
-    given = ray.data.from_items(groups, override_num_blocks=len(groups))
-    with warnings.catch_warnings():  # by no other option can the tries of a task be bounded
-        warnings.simplefilter("ignore", DeprecationWarning)
-        dataset = given.map(run, compute=tasks, num_cpus=share, max_retries=TRIES - 1)
-    dataset.context.enable_progress_bars = False
-    dataset.context.print_on_execution_start = False
-    dataset.context.execution_options.preserve_order = True
     done = 0
-    with _quiet(), ray_internals.lean_data(), _told_of_deaths(cache, "a part"):
-        for group in dataset.iter_rows():
+    with _told_of_deaths(cache, "a part"):
+        for group in results(run, groups, workers, share, TRIES):
             log_printed(f"part {done + 1} of {len(rows)}", group["printed"])
             for _ in range(group["done"]):
                 done += 1
@@ -189,9 +177,3 @@ def raise_error(text: str) -> None:
     if text:
         passing, *arguments = json.loads(text)
         raise (Unreachable if passing else InputError)(*arguments)
-
-
-def _quiet() -> AbstractContextManager[None]:
-    """Keep Ray Data's progress messages out of the terminal; they stay in Ray's log files."""
-    handlers = [h for h in logging.getLogger("ray.data").handlers if isinstance(h, logging.StreamHandler)]
-    return quiet(handlers, logging.ERROR)

@@ -41,7 +41,6 @@ from orchestrator.data.sources import Part, SourceFile
 from orchestrator.data.sources.identity import part_key
 from orchestrator.data.sources.lines import LINE_BYTES
 from orchestrator.data.tokens import read_tokenizer
-from orchestrator.data.warm import await_warm, warm_workers
 from orchestrator.job.data import DataSpec, Source
 from orchestrator.job.errors import InputError, Unreachable
 from orchestrator.job.tokenizer_training import TokenizerRecipe
@@ -179,10 +178,8 @@ def _make(
         finished = None
     parts, text = sources.cut(files, part_bytes), None
     if cleaning:
-        warmed = warm_workers(len(parts))
         from orchestrator.data.clean.run import clean
 
-        await_warm(warmed)
         parts = aligned(parts)
         text = clean(cleaning, parts, folder.uri.rsplit("/", 1)[0], progress)
         folder.write_json(TOTALS, totals(text, parts, len(named)))
@@ -295,10 +292,7 @@ def _tokenise(
     exceeded; with a `publisher` only those of its sections, in their order. Those that are `there` are copied."""
     todo = shards.unfinished(folder, len(parts), vocabulary, data_format, kind is not None)
     given = (folder.read("tokenizer.json") or b"").decode()
-    warmed = warm_workers(len(todo), given if fast and kind is None else "")
-    from orchestrator.data.part_tasks import run_tasks, together  # Ray Data: what is there does without
-
-    await_warm(warmed)
+    from orchestrator.data.part_tasks import run_tasks, together  # Ray: what is there does without
 
     def task(row: dict[str, Any]) -> Callable[[], None] | None:
         if row["there"]:
@@ -306,7 +300,9 @@ def _tokenise(
             if reuse.copy_shard(uri, number, DataFolder(folder_uri), row["number"], data_format):
                 return None
         part, number = sources.from_json(row["part"]), row["number"]
-        return shards.make_shard(folder_uri, number, part, vocabulary, roles, data_format, kind, fast, text)
+        return shards.make_shard(
+            folder_uri, number, part, vocabulary, roles, data_format, kind, fast, text, given
+        )
 
     def is_there(row: dict[str, Any]) -> bool:  # a record that was there before is of files that are not
         found = DataFolder(folder_uri), row["number"], data_format

@@ -77,6 +77,7 @@ def make_shard(
     kind: RecordKind | None = None,
     fast: bool = True,
     cleaned: CleanedText | None = None,
+    text: str = "",
 ) -> Callable[[], None]:
     """Make shard `number` of the prepared data at `uri`, of format `data_format`; returns what writes it, and then its
     record.
@@ -84,11 +85,11 @@ def make_shard(
     The record holds the numbers of tokens, documents and bytes of text, checksums, the count of each id, and which
     engine encoded the text: a faster one than the reference if that is allowed (`fast`) and gives the same ids. With a
     `kind` its documents are records, which only the reference encodes; with `cleaned` they are what is left of the
-    part. Raises InputError for text that cannot be read.
+    part. `text` is the tokenizer's JSON, for who makes many. Raises InputError for text that cannot be read.
     """
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a task has one CPU
     folder = DataFolder(uri)
-    text = (folder.read("tokenizer.json") or b"").decode()
+    text = text or (folder.read("tokenizer.json") or b"").decode()
     if kind is not None:
         of_records = _records(part, vocabulary, roles, kind, tokenizers.encoder(text))
         return lambda: _write(folder, number, of_records, FORMAT)

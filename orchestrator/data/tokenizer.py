@@ -156,10 +156,20 @@ def named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     return named
 
 
-@lru_cache(maxsize=4)
 def size_in(text: str) -> int:
     """The largest id of a tokenizer's JSON plus one."""
-    return size_of(encoder(text))
+    return _size_and_sentinels(text)[0]
+
+
+def sentinels_in(text: str) -> tuple[int, ...]:
+    """The ids of `<extra_id_0>`, `<extra_id_1>`, ..., as many as a tokenizer's JSON has."""
+    return _size_and_sentinels(text)[1]
+
+
+@lru_cache(maxsize=4)  # to read a tokenizer takes a tenth of a second
+def _size_and_sentinels(text: str) -> tuple[int, tuple[int, ...]]:
+    found = encoder(text)
+    return size_of(found), tuple(sentinels(found))
 
 
 def size_of(tokenizer: Tokenizer) -> int:

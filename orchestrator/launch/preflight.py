@@ -264,9 +264,10 @@ def check_preferences(spec: JobSpec) -> None:
         raise InputError(f"{asked.objective} has no z-loss", "train.z_loss", "set it to 0")
     if asked.objective not in REFERENCED:
         return
-    if spec.data.shuffle == "sections":
+    if spec.data.shuffle == "sections" and spec.train.reference != "held":
         what = f"{asked.objective} asks its reference about all records before it trains"
-        raise InputError(what, "data.shuffle", "leave out data.shuffle and data.streaming")
+        hint = "set train.reference to held, or leave out data.shuffle and data.streaming"
+        raise InputError(what, "data.shuffle", hint)
     if asked.init_from:
         return
     from workloads.hf.weights import weights_of_model

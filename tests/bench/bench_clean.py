@@ -63,10 +63,7 @@ def ours(folder: Path, work: Path, processes: int) -> dict[str, Any]:
 
 def cleaned(folder: Path, work: Path, processes: int) -> dict[str, Any]:
     """As `orchestrator.data.prepare` does it, to where text is tokenised."""
-    from orchestrator.data.warm import await_warm, warm_workers
-
     began = time.perf_counter()
-    warmed = warm_workers(processes)
     from orchestrator.data import sources
     from orchestrator.data.clean.plan import cleaning_of
     from orchestrator.data.clean.run import clean
@@ -74,7 +71,6 @@ def cleaned(folder: Path, work: Path, processes: int) -> dict[str, Any]:
     from orchestrator.data.part_tasks import run_tasks, together
     from orchestrator.job.data import DataSpec
 
-    await_warm(warmed)
     data = DataSpec(
         sources=[{"uri": str(folder / "*.jsonl")}],
         tokenizer={"train_bpe": 300},

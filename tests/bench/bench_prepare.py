@@ -5,7 +5,8 @@
 The text is that of the installed packages, a file a document. Every run is a process of its own with an empty cache, on
 the same cores, each of its workers with one thread (`command` has as many workers as there are cores); its time is
 from the first line of the program to its end, with all imports and Ray's start and end (`work` is without those).
-Memory is the peak of the PSS of all its processes. Rows:
+Memory is the peak of the PSS of all its processes, `cpu` the processor time of all of them as it was last seen, which
+what else the machine does changes less. Rows:
 
     command        `orchestrator data prepare` of a job file, with the engine that it proves: all of the command
     reference      prepare in a Python program, with `tokenizers`
@@ -195,18 +196,18 @@ def measured(folder: Path, row: str, processes: int) -> dict[str, Any]:
     environment.pop("PYTHONDONTWRITEBYTECODE", None)  # else every process of Ray compiles all that it imports
     command = [sys.executable, __file__, "--one", row, "--folder", str(folder), "--processes", str(processes)]
     run = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True)
-    peak = 0
+    peak, used = 0, dict[int, float]()
     while run.poll() is None:
-        peak = max(peak, memory(run.pid))
+        peak = max(peak, memory(run.pid, used))
         time.sleep(0.05)
     told = run.communicate()[0]
     if run.returncode:
         raise SystemExit(f"{row} failed")
-    return {**json.loads(told.splitlines()[-1]), "peak": peak}
+    return {**json.loads(told.splitlines()[-1]), "peak": peak, "cpu": sum(used.values())}
 
 
-def memory(pid: int) -> int:
-    """PSS of a process and all below it, bytes."""
+def memory(pid: int, used: dict[int, float]) -> int:
+    """PSS of a process and all below it, bytes; keeps the processor time of each, in seconds, in `used`."""
     import psutil
 
     total = 0
@@ -216,9 +217,11 @@ def memory(pid: int) -> int:
         return 0
     for process in processes:
         try:
+            times = process.cpu_times()
+            used[process.pid] = times.user + times.system
             with open(f"/proc/{process.pid}/smaps_rollup") as file:
                 total += next(int(line.split()[1]) for line in file if line.startswith("Pss:")) * 1024
-        except (OSError, StopIteration):
+        except (OSError, StopIteration, psutil.Error):
             continue
     return total
 
@@ -271,15 +274,16 @@ def report(found: dict[str, list[dict[str, Any]]], as_json: bool) -> None:
     """The medians, one line a row."""
     for row, runs in found.items():
         middle = {
-            key: statistics.median(run[key] for run in runs) for key in ("seconds", "work", "peak", "tokens")
+            key: statistics.median(run[key] for run in runs)
+            for key in ("seconds", "work", "peak", "tokens", "cpu")
         }
         if as_json:
             print(json.dumps({"row": row, **middle}))
         else:
             rate = middle["tokens"] / middle["seconds"] / 10**6
             print(
-                f"{row:12} {middle['seconds']:7.1f} s (work {middle['work']:.1f}) {rate:7.2f} M tokens/s "
-                f"{middle['peak'] / 2**30:6.2f} GiB"
+                f"{row:12} {middle['seconds']:7.1f} s (work {middle['work']:.1f}, cpu {middle['cpu']:.1f}) "
+                f"{rate:7.2f} M tokens/s {middle['peak'] / 2**30:6.2f} GiB"
             )
 
 

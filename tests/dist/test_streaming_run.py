@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from base_run import save_dense
 from jobs import curve, job, rows, weights, write_text
+from letters import WORDS, letters, write_tokenizer
 from local_run import LocalGang
 from scripted import SnapshotServers
 
@@ -72,9 +74,31 @@ def document(tmp_path: Path, streaming: bool, kind: str = "passes") -> dict[str,
         found["data"]["packing"] = "best_fit"
     if kind == "pairs":
         found["workload"] |= {"model": "bert-tiny", "objective": "next_sentence"}
+    if kind == "preferences":
+        prefer(found, tmp_path)
     found["data"] |= {"streaming": True} if streaming else {"shuffle": "sections"}
     found["checkpoint"] |= {"every": 5, "keep": 40}
     return found
+
+
+def prefer(found: dict[str, Any], folder: Path) -> None:
+    """Have a job learn preferences over what a class of transformers begins with."""
+    if not (folder / "text" / "rows.jsonl").exists():
+        save_dense(folder / "base", len(WORDS))
+        write_tokenizer(folder / "base")
+        rows = [
+            {"prompt": letters(n), "chosen": letters(n + 1), "rejected": letters(n + 1)[::-1]}
+            for n in range(3000)
+        ]
+        (folder / "text" / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found["workload"] = {"model": f"hf:{folder / 'base'}", "objective": "dpo"}
+    columns = {name: name for name in ("prompt", "chosen", "rejected")}
+    found["data"] = {
+        "sources": [{"uri": str(folder / "text" / "rows.jsonl"), "field": columns}],
+        "tokenizer": str(folder / "base"), "sequence_length": 48, "validation": {"share": 0.05},
+    }  # fmt: skip
+    found["train"]["reference"] = "held"
+    found["evaluate"] = {"every": 15}
 
 
 def controller(
@@ -120,13 +144,13 @@ def evaluations(run: Path) -> dict[int, Any]:
     }
 
 
-@pytest.mark.parametrize("kind", ["passes", "mixture", "documents", "pairs"])
+@pytest.mark.parametrize("kind", ["passes", "mixture", "documents", "pairs", "preferences"])
 def test_it_trains_while_data_is_prepared_as_if_all_were_there(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quiet, streamed, killed = (tmp_path / name for name in ("quiet", "streamed", "killed"))
     # of a small source much is read soon
-    early, soon = (8, 11) if kind in ("documents", "pairs") else (12, 20)
+    early, soon = (8, 11) if kind in ("documents", "pairs", "preferences") else (12, 20)
     Tasks().use(monkeypatch)
     controller(document(tmp_path, False, kind), quiet, tmp_path / "whole", [2]).drive()
     plan = json.loads(next((tmp_path / "whole").glob("*/plan.json")).read_text())
@@ -141,7 +165,7 @@ def test_it_trains_while_data_is_prepared_as_if_all_were_there(
     assert [row["samples"] for row in rows(streamed)] == [row["samples"] for row in rows(quiet)]
     assert weights(streamed, STEPS) == weights(quiet, STEPS)
     assert evaluations(streamed) == evaluations(quiet)
-    assert bool(evaluations(quiet)) == (kind in ("documents", "pairs"))
+    assert bool(evaluations(quiet)) == (kind in ("documents", "pairs", "preferences"))
     (one,), (other,) = manifests(tmp_path / "whole"), manifests(tmp_path / "cache")
     assert one.read_bytes() == other.read_bytes()
 

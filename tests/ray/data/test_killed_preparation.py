@@ -1,4 +1,5 @@
-"""Preparation killed at random moments, workers, nodes and drivers: the bytes are those of a quiet one."""
+"""Preparation, of text that is cleaned too, killed at random moments, workers, nodes and drivers: the bytes of all that
+is in the cache are those of a quiet one."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -37,24 +39,46 @@ prepare(DataSpec.model_validate_json(sys.argv[1]), (), sys.argv[2], part_bytes=i
 """
 
 
-def write_rows(folder: Path) -> DataSpec:
-    """Rows whose parts take long enough that something may be killed between two of them."""
+CLEAN: list[Any] = [
+    "normalize",
+    {"gopher_quality": {"min_words": 10, "min_stop_words": 0, "min_alphabetic": 0.5}},
+    "exact_duplicates",
+    {"near_duplicates": {"threshold": 0.7, "words": 3}},
+    {"pii": {"kinds": ["email"]}},
+]
+CLEANED = pytest.mark.parametrize("clean", [[], CLEAN], ids=["plain", "cleaned"])
+
+
+def write_rows(folder: Path, clean: list[Any]) -> DataSpec:
+    """Rows whose parts take long enough that something may be killed between two of them. With steps that clean there
+    are fewer, since every part is read in each of three passes, and some of them twice."""
     draw = random.Random(0)
     words = [
         f"{draw.choice('bcdfghklmnprst')}{draw.choice('aeiou')}{draw.randrange(900)}" for _ in range(3000)
     ]
+    rows = [
+        " ".join([str(number), *draw.choices(words, k=20)]) for number in range(8_000 if clean else 30_000)
+    ]
+    again = (
+        [*draw.choices(rows, k=500), *(f"{row} me@there.org" for row in draw.choices(rows, k=500))]
+        if clean
+        else []
+    )
     with open(folder / "a.jsonl", "w") as file:
-        for number in range(30_000):
-            file.write(json.dumps({"text": f"{number} " + " ".join(draw.choices(words, k=20))}) + "\n")
-    tokenizer = {"train_bpe": 600}
-    return DataSpec(sources=[{"uri": str(folder / "a.jsonl")}], tokenizer=tokenizer, sequence_length=16)
+        for row in [*rows, *again]:
+            file.write(json.dumps({"text": row}) + "\n")
+    return DataSpec(
+        sources=[{"uri": str(folder / "a.jsonl")}],
+        tokenizer={"train_bpe": 600},
+        sequence_length=16,
+        clean=clean,
+    )
 
 
 def content(cache: Path) -> dict[str, bytes]:
     """The files by name, without the drafts of writers that were killed, which the next command removes."""
-    (made,) = (path for path in cache.iterdir() if path.name != "tokens")
-    files = (p for p in made.rglob("*") if p.is_file() and p.suffix != ".tmp")
-    return {str(p.relative_to(made)): p.read_bytes() for p in files}
+    files = (p for p in cache.rglob("*") if p.is_file() and p.suffix != ".tmp")
+    return {str(p.relative_to(cache)): p.read_bytes() for p in files}
 
 
 def workers() -> list[psutil.Process]:
@@ -62,7 +86,7 @@ def workers() -> list[psutil.Process]:
     found = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error, IndexError):
-            if process.cmdline()[0] == "ray::Map(run)":
+            if process.cmdline()[0] in ("ray::Map(run)", "ray::part"):
                 found.append(process)
     return found
 
@@ -75,10 +99,37 @@ def strike_workers(draw: random.Random, struck: list[int], ended: threading.Even
                 struck.append(process.pid)
 
 
-def test_workers_and_nodes_are_killed(tmp_path: Path) -> None:
+def kill_workers(data: DataSpec, folder: Path, quiet: dict[str, bytes], draw: random.Random) -> None:
+    """Prepare the data until WORKERS have been killed, and compare each time."""
+    struck: list[int] = []
+    rounds = 0
+    while len(struck) < WORKERS:
+        ended, rounds = threading.Event(), rounds + 1
+        striking = threading.Thread(target=strike_workers, args=(draw, struck, ended))
+        striking.start()
+        prepare(data, (), str(folder / f"workers-{rounds}"), part_bytes=PART_BYTES)
+        ended.set()
+        striking.join()
+        assert content(folder / f"workers-{rounds}") == quiet
+    print(f"{len(struck)} workers killed in {rounds} preparations")
+
+
+@CLEANED
+def test_workers_of_one_node_are_killed(tmp_path: Path, clean: list[Any]) -> None:
+    data = write_rows(tmp_path, clean)
+    ray.init("local", num_cpus=2, include_dashboard=False, object_store_memory=10**8, log_to_driver=False)
+    try:
+        prepare(data, (), str(tmp_path / "quiet"), part_bytes=PART_BYTES)
+        kill_workers(data, tmp_path, content(tmp_path / "quiet"), random.Random(3))
+    finally:
+        ray.shutdown()
+
+
+@CLEANED
+def test_workers_and_nodes_are_killed(tmp_path: Path, clean: list[Any]) -> None:
     from ray.cluster_utils import Cluster
 
-    data, draw = write_rows(tmp_path), random.Random(1)
+    data, draw = write_rows(tmp_path, clean), random.Random(1)
     cluster = Cluster()
     cluster.add_node(
         num_cpus=0, node_ip_address="127.0.0.40", object_store_memory=10**8, include_dashboard=False
@@ -87,24 +138,14 @@ def test_workers_and_nodes_are_killed(tmp_path: Path) -> None:
         cluster.add_node(num_cpus=1, node_ip_address=f"127.0.0.{41 + n}", object_store_memory=10**8)
         for n in range(2)
     ]
-    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+    here = {"_node_ip_address": "127.0.0.40"}  # of the head, which stays
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR", **here)
     try:
         cluster.wait_for_nodes(timeout=60)
         prepare(data, (), str(tmp_path / "quiet"), part_bytes=PART_BYTES)
         quiet = content(tmp_path / "quiet")
 
-        struck: list[int] = []
-        rounds = 0
-        while len(struck) < WORKERS:
-            ended, rounds = threading.Event(), rounds + 1
-            striking = threading.Thread(target=strike_workers, args=(draw, struck, ended))
-            striking.start()
-            prepare(data, (), str(tmp_path / f"workers-{rounds}"), part_bytes=PART_BYTES)
-            ended.set()
-            striking.join()
-            assert content(tmp_path / f"workers-{rounds}") == quiet
-        print(f"{len(struck)} workers killed in {rounds} preparations")
-
+        kill_workers(data, tmp_path, quiet, draw)
         killed = rounds = 0
         while killed < NODES:
             rounds += 1
@@ -131,8 +172,9 @@ def test_workers_and_nodes_are_killed(tmp_path: Path) -> None:
         cluster.shutdown()
 
 
-def test_drivers_are_killed(tmp_path: Path) -> None:
-    data, draw = write_rows(tmp_path), random.Random(2)
+@CLEANED
+def test_drivers_are_killed(tmp_path: Path, clean: list[Any]) -> None:
+    data, draw = write_rows(tmp_path, clean), random.Random(2)
     command = [sys.executable, "-c", PREPARE, data.model_dump_json()]
     assert subprocess.run([*command, str(tmp_path / "quiet"), str(PART_BYTES)]).returncode == 0
     quiet = content(tmp_path / "quiet")
@@ -142,10 +184,12 @@ def test_drivers_are_killed(tmp_path: Path) -> None:
         cache = tmp_path / f"killed-{rounds}"
         while True:
             process = subprocess.Popen([*command, str(cache), str(PART_BYTES)])
-            while not list(cache.glob("*/tokenizer.json")) and process.poll() is None:
+            while (
+                not list(cache.glob("clean/*/*" if clean else "*/tokenizer.json")) and process.poll() is None
+            ):
                 time.sleep(0.01)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(draw.uniform(0.0, 1.5) if killed < DRIVERS else 300)
+                process.wait(draw.uniform(0.0, 6.0 if clean else 1.5) if killed < DRIVERS else 300)
             if process.poll() is not None:
                 break
             killed += 1

@@ -101,10 +101,10 @@ def test_text_of_every_kind_becomes_shards_that_give_it_back(tmp_path: Path) -> 
     assert all_cpus_are_free()
 
 
-def test_a_cluster_of_this_process_has_no_agent_of_a_dashboard() -> None:
+def test_a_cluster_of_this_process_has_no_agents_but_idle_ones() -> None:
     found = [process.cmdline() for process in psutil.Process().children(recursive=True)]
-    assert [line[3:4] for line in found].count([idle_agent.__file__]) == 1
-    assert not any("DashboardAgent" in line[0] for line in found if line)
+    assert [line[3:4] for line in found].count([idle_agent.__file__]) == 2
+    assert not any("Agent" in line[0] for line in found if line)
 
 
 def test_prepared_data_is_not_prepared_again(tmp_path: Path) -> None:

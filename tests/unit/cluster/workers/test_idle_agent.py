@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -37,3 +38,27 @@ def test_it_says_that_nothing_is_served_and_ends_with_the_raylet(tmp_path: Path)
     raylet.communicate("")
     psutil.wait_procs([process], timeout=30)
     assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+
+
+def test_it_becomes_the_agent_of_environments_when_one_is_asked_for(tmp_path: Path) -> None:
+    own = [
+        "-c",
+        "import sys; print(sys.argv[1:])",
+        "--node-ip-address=127.0.0.1",
+        "--runtime-env-agent-port=0",
+    ]
+    agent = subprocess.Popen(
+        [sys.executable, "-I", "-S", idle_agent.__file__, str(tmp_path), sys.executable, *own],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "RAY_NODE_ID": "abc"},
+    )
+    until = time.monotonic() + 30
+    while not (place := tmp_path / "runtime_env_agent_port_abc").exists():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    port = int(place.read_text())
+    assert agent.poll() is None
+    with socket.create_connection(("127.0.0.1", port)):
+        told = agent.communicate(timeout=30)[0]
+    assert told == f"['--node-ip-address=127.0.0.1', '--runtime-env-agent-port={port}']\n"

@@ -135,7 +135,7 @@ PAIRS = {"uri": "a.jsonl", "field": {"prompt": "p", "chosen": "c", "rejected": "
         ({"workload": {"objective": "orpo"}, "train": {"z_loss": 0.1}}, r"train\.z_loss: orpo has no z-loss; set it"),
         ({"data": {"sources": [{**PAIRS, "field": {"chosen": "c"}}]}}, r"sources\.0\.field: lacks rejected, which dpo"),
         ({"data": {"sources": [{**PAIRS, "field": {"text": "c"}}]}}, r"sources\.0\.field: lacks chosen, rejected"),
-        ({"data": {"shuffle": "sections"}}, "shuffle: dpo asks its reference about all records before it trains"),
+        ({"data": {"shuffle": "sections"}}, "about all records before it trains; set train.reference to held"),
         ({"data": {"chat_template": "no.jinja"}}, r"data\.chat_template no\.jinja: there is no such file; give"),
         ({"workload": {"model": "bert-tiny"}}, r"workload\.objective: dpo does not train bert-tiny, which is a"),
         ({"evaluate": {"metrics": ["perplexity"]}}, "perplexity is no metric of dpo, which has loss, accuracy"),

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orchestrator.data import manifest, shards
+from orchestrator.data import manifest, shards, tokenizer
 from orchestrator.data.data_folder import DataFolder
 from orchestrator.data.documents import TextPiece
 from orchestrator.data.encoding import encoder
 from orchestrator.data.encoding.encoder import closed
-from orchestrator.data.encoding.engines import Encoded, FastEngine, fast
+from orchestrator.data.encoding.engines import Encoded, FastEngine, fast, reference
 from orchestrator.data.sources import cut, resolve
 from orchestrator.job.data import Source
 
@@ -80,6 +80,20 @@ def test_what_an_engine_made_that_later_differs_is_made_again(
         shards.make_shard(uri, number, parts[number], 320, before.roles)()
     assert shards.unfinished(folder, len(before.shards), 320, manifest.FORMAT) == []
     assert bytes_of(uri) == bytes_of(plain)
+
+
+def test_of_a_long_piece_the_beginning_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = tokenizer.train([TEXT], 320, ())
+    pieces = [TextPiece(one, True, len(one)) for one in (TEXT, "short")]
+    assert len(TEXT) > 2 * encoder.COMPARED
+    found = encoder.PartEncoder(text, 0)
+    assert np.array_equal(found.encode(pieces).ids, reference(text).encode([TEXT, "short"]).ids)
+    assert found.compared[1:] == (1, encoder.COMPARED)
+    encode = FastEngine.encode
+    wrong = lambda self, texts: Encoded((made := encode(self, texts)).ids ^ 1, made.ends)  # noqa: E731
+    monkeypatch.setattr(FastEngine, "encode", wrong)
+    with pytest.raises(encoder.EngineDiffers):
+        encoder.PartEncoder(text, 0).encode(pieces)
 
 
 def test_documents_are_closed_where_they_end() -> None:

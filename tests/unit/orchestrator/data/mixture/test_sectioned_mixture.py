@@ -86,18 +86,50 @@ def test_sections_are_asked_for_when_they_are_due() -> None:
     assert asked == [0, 1, 2, 3, 4]
 
 
+def any_mixture(draw: np.random.Generator) -> Callable[[], SectionedMixture]:
+    """Makes the same mixture again and again: of up to four sources, whose proportions change up to four times."""
+    sources, count = int(draw.integers(1, 5)), int(draw.integers(1, 7))
+    counts = np.cumsum(draw.integers(0, 30, (count, sources)), 0)
+    counts[-1] += 1
+    starts = [0, *np.unique(draw.integers(1, 300, int(draw.integers(0, 5)))).tolist()]
+    phases = [(start, draw.integers(1, 9, sources).tolist()) for start in starts]
+    most = [None, *(Fraction(int(draw.integers(2, 9)), 2) for _ in range(sources - 1))]
+    return lambda: SectionedMixture(3, count, lambda section: counts[section].tolist(), phases, most)
+
+
 @pytest.mark.parametrize("cases", [40, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_any_resume_at_any_width_reads_the_same_samples(cases: int) -> None:
     draw = np.random.default_rng(5)
-    quiet = made(LIMITS).at(np.arange(220))
-    for _ in range(cases):
-        order = made(LIMITS)
-        position, width = int(draw.integers(212)), int(draw.choice([1, 2, 4, 8]))
+    for number in range(cases):
+        if number % 20 == 0:
+            again = any_mixture(draw)
+            quiet = again().at(np.arange(420))
+        order, position, width = again(), int(draw.integers(412)), int(draw.choice([1, 2, 4, 8]))
         share = 8 // width
         read = [order.at(np.arange(at, at + share)) for at in range(position, position + 8, share)]
-        for number in (0, 1):
-            found = np.concatenate([part[number] for part in read])
-            assert np.array_equal(found, quiet[number][position : position + 8])
+        for which in (0, 1):
+            found = np.concatenate([part[which] for part in read])
+            assert np.array_equal(found, quiet[which][position : position + 8])
+
+
+def test_a_mixture_of_1e12_samples_that_changes_draws_what_one_that_is_shuffled_whole_does() -> None:
+    per, sections, changes = 10**9 + 7, 1000, [(0, [6, 3]), (4 * 10**12, [1, 2**20]), (5 * 10**12, [1, 1])]
+    samples = [sections * per, 3 * 10**11 + sections]
+    ends = lambda n: [per * (n + 1), 3 * 10**8 * (n + 1) + n + 1]  # noqa: E731
+    order, whole = SectionedMixture(3, sections, ends, changes), MixedOrder(3, samples, changes)
+    positions = np.array([0, 1, 10**12, *(at + by for at, _ in changes[1:] for by in (-1, 0, 1)), 2**60])
+    turns, ids = order.at(positions)
+    their_turns, their_ids = whole.at(positions)
+    source, index = ids % 2, ids // 2
+    assert np.array_equal(source, their_ids >= samples[0])
+    assert np.array_equal(turns, their_turns)
+    for at, which, turn, one in zip(positions.tolist(), source, turns, index, strict=True):
+        drawn = order.drawn(at)
+        assert drawn == whole.drawn(at)
+        assert sum(drawn) == at
+        section = (drawn[which] - int(turn) * samples[which]) // (samples[which] // sections)
+        assert 0 <= section < sections
+        assert section == int(one) // (samples[which] // sections)
 
 
 def test_positions_of_1e12_samples_are_exact() -> None:
