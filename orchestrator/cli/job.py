@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import sys
@@ -51,21 +52,29 @@ def init(
     from orchestrator.job.document import parse_yaml
     from orchestrator.job.paths import resolve_paths
     from orchestrator.job.spec import parse
-    from orchestrator.launch.first_job import job_text, name_of, write_job
+    from orchestrator.launch.first_job import CHAT, job_text, name_of, write_job
     from orchestrator.launch.preflight import check_job
     from orchestrator.resolve.resolved_job import resolve
     from orchestrator.resolve.training_inputs import vocabulary_before_data
 
     if os.path.lexists(path):
         raise InputError("there is a file already", str(path), "give another name")
-    text = job_text(name_of(path) if name is None else name, data or ["corpus/*.txt"], from_hf, tokenizer)
+    named, template = name_of(path) if name is None else name, path.with_suffix(".jinja")
+    text = job_text(named, data or ["corpus/*.txt"], from_hf, tokenizer, str(template))
     where = str(path) if name is None else "the name"
     spec = resolve_paths(parse(parse_yaml(text, where), where), Path.cwd())
-    if data:
-        check_job(spec)
-    elif tokenizer is not None:  # the default text may come later; what is named is there
-        vocabulary_before_data(resolve(spec))
-    write_job(path, text)
+    with contextlib.ExitStack() as written:
+        if spec.data.chat_template:
+            write_job(template, CHAT)
+            written.callback(template.unlink)
+        if data:
+            check_job(spec)
+        elif tokenizer is not None:  # the default text may come later; what is named is there
+            vocabulary_before_data(resolve(spec))
+        write_job(path, text)
+        written.pop_all()
+    if spec.data.chat_template:
+        print(f"{template} is written, a chat template to your taste: the tokenizer has none")
     typed = shlex.quote(str(path))
     print(f"{path} is written; next: orchestrator plan {typed}, then orchestrator run {typed}")
 

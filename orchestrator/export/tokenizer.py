@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer, processors
 
+from orchestrator.data.data_folder import DataFolder
+
 if TYPE_CHECKING:
     from orchestrator.data.tokens import Tokens
     from orchestrator.job.spec import JobSpec
@@ -35,13 +37,19 @@ def write_tokenizer(tokens: Tokens, workload: Workload, spec: JobSpec, folder: s
         tokenizer = _with_special_tokens(tokenizer, workload, tokens.manifest.roles)
     model = spec.workload.model.removeprefix("hf:") if spec.workload.model.startswith("hf:") else ""
     _copy(_folder(model), folder, (GENERATION,))
-    source = spec.data.tokenizer
-    if isinstance(source, str) and _copied_whole(tokenizer, _folder(source), folder):
-        return
-    template = _template(Path(folder))
-    _wrapped(tokens, tokenizer, workload).save_pretrained(folder)
-    if template:
-        (Path(folder) / "chat_template.jinja").write_text(template)
+    source, given = spec.data.tokenizer, _given(spec.data.chat_template)
+    template = ""
+    if not (isinstance(source, str) and _copied_whole(tokenizer, _folder(source), folder)):
+        template = _template(Path(folder))
+        _wrapped(tokens, tokenizer, workload).save_pretrained(folder)
+    if given or template:  # the one that the model was trained with
+        (Path(folder) / "chat_template.jinja").write_text(given or template)
+
+
+def _given(path: str | None) -> str:
+    """The chat template in a file that the job names; empty if it names none, or it is gone by now."""
+    place, _, name = (path or "").rpartition("/")
+    return (DataFolder(place or ".").read(name) or b"").decode() if path else ""
 
 
 def class_to_read(folder: str) -> str:

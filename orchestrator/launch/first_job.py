@@ -12,6 +12,7 @@ from glob import glob
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from orchestrator.data.conversations import find_template
 from orchestrator.evaluate.of_export import objective_of
 from orchestrator.job.errors import InputError
 from orchestrator.resolve.resolved_job import wrong_input
@@ -34,6 +35,16 @@ DROPOUTS = {
 }
 """What configurations of transformers call the rates at which hidden states and shares of attention are dropped."""
 GPUS = "/dev/nvidia[0-9]*"
+CHAT = """\
+{%- for message in messages -%}
+{{ message.role }}:
+{{ message.content }}{{ eos_token if message.role == 'assistant' else '\\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{{ 'assistant:\\n' }}
+{%- endif -%}
+"""
+"""A chat template for a model that has none: each message below the name of its role."""
 
 TEMPLATE = """\
 # A job: what to train, on what, and where. `orchestrator schema` describes every key.
@@ -42,7 +53,7 @@ seed: 17
 workload: {{model: {model}, objective: {objective}{dropout}}}
 data:
   sources: {sources}   # text, JSONL, Parquet, CSV, tars; globs and s3:// work
-  tokenizer: {tokenizer}
+  tokenizer: {tokenizer}{template}
   sequence_length: {length}
 train:
   steps: 200
@@ -56,10 +67,17 @@ tracking: {{uri: "sqlite:///mlflow.db", experiment: {name}}}
 """
 
 
-def job_text(name: str, data: Sequence[str], folder: str | None = None, tokenizer: str | None = None) -> str:
+def job_text(
+    name: str,
+    data: Sequence[str],
+    folder: str | None = None,
+    tokenizer: str | None = None,
+    template: str = "",
+) -> str:
     """The text of a job file that trains a small model on `data`, or goes on with the model in `folder`.
 
-    `tokenizer` is a folder, by default that of the model. Raises InputError if the folder has no model, or a file of
+    `tokenizer` is a folder, by default that of the model. Conversations are written by the chat template in the file
+    `template` where that folder has none. Raises InputError if the folder has no model, or a file of
     the data cannot be read.
     """
     gpus = len(glob(GPUS))
@@ -82,6 +100,7 @@ def job_text(name: str, data: Sequence[str], folder: str | None = None, tokenize
         for uri, field in zip(data, columns, strict=True)
     ]
     chosen = tokenizer or folder
+    has_none = objective == "conversation" and chosen and find_template(chosen, None) is None
     return TEMPLATE.format(
         name=json.dumps(name),
         model=json.dumps(model),
@@ -89,6 +108,7 @@ def job_text(name: str, data: Sequence[str], folder: str | None = None, tokenize
         dropout=dropout,
         sources=json.dumps(sources),
         tokenizer=json.dumps(chosen) if chosen else "{train_bpe: 4096}",
+        template=f"\n  chat_template: {json.dumps(template)}" if has_none else "",
         length=length,
         lr="1.0e-3" if folder is None else "5.0e-5",
         precision="bf16" if gpus else "fp32",

@@ -50,8 +50,7 @@ def preflight(
     is_known: bool = False,
 ) -> ResolvedJob:
     """Find all that can be found wrong of a run without starting anything. Returns the job, resolved, as the run has
-    begun it: see `as_begun`. `begin` is called once nothing is found wrong but what the model itself may not like,
-    which a job that `is_known` is not asked again: see `checked_before`."""
+    begun it: see `as_begun`. `begin` and `is_known`: see `check_job`."""
     check_places(spec, run_dir)
     check_written(spec, run_dir, address)
     problems, prepared = Problems(), ""
@@ -95,8 +94,7 @@ def check_here(
         check_machine(spec, address)
     problems.raise_noted()
     if address is None:
-        there = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-        check_host_memory(spec, job.shape, there)
+        check_host_memory(spec, job.shape, float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")))
     return job
 
 
@@ -104,8 +102,8 @@ def check_job(
     spec: JobSpec, prepared: str = "", begin: Callable[[], None] = lambda: None, is_known: bool = False
 ) -> ResolvedJob:
     """What is wrong with a job wherever it runs; `prepared` is where the samples of its run are, if it has begun with
-    some. `begin` is called before the model is loaded, if nothing else is wrong; that of a job that `is_known` is not.
-    Returns the job, resolved."""
+    some. `begin` is called before the model is loaded, if nothing else is wrong; that of a job that `is_known` is not,
+    see `checked_before`. Returns the job, resolved."""
     problems = Problems()
     if job := _check_before_loading(spec, problems):
         if not problems:
@@ -217,9 +215,9 @@ def check_objective(job: ResolvedJob) -> None:
     if name == SAMPLES:
         return
     if architecture != "own" and architecture not in objectives.architectures(name):
-        known = [n for n in objectives.NAMES if architecture in objectives.architectures(n)]
+        known = ", ".join(n for n in objectives.NAMES if architecture in objectives.architectures(n))
         what = f"{name} does not train {spec.workload.model}, which is a {architecture}"
-        raise InputError(what, "workload.objective", f"choose from {', '.join(known)}")
+        raise InputError(what, "workload.objective", f"choose from {known}")
     for where, source in sources_of(spec):
         if objectives.reads_pairs(name) and isinstance(source.field, str):
             hint = "give two keys, those of the text and of its translation"
@@ -292,12 +290,10 @@ def check_workload(job: ResolvedJob, prepared: str = "") -> None:
     workload: Any = load_workload(job.spec, vocabulary_before_data(job), FORMAT, job.model)
     if job.spec.checkpoint.export == "safetensors":
         if not isinstance(workload.config, OwnModel):
-            what = "safetensors is for own models, and transformers reads this one"
-            raise InputError(what, "checkpoint.export", "set it to hf")
+            raise InputError("is for own models, not for this one", "checkpoint.export", "set it to hf")
     elif job.spec.checkpoint.export:
         if isinstance(workload.config, OwnModel) and job.spec.checkpoint.export != "hf":
-            what = f"{job.spec.checkpoint.export} is not for own models, which are exported whole"
-            raise InputError(what, "checkpoint.export", "set it to safetensors")
+            raise InputError("own models are exported whole", "checkpoint.export", "set it to safetensors")
         with wrong_input("checkpoint.export"):
             workload.check_hf()
             if job.spec.checkpoint.export == "adapter":

@@ -13,6 +13,7 @@ import yaml
 from jobs import job, write_job, write_text
 
 from orchestrator.data import tokenizer
+from orchestrator.data.conversations import Template
 from orchestrator.data.sources.fields import value_of
 from orchestrator.job import chain, spec
 from orchestrator.launch.doctor import Finding
@@ -150,6 +151,25 @@ def test_init_writes_no_job_for_data_that_cannot_be_used(
     assert said.code == 2
     assert says in said.err
     assert not (folder / "mine.yaml").exists()
+
+
+def test_init_writes_a_chat_template_for_a_model_that_has_none(command: Any, folder: Path) -> None:
+    place = folder / "tokenizer"
+    place.mkdir()
+    (place / "tokenizer.json").write_text(tokenizer.train([], 300, ["<|endoftext|>"]))
+    (place / "tokenizer_config.json").write_text('{"eos_token": "<|endoftext|>"}')
+    said = [{"role": role, "content": text} for role, text in (("user", "a?"), ("assistant", "b"))]
+    (folder / "chat.jsonl").write_text("".join(json.dumps({"messages": said}) + "\n" for _ in range(40)))
+    words = ("--data", "chat.jsonl", "--tokenizer", "tokenizer")
+    done = command("init", "chat.yaml", *words)
+    assert (done.code, done.err) == (0, "")
+    assert "chat.jinja is written" in done.out
+    assert spec.load(folder / "chat.yaml").data.chat_template == "chat.jinja"
+    template = Template((folder / "chat.jinja").read_text(), {"eos_token": "<|endoftext|>"})
+    assert template.render(said) == ("user:\na?\nassistant:\nb<|endoftext|>", [(20, 34)])
+    (folder / "chat.jsonl").write_text("")
+    assert "is empty" in command("init", "other.yaml", *words).err
+    assert not list(folder.glob("other.*"))
 
 
 def test_init_quotes_the_text(command: Any, folder: Path) -> None:

@@ -105,6 +105,26 @@ def test_a_chat_template_and_a_generation_configuration_stay(kept: str, tmp_path
     assert json.loads((target / "generation_config.json").read_text()) == {"temperature": 0.5}
 
 
+@pytest.mark.parametrize(
+    "config", [{}, {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": "theirs"}], ids=len
+)
+def test_a_chat_template_that_the_job_names_leaves_with_the_model(
+    config: dict[str, str], tmp_path: Path
+) -> None:
+    folder, target, template = tmp_path / "in", tmp_path / "out", tmp_path / "mine.jinja"
+    folder.mkdir()
+    target.mkdir()
+    (folder / "tokenizer.json").write_text(TRAINED)
+    if config:
+        (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    template.write_text("{{ messages[0].content }}!")
+    job = spec(f"hf:{folder}", str(folder))
+    job = job.model_copy(update={"data": job.data.model_copy(update={"chat_template": str(template)})})
+    write_tokenizer(known(TRAINED), workload("gpt-tiny", "", ""), job, str(target))
+    found = AutoTokenizer.from_pretrained(target)
+    assert found.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False) == "Hi!"
+
+
 def test_an_export_is_as_open_as_any_new_folder(tmp_path: Path) -> None:
     draft = tmp_path / "draft"
     (draft / "generator").mkdir(parents=True, mode=0o700)

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch._dynamo.utils import counters
 
+from orchestrator.planning.layout import Layout
 from orchestrator.train.parallel.parallelize import recompute
 
 
@@ -22,7 +23,7 @@ def test_a_layer_that_is_recomputed_is_compiled_too(backend: str, monkeypatch: p
     layer(x).square().sum().backward()
     plain = layer.weight.grad
     layer.weight.grad = None
-    recompute([layer], selective=False, compiled=True)
+    recompute([layer], Layout(recompute="full"), compiled=True)
     layer(x).square().sum().backward()
     assert counters["frames"]["ok"] >= 1
     torch.testing.assert_close(layer.weight.grad, plain)
@@ -42,6 +43,6 @@ def test_what_two_layers_read_is_cast_by_each(selective: bool) -> None:
     layers: list[nn.Module] = [nn.Linear(4, 4), nn.Linear(4, 4)]
     read = torch.randn(2, 4, requires_grad=True)
     plain = gradients(layers, read)
-    recompute(layers, selective)
+    recompute(layers, Layout(recompute="selective" if selective else "full"))
     for found, expected in zip(gradients(layers, read), plain, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-2)
