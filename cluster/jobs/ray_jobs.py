@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.local.address import ClusterAddress, NoCluster, WrongToken, check_reachable
-from cluster.workers.ray_internals import UPLOAD_LOGGER
+from cluster.workers.ray_internals import UPLOAD_LOGGERS
 
 READY_TIMEOUT = 60.0
 """Seconds for a cluster that has just started to accept a job: its agents come up after its Jobs API."""
@@ -34,9 +34,7 @@ EXCLUDED = (
     "runs", "mlruns", "mlflow.db", "*.safetensors",
 )  # fmt: skip
 """Files of a working tree that are never uploaded, beside those that .gitignore and .rayignore name."""
-UPLOAD_LOGGERS = (
-    "ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk", UPLOAD_LOGGER,
-)  # fmt: skip
+CHATTY = ("ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk", *UPLOAD_LOGGERS)
 """Loggers of Ray that would report every upload."""
 PACKAGES = ("orchestrator", "workloads", "cluster")
 
@@ -87,7 +85,7 @@ class Jobs:
             if _is_open(url) and not _accepts_open():
                 hint = "RAY_AUTH_MODE=disabled accepts that"
                 raise NoCluster(f"{url} asks for no token, so anyone may run code there; {hint}")
-            for name in UPLOAD_LOGGERS:
+            for name in CHATTY:
                 logging.getLogger(name).setLevel(logging.ERROR)
             # Ray prefers this variable to the address it is given.
             os.environ["RAY_API_SERVER_ADDRESS"] = url

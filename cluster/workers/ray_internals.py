@@ -18,8 +18,8 @@ from typing import Any
 
 from cluster.workers import idle_agent
 
-UPLOAD_LOGGER = "ray._private.runtime_env.packaging"
-"""Ray's logger of package uploads. If its name changes, every `submit` logs its uploads."""
+UPLOAD_LOGGERS = ("ray._private.runtime_env.packaging", "ray._private.runtime_env.working_dir")
+"""Ray's loggers of package uploads. If their names change, every `submit` logs its uploads."""
 MAIN_PROCESSES = ("raylet", "gcs_server")
 """Ray's names of the processes without which a node is no longer part of a cluster."""
 REGISTERED = 10.0
