@@ -12,8 +12,6 @@ from jobs import job, write_text
 from local_run import LocalGang, drive_here
 
 from orchestrator.checkpoint.store import Store
-from orchestrator.data.clean.plan import code_of
-from orchestrator.job.clean import Own
 from orchestrator.storage.run_directory import RunDir
 
 CODE = """
@@ -62,8 +60,6 @@ class Momentum:
 
 def falling(step, steps, to=0.2): return 1.0 - (1.0 - to) * step / steps
 
-def tidy(text, row): return text.strip()
-
 def certain(output, batch):
     "Of a model of this project: the mean probability of the likeliest token."
     return output.float().softmax(-1).amax(-1).mean(-1)
@@ -87,7 +83,7 @@ def document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         "schedule": {"use": "own_parts:falling", "options": {"to": 0.1}},
         "lr": 0.01, "warmup": 2,
     }  # fmt: skip
-    found["data"] |= {"validation": {"share": 0.2}, "clean": [{"own": {"function": "own_parts:tidy"}}]}
+    found["data"] |= {"validation": {"share": 0.2}}
     found |= {"evaluate": {"every": 5}, "checkpoint": {"every": 4, "export": None}}
     found.pop("tracking", None)
     return found
@@ -104,7 +100,6 @@ def run(
     assert summary["state"] == "done"
     store = Store(str(folder / "checkpoints"))
     manifest = store.manifest(10)
-    assert manifest.meta["cleaned_by"] == {"own_parts:tidy": code_of(Own(function="own_parts:tidy"))}
     reader = store.reader(manifest)
     place = RunDir(str(folder))
     state = {name: reader.read(name) for name in manifest.tensors}
