@@ -193,11 +193,8 @@ def check_text(spec: JobSpec) -> None:
     files = sources.resolve(spec.data.sources, on_error=policy)
     size = sum(file.plain_size for file in files)
     if size < spec.data.sequence_length:
-        raise InputError(
-            f"the corpus has {size} bytes, fewer than one sequence of {spec.data.sequence_length} tokens",
-            "data.sources",
-            "give more text or lower data.sequence_length",
-        )
+        what = f"the corpus has {size} bytes, fewer than one sequence of {spec.data.sequence_length} tokens"
+        raise InputError(what, "data.sources", "give more text or lower data.sequence_length")
     for where, held_out in spec.set_sources.values():
         held_out_files = sources.resolve(held_out, where, policy)
         if not any(file.size for file in held_out_files):
@@ -215,9 +212,9 @@ def check_objective(job: ResolvedJob) -> None:
     if name == SAMPLES:
         return
     if architecture != "own" and architecture not in objectives.architectures(name):
-        known = ", ".join(n for n in objectives.NAMES if architecture in objectives.architectures(n))
+        known = [n for n in objectives.NAMES if architecture in objectives.architectures(n)]
         what = f"{name} does not train {spec.workload.model}, which is a {architecture}"
-        raise InputError(what, "workload.objective", f"choose from {known}")
+        raise InputError(what, "workload.objective", f"choose from {', '.join(known)}")
     for where, source in sources_of(spec):
         if objectives.reads_pairs(name) and isinstance(source.field, str):
             hint = "give two keys, those of the text and of its translation"
@@ -290,10 +287,12 @@ def check_workload(job: ResolvedJob, prepared: str = "") -> None:
     workload: Any = load_workload(job.spec, vocabulary_before_data(job), FORMAT, job.model)
     if job.spec.checkpoint.export == "safetensors":
         if not isinstance(workload.config, OwnModel):
-            raise InputError("is for own models, not for this one", "checkpoint.export", "set it to hf")
+            what = "safetensors is for own models, and transformers reads this one"
+            raise InputError(what, "checkpoint.export", "set it to hf")
     elif job.spec.checkpoint.export:
         if isinstance(workload.config, OwnModel) and job.spec.checkpoint.export != "hf":
-            raise InputError("own models are exported whole", "checkpoint.export", "set it to safetensors")
+            what = f"{job.spec.checkpoint.export} is not for own models, which are exported whole"
+            raise InputError(what, "checkpoint.export", "set it to safetensors")
         with wrong_input("checkpoint.export"):
             workload.check_hf()
             if job.spec.checkpoint.export == "adapter":
@@ -336,9 +335,8 @@ def gpus_here(spec: JobSpec) -> int:
 
     least, most, there = spec.resources.workers.min, spec.resources.workers.max, torch.cuda.device_count()
     if there < least:
-        what = (
-            f"the smallest gang needs {least} GPU{'s' * (least > 1)}, and this machine has {there or 'none'}"
-        )
+        gpus = f"{least} GPU{'s' * (least > 1)}"
+        what = f"the smallest gang needs {gpus}, and this machine has {there or 'none'}"
         raise InputError(what, "resources.per_worker.gpu", "set it to 0, or name a cluster with --address")
     return min(most + spec.evaluates_beside * int(spec.resources.per_worker.gpu), there)
 

@@ -107,7 +107,7 @@ def test_a_run_may_be_chosen_by_zero_shot(tmp_path: Path, document: dict[str, An
     ("place", "changes", "message"),
     [
         ("train", {"global_batch": 1}, "compares the samples of a global batch, and there is one"),
-        ("checkpoint", {"export": "gguf"}, "own models are exported whole"),
+        ("checkpoint", {"export": "gguf"}, "gguf is not for own models"),
         ("data", {"streaming": True}, "streaming is of text"),
         ("data", {"cache": "s3://bucket/cache"}, "data.cache s3://bucket/cache: what is prepared of samples"),
     ],
