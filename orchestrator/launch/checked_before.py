@@ -26,15 +26,13 @@ FOLDER = "checked"
 VERSIONS = ("training-orchestrator", "torch", "transformers", "tokenizers")
 
 
-def is_known(spec: JobSpec, run: RunDir) -> bool:
-    """Whether this very job has run to an end."""
-    mark = _mark(spec, run)
+def is_known(mark: Path | None) -> bool:
+    """Whether the job of this mark has run to an end."""
     return mark is not None and mark.exists()
 
 
-def note(spec: JobSpec, run: RunDir) -> None:
+def note(mark: Path | None) -> None:
     """Remember that the job has run to an end. Raises nothing: what is not remembered is checked again."""
-    mark = _mark(spec, run)
     if mark is None or not mark.parents[1].is_dir():
         return
     try:
@@ -44,8 +42,8 @@ def note(spec: JobSpec, run: RunDir) -> None:
         return
 
 
-def _mark(spec: JobSpec, run: RunDir) -> Path | None:
-    """The file that tells so; None for a job that is checked each time."""
+def mark_of(spec: JobSpec, run: RunDir) -> Path | None:
+    """The file that tells so of this job and of the code as it is now; None for a job that is checked each time."""
     model, tokenizer = spec.workload.model, spec.data.tokenizer
     folder = data_cache(spec, run)
     others = spec.evaluate is not None and spec.evaluate.tasks

@@ -69,11 +69,13 @@ def run(
             shared = stack.enter_context(imports_begun(spec, embedded=address is None))
 
         show({"phase": "check", "note": "reading the job's sources and model"})
-        is_known = checked_before.is_known(spec, run_dir)
-        job = preflight(spec, run_dir, until, address, begin, is_known).spec
+        mark = checked_before.mark_of(
+            spec, run_dir
+        )  # before it runs: of code that changes meanwhile it tells nothing
+        job = preflight(spec, run_dir, until, address, begin, checked_before.is_known(mark)).spec
         outcome = _run(job, run_dir, until, address, show, faults, priority, launched, shared)
-        if outcome.outcome is Outcome.DONE and not is_known:
-            checked_before.note(spec, run_dir)
+        if outcome.outcome is Outcome.DONE:
+            checked_before.note(mark)
         return outcome
 
 

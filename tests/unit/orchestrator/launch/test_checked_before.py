@@ -10,9 +10,17 @@ import pytest
 from jobs import job, write_text
 
 from orchestrator.job.errors import InputError
-from orchestrator.job.spec import parse
+from orchestrator.job.spec import JobSpec, parse
 from orchestrator.launch import checked_before, preflight
 from orchestrator.storage.run_directory import RunDir
+
+
+def is_known(spec: JobSpec, run: RunDir) -> bool:
+    return checked_before.is_known(checked_before.mark_of(spec, run))
+
+
+def note(spec: JobSpec, run: RunDir) -> None:
+    checked_before.note(checked_before.mark_of(spec, run))
 
 
 @pytest.fixture
@@ -29,13 +37,13 @@ def run(tmp_path: Path) -> RunDir:
 
 def test_a_job_is_known_once_it_has_run(document: dict[str, Any], run: RunDir, tmp_path: Path) -> None:
     spec = parse(document)
-    assert not checked_before.is_known(spec, run)
-    checked_before.note(spec, run)
-    assert checked_before.is_known(spec, run)
-    assert checked_before.is_known(spec, RunDir(str(tmp_path / "runs" / "two")))
-    assert not checked_before.is_known(spec, RunDir(str(tmp_path / "elsewhere" / "one")))
+    assert not is_known(spec, run)
+    note(spec, run)
+    assert is_known(spec, run)
+    assert is_known(spec, RunDir(str(tmp_path / "runs" / "two")))
+    assert not is_known(spec, RunDir(str(tmp_path / "elsewhere" / "one")))
     other = parse(document | {"workload": document["workload"] | {"dropout": 0.25}})
-    assert not checked_before.is_known(other, run)
+    assert not is_known(other, run)
 
 
 def test_changed_code_and_a_changed_tokenizer_are_checked_again(
@@ -48,12 +56,12 @@ def test_changed_code_and_a_changed_tokenizer_are_checked_again(
     document["data"]["tokenizer"] = str(tokenizer)
     spec = parse(document)
     for file in (code, tokenizer):
-        checked_before.note(spec, run)
-        assert checked_before.is_known(spec, run)
+        note(spec, run)
+        assert is_known(spec, run)
         os.utime(file, (1, 1))
-        assert not checked_before.is_known(spec, run)
+        assert not is_known(spec, run)
     tokenizer.unlink()
-    assert not checked_before.is_known(spec, run)
+    assert not is_known(spec, run)
 
 
 @pytest.mark.parametrize(
@@ -69,12 +77,12 @@ def test_where_others_have_a_say_it_is_checked_each_time(
     changed: dict[str, Any], document: dict[str, Any], run: RunDir
 ) -> None:
     spec = parse(document | changed)
-    checked_before.note(spec, run)
-    assert not checked_before.is_known(spec, run)
+    note(spec, run)
+    assert not is_known(spec, run)
 
 
 def test_nothing_is_written_where_no_data_is(document: dict[str, Any], tmp_path: Path) -> None:
-    checked_before.note(parse(document), RunDir(str(tmp_path / "runs" / "one")))
+    note(parse(document), RunDir(str(tmp_path / "runs" / "one")))
     assert not (tmp_path / "runs").exists()
 
 
