@@ -8,6 +8,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
@@ -98,6 +99,8 @@ class Recorder(TorchDispatchMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run an operator, then count and record it."""
+        if func is torch.ops.prim.device.default:
+            return _device_of(args[0])
         kwargs = kwargs or {}
         if any(issubclass(t, DTensor) for t in types):
             return NotImplemented  # it comes again with the tensors within
@@ -127,12 +130,12 @@ class Recorder(TorchDispatchMode):
         if namespace == "fsdp":
             category = "communication"
         for tensor in [*made, *given]:
-            if tensor.device == self._device:
+            if _device_of(tensor) == self._device:
                 self.held.add(tensor, category)
         if namespace == "c10d":
             name = func._schema.name
             if "recv" in name:
-                self.held.move([t for t in given if t.device == self._device], "communication")
+                self.held.move([t for t in given if _device_of(t) == self._device], "communication")
         self.look()
 
     def look(self) -> None:
@@ -176,3 +179,8 @@ class Recorder(TorchDispatchMode):
                 phase == "backward" and torch.is_grad_enabled(),
             )
         )
+
+
+def _device_of(tensor: Tensor) -> torch.device:
+    """Its device; a fake one says it at once, not by an operator."""
+    return tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device

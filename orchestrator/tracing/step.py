@@ -240,16 +240,19 @@ def _ended_at(deadline: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _collected() -> Iterator[None]:
-    """Memory that only circles of references hold is freed at fixed places alone, so that each trace is the same."""
-    was = gc.isenabled()
-    gc.collect()
+    """Memory that only circles of references hold is freed at fixed places alone, so that each trace is the same. What
+    was there before is not looked at: that takes longer than a small trace."""
+    was, frozen = gc.isenabled(), gc.get_freeze_count()
     gc.disable()
+    gc.freeze()
     try:
         yield
     finally:
+        gc.collect()
+        if not frozen:
+            gc.unfreeze()
         if was:
             gc.enable()
-        gc.collect()
 
 
 def _with_batches(found: StepTrace, size: int) -> StepTrace:
