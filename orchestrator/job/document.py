@@ -9,7 +9,8 @@ from typing import Any
 import yaml
 
 from orchestrator.job.errors import InputError
-from orchestrator.job.overrides import override, yaml_problem
+from orchestrator.job.overrides import override
+from orchestrator.job.yaml_text import read_yaml, yaml_problem
 
 TAB = "indent with blanks, YAML takes no tabs"
 
@@ -35,28 +36,10 @@ def read_document(path: str | Path, overrides: Iterable[str] = ()) -> dict[str, 
     return document
 
 
-class _UniqueKeys(yaml.SafeLoader):
-    """Refuses a key that stands twice in a mapping, of which YAML takes the last; `on` is a key, and not true."""
-
-    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        """See `yaml.SafeLoader`; keys that are merged in are not in the node yet."""
-        node = super().compose_mapping_node(anchor)
-        seen = set()
-        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
-            if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key '{key.value}' stands twice; remove one", key.start_mark
-                )
-            seen.add(key.value)
-            if key.tag == "tag:yaml.org,2002:bool":
-                key.tag = "tag:yaml.org,2002:str"
-        return node
-
-
 def parse_yaml(text: str, where: str) -> dict[str, Any]:
     """The mapping in the text of a job file; `where` is for messages. Raises InputError."""
     try:
-        document = _UniqueKeys(text).get_single_data()
+        document = read_yaml(text)
     except RecursionError:
         raise InputError("is nested too deeply", where, "see `orchestrator schema`") from None
     except (yaml.YAMLError, ValueError) as error:  # an impossible date is a plain ValueError

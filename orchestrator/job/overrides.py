@@ -7,6 +7,7 @@ from typing import Any
 import yaml
 
 from orchestrator.job.errors import InputError
+from orchestrator.job.yaml_text import read_yaml, yaml_problem
 
 
 def override(document: dict[str, Any], text: str) -> None:
@@ -16,21 +17,12 @@ def override(document: dict[str, Any], text: str) -> None:
     if not equals or not key:
         raise InputError("is not of the form a.b=c", where, "write for example --set train.steps=50")
     try:
-        found = yaml.safe_load(value)
+        found = read_yaml(value)
     except RecursionError:
         raise InputError("the value is nested too deeply", where) from None
     except (yaml.YAMLError, ValueError) as error:
         raise InputError(f"the value is not YAML ({yaml_problem(error)})", where) from None
     set_key(document, key, found, where)
-
-
-def yaml_problem(error: Exception) -> str:
-    """What is wrong with a text that is no YAML, without what tells of the parser and of Python."""
-    if isinstance(error, yaml.reader.ReaderError):
-        return f"it has the character {error.character:#04x}, which no text has"
-    if "integer string conversion" in str(error):
-        return "a number has thousands of digits"
-    return str(getattr(error, "problem", None) or error)
 
 
 def set_key(document: dict[str, Any], key: str, value: Any, where: str) -> None:

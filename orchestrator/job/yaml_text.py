@@ -1,0 +1,61 @@
+"""What a text in YAML says, where nothing in it can be taken for something else than it looks."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import yaml
+
+_UNCLEAR = re.compile(r"[-+]?(0[0-9_]+|[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?)")
+"""Numbers that YAML 1.1 takes for octal, or for so many times 60, and YAML 1.2 does not."""
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that stands twice in a mapping, of which YAML takes the last, and numbers that two versions of YAML
+    read as two numbers; `on` is a key, and not true."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """See `yaml.SafeLoader`; keys that are merged in are not in the node yet."""
+        node = super().compose_mapping_node(anchor)
+        seen = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key '{key.value}' stands twice; remove one", key.start_mark
+                )
+            seen.add(key.value)
+            if key.tag == "tag:yaml.org,2002:bool":
+                key.tag = "tag:yaml.org,2002:str"
+        return node
+
+    def number(self, node: yaml.ScalarNode) -> int | float:
+        """The number of a node that has no quotes."""
+        if _UNCLEAR.fullmatch(node.value):
+            raise yaml.constructor.ConstructorError(
+                None,
+                None,
+                f"{node.value} is one number in YAML 1.1 and another, or text, in 1.2; "
+                "write it without a leading 0 or colons, or as text in quotes",
+                node.start_mark,
+            )
+        read = self.construct_yaml_int if node.tag.endswith(":int") else self.construct_yaml_float
+        return read(node)
+
+
+for _kind in ("int", "float"):
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _Loader.number)
+
+
+def read_yaml(text: str) -> Any:
+    """What the text says. Raises yaml.YAMLError, ValueError for an impossible date, and RecursionError."""
+    return _Loader(text).get_single_data()
+
+
+def yaml_problem(error: Exception) -> str:
+    """What is wrong with a text that is no YAML, without what tells of the parser and of Python."""
+    if isinstance(error, yaml.reader.ReaderError):
+        return f"it has the character {error.character:#04x}, which no text has"
+    if "integer string conversion" in str(error):
+        return "a number has thousands of digits"
+    return str(getattr(error, "problem", None) or error)
