@@ -169,6 +169,8 @@ def stop(
     except InputError:
         if local is None:  # it was not submitted; its controller may be on a Ray without a Jobs API
             raise
+    if local is not None and chain is None and _status_of(local)["controller"] == "ended":
+        jobs, job = job_named(target, address) or (jobs, job)  # of that name, with another run directory
     if jobs is not None and job is not None and not job.has_ended:
         jobs.stop(job.id)
         job = jobs.wait(job.id, STOP_GRACE) if wait else job

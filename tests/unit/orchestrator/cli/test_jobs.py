@@ -10,7 +10,9 @@ import pytest
 from jobs import job, write_job
 from run_directories import run_of
 
+from cluster.jobs.ray_jobs import Submission
 from cluster.local import local_cluster as loopback
+from orchestrator.launch import submission
 
 
 @pytest.fixture
@@ -93,3 +95,34 @@ def test_a_run_inside_a_command_is_stopped_there(folder: Path, command: Any) -> 
     assert said.err.startswith(
         f"orchestrator: {run}: this run is on no cluster that is known here; press Ctrl-C where"
     )
+
+
+class OneJob:
+    """A cluster with a job of the name small, whose run directory is elsewhere."""
+
+    def __init__(self) -> None:
+        self.stopped: list[str] = []
+
+    def find(self, name: str) -> Submission | None:
+        found = Submission("small-1", "small", "s3://b/small", 0, "running", "", 1.0, None, None, "")
+        return found if name in ("small", found.id, found.run_dir) else None
+
+    def all(self) -> list[Submission]:
+        return [found] if (found := self.find("small")) else []
+
+    def stop(self, job: str) -> None:
+        self.stopped.append(job)
+
+
+@pytest.mark.parametrize(("phase", "stopped"), [("done", ["small-1"]), ("train", [])])
+def test_a_name_is_of_the_clusters_job_where_the_run_of_that_name_has_ended(
+    folder: Path, command: Any, monkeypatch: pytest.MonkeyPatch, phase: str, stopped: list[str]
+) -> None:
+    """And of the run while it trains: the job is not stopped in its place."""
+    jobs = OneJob()
+    monkeypatch.setattr(submission, "jobs_at", lambda address: jobs)
+    run = run_of(folder / "runs/small", phase=phase)
+    if phase == "done":
+        run.write_json("summary.json", {"state": "done"})
+    said = command("stop", "small", "--no-wait")
+    assert (jobs.stopped, said.code) == (stopped, 0 if stopped else 2)

@@ -17,9 +17,12 @@ def test_a_number_that_is_two_numbers_is_refused(number: str) -> None:
 
 @pytest.mark.parametrize(
     ("written", "read"),
-    [("0", 0), ("10", 10), ("-3", -3), ("0x1F", 31), ("1_000", 1000), ("0.5", 0.5), ("-0.01", -0.01), (".5", 0.5)]
-    + [("1.5e+6", 1.5e6), ("'010'", "010"), ("00:1", "00:1"), ("1e6", "1e6"), ("08x", "08x")],
-)  # fmt: skip
+    [
+        *(("0", 0), ("10", 10), ("-3", -3), ("0x1F", 31), ("1_000", 1000)),
+        *(("0.5", 0.5), ("-0.01", -0.01), (".5", 0.5), ("1.5e+6", 1.5e6)),
+        *(("'010'", "010"), ("00:1", "00:1"), ("1e6", "1e6"), ("08x", "08x")),
+    ],
+)
 def test_other_values_are_what_they_look_like(written: str, read: object) -> None:
     found = parse_yaml(f"value: {written}\n", "job.yaml")["value"]
     assert (found, type(found)) == (read, type(read))
