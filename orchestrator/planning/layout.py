@@ -205,9 +205,10 @@ def split_problems(layout: Layout, shape: ModelShape) -> list[str]:
     if layout.stages > max(stages, 1):
         each = f", {layout.virtual} a rank under {layout.schedule}" if layout.stages > layout.pp else ""
         most = stages // (layout.stages // layout.pp) or 1
+        other = ", or the schedule 1f1b, with one stage a rank" if layout.pp <= stages else ""
         found.append(
             f"pp {layout.pp} makes {layout.stages} stages{each}, and the model can be cut into {stages}; "
-            f"choose pp up to {most}"
+            f"choose pp up to {most}{other}"
         )
     if layout.cp > 1 and shape.no_context_split:
         found.append(f"cp {layout.cp} splits the sequence, and {shape.no_context_split}; set cp to 1")

@@ -67,7 +67,7 @@ def check_generates(config: TransformerConfig) -> None:
             else f"{config.architecture} with head {config.head}"
         )
         raise WorkloadError(
-            f"a {config.family} model ({kind}) generates no text; use a decoder or an encoder-decoder "
+            f"{config.family} ({kind}) generates no text; use a decoder or an encoder-decoder "
             "with a language head"
         )
 

@@ -99,5 +99,5 @@ def test_no_prompts_build_no_model(tokenizer: Tokenizer) -> None:
 
 def test_a_model_that_generates_nothing_says_so(tokenizer: Tokenizer) -> None:
     workload = workload_of(tokenizer, "bert-tiny", "masked_lm")
-    with pytest.raises(WorkloadError, match=r"a bert model \(encoder with head masked\) generates no text"):
+    with pytest.raises(WorkloadError, match=r"bert \(encoder with head masked\) generates no text"):
         continue_prompts(workload, lambda name: workload.initial(name, 0), tokenizer, ["a text"], 4)
