@@ -8,8 +8,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 from orchestrator.planning.layout import SCHEDULES, Layout, ModelShape, divisors
 
@@ -35,20 +34,42 @@ def legal(
                 yield layout
 
 
-def nearest(layout: Layout, shape: ModelShape, global_batch: int, count: int = 3) -> list[Layout]:
+def nearest(
+    layout: Layout,
+    shape: ModelShape,
+    global_batch: int,
+    refused: Callable[[Layout], object],
+    micro_batches: Sequence[int] = (),
+    count: int = 3,
+) -> list[Layout]:
     """The `count` legal layouts on the same number of ranks that are nearest to an illegal one: by factors of two in
-    the degrees, then by the other options that differ."""
+    the degrees, then by the other options that differ.
+
+    Args:
+        layout: the illegal one.
+        shape: of the model.
+        global_batch: samples of a step.
+        refused: whether the job cannot run under a layout that its model can.
+        micro_batches: those that the job can have; by default the layout's, its half and one.
+        count: how many, at most.
+    """
 
     def distance(other: Layout) -> tuple[float, int, str]:
         degrees = ("pp", "dp", "cp", "tp", "ep", "micro_batch")
         steps = sum(abs(math.log2(getattr(other, d) / getattr(layout, d))) for d in degrees)
-        others = sum(getattr(other, d) != getattr(layout, d) for d in ("zero", "schedule", "sequence"))
+        others = sum(
+            getattr(other, d) != getattr(layout, d) for d in ("zero", "schedule", "sequence", "offload")
+        )
         return steps, others, str(other)
 
-    micros = sorted({1, layout.micro_batch, max(layout.micro_batch // 2, 1)})
-    same: dict[str, Any] = {"recompute": layout.recompute, "offload": layout.offload, "engine": layout.engine}
-    found = (dataclasses.replace(o, **same) for o in legal(shape, layout.world, global_batch, micros))
-    return sorted((o for o in found if not o.problems(shape, global_batch)), key=distance)[:count]
+    micros = micro_batches or sorted({1, layout.micro_batch, max(layout.micro_batch // 2, 1)})
+    found = (
+        dataclasses.replace(other, recompute=layout.recompute, engine=layout.engine, offload=offload)
+        for other in legal(shape, layout.world, global_batch, micros)
+        for offload in {layout.offload, "none"}
+    )
+    legal_ones = (o for o in found if not o.problems(shape, global_batch) and not refused(o))
+    return sorted(legal_ones, key=distance)[:count]
 
 
 def fit(degrees: Layout, workers: int, global_batch: int, virtual_shards: int = 0) -> Layout | None:

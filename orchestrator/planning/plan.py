@@ -269,7 +269,9 @@ def _no_layout(
 ) -> InputError:
     reasons = list(dict.fromkeys(reason for _, reason in rejected))
     if not spec.searches_layout and reasons:
-        near = nearest(rejected[0][0], shape, spec.train.global_batch)
+        batch, shards = spec.train.global_batch, spec.train.virtual_shards
+        micros = (batch // shards,) if spec.train.determinism == "bitwise" else ()
+        near = nearest(rejected[0][0], shape, batch, lambda other: engine_problems(spec, other), micros)
         hint = f"the nearest legal layouts are {'; '.join(str(layout) for layout in near)}" if near else ""
         return InputError(reasons[0], "parallel", hint)
     needs = [reason for reason in reasons if reason.startswith("needs ")]  # memory was the only problem

@@ -142,6 +142,13 @@ def test_more_stages_than_layers_are_refused() -> None:
     assert "choose pp up to 2" in line
 
 
+def test_what_is_near_is_what_the_job_can_run() -> None:
+    """Its engine and its options too: on a CPU nothing is offloaded."""
+    line = refusal({"zero": 1, "offload": "optimizer"}, 2)
+    assert "set offload to none; the nearest legal layouts are dp2 zero1" in line
+    assert "offload-optimizer" not in line
+
+
 def test_experts_that_the_model_has_not_are_refused() -> None:
     assert "needs experts, and this model is dense" in refusal({"ep": 2}, 2)
 
