@@ -37,7 +37,10 @@ def show(spec: JobSpec, shape: ModelShape, plan: Plan) -> None:
     ]
     table(title, ["", "layout", "memory a rank", "step", "speed", "because"], rows)
     if more := len(plan.candidates) + plan.passed_over - SHOWN:
-        print(f"  and {more} more legal layouts" if more > 0 else "", end="\n" if more > 0 else "")
+        print(
+            f"  and {more} more legal layouts, beside those that cannot be faster" if more > 0 else "",
+            end="\n" if more > 0 else "",
+        )
     reasons: dict[str, int] = {}
     for _, reason in plan.rejected:
         reasons[reason] = reasons.get(reason, 0) + 1

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from orchestrator.job.parallel import ParallelSpec
@@ -42,14 +43,27 @@ class Room:
         return self.share(layout) > 1.0
 
 
-def candidates(
+@dataclass(frozen=True)
+class Family:
+    """Layouts that differ in what they shard, recompute, offload and how they cut the pipeline, and in their engine.
+
+    Attributes:
+        least: layout of which no other computes and sends less in its passes; not always one of them.
+        layouts: gives them.
+    """
+
+    least: Layout
+    layouts: Callable[[], Iterator[Layout]]
+
+
+def families(
     spec: JobSpec,
     shape: ModelShape,
     workers: int,
     per_node: int,
     reject: Callable[[tuple[Layout, str]], None],
     room: Room,
-) -> Iterator[Layout]:
+) -> Iterator[Family]:
     """Every layout to consider on at most `workers` ranks, `per_node` of which share a node. Degrees that the model
     cannot have at all are rejected with the reason; state is offloaded where there is no `room`."""
     batch = spec.train.global_batch
@@ -61,78 +75,110 @@ def candidates(
             wide = Layout(**{**asked.pins, "micro_batch": micro})
             # a layout that does not fit is yielded too, so that the error names the reason
             width = max(workers // (asked.pp * asked.cp * asked.tp), 1)
-            yield fit(wide, workers, batch, virtual) or wide.but(dp=width)
+            found = fit(wide, workers, batch, virtual) or wide.but(dp=width)
+            yield Family(found, partial(iter, (found,)))
         return
     pins = asked.pins if isinstance(asked, ParallelSpec) else {}
     micros = [pins["micro_batch"]] if "micro_batch" in pins else micros
-    for layout in _searched(spec, shape, workers, per_node, micros, pins, reject, room):
-        if all(getattr(layout, key) == value for key, value in pins.items()):
-            yield layout
+    yield from _Search(spec, shape, workers, per_node, micros, pins, room).families(reject)
 
 
-def _searched(
-    spec: JobSpec,
-    shape: ModelShape,
-    workers: int,
-    per_node: int,
-    micros: Sequence[int],
-    pins: Mapping[str, Any],
-    reject: Callable[[tuple[Layout, str]], None],
-    room: Room,
-) -> Iterator[Layout]:
-    batch, gpu = spec.train.global_batch, spec.resources.per_worker.gpu > 0
-    virtual = spec.train.virtual_shards if spec.train.determinism == "bitwise" else 0
-    axes = [_degrees(shape, workers, axis, pins, reject) for axis in ("pp", "cp", "tp", "ep")]
-    recomputes = _choices(pins, "recompute", ("none",) if shape.no_recompute else _recomputes(gpu))
-    some = pins.get("recompute_layers", 0)
-    recomputes = [each for each in recomputes if not some or each != "none"] or recomputes
-    for pp, cp, tp, ep in itertools.product(*axes):
-        replica = pp * cp * tp
-        if replica * ep > workers:
-            continue
-        schedules = _schedules(shape, pp, pins)
-        # as fast as without in every prediction, with less memory
-        sliced = gpu and tp > 1 and not shape.no_sequence_split and shape.sequence_length % (tp * cp) == 0
-        (sequence,) = _choices(pins, "sequence", (sliced,))
-        degrees = Layout(pp=pp, cp=cp, tp=tp, ep=ep, micro_batch=micros[-1], sequence=sequence)
-        widest = fit(degrees, workers, batch, virtual)
-        if widest is None:
-            continue
-        alone = widest.dp * cp == 1  # nothing to shard, but DeepSpeed can offload it
-        zeros = _choices(pins, "zero", (0,) if alone and not gpu else range(4))
-        shards = _choices(pins, "shard", _shards(widest, per_node) if gpu else (0,))
-        too_large: set[tuple[str, int, int, int]] = set()
-        for micro, (schedule, several) in itertools.product(
-            _divisors_up_to(micros, batch // widest.dp), schedules
-        ):
-            layout = widest.but(micro_batch=micro, schedule=schedule, virtual=several)
-            layout = layout.but(recompute=recomputes[0], recompute_layers=some)
-            if layout.problems(shape, batch):  # and so with any sharding
-                yield layout.but(zero=zeros[0], recompute=recomputes[0])
+@dataclass(frozen=True)
+class _Search:
+    spec: JobSpec
+    shape: ModelShape
+    workers: int
+    per_node: int
+    micros: Sequence[int]
+    pins: Mapping[str, Any]
+    room: Room
+
+    @property
+    def _gpu(self) -> bool:
+        return self.spec.resources.per_worker.gpu > 0
+
+    def families(self, reject: Callable[[tuple[Layout, str]], None]) -> Iterator[Family]:
+        """Those of all degrees, micro-batches and schedules."""
+        spec, shape, workers, pins = self.spec, self.shape, self.workers, self.pins
+        batch, gpu = spec.train.global_batch, self._gpu
+        virtual = spec.train.virtual_shards if spec.train.determinism == "bitwise" else 0
+        axes = [_degrees(shape, workers, axis, pins, reject) for axis in ("pp", "cp", "tp", "ep")]
+        recomputes = _choices(pins, "recompute", ("none",) if shape.no_recompute else _recomputes(gpu))
+        some = pins.get("recompute_layers", 0)
+        recomputes = [each for each in recomputes if not some or each != "none"] or recomputes
+        for pp, cp, tp, ep in itertools.product(*axes):
+            if pp * cp * tp * ep > workers:
                 continue
-            ways = _ways(shape, layout, pins, room)
-            for zero, shard in [(z, s) for z in zeros for s in (shards if z > 1 else (0,))]:
-                if (schedule, several, zero, shard) in too_large:  # with a smaller micro-batch already
+            # as fast as without in every prediction, with less memory
+            sliced = gpu and tp > 1 and not shape.no_sequence_split and shape.sequence_length % (tp * cp) == 0
+            (sequence,) = _choices(pins, "sequence", (sliced,))
+            degrees = Layout(pp=pp, cp=cp, tp=tp, ep=ep, micro_batch=self.micros[-1], sequence=sequence)
+            widest = fit(degrees, workers, batch, virtual)
+            if widest is None:
+                continue
+            too_large: dict[tuple[str, int, int, int], int] = {}
+            for micro, (schedule, several) in itertools.product(
+                _divisors_up_to(self.micros, batch // widest.dp), _schedules(shape, pp, pins)
+            ):
+                layout = widest.but(micro_batch=micro, schedule=schedule, virtual=several)
+                layout = layout.but(recompute=recomputes[0], recompute_layers=some)
+                if layout.problems(shape, batch):  # and so with any sharding
+                    layout = layout.but(zero=pins.get("zero", 0))
+                    if self._is_asked(layout):
+                        yield Family(layout, partial(iter, (layout,)))
                     continue
-                kept = _cut(layout.but(zero=zero, shard=shard, recompute=recomputes[0]), ways, room)
-                tight = room.is_tight(kept)
-                least = _cut(kept.but(recompute=recomputes[-1]), ways, room) if tight else kept
-                if tight and room.is_tight(least) and not (gpu and _offloads(least, room)):
-                    too_large.add((schedule, several, zero, shard))
-                    if not alone or zero == zeros[0]:
-                        yield least  # the others need more
+                ways = _ways(shape, layout, pins, self.room)
+                least = layout.but(first_less=ways[0][0], last_less=ways[0][1])
+                yield Family(least, partial(self._of, layout, ways, recomputes, too_large))
+
+    def _of(
+        self,
+        layout: Layout,
+        ways: Sequence[tuple[int, int]],
+        recomputes: Sequence[str],
+        too_large: dict[tuple[str, int, int, int], int],
+    ) -> Iterator[Layout]:
+        """The layouts of a family that agree with what is pinned. `too_large` has, of those with the same degrees, the
+        least micro-batch that is known not to fit."""
+        return filter(self._is_asked, self._all_of(layout, ways, recomputes, too_large))
+
+    def _is_asked(self, layout: Layout) -> bool:
+        return all(getattr(layout, key) == value for key, value in self.pins.items())
+
+    def _all_of(
+        self,
+        layout: Layout,
+        ways: Sequence[tuple[int, int]],
+        recomputes: Sequence[str],
+        too_large: dict[tuple[str, int, int, int], int],
+    ) -> Iterator[Layout]:
+        shape, pins, room, gpu = self.shape, self.pins, self.room, self._gpu
+        alone = layout.dp * layout.cp == 1  # nothing to shard, but DeepSpeed can offload it
+        zeros = _choices(pins, "zero", (0,) if alone and not gpu else range(4))
+        shards = _choices(pins, "shard", _shards(layout, self.per_node) if gpu else (0,))
+        for zero, shard in [(z, s) for z in zeros for s in (shards if z > 1 else (0,))]:
+            key = (layout.schedule, layout.virtual, zero, shard)
+            if layout.micro_batch >= too_large.get(key, math.inf):
+                continue
+            kept = _cut(layout.but(zero=zero, shard=shard, recompute=recomputes[0]), ways, room)
+            tight = room.is_tight(kept)
+            least = _cut(kept.but(recompute=recomputes[-1]), ways, room) if tight else kept
+            if tight and room.is_tight(least) and not (gpu and _offloads(least, room)):
+                too_large[key] = layout.micro_batch
+                if not alone or zero == zeros[0]:
+                    yield least  # the others need more
+                continue
+            # what fits need not be recomputed, which only takes longer
+            for recompute in recomputes if tight else recomputes[:1]:
+                sharded = kept
+                if recompute != kept.recompute:
+                    sharded = least if recompute == least.recompute else kept.but(recompute=recompute)
+                    sharded = _recomputed(shape, _cut(sharded, ways, room), pins, room)
+                if not alone or zero == zeros[0]:
+                    yield sharded
+                elif not room.is_tight(sharded):
                     continue
-                # what fits need not be recomputed, which only takes longer
-                for recompute in recomputes if tight else recomputes[:1]:
-                    sharded = kept
-                    if recompute != kept.recompute:
-                        sharded = least if recompute == least.recompute else kept.but(recompute=recompute)
-                        sharded = _recomputed(shape, _cut(sharded, ways, room), pins, room)
-                    if not alone or zero == zeros[0]:
-                        yield sharded
-                    elif not room.is_tight(sharded):
-                        continue
-                    yield from _variants(spec, shape, sharded, pins, room)
+                yield from _variants(self.spec, shape, sharded, pins, room)
 
 
 def _schedules(shape: ModelShape, pp: int, pins: Mapping[str, Any]) -> list[tuple[str, int]]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import gc
 import heapq
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,7 +19,7 @@ from orchestrator.job.errors import InputError
 from orchestrator.job.parallel import cost_of
 from orchestrator.job.reference import Reference
 from orchestrator.job.spec import JobSpec
-from orchestrator.planning.candidates import Room, candidates
+from orchestrator.planning.candidates import Family, Room, families
 from orchestrator.planning.device import Machine
 from orchestrator.planning.engine_rules import engine_problems
 from orchestrator.planning.layout import Layout, ModelShape
@@ -71,7 +72,8 @@ class Candidate:
 class Plan:
     """The chosen layout, the best ones in order, the rejected ones with a reason, and tokens per step.
 
-    passed_over: how many legal layouts were not predicted in full, since they cannot be among the best.
+    passed_over: how many legal layouts were found and not predicted in full, since they cannot be among the best. What
+        cannot because of its degrees, schedule and micro-batch alone was not looked at.
     by_stage: the chosen layout's bytes at each index of the pipeline axis.
     """
 
@@ -135,7 +137,6 @@ def plan(spec: JobSpec, shape: ModelShape, workers: int, machine: Machine, must_
     Raises InputError if a layout given by hand is illegal, or if none is legal and fits, with the reason.
     """
     offered = machine.memory * MEMORY_SHARE
-    legal: list[tuple[Layout, float]] = []
     large: list[tuple[Layout, float]] = []
     rejected: list[tuple[Layout, str]] = []
     batch, program = spec.train.global_batch, program_of(spec)
@@ -147,37 +148,39 @@ def plan(spec: JobSpec, shape: ModelShape, workers: int, machine: Machine, must_
             found = sizes[layout] = peak_bytes(spec, shape, layout)
         return found
 
+    def legal_of(family: Family) -> list[tuple[Layout, float]]:
+        legal = []
+        for layout in family.layouts():
+            if problem := _problem(spec, shape, layout, workers, machine):
+                rejected.append((layout, problem))
+            elif (memory := size_of(layout)) > offered:
+                large.append((layout, memory))
+            else:
+                legal.append((layout, memory))
+        return legal
+
     room = Room(
         lambda layout: size_of(layout) / offered,
         lambda layout: ends_in_layers(shape, layout, machine, program),
     )
-    for layout in candidates(spec, shape, workers, machine.per_node, rejected.append, room):
-        problems = [*layout.problems(shape, batch), *engine_problems(spec, layout)]
-        if layout.world > workers:
-            problems.append(
-                f"{layout} needs {layout.world} workers of {workers}; lower a degree or add workers"
-            )
-        if not problems and (there := offloaded_bytes(spec, shape, layout)) > machine.host_memory:
-            problems = [
-                f"offload {layout.offload} puts {there / 2**30:.0f} GiB of a rank into its host's memory, of which a "
-                f"worker has {machine.host_memory / 2**30:.0f} GiB; add workers, or set offload to none"
-            ]
-        if problems:
-            rejected.append((layout, problems[0]))
-        elif (memory := size_of(layout)) > offered:
-            large.append((layout, memory))
+    search = _Search(shape, batch, machine, program, cost_of(spec.parallel))
+    for family in families(spec, shape, workers, machine.per_node, rejected.append, room):
+        if problems := family.least.problems(shape, batch):
+            rejected.append((family.least, problems[0]))
         else:
-            legal.append((layout, memory))
-    if large and not legal and not (must_fit and spec.resources.must_fit):
+            search.add(family)
+    best = search.best(legal_of)
+    if large and not best and not (must_fit and spec.resources.must_fit):
         least = min(memory for _, memory in large) * (1.0 + TIE)
-        legal, large = ([each for each in large if (each[1] <= least) is kept] for kept in (True, False))
+        small, large = ([each for each in large if (each[1] <= least) is kept] for kept in (True, False))
+        search.add_legal(small)
+        best = search.best(legal_of)
     for layout, memory in large:
         needs = f"needs {memory / 2**30:.2f} GiB a rank and a worker offers {offered / 2**30:.2f} GiB"
         rejected.append((layout, needs))
-    known = len(rejected)
-    best = _best(shape, batch, machine, program, legal, cost_of(spec.parallel), rejected)
+    rejected += search.refused
     if not best:
-        raise _no_layout(spec, shape, workers, rejected[known:] or rejected)
+        raise _no_layout(spec, shape, workers, search.refused or rejected)
     return Plan(
         best[0],
         tuple(best),
@@ -185,54 +188,87 @@ def plan(spec: JobSpec, shape: ModelShape, workers: int, machine: Machine, must_
         machine,
         batch * shape.sequence_length,
         tuple(peak_by_stage(spec, shape, best[0].layout)),
-        len(legal) + known - len(best) - len(rejected),
+        search.passed_over,
     )
 
 
-def _best(
-    shape: ModelShape,
-    batch: int,
-    machine: Machine,
-    program: Program,
-    legal: list[tuple[Layout, float]],
-    own: Reference | None,
-    rejected: list[tuple[Layout, str]],
-) -> list[Candidate]:
-    """The fastest layouts in order, but first, of those that are equally fast as the first, that with least sharding;
-    those that the user's `own` cost refuses are rejected.
+def _problem(spec: JobSpec, shape: ModelShape, layout: Layout, workers: int, machine: Machine) -> str:
+    """Why the job cannot run under the layout, memory of the device aside; empty if it can."""
+    if problems := layout.problems(shape, spec.train.global_batch) or engine_problems(spec, layout):
+        return problems[0]
+    if layout.world > workers:
+        return f"{layout} needs {layout.world} workers of {workers}; lower a degree or add workers"
+    if (there := offloaded_bytes(spec, shape, layout)) > machine.host_memory:
+        return (
+            f"offload {layout.offload} puts {there / 2**30:.0f} GiB of a rank into its host's memory, of which a "
+            f"worker has {machine.host_memory / 2**30:.0f} GiB; add workers, or set offload to none"
+        )
+    return ""
 
-    In the order of their bounds, the rough one first and only then the close one: when a bound is above the times of
-    the BEST so far, so are all that follow.
+
+class _Search:
+    """The fastest layouts, in the order of what bounds their times from below: first those of whole families, then
+    those of their layouts. When a bound is above the times of the BEST so far, so are all that follow.
+
+    Attributes:
+        refused: what the user's `own` cost refuses, each with its reason.
     """
-    found: list[Candidate] = []
-    times: list[float] = []
-    queue = [
-        (passes_time(shape, layout, batch, machine, program), number, False)
-        for number, (layout, _) in enumerate(legal)
-    ]
-    heapq.heapify(queue)
-    while queue:
-        bound, number, is_close = heapq.heappop(queue)
-        if len(times) >= BEST and bound > max(times[BEST - 1], times[0] * (1.0 + TIE)):
-            break
-        layout, memory = legal[number]
-        if not is_close:
-            close = least_time(shape, layout, batch, machine, program)
-            heapq.heappush(queue, (max(close, bound), number, True))
-            continue
-        time = with_own(own, layout, step_time(shape, layout, batch, machine, program), memory)
-        if isinstance(time, Refusal):
-            rejected.append((layout, time.reason))
-            continue
-        found.append(Candidate(layout, memory, time))
-        times = sorted([*times, found[-1].seconds])[:BEST]
-    if not found:
-        return []
-    found.sort(key=lambda c: (c.seconds, c.layout.zero, c.memory))
-    equal = [c for c in found if c.seconds <= times[0] * (1.0 + TIE)]
-    first = min(equal, key=lambda c: (c.layout.zero, c.layout.engine != "torch", c.seconds, c.memory))
-    found.remove(first)
-    return [first, *found]
+
+    def __init__(
+        self, shape: ModelShape, batch: int, machine: Machine, program: Program, own: Reference | None
+    ) -> None:
+        self.refused: list[tuple[Layout, str]] = []
+        self._of, self._own = (shape, batch, machine, program), own
+        self._queue: list[tuple[float, int, Family | tuple[Layout, float]]] = []
+        self._number = itertools.count()
+        self._found: list[Candidate] = []
+        self._times: list[float] = []
+
+    @property
+    def passed_over(self) -> int:
+        """How many legal layouts were not predicted in full; those of families that were not looked at do not count."""
+        return sum(not isinstance(each, Family) for _, _, each in self._queue)
+
+    def add(self, family: Family) -> None:
+        """A family to look at."""
+        shape, batch, machine, program = self._of
+        bound = passes_time(shape, family.least, batch, machine, program)
+        heapq.heappush(self._queue, (bound, next(self._number), family))
+
+    def add_legal(self, layouts: list[tuple[Layout, float]]) -> None:
+        """Layouts that are legal, with the memory that they need."""
+        shape, batch, machine, program = self._of
+        for layout, memory in layouts:
+            bound = least_time(shape, layout, batch, machine, program)
+            heapq.heappush(self._queue, (bound, next(self._number), (layout, memory)))
+
+    def best(self, legal_of: Callable[[Family], list[tuple[Layout, float]]]) -> list[Candidate]:
+        """The fastest layouts in order, but first, of those that are equally fast as the first, that with least
+        sharding."""
+        shape, batch, machine, program = self._of
+        found, times = self._found, self._times
+        while self._queue:
+            bound, _, one = self._queue[0]
+            if len(times) >= BEST and bound > max(times[BEST - 1], times[0] * (1.0 + TIE)):
+                break
+            heapq.heappop(self._queue)
+            if isinstance(one, Family):
+                self.add_legal(legal_of(one))
+                continue
+            layout, memory = one
+            time = with_own(self._own, layout, step_time(shape, layout, batch, machine, program), memory)
+            if isinstance(time, Refusal):
+                self.refused.append((layout, time.reason))
+                continue
+            found.append(Candidate(layout, memory, time))
+            times[:] = sorted([*times, found[-1].seconds])[:BEST]
+        if not found:
+            return []
+        found.sort(key=lambda c: (c.seconds, c.layout.zero, c.memory))
+        equal = [c for c in found if c.seconds <= times[0] * (1.0 + TIE)]
+        first = min(equal, key=lambda c: (c.layout.zero, c.layout.engine != "torch", c.seconds, c.memory))
+        found.remove(first)
+        return [first, *found]
 
 
 def predict(spec: JobSpec, shape: ModelShape, layout: Layout, machine: Machine) -> Candidate:

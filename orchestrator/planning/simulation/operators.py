@@ -8,7 +8,7 @@ sequence parallelism divides the norms and residuals (Korthikanti et al., 2022, 
 from __future__ import annotations
 
 import math
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from orchestrator.planning.device import Machine
@@ -92,9 +92,8 @@ class Times:
 
     def mixed(self, other: Times, share: float) -> Times:
         """A mean of this, of which there is a `share`, and the other."""
-        return Times(
-            *(share * a + (1.0 - share) * b for a, b in zip(astuple(self), astuple(other), strict=True))
-        )
+        mine, others = vars(self), vars(other)
+        return Times(**{part: share * mine[part] + (1.0 - share) * others[part] for part in mine})
 
 
 @lru_cache(maxsize=4096)

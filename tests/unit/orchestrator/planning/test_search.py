@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec, parse
-from orchestrator.planning.candidates import MICRO_BATCHES, SURE, VIRTUAL, Room, candidates
+from orchestrator.planning.candidates import MICRO_BATCHES, SURE, VIRTUAL, Room, families
 from orchestrator.planning.device import Machine
 from orchestrator.planning.engine_rules import engine_problems
 from orchestrator.planning.layout import Layout, ModelShape
@@ -113,7 +113,8 @@ def test_the_best_are_those_of_brute_force(case: tuple[str, str, int, int]) -> N
     )
     every = [
         predict(spec, shape, layout, machine).seconds
-        for layout in candidates(spec, shape, workers, machine.per_node, lambda _: None, room)
+        for family in families(spec, shape, workers, machine.per_node, lambda _: None, room)
+        for layout in family.layouts()
         if not layout.problems(shape, batch)
         and not engine_problems(spec, layout)
         and not room.is_tight(layout)
@@ -126,7 +127,8 @@ def test_the_best_are_those_of_brute_force(case: tuple[str, str, int, int]) -> N
     seconds = sorted(c.seconds for c in found.candidates)
     assert seconds[:BEST] == pytest.approx(sorted(every)[:BEST])
     assert found.chosen.seconds <= min(every) * (1 + TIE)
-    assert len(found.candidates) + found.passed_over == len(every)
+    assert len(found.candidates) >= BEST or len(found.candidates) == len(every)
+    assert len(found.candidates) + found.passed_over <= len(every)
 
 
 def test_no_cut_and_no_part_of_recomputed_layers_is_much_faster_than_the_chosen_ones() -> None:
