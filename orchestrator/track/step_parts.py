@@ -25,7 +25,7 @@ MEASURED = tuple(part for part in PARTS if part != "other")
 STALLS = {
     "data": "prepare onto a faster disk, or give a worker more processors (per_worker.cpu)",
     "communication": "larger micro-batches, fewer ranks or another layout exchange less: see `orchestrator plan`",
-    "pipeline": "a smaller parallel.micro_batch, or the schedule interleaved or zbv, leaves less of it",
+    "pipeline": "a smaller parallel.micro_batch leaves less of it; of the schedules interleaved and zbv wait least",
     "agreement": "ranks do not end a step together: see `busy_seconds` of each in metrics.jsonl",
     "commit": "commit less often (checkpoint.every), or to faster storage",
     "optimizer": "divide it over the replicas with parallel.zero: 1",
