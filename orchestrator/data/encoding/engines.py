@@ -5,7 +5,8 @@ compared with it, first on hard texts (`hard_texts`), then on a share of the ver
 differs, it is used no more, and what it made is made again by the reference.
 
 fastokens (Apache-2.0) takes byte-level BPE and refuses what it does not know. tokie (MIT or Apache-2.0) was tried and
-is not used: of 3,748 documents 42 had other ids, among them those with the text of a special token.
+is not used: for byte-level BPE 42 of 3,748 documents had other ids, and for WordPiece most characters that Unicode has
+not assigned.
 """
 
 from __future__ import annotations
