@@ -309,17 +309,18 @@ def _tokenise(
         return not row["recorded"] and shards.read_record(*found) is not None
 
     folder_uri, refuted = folder.uri, None
-    text_bytes = sum(span.bytes for part in parts for span in part)
+    wanted = publisher.parts if publisher else range(len(parts))
+    text_bytes = sum(span.bytes for number in wanted for span in parts[number])
     most = 1 if publisher else together(text_bytes // max(len(parts), 1))  # sections are to be there soon
     # once more for what was made by an engine that then differed from the reference
     while refuted != (refuted := shards.refuted_engine(folder)):
         if refuted:
             todo = shards.unfinished(folder, len(parts), vocabulary, data_format, kind is not None)
-        before = len(parts) - len(todo)
         if publisher:
             publisher.look(todo)
             todo = publisher.order(todo)
-        progress("tokens", before, len(parts), text_bytes)
+        before = len(wanted) - len(todo)
+        progress("tokens", before, len(wanted), text_bytes)
         recorded = folder.sizes("records")
         rows = [
             {
@@ -336,4 +337,4 @@ def _tokenise(
                 ceiling.check(number, shards.read_record(folder, number, data_format), parts)
             if publisher:
                 publisher.look(todo[done:])
-            progress("tokens", before + done, len(parts), text_bytes)
+            progress("tokens", before + done, len(wanted), text_bytes)

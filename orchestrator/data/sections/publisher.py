@@ -32,12 +32,15 @@ class Publisher:
         self._folder, self._plan, self._gather = folder, plan, gather
         self.sections, self._next = sections, 0
 
+    @property
+    def parts(self) -> list[int]:
+        """The parts that the sections need, in the order in which they need them."""
+        return [part for section in range(self.sections) for part in self._plan.numbers(section)]
+
     def order(self, todo: Sequence[int]) -> list[int]:
-        """Those of the parts `todo` that the sections need, in the order in which they need them."""
+        """Those of the parts `todo` that the sections need, in that order."""
         left = set(todo)
-        return [
-            part for section in range(self.sections) for part in self._plan.numbers(section) if part in left
-        ]
+        return [part for part in self.parts if part in left]
 
     def look(self, todo: Sequence[int]) -> None:
         """Publish what can be: only the parts `todo` are not done.

@@ -97,6 +97,18 @@ def test_a_text_on_which_the_engine_fails_is_encoded_by_the_reference(text: str)
     assert same(found.encode(WORDS), reference(text).encode(WORDS))
 
 
+def test_the_words_that_the_engine_keeps_are_given_up_again(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "RENEWED", 3 * max(map(len, WORDS)))
+    found = FastEngine(text)
+    held = [found._tokenizer]
+    for word in WORDS[:20]:
+        assert same(found.encode([word]), reference(text).encode([word]))
+        held.append(found._tokenizer)  # so that no other is made at its place
+    assert 5 <= len(set(map(id, held))) <= 10
+
+
 def test_an_interrupt_is_not_taken_for_a_failure(text: str) -> None:
     class Interrupted:
         def encode_batch_flat(self, *_: Any) -> Any:

@@ -13,6 +13,7 @@ from tmpfs import mounted
 from orchestrator.data import part_tasks, sources, tokenizer
 from orchestrator.data.data_folder import DataFolder
 from orchestrator.data.prepare import prepare
+from orchestrator.data.sections.plan import SectionPlan
 from orchestrator.data.sections.published import section_name, so_far
 from orchestrator.job.data import DataSpec
 from orchestrator.job.errors import InputError
@@ -48,6 +49,24 @@ def stream(data: DataSpec, cache: Path) -> Path:
     begun = prepare(data, (), str(cache), begin=True)
     assert prepare(data, (), str(cache)) == begun
     return Path(begun)
+
+
+def test_progress_tells_of_the_parts_that_are_to_be_made(data: DataSpec, tmp_path: Path) -> None:
+    told: list[tuple[int, int, int]] = []
+
+    def tell(stage: str, done: int, total: int, text_bytes: int = 0) -> None:
+        if stage == "tokens":
+            told.append((done, total, text_bytes))
+
+    cache = str(tmp_path / "told")
+    begun = SectionPlan.read(DataFolder(prepare(data, (), cache, tell, begin=True)))
+    assert begun
+    first, every, (needed, size) = begun.needed(0)[0], begun.parts[0], begun.bytes[0]
+    assert 0 < first < every
+    assert (told[0], told[-1]) == ((0, first, needed), (first, first, needed))
+    told.clear()
+    prepare(data, (), cache, tell)
+    assert (told[0], told[-1]) == ((first, every, size), (every, every, size))
 
 
 def content(made: Path) -> dict[str, bytes]:
