@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import xxhash
@@ -22,6 +23,7 @@ from orchestrator.data.part_text import part_pieces
 from orchestrator.data.sources import Part
 from orchestrator.data.sources.identity import part_key
 from orchestrator.data.sources.rejected import Rejected
+from orchestrator.job.errors import InputError
 
 if TYPE_CHECKING:
     from orchestrator.data.clean.cleaned_text import CleanedText
@@ -31,6 +33,11 @@ BATCH_BYTES = 2**20
 """Bytes of text that are tokenised at once; that takes about fifty times the memory."""
 BLOCK_BYTES = 2**20
 """Bytes of a shard that one checksum covers."""
+HELD_BYTES = 2**26
+"""Bytes of tokens of a part that are held in memory: what is more, of a compressed file, waits in a file without a
+name."""
+MOST_TOKENS = 2**32 - 1
+"""Tokens of a shard at most: its index of documents has 32 bits."""
 REFUTED = "engine.json"
 """The file with the engine that has differed from the reference; what it made is made again."""
 
@@ -97,11 +104,19 @@ def make_shard(
     draw = int(part_key(part)[:8], 16)  # so that a part's record is the same in whatever corpus
     try:
         shard = _encoded(
-            part, PartEncoder(text, draw, fast and not refuted), vocabulary, roles, data_format, cleaned
+            folder,
+            part,
+            PartEncoder(text, draw, fast and not refuted),
+            vocabulary,
+            roles,
+            data_format,
+            cleaned,
         )
     except EngineDiffers as error:
         folder.write_json(REFUTED, {"engine": error.name})
-        shard = _encoded(part, PartEncoder(text, draw, False), vocabulary, roles, data_format, cleaned)
+        shard = _encoded(
+            folder, part, PartEncoder(text, draw, False), vocabulary, roles, data_format, cleaned
+        )
     return lambda: _write(folder, number, shard, data_format)
 
 
@@ -111,6 +126,7 @@ def refuted_engine(folder: DataFolder) -> str:
 
 
 def _encoded(
+    folder: DataFolder,
     part: Part,
     encoder: PartEncoder,
     vocabulary: int,
@@ -119,23 +135,53 @@ def _encoded(
     cleaned: CleanedText | None,
 ) -> _Shard:
     """The tokens of a part. Raises EngineDiffers and InputError."""
-    tokens = bytearray()  # one copy: of a large part they are most of what a worker holds
+    tokens = _Held(folder.uri if folder.local else None, dtype(vocabulary))
     ends: list[np.ndarray] = []
     contents, counts = ContentIndex(), np.zeros(vocabulary, dtype=np.int64)
     text_bytes = length = 0
-    rejected, width = Rejected(), dtype(vocabulary)
+    rejected = Rejected()
     for batch in _batches(part_pieces(part, data_format, cleaned, rejected)):
         ids, ended = closed(encoder.encode(batch), batch, roles)
         ends.append(ended + length)
         length += len(ids)
         counts += np.bincount(ids, minlength=vocabulary)
-        tokens += ids.astype(width).data
+        if length > MOST_TOKENS:
+            what = f"has more than {MOST_TOKENS:,} tokens, and a compressed file is made as one part"
+            raise InputError(what, part[0].file.uri, "decompress it, or make several files of it")
+        tokens.add(ids)
         text_bytes += sum(piece.bytes for piece in batch)
         for piece in batch:
             contents.add(piece)
     index = np.concatenate(ends) if ends else np.zeros(0, np.int64)
-    found = np.frombuffer(tokens, width)
-    return _Shard(found, index, contents, text_bytes, counts, rejected, encoder.compared)
+    return _Shard(tokens.all(), index, contents, text_bytes, counts, rejected, encoder.compared)
+
+
+class _Held:
+    """The tokens of a part, of which no more than HELD_BYTES are in memory. One copy: of a large part they are most of
+    what a worker holds."""
+
+    def __init__(self, folder: str | None, width: str) -> None:
+        """`width` is the type of a token; what is more than fits waits on the disk of `folder`, or of the system's
+        temporary files."""
+        self._folder, self._width = folder, width
+        self._held = bytearray()
+        self._file: IO[bytes] | None = None
+
+    def add(self, ids: np.ndarray) -> None:
+        """Append ids."""
+        self._held += ids.astype(self._width).data
+        if len(self._held) >= HELD_BYTES:
+            self._file = self._file or tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 - until it is written
+            self._file.write(self._held)
+            self._held.clear()
+
+    def all(self) -> np.ndarray:
+        """All of them; nothing may be appended after."""
+        if self._file is None:
+            return np.frombuffer(self._held, self._width)
+        self._file.write(self._held)
+        self._file.flush()
+        return np.memmap(self._file, self._width, "r")
 
 
 def _records(

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import math
+import tempfile
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -102,6 +104,40 @@ def test_tokens_are_written_without_a_copy_of_them(tmp_path: Path) -> None:
     written = np.fromfile(folder.at(shards.shard_name(0)), "<u2")
     assert written.tolist() == [1, 2] * 300_000 + [0]
     assert peak < written.nbytes / 4
+
+
+def of_words(folder: Path, monkeypatch: pytest.MonkeyPatch, held: int) -> DataFolder:
+    """A shard of 60,000 words, made with so many bytes of tokens in memory at most."""
+    tokenizer = Tokenizer(models.WordLevel({"<|endoftext|>": 0, "a": 1, "b": 2}, unk_token="b"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    (folder / "a.txt").write_text("a b\n" * 30_000)
+    monkeypatch.setattr(shards, "HELD_BYTES", held)
+    monkeypatch.setattr(shards, "BATCH_BYTES", 1000)
+    found = DataFolder(str(folder / f"of {held}"))
+    found.write("tokenizer.json", tokenizer.to_str().encode())
+    (part,) = cut(resolve([Source(uri=str(folder / "a.txt"))]), 10**7)
+    shards.make_shard(found.uri, 0, part, 3, {"eos": 0})()
+    return found
+
+
+def test_the_tokens_of_a_large_part_wait_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with mock.patch.object(tempfile, "TemporaryFile", wraps=tempfile.TemporaryFile) as made:
+        all_held = of_words(tmp_path, monkeypatch, 2**26)
+        assert made.call_count == 0
+        few_held = of_words(tmp_path, monkeypatch, 4000)
+        assert [call.kwargs for call in made.call_args_list] == [{"dir": few_held.uri}]
+    for name in (shards.shard_name(0), shards.ends_name(shards.shard_name(0)), shards.record_name(0)):
+        assert all_held.read(name) == few_held.read(name)
+    assert {path.name for path in Path(few_held.uri).iterdir()} == {"records", "shards", "tokenizer.json"}
+
+
+def test_more_tokens_than_a_shard_can_have_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its index would begin anew at nought, without a word."""
+    monkeypatch.setattr(shards, "MOST_TOKENS", 59_999)
+    with pytest.raises(InputError, match=r"a.txt: has more than 59,999 tokens"):
+        of_words(tmp_path, monkeypatch, 2**26)
 
 
 @pytest.mark.parametrize("limit", [10**6, 700])
