@@ -50,7 +50,8 @@ ELSEWHERE = {
     "kubectl": "a cluster of Kubernetes",
     "orchestrator status s3://": "a store with a run: test_object_store.py has one",
     "orchestrator stop runs/notes": "a chain that is at work: test_chain.py",
-    "orchestrator calibrate --from": "a profile of this machine in the user's home: tests/unit/orchestrator/verify/test_calibrate.py",
+    "orchestrator chaos": "several runs on nodes, each broken: minutes, in test_chaos.py",
+    "orchestrator calibrate --from": "a profile in the user's home: unit/orchestrator/verify/test_calibrate.py",
     "orchestrator serve": "never ends: tests/unit/orchestrator/cli/test_pages.py asks its pages",
     "orchestrator profile": "a run that is under way: tests/dist/test_profile.py",
 }  # fmt: skip
@@ -71,7 +72,7 @@ PAGES: dict[str, tuple[dict[str, str], list[str]]] = {
         "checkpoint list": "checkpoint list runs/small", "<name>": "small", "--step 400": "--step 8",
         "00000400": "00000008",
     }, ["orchestrator run job.yaml --set checkpoint.export=hf"]),
-    "docs/guides/elasticity.md": (NAMED | {":70": ":6", ":75": ":7", "controller@60": "controller@6"}, FIRST),
+    "docs/guides/elasticity.md": (NAMED, FIRST),
     "docs/guides/images.md": ({"digits.yaml": "digits.yaml --set train.steps=30"}, []),
     "docs/guides/spot-cluster.md": ({"--kubeconfig ~/.kube/config ": "", "job.yaml": "gpu.yaml"}, []),
     "docs/guides/own-code.md": ({}, UP),
