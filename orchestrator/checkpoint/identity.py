@@ -10,7 +10,7 @@ from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.checkpoint.store import Store
 from orchestrator.job.document import parse_yaml
 from orchestrator.job.errors import InputError
-from orchestrator.job.own_code import check_same_code
+from orchestrator.job.own_code import check_same_cleaning, check_same_code
 from orchestrator.job.spec import STAGES, JobSpec, parse
 from orchestrator.storage.run_directory import RunDir
 
@@ -71,6 +71,7 @@ def check_same_run(spec: JobSpec, run: RunDir) -> CommitManifest | None:
     extension_of(spec, run, commit)
     if commit is not None:
         check_same_code(spec, commit.meta.get(CODE) or {}, run.uri)
+        check_same_cleaning(spec, commit.meta.get(CLEANED_BY) or {}, run.uri)
     return commit
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from orchestrator.export.megatron_experts import expert_name, mixtral_config
 from orchestrator.export.megatron_options import Options
 from workloads.errors import WorkloadError
 
@@ -31,7 +32,7 @@ _PARTS = {
     "mlp.dense_h_to_4h": "up", "mlp.linear_fc1": "up", "mlp.dense_4h_to_h": "down", "mlp.linear_fc2": "down",
     "input_layernorm": "first_norm", "input_norm": "first_norm",
     "post_attention_layernorm": "second_norm", "post_attention_norm": "second_norm",
-    "pre_mlp_layernorm": "second_norm",
+    "pre_mlp_layernorm": "second_norm", "mlp.router": "router",
 }  # fmt: skip
 _FUSED = {
     "self_attention.linear_qkv.layer_norm_": "first_norm.",
@@ -84,6 +85,8 @@ def canonical_name(name: str) -> str:
         for theirs, ours in _FUSED.items():
             if number is not None and rest.startswith(theirs):
                 return f"layers.{number}.{ours}{rest.removeprefix(theirs)}"
+        if number is not None and (of_experts := expert_name(rest)):
+            return f"layers.{number}.{of_experts}"
         part, _, leaf = rest.rpartition(".")
         if number is not None and part in _PARTS and leaf in ("weight", "bias"):
             return f"layers.{number}.{_PARTS[part]}.{leaf}"
@@ -102,7 +105,9 @@ def merged(
     kept = vocabulary or rows
     places = list(whole.layers())
     if options.rotary:
-        return _llama_config(options, kept), _checked(whole, _llama(whole, places, kept), kept)
+        llama = _llama_config(options, kept)
+        config = mixtral_config(options, llama) if options.experts else llama
+        return config, _checked(whole, _llama(whole, places, kept), kept)
     if not options.tied:
         raise WorkloadError("its head is not tied to its table, as GPT-2's is")
     return _gpt2_config(options, kept), _checked(whole, _gpt2(whole, places, kept), kept)
@@ -176,15 +181,28 @@ def _llama(whole: _Whole, places: list[tuple[int, str]], rows: int) -> Iterator[
         for name, tensor in zip("qkv", projections, strict=True):
             yield f"{to}self_attn.{name}_proj.weight", tensor
         yield f"{to}self_attn.o_proj.weight", whole.row(stage, f"{here}out.weight")
-        gate, up = whole.gate_up(stage, f"{here}up.weight")
-        yield f"{to}mlp.gate_proj.weight", gate
-        yield f"{to}mlp.up_proj.weight", up
-        yield f"{to}mlp.down_proj.weight", whole.row(stage, f"{here}down.weight")
+        if whole.options.experts:
+            yield f"{to}block_sparse_moe.gate.weight", whole.alike(stage, f"{here}router.weight")
+        for part, names in _feed_forwards(whole.options.experts):
+            gate, up = whole.gate_up(stage, f"{here}{part}up.weight")
+            yield f"{to}{names[0]}.weight", gate
+            yield f"{to}{names[1]}.weight", up
+            yield f"{to}{names[2]}.weight", whole.row(stage, f"{here}{part}down.weight")
         yield f"{to}input_layernorm.weight", whole.alike(stage, f"{here}first_norm.weight")
         yield f"{to}post_attention_layernorm.weight", whole.alike(stage, f"{here}second_norm.weight")
     yield "model.norm.weight", whole.alike(last, "final_norm.weight")
     if not whole.options.tied:
         yield "lm_head.weight", whole.joined(last, "head", 0)[:rows]
+
+
+def _feed_forwards(experts: int) -> Iterator[tuple[str, tuple[str, str, str]]]:
+    """What the tensors of a layer's feed-forward, or of each of its experts, begin with, and what transformers calls
+    its gate, and its projections up and down."""
+    if not experts:
+        yield "", ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+    for number in range(experts):
+        to = f"block_sparse_moe.experts.{number}.w"
+        yield f"experts.{number}.", (f"{to}1", f"{to}3", f"{to}2")
 
 
 @dataclass(frozen=True)

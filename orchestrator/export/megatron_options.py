@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,8 @@ from workloads.errors import WorkloadError
 
 @dataclass(frozen=True)
 class Options:
-    """What of a run's options decides the layout of its tensors, and what they compute. groups: key-value heads."""
+    """What of a run's options decides the layout of its tensors, and what they compute. groups: key-value heads;
+    experts: of a layer, 0 for none, of which `chosen` compute a token, divided over `expert_parallel` ranks."""
 
     version: float
     tensor: int
@@ -29,6 +30,9 @@ class Options:
     theta: float
     tied: bool
     activation: str
+    experts: int
+    chosen: int
+    expert_parallel: int
 
 
 def options_of(args: Mapping[str, Any], version: float) -> Options:
@@ -44,7 +48,6 @@ def options_of(args: Mapping[str, Any], version: float) -> Options:
     gated, rms = bool(said("swiglu", False)), said("normalization", "LayerNorm") == "RMSNorm"
     biases = bool(said("add_bias_linear", True)) or bool(said("add_qkv_bias", False))
     for name, found, wanted in (
-        ("num_experts", said("num_experts", 0), 0),
         ("apply_layernorm_1p", bool(said("apply_layernorm_1p", False)), False),
         ("apply_residual_connection_post_layernorm",
          bool(said("apply_residual_connection_post_layernorm", False)), False),
@@ -55,6 +58,7 @@ def options_of(args: Mapping[str, Any], version: float) -> Options:
         ("qk_layernorm", bool(said("qk_layernorm", False)), False),
         ("squared_relu", bool(said("squared_relu", False)), False),
         ("multi_latent_attention", bool(said("multi_latent_attention", False)), False),
+        *(_of_experts(said) if said("num_experts", 0) else ()),
     ):  # fmt: skip
         if found != wanted:
             raise WorkloadError(f"{name} {str(found)[:40]} is not imported, only {wanted}")
@@ -62,6 +66,11 @@ def options_of(args: Mapping[str, Any], version: float) -> Options:
         kinds = f"rotary positions {rotary}, swiglu {gated}, RMSNorm {rms} and biases {biases}"
         raise WorkloadError(
             f"{kinds} are neither GPT-2's (none but biases) nor Llama's (all but biases), which are imported"
+        )
+
+    if said("num_experts", 0) and not gated:
+        raise WorkloadError(
+            f"num_experts {said('num_experts', 0)} is imported of Llama's layers, not of GPT-2's"
         )
 
     def size(name: str, missing: Any = None) -> int:
@@ -75,6 +84,11 @@ def options_of(args: Mapping[str, Any], version: float) -> Options:
     groups = size("num_query_groups", heads) if said("group_query_attention", False) else heads
     if heads % groups or heads % tensor or groups % tensor:
         raise WorkloadError(f"{heads} heads in {groups} groups are not divided over {tensor} ranks")
+    experts = size("num_experts") if said("num_experts", 0) else 0
+    expert_parallel = size("expert_model_parallel_size", 1)
+    if experts % expert_parallel or (expert_parallel > 1 and not experts):
+        raise WorkloadError(f"{experts} experts are not divided over {expert_parallel} ranks")
+    feedforward = size("ffn_hidden_size", 4 * hidden)
     tanh = bool(said("bias_gelu_fusion", False)) or bool(said("openai_gelu", False))
     return Options(
         version,
@@ -85,7 +99,7 @@ def options_of(args: Mapping[str, Any], version: float) -> Options:
         heads,
         groups,
         size("kv_channels", hidden // heads),
-        size("ffn_hidden_size", 4 * hidden),
+        size("moe_ffn_hidden_size", feedforward) if experts else feedforward,
         size("max_position_embeddings", said("seq_length", None)),
         float(number(args, "norm_epsilon", said("layernorm_epsilon", 1e-5))),
         gated,
@@ -93,7 +107,25 @@ def options_of(args: Mapping[str, Any], version: float) -> Options:
         float(number(args, "rotary_base", 10000)),
         not said("untie_embeddings_and_output_weights", False),
         "gelu_new" if tanh else "gelu",
+        experts,
+        size("moe_router_topk", 2) if experts else 0,
+        expert_parallel,
     )
+
+
+def _of_experts(said: Callable[[str, Any], Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Options by which experts are computed as Mixtral's are: name, value, and the value that it must have."""
+    often = said("moe_layer_freq", 1)
+    yield "moe_layer_freq", 1 if isinstance(often, list) and set(often) == {1} else often, 1
+    tensor = said("tensor_model_parallel_size", 1)
+    yield "expert_tensor_parallel_size", said("expert_tensor_parallel_size", tensor), tensor
+    yield "moe_router_score_function", said("moe_router_score_function", "softmax"), "softmax"
+    for name in (
+        "moe_router_pre_softmax", "moe_shared_expert_intermediate_size", "moe_router_enable_expert_bias",
+        "moe_expert_capacity_factor", "moe_router_topk_scaling_factor", "moe_router_num_groups",
+        "moe_apply_probs_on_input", "moe_latent_size",
+    ):  # fmt: skip
+        yield name, said(name, None) or None, None
 
 
 def number(said: Mapping[str, Any], name: str, missing: Any, least: int | None = None) -> float:

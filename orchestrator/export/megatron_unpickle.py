@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import sys
 import zipfile
@@ -21,12 +22,15 @@ import torch
 from torch import Tensor
 
 from orchestrator.export.megatron_dist import StoredModel
+from orchestrator.export.megatron_experts import stored_shapes, with_all_experts
 from orchestrator.export.megatron_files import AGAIN, COMMON, FILES, RANK
 from orchestrator.export.megatron_names import canonical, merged
 from orchestrator.export.megatron_options import Options, number, options_of
 from workloads.errors import WorkloadError
 from workloads.hf.weights import write
 
+Place = tuple[int, int, int]
+"""Ranks of tensor, pipeline and expert parallelism."""
 OPTIONS = "argparse.Namespace"
 PLAIN = (
     "numpy.ndarray",
@@ -107,7 +111,7 @@ def _of_class(
         raise WorkloadError(
             f"transformers makes no {config['model_type']} of its options ({_line(error)})"
         ) from None
-    wanted = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
+    wanted = stored_shapes({name: list(parameter.shape) for name, parameter in model.named_parameters()})
     for name, tensor in tensors:
         shapes[name] = list(tensor.shape)
         if shapes[name] != wanted.get(name):
@@ -118,37 +122,60 @@ def _of_class(
 
 
 def _read(folder: Path) -> Shards:
-    models: dict[tuple[int, int], Mapping[str, Tensor]] = {}
-    said: dict[tuple[int, int], Mapping[str, Any]] = {}
-    about: dict[tuple[int, int], tuple[Options, int]] = {}
-    for rank, path in sorted(_files(folder)):
+    parts: dict[tuple[Place, int], Mapping[str, Tensor]] = {}
+    said: dict[Place, Mapping[str, Any]] = {}
+    about: dict[Place, tuple[Options, int, int]] = {}
+    for numbers, path in sorted(_files(folder)):
         stored, where = _load(path), f"{path.parent.name}/{path.name}"
-        if not isinstance(stored.get("model"), Mapping):
-            virtual = "model0" in stored
-            what = (
-                "has several pipeline stages a rank, which are not put together"
-                if virtual
-                else "has no model"
-            )
-            raise WorkloadError(f"{where} {what}; save it again without virtual stages")
-        said[rank], its_options, step = _told(stored, where)
-        about[rank] = its_options, step
-        models[rank] = canonical(stored["model"], path.stat().st_size)
+        its_args, its_options, step = _told(stored, where)
+        place = _place(numbers, its_options, where)
+        chunks = _chunks(stored, where)
+        said[place], about[place] = its_args, (its_options, step, len(chunks))
+        most = path.stat().st_size
+        parts |= {(place, number): canonical(chunk, most) for number, chunk in enumerate(chunks)}
     first, *others = sorted(about)
-    options, iteration = about[first]
+    options, iteration, virtual = about[first]
     if unlike := next((rank for rank in others if about[rank] != about[first]), None):
         raise WorkloadError(
             f"{_ranks(unlike)} has other options or another iteration than {_ranks(first)}; copy all anew"
         )
-    every = ((tp, pp) for tp in range(options.tensor) for pp in range(options.pipeline))
-    lacking = next((rank for rank in every if rank not in models), None)
-    beyond = next((rank for rank in models if rank[0] >= options.tensor or rank[1] >= options.pipeline), None)
-    for what, found in (("is missing", lacking), ("is one too many", beyond)):
+    degrees = options.tensor, options.pipeline, options.expert_parallel
+    every: set[Place] = set(itertools.product(*map(range, degrees)))  # type: ignore[arg-type]
+    for what, found in (("is missing", every - about.keys()), ("is one too many", about.keys() - every)):
         if found:
-            count = options.tensor * options.pipeline
-            raise WorkloadError(f"the file of {_ranks(found)} {what}, of {count}; copy all anew")
+            rank = _ranks(min(found))
+            raise WorkloadError(f"the file of {rank} {what}, of {len(every)}; copy all anew")
     _check_places(said)
-    return Shards(models, options, iteration, (options.tensor, options.pipeline))
+    models = {
+        # layers go through all ranks of a pipeline before they come back to the first with its next stage
+        (tp, number * options.pipeline + pp): with_all_experts(
+            [parts[(tp, pp, ep), number] for ep in range(options.expert_parallel)], options
+        )
+        for tp, pp in itertools.product(*map(range, degrees[:2]))
+        for number in range(virtual)
+    }
+    stages = dataclasses.replace(options, pipeline=options.pipeline * virtual)
+    return Shards(models, stages, iteration, degrees[:2])
+
+
+def _place(numbers: tuple[int, ...], options: Options, where: str) -> Place:
+    """The ranks of tensor, pipeline and expert parallelism that the name of a file's folder has, see `RANK`."""
+    tensor, *rest = numbers
+    pipeline = rest.pop(0) if rest and options.pipeline > 1 else 0
+    expert = rest.pop(0) if rest and options.expert_parallel > 1 else 0
+    if rest and (any(rest) or options.pipeline > 1):
+        raise WorkloadError(f"{where} is of more ranks than its options say; copy all anew")
+    return tensor, pipeline, expert
+
+
+def _chunks(stored: Mapping[str, Any], where: str) -> list[Mapping[str, Any]]:
+    """The model of a rank, or what it has of several stages of a pipeline, in order."""
+    names = ["model"] if "model" in stored else [f"model{n}" for n in itertools.takewhile(
+        lambda n: f"model{n}" in stored, itertools.count())]  # fmt: skip
+    found = [stored[name] for name in names]
+    if not found or not all(isinstance(each, Mapping) for each in found):
+        raise WorkloadError(f"{where} has no model; {AGAIN}")
+    return found
 
 
 def _told(stored: Mapping[str, Any], where: str) -> tuple[Mapping[str, Any], Options, int]:
@@ -169,23 +196,28 @@ def _read_whole(folder: Path) -> Shards:
     if options.version < 2.0:
         raise WorkloadError(f"{where} has version {options.version}, of before Megatron-Core; save it again")
     model = StoredModel(folder, options.layers)
+    if options.experts:
+        raise WorkloadError(
+            f"num_experts {options.experts} is imported of the format torch, not of torch_dist"
+        )
     alone = dataclasses.replace(options, tensor=1, pipeline=1)
     return Shards({(0, 0): model}, alone, iteration, (options.tensor, options.pipeline))
 
 
-def _ranks(rank: tuple[int, int]) -> str:
-    return f"tensor-parallel rank {rank[0]} and pipeline rank {rank[1]}"
+def _ranks(rank: Place) -> str:
+    expert = f", expert-parallel rank {rank[2]}" if rank[2] else ""
+    return f"tensor-parallel rank {rank[0]} and pipeline rank {rank[1]}{expert}"
 
 
-def _check_places(said: Mapping[tuple[int, int], Mapping[str, Any]]) -> None:
-    """Raise WorkloadError if files stand in each other's folders: ranks of a run count tensor before pipeline
-    parallelism. Converted checkpoints do not tell."""
+def _check_places(said: Mapping[Place, Mapping[str, Any]]) -> None:
+    """Raise WorkloadError if files stand in each other's folders: ranks of a run count tensor before expert before
+    pipeline parallelism. Converted checkpoints do not tell."""
     ranks = {place: args.get("rank") for place, args in said.items()}
     if len(set(map(str, ranks.values()))) < len(ranks) or any(
         type(rank) is not int for rank in ranks.values()
     ):
         return
-    places = sorted(ranks, key=lambda place: place[::-1])
+    places = sorted(ranks, key=lambda place: (place[1], place[2], place[0]))
     for place, rank in zip(places, sorted(ranks.values()), strict=True):  # type: ignore[type-var]
         if ranks[place] != rank:
             raise WorkloadError(
@@ -193,13 +225,13 @@ def _check_places(said: Mapping[tuple[int, int], Mapping[str, Any]]) -> None:
             )
 
 
-def _files(folder: Path) -> Iterator[tuple[tuple[int, int], Path]]:
+def _files(folder: Path) -> Iterator[tuple[tuple[int, ...], Path]]:
     for path in folder.iterdir():
         if found := RANK.fullmatch(path.name):
             place = next((path / name for name in FILES if (path / name).is_file()), None)
             if place is None:
                 raise WorkloadError(f"{path.name} has no {FILES[0]}; copy it again")
-            yield (int(found[1]), int(found[2] or 0)), place
+            yield tuple(int(number) for number in found.groups() if number), place
 
 
 def _load(path: Path) -> dict[str, Any]:

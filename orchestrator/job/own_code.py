@@ -1,16 +1,23 @@
-"""A hash of the user's own code, which is part of a run's identity."""
+"""Hashes of the user's own code, which is part of a run's identity, or of its data's where it cleans text."""
 
 from __future__ import annotations
 
+import inspect
+import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
 
+import xxhash
+
+from orchestrator.job.clean import Own
 from orchestrator.job.errors import InputError
 from orchestrator.job.parallel import cost_of
 from orchestrator.job.reference import Reference
 from orchestrator.job.spec import JobSpec
 from workloads.errors import WorkloadError
-from workloads.own.reference import code_hash, is_built_in, is_reference, root_of
+from workloads.own.reference import code_hash, is_built_in, is_reference, load, root_of, sources
 
 
 def used_by(spec: JobSpec) -> list[str]:
@@ -77,3 +84,53 @@ def check_same_code(spec: JobSpec, before: dict[str, str], where: str) -> None:
                 where,
                 f"put it back; or accept it by accept_code: [{now[name]}], which the run records; or begin another run",
             )
+
+
+def cleaning_function(rule: Own) -> Callable[..., Any]:
+    """The function that a step of cleaning names. Raises InputError."""
+    where = f"data.clean.own {rule.function}"
+    try:
+        found: Any = load(rule.function)
+    except WorkloadError as error:
+        raise InputError(str(error), where) from None
+    if not callable(found):
+        hint = "mend it; it must be importable where the data is made"
+        raise InputError("is no function", where, hint)
+    called: Callable[..., Any] = found
+    return called
+
+
+def cleaning_code(rule: Own) -> str:
+    """A hash of the module that has the function of a step of cleaning, and of those that it imports from the same
+    folder. Raises InputError."""
+    function = cleaning_function(rule)
+    try:
+        found = _hash(Path(inspect.getsourcefile(inspect.unwrap(function)) or "").read_text())
+    except (OSError, TypeError, ValueError):
+        raise InputError(
+            "has no source code", f"data.clean.own {rule.function}", "write it in Python"
+        ) from None
+    try:
+        alone = len(sources(rule.function)) == 1
+        return found if alone else _hash([found, code_hash(rule.function)])
+    except WorkloadError:  # a module of which nothing more can be followed
+        return found
+
+
+def check_same_cleaning(spec: JobSpec, before: dict[str, str], where: str, mend: str = "") -> None:
+    """Raise InputError if the job's own steps of cleaning are not those that cleaned the run's text `before`, and the
+    job does not accept that the text stays as those left it; `mend` is told instead where it cannot."""
+    rules = [step.options for step in spec.data.clean or ()] if before else []
+    for rule in rules:
+        if not isinstance(rule, Own) or rule.function not in before:
+            continue
+        now = cleaning_code(rule)
+        if now == before[rule.function] or (now in spec.accept_code and not mend):
+            continue
+        accept = f"go on with the text as it was cleaned by accept_code: [{now}]; or begin another run"
+        what = f"the code of {rule.function} is not that which cleaned the run's text"
+        raise InputError(what, where, f"put it back; or {mend or accept}")
+
+
+def _hash(value: Any) -> str:
+    return xxhash.xxh3_128_hexdigest(json.dumps(value, sort_keys=True).encode())

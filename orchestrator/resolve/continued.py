@@ -13,6 +13,7 @@ from orchestrator.checkpoint.copying import copy_commit
 from orchestrator.checkpoint.evaluations import TO_EVALUATE
 from orchestrator.checkpoint.identity import (
     BASE,
+    CLEANED_BY,
     CODE,
     CONTINUED,
     IDENTITY,
@@ -23,7 +24,7 @@ from orchestrator.checkpoint.identity import (
 )
 from orchestrator.checkpoint.store import Store
 from orchestrator.job.errors import InputError
-from orchestrator.job.own_code import check_same_code, code_of, where_of
+from orchestrator.job.own_code import check_same_cleaning, check_same_code, code_of, where_of
 from orchestrator.job.spec import JobSpec
 from orchestrator.job.tokenizer_training import TrainedTokenizer
 from orchestrator.resolve.base import Base, base_json, base_of
@@ -131,6 +132,10 @@ def _check(spec: JobSpec, source: Source) -> None:
         )
     check_keys(spec, theirs, str(source))
     _check_code(spec, commit.meta.get(CODE) or {}, str(source))
+    assert spec.train.continue_from is not None
+    if spec.train.continue_from.position == "keep":
+        mend = "read the data anew by train.continue_from.position: restart"
+        check_same_cleaning(spec, commit.meta.get(CLEANED_BY) or {}, str(source), mend)
     check_length(spec, commit.step, str(source))
     if spec.workload.init_from or spec.needs_base:
         base_of(spec, commit.meta.get(BASE) or {}, True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from orchestrator.job.errors import InputError
+from orchestrator.job.own_code import check_same_cleaning
 from orchestrator.job.records import COLUMNS, PREFERENCES
 from orchestrator.job.spec import JobSpec
 from orchestrator.resolve.resolved_job import special_tokens_of
@@ -85,6 +86,7 @@ def prepared(
     Raises InputError if it is gone and the text is no longer the same: the run would not be the same run; without
     `make` if it is gone.
     """
+    from orchestrator.data import manifest
     from orchestrator.data.data_folder import DataFolder
     from orchestrator.data.put_aside import clear_note
     from orchestrator.data.shards import is_complete
@@ -98,17 +100,19 @@ def prepared(
     whole = bool(data) and is_complete(DataFolder(data))
     if not whole:
         data = _prepared_text(spec, run, _name(data), tell, make, begin)
+    elif found := manifest.read(DataFolder(data)):  # of a run without a commit, too
+        check_same_cleaning(spec, found.code, run.uri)
     sets = {
         name: _prepared_set(spec, run, name, data, before.sets.get(name, ""), tell, make)
         for name in spec.set_sources
     }
-    found = PreparedData(data, sets)
+    there = PreparedData(data, sets)
     if begun and begin and not whole:
-        begun(found)
+        begun(there)
         _prepared_text(spec, run, _name(data), tell, make, False)
     for uri in (data, *sets.values()):
         clear_note(DataFolder(uri))
-    return found
+    return there
 
 
 def _prepared_text(spec: JobSpec, run: RunDir, before: str, tell: Progress, make: bool, begin: bool) -> str:

@@ -13,7 +13,7 @@ import xxhash
 from orchestrator.data.clean import decisions, gopher, grams, signatures, text_steps, web
 from orchestrator.data.clean.decisions import Decision
 from orchestrator.data.clean.documents import texts
-from orchestrator.data.clean.plan import CHANGE_TEXT, CORPUS, Cleaning, PlannedStep, code_of
+from orchestrator.data.clean.plan import CHANGE_TEXT, CORPUS, Cleaning, PlannedStep
 from orchestrator.data.clean.removed import Removed
 from orchestrator.data.clean.text_steps import Decide, Row
 from orchestrator.data.clean.words import plain_words
@@ -21,6 +21,7 @@ from orchestrator.data.data_folder import DataFolder
 from orchestrator.data.sources import Part
 from orchestrator.data.sources.identity import part_key
 from orchestrator.job.errors import InputError
+from orchestrator.job.own_code import cleaning_code
 
 FOLDER = "clean"
 """The folder of all decisions in a cache."""
@@ -47,7 +48,7 @@ def decide_of(uri: str, step: PlannedStepJson) -> Decide:
                 "fineweb": lambda text: web.fineweb(text, rule),
             }[name]
         )
-    if planned.code and code_of(rule) != planned.code:
+    if planned.code and cleaning_code(rule) != planned.code:
         raise InputError(
             "is another on this node", f"data.clean.own {rule.function}", "install the same code everywhere"
         )

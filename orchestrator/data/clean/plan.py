@@ -6,27 +6,23 @@ decisions depend on a part alone, so that files which are added leave those on o
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import xxhash
 
 from orchestrator.data import manifest, sources
 from orchestrator.data.clean import signatures
-from orchestrator.data.clean.text_steps import language, needs_extra, own_function
+from orchestrator.data.clean.text_steps import language, needs_extra
 from orchestrator.data.sources import SourceFile
 from orchestrator.data.sources.identity import identity_of
 from orchestrator.job.clean import CleanStep, Decontaminate, Language, Own, Url
 from orchestrator.job.data import DataSpec, Source
 from orchestrator.job.errors import InputError
+from orchestrator.job.own_code import cleaning_code
 from orchestrator.storage.input_files import open_input
-from workloads.errors import WorkloadError
-from workloads.own.reference import code_hash
-from workloads.own.reference import sources as code_files
 
 CORPUS = ("exact_duplicates", "near_duplicates")
 """Steps that compare all documents."""
@@ -120,7 +116,7 @@ def cleaning_of(data: DataSpec, files: Sequence[SourceFile], part_bytes: int) ->
             steps.append(PlannedStep(step.name, options, key, compared))
         else:
             key = local = _hash([key, shown])
-            code = code_of(step.options) if isinstance(step.options, Own) else ""
+            code = cleaning_code(step.options) if isinstance(step.options, Own) else ""
             steps.append(PlannedStep(step.name, options, key, code=code))
     return Cleaning(tuple(steps), held_out, data.on_error)
 
@@ -177,7 +173,7 @@ def _beside(step: CleanStep, held_out: Sequence[Source], on_error: str) -> Any:
     if isinstance(rule, Url):
         return _hash(lists_of(rule))
     if isinstance(rule, Own):
-        return code_of(rule)
+        return cleaning_code(rule)
     if step.name == "language":
         return needs_extra("language", "py3langid").__version__
     if step.name == "normalize" and rule.fix:
@@ -199,22 +195,6 @@ def _how(step: CleanStep) -> Any:
         return None
     rule = step.options
     return [rule.threshold, rule.words, rule.hashes, rule.seed, signatures.algorithm()]
-
-
-def code_of(rule: Own) -> str:
-    """A hash of the module that has the function, and of those that it imports from the same folder."""
-    function = own_function(rule)
-    try:
-        found = _hash(Path(inspect.getsourcefile(inspect.unwrap(function)) or "").read_text())
-    except (OSError, TypeError, ValueError):
-        raise InputError(
-            "has no source code", f"data.clean.own {rule.function}", "write it in Python"
-        ) from None
-    try:
-        alone = len(code_files(rule.function)) == 1
-        return found if alone else _hash([found, code_hash(rule.function)])
-    except WorkloadError:  # a module of which nothing more can be followed
-        return found
 
 
 def _hash(value: Any) -> str:

@@ -21,8 +21,7 @@ from orchestrator.data.clean.removed import Removed
 from orchestrator.data.sources.repair import is_unicode
 from orchestrator.job.clean import Language, Normalize, Own, Pii, Url
 from orchestrator.job.errors import InputError
-from workloads.errors import WorkloadError
-from workloads.own.reference import load
+from orchestrator.job.own_code import cleaning_function
 
 Row = Mapping[str, Any]
 Decide = Callable[[str, Row], str | Removed]
@@ -152,7 +151,7 @@ def _is_meant(address: str, private: bool) -> bool:
 def own(rule: Own) -> Decide:
     """A function of the user's: what it returns is kept, None removes the document. Raises InputError if it cannot be
     imported, or returns anything else."""
-    called = own_function(rule)
+    called = cleaning_function(rule)
 
     def decide(text: str, row: Row) -> str | Removed:
         try:
@@ -166,18 +165,6 @@ def own(rule: Own) -> Decide:
         return found
 
     return decide
-
-
-def own_function(rule: Own) -> Callable[..., Any]:
-    """The function that a rule names. Raises InputError."""
-    try:
-        found: Any = load(rule.function)
-    except WorkloadError as error:
-        raise InputError(str(error), f"data.clean.own {rule.function}") from None
-    if not callable(found):
-        raise _wrong(rule, "is no function")
-    called: Callable[..., Any] = found
-    return called
 
 
 def _wrong(rule: Own, what: str) -> InputError:

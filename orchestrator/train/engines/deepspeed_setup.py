@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.cpp_extension import _get_build_directory
 
 from orchestrator.job.errors import InputError
 from orchestrator.job.optimizer import OptimizerSpec
@@ -122,6 +121,9 @@ def compile_once(operator: str, load: Callable[[], object]) -> None:
             where,
             f"install {' and '.join('g++' if tool == 'c++' else tool for tool in missing)}, {hint}",
         )
+    # on import, builds of torch with CUDA ask for GPUs, which fork servers that import this module must not
+    from torch.utils.cpp_extension import _get_build_directory
+
     folder = Path(_get_build_directory(operator, verbose=False))
     with open(folder / "in-use", "w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)

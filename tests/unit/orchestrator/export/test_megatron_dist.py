@@ -251,7 +251,7 @@ def test_other_formats_and_files_that_are_made_to_harm(
     refused(r"asks for (posix|nt)\.system", lambda f: (f / ".metadata").write_bytes(pickle.dumps(Bomb())))
     refused("cannot be read|more numbers than", lambda f: (f / "__0_0.distcp").write_bytes(b"few"))
     refused("lacks a part|cannot be read", lambda f: (f / "__0_0.distcp").rename(f / "__9_0.distcp"))
-    refused("num_experts 8 is not imported", lambda f: told(f, num_experts=8))
+    refused("num_experts 8 is imported of the format torch, not", lambda f: told(f, num_experts=8))
     refused("version 1.0, of before Megatron-Core", lambda f: told(f, version=1.0))
     assert sorted(os.listdir(tmp_path)) == ["theirs"]
 

@@ -293,7 +293,7 @@ class Bomb:
 @pytest.mark.parametrize(
     ("more", "wanted"),
     [
-        ({"num_experts": 8}, "num_experts 8 is not imported"),
+        ({"num_experts": 8}, "num_experts 8 is imported of Llama's layers, not of GPT-2's"),
         ({"hidden_size": "32"}, "its hidden_size is '32', which is no number"),
         ({"hidden_size": None}, "its hidden_size is 'None'"),
         (
