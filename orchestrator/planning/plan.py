@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import gc
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
 from orchestrator.job.errors import InputError
@@ -43,6 +44,7 @@ BEST = 10
 """How many layouts are predicted in full at least, where as many are legal."""
 TIE = 0.05
 """Share of the step's time within which two layouts count as equally fast: predictions are no better than that."""
+NOTHING: Mapping[Layout, Refused] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,15 @@ class Candidate:
             "memory_bytes": round(self.memory),
             "step_seconds": round(self.seconds, 4),
         }
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Why a layout is not taken that fits by the formula: the `reason` in words, and how many `times` as much as the
+    formula says its trace needs."""
+
+    reason: str
+    times: float
 
 
 @dataclass(frozen=True)
@@ -128,9 +139,17 @@ def _uncollected() -> Iterator[None]:
 
 
 @_uncollected()
-def plan(spec: JobSpec, shape: ModelShape, workers: int, machine: Machine, must_fit: bool = True) -> Plan:
+def plan(
+    spec: JobSpec,
+    shape: ModelShape,
+    workers: int,
+    machine: Machine,
+    must_fit: bool = True,
+    refused: Mapping[Layout, Refused] = NOTHING,
+) -> Plan:
     """The fastest legal layout on at most `workers` ranks that fits; without `must_fit`, or where the job says so, that
-    which needs least memory if none does. What the job's objective asks for, `planner.planned` says.
+    which needs least memory if none does. What the job's objective asks for, `planner.planned` says. Those that are
+    `refused` are rejected, and of layouts with their degrees the formula is taken to be off by as much.
 
     Raises InputError if a layout given by hand is illegal, or if none is legal and fits, with the reason.
     """
@@ -140,11 +159,15 @@ def plan(spec: JobSpec, shape: ModelShape, workers: int, machine: Machine, must_
     rejected: list[tuple[Layout, str]] = []
     batch, program = spec.train.global_batch, program_of(spec)
     sizes: dict[Layout, float] = {}
+    off: dict[tuple[int, ...], float] = {}
+    for layout, why in refused.items():
+        off[_degrees(layout)] = max(off.get(_degrees(layout), 1.0), why.times)
 
     def size_of(layout: Layout) -> float:
         found = sizes.get(layout)
         if found is None:
-            found = sizes[layout] = peak_bytes(spec, shape, layout)
+            found = peak_bytes(spec, shape, layout)
+            found = sizes[layout] = found * off.get(_degrees(layout), 1.0) if off else found
         return found
 
     room = Room(
@@ -164,10 +187,12 @@ def plan(spec: JobSpec, shape: ModelShape, workers: int, machine: Machine, must_
             ]
         if problems:
             rejected.append((layout, problems[0]))
+        elif refused and layout in refused:
+            rejected.append((layout, refused[layout].reason))
         elif (memory := size_of(layout)) > offered:
             large.append((layout, memory))
         else:
-            legal.append((layout, memory))
+            legal.append((layout, peak_bytes(spec, shape, layout) if off else memory))
     if large and not legal and not (must_fit and spec.resources.must_fit):
         least = min(memory for _, memory in large) * (1.0 + TIE)
         legal, large = ([each for each in large if (each[1] <= least) is kept] for kept in (True, False))
@@ -187,6 +212,10 @@ def plan(spec: JobSpec, shape: ModelShape, workers: int, machine: Machine, must_
         tuple(peak_by_stage(spec, shape, best[0].layout)),
         len(legal) + known - len(best) - len(rejected),
     )
+
+
+def _degrees(layout: Layout) -> tuple[int, ...]:
+    return layout.pp, layout.cp, layout.tp, layout.ep, layout.zero
 
 
 def _best(
