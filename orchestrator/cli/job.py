@@ -221,7 +221,7 @@ def _plan(
     from orchestrator.launch.preflight import check_here
     from orchestrator.planning.frontier import frontier
     from orchestrator.planning.machines import machine_for, on_paper
-    from orchestrator.planning.planner import planned
+    from orchestrator.tracing.of_plan import confirmed
 
     cluster = None
     assumed: list[str] = []
@@ -246,12 +246,11 @@ def _plan(
         machine = machine_for(None, spec.resources.per_worker.bundle, spec.train.precision)
     # on paper a layout given by hand is predicted though it may not fit
     must_fit = device is None or spec.searches_layout
-    found = planned(spec, job.shape, spec.resources.workers.max, machine, must_fit)
+    sure = confirmed(job, spec.resources.workers.max, machine, must_fit, always=True)
+    found, traced, on_cpu = sure.plan, sure.traced, not spec.resources.per_worker.gpu
+    assert traced is not None
     if run is not None and device is None:
         _check_begins(job, run)
-    from orchestrator.tracing.of_plan import traced_memory
-
-    traced, on_cpu = traced_memory(job, found.chosen.layout), not spec.resources.per_worker.gpu
     if html:
         write_page(
             html,

@@ -49,16 +49,16 @@ def dry_run_of(
     from orchestrator.launch.preflight import preflight
     from orchestrator.launch.run import done_already
     from orchestrator.planning.machines import machine_for
-    from orchestrator.planning.planner import planned
     from orchestrator.resolve.continued import begun_from
-    from orchestrator.tracing.of_plan import traced_memory
+    from orchestrator.tracing.of_plan import confirmed
 
     done = done_already(spec, directory) is not None
     job = preflight(spec, directory, until, address)
     source, commit = begun_from(spec, directory, check_same_run(spec, directory))
     machine = machine_for(None, spec.resources.per_worker.bundle, spec.train.precision)
-    found = planned(spec, job.shape, spec.resources.workers.max, machine)
-    traced, on_cpu = traced_memory(job, found.chosen.layout), not spec.resources.per_worker.gpu
+    sure = confirmed(job, spec.resources.workers.max, machine, always=True)
+    found, traced, on_cpu = sure.plan, sure.traced, not spec.resources.per_worker.gpu
+    assert traced is not None
     begins = "does nothing: it is finished" if done else "begins anew"
     if commit is not None and not done:
         begins = f"goes on from step {commit.step}" + (f" of {source.uri}" if source else "")

@@ -263,7 +263,7 @@ class Controller:
         shape, shards, notes = self._stored(lambda: self._workers.resolved(self._data, needed, source))
         self._shards = history.same_shards(shards, self._data.uri)
         first = self._planner is None
-        planner = self._planner = self._workers.planner(shape)
+        planner = self._planner = self._workers.planner(shape, lambda: self._stop is not None)
         for line in (*notes, *told(planner.machine)):
             self._event(self._state.phase, line)
         planner.plan(self._spec.resources.workers.max)  # what is illegal is told before anything starts
@@ -286,7 +286,7 @@ class Controller:
         self._stored(lambda: self._beside.find(history))
         self._restored = commit.step if commit else 0
         history.trace.begin(self._planner, attempt, layout.world)
-        reason, fields = start_event(layout, layout_before, commit)
+        reason, fields = start_event(layout, layout_before, commit, len(self._planner.refused))
         self._note = f"starting {reason}"
         self._event("start", reason, step=self._restored, **fields)
         self._write_status(force=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -12,7 +13,9 @@ from typing import IO, Any
 
 from cluster.workers.program import command_of
 from orchestrator.job.spec import JobSpec, dump
+from orchestrator.planning.device import Machine
 from orchestrator.planning.layout import Layout
+from orchestrator.planning.plan import Refused
 from orchestrator.planning.planner import Planner
 
 AFTER = 120.0
@@ -20,6 +23,55 @@ AFTER = 120.0
 run."""
 AT_END = 5.0
 """Seconds that the end of a run waits for a trace that is under way."""
+BEFORE = 90.0
+"""Seconds that a start waits for the traces of layouts that may be too large."""
+LOOK = 0.2
+"""Seconds between two looks at them."""
+
+
+def refused_before(
+    spec: JobSpec, machine: Machine, is_stopped: Callable[[], bool], workers: int
+) -> dict[Layout, Refused]:
+    """The layouts for so many workers that fit by the formula and not by traces, which a process of its own makes; none
+    where it fails, takes too long, or the run `is_stopped`: then the formula decides."""
+    asked = {"job": dump(spec), "workers": workers, "machine": dataclasses.asdict(machine)}
+    end = time.monotonic() + BEFORE
+    with tempfile.TemporaryFile() as answer:
+        try:
+            process = _asked(asked, answer)
+        except OSError:
+            return {}
+        while process.poll() is None and time.monotonic() < end and not is_stopped():
+            time.sleep(LOOK)
+        process.kill()
+        process.wait()
+        found = _read(answer).get("refused", [])
+    return {Layout.from_json(layout): Refused(**why) for layout, why in found}
+
+
+def _asked(asked: dict[str, Any], answer: IO[bytes]) -> subprocess.Popen[bytes]:
+    """The process that is asked, see `orchestrator.tracing.beside`; what it says comes into `answer`."""
+    process = subprocess.Popen(
+        command_of("orchestrator.tracing.beside", str(os.getpid())),
+        stdin=subprocess.PIPE,
+        stdout=answer,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+    )
+    assert process.stdin is not None
+    with process.stdin as given:
+        given.write(json.dumps(asked).encode())
+    return process
+
+
+def _read(answer: IO[bytes]) -> dict[str, Any]:
+    """What the process has said; empty if it has failed."""
+    answer.seek(0)
+    try:
+        found: dict[str, Any] = json.loads(answer.read().splitlines()[-1])
+    except (IndexError, ValueError):
+        return {}
+    return found
 
 
 class TraceBeside:
@@ -90,16 +142,7 @@ class TraceBeside:
         self._tried.add(self._layout)
         self._answer = tempfile.TemporaryFile()  # noqa: SIM115
         try:
-            self._process = subprocess.Popen(
-                command_of("orchestrator.tracing.beside", str(os.getpid())),
-                stdin=subprocess.PIPE,
-                stdout=self._answer,
-                stderr=subprocess.DEVNULL,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-            )
-            assert self._process.stdin is not None
-            with self._process.stdin as asked:
-                asked.write(json.dumps(self._asked).encode())
+            self._process = _asked(self._asked, self._answer)
         except OSError:  # it says no more than the formula does
             self.stop()
             self._tried.add(self._layout)
@@ -107,14 +150,11 @@ class TraceBeside:
     def _take(self) -> None:
         """Write the plan with what the process has found; if it has failed, the formula's figures stay."""
         assert self._answer is not None
-        self._answer.seek(0)
-        lines = self._answer.read().splitlines()
+        found = _read(self._answer)
         self._close()
-        try:
-            self._known[self._layout] = json.loads(lines[-1])
-        except (IndexError, ValueError):
-            return
-        self._tell()
+        if found:
+            self._known[self._layout] = found
+            self._tell()
 
     def _close(self) -> None:
         if self._answer is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, cast
 
 from cluster.workers.cluster import Cluster
@@ -14,6 +15,7 @@ from orchestrator.control.health import Failure
 from orchestrator.control.profile_requests import ProfileRequests
 from orchestrator.control.snapshot_servers import SnapshotServers
 from orchestrator.control.state import Phase
+from orchestrator.control.trace_beside import refused_before
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning.host_memory import check_workers_memory
 from orchestrator.planning.layout import Layout, ModelShape
@@ -154,13 +156,15 @@ class Workers:
             self._cluster.call(shape_over, self._spec, data, base, source),
         )
 
-    def planner(self, shape: ModelShape) -> Planner:
-        """Plans by what the least of the workers has. Raises InputError if their memory cannot hold what is saved."""
+    def planner(self, shape: ModelShape, is_stopped: Callable[[], bool]) -> Planner:
+        """Plans by what the least of the workers has; what is traced for that ends when the run `is_stopped`. Raises
+        InputError if their memory cannot hold what is saved."""
         offer = self._cluster.offer(self.bundle)
         if offer:
             check_workers_memory(self._spec, shape, offer.memory)
         machine = machine_for(offer, self.bundle, self._spec.train.precision)
-        return Planner(self._spec, shape, machine, offer.memory if offer else None)
+        confirm = partial(refused_before, self._spec, machine, is_stopped)
+        return Planner(self._spec, shape, machine, offer.memory if offer else None, confirm)
 
     def stop(self) -> None:
         """End the ranks; what they ran in stays ready."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 SLOWEST_SHARE = 1e-3
 """Least share of the peak that a matrix product is said to reach, however small."""
@@ -98,6 +99,12 @@ class Machine:
         """Seconds of so many operations that keep the device busy for `seconds`."""
         launches = operations * self.launch
         return max(seconds, launches) if self.launches_ahead else seconds + launches
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> Machine:
+        """The machine whose fields, as `dataclasses.asdict` has them, these are."""
+        links = {name: Link(**data[name]) for name in ("inside", "between")}
+        return Machine(**{**data, **links})
 
     def scaled(self, speed: float) -> Machine:
         """A worker of so many of this one, as cores are."""

@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import gc
 import heapq
+<<<<<<< HEAD
 import itertools
 from collections.abc import Callable, Iterator
+=======
+from collections.abc import Iterator, Mapping
+>>>>>>> hd
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
 from orchestrator.job.errors import InputError
@@ -44,6 +49,7 @@ BEST = 10
 """How many layouts are predicted in full at least, where as many are legal."""
 TIE = 0.05
 """Share of the step's time within which two layouts count as equally fast: predictions are no better than that."""
+NOTHING: Mapping[Layout, Refused] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -66,6 +72,15 @@ class Candidate:
             "memory_bytes": round(self.memory),
             "step_seconds": round(self.seconds, 4),
         }
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Why a layout is not taken that fits by the formula: the `reason` in words, and how many `times` as much as the
+    formula says its trace needs."""
+
+    reason: str
+    times: float
 
 
 @dataclass(frozen=True)
@@ -130,9 +145,17 @@ def _uncollected() -> Iterator[None]:
 
 
 @_uncollected()
-def plan(spec: JobSpec, shape: ModelShape, workers: int, machine: Machine, must_fit: bool = True) -> Plan:
+def plan(
+    spec: JobSpec,
+    shape: ModelShape,
+    workers: int,
+    machine: Machine,
+    must_fit: bool = True,
+    refused: Mapping[Layout, Refused] = NOTHING,
+) -> Plan:
     """The fastest legal layout on at most `workers` ranks that fits; without `must_fit`, or where the job says so, that
-    which needs least memory if none does. What the job's objective asks for, `planner.planned` says.
+    which needs least memory if none does. What the job's objective asks for, `planner.planned` says. Those that are
+    `refused` are rejected, and of layouts with their degrees the formula is taken to be off by as much.
 
     Raises InputError if a layout given by hand is illegal, or if none is legal and fits, with the reason.
     """
@@ -141,11 +164,15 @@ def plan(spec: JobSpec, shape: ModelShape, workers: int, machine: Machine, must_
     rejected: list[tuple[Layout, str]] = []
     batch, program = spec.train.global_batch, program_of(spec)
     sizes: dict[Layout, float] = {}
+    off: dict[tuple[int, ...], float] = {}
+    for layout, why in refused.items():
+        off[_degrees(layout)] = max(off.get(_degrees(layout), 1.0), why.times)
 
     def size_of(layout: Layout) -> float:
         found = sizes.get(layout)
         if found is None:
-            found = sizes[layout] = peak_bytes(spec, shape, layout)
+            found = peak_bytes(spec, shape, layout)
+            found = sizes[layout] = found * off.get(_degrees(layout), 1.0) if off else found
         return found
 
     def legal_of(family: Family) -> list[tuple[Layout, float]]:
@@ -163,6 +190,7 @@ def plan(spec: JobSpec, shape: ModelShape, workers: int, machine: Machine, must_
         lambda layout: size_of(layout) / offered,
         lambda layout: ends_in_layers(shape, layout, machine, program),
     )
+<<<<<<< HEAD
     search = _Search(shape, batch, machine, program, cost_of(spec.parallel))
     for family in families(spec, shape, workers, machine.per_node, rejected.append, room):
         if problems := family.least.problems(shape, batch):
@@ -171,6 +199,28 @@ def plan(spec: JobSpec, shape: ModelShape, workers: int, machine: Machine, must_
             search.add(family)
     best = search.best(legal_of)
     if large and not best and not (must_fit and spec.resources.must_fit):
+=======
+    for layout in candidates(spec, shape, workers, machine.per_node, rejected.append, room):
+        problems = [*layout.problems(shape, batch), *engine_problems(spec, layout)]
+        if layout.world > workers:
+            problems.append(
+                f"{layout} needs {layout.world} workers of {workers}; lower a degree or add workers"
+            )
+        if not problems and (there := offloaded_bytes(spec, shape, layout)) > machine.host_memory:
+            problems = [
+                f"offload {layout.offload} puts {there / 2**30:.0f} GiB of a rank into its host's memory, of which a "
+                f"worker has {machine.host_memory / 2**30:.0f} GiB; add workers, or set offload to none"
+            ]
+        if problems:
+            rejected.append((layout, problems[0]))
+        elif refused and layout in refused:
+            rejected.append((layout, refused[layout].reason))
+        elif (memory := size_of(layout)) > offered:
+            large.append((layout, memory))
+        else:
+            legal.append((layout, peak_bytes(spec, shape, layout) if off else memory))
+    if large and not legal and not (must_fit and spec.resources.must_fit):
+>>>>>>> hd
         least = min(memory for _, memory in large) * (1.0 + TIE)
         small, large = ([each for each in large if (each[1] <= least) is kept] for kept in (True, False))
         search.add_legal(small)
@@ -192,6 +242,7 @@ def plan(spec: JobSpec, shape: ModelShape, workers: int, machine: Machine, must_
     )
 
 
+<<<<<<< HEAD
 def _problem(spec: JobSpec, shape: ModelShape, layout: Layout, workers: int, machine: Machine) -> str:
     """Why the job cannot run under the layout, memory of the device aside; empty if it can."""
     if problems := layout.problems(shape, spec.train.global_batch) or engine_problems(spec, layout):
@@ -204,6 +255,23 @@ def _problem(spec: JobSpec, shape: ModelShape, layout: Layout, workers: int, mac
             f"worker has {machine.host_memory / 2**30:.0f} GiB; add workers, or set offload to none"
         )
     return ""
+=======
+def _degrees(layout: Layout) -> tuple[int, ...]:
+    return layout.pp, layout.cp, layout.tp, layout.ep, layout.zero
+
+
+def _best(
+    shape: ModelShape,
+    batch: int,
+    machine: Machine,
+    program: Program,
+    legal: list[tuple[Layout, float]],
+    own: Reference | None,
+    rejected: list[tuple[Layout, str]],
+) -> list[Candidate]:
+    """The fastest layouts in order, but first, of those that are equally fast as the first, that with least sharding;
+    those that the user's `own` cost refuses are rejected.
+>>>>>>> hd
 
 
 class _Search:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ from orchestrator.planning.device import Machine
 from orchestrator.planning.host_memory import worker_bytes
 from orchestrator.planning.layout import Layout, ModelShape
 from orchestrator.planning.memory import fits, needed_bytes, saved_bytes
-from orchestrator.planning.plan import TIE, Plan, plan, predict, program_of
+from orchestrator.planning.plan import NOTHING, TIE, Plan, Refused, plan, predict, program_of
 from orchestrator.planning.simulation.operators import needed_flops
 from orchestrator.planning.simulation.step import pipeline
 
@@ -20,20 +21,31 @@ MOST_ACTIONS = 5000
 """Forward passes of a pipeline's step beyond which plan.json has no timeline."""
 
 
-def planned(spec: JobSpec, shape: ModelShape, workers: int, machine: Machine, must_fit: bool = True) -> Plan:
+NEAR = 2.5
+"""How many times what the formula says a layout may need."""
+
+
+def planned(
+    spec: JobSpec,
+    shape: ModelShape,
+    workers: int,
+    machine: Machine,
+    must_fit: bool = True,
+    refused: Mapping[Layout, Refused] = NOTHING,
+) -> Plan:
     """What the job's objective asks for on at most so many workers: the fastest layout; or of those on `workers.min`,
     on twice as many and so on, that which takes least of all workers' time, if it is done within `limits.hours` as
     predicted. If none is, the fastest. Of layouts that cost the same the faster one is taken.
 
-    Raises InputError as `plan` does.
+    `refused` and InputError as of `plan`.
     """
-    fastest = plan(spec, shape, workers, machine, must_fit)
+    fastest = plan(spec, shape, workers, machine, must_fit, refused)
     if spec.resources.objective == "time" or not fastest.fits:
         return fastest
     found = [fastest]
     for width in widths(spec.resources.workers.min, fastest.chosen.layout.world)[:-1]:
         try:
-            each = plan(spec, shape, width, machine, must_fit)
+            each = plan(spec, shape, width, machine, must_fit, refused)
         except InputError:
             continue
         if each.fits and each.chosen.layout.world >= spec.resources.workers.min:
@@ -43,6 +55,13 @@ def planned(spec: JobSpec, shape: ModelShape, workers: int, machine: Machine, mu
     least = min(map(_cost, in_time), default=0.0)
     cheap = [each for each in in_time if _cost(each) <= least * (1.0 + TIE)]
     return min(cheap or [fastest], key=lambda each: each.chosen.seconds)
+
+
+def is_roomy(spec: JobSpec, found: Plan) -> bool:
+    """Whether the chosen layout fits even if it needs NEAR times what the formula says: then it is not traced before it
+    starts."""
+    on_cpu, most = not spec.resources.per_worker.gpu, NEAR * found.chosen.memory
+    return fits(needed_bytes(found.chosen.layout, most, most, on_cpu), found.machine, on_cpu)
 
 
 def widths(least: int, most: int) -> list[int]:
@@ -62,17 +81,31 @@ def _cost(found: Plan) -> float:
 @dataclass(frozen=True)
 class Planner:
     """Plans for one job, which the controller asks for repeatedly: each number of workers is planned once. `host` is
-    how many bytes a worker has beside its GPU, None where that is not known."""
+    how many bytes a worker has beside its GPU, None where that is not known. `confirm` is asked, once for each number
+    of workers, which layouts do not fit by their traces, where the chosen one is not roomy."""
 
     spec: JobSpec
     shape: ModelShape
     machine: Machine
     host: float | None = None
+    confirm: Callable[[int], Mapping[Layout, Refused]] | None = None
+    refused: dict[Layout, Refused] = dataclasses.field(default_factory=dict, repr=False, compare=False)
+    _confirmed: set[int] = dataclasses.field(default_factory=set, repr=False, compare=False)
     _known: dict[int, Layout | None] = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
     def plan(self, workers: int) -> Plan:
-        """See `planned`."""
-        return planned(self.spec, self.shape, workers, self.machine)
+        """See `planned`; without the layouts whose traces are known not to fit."""
+        found = self._planned(workers)
+        if self.confirm is None or workers in self._confirmed or not found.fits or is_roomy(self.spec, found):
+            return found
+        more = self.confirm(workers)
+        self.refused.update(more)
+        found = self._planned(workers) if more else found
+        self._confirmed.update((workers, found.chosen.layout.world))
+        return found
+
+    def _planned(self, workers: int) -> Plan:
+        return planned(self.spec, self.shape, workers, self.machine, refused=self.refused)
 
     def document(self, found: Plan) -> dict[str, Any]:
         """The content of plan.json for such a plan, with the timeline of a pipeline's step under `timeline`: rank

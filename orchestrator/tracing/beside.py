@@ -1,10 +1,12 @@
-"""Traces the layout that a run trains under, in a process of its own that gives way to all others.
+"""Traces layouts of a run in a process of its own: that which trains, giving way to all others, and before a start
+those that may be too large.
 
 It reads what is asked on its standard input and writes the answer on its standard output, both JSON.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sys
@@ -15,15 +17,20 @@ from cluster.workers.rank_process import die_with_parent
 
 def answer(asked: dict[str, Any]) -> dict[str, Any]:
     """What of plan.json a trace changes: `predicted` and `memory`. `asked` has the `job` as YAML, the `layout`, and of
-    the closed formula the bytes `by_stage` and those of the rank that needs most; the bytes that a worker has."""
+    the closed formula the bytes `by_stage` and those of the rank that needs most; the bytes that a worker has.
+    Where it has a number of `workers` and their `machine` instead, the layouts `refused` in a plan for these."""
     from orchestrator.job.document import parse_yaml
     from orchestrator.job.spec import parse
     from orchestrator.planning.device import Machine
     from orchestrator.planning.layout import Layout
     from orchestrator.resolve.resolved_job import resolve
-    from orchestrator.tracing.of_plan import traced_memory
+    from orchestrator.tracing.of_plan import confirmed, traced_memory
 
     spec = parse(parse_yaml(asked["job"], "job.yaml"), "job.yaml")
+    if "workers" in asked:
+        found = confirmed(resolve(spec), asked["workers"], Machine.from_json(asked["machine"]))
+        refused = [(layout.to_json(), dataclasses.asdict(why)) for layout, why in found.refused.items()]
+        return {"refused": refused}
     traced = traced_memory(resolve(spec), Layout.from_json(asked["layout"]))
     on_cpu, machine = not spec.resources.per_worker.gpu, Machine(memory=asked["memory"], flops=1.0)
     predicted, memory = traced.beside(asked["by_stage"], asked["formula"], machine, on_cpu)
@@ -33,8 +40,10 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     """Answer once; the argument is the process id of who asks."""
     die_with_parent(int(sys.argv[1]))
-    os.nice(19)
-    found = answer(json.load(sys.stdin))
+    asked = json.load(sys.stdin)
+    if "layout" in asked:
+        os.nice(19)
+    found = answer(asked)
     sys.stdout.write("\n" + json.dumps(found))
     sys.stdout.flush()
     os._exit(0)  # threads of libraries are not waited for

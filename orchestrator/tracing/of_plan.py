@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,20 +12,18 @@ from orchestrator.data.manifest import FORMAT
 from orchestrator.job.errors import InputError
 from orchestrator.planning.device import Machine
 from orchestrator.planning.layout import Layout
-from orchestrator.planning.memory import fits, needed_bytes, offered
-from orchestrator.planning.plan import Plan
-from orchestrator.planning.planner import planned
+from orchestrator.planning.memory import MEMORY_SHARE, fits, needed_bytes, offered
+from orchestrator.planning.plan import Plan, Refused
+from orchestrator.planning.planner import is_roomy, planned
 from orchestrator.planning.step_trace import CATEGORIES, NotTraced, StepTrace
 from orchestrator.resolve.resolved_job import ResolvedJob
 from orchestrator.resolve.training_inputs import load_workload, vocabulary_before_data
 from orchestrator.tracing.depth import deepened, depths_of, further
 
-NEAR = 2.5
-"""How many times what the formula says a layout may need."""
 ENDS = 2
 """Ranks at the ends of a pipeline, which are traced first."""
 SECONDS = 40.0
-"""Of the processor, that the traces of a layout may take together."""
+"""Of the processor, that the traces of a layout may take together, and of those that are tried in its place."""
 
 
 @dataclass(frozen=True)
@@ -166,24 +165,70 @@ def _through(
     return further(first, last, (accumulation - counts[0]) / (counts[1] - counts[0]))
 
 
+@dataclass(frozen=True)
+class Confirmed:
+    """A plan whose layout fits by its trace as well, if there is one, and the layouts that were `refused` for it;
+    `traced` is None where the formula settles it."""
+
+    plan: Plan
+    traced: TracedMemory | None
+    refused: Mapping[Layout, Refused] = dataclasses.field(default_factory=dict)
+
+
+def confirmed(
+    job: ResolvedJob, workers: int, machine: Machine, must_fit: bool = True, always: bool = False
+) -> Confirmed:
+    """See `planned`; where the trace of its layout does not fit, that of the next best which does, found within
+    SECONDS of the processor. Where none is, the first stays. `always` traces it where there is room enough, too.
+
+    Raises InputError as `planned` does.
+    """
+    spec, began, refused = job.spec, time.process_time(), dict[Layout, Refused]()
+    on_cpu, first = not spec.resources.per_worker.gpu, planned(spec, job.shape, workers, machine, must_fit)
+    if not always and is_roomy(spec, first):
+        return Confirmed(first, None)
+    found, left = first, SECONDS
+    traced = first_traced = traced_memory(job, first.chosen.layout)
+    while not traced.fits(found, on_cpu) or (refused and traced.reasons):
+        refused[found.chosen.layout] = _refused(found, traced, on_cpu)
+        left = SECONDS - (time.process_time() - began)
+        try:
+            found = planned(spec, job.shape, workers, machine, must_fit, refused)
+        except InputError:
+            left = 0.0
+        if left <= 0.0 or not found.fits:
+            others = [(each, why.reason) for each, why in refused.items() if each != first.chosen.layout]
+            return Confirmed(dataclasses.replace(first, rejected=(*first.rejected, *others)), first_traced)
+        traced = traced_memory(job, found.chosen.layout, left)
+    return Confirmed(found, traced, refused)
+
+
+def _refused(found: Plan, traced: TracedMemory, on_cpu: bool) -> Refused:
+    needed, there = traced.needed(found.chosen.memory, on_cpu), offered(found.machine, on_cpu)
+    if needed <= there:
+        return Refused(f"others do not fit by their traces, and it has none: {traced.reasons[0]}", 1.0)
+    reason = f"needs {needed / 2**30:.2f} GiB a worker by its trace, which offers {there / 2**30:.2f} GiB"
+    share = found.chosen.memory / (found.machine.memory * MEMORY_SHARE)
+    return Refused(reason, needed / max(there, 1.0) / share)
+
+
 def check_fits(job: ResolvedJob, machine: Machine) -> None:
     """Raise InputError if the layout that would be chosen is predicted to need more memory than the machine offers.
 
-    It is traced only where the formula, which may be off by NEAR, does not settle it.
+    It is traced only where the formula does not settle it, see `is_roomy`.
     """
     spec = job.spec
     if not spec.resources.must_fit:
         return
     workers = spec.resources.workers.max
     try:
-        plan = planned(spec, job.shape, workers, machine)
+        found = confirmed(job, workers, machine)
     except InputError:  # none fits by the formula: how much would the fastest need?
-        plan = planned(spec, job.shape, workers, machine, must_fit=False)
-    on_cpu, layout, most = not spec.resources.per_worker.gpu, plan.chosen.layout, NEAR * plan.chosen.memory
-    if fits(needed_bytes(layout, most, most, on_cpu), machine, on_cpu):
+        found = confirmed(job, workers, machine, must_fit=False)
+    if found.traced is None:
         return
-    traced = traced_memory(job, layout)
-    needed = traced.needed(plan.chosen.memory, on_cpu)
+    on_cpu, layout = not spec.resources.per_worker.gpu, found.plan.chosen.layout
+    needed = found.traced.needed(found.plan.chosen.memory, on_cpu)
     if not fits(needed, machine, on_cpu):
         there = offered(machine, on_cpu) / 2**30
         what = f"{layout} needs {needed / 2**30:.2f} GiB a worker, which offers {there:.2f} GiB"

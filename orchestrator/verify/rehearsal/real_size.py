@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from orchestrator.job.errors import InputError
 from orchestrator.planning.device import Machine
@@ -11,6 +12,9 @@ from orchestrator.planning.memory import fits, offered
 from orchestrator.planning.plan import Plan
 from orchestrator.resolve.resolved_job import ResolvedJob
 
+if TYPE_CHECKING:
+    from orchestrator.tracing.of_plan import TracedMemory
+
 SECONDS = 30.0
 """Of the processor, that the traces may take."""
 MEND = "lower micro_batch, raise zero, tp, pp or workers, or set recompute"
@@ -18,11 +22,13 @@ MEND = "lower micro_batch, raise zero, tp, pp or workers, or set recompute"
 
 @dataclass(frozen=True)
 class Real:
-    """The plan of a job at its size. `known` is False where nobody says for which GPUs it is."""
+    """The plan of a job at its size. `known` is False where nobody says for which GPUs it is. `traced` is the memory of
+    its layout where it had to be known to choose it."""
 
     plan: Plan
     known: bool
     on_cpu: bool
+    traced: TracedMemory | None = None
 
     @property
     def layout(self) -> Layout:
@@ -34,7 +40,7 @@ class Real:
         from orchestrator.tracing.of_plan import traced_memory
         from orchestrator.track.page import size
 
-        traced = traced_memory(job, self.layout, SECONDS)
+        traced = self.traced or traced_memory(job, self.layout, SECONDS)
         largest = traced.largest
         needed, machine = traced.needed(self.plan.chosen.memory, self.on_cpu), self.plan.machine
         if largest:
@@ -54,7 +60,7 @@ def real_size(job: ResolvedJob, device: str | None) -> tuple[ResolvedJob, Real]:
     """The job on workers of a device, by the name or the file of its profile, else on those that the job names, else on
     this machine; and its plan there. Raises InputError if no layout is legal."""
     from orchestrator.planning.machines import on_paper
-    from orchestrator.planning.planner import planned
+    from orchestrator.tracing.of_plan import confirmed
 
     spec, known = job.spec, True
     if device:
@@ -63,10 +69,10 @@ def real_size(job: ResolvedJob, device: str | None) -> tuple[ResolvedJob, Real]:
     else:
         machine, known = _workers(job)
     try:
-        found = planned(spec, job.shape, spec.resources.workers.max, machine)
+        found = confirmed(job, spec.resources.workers.max, machine)
     except InputError:  # none that fits: which would be fastest?
-        found = planned(spec, job.shape, spec.resources.workers.max, machine, must_fit=False)
-    return job, Real(found, known, not spec.resources.per_worker.gpu)
+        found = confirmed(job, spec.resources.workers.max, machine, must_fit=False)
+    return job, Real(found.plan, known, not spec.resources.per_worker.gpu, found.traced)
 
 
 def _workers(job: ResolvedJob) -> tuple[Machine, bool]:

@@ -1,0 +1,121 @@
+"""A layout whose trace does not fit gives way to the next, wherever one is chosen."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import job, write_text
+
+from orchestrator.control import trace_beside
+from orchestrator.control.events import start_event
+from orchestrator.control.trace_beside import refused_before
+from orchestrator.job.errors import InputError
+from orchestrator.job.spec import dump, parse
+from orchestrator.planning import plan as planning
+from orchestrator.planning.device import Machine
+from orchestrator.planning.layout import Layout
+from orchestrator.planning.memory import MEMORY_SHARE, peak_bytes
+from orchestrator.planning.plan import Refused
+from orchestrator.planning.planner import Planner
+from orchestrator.resolve.resolved_job import ResolvedJob, resolve
+from orchestrator.tracing import beside, of_plan
+from orchestrator.tracing.of_plan import check_fits, confirmed
+
+LOW = 0.5
+"""What the formula says is this share of what it should."""
+
+
+@pytest.fixture
+def resolved(tmp_path: Path) -> ResolvedJob:
+    return _job(tmp_path, {})
+
+
+def _job(folder: Path, parallel: dict[str, Any]) -> ResolvedJob:
+    document = job(write_text(folder, 20_000))
+    document["parallel"] = {"pp": 1, **parallel}
+    document["workload"]["changes"] = {"hidden": 64, "layers": 4, "max_positions": 256}
+    document["data"]["sequence_length"] = 256
+    document["train"]["global_batch"] = 16
+    document["resources"] = {"workers": {"min": 1, "max": 1}, "per_worker": {"gpu": 1}}
+    return resolve(parse(document))
+
+
+@pytest.fixture
+def machine(resolved: ResolvedJob, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """A GPU on which micro-batches of four sequences have room, and those of eight by a formula that is too low."""
+    largest = peak_bytes(resolved.spec, resolved.shape, Layout(micro_batch=4))
+    monkeypatch.setattr(planning, "peak_bytes", lambda *given: LOW * peak_bytes(*given))
+    return Machine(1.15 * largest / MEMORY_SHARE, 1e12, launch=1e-4)
+
+
+def test_a_layout_gives_way_to_the_next_whose_trace_fits(resolved: ResolvedJob, machine: Machine) -> None:
+    by_formula = planning.plan(resolved.spec, resolved.shape, 1, machine).chosen.layout
+    found = confirmed(resolved, 1, machine)
+    assert found.traced is not None
+    assert found.traced.layout == found.plan.chosen.layout != by_formula
+    assert found.traced.fits(found.plan, False)
+    assert found.traced.largest is not None
+    reasons = dict(found.plan.rejected)
+    assert "by its trace, which offers" in reasons[by_formula]
+    assert set(found.refused) <= set(reasons)
+
+
+def test_where_none_fits_in_the_time_the_first_stays_and_is_refused(
+    resolved: ResolvedJob, machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pinned = _job(tmp_path, {"micro_batch": 8, "recompute": "none"})
+    with pytest.raises(InputError, match=r"dp1 zero0 mb8 needs 0\.07 GiB a worker, which offers 0\.04 GiB"):
+        check_fits(pinned, machine)
+    check_fits(resolved, machine)
+    monkeypatch.setattr(of_plan, "SECONDS", 0.0)
+    found = confirmed(resolved, 1, machine)
+    assert found.plan.chosen.layout.micro_batch == 8
+    assert found.refused == {}
+    assert found.traced is not None
+    assert not found.traced.fits(found.plan, False)
+
+
+def test_the_run_starts_with_what_fits(
+    resolved: ResolvedJob, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the controller's process is asked, and what it does with the answer."""
+    asked: list[int] = []
+
+    def confirm(workers: int) -> dict[Layout, Refused]:
+        asked.append(workers)
+        given = {"job": dump(resolved.spec), "workers": workers, "machine": dataclasses.asdict(machine)}
+        said = json.dumps(beside.answer(json.loads(json.dumps(given))))
+        program = [sys.executable, "-c", f"import sys; sys.stdin.read(); print({said!r})"]
+        monkeypatch.setattr(trace_beside, "command_of", lambda *_: program)
+        return refused_before(resolved.spec, machine, lambda: False, workers)
+
+    planner = Planner(resolved.spec, resolved.shape, machine, confirm=confirm)
+    layout = planner.choose(1)
+    assert layout is not None
+    assert layout.micro_batch == 4
+    plan = planner.plan(1)
+    assert plan.chosen.layout == layout
+    assert any("by its trace" in reason for _, reason in plan.rejected)
+    assert asked == [1]
+    assert start_event(layout, None, None, len(planner.refused))[0].endswith(
+        "1 layout does not fit by the trace, see plan.json"
+    )
+    roomy = Planner(resolved.spec, resolved.shape, dataclasses.replace(machine, memory=1e12), confirm=confirm)
+    assert roomy.choose(1) is not None
+    assert asked == [1]
+
+
+@pytest.mark.parametrize("program", [["false"], ["/nowhere/python"], ["sleep", "30"]], ids=str)
+def test_what_says_nothing_leaves_the_formula(
+    program: list[str], resolved: ResolvedJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trace_beside, "command_of", lambda *_: program)
+    monkeypatch.setattr(trace_beside, "BEFORE", 0.3)
+    assert refused_before(resolved.spec, Machine(1e9, 1e12), lambda: False, 1) == {}
+    monkeypatch.setattr(trace_beside, "BEFORE", 30.0)
+    assert refused_before(resolved.spec, Machine(1e9, 1e12), lambda: True, 1) == {}
