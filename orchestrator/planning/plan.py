@@ -8,12 +8,8 @@ from __future__ import annotations
 
 import gc
 import heapq
-<<<<<<< HEAD
 import itertools
-from collections.abc import Callable, Iterator
-=======
-from collections.abc import Iterator, Mapping
->>>>>>> hd
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -180,17 +176,18 @@ def plan(
         for layout in family.layouts():
             if problem := _problem(spec, shape, layout, workers, machine):
                 rejected.append((layout, problem))
+            elif refused and layout in refused:
+                rejected.append((layout, refused[layout].reason))
             elif (memory := size_of(layout)) > offered:
                 large.append((layout, memory))
             else:
-                legal.append((layout, memory))
+                legal.append((layout, peak_bytes(spec, shape, layout) if off else memory))
         return legal
 
     room = Room(
         lambda layout: size_of(layout) / offered,
         lambda layout: ends_in_layers(shape, layout, machine, program),
     )
-<<<<<<< HEAD
     search = _Search(shape, batch, machine, program, cost_of(spec.parallel))
     for family in families(spec, shape, workers, machine.per_node, rejected.append, room):
         if problems := family.least.problems(shape, batch):
@@ -199,28 +196,6 @@ def plan(
             search.add(family)
     best = search.best(legal_of)
     if large and not best and not (must_fit and spec.resources.must_fit):
-=======
-    for layout in candidates(spec, shape, workers, machine.per_node, rejected.append, room):
-        problems = [*layout.problems(shape, batch), *engine_problems(spec, layout)]
-        if layout.world > workers:
-            problems.append(
-                f"{layout} needs {layout.world} workers of {workers}; lower a degree or add workers"
-            )
-        if not problems and (there := offloaded_bytes(spec, shape, layout)) > machine.host_memory:
-            problems = [
-                f"offload {layout.offload} puts {there / 2**30:.0f} GiB of a rank into its host's memory, of which a "
-                f"worker has {machine.host_memory / 2**30:.0f} GiB; add workers, or set offload to none"
-            ]
-        if problems:
-            rejected.append((layout, problems[0]))
-        elif refused and layout in refused:
-            rejected.append((layout, refused[layout].reason))
-        elif (memory := size_of(layout)) > offered:
-            large.append((layout, memory))
-        else:
-            legal.append((layout, peak_bytes(spec, shape, layout) if off else memory))
-    if large and not legal and not (must_fit and spec.resources.must_fit):
->>>>>>> hd
         least = min(memory for _, memory in large) * (1.0 + TIE)
         small, large = ([each for each in large if (each[1] <= least) is kept] for kept in (True, False))
         search.add_legal(small)
@@ -242,7 +217,10 @@ def plan(
     )
 
 
-<<<<<<< HEAD
+def _degrees(layout: Layout) -> tuple[int, ...]:
+    return layout.pp, layout.cp, layout.tp, layout.ep, layout.zero
+
+
 def _problem(spec: JobSpec, shape: ModelShape, layout: Layout, workers: int, machine: Machine) -> str:
     """Why the job cannot run under the layout, memory of the device aside; empty if it can."""
     if problems := layout.problems(shape, spec.train.global_batch) or engine_problems(spec, layout):
@@ -255,23 +233,6 @@ def _problem(spec: JobSpec, shape: ModelShape, layout: Layout, workers: int, mac
             f"worker has {machine.host_memory / 2**30:.0f} GiB; add workers, or set offload to none"
         )
     return ""
-=======
-def _degrees(layout: Layout) -> tuple[int, ...]:
-    return layout.pp, layout.cp, layout.tp, layout.ep, layout.zero
-
-
-def _best(
-    shape: ModelShape,
-    batch: int,
-    machine: Machine,
-    program: Program,
-    legal: list[tuple[Layout, float]],
-    own: Reference | None,
-    rejected: list[tuple[Layout, str]],
-) -> list[Candidate]:
-    """The fastest layouts in order, but first, of those that are equally fast as the first, that with least sharding;
-    those that the user's `own` cost refuses are rejected.
->>>>>>> hd
 
 
 class _Search:
