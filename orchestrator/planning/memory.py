@@ -35,9 +35,19 @@ SCORE_BYTES = {"none": {4: 9.0, 2: 8.0}, "selective": {4: 5.0, 2: 3.0}, "full": 
 the width of a number; SCORE_BYTES_AT_ONCE while it computes: fitted to traces of GPT-2 with dropout of attention and of
 Llama with capped scores."""
 SCORE_BYTES_AT_ONCE = {"none": 8.0, "selective": 12.0, "full": 18.0}
+NORM_BYTES = 9.5
+"""Bytes that a norm by the root of the mean square keeps of each number, beside the two norms of the halves of a layer:
+fitted to traces of Gemma 2 and Qwen3."""
 HEAD_TOKENS = {"cpu": 256, "cuda": 2048}
 """Tokens whose logits a head computes at once. Fewer make matrix products slower: on a CPU 256 are as fast as all
 (docs/benchmarks.md), on a GPU a guess by its ratio of FLOPs to bandwidth. The bits of a run depend on them."""
+
+IN_PART = frozenset({
+    "masked_lm", "whole_word_masking", "span_masking", "entity_masking", "next_sentence", "sentence_order",
+    "span_corruption",
+})  # fmt: skip
+"""Objectives that predict a share of the tokens, PREDICTED at most as they are published (15 % are masked)."""
+PREDICTED = 0.2
 
 
 class Held(NamedTuple):
@@ -109,6 +119,7 @@ def held(spec: JobSpec, shape: ModelShape, layout: Layout, indices: Sequence[int
         head = _head(spec, shape, tokens) / layout.tp if last else 0.0
         kept = accumulation if layout.schedule == "gpipe" else min(_ahead(layout, index), accumulation)
         at_once = max(head, SCORE_BYTES_AT_ONCE[layout.recompute] * scores)
+        at_once += _gathered(spec, shape, layout, mean)
         found.append(Held(state * parameters, layers * layer, kept, at_once))
     return found
 
@@ -141,6 +152,18 @@ def _ahead(layout: Layout, index: int) -> float:
     return layout.pp
 
 
+def _gathered(spec: JobSpec, shape: ModelShape, layout: Layout, parameters: float) -> float:
+    """Bytes of whole weights that ZeRO 3 holds while the head computes: the output table with a copy in 16 bits and
+    what its gradient is summed from, the table of the input where that is another, and a layer. Fitted to traces of the
+    presets; a pipeline holds all, see `_states`."""
+    if layout.zero < 3 or layout.pp > 1 or layout.engine != "torch":
+        return 0.0
+    table = shape.vocabulary * shape.hidden / layout.tp
+    tables, low = table * (1 if shape.tied else 2), 0.5 if spec.train.precision != "fp32" else 0.0
+    layer = max(parameters - tables, 0.0) / max(shape.layers, 1)
+    return 4.0 * (tables + (0.25 + low) * table + layer)
+
+
 def _layer(spec: JobSpec, shape: ModelShape, layout: Layout, tokens: float) -> float:
     """Bytes that the forward pass of a layer keeps for the backward pass, on a rank: fitted to traces of GPT-2, Llama
     and Qwen3. Scores are not in it. In 16 bits norms and the residual stream stay in fp32."""
@@ -162,7 +185,12 @@ def _layer(spec: JobSpec, shape: ModelShape, layout: Layout, tokens: float) -> f
     columns = (1.0 - share) * shape.feedforward + share * used * shape.expert_feedforward
     sent = 3.0 * share * shape.experts_per_token * shape.hidden * width if none else 0.0
     outer = (whole + max(residual - whole, 0.0) / layout.tp) * shape.hidden
-    return tokens * (outer + sent + (inner + each * columns) / layout.tp)
+    normed = (
+        (shape.normed / (layout.tp if layout.sequence else 1) + shape.normed_heads / layout.tp)
+        if none
+        else 0.0
+    )
+    return tokens * (outer + sent + NORM_BYTES * normed + (inner + each * columns) / layout.tp)
 
 
 def _casts(spec: JobSpec, shape: ModelShape, layout: Layout) -> float:
@@ -177,8 +205,10 @@ def _head(spec: JobSpec, shape: ModelShape, tokens: float) -> float:
     from there to the backward pass the gradient of its weight."""
     at_once = HEAD_TOKENS["cuda" if spec.resources.per_worker.gpu else "cpu"]
     chunked = shape.chunked_head and spec.workload.objective not in PREFERENCES
-    tokens = min(tokens, at_once) if chunked else tokens
-    return 4.0 * shape.vocabulary * (3 * tokens + (shape.hidden if chunked else 0))
+    if chunked:
+        tokens = min(tokens * (PREDICTED if spec.workload.objective in IN_PART else 1.0), at_once)
+    copies = 4 if shape.capped_logits else 3
+    return 4.0 * shape.vocabulary * (copies * tokens + (shape.hidden if chunked else 0))
 
 
 def offloaded_bytes(spec: JobSpec, shape: ModelShape, layout: Layout) -> float:

@@ -16,6 +16,9 @@ class ModelShape:
         causal: whether a token attends only to those before it.
         tied: whether embedding and output projection are one weight.
         capped: whether scores of attention are capped, which no fused kernel does.
+        capped_logits: whether logits are.
+        normed, normed_heads: numbers of a token that a layer's norms read beyond the two of its halves: of the residual
+            stream, and of queries and keys.
         expert_feedforward: columns of one expert.
         experts_per_token, shared_experts: experts that a token uses, of those it is routed to and of those all use.
         expert_layers: layers that have experts.
@@ -61,6 +64,9 @@ class ModelShape:
     causal: bool = True
     tied: bool = False
     capped: bool = False
+    capped_logits: bool = False
+    normed: int = 0
+    normed_heads: int = 0
     experts_per_token: int = 0
     shared_experts: int = 0
     expert_layers: int = 0
