@@ -57,6 +57,12 @@ class HeldBytes:
         if is_at_peak:
             self.at_peak = dict(self.now)
 
+    def pass_by(self, size: int, category: str) -> None:
+        """Count so many bytes that are held only for as long as an operator takes."""
+        if self.total + size > self.peak:
+            self.peak, self.at_peak = self.total + size, dict(self.now)
+            self.at_peak[category] += size
+
     def category(self, tensor: Tensor) -> str:
         """What the tensor is for; empty if it is not counted."""
         found = self._known.get(tensor.untyped_storage()._cdata)

@@ -8,6 +8,8 @@ import json
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 from traced_cases import case_of, job_of, workload_of
 
 from orchestrator.planning.device import Machine
@@ -17,8 +19,10 @@ from orchestrator.planning.model_shape import model_shape
 from orchestrator.planning.step_trace import CATEGORIES, Memory, NotTraced, StepTrace, Wait
 from orchestrator.resolve.resolved_job import ResolvedJob
 from orchestrator.tracing.depth import deepened, depths_of, further
+from orchestrator.tracing.messages import Messages
 from orchestrator.tracing.of_plan import TracedMemory, micro_batches_of
-from orchestrator.tracing.step import trace
+from orchestrator.tracing.recorder import Recorder
+from orchestrator.tracing.step import _other_ranks, trace
 from workloads.workload import Workload
 
 
@@ -231,3 +235,13 @@ def traced_of(layout: Layout, count: int) -> StepTrace:
     found = trace(job_of(case), workload_of(case), layout, layout.pp - 1, count)
     assert isinstance(found, StepTrace), found
     return found
+
+
+@pytest.mark.parametrize(("on_cpu", "copied"), [(True, 4096), (False, 0)])
+def test_gloo_reduces_a_copy_of_what_it_scatters(on_cpu: bool, copied: int) -> None:
+    with _other_ranks(0, 2), Recorder(torch.device("cpu"), messages=Messages(on_cpu)) as recorder:
+        whole, part = torch.zeros(1024), torch.zeros(512)
+        recorder.begin()
+        dist.reduce_scatter_single(part, whole)
+    assert recorder.peak[1] == whole.nbytes + part.nbytes + copied
+    assert recorder.held.total == whole.nbytes + part.nbytes
