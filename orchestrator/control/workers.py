@@ -164,7 +164,8 @@ class Workers:
             check_workers_memory(self._spec, shape, offer.memory)
         machine = machine_for(offer, self.bundle, self._spec.train.precision)
         confirm = partial(refused_before, self._spec, machine, is_stopped)
-        return Planner(self._spec, shape, machine, offer.memory if offer else None, confirm)
+        host = offer.memory if offer else None
+        return Planner(self._spec, shape, machine, host, confirm, lambda: self.running)
 
     def stop(self) -> None:
         """End the ranks; what they ran in stays ready."""

@@ -82,15 +82,18 @@ def _cost(found: Plan) -> float:
 class Planner:
     """Plans for one job, which the controller asks for repeatedly: each number of workers is planned once. `host` is
     how many bytes a worker has beside its GPU, None where that is not known. `confirm` is asked, once for each number
-    of workers, which layouts do not fit by their traces, where the chosen one is not roomy."""
+    of workers, which layouts do not fit by their traces, where the chosen one is not roomy; while the controller
+    `is_busy` with ranks it is not, and the formula decides until it is."""
 
     spec: JobSpec
     shape: ModelShape
     machine: Machine
     host: float | None = None
     confirm: Callable[[int], Mapping[Layout, Refused]] | None = None
+    is_busy: Callable[[], bool] = lambda: False
     refused: dict[Layout, Refused] = dataclasses.field(default_factory=dict, repr=False, compare=False)
     _confirmed: set[int] = dataclasses.field(default_factory=set, repr=False, compare=False)
+    _unasked: set[int] = dataclasses.field(default_factory=set, repr=False, compare=False)
     _known: dict[int, Layout | None] = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
     def plan(self, workers: int) -> Plan:
@@ -98,6 +101,10 @@ class Planner:
         found = self._planned(workers)
         if self.confirm is None or workers in self._confirmed or not found.fits or is_roomy(self.spec, found):
             return found
+        if self.is_busy():
+            self._unasked.add(workers)
+            return found
+        self._unasked.discard(workers)
         more = self.confirm(workers)
         self.refused.update(more)
         found = self._planned(workers) if more else found
@@ -139,7 +146,7 @@ class Planner:
     def choose(self, workers: int) -> Layout | None:
         """The best layout for that number of workers; None if there is no legal one, or so few cannot hold what is
         saved."""
-        if workers not in self._known:
+        if workers not in self._known or (workers in self._unasked and not self.is_busy()):
             try:
                 self._known[workers] = self.plan(workers).chosen.layout if workers else None
             except InputError:

@@ -94,8 +94,13 @@ def test_the_run_starts_with_what_fits(
         monkeypatch.setattr(trace_beside, "command_of", lambda *_: program)
         return refused_before(resolved.spec, machine, lambda: False, workers)
 
-    planner = Planner(resolved.spec, resolved.shape, machine, confirm=confirm)
+    busy = [True]
+    planner = Planner(resolved.spec, resolved.shape, machine, confirm=confirm, is_busy=lambda: busy[0])
+    by_formula = planner.choose(1)
+    assert asked == []
+    busy[0] = False
     layout = planner.choose(1)
+    assert layout != by_formula
     assert layout is not None
     assert layout.micro_batch == 4
     plan = planner.plan(1)
