@@ -75,20 +75,26 @@ def call(arguments: list[str] | None = None) -> None:
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
     given = [argument for argument in given if argument != "--debug"]
+    interrupted = "interrupted"
+    if given[:1] in (["run"], ["tune"]):
+        interrupted += "; the same command goes on from the last commit, if there is one"
     sys.exit(
         _guarded(
-            lambda: app(args=given, prog_name="orchestrator", standalone_mode=False), debug, "--json" in given
+            lambda: app(args=given, prog_name="orchestrator", standalone_mode=False),
+            debug,
+            "--json" in given,
+            interrupted,
         )
     )
 
 
-def _guarded(command: Callable[[], object], debug: bool, as_json: bool = False) -> int:
+def _guarded(command: Callable[[], object], debug: bool, as_json: bool = False, interrupted: str = "") -> int:
     failure: BaseException | None = None
     try:
         code = command()
         if code != INTERRUPTED:
             return code if isinstance(code, int) else 0
-        line = "interrupted; the same command goes on from the last commit, if there is one"
+        line = interrupted
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0 if end.code is None else 1
     except typer.TyperException as error:

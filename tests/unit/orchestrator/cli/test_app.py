@@ -5,11 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
+from jobs import job, write_job
 
+from orchestrator.cli import run
 from orchestrator.cli.app import _guarded
 from orchestrator.job import spec
 from orchestrator.job.errors import InputError
@@ -104,9 +107,13 @@ def test_a_file_that_may_not_be_read_is_wrong_input(command, monkeypatch: pytest
     )
 
 
-def test_an_interruption_is_told(command, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+def test_an_interruption_is_told(command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setattr(spec, "schema", lambda: raises(KeyboardInterrupt()))
     ended = command("schema")
+    assert (ended.code, ended.err) == (130, "orchestrator: interrupted\n")
+    monkeypatch.setattr(run, "dry_run_of", lambda *_, **__: raises(KeyboardInterrupt()))
+    write_job(tmp_path, job("corpus.txt"))
+    ended = command("run", tmp_path / "job.yaml", "--dry-run")
     assert (ended.code, ended.err) == (
         130,
         "orchestrator: interrupted; the same command goes on from the last commit, if there is one\n",
