@@ -188,10 +188,11 @@ def plan(
         lambda layout: size_of(layout) / offered,
         lambda layout: ends_in_layers(shape, layout, machine, program),
     )
+    impossible: list[tuple[Layout, str]] = []
     search = _Search(shape, batch, machine, program, cost_of(spec.parallel))
     for family in families(spec, shape, workers, machine.per_node, rejected.append, room):
         if problems := family.least.problems(shape, batch):
-            rejected.append((family.least, problems[0]))
+            impossible.append((family.least, problems[0]))
         else:
             search.add(family)
     best = search.best(legal_of)
@@ -200,6 +201,7 @@ def plan(
         small, large = ([each for each in large if (each[1] <= least) is kept] for kept in (True, False))
         search.add_legal(small)
         best = search.best(legal_of)
+    rejected += impossible  # after what is wrong with layouts that the model can have: a refusal names the first reason
     for layout, memory in large:
         needs = f"needs {memory / 2**30:.2f} GiB a rank and a worker offers {offered / 2**30:.2f} GiB"
         rejected.append((layout, needs))
