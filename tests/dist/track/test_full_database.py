@@ -51,7 +51,7 @@ def test_a_full_database_holds_up_nothing_and_gets_each_step_once(disk: Path, tm
         return [m.step for m in client.get_metric_history(found[0].info.run_id, "m19")] if found else []
 
     train(1, 20)
-    until(lambda: len(steps()) == 20)
+    until(lambda: len(steps()) == 20, tracker)
     with open(disk / "filler", "ab", buffering=0) as file:
         try:
             while file.write(bytes(4096)):
@@ -59,7 +59,7 @@ def test_a_full_database_holds_up_nothing_and_gets_each_step_once(disk: Path, tm
         except OSError:
             pass
     train(21, 200)
-    until(lambda: "full" in (tracker.problem or ""))
+    until(lambda: "full" in (tracker.problem or ""), tracker)
     assert len(steps()) < 200
     (disk / "filler").unlink()
     train(201, 220)
@@ -69,10 +69,10 @@ def test_a_full_database_holds_up_nothing_and_gets_each_step_once(disk: Path, tm
     assert slowest < 1.0
 
 
-def until(holds: Callable[[], bool], seconds: float = 60.0) -> None:
-    """Wait until it holds. Raises TimeoutError."""
+def until(holds: Callable[[], bool], tracker: Tracker, seconds: float = 180.0) -> None:
+    """Wait until it holds. Raises TimeoutError with what the tracker says."""
     deadline = time.monotonic() + seconds
     while not holds():
         if time.monotonic() > deadline:
-            raise TimeoutError
+            raise TimeoutError(tracker.problem)
         time.sleep(0.2)
