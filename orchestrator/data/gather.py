@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -17,6 +18,9 @@ from orchestrator.data.manifest import FORMAT, DataManifest, PreparedSource, Tok
 from orchestrator.data.shards import dtype, read_record, record_name, shard_name
 from orchestrator.data.sources import Part
 from orchestrator.job.errors import InputError
+
+AT_ONCE = 16
+"""Records that are read at once."""
 
 
 def gather(
@@ -65,9 +69,7 @@ def gather_some(
     engines: dict[str, dict[str, int]] = {}
     counts = np.zeros(vocabulary, dtype=np.int64)
     findings: list[rejections.Finding] = []
-    with ThreadPoolExecutor(16) as pool:  # a store answers a read in tens of milliseconds
-        found_records = pool.map(lambda number: read_record(folder, number, data_format), numbers)
-    for number, record in zip(numbers, found_records, strict=True):
+    for number, record in zip(numbers, _records(folder, numbers, data_format), strict=True):
         if record is None:
             raise InputError(f"{record_name(number)} is damaged", folder.uri, "run the same command again")
         counts += record.pop("counts")
@@ -98,3 +100,11 @@ def gather_some(
         engines=engines,
     )
     return found, findings
+
+
+def _records(folder: DataFolder, numbers: Sequence[int], data_format: int) -> Iterator[dict[str, Any] | None]:
+    """The records of these shards in order: few at a time, since each counts every token of the vocabulary."""
+    with ThreadPoolExecutor(AT_ONCE) as pool:  # a store answers a read in tens of milliseconds
+        for at in range(0, len(numbers), AT_ONCE):
+            some = numbers[at : at + AT_ONCE]
+            yield from pool.map(lambda number: read_record(folder, number, data_format), some)
