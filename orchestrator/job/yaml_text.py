@@ -40,7 +40,12 @@ class _Loader(yaml.SafeLoader):
                 node.start_mark,
             )
         read = self.construct_yaml_int if node.tag.endswith(":int") else self.construct_yaml_float
-        return read(node)
+        try:
+            return read(node)
+        except ValueError:  # of Python's own limit
+            raise yaml.constructor.ConstructorError(
+                None, None, "a number has thousands of digits", node.start_mark
+            ) from None
 
 
 for _kind in ("int", "float"):
@@ -56,6 +61,4 @@ def yaml_problem(error: Exception) -> str:
     """What is wrong with a text that is no YAML, without what tells of the parser and of Python."""
     if isinstance(error, yaml.reader.ReaderError):
         return f"it has the character {error.character:#04x}, which no text has"
-    if "integer string conversion" in str(error):
-        return "a number has thousands of digits"
     return str(getattr(error, "problem", None) or error)

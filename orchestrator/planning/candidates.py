@@ -80,11 +80,11 @@ def families(
         return
     pins = asked.pins if isinstance(asked, ParallelSpec) else {}
     micros = [pins["micro_batch"]] if "micro_batch" in pins else micros
-    yield from _Search(spec, shape, workers, per_node, micros, pins, room).families(reject)
+    yield from _Families(spec, shape, workers, per_node, micros, pins, room).all(reject)
 
 
 @dataclass(frozen=True)
-class _Search:
+class _Families:
     spec: JobSpec
     shape: ModelShape
     workers: int
@@ -97,7 +97,7 @@ class _Search:
     def _gpu(self) -> bool:
         return self.spec.resources.per_worker.gpu > 0
 
-    def families(self, reject: Callable[[tuple[Layout, str]], None]) -> Iterator[Family]:
+    def all(self, reject: Callable[[tuple[Layout, str]], None]) -> Iterator[Family]:
         """Those of all degrees, micro-batches and schedules."""
         spec, shape, workers, pins = self.spec, self.shape, self.workers, self.pins
         batch, gpu = spec.train.global_batch, self._gpu
@@ -129,7 +129,14 @@ class _Search:
                     continue
                 ways = _ways(shape, layout, pins, self.room)
                 least = layout.but(first_less=ways[0][0], last_less=ways[0][1])
-                yield Family(least, partial(self._of, layout, ways, recomputes, too_large))
+                every = partial(self._of, layout, ways, recomputes, too_large)
+                yield Family(least, partial(self._asked, every))
+
+    def _asked(self, layouts: Callable[[], Iterator[Layout]]) -> Iterator[Layout]:
+        return filter(self._is_asked, layouts())
+
+    def _is_asked(self, layout: Layout) -> bool:
+        return all(getattr(layout, key) == value for key, value in self.pins.items())
 
     def _of(
         self,
@@ -138,20 +145,8 @@ class _Search:
         recomputes: Sequence[str],
         too_large: dict[tuple[str, int, int, int], int],
     ) -> Iterator[Layout]:
-        """The layouts of a family that agree with what is pinned. `too_large` has, of those with the same degrees, the
-        least micro-batch that is known not to fit."""
-        return filter(self._is_asked, self._all_of(layout, ways, recomputes, too_large))
-
-    def _is_asked(self, layout: Layout) -> bool:
-        return all(getattr(layout, key) == value for key, value in self.pins.items())
-
-    def _all_of(
-        self,
-        layout: Layout,
-        ways: Sequence[tuple[int, int]],
-        recomputes: Sequence[str],
-        too_large: dict[tuple[str, int, int, int], int],
-    ) -> Iterator[Layout]:
+        """The layouts of a family, whether they agree with what is pinned or not. `too_large` has, of those with the
+        same degrees, the least micro-batch that is known not to fit."""
         shape, pins, room, gpu = self.shape, self.pins, self.room, self._gpu
         alone = layout.dp * layout.cp == 1  # nothing to shard, but DeepSpeed can offload it
         zeros = _choices(pins, "zero", (0,) if alone and not gpu else range(4))

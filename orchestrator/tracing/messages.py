@@ -82,12 +82,12 @@ class Messages:
             peer,
         )
 
-    def copied(self, func: Any, args: Sequence[Any]) -> int:
-        """Bytes that the operator itself copies: gloo reduces a copy of all that it scatters."""
+    def copied(self, func: Any, given: Sequence[Tensor]) -> int:
+        """Bytes that the operator itself copies of what it is `given`: gloo reduces a copy of all that it scatters."""
         name = func.overloadpacket.__name__
         if not self._on_cpu or KINDS.get(name) != "reduce_scatter":
             return 0
-        return max(bytes_of([t]) for t in tree_iter(list(args)) if isinstance(t, Tensor))
+        return max(bytes_of([tensor]) for tensor in given)
 
     def _axis(self, group: dist.ProcessGroup) -> tuple[Axis, int]:
         if group.group_name not in self._sizes:

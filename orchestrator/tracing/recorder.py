@@ -114,9 +114,6 @@ class Recorder(TorchDispatchMode):
         made = [t for t in tree_iter(out) if isinstance(t, Tensor)]
         given = [t for t in tree_iter((args, kwargs)) if isinstance(t, Tensor)]
         self._count(made, given, namespace, func)
-        if namespace == "c10d" and self._messages is not None:
-            self.held.pass_by(self._messages.copied(func, args), "communication")
-            self.look()
         if self.events is not None and namespace == "c10d" and self._messages is not None:
             stage, micro = self.place
             found = self._messages.of(func, args, self.phase, stage, micro)
@@ -139,6 +136,8 @@ class Recorder(TorchDispatchMode):
             name = func._schema.name
             if "recv" in name:
                 self.held.move([t for t in given if _device_of(t) == self._device], "communication")
+            if self._messages is not None:
+                self.held.pass_by(self._messages.copied(func, given), "communication")
         self.look()
 
     def look(self) -> None:
