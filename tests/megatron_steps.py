@@ -1,5 +1,5 @@
-"""Steps under tensor, pipeline and expert parallelism that others have published: BigScience on A100, nanotron and
-NVIDIA on H100, SimuMax on B200. Torch-free.
+"""Steps under tensor, pipeline and expert parallelism that others have published: BigScience and NVIDIA on A100,
+nanotron and NVIDIA on H100, SimuMax on B200. Torch-free.
 
 Profiles are fitted to the larger of SimuMax's two models alone, all else is held out.
 """
@@ -182,6 +182,53 @@ NVIDIA = [
 """Rows in bfloat16 of NVIDIA's summaries; most are in 8 bits, which this project does not train in."""
 
 
+NEMO_PROGRAM = replace(MEGATRON, gradient_width=2)
+"""NeMo with half-precision gradients, which its optimiser sums in 16 bits."""
+
+
+def _nemo(
+    name: str, shape: ModelShape, layout: Layout, batch: int, seconds: float, assumed: str = ""
+) -> Published:
+    """A row of NeMo Megatron's README, whose configurations have the layout; attention writes its scores."""
+    source = "NeMo Megatron, 2022-09 to 2023-07"
+    return Published(name, source, "a100-80", shape, layout, batch, seconds, NEMO_PROGRAM, assumed)
+
+
+def _bert(layers: int, hidden: int, heads: int) -> ModelShape:
+    return gpt(layers, hidden, heads, 512, 30592)
+
+
+_GPT_5B, _GPT_175B, _BERT_4B = gpt(24, 4096, 32), gpt(96, 12288, 96), _bert(48, 2560, 32)
+NEMO = [
+    *(
+        _nemo("GPT 5B, NeMo", _GPT_5B, Layout(dp=8 * nodes, zero=1, micro_batch=2), 2048, 2048 * 2048 / tokens)
+        for nodes, tokens in ((1, 40345), (2, 79815), (4, 161754), (8, 312774), (16, 659481), (32, 1159288))
+    ),
+    *(
+        _nemo(
+            "GPT 175B, NeMo", _GPT_175B,
+            Layout(dp=nodes // 8, tp=8, pp=8, zero=int(nodes > 8), micro_batch=2, sequence=True, recompute="selective"),
+            2048, 2048 * 2048 / tokens, "one stage a rank",
+        )
+        for nodes, tokens in ((8, 7500), (16, 14950), (32, 29537), (64, 58211), (128, 109684))
+    ),
+    *(
+        _nemo("BERT 4B, NeMo", _BERT_4B, Layout(dp=8 * nodes, zero=1, micro_batch=8), 2048, 2048 * 512 / tokens)
+        for nodes, tokens in ((1, 57287), (2, 108695), (4, 215358), (8, 393167), (16, 728178))
+    ),
+    _nemo("BERT 110M, NeMo", _bert(12, 768, 12), Layout(dp=64, zero=1, micro_batch=4), 256, 0.076),
+    _nemo(
+        "BERT 20B, NeMo", _bert(48, 6144, 96), Layout(dp=16, tp=4, pp=4, zero=1, micro_batch=4, sequence=True),
+        4096, 6.79, "one stage a rank",
+    ),
+    _nemo(
+        "BERT 100B, NeMo", _bert(96, 9216, 96), Layout(dp=16, tp=4, pp=16, zero=1, micro_batch=8, sequence=True),
+        4096, 7.54, "one stage a rank",
+    ),
+]  # fmt: skip
+"""Rows in bfloat16 of NVIDIA's tables for A100 of 80 GB, of nodes of eight."""
+
+
 def _simumax(billions: int, tp: int, pp: int, parts: int, milliseconds: float, gibibytes: float) -> Published:
     """A row of a few layers of Llama 3 with Megatron-LM and TransformerEngine, 4,096 tokens."""
     sizes = {70: (12, 8192, 64, 8, 28672), 405: (4, 16384, 128, 16, 53248)}
@@ -213,4 +260,4 @@ SIMUMAX = [
     )
 ]  # fmt: skip
 MEGATRON_FITTED = [row for row in SIMUMAX if "405B" in row.name]
-BLIND = [*DAO, *BIGSCIENCE, *NANOTRON, *NVIDIA, *(row for row in SIMUMAX if "405B" not in row.name)]
+BLIND = [*DAO, *BIGSCIENCE, *NEMO, *NANOTRON, *NVIDIA, *(row for row in SIMUMAX if "405B" not in row.name)]

@@ -55,6 +55,7 @@ def calibrate(
         ["an operation's launch", f"{found.launch.value * 1e6:.0f} us"],
         ["a message between processes", f"{found.inside.latency * 1e6:.0f} us"],
         ["bytes between processes", f"{found.inside.bandwidth / 1e9:.2f} GB/s"],
+        ["a step beyond its least, in the mean", f"{found.delay.value:.1%}"],
     ]
     table("A core of this machine", ["what", "measured"], rows)
     print(f"{path} is written")

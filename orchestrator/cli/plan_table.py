@@ -8,7 +8,8 @@ from orchestrator.job.spec import JobSpec
 from orchestrator.planning.layout import ModelShape
 from orchestrator.planning.machines import told
 from orchestrator.planning.memory import needed_bytes, offered
-from orchestrator.planning.plan import TIE, Candidate, Plan
+from orchestrator.planning.plan import Plan
+from orchestrator.planning.search import TIE, Candidate
 from orchestrator.planning.step_trace import CATEGORIES
 from orchestrator.track.words import count, duration
 
@@ -53,6 +54,9 @@ def show(spec: JobSpec, shape: ModelShape, plan: Plan) -> None:
         print(f"On {plan.machine.name}" + ("." if plan.fits else ", whose memory it does not fit."))
     parts = [(name, value) for name, value in plan.chosen.time.to_json().items() if value > 0.0]
     print("A step: " + ", ".join(f"{name} {duration(value)}" for name, value in parts) + ".")
+    if plan.machine.delay:
+        low, middle, high = map(duration, plan.quantiles.values())
+        print(f"Half of the steps take {middle} or less, 5 % less than {low}, 5 % more than {high}.")
     print("Predicted, not measured: the run's report shows both side by side.")
 
 

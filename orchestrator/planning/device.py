@@ -41,6 +41,7 @@ class Machine:
         launches_ahead: whether operations are launched while earlier ones run, as on a GPU.
         per_node: workers on a node.
         inside, between: the links between workers of a node and of different nodes.
+        delay: how much longer than its least a rank takes by itself in the mean of its steps, as a share of that.
         host_bandwidth: bytes per second between the device and its host's memory.
         host_memory: bytes of that for each worker.
         watts: power of the worker at full load.
@@ -66,6 +67,7 @@ class Machine:
     per_node: int = 8
     inside: Link = Link(1e-4, 1e9)
     between: Link = Link(1e-4, 1e9)
+    delay: float = 0.0
     host_bandwidth: float = 2e10
     host_memory: float = math.inf
     watts: float = 0.0

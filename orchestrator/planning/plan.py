@@ -7,9 +7,7 @@ cannot lose the best. Torch-free and ray-free.
 from __future__ import annotations
 
 import gc
-import heapq
-import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,7 +16,6 @@ from typing import Any
 
 from orchestrator.job.errors import InputError
 from orchestrator.job.parallel import cost_of
-from orchestrator.job.reference import Reference
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning.candidates import Family, Room, families
 from orchestrator.planning.device import Machine
@@ -32,42 +29,17 @@ from orchestrator.planning.memory import (
     peak_bytes,
 )
 from orchestrator.planning.own_cost import Refusal, with_own
+from orchestrator.planning.search import TIE, Candidate, Search
 from orchestrator.planning.simulation.operators import Program
 from orchestrator.planning.simulation.step import (
-    StepTime,
     ends_in_layers,
-    least_time,
-    passes_time,
+    in_share_of_steps,
     step_time,
 )
 
-BEST = 10
-"""How many layouts are predicted in full at least, where as many are legal."""
-TIE = 0.05
-"""Share of the step's time within which two layouts count as equally fast: predictions are no better than that."""
+SHARES = (0.05, 0.5, 0.95)
+"""Of the steps, for which it is told what they take at most."""
 NOTHING: Mapping[Layout, Refused] = MappingProxyType({})
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A layout with its prediction: memory in bytes of the rank that needs most, and the step's time by part."""
-
-    layout: Layout
-    memory: float
-    time: StepTime
-
-    @property
-    def seconds(self) -> float:
-        """Predicted seconds per step."""
-        return self.time.seconds
-
-    def to_json(self) -> dict[str, Any]:
-        """The candidate as plain data."""
-        return {
-            "layout": str(self.layout),
-            "memory_bytes": round(self.memory),
-            "step_seconds": round(self.seconds, 4),
-        }
 
 
 @dataclass(frozen=True)
@@ -101,6 +73,15 @@ class Plan:
         """Whether the chosen layout is predicted to fit the machine's memory."""
         return self.chosen.memory <= self.machine.memory * MEMORY_SHARE
 
+    @property
+    def quantiles(self) -> dict[str, float]:
+        """Seconds that a step takes at most in a share of the steps, by that share."""
+        chosen = self.chosen
+        return {
+            str(share): in_share_of_steps(chosen.time, chosen.layout.world, self.machine, share)
+            for share in SHARES
+        }
+
     def to_json(self) -> dict[str, Any]:
         """The content of plan.json."""
         seconds, layout = self.chosen.seconds, self.chosen.layout
@@ -110,6 +91,7 @@ class Plan:
                 "memory_bytes": round(self.chosen.memory),
                 "fits": self.fits,
                 "step_seconds": seconds,
+                "step_seconds_quantiles": self.quantiles,
                 "tokens_per_second": self.tokens / seconds,
                 "seconds_by_part": self.chosen.time.to_json(),
                 "peak_bytes_by_rank": [
@@ -189,7 +171,7 @@ def plan(
         lambda layout: ends_in_layers(shape, layout, machine, program),
     )
     impossible: list[tuple[Layout, str]] = []
-    search = _Search(shape, batch, machine, program, cost_of(spec.parallel))
+    search = Search(shape, batch, machine, program, cost_of(spec.parallel))
     for family in families(spec, shape, workers, machine.per_node, rejected.append, room):
         if problems := family.least.problems(shape, batch):
             impossible.append((family.least, problems[0]))
@@ -235,71 +217,6 @@ def _problem(spec: JobSpec, shape: ModelShape, layout: Layout, workers: int, mac
             f"worker has {machine.host_memory / 2**30:.0f} GiB; add workers, or set offload to none"
         )
     return ""
-
-
-class _Search:
-    """The fastest layouts, in the order of what bounds their times from below: first those of whole families, then
-    those of their layouts. When a bound is above the times of the BEST so far, so are all that follow.
-
-    Attributes:
-        refused: what the user's `own` cost refuses, each with its reason.
-    """
-
-    def __init__(
-        self, shape: ModelShape, batch: int, machine: Machine, program: Program, own: Reference | None
-    ) -> None:
-        self.refused: list[tuple[Layout, str]] = []
-        self._of, self._own = (shape, batch, machine, program), own
-        self._queue: list[tuple[float, int, Family | tuple[Layout, float]]] = []
-        self._number = itertools.count()
-        self._found: list[Candidate] = []
-        self._times: list[float] = []
-
-    @property
-    def passed_over(self) -> int:
-        """How many legal layouts were not predicted in full; those of families that were not looked at do not count."""
-        return sum(not isinstance(each, Family) for _, _, each in self._queue)
-
-    def add(self, family: Family) -> None:
-        """A family to look at."""
-        shape, batch, machine, program = self._of
-        bound = passes_time(shape, family.least, batch, machine, program)
-        heapq.heappush(self._queue, (bound, next(self._number), family))
-
-    def add_legal(self, layouts: list[tuple[Layout, float]]) -> None:
-        """Layouts that are legal, with the memory that they need."""
-        shape, batch, machine, program = self._of
-        for layout, memory in layouts:
-            bound = least_time(shape, layout, batch, machine, program)
-            heapq.heappush(self._queue, (bound, next(self._number), (layout, memory)))
-
-    def best(self, legal_of: Callable[[Family], list[tuple[Layout, float]]]) -> list[Candidate]:
-        """The fastest layouts in order, but first, of those that are equally fast as the first, that with least
-        sharding."""
-        shape, batch, machine, program = self._of
-        found, times = self._found, self._times
-        while self._queue:
-            bound, _, one = self._queue[0]
-            if len(times) >= BEST and bound > max(times[BEST - 1], times[0] * (1.0 + TIE)):
-                break
-            heapq.heappop(self._queue)
-            if isinstance(one, Family):
-                self.add_legal(legal_of(one))
-                continue
-            layout, memory = one
-            time = with_own(self._own, layout, step_time(shape, layout, batch, machine, program), memory)
-            if isinstance(time, Refusal):
-                self.refused.append((layout, time.reason))
-                continue
-            found.append(Candidate(layout, memory, time))
-            times[:] = sorted([*times, found[-1].seconds])[:BEST]
-        if not found:
-            return []
-        found.sort(key=lambda c: (c.seconds, c.layout.zero, c.memory))
-        equal = [c for c in found if c.seconds <= times[0] * (1.0 + TIE)]
-        first = min(equal, key=lambda c: (c.layout.zero, c.layout.engine != "torch", c.seconds, c.memory))
-        found.remove(first)
-        return [first, *found]
 
 
 def predict(spec: JobSpec, shape: ModelShape, layout: Layout, machine: Machine) -> Candidate:

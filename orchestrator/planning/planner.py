@@ -13,7 +13,8 @@ from orchestrator.planning.device import Machine
 from orchestrator.planning.host_memory import worker_bytes
 from orchestrator.planning.layout import Layout, ModelShape
 from orchestrator.planning.memory import fits, needed_bytes, saved_bytes
-from orchestrator.planning.plan import NOTHING, TIE, Plan, Refused, plan, predict, program_of
+from orchestrator.planning.plan import NOTHING, Plan, Refused, plan, predict, program_of
+from orchestrator.planning.search import TIE
 from orchestrator.planning.simulation.operators import needed_flops
 from orchestrator.planning.simulation.step import pipeline
 

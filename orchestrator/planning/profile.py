@@ -108,6 +108,10 @@ class Profile(Part):
     per_node: Annotated[int, Field(gt=0)]
     inside: Connection
     between: Connection
+    delay: Figure = Field(
+        default=Figure(value=0.0, source="not measured"),
+        description="of a rank beyond its least seconds, in the mean of steps, as a share of them",
+    )
     host_bandwidth: Figure
     host_memory: Figure | None = Field(default=None, description="of a worker's share of its host")
     watts: Figure
@@ -135,6 +139,7 @@ class Profile(Part):
             per_node=self.per_node,
             inside=Link(self.inside.latency, self.inside.bandwidth),
             between=Link(self.between.latency, self.between.bandwidth),
+            delay=self.delay.value,
             host_bandwidth=self.host_bandwidth.value,
             host_memory=self.host_memory.value if self.host_memory else math.inf,
             watts=self.watts.value,

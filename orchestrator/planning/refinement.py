@@ -26,9 +26,10 @@ SLOWS: Mapping[str, tuple[tuple[str, int], ...]] = {
     ),
     "optimizer": (("optimizer_share.value", -1),),
     "communication": (("inside.latency", 1), ("inside.bandwidth", -1)),
+    "delay": (("delay.value", 1),),
 }
-"""By part of a step the figures that it is predicted by, and whether it takes longer with more (1) or less (-1) of
-each."""
+"""By part of a step, and by the delay of a rank, the figures that it is predicted by, and whether it takes longer with
+more (1) or less (-1) of each."""
 
 
 def refined(
@@ -37,8 +38,9 @@ def refined(
     measured: Mapping[str, float],
     record: Mapping[str, Any],
 ) -> Profile:
-    """The profile after a run of which these seconds by part were measured, where it predicts those; `record` says
-    when, by whom, of which run and how many steps."""
+    """The profile after a run of which these seconds by part were measured, where it predicts those, and under `delay`
+    the share by which a rank's seconds are beyond its least; `record` says when, by whom, of which run and how many
+    steps."""
     ratios = {
         part: measured[part] / predicted[part]
         for part in SLOWS

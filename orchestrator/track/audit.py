@@ -22,21 +22,33 @@ PARTS = {
 Of `other` offload is predicted alone."""
 
 
-def audit(plan: Mapping[str, Any] | None, means: Mapping[str, float]) -> dict[str, dict[str, float]]:
+def measured_parts(means: Mapping[str, float], late: float | None) -> dict[str, float]:
+    """Seconds by part, from the mean seconds of the parts that rank 0 has measured and those for which it was ahead of
+    the last rank, see `StepParts.late`: it has spent them in communication. Without them there are no `stragglers`."""
+    found = {part: math.fsum(means.get(name, 0.0) for name in names) for part, names in PARTS.items()}
+    if late is not None:
+        found["stragglers"] = min(late, found["communication"])
+        found["communication"] -= found["stragglers"]
+    return found
+
+
+def audit(
+    plan: Mapping[str, Any] | None, means: Mapping[str, float], late: float | None = None
+) -> dict[str, dict[str, float]]:
     """Seconds of a step, predicted and measured, by part; empty unless both are known.
 
-    `plan` is the content of plan.json, `means` the mean seconds of the parts that were measured.
+    `plan` is the content of plan.json, `means` and `late` are as of `measured_parts`. Where the last rank is not known,
+    waiting for it is part of communication on both sides.
     """
     said = ((plan or {}).get("predicted") or {}).get("seconds_by_part")
     if not isinstance(said, Mapping) or not means:
         return {}
     found: dict[str, dict[str, float]] = {}
-    for part, measured in PARTS.items():
+    for part, measured in measured_parts(means, late).items():
         predicted = float(said.get("host" if part == "other" else part, 0.0))
-        found[part] = {
-            "predicted": predicted,
-            "measured": math.fsum(means.get(name, 0.0) for name in measured),
-        }
+        if part == "communication" and late is None:
+            predicted += float(said.get("stragglers", 0.0))
+        found[part] = {"predicted": predicted, "measured": measured}
     return {part: pair for part, pair in found.items() if any(pair.values())}
 
 

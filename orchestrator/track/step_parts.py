@@ -45,8 +45,8 @@ class StepParts:
 
     def __init__(self, rows: Iterable[Row] = ()) -> None:
         self._sums = dict.fromkeys((*MEASURED, "step"), 0.0)
-        self._count = self._rated = 0
-        self._mfu = 0.0
+        self._count = self._rated = self._compared = 0
+        self._mfu = self._late = 0.0
         for row in rows:
             self.add(row)
 
@@ -60,6 +60,9 @@ class StepParts:
                 self._sums[part] += value
         if _is_number(rate := row.get("mfu")):
             self._mfu, self._rated = self._mfu + rate, self._rated + 1
+        busy: Sequence[float] = row.get("busy_seconds") or ()
+        if len(busy) > 1 and all(map(_is_number, busy)):
+            self._late, self._compared = self._late + max(busy) - busy[0], self._compared + 1
 
     @property
     def means(self) -> dict[str, float]:
@@ -70,6 +73,11 @@ class StepParts:
         whole = (self._sums["step"] + self._sums["commit"]) / self._count
         found["other"] = max(whole - sum(found.values()), 0.0)
         return {part: seconds for part, seconds in found.items() if seconds}
+
+    @property
+    def late(self) -> float | None:
+        """Mean seconds for which rank 0 has computed by itself and the last rank has not; None if not known."""
+        return self._late / self._compared if self._compared else None
 
     @property
     def mfu(self) -> float | None:

@@ -69,12 +69,13 @@ def summary(
         "missing_events": missing_numbers(events),
         "ledger": ledger(events, rows, now),
         "predicted": _predicted(plan),
-        "audit": audit(plan, rows.parts.means),
+        "audit": audit(plan, rows.parts.means, rows.parts.late),
         "machine": rows.machine,
         "attention_kernels": rows.attention_kernels,
         "memory_audit": memory_audit(plan, rows.rank_memory),
         "measured": measured(rows),
         "step_parts": rows.parts.means,
+        "late_seconds": rows.parts.late,
         "mfu": rows.parts.mfu,
         "why_slow": why_slow(rows.parts, latest(rows.newest[::-1])),
         "worker_hours": used,
@@ -158,5 +159,11 @@ def _footprint(
 
 
 def _predicted(plan: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Of the plan what `measured` has: of steps the median, where the plan tells it."""
     given = (plan or {}).get("predicted") or {}
-    return {key: given.get(key) for key in ("step_seconds", "tokens_per_second", "memory_bytes")}
+    found = {key: given.get(key) for key in ("step_seconds", "tokens_per_second", "memory_bytes")}
+    median = (given.get("step_seconds_quantiles") or {}).get("0.5")
+    if median and found["step_seconds"] and found["tokens_per_second"]:
+        found["tokens_per_second"] *= found["step_seconds"] / median
+        found["step_seconds"] = median
+    return found

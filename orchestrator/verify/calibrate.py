@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -92,6 +93,8 @@ LATENCIES = [1e-5 * 1.25**n for n in range(32)]
 """Seconds of a message that are tried."""
 SHARES = (0.5, 0.75, 1.0, 1.5)
 """Shares of the bandwidth of large messages that are tried."""
+LEAST_DELAY = 0.001
+"""Of a rank beyond its least seconds, as a share of them: a run can refine no zero."""
 
 
 def calibrate() -> Profile:
@@ -101,7 +104,9 @@ def calibrate() -> Profile:
     alone = measured(1, {"operators": True, "steps": steps})
     paired = [{"job": asked, "layout": layout.to_json()} for asked, layout in PAIRED]
     pair = measured(2, {"collectives": True, "steps": paired})
-    profile = profile_of(alone["operators"], pair["collectives"], [least for least, *_ in alone["steps"]])
+    delay = statistics.median(each[-1] for each in alone["steps"])
+    least = [each[0] for each in alone["steps"]]
+    profile = profile_of(alone["operators"], pair["collectives"], least, delay)
     return with_messages(profile, [least for least, *_ in pair["steps"]])
 
 
@@ -111,9 +116,9 @@ def measured(world: int, config: dict[str, Any]) -> Any:
 
 
 def profile_of(
-    operators: dict[str, Any], messages: Sequence[tuple[float, float]], steps: Sequence[float]
+    operators: dict[str, Any], messages: Sequence[tuple[float, float]], steps: Sequence[float], delay: float
 ) -> Profile:
-    """The profile that these measurements make."""
+    """The profile that these measurements make; `steps` are the least seconds of each of ALONE."""
     rates = {
         name: [(sizes, 2.0 * math.prod(sizes) / seconds) for sizes, seconds in rows]
         for name, rows in operators["matrix"].items()
@@ -137,6 +142,7 @@ def profile_of(
         "element_share": {"value": operators["elements"] / bandwidth, "source": by},
         "optimizer_share": {"value": operators["optimizer"] / bandwidth, "source": by},
         "inside": {"latency": latency, "bandwidth": speed, "source": by},
+        "delay": {"value": max(delay, LEAST_DELAY), "source": by},
     }
     launch, passes = _launch_and_passes(Profile.model_validate(document), steps)
     document["launch"] = {"value": launch, "source": f"fitted to steps {by}"}
@@ -181,7 +187,7 @@ def with_messages(profile: Profile, steps: Sequence[float]) -> Profile:
     ]
 
     def error(link: Link) -> float:
-        return _error(jobs, replace(machine, inside=link))
+        return _error(jobs, replace(machine, inside=link, delay=0.0))
 
     tried = itertools.product(LATENCIES, (machine.inside.bandwidth * share for share in SHARES))
     found = min((Link(latency, bandwidth) for latency, bandwidth in tried), key=error)
@@ -210,7 +216,7 @@ def _launch_and_passes(profile: Profile, steps: Sequence[float]) -> tuple[float,
     ]
 
     def error(tried: tuple[float, float]) -> float:
-        return _error(jobs, replace(machine, launch=tried[0], eager=tried[1]))
+        return _error(jobs, replace(machine, launch=tried[0], eager=tried[1], delay=0.0))
 
     launch, passes = min(itertools.product(LAUNCHES[::4], PASSES[::4]), key=error)
     finer = [1.25**n for n in range(-3, 4)]

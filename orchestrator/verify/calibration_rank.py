@@ -112,8 +112,9 @@ def _all_reduce(size: int, device: torch.device) -> float:
 
 
 def _step(asked: dict[str, Any], layout: dict[str, Any], device: Any) -> list[float]:
-    """[least, median] seconds of a step of that job under that layout, without the first two, and the least of this
-    process's own, which others that run here do not lengthen; of a process that is alone all are its own."""
+    """[least, median] seconds of a step of that job under that layout, without the first two, the least of this
+    process's own, which others that run here do not lengthen, and by how much a step takes longer than its least in the
+    mean, as a share of it. Of a process that is alone the first two are its own."""
     spec, chosen = job(**asked), Layout.from_json(layout)
     size, length = spec.workload.changes["vocab_size"], spec.data.sequence_length
     workload = load(
@@ -130,13 +131,21 @@ def _step(asked: dict[str, Any], layout: dict[str, Any], device: Any) -> list[fl
     for _ in range(chosen.accumulation(spec.train.global_batch)):
         ids = torch.randint(1, size, (chosen.micro_batch, length), generator=generator)
         batches.append({"tokens": ids, "labels": ids})
-    found, own = [], []
+    found, own, wall = [], [], []
     clock = time.process_time if chosen.world == 1 else time.perf_counter
     for _ in range(2 + ROUNDS * chosen.world):  # processes that wait for each other
         dist.barrier()
-        began, began_own = clock(), time.process_time()
+        began, began_own, began_wall = clock(), time.process_time(), time.perf_counter()
         engine.train_step([dict(batch) for batch in batches], 1e-4)
         own.append(time.process_time() - began_own)
         found.append(clock() - began)
+        wall.append(time.perf_counter() - began_wall)
     engine.close()
-    return [min(found[2:]), statistics.median(found[2:]), min(own[2:])]
+    return [min(found[2:]), statistics.median(found[2:]), min(own[2:]), _delay(wall[2:])]
+
+
+def _delay(seconds: list[float]) -> float:
+    """The mean of what exponentially distributed seconds are beyond their least, by the least of so few: that is
+    itself a part of the mean beyond it."""
+    least, count = min(seconds), len(seconds)
+    return (statistics.fmean(seconds) - least) * count / (count - 1) / least

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import datetime
 import getpass
-from collections.abc import Mapping
+import statistics
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,14 @@ from orchestrator.planning.plan import predict
 from orchestrator.planning.profile import Profile, read
 from orchestrator.planning.refinement import refined, undone
 from orchestrator.resolve.resolved_job import resolve
+from orchestrator.storage.row_line import METRICS, Row
 from orchestrator.storage.run_directory import RunDir
-from orchestrator.track.audit import PARTS
+from orchestrator.track.audit import measured_parts
 
 FEWEST = 20
 """Steps of a run that say something."""
+MOST = 10_000
+"""Steps of which the delay of a rank is read off."""
 CALIBRATE = "run orchestrator calibrate first"
 
 
@@ -44,10 +48,27 @@ def refine(spec: JobSpec, run: RunDir, path: Path) -> Profile:
     layout = Layout.from_json({key: value for key, value in chosen.items() if key != "text"})
     machine = profile.machine(spec.train.precision).scaled(spec.resources.per_worker.cpu)
     time = predict(spec, resolve(spec).shape, layout, machine).time
-    measured = {part: sum(means.get(name, 0.0) for name in names) for part, names in PARTS.items()}
+    measured = measured_parts(means, summary.get("late_seconds"))
+    predicted = {**time.to_json(), "delay": profile.delay.value}
+    measured["delay"] = delay_of(line.row for line in run.log(METRICS).backward() if line.row is not None)
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     record = {"time": now, "by": getpass.getuser(), "run": run.uri, "steps": steps}
-    return refined(profile, time.to_json(), measured, record)
+    return refined(profile, predicted, measured, record)
+
+
+def delay_of(newest_first: Iterable[Row]) -> float:
+    """By how much rank 0 has computed longer than its least in the mean of the newest gang's steps but the first, as a
+    share of that; 0 of too few steps. The least is the twentieth part that is shortest: a single one may be odd."""
+    attempt, found = None, list[float]()
+    for row in newest_first:
+        attempt = attempt or row.get("attempt")
+        if row.get("attempt") != attempt or len(found) > MOST:
+            break
+        found.append(sum(row.get(f"{part}_seconds", 0.0) for part in ("forward", "backward", "optimizer")))
+    own = sorted(found[:-1])
+    if len(own) < FEWEST - 1 or own[0] <= 0.0:
+        return 0.0
+    return statistics.fmean(own) / own[len(own) // 20] - 1.0
 
 
 def undo(path: Path) -> Profile:

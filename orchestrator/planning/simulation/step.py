@@ -12,8 +12,9 @@ from orchestrator.planning.layout import SPLIT, Layout, ModelShape
 from orchestrator.planning.simulation.collectives import Group, begun
 from orchestrator.planning.simulation.operators import OPERATIONS, Program, Times, ends, layer, operations
 from orchestrator.planning.simulation.schedules import order
+from orchestrator.planning.simulation.stragglers import last_of, latest_of
 from orchestrator.planning.simulation.timeline import Played, play
-from orchestrator.planning.simulation.update import kept_numbers, update_seconds
+from orchestrator.planning.simulation.update import host_seconds, kept_numbers, update_seconds
 
 BUCKET = 25e6
 """Bytes of gradients that are summed at once: the last bucket is exposed."""
@@ -38,7 +39,7 @@ DEEPSPEED = {1: 1.10, 2: 1.06, 3: 1.12}
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of a step by part, on its slowest rank.
+    """Mean seconds of a step by part, on its slowest rank.
 
     Attributes:
         compute: forward and backward passes.
@@ -49,6 +50,7 @@ class StepTime:
         data: waiting for batches, which are read ahead.
         commit: the copy of the state that a commit takes, spread over the steps between two commits; it comes on top.
         own: what the job's own planner cost adds.
+        stragglers: what the last rank is later than a rank is in the mean, see `stragglers`.
     """
 
     compute: float
@@ -59,16 +61,23 @@ class StepTime:
     data: float = 0.0
     commit: float = 0.0
     own: float = 0.0
+    stragglers: float = 0.0
 
     @property
     def seconds(self) -> float:
         """All parts together but the commit, as a run measures its steps."""
         found = self.compute + self.communication + self.bubble + self.optimizer + self.host + self.data
-        return found + self.own
+        return found + self.own + self.stragglers
 
     def to_json(self) -> dict[str, float]:
         """The parts as plain data."""
         return dataclasses.asdict(self)
+
+
+def in_share_of_steps(time: StepTime, ranks: int, machine: Machine, share: float) -> float:
+    """Seconds that a step of so many ranks takes at most in that share of the steps: `time` is their mean."""
+    late = (time.compute + time.optimizer) * machine.delay / (1.0 + machine.delay)
+    return time.seconds + late * (latest_of(ranks, share) - last_of(ranks))
 
 
 def parts_of(layout: Layout) -> tuple[int, ...]:
@@ -114,14 +123,15 @@ def least_time(
     _, head = ends(shape, machine, program, parts_of(layout))
     each = inner.compute + inner.sent
     busy = passes_time(shape, layout, global_batch, machine, program)
+    bound = busy
     if layout.schedule != "zbv":
         last = layers_by_rank(shape.layers, layout)[-1]
         ahead, _ = layout.layers_of(shape.layers, layout.pp - 1)
         # the weights' gradients may be what the last rank ends with, while the backward pass has gone on
         way = inner.forward + inner.sent_forward if layout.schedule in SPLIT else each
-        busy = max(busy, ahead * way + parts * (last * each + head.compute + head.sent))
-    # which of it is computed or sent makes no difference to the sum
-    return _with_update(shape, layout, parts, machine, program, (busy, 0.0, 0.0)).seconds
+        bound = max(bound, ahead * way + parts * (last * each + head.compute + head.sent))
+    sent = parts * max(layers_by_rank(shape.layers, layout)) * inner.sent
+    return _with_update(shape, layout, parts, machine, program, (busy - sent, sent, bound - busy)).seconds
 
 
 def _with_update(
@@ -155,20 +165,17 @@ def _with_update(
     own = trained / (layout.sharded if layout.zero else 1)
     optimizer = update_seconds(shape, layout, machine, program, own)
     price = DEEPSPEED.get(layout.zero, 1.0) if layout.engine == "deepspeed" else 1.0
+    compute, optimizer = price * compute, price * optimizer if layout.offload == "none" else 0.0
+    late = machine.delay * (compute + optimizer)
+    saved = 4.0 * (1.0 + kept_numbers(program.optimizer, shape)) * own / machine.host_bandwidth
     return StepTime(
-        price * compute,
+        compute * (1.0 + machine.delay),
         price * sent,
         price * bubble,
-        price * optimizer if layout.offload == "none" else 0.0,
-        _host(layout, parameters, parts, machine),
-        0.0,
-        4.0
-        * (1.0 + kept_numbers(program.optimizer, shape))
-        * own
-        / machine.host_bandwidth
-        / program.commit_every
-        if program.commit_every
-        else 0.0,
+        optimizer * (1.0 + machine.delay),
+        host_seconds(layout, parameters, parts, machine),
+        commit=saved / program.commit_every if program.commit_every else 0.0,
+        stragglers=late * (last_of(layout.world) - 1.0),
     )
 
 
@@ -330,17 +337,3 @@ def _felt(sent: float, behind: float, last: float) -> float:
     hides."""
     shown = max(sent - behind, last)
     return shown + CONTENTION * max(sent - shown, 0.0)
-
-
-def _host(layout: Layout, parameters: float, parts: int, machine: Machine) -> float:
-    """What offload adds to a step: gradients to the host, Adam there (reads four numbers of a parameter and writes
-    three), weights back; offloaded weights come for every forward and backward pass (Ren et al., 2021)."""
-    if layout.offload == "none":
-        return 0.0
-    part = 4.0 * parameters / (layout.sharded if layout.zero >= 1 else 1)
-    recomputed = 2 * parts if layout.offload == "parameters" else 0
-    return (2 + recomputed) * part / machine.host_bandwidth + 7 * part / HOST_MEMORY
-
-
-HOST_MEMORY = 5e10
-"""Bytes per second of a host's memory: a cautious guess."""

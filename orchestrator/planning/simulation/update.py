@@ -19,6 +19,8 @@ KEPT = {"adamw": 2.0, "lamb": 2.0, "lion": 1.0, "lars": 1.0, "muon": 1.0}
 PASSED = {"adamw": 40.0, "lion": 64.0, "lars": 80.0, "lamb": 128.0, "muon": 72.0}
 """Bytes that pass for each trained parameter in a step. AdamW's one kernel reads four numbers and writes three; of the
 others each operation passes by itself. The gradient's norm reads one, clipping reads and writes one."""
+HOST_MEMORY = 5e10
+"""Bytes per second of a host's memory: a cautious guess."""
 ITERATIONS = 5
 """Of Newton and Schulz in a step of Muon."""
 
@@ -42,6 +44,17 @@ def update_seconds(
         return seconds
     where = (layout.pp, layout.tp, layout.ep, layout.replicas, layout.zero)
     return seconds + shape.trained_share * _orthogonal(shape, machine, program, where)
+
+
+def host_seconds(layout: Layout, parameters: float, parts: int, machine: Machine) -> float:
+    """What offload adds to a step, for a rank's `parameters` before ZeRO and `parts` micro-batches: gradients to the
+    host, Adam there (reads four numbers of a parameter and writes three), weights back; offloaded weights come for
+    every forward and backward pass (Ren et al., 2021)."""
+    if layout.offload == "none":
+        return 0.0
+    part = 4.0 * parameters / (layout.sharded if layout.zero >= 1 else 1)
+    recomputed = 2 * parts if layout.offload == "parameters" else 0
+    return (2 + recomputed) * part / machine.host_bandwidth + 7 * part / HOST_MEMORY
 
 
 def _rest(shape: ModelShape) -> float:

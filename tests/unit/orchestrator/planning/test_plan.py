@@ -17,9 +17,10 @@ from orchestrator.planning.device import Machine
 from orchestrator.planning.layout import Layout, ModelShape
 from orchestrator.planning.memory import MEMORY_SHARE
 from orchestrator.planning.model_shape import model_shape
-from orchestrator.planning.plan import TIE, plan, predict
+from orchestrator.planning.plan import plan, predict
 from orchestrator.planning.planner import Planner
 from orchestrator.planning.profile import load
+from orchestrator.planning.search import TIE
 from orchestrator.planning.simulation.step import DEEPSPEED
 from workloads.describe import describe
 

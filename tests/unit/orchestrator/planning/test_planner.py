@@ -8,9 +8,10 @@ import pytest
 
 from orchestrator.job.spec import JobSpec, parse
 from orchestrator.planning.model_shape import model_shape
-from orchestrator.planning.plan import TIE, Plan, plan
+from orchestrator.planning.plan import Plan, plan
 from orchestrator.planning.planner import Planner, planned, widths
 from orchestrator.planning.profile import load
+from orchestrator.planning.search import TIE
 from workloads.describe import describe
 
 SHAPE = model_shape(describe("llama-3.2-1b"), 2048)

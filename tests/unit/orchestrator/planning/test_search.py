@@ -19,8 +19,9 @@ from orchestrator.planning.layout import Layout, ModelShape
 from orchestrator.planning.legal_layouts import legal
 from orchestrator.planning.memory import MEMORY_SHARE, peak_bytes
 from orchestrator.planning.model_shape import model_shape
-from orchestrator.planning.plan import BEST, TIE, plan, predict, program_of
+from orchestrator.planning.plan import plan, predict, program_of
 from orchestrator.planning.profile import Profile, load
+from orchestrator.planning.search import BEST, TIE
 from orchestrator.planning.simulation.step import ends_in_layers
 from workloads.describe import describe
 

@@ -30,6 +30,18 @@ def test_parts_stand_side_by_side() -> None:
     assert "bubble" not in found
 
 
+def test_waiting_for_the_last_rank_is_a_part_of_its_own_where_it_is_known() -> None:
+    said = {"compute": 1.5, "communication": 0.3, "stragglers": 0.2}
+    plan = {"predicted": {"seconds_by_part": said}}
+    told = audit(plan, MEANS, late=0.15)
+    assert told["stragglers"] == {"predicted": 0.2, "measured": 0.15}
+    assert told["communication"] == {"predicted": 0.3, "measured": pytest.approx(0.25)}
+    assert audit(plan, MEANS, late=9.0)["communication"]["measured"] == 0.0
+    untold = audit(plan, MEANS)
+    assert untold["communication"] == {"predicted": 0.5, "measured": pytest.approx(0.4)}
+    assert "stragglers" not in untold
+
+
 def test_the_memory_of_each_rank_stands_beside_what_was_measured() -> None:
     plan: dict[str, Any] = {"predicted": {"memory_bytes_by_rank": [10, 6]}, "memory": {"source": "formula"}}
     found = memory_audit(plan, [11.0, 5.0])

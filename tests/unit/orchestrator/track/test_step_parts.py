@@ -79,3 +79,9 @@ def test_the_latest_are_of_the_attempt_that_runs_without_its_first() -> None:
     assert [each["step"] for each in latest(rows)] == [3, 4]
     assert [each["step"] for each in latest(rows[:3])] == [2]
     assert latest([]) == []
+
+
+def test_how_long_rank_0_waits_for_the_last() -> None:
+    assert StepParts([row(), row()]).late is None
+    assert StepParts([row(busy=(0.5,))]).late is None
+    assert StepParts([row(busy=(0.5, 0.6)), row(busy=(0.7, 0.4)), row()]).late == pytest.approx(0.05)

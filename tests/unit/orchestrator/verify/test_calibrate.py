@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from orchestrator.planning import profile
@@ -13,6 +14,7 @@ from orchestrator.planning.machines import machine_for
 from orchestrator.planning.profile import load, read, store
 from orchestrator.verify.calibrate import (
     ALONE,
+    LEAST_DELAY,
     PAIRED,
     attention_of,
     half_size,
@@ -21,8 +23,9 @@ from orchestrator.verify.calibrate import (
     profile_of,
     with_messages,
 )
+from orchestrator.verify.calibration_rank import _delay
 
-CORE = replace(load("cpu-core").machine("fp32"), matrix_share=1.0, launch=4e-5, eager=2.0)
+CORE = replace(load("cpu-core").machine("fp32"), matrix_share=1.0, launch=4e-5, eager=2.0, delay=0.0)
 OPERATORS: dict[str, Any] = {
     "matrix": {
         name: [[[n, n, n], 2 * n**3 / (rate * (n / (n + 16)) ** 3)] for n in (64, 256, 4096)]
@@ -38,10 +41,11 @@ MESSAGES = [(4096, 2e-4), (2**24, 2e-4 + 2**24 / 1e9)]
 
 def test_what_was_measured_is_found_again() -> None:
     steps = [predicted(CORE, asked, layout) for asked, layout in ALONE]
-    found = profile_of(OPERATORS, MESSAGES, steps)
+    found = profile_of(OPERATORS, MESSAGES, steps, 0.0)
+    assert found.delay.value == LEAST_DELAY
     assert found.peak.fp32 == pytest.approx(1e11, rel=0.02)
     assert found.matrix.half_size == pytest.approx(16, rel=0.15)
-    machine = found.machine("fp32")
+    machine = replace(found.machine("fp32"), delay=0.0)  # the steps are the least ones
     for (asked, layout), seconds in zip(ALONE, steps, strict=True):
         assert predicted(machine, asked, layout) == pytest.approx(seconds, rel=0.15)
 
@@ -49,10 +53,17 @@ def test_what_was_measured_is_found_again() -> None:
 def test_messages_are_fitted_to_steps_of_two_processes() -> None:
     core = replace(CORE, inside=Link(8e-4, 5e8))
     steps = [predicted(core, asked, layout) for asked, layout in PAIRED]
-    alone = profile_of(OPERATORS, MESSAGES, [predicted(CORE, asked, layout) for asked, layout in ALONE])
-    machine = with_messages(alone, steps).machine("fp32")
+    alone = profile_of(OPERATORS, MESSAGES, [predicted(CORE, asked, layout) for asked, layout in ALONE], 0.2)
+    assert alone.delay.value == 0.2
+    machine = replace(with_messages(alone, steps).machine("fp32"), delay=0.0)
     for (asked, layout), seconds in zip(PAIRED, steps, strict=True):
         assert predicted(machine, asked, layout) == pytest.approx(seconds, rel=0.2)
+
+
+def test_the_mean_delay_is_read_off_few_steps() -> None:
+    drawn = np.random.default_rng(1).exponential(0.03, size=(4000, 5)) + 0.1
+    found = [_delay(list(steps)) * min(steps) for steps in drawn]
+    assert float(np.mean(found)) == pytest.approx(0.03, rel=0.03)
 
 
 def test_a_link_is_read_off_two_messages() -> None:

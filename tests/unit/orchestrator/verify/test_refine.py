@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from jobs import job, write_text
 
@@ -16,7 +17,7 @@ from orchestrator.planning.plan import predict
 from orchestrator.planning.profile import Profile, load, read, store
 from orchestrator.resolve.resolved_job import resolve
 from orchestrator.storage.run_directory import RunDir
-from orchestrator.verify.refine import FEWEST, refine, undo
+from orchestrator.verify.refine import FEWEST, delay_of, refine, undo
 
 LAYOUT = Layout(dp=2, micro_batch=4)
 
@@ -51,6 +52,21 @@ def run_of(tmp_path: Path, spec: JobSpec, slower: float = 1.0, **changes: Any) -
     return run
 
 
+def write_rows(run: RunDir, delay: float, attempts: tuple[int, ...] = (1,)) -> None:
+    """Steps of 0.1 s and more, exponentially."""
+    drawn = np.random.default_rng(3).exponential(0.1 * delay, size=400)
+    rows = [
+        {
+            **{"step": n, "attempt": attempt, "time": 1.7e9 + n, "step_seconds": 0.2 + late},
+            **{"forward_seconds": 0.04, "backward_seconds": 0.06 + late},
+        }
+        for attempt in attempts
+        for n, late in enumerate(drawn, 1)
+    ]
+    rows[0]["forward_seconds"] = 9.0
+    run.append("metrics.jsonl", rows)
+
+
 def changed(profile: Profile) -> dict[str, float]:
     return {c.figure: c.after / c.before for entry in profile.refined for c in entry.changes}
 
@@ -76,6 +92,19 @@ def test_a_slower_run_makes_later_plans_slower_and_is_taken_back(
     assert read(profile) == before
     with pytest.raises(InputError, match="no run has refined it"):
         undo(profile)
+
+
+def test_how_late_a_rank_is_is_read_off_the_rows(tmp_path: Path, spec: JobSpec, profile: Path) -> None:
+    run, before = run_of(tmp_path, spec), load("cpu-core").delay.value
+    write_rows(run, 1.44 * before)
+    assert changed(refine(spec, run, profile))["delay.value"] == pytest.approx(1.2, rel=0.05)
+
+
+def test_few_steps_say_nothing_of_how_late_a_rank_is() -> None:
+    row = {"attempt": 2, "forward_seconds": 0.1, "backward_seconds": 0.2}
+    assert delay_of([row] * FEWEST) == pytest.approx(0.0)
+    assert delay_of([*[row] * (FEWEST - 2), {**row, "attempt": 1, "forward_seconds": 9.0}]) == 0.0
+    assert delay_of([]) == delay_of([{"attempt": 1}] * 100) == 0.0
 
 
 @pytest.mark.parametrize(

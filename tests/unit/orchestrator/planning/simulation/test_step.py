@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 from fsdp_steps import HELD_OUT
-from megatron_steps import BIGSCIENCE, BLIND, DAO, MEGATRON_FITTED, NANOTRON, NVIDIA, SIMUMAX
+from megatron_steps import BIGSCIENCE, BLIND, DAO, MEGATRON_FITTED, NANOTRON, NEMO, NVIDIA, SIMUMAX
 from published_steps import MEGATRON, PTDP_1, ROWS, Published, gpt, llama
 
 from orchestrator.planning.device import Machine
@@ -16,6 +16,7 @@ from orchestrator.planning.simulation.operators import Program, needed_flops
 from orchestrator.planning.simulation.step import (
     CONTENTION,
     _data_parallel,
+    in_share_of_steps,
     least_time,
     passes_time,
     pipeline,
@@ -52,7 +53,9 @@ def test_tensor_parallel_steps_of_one_node_are_met() -> None:
     assert mean(errors([row for row in SIMUMAX if row in BLIND])) < 0.08
 
 
-@pytest.mark.parametrize(("rows", "most"), [(DAO, 0.1), (BIGSCIENCE, 0.14), (NANOTRON, 0.17), (NVIDIA, 0.22)])
+@pytest.mark.parametrize(
+    ("rows", "most"), [(DAO, 0.1), (BIGSCIENCE, 0.14), (NEMO, 0.17), (NANOTRON, 0.17), (NVIDIA, 0.22)]
+)
 def test_steps_of_other_programs_are_met_roughly(rows: list[Published], most: float) -> None:
     assert mean(errors(rows)) < most
 
@@ -67,6 +70,33 @@ def test_a_bound_is_no_more_than_the_step(row) -> None:
         assert 0.6 * real < bound <= real * (1 + 1e-9)
         rough = passes_time(row.shape, layout, row.batch, machine, MEGATRON)
         assert 0.4 * real < rough <= bound * (1 + 1e-9)
+
+
+def test_ranks_that_are_late_make_a_step_longer_the_more_they_are() -> None:
+    shape = gpt(16, 2048, 16)
+    exact, late = (dataclasses.replace(MACHINES["a100-80"], delay=delay) for delay in (0.0, 0.05))
+    for width in (1, 8, 64):
+        layout = Layout(dp=width)
+        least, mean = (step_time(shape, layout, 64, machine, MEGATRON) for machine in (exact, late))
+        assert least.stragglers == 0.0
+        own = least.compute + least.optimizer
+        assert mean.compute == pytest.approx(1.05 * least.compute)
+        assert mean.seconds - least.seconds == pytest.approx(
+            0.05 * own * sum(1 / n for n in range(1, width + 1))
+        )
+        shares = [in_share_of_steps(mean, width, late, share) for share in (1e-9, 0.5, 0.95)]
+        assert least.seconds <= shares[0] < shares[1] < mean.seconds < shares[2]
+        assert in_share_of_steps(least, width, exact, 0.95) == least.seconds
+
+
+def test_a_bound_holds_where_ranks_are_late() -> None:
+    machine, shape = dataclasses.replace(MACHINES["a100-80"], delay=0.3), gpt(16, 2048, 16)
+    for schedule in ("gpipe", "1f1b", "interleaved", "zero_bubble", "zbv"):
+        for tp in (1, 4):
+            layout = Layout(pp=4, dp=2, tp=tp, schedule=schedule, sequence=tp > 1)
+            bound = least_time(shape, layout, 64, machine, MEGATRON)
+            real = step_time(shape, layout, 64, machine, MEGATRON).seconds
+            assert 0.6 * real < bound <= real * (1 + 1e-9)
 
 
 def test_long_steps_of_a_pipeline_are_as_if_played_to_the_end() -> None:
@@ -141,7 +171,8 @@ def test_small_layers_wait_for_the_process_that_launches_them() -> None:
         assert alone > 16 * (3 * 45 + 2 * 3 * 8) * machine.launch  # as the engine's trace counts them
         assert step_time(small, layout, 1, machine, fused).seconds < 0.9 * alone
     # the same tokens in twice the operations
-    by_launch = [step_time(small, Layout(tp=8, micro_batch=m), 2, machine, eager).seconds for m in (1, 2)]
+    short = dataclasses.replace(small, sequence_length=1024)
+    by_launch = [step_time(short, Layout(tp=8, micro_batch=m), 2, machine, eager).seconds for m in (1, 2)]
     assert by_launch[0] > 1.4 * by_launch[1]
 
 
