@@ -20,13 +20,15 @@ from orchestrator.planning.simulation.update import kept_numbers
 MEMORY_SHARE = 0.8
 """Share of a worker's memory that a plan may use: allocators and libraries need the rest, on a GPU the contexts of the
 rank and of its standby (about half a GB each) too."""
-PROCESS, LIBRARIES = 70 * 2**20, 250 * 2**20
+PROCESS, LIBRARIES = 12 * 2**20, 250 * 2**20
 """Resident bytes of a rank on a CPU beside its tensors, and of its libraries before there is a model; neither counts
-pages of files. Measured, as are the next two, with models of 1.3 and of 23 M parameters on two ranks
+pages of files. Measured, as are the next three, with models of 0.6 to 23 M parameters on one and two ranks
 (docs/guides/planning.md)."""
-SLACK = 0.2
+SLACK = 0.08
 """What the allocator keeps on a CPU, as a share of the bytes of tensors."""
-COPIES = {0: 0.0, 1: 0.6, 2: 1.6, 3: 2.0}
+SNAPSHOTS = 2.1
+"""Copies of what a rank commits that are held on a CPU while the next commit is made, with what writing takes."""
+COPIES = {0: 0.0, 1: 1.3, 2: 2.0, 3: 1.8}
 """What gloo copies and the allocator keeps of that, by ZeRO stage, as a share of what the replicas commit together."""
 NF4 = 4.5 / 8
 """Bytes of a weight in 4 bits, with its share of a scale."""
@@ -71,7 +73,8 @@ def needed_bytes(layout: Layout, tensors: float, saved: float, on_cpu: bool) -> 
     commit: on a CPU all of it is in one memory, with what the allocator keeps and gloo copies."""
     if not on_cpu:
         return tensors
-    return (1.0 + SLACK) * tensors + (1.0 + COPIES[layout.zero] * layout.replicas) * saved + PROCESS
+    copies = SNAPSHOTS + COPIES[layout.zero] * layout.replicas
+    return (1.0 + SLACK) * tensors + copies * saved + PROCESS
 
 
 def saved_bytes(spec: JobSpec, shape: ModelShape, layout: Layout) -> float:

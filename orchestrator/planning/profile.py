@@ -61,6 +61,16 @@ class Attention(Part):
     source: Source
 
 
+class Narrow(Part):
+    """What steps in 16 bits have of their own where a processor computes them by other ways than in 32: see the figures
+    of the same names."""
+
+    half_size: Annotated[float, Field(ge=0)]
+    launch: Amount
+    eager: Annotated[float, Field(ge=1)]
+    source: Source
+
+
 class Connection(Part):
     """Seconds of a message, and bytes per second that each worker sends."""
 
@@ -105,6 +115,7 @@ class Profile(Part):
     eager: Figure
     optimizer_share: Figure
     launch: Figure
+    narrow: Narrow | None = Field(default=None, description="of steps in 16 bits, where they differ")
     per_node: Annotated[int, Field(gt=0)]
     inside: Connection
     between: Connection
@@ -120,21 +131,22 @@ class Profile(Part):
     def machine(self, precision: str) -> Machine:
         """The worker that plans are made for, training in that precision."""
         half = self.peak.fp16 if precision == "fp16" else self.peak.bf16
+        narrow = None if precision == "fp32" else self.narrow
         return Machine(
             memory=self.memory.value,
             flops=half,
             full_flops=self.peak.fp32,
             matrix_share=self.matrix.share,
-            half_size=self.matrix.half_size,
+            half_size=narrow.half_size if narrow else self.matrix.half_size,
             half_area=self.matrix.half_area,
             attention_share=self.attention.share,
             score_bytes=self.attention.score_bytes,
             score_seconds=self.attention.score_seconds,
             memory_bandwidth=self.memory_bandwidth.value,
             element_share=self.element_share.value,
-            eager=max(self.eager.value, 1.0),
+            eager=narrow.eager if narrow else max(self.eager.value, 1.0),
             optimizer_share=self.optimizer_share.value,
-            launch=self.launch.value,
+            launch=narrow.launch if narrow else self.launch.value,
             launches_ahead=self.kind == "cuda",
             per_node=self.per_node,
             inside=Link(self.inside.latency, self.inside.bandwidth),

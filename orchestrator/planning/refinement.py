@@ -77,9 +77,9 @@ def _moved(ratio: float) -> float:
 
 
 def _bounded(profile: Profile, key: str, before: float, after: float) -> float:
-    """`after`, within TOGETHER of what the figure was before any run; shares stay at most 1."""
+    """`after`, within TOGETHER of what the figure was before any run; a share grows to 1 at most."""
     begun = next((c.before for entry in profile.refined for c in entry.changes if c.figure == key), before)
-    most = min(begun * TOGETHER, 1.0) if "share" in key else begun * TOGETHER
+    most = min(begun * TOGETHER, max(begun, 1.0)) if "share" in key else begun * TOGETHER
     return min(max(after, begun / TOGETHER), most)
 
 

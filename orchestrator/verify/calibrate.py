@@ -78,8 +78,23 @@ ALONE = (
     *((asked, Layout(micro_batch=asked["batch"])) for asked in SMALL),
     (SMALL[1], Layout(micro_batch=1)),
     (SMALL[2], Layout(micro_batch=2)),
+    ({**SMALL[2], "model": "llama-tiny"}, Layout(micro_batch=4)),
+    ({**SMALL[3], "model": "mixtral-tiny"}, Layout(micro_batch=4)),
 )
 """Jobs of one process: many micro-batches tell the cost of launches from that of what is computed."""
+
+NARROW = tuple(
+    ({**asked, "precision": "bf16"}, layout)
+    for asked, layout in (
+        (SMALL[1], Layout(micro_batch=2)),
+        (SMALL[2], Layout(micro_batch=8)),
+        (SMALL[4], Layout(micro_batch=4)),
+        (SMALL[5], Layout(micro_batch=2)),
+        ({**SMALL[2], "model": "llama-tiny"}, Layout(micro_batch=2)),
+        ({**SMALL[4], "model": "llama-tiny"}, Layout(micro_batch=4)),
+    )
+)
+"""The same in 16 bits."""
 
 PAIRED = (
     (SMALL[1], Layout(tp=2, micro_batch=4)),
@@ -100,7 +115,7 @@ LEAST_DELAY = 0.001
 def calibrate() -> Profile:
     """The profile of a core of this machine, in under a minute. Raises RuntimeError if a measurement
     fails."""
-    steps = [{"job": asked, "layout": layout.to_json()} for asked, layout in ALONE]
+    steps = [{"job": asked, "layout": layout.to_json()} for asked, layout in (*ALONE, *NARROW)]
     alone = measured(1, {"operators": True, "steps": steps})
     paired = [{"job": asked, "layout": layout.to_json()} for asked, layout in PAIRED]
     pair = measured(2, {"collectives": True, "steps": paired})
@@ -118,7 +133,7 @@ def measured(world: int, config: dict[str, Any]) -> Any:
 def profile_of(
     operators: dict[str, Any], messages: Sequence[tuple[float, float]], steps: Sequence[float], delay: float
 ) -> Profile:
-    """The profile that these measurements make; `steps` are the least seconds of each of ALONE."""
+    """The profile that these measurements make; `steps` are the least seconds of each of ALONE and NARROW."""
     rates = {
         name: [(sizes, 2.0 * math.prod(sizes) / seconds) for sizes, seconds in rows]
         for name, rows in operators["matrix"].items()
@@ -144,9 +159,14 @@ def profile_of(
         "inside": {"latency": latency, "bandwidth": speed, "source": by},
         "delay": {"value": max(delay, LEAST_DELAY), "source": by},
     }
-    launch, passes = _launch_and_passes(Profile.model_validate(document), steps)
-    document["launch"] = {"value": launch, "source": f"fitted to steps {by}"}
-    document["eager"] = {"value": passes, "source": f"fitted to steps {by}"}
+    fitted = f"fitted to steps {by}"
+    launch, passes = _launch_and_passes(Profile.model_validate(document), "fp32", ALONE, steps)
+    document["launch"] = {"value": launch, "source": fitted}
+    document["eager"] = {"value": passes, "source": fitted}
+    narrow = {"half_size": half_size(rates["bf16"], peaks["bf16"]), "launch": launch, "eager": passes}
+    document["narrow"] = {**narrow, "source": fitted}
+    both = _launch_and_passes(Profile.model_validate(document), "bf16", NARROW, steps[len(ALONE) :])
+    document["narrow"] |= dict(zip(("launch", "eager"), both, strict=True))
     return Profile.model_validate(document)
 
 
@@ -207,12 +227,17 @@ def _error(jobs: Sequence[Measured], machine: Machine) -> float:
     )
 
 
-def _launch_and_passes(profile: Profile, steps: Sequence[float]) -> tuple[float, float]:
+def _launch_and_passes(
+    profile: Profile,
+    precision: str,
+    measured: Sequence[tuple[dict[str, Any], Layout]],
+    steps: Sequence[float],
+) -> tuple[float, float]:
     """Seconds of a launch, and how often bytes pass, that meet the measured steps best."""
-    machine = profile.machine("fp32")
+    machine = profile.machine(precision)
     jobs = [
         (*predicted_with(asked), layout, seconds)
-        for (asked, layout), seconds in zip(ALONE, steps, strict=True)
+        for (asked, layout), seconds in zip(measured, steps, strict=False)
     ]
 
     def error(tried: tuple[float, float]) -> float:
@@ -224,14 +249,19 @@ def _launch_and_passes(profile: Profile, steps: Sequence[float]) -> tuple[float,
 
 
 def job(
-    length: int = 128, batch: int = 8, dropout: float = 0.0, precision: str = "fp32", **changes: Any
+    length: int = 128,
+    batch: int = 8,
+    dropout: float = 0.0,
+    precision: str = "fp32",
+    model: str = "gpt-tiny",
+    **changes: Any,
 ) -> JobSpec:
-    """A job of a small GPT with these changes."""
+    """A job of a small model with these changes."""
     return parse(
         {
             "name": "calibration",
             "workload": {
-                "model": "gpt-tiny",
+                "model": model,
                 "changes": {"max_positions": length, **changes},
                 "dropout": dropout,
             },

@@ -30,7 +30,7 @@ LOGIT_BYTES = 24.0
 OPERATIONS = 20.0
 """Operations that a layer of fused kernels launches forward; backward it is twice as many."""
 EAGER_OPERATIONS, EAGER_GATED = 26.0, 45.0
-"""The same of this engine's layers in 16 bits where nothing is compiled, as its trace counts them: of GPT 76 in both
+"""The same of this engine's layers where nothing is compiled, as its trace counts them in 16 bits: of GPT 76 in both
 directions, of Llama, whose norms and rotations are in parts, 134."""
 EXPERT_OPERATIONS = 30.0
 """What experts add to that: of Mixtral 224 are counted."""
@@ -146,13 +146,14 @@ def layer(
 
 
 def operations(shape: ModelShape, machine: Machine, program: Program, tp: int, ep: int) -> float:
-    """Operations that a layer launches forward, with what its messages take of the process that launches them."""
-    if not machine.launches_ahead:
-        return OPERATIONS * (1.0 + 0.5 * bool(shape.experts))
+    """Operations that a layer launches forward, on a GPU with what its messages take of the process that launches
+    them."""
     eager = EAGER_GATED if shape.gated else EAGER_OPERATIONS
-    found = OPERATIONS if program.compiled else eager
     share = shape.expert_layers / shape.layers if shape.layers else 0.0
-    return found + share * EXPERT_OPERATIONS + 2.0 * MESSAGE_OPERATIONS * ((tp > 1) + share * (ep > 1))
+    found = (OPERATIONS if program.compiled else eager) + share * EXPERT_OPERATIONS
+    if not machine.launches_ahead:
+        return found
+    return found + 2.0 * MESSAGE_OPERATIONS * ((tp > 1) + share * (ep > 1))
 
 
 @lru_cache(maxsize=4096)

@@ -15,6 +15,7 @@ from orchestrator.planning.profile import load, read, store
 from orchestrator.verify.calibrate import (
     ALONE,
     LEAST_DELAY,
+    NARROW,
     PAIRED,
     attention_of,
     half_size,
@@ -26,6 +27,7 @@ from orchestrator.verify.calibrate import (
 from orchestrator.verify.calibration_rank import _delay
 
 CORE = replace(load("cpu-core").machine("fp32"), matrix_share=1.0, launch=4e-5, eager=2.0, delay=0.0)
+HALF = replace(CORE, flops=2e11, launch=1.2e-4, eager=5.0)
 OPERATORS: dict[str, Any] = {
     "matrix": {
         name: [[[n, n, n], 2 * n**3 / (rate * (n / (n + 16)) ** 3)] for n in (64, 256, 4096)]
@@ -36,24 +38,30 @@ OPERATORS: dict[str, Any] = {
     "attention": [[16, 4 * 16 / 3e10], [64, 4 * 64 / 3e10]],
     "optimizer": 5e9,
 }
+ALONE_STEPS = [predicted(CORE, asked, layout) for asked, layout in (*ALONE, *NARROW)]
 MESSAGES = [(4096, 2e-4), (2**24, 2e-4 + 2**24 / 1e9)]
 
 
 def test_what_was_measured_is_found_again() -> None:
     steps = [predicted(CORE, asked, layout) for asked, layout in ALONE]
+    steps += [predicted(HALF, asked, layout) for asked, layout in NARROW]
     found = profile_of(OPERATORS, MESSAGES, steps, 0.0)
     assert found.delay.value == LEAST_DELAY
     assert found.peak.fp32 == pytest.approx(1e11, rel=0.02)
     assert found.matrix.half_size == pytest.approx(16, rel=0.15)
     machine = replace(found.machine("fp32"), delay=0.0)  # the steps are the least ones
-    for (asked, layout), seconds in zip(ALONE, steps, strict=True):
+    for (asked, layout), seconds in zip(ALONE, steps[: len(ALONE)], strict=True):
         assert predicted(machine, asked, layout) == pytest.approx(seconds, rel=0.15)
+    half = replace(found.machine("bf16"), delay=0.0)
+    for (asked, layout), seconds in zip(NARROW, steps[len(ALONE) :], strict=True):
+        assert predicted(half, asked, layout) == pytest.approx(seconds, rel=0.15)
+    assert half.launch > 2 * machine.launch
 
 
 def test_messages_are_fitted_to_steps_of_two_processes() -> None:
     core = replace(CORE, inside=Link(8e-4, 5e8))
     steps = [predicted(core, asked, layout) for asked, layout in PAIRED]
-    alone = profile_of(OPERATORS, MESSAGES, [predicted(CORE, asked, layout) for asked, layout in ALONE], 0.2)
+    alone = profile_of(OPERATORS, MESSAGES, ALONE_STEPS, 0.2)
     assert alone.delay.value == 0.2
     machine = replace(with_messages(alone, steps).machine("fp32"), delay=0.0)
     for (asked, layout), seconds in zip(PAIRED, steps, strict=True):

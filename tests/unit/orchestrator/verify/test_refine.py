@@ -57,8 +57,12 @@ def write_rows(run: RunDir, delay: float, attempts: tuple[int, ...] = (1,)) -> N
     drawn = np.random.default_rng(3).exponential(0.1 * delay, size=400)
     rows = [
         {
-            **{"step": n, "attempt": attempt, "time": 1.7e9 + n, "step_seconds": 0.2 + late},
-            **{"forward_seconds": 0.04, "backward_seconds": 0.06 + late},
+            "step": n,
+            "attempt": attempt,
+            "time": 1.7e9 + n,
+            "step_seconds": 0.2 + late,
+            "forward_seconds": 0.04,
+            "backward_seconds": 0.06 + late,
         }
         for attempt in attempts
         for n, late in enumerate(drawn, 1)

@@ -299,3 +299,22 @@ def test_the_workload_balances_all_layers_by_the_load_of_all_ranks() -> None:
     before = bias.clone()
     workload.balance(model, {name: torch.ones_like(seen) for name, seen in routed.items()})
     assert torch.equal(bias, before)
+
+
+@pytest.mark.parametrize("counts", [[3, 0, 17, 16, 1], [0, 0, 5, 0, 0], [0, 0, 0, 0, 0]])
+def test_products_in_16_bits_are_those_of_each_expert(counts: list[int]) -> None:
+    generator = torch.Generator().manual_seed(7)
+    rows = torch.randn(sum(counts), 32, generator=generator).bfloat16().requires_grad_()
+    weight = torch.randn(len(counts), 24, 32, generator=generator).bfloat16().requires_grad_()
+    found = grouped_linear(rows, weight, torch.tensor(counts))
+    upstream = torch.randn(found.shape, generator=generator).bfloat16()
+    found.backward(upstream)
+    exact_rows, exact_weight = (each.detach().double().requires_grad_() for each in (rows, weight))
+    parts = zip(exact_rows.split(counts), exact_weight.unbind(), strict=True)
+    exact = torch.cat([part @ expert.T for part, expert in parts])
+    exact.backward(upstream.double())
+    pairs = ((found, exact), (rows.grad, exact_rows.grad), (weight.grad, exact_weight.grad))
+    for mine, other in pairs:
+        assert mine is not None
+        assert other is not None
+        torch.testing.assert_close(mine.double(), other, rtol=1e-2, atol=2e-2)
