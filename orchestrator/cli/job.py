@@ -219,6 +219,7 @@ def _plan(
     from orchestrator.launch.on_paper import check_on_paper
     from orchestrator.launch.places import check_places, check_written
     from orchestrator.launch.preflight import check_here
+    from orchestrator.planning.feed import feed
     from orchestrator.planning.frontier import frontier
     from orchestrator.planning.machines import machine_for, on_paper
     from orchestrator.tracing.of_plan import confirmed
@@ -265,6 +266,7 @@ def _plan(
     if as_json:
         more: dict[str, Any] = {"frontier": [point.to_json() for point in points]} if by_workers else {}
         more |= {"assumed": assumed} if assumed else {}
+        more |= {"streaming": fed.to_json()} if (fed := feed(spec, found)) else {}
         return traced.told(found, on_cpu) | more | ({"cluster": told} if told else {})
     planning_text.show(spec, job.shape, found)
     planning_text.show_memory(found, traced, on_cpu)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from orchestrator.job.spec import JobSpec
+from orchestrator.planning.feed import feed
 from orchestrator.planning.layout import ModelShape
 from orchestrator.planning.machines import told
 from orchestrator.planning.memory import needed_bytes, offered
@@ -57,6 +58,13 @@ def show(spec: JobSpec, shape: ModelShape, plan: Plan) -> None:
     if plan.machine.delay:
         low, middle, high = map(duration, plan.quantiles.values())
         print(f"Half of the steps take {middle} or less, 5 % less than {low}, 5 % more than {high}.")
+    if (fed := feed(spec, plan)) is not None:
+        beside = f"{fed.processors} processor{'s' if fed.processors > 1 else ''} beside the workers"
+        waits = f"a step waits {duration(fed.stall_seconds)} while text is left to prepare"
+        print(
+            f"Streamed text: {beside} make {count(fed.prepared)} tokens/s of it, training reads {count(fed.read)}: "
+            f"{waits if fed.stall_seconds else 'it does not wait'}."
+        )
     print("Predicted, not measured: the run's report shows both side by side.")
 
 

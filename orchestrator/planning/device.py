@@ -44,6 +44,7 @@ class Machine:
         delay: how much longer than its least a rank takes by itself in the mean of its steps, as a share of that.
         host_bandwidth: bytes per second between the device and its host's memory.
         host_memory: bytes of that for each worker.
+        host_cores: processors of the host for each worker; 0 where that is not known.
         watts: power of the worker at full load.
         name: of the profile that it is from.
         stands_for: the device as which it is taken, of which there is no profile; empty if it is that of its profile.
@@ -70,6 +71,7 @@ class Machine:
     delay: float = 0.0
     host_bandwidth: float = 2e10
     host_memory: float = math.inf
+    host_cores: float = 0.0
     watts: float = 0.0
     name: str = ""
     stands_for: str = ""

@@ -125,6 +125,7 @@ class Profile(Part):
     )
     host_bandwidth: Figure
     host_memory: Figure | None = Field(default=None, description="of a worker's share of its host")
+    host_cores: Figure | None = Field(default=None, description="processors of its host for each worker")
     watts: Figure
     refined: tuple[Refinement, ...] = Field(default=(), description="by which runs, in order")
 
@@ -154,6 +155,7 @@ class Profile(Part):
             delay=self.delay.value,
             host_bandwidth=self.host_bandwidth.value,
             host_memory=self.host_memory.value if self.host_memory else math.inf,
+            host_cores=self.host_cores.value if self.host_cores else 0.0,
             watts=self.watts.value,
             name=self.name,
         )
