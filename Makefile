@@ -14,7 +14,7 @@ QUICK := not slow and not gpu and not bench
 BY_FILE := --numprocesses 3 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart example-reviews example-chat example-preferences example-chain example-summarise test test-unit test-dist test-ray test-long test-partition test-traced check-kubernetes soak test-gpu bench-gpu bench-planner bench docs check format lock clean
+.PHONY: help install quickstart example-reviews example-chat example-preferences example-chain example-summarise test test-unit test-dist test-ray test-long test-partition test-traced check-kubernetes soak test-gpu bench-gpu bench-planner published-table bench docs check format lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-20s %s\n", $$1, $$2}'
@@ -96,6 +96,9 @@ bench-gpu: install ## speed, memory and predictions on one GPU, in ten minutes
 bench-planner: install ## predicted and measured steps of random small jobs, and the chosen layout beside all others: 25 minutes, on a quiet machine
 	OMP_NUM_THREADS=1 $(BIN)/python tests/bench/bench_planning.py 12 19
 	OMP_NUM_THREADS=1 $(BIN)/python tests/bench/bench_brute_force.py
+
+published-table: install ## the tables of published steps in docs/guides/planning.md, made anew
+	$(BIN)/python tests/bench/published_table.py
 
 bench: install ## measurements; their tables are in docs/benchmarks.md
 	$(BIN)/python tests/bench/bench_overhead.py
