@@ -40,6 +40,26 @@ JOBS: tuple[tuple[str, dict[str, Any], str, int], ...] = (
     ("gpt-tiny", {"hidden": 192, "layers": 3, "heads": 4, "intermediate": 768}, "bf16", 4),
     ("mixtral-tiny", {"hidden": 128, "layers": 2, "heads": 4, "kv_heads": 2}, "fp32", 4),
     ("qwen3-tiny", {"hidden": 64, "layers": 4, "heads": 4, "kv_heads": 2, "intermediate": 192}, "fp32", 2),
+    *(
+        (model, {"hidden": hidden, "layers": layers, "heads": 4}, precision, batch)
+        for model, hidden, layers, precision, batch in (
+            ("gpt-tiny", 64, 2, "fp32", 2),
+            ("gpt-tiny", 256, 2, "fp32", 2),
+            ("gpt-tiny", 384, 2, "fp32", 4),
+            ("gpt-tiny", 256, 2, "bf16", 2),
+            ("gpt-tiny", 384, 4, "bf16", 4),
+            ("llama-tiny", 64, 4, "fp32", 4),
+            ("llama-tiny", 128, 4, "bf16", 2),
+            ("llama-tiny", 384, 2, "fp32", 2),
+            ("llama-tiny", 384, 2, "bf16", 4),
+            ("qwen3-tiny", 128, 2, "fp32", 4),
+            ("qwen3-tiny", 256, 2, "bf16", 2),
+            ("qwen3-tiny", 192, 4, "fp32", 2),
+            ("mixtral-tiny", 64, 2, "fp32", 2),
+            ("mixtral-tiny", 256, 2, "fp32", 2),
+            ("mixtral-tiny", 128, 2, "bf16", 4),
+        )
+    ),
 )
 """Model, its changes, precision and batch."""
 
