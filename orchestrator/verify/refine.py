@@ -42,7 +42,7 @@ def refine(spec: JobSpec, run: RunDir, path: Path) -> Profile:
     if (steps := int(summary.get("step") or 0)) < FEWEST:
         raise InputError(f"has {steps} steps, and {FEWEST} say something", run.uri, "name a longer run")
     layout = Layout.from_json({key: value for key, value in chosen.items() if key != "text"})
-    machine = profile.machine(spec.train.precision).scaled(spec.resources.per_worker.cpu)
+    machine = profile.machine(spec.train.dtype).scaled(spec.resources.per_worker.cpu)
     time = predict(spec, resolve(spec).shape, layout, machine).time
     measured = {part: sum(means.get(name, 0.0) for name in names) for part, names in PARTS.items()}
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
