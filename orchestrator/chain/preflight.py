@@ -26,9 +26,11 @@ from orchestrator.launch.beginning import check_base, check_continues
 from orchestrator.launch.places import check_places
 from orchestrator.launch.preflight import check_job, check_machine
 from orchestrator.launch.run import done_already
+from orchestrator.launch.worker import worker_at
 from orchestrator.resolve.base import INIT, base_of, check_base_to_come, check_own_base_to_come
 from orchestrator.resolve.continued import check_keys, check_length
 from orchestrator.resolve.named_commit import commit_at, place_and_tag
+from orchestrator.resolve.precision import as_its_run
 from orchestrator.resolve.prepared_data import EXCERPT, kind_of
 from orchestrator.resolve.resolved_job import ResolvedJob, special_tokens_of, wrong_input
 from orchestrator.resolve.training_inputs import load_workload, vocabulary_before_data
@@ -61,7 +63,8 @@ def check_chain(
                     continue
                 check_places(stage.job, stage.run)
                 check_machine(stage.job, address)
-                resolved[name] = check_job(jobs[name])
+                asked = as_its_run(jobs[name], stage.run)
+                resolved[name] = check_job(asked, machine_of=worker_at(address))
                 base = stage.stage.begins_with
                 before = stage.stage.continues
                 if before and before.stage in resolved and before.stage not in done:

@@ -25,6 +25,7 @@ TILES = "tiles"
 JOB = "job.yaml"
 LENGTH = "train.steps"
 """The one key of the identity that may change, see `extension_of`."""
+PRECISION = "train.precision"
 OF_LENGTH = ("train.optimizer.warmup", "train.optimizer.decay")
 """Keys that a job file may give as a share of it."""
 DAMAGED = "put it back; or remove it and run the job again, whose commits know which run it is"
@@ -81,8 +82,7 @@ def extension_of(spec: JobSpec, run: RunDir, commit: CommitManifest | None) -> E
     What is extended is the same run as one that was that long from the start: it goes on from the newest commit that
     the longer run has too. Raises InputError if this is another run, or cannot be extended.
     """
-    told = commit is not None and IDENTITY in commit.meta
-    before = _job_of(commit) if told and commit is not None else read_job(run)
+    before = (job_of_commit(commit) if commit else None) or read_job(run)
     if before is None:
         return None
     was, wanted = before.train.steps, spec.train.steps
@@ -110,6 +110,13 @@ def extension_of(spec: JobSpec, run: RunDir, commit: CommitManifest | None) -> E
         hint = "put it back; or set train.steps back, or begin a run of that length under another name"
         raise InputError(f"{what}: no commit up to step {settled} is left to go on from", run.uri, hint)
     return Extension(was, wanted, settled, commit.step)
+
+
+def job_begun(run: RunDir) -> JobSpec | None:
+    """The job that the run in the directory has begun with, by its newest sound commit or else its job.yaml; None if it
+    has not begun. Raises InputError as `read_job`."""
+    commit = Store(run.at("checkpoints")).latest(deep=False)
+    return (job_of_commit(commit) if commit else None) or read_job(run)
 
 
 def is_shared(commit: CommitManifest, spec: JobSpec) -> bool:
@@ -162,9 +169,11 @@ def _compare(spec: JobSpec, before: JobSpec, where: str, but: Collection[str] = 
 
 def differences(spec: JobSpec, before: JobSpec) -> list[tuple[str, Any, Any]]:
     """The keys in which two jobs are not the same run, wherever their files are: each with the value `before` and that
-    of `spec`, None for one that is not there."""
+    of `spec`, None for one that is not there. A job that leaves its precision open has that of its run."""
     ours, theirs = (_flat(_without_locations(job.identity())) for job in (spec, before))
     keys = sorted(ours.keys() | theirs.keys())
+    if "auto" in (spec.train.precision, before.train.precision):
+        keys.remove(PRECISION)
     return [(key, theirs.get(key), ours.get(key)) for key in keys if ours.get(key) != theirs.get(key)]
 
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -221,10 +222,11 @@ def _plan(
     from orchestrator.launch.preflight import check_here
     from orchestrator.planning.feed import feed
     from orchestrator.planning.frontier import frontier
-    from orchestrator.planning.machines import machine_for, on_paper
+    from orchestrator.planning.machines import machine_for, on_paper, worker_on_paper
+    from orchestrator.resolve.precision import as_its_run, choice_of, in_chosen_precision
     from orchestrator.tracing.of_plan import confirmed
 
-    cluster = None
+    cluster, asked_for = None, spec
     assumed: list[str] = []
     if at:
         cluster, workers = read_cluster(at)
@@ -236,15 +238,17 @@ def _plan(
         resources = spec.resources.model_copy(update={"workers": asked})
         spec = spec.model_copy(update={"resources": resources})
     if device:
-        spec, machine = on_paper(spec, device)
-        job, assumed = check_on_paper(spec)
-        spec = job.spec
+        job, assumed = check_on_paper(on_paper(spec, device))
+        job = in_chosen_precision(job, partial(worker_on_paper, device=device))
+        spec, machine = job.spec, worker_on_paper(job.spec, device)
     else:
         if run is not None:
             check_places(spec, run)
             check_written(spec, run, None)
+            spec = as_its_run(spec, run)
         job = check_here(spec, None)
-        machine = machine_for(None, spec.resources.per_worker.bundle, spec.train.precision)
+        spec = job.spec
+        machine = machine_for(None, spec.resources.per_worker.bundle, spec.train.dtype)
     # on paper a layout given by hand is predicted though it may not fit
     must_fit = device is None or spec.searches_layout
     sure = confirmed(job, spec.resources.workers.max, machine, must_fit, always=True)
@@ -262,14 +266,17 @@ def _plan(
             traced.needed(found.chosen.memory, on_cpu),
         )
     told = forecast(spec, job.shape, found, cluster) if cluster else None
+    choice = choice_of(asked_for, job)
     points = frontier(spec, job.shape, spec.resources.workers.max, machine) if by_workers else []
     if as_json:
         more: dict[str, Any] = {"frontier": [point.to_json() for point in points]} if by_workers else {}
         more |= {"assumed": assumed} if assumed else {}
         more |= {"streaming": fed.to_json()} if (fed := feed(spec, found)) else {}
+        more |= {"precision": choice.to_json()} if choice else {}
         return traced.told(found, on_cpu) | more | ({"cluster": told} if told else {})
     planning_text.show(spec, job.shape, found)
     planning_text.show_memory(found, traced, on_cpu)
+    planning_text.show_precision(choice)
     for line in assumed:
         print(f"Assumed: {line}.")
     if by_workers:

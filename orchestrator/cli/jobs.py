@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from pathlib import Path
@@ -112,22 +111,20 @@ def submit(
 def _check_accelerator(spec: JobSpec) -> None:
     """Refuse a job that is predicted to run out of memory on the accelerator that it asks for by name. Where its model
     is not on this machine, that is left to the run."""
-    from cluster.render.node_selection import ACCELERATOR
-    from cluster.workers.machine import Offer
     from orchestrator.launch.preflight import check_memory
-    from orchestrator.planning.machines import machine_for
-    from orchestrator.planning.profile import of_accelerator
+    from orchestrator.launch.worker import worker_named
+    from orchestrator.resolve.precision import in_chosen_precision
     from orchestrator.resolve.resolved_job import resolve
 
-    worker = spec.resources.per_worker
-    name = worker.labels.get(ACCELERATOR, "")
-    if not worker.gpu or not spec.resources.must_fit or of_accelerator(name) is None:
+    worker = worker_named(spec)
+    if worker is None or not spec.resources.must_fit:
         return
     try:
         job = resolve(spec)
     except InputError:
         return
-    check_memory(job, machine_for(Offer(math.inf, name), worker.bundle, spec.train.precision))
+    job = in_chosen_precision(job, worker)
+    check_memory(job, worker(job.spec))
 
 
 def attach(name: Target, address: Cluster = None, progress: Progress = None, as_json: Json = False) -> None:

@@ -16,6 +16,7 @@ from orchestrator.track.words import count, duration
 
 if TYPE_CHECKING:
     from orchestrator.planning.frontier import Point
+    from orchestrator.planning.precision import Choice
     from orchestrator.tracing.of_plan import TracedMemory
 
 SHOWN = 10
@@ -99,6 +100,12 @@ def show_memory(plan: Plan, traced: TracedMemory, on_cpu: bool) -> None:
         print(f"That is more than {size(offered(plan.machine, on_cpu))} that a worker offers.")
     for line in sorted({line for each in traced.traces for line in each.assumed}):
         print(f"Assumed: {line}.")
+
+
+def show_precision(choice: Choice | None) -> None:
+    """Print which precision was chosen and why, if it was."""
+    if choice:
+        print(f"Precision {choice}.")
 
 
 def show_frontier(points: list[Point]) -> None:

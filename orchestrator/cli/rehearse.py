@@ -43,7 +43,7 @@ def rehearse(
     from orchestrator.launch.beginning import check_begins
     from orchestrator.launch.preflight import check_job
     from orchestrator.verify.rehearsal import stages
-    from orchestrator.verify.rehearsal.real_size import real_size
+    from orchestrator.verify.rehearsal.real_size import real_size, worker_of
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was made is removed then too
     began = time.monotonic()
@@ -55,7 +55,7 @@ def rehearse(
         console.print(text, markup=False, highlight=False)
 
     tell("check")
-    resolved = check_job(spec)
+    resolved = check_job(spec, machine_of=worker_of(machine))
     check_begins(resolved, run_of(spec, None))
     resolved, real = real_size(resolved, machine)
     found = stages.rehearse(resolved, real, time.monotonic() - began, tell)

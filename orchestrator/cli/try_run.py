@@ -14,13 +14,16 @@ if TYPE_CHECKING:
 
 
 def smoke_of(spec: JobSpec) -> JobSpec:
-    """A try of the job under the layout that is planned for it on this machine, but for the micro-batch."""
+    """A try of the job under the layout that is planned for it on this machine, but for the micro-batch, and in the
+    precision that it would have here."""
     from dataclasses import replace
 
     from orchestrator.job.smoke import smoke_of as small
     from orchestrator.launch.preflight import check_here
+    from orchestrator.launch.worker import worker_here
     from orchestrator.planning.machines import machine_for
     from orchestrator.planning.planner import planned
+    from orchestrator.resolve.precision import in_chosen_precision
     from orchestrator.resolve.resolved_job import resolve
 
     def layout_of(job: JobSpec) -> Layout | None:
@@ -31,11 +34,12 @@ def smoke_of(spec: JobSpec) -> JobSpec:
         return replace(found, micro_batch=1)
 
     try:
-        shape = resolve(spec).shape
+        found = in_chosen_precision(resolve(spec), worker_here)
     except InputError:
         check_here(spec, None)  # tells all that is wrong, not the first thing alone
         raise
-    machine = machine_for(None, spec.resources.per_worker.bundle, spec.train.precision)
+    spec, shape = found.spec, found.shape
+    machine = machine_for(None, spec.resources.per_worker.bundle, spec.train.dtype)
     wanted = layout_of(spec)
     return small(spec, lambda job: layout_of(job) == wanted)
 
@@ -50,12 +54,14 @@ def dry_run_of(
     from orchestrator.launch.run import done_already
     from orchestrator.planning.machines import machine_for
     from orchestrator.resolve.continued import begun_from
+    from orchestrator.resolve.precision import choice_of
     from orchestrator.tracing.of_plan import confirmed
 
     done = done_already(spec, directory) is not None
     job = preflight(spec, directory, until, address)
+    choice, spec = choice_of(spec, job), job.spec
     source, commit = begun_from(spec, directory, check_same_run(spec, directory))
-    machine = machine_for(None, spec.resources.per_worker.bundle, spec.train.precision)
+    machine = machine_for(None, spec.resources.per_worker.bundle, spec.train.dtype)
     sure = confirmed(job, spec.resources.workers.max, machine, always=True)
     found, traced, on_cpu = sure.plan, sure.traced, not spec.resources.per_worker.gpu
     assert traced is not None
@@ -69,9 +75,11 @@ def dry_run_of(
                 "step": commit.step if commit else None,
                 "done": done,
                 **traced.told(found, on_cpu),
+                **({"precision": choice.to_json()} if choice else {}),
             }
         )
     else:
         plan_table.show(spec, job.shape, found)
         plan_table.show_memory(found, traced, on_cpu)
+        plan_table.show_precision(choice)
         print(f"{directory.uri} {begins}; nothing was started or written")

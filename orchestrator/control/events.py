@@ -15,6 +15,7 @@ from orchestrator.control.state import State
 from orchestrator.data.skips import Skip, on_record
 from orchestrator.job.limits import LimitSpec
 from orchestrator.job.outcome import ENDED
+from orchestrator.job.spec import JobSpec
 from orchestrator.planning import prices
 from orchestrator.planning.layout import Layout
 from orchestrator.storage.row_line import Row
@@ -30,20 +31,26 @@ COUNT_EVERY = 10.0
 
 
 def start_event(
-    layout: Layout, layout_before: Layout | None, commit: CommitManifest | None, refused: int = 0
+    spec: JobSpec,
+    layout: Layout,
+    layout_before: Layout | None,
+    commit: CommitManifest | None,
+    refused: int = 0,
 ) -> tuple[str, EventFields]:
     """The reason and the fields of the event with which a gang of that layout starts, from a commit or anew; so many
     layouts were `refused` since their traces do not fit."""
+    gang = f"{layout.world} workers in {spec.train.dtype}"
     old = str(layout_before) if layout_before else None
     fields: EventFields = {"layout": layout.to_json(), "layout_after": str(layout), "layout_before": old}
+    fields["precision"] = spec.train.dtype
     layouts = f"{refused} layout{'s do' if refused > 1 else ' does'}"
     why = f"; {layouts} not fit by the trace, see plan.json" if refused else ""
     if commit is None:
-        return f"{layout.world} workers from the beginning{why}", fields
+        return f"{gang} from the beginning{why}", fields
     told = commit.meta.get(CONTINUED)
     place = f" of {told['run']}" if told and told["step"] == commit.step else ""
     fields |= {"continued": told} if told else {}
-    return f"{layout.world} workers from the commit at step {commit.step}{place}{why}", fields
+    return f"{gang} from the commit at step {commit.step}{place}{why}", fields
 
 
 class EventHistory:

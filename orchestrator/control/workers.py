@@ -162,7 +162,7 @@ class Workers:
         offer = self._cluster.offer(self.bundle)
         if offer:
             check_workers_memory(self._spec, shape, offer.memory)
-        machine = machine_for(offer, self.bundle, self._spec.train.precision)
+        machine = machine_for(offer, self.bundle, self._spec.train.dtype)
         confirm = partial(refused_before, self._spec, machine, is_stopped)
         host = offer.memory if offer else None
         return Planner(self._spec, shape, machine, host, confirm, lambda: self.running)

@@ -113,7 +113,7 @@ def _evaluation_facts(spec: JobSpec, micro_batch: int) -> dict[str, Any]:
         "field": spec.data.sources[0].model_dump(mode="json")["field"],
         "global_batch": spec.train.global_batch,
         "micro_batch": micro_batch,
-        "precision": spec.train.precision,
+        "precision": spec.train.dtype,
         "seed": spec.seed,
     }
 

@@ -59,7 +59,7 @@ def model_card(
         "objective": spec.workload.objective,
         "data": f"{', '.join(f'`{uri}`' for uri in uris[:SHOWN])}{more}: {amount}",
         "trained": f"{commit.step:,} of {spec.train.steps:,} steps, {seen} {batches}{phase}",
-        "optimiser": f"{spec.train.optimizer.name}, learning rate {spec.train.optimizer.lr:g}, {spec.train.precision}",
+        "optimiser": f"{spec.train.optimizer.name}, learning rate {spec.train.optimizer.lr:g}, {spec.train.dtype}",
         "layout": f"{Layout.from_json(commit.meta['layout'])}, which the weights do not depend on",
         "loss in training": _number(commit.meta.get("loss")),
         **{

@@ -10,6 +10,8 @@ from orchestrator.job.optimizer import OptimizerSpec, in_steps
 from orchestrator.job.stability import StabilitySpec
 from orchestrator.job.strict import Positive, StrictModel
 
+Precision = Literal["fp32", "bf16", "fp16"]
+"""What matrix products are computed in."""
 NEWER = ("freeze", "thaw", "continue_from", "reference", "sequence_warmup")
 """Keys that jobs of earlier versions lack; where they have their default they are no part of a run's identity."""
 
@@ -63,8 +65,10 @@ class TrainSpec(StrictModel):
     )
     global_batch: Positive = Field(description="sequences per step; the same at every number of workers")
     optimizer: OptimizerSpec = Field(default_factory=OptimizerSpec)
-    precision: Literal["fp32", "bf16", "fp16"] = Field(
-        default="fp32", description="dtype of matrix products; weights and optimiser state are fp32"
+    precision: Literal["fp32", "bf16", "fp16", "auto"] = Field(
+        default="fp32",
+        description="dtype of matrix products; weights and optimiser state are fp32. With auto the planner chooses the "
+        "fastest on the devices that the run begins on, and fp32 where no other is faster; a run keeps it",
     )
     z_loss: float = Field(
         default=0.0, ge=0.0, description="weight of the squared logarithm of the softmax normaliser"
@@ -154,6 +158,14 @@ class TrainSpec(StrictModel):
                 "thaw counts the updates of each parameter, and fp16 skips some; set precision to bf16"
             )
         return self
+
+    @property
+    def dtype(self) -> Precision:
+        """The precision, which is known: who begins a run, or plans one, has chosen it where the job says auto, see
+        `orchestrator.resolve.precision`."""
+        if self.precision == "auto":
+            raise RuntimeError("train.precision auto has not been replaced by the precision that was chosen")
+        return self.precision
 
     def thawed(self, step: int) -> list[str]:
         """The patterns of parameters that are frozen no more after `step` steps."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from orchestrator.checkpoint.identity import check_same_run
@@ -24,14 +23,16 @@ from orchestrator.launch.beginning import check_begins
 from orchestrator.launch.class_checks import check_hugging_face_class
 from orchestrator.launch.own_code import check_own_code
 from orchestrator.launch.places import check_places, check_written, sources_of
+from orchestrator.launch.worker import worker_at, worker_here
 from orchestrator.planning import prices
 from orchestrator.planning.commit_space import check_space
 from orchestrator.planning.device import BOUNDLESS, Machine
 from orchestrator.planning.host_memory import check_host_memory
-from orchestrator.planning.machines import machine_for
 from orchestrator.planning.plan import plan
+from orchestrator.planning.precision import MachineOf
 from orchestrator.resolve.commit_model import as_begun, check_implementation
 from orchestrator.resolve.continued import begun_from
+from orchestrator.resolve.precision import as_its_run, in_chosen_precision
 from orchestrator.resolve.prepared_data import kind_of, prepared_before
 from orchestrator.resolve.prompts import check_generates
 from orchestrator.resolve.resolved_job import ResolvedJob, resolve, wrong_input
@@ -57,6 +58,7 @@ def preflight(
     with problems.noted():
         if run_dir.rows(TRIALS):
             raise InputError("is the folder of a search", run_dir.uri, "give another --run-dir, or use tune")
+        spec = as_its_run(spec, run_dir)
         commit = check_same_run(spec, run_dir)
         check_implementation(spec, commit, run_dir.uri)
         prepared = prepared_before(spec, run_dir, commit)
@@ -89,7 +91,7 @@ def check_here(
     """What is wrong with a job, and with this machine for it; see `check_job`. Returns the job, resolved."""
     problems = Problems()
     with problems.noted():
-        job = check_job(spec, prepared, begin, is_known)
+        job = check_job(spec, prepared, begin, is_known, worker_at(address))
     with problems.noted():
         check_machine(spec, address)
     problems.raise_noted()
@@ -99,13 +101,17 @@ def check_here(
 
 
 def check_job(
-    spec: JobSpec, prepared: str = "", begin: Callable[[], None] = lambda: None, is_known: bool = False
+    spec: JobSpec,
+    prepared: str = "",
+    begin: Callable[[], None] = lambda: None,
+    is_known: bool = False,
+    machine_of: MachineOf = worker_here,
 ) -> ResolvedJob:
     """What is wrong with a job wherever it runs; `prepared` is where the samples of its run are, if it has begun with
     some. `begin` is called before the model is loaded, if nothing else is wrong; that of a job that `is_known` is not,
-    see `checked_before`. Returns the job, resolved."""
+    see `checked_before`. Returns the job, resolved, in a precision for such workers if it leaves that open."""
     problems = Problems()
-    if job := _check_before_loading(spec, problems):
+    if job := _check_before_loading(spec, problems, machine_of):
         if not problems:
             begin()
         if not is_known:
@@ -123,11 +129,11 @@ def check_preparable(spec: JobSpec) -> None:
     """What is wrong with a job of which the data alone is prepared: all of `check_job` that does not load its model,
     which takes longer than little text does."""
     problems = Problems()
-    _check_before_loading(spec, problems)
+    _check_before_loading(spec, problems, lambda spec: BOUNDLESS)
     problems.raise_noted()
 
 
-def _check_before_loading(spec: JobSpec, problems: Problems) -> ResolvedJob | None:
+def _check_before_loading(spec: JobSpec, problems: Problems, machine_of: MachineOf) -> ResolvedJob | None:
     """The job, resolved, unless it cannot be; what is wrong is noted in `problems`. It imports no torch."""
     for check in (check_text, check_records, check_preferences, check_cleaning, prices.check):
         with problems.noted():
@@ -136,7 +142,7 @@ def _check_before_loading(spec: JobSpec, problems: Problems) -> ResolvedJob | No
         with problems.noted():
             check_target(spec.checkpoint.export_to)
     with problems.noted():
-        job = resolve(spec)
+        job = in_chosen_precision(resolve(spec), machine_of)
         with problems.noted():
             check_layouts(job)
         return job
@@ -162,17 +168,6 @@ def check_memory(job: ResolvedJob, machine: Machine) -> None:
         from orchestrator.tracing.of_plan import check_fits
 
         check_fits(job, machine)
-
-
-def worker_here(spec: JobSpec) -> Machine:
-    """A worker of a run on this machine, which its workers share."""
-    worker = spec.resources.per_worker
-    machine = machine_for(None, worker.bundle, spec.train.precision)
-    if worker.gpu:
-        import torch
-
-        return replace(machine, memory=float(torch.cuda.get_device_properties(0).total_memory))
-    return replace(machine, memory=machine.memory / spec.resources.workers.max)
 
 
 def check_machine(spec: JobSpec, address: str | None) -> None:

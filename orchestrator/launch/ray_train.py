@@ -44,11 +44,13 @@ from orchestrator.job.own_code import code_of, find_code, roots_of
 from orchestrator.job.paths import absolute, resolve_paths
 from orchestrator.job.spec import JobSpec, parse
 from orchestrator.launch.preflight import check_job
+from orchestrator.launch.worker import worker_at
 from orchestrator.planning.machines import machine_for
 from orchestrator.planning.planner import Planner
 from orchestrator.resolve.base import base_json, bases_of
 from orchestrator.resolve.commit_model import as_begun
 from orchestrator.resolve.continued import begun_from, take_over
+from orchestrator.resolve.precision import as_its_run
 from orchestrator.resolve.prepared_data import PreparedData, prepared
 from orchestrator.resolve.training_inputs import resolve_over
 from orchestrator.storage.row_types import EventFields
@@ -73,8 +75,9 @@ def loop_config(
         hint = "set it to gang, or use `orchestrator run`"
         raise InputError("Ray Train keeps no worker beside its own", "evaluate.where", hint)
     run = RunDir(absolute(run_dir or f"runs/{spec.name}", Path.cwd()))
+    spec = as_its_run(spec, run)
     spec = as_begun(spec, begun_from(spec, run, check_same_run(spec, run))[1])
-    check_job(spec)
+    spec = check_job(spec, machine_of=worker_at("auto")).spec
     run.create()
     past = EventHistory(run.rows("events.jsonl"))
     data = prepared(spec, run, PreparedData(past.data, past.sets), StageLine(lambda _: None))
@@ -165,7 +168,7 @@ class RankZeroHistory:
         base, needed = bases_of(self._spec, self._history.base, begun)
         job, shards, _ = resolve_over(self._spec, self._data, needed, source)
         check_shards(self._history.newest, shards, self._data.uri)
-        machine = machine_for(smallest_offer(bundle), bundle, self._spec.train.precision)
+        machine = machine_for(smallest_offer(bundle), bundle, self._spec.train.dtype)
         planner = Planner(self._spec, job.shape, machine)
         layout = planner.choose(world)
         if layout is None or layout.world != world:
@@ -175,7 +178,7 @@ class RankZeroHistory:
         commit, _ = self._history.roll_back(frozenset(), self._attempt)
         commit = commit or take_over(self._spec, self._run, shards, self._data, base)
         told: EventFields = {"data": self._data.uri, "sets": self._data.sets, "base": base_json(base)}
-        reason, fields = start_event(layout, None, commit)
+        reason, fields = start_event(self._spec, layout, None, commit)
         self._tell("start", reason, **told | fields)
         return {
             "layout": layout.to_json(),

@@ -19,6 +19,7 @@ from orchestrator.launch import checked_before
 from orchestrator.launch.embedded import imports_begun
 from orchestrator.launch.preflight import gpus_here, preflight
 from orchestrator.launch.submission import no_cluster
+from orchestrator.resolve.precision import choice_of
 from orchestrator.storage.run_directory import RunDir, remove_empty
 from orchestrator.track.goodput import with_end
 
@@ -72,8 +73,10 @@ def run(
         mark = checked_before.mark_of(
             spec, run_dir
         )  # before it runs: of code that changes meanwhile it tells nothing
-        job = preflight(spec, run_dir, until, address, begin, checked_before.is_known(mark)).spec
-        outcome = _run(job, run_dir, until, address, show, faults, priority, launched, shared)
+        job = preflight(spec, run_dir, until, address, begin, checked_before.is_known(mark))
+        if choice := choice_of(spec, job):
+            show({"phase": "check", "note": f"precision {choice}"})
+        outcome = _run(job.spec, run_dir, until, address, show, faults, priority, launched, shared)
         if outcome.outcome is Outcome.DONE:
             checked_before.note(mark)
         return outcome

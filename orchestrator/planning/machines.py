@@ -6,6 +6,7 @@ import math
 import os
 import time
 from dataclasses import replace
+from functools import lru_cache
 
 from cluster.workers.gang import Bundle
 from cluster.workers.machine import Offer
@@ -52,23 +53,27 @@ def told(machine: Machine) -> list[str]:
     ]
 
 
-def on_paper(spec: JobSpec, device: str) -> tuple[JobSpec, Machine]:
-    """The job as it would run on workers of a device that need not be here, and such a worker; `device` is the name of
-    a profile, or its file. Raises InputError."""
-    profile = load(device)
-    gpus = 1 if profile.kind == "cuda" else 0
+def on_paper(spec: JobSpec, device: str) -> JobSpec:
+    """The job as it would run on workers of a device that need not be here; `device` is the name of a profile, or its
+    file. Raises InputError."""
+    gpus = 1 if load(device).kind == "cuda" else 0
     worker = spec.resources.per_worker.model_copy(update={"gpu": gpus})
-    there = spec.model_copy(update={"resources": spec.resources.model_copy(update={"per_worker": worker})})
-    machine = profile.machine(spec.train.precision)
-    if gpus:
-        return there, machine
+    return spec.model_copy(update={"resources": spec.resources.model_copy(update={"per_worker": worker})})
+
+
+def worker_on_paper(spec: JobSpec, device: str) -> Machine:
+    """A worker of such a job on that device. Raises InputError."""
+    machine, worker = load(device).machine(spec.train.dtype), spec.resources.per_worker
+    if worker.gpu:
+        return machine
     cores = worker.bundle.cpu
-    return there, replace(machine.scaled(cores), memory=machine.memory * max(cores, 1.0))
+    return replace(machine.scaled(cores), memory=machine.memory * max(cores, 1.0))
 
 
+@lru_cache
 def probe(cpu: float, seconds: float = 0.2) -> float:
     """fp32 matrix multiplication by `cpu` cores of this machine, in FLOP/s: one core's best time within `seconds`,
-    times `cpu`, since other processes may be busy here."""
+    times `cpu`, since other processes may be busy here. Measured once in a process, whose plans are compared."""
     import numpy as np
     from threadpoolctl import threadpool_limits
 

@@ -99,7 +99,7 @@ def held(spec: JobSpec, shape: ModelShape, layout: Layout, indices: Sequence[int
     """What the ranks at each of these indices of the pipeline axis hold."""
     mean = local_parameters(shape, layout)
     tokens = layout.micro_batch * shape.sequence_length / layout.cp
-    width = 4 if spec.train.precision == "fp32" else 2
+    width = 4 if spec.train.dtype == "fp32" else 2
     unfused = shape.capped or spec.workload.attention_dropout
     scores = tokens * shape.sequence_length * shape.heads / layout.tp if unfused else 0.0
     accumulation = max(layout.accumulation(spec.train.global_batch), 1)
@@ -162,7 +162,7 @@ def _gathered(spec: JobSpec, shape: ModelShape, layout: Layout, parameters: floa
     if layout.zero < 3 or layout.pp > 1 or layout.engine != "torch":
         return 0.0
     table = shape.vocabulary * shape.hidden / layout.tp
-    tables, low = table * (1 if shape.tied else 2), 0.5 if spec.train.precision != "fp32" else 0.0
+    tables, low = table * (1 if shape.tied else 2), 0.5 if spec.train.dtype != "fp32" else 0.0
     layer = max(parameters - tables, 0.0) / max(shape.layers, 1)
     return 4.0 * (tables + (0.25 + low) * table + layer)
 
@@ -170,7 +170,7 @@ def _gathered(spec: JobSpec, shape: ModelShape, layout: Layout, parameters: floa
 def _layer(spec: JobSpec, shape: ModelShape, layout: Layout, tokens: float) -> float:
     """Bytes that the forward pass of a layer keeps for the backward pass, on a rank: fitted to traces of GPT-2, Llama
     and Qwen3. Scores are not in it. In 16 bits norms and the residual stream stay in fp32."""
-    full = spec.train.precision == "fp32"
+    full = spec.train.dtype == "fp32"
     width = 4.0 if full else 2.0
     if layout.recompute == "full":
         return tokens * shape.hidden * 4.0 / (layout.tp if layout.sequence else 1)
@@ -198,7 +198,7 @@ def _layer(spec: JobSpec, shape: ModelShape, layout: Layout, tokens: float) -> f
 
 def _casts(spec: JobSpec, shape: ModelShape, layout: Layout) -> float:
     """Bytes of a weight in 16 bits, which are kept from the forward to the backward pass but by what is recomputed."""
-    if layout.zero == 3 or layout.engine != "torch" or spec.train.precision == "fp32":
+    if layout.zero == 3 or layout.engine != "torch" or spec.train.dtype == "fp32":
         return 0.0
     return 2.0 * (1.0 - recomputed_share(shape, layout))
 
@@ -242,7 +242,7 @@ def _states(spec: JobSpec, shape: ModelShape, layout: Layout) -> float:
     gradients = 4.0 * trained / (layout.sharded if layout.zero >= 2 and layout.pp == 1 else 1)
     weights = 4.0 * (1.0 - small) / (layout.sharded if layout.zero >= 3 else 1) + NF4 * small
     if layout.zero >= 3 and layout.pp > 1:
-        low = spec.train.precision == "bf16" and layout.schedule not in SPLIT
+        low = spec.train.dtype == "bf16" and layout.schedule not in SPLIT
         weights += (2.0 if low else 4.0) * (1.0 - small)
     if layout.offload == "none":
         return weights + gradients + optimizer

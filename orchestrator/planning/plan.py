@@ -230,7 +230,7 @@ def predict(spec: JobSpec, shape: ModelShape, layout: Layout, machine: Machine) 
 def program_of(spec: JobSpec) -> Program:
     """How the engine computes this job's steps. ZeRO gathers weights and sums gradients in fp32."""
     return _program(
-        4.0 if spec.train.precision == "fp32" else 2.0,
+        4.0 if spec.train.dtype == "fp32" else 2.0,
         spec.workload.dropout > 0,
         spec.workload.attention_dropout > 0,
         spec.train.compile,

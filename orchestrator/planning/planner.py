@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,11 +51,19 @@ def planned(
             continue
         if each.fits and each.chosen.layout.world >= spec.resources.workers.min:
             found.append(each)
-    hours = spec.limits.hours or float("inf")
-    in_time = [each for each in found if spec.train.steps * each.chosen.seconds <= 3600.0 * hours]
-    least = min(map(_cost, in_time), default=0.0)
-    cheap = [each for each in in_time if _cost(each) <= least * (1.0 + TIE)]
-    return min(cheap or [fastest], key=lambda each: each.chosen.seconds)
+    return min(best_of(spec, found), key=_seconds)
+
+
+def best_of(spec: JobSpec, found: Sequence[Plan]) -> list[Plan]:
+    """Those of the plans, one at least, that count as equally good by the job's objective: in seconds, or in what all
+    workers take of those that are done within `limits.hours`, if any is."""
+    measure = _seconds
+    if spec.resources.objective == "cost":
+        hours = spec.limits.hours or float("inf")
+        if in_time := [each for each in found if spec.train.steps * _seconds(each) <= 3600.0 * hours]:
+            found, measure = in_time, _cost
+    least = min(map(measure, found))
+    return [each for each in found if measure(each) <= least * (1.0 + TIE)]
 
 
 def is_roomy(spec: JobSpec, found: Plan) -> bool:
@@ -72,6 +80,10 @@ def widths(least: int, most: int) -> list[int]:
         found.append(least)
         least *= 2
     return [*found, most]
+
+
+def _seconds(found: Plan) -> float:
+    return found.chosen.seconds
 
 
 def _cost(found: Plan) -> float:

@@ -13,6 +13,7 @@ from orchestrator.job.spec import JobSpec
 from orchestrator.job.tokenizer_training import TrainedTokenizer
 from orchestrator.planning.layout import ModelShape
 from orchestrator.planning.model_shape import model_shape
+from orchestrator.planning.precision import Choice
 from workloads.errors import WorkloadError
 
 if TYPE_CHECKING:
@@ -25,7 +26,8 @@ class ResolvedJob:
     """The job as it was written, and what its words stand for.
 
     `model` describes the model at the size of the tokenizer's vocabulary; `shape` has its sizes, for planning.
-    `special_tokens` are those that the objective needs of a tokenizer.
+    `special_tokens` are those that the objective needs of a tokenizer. `precision` tells how that was chosen, None
+    where the job, or the run that goes on, names it.
     """
 
     spec: JobSpec
@@ -33,6 +35,7 @@ class ResolvedJob:
     special_tokens: tuple[str, ...]
     vocabulary_size: int
     shape: ModelShape
+    precision: Choice | None = None
 
     @property
     def notes(self) -> list[str]:

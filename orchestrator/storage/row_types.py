@@ -80,11 +80,11 @@ class EventFields(TypedDict, total=False):
     `time` replaces the time of writing, unix seconds. Of a fault: `first_fault` and `explained` are for people,
     `cause`, `node` and `rank` are what is decided by, `seen` is when it was noticed, `still_seconds` how long
     there had been no step, `lost_steps` and `seconds_lost` what must be done again, `skipped` the window of
-    samples that is left out, `output` the last lines that the rank at fault printed. Of a start: the layouts. Of
-    a train phase: the machines, their zones and their price. `data` is the prepared data that the run began
-    with, `sets` that of each set of held-out text of its own, `base` the weights that it began with, `missing_rows`
-    the gaps in metrics.jsonl, `missing_events` those in events.jsonl, by the numbers of events, `last_seen` the
-    last sign of life of the controller before, `launched` when the command was given that began it,
+    samples that is left out, `output` the last lines that the rank at fault printed. Of a start: the layouts and
+    the precision. Of a train phase: the machines, their zones and their price. `data` is the prepared data that the
+    run began with, `sets` that of each set of held-out text of its own, `base` the weights that it began with,
+    `missing_rows` the gaps in metrics.jsonl, `missing_events` those in events.jsonl, by the numbers of events,
+    `last_seen` the last sign of life of the controller before, `launched` when the command was given that began it,
     `controller_died` the step of the newest commit when Ray started the controller again, `ceiling` a limit that is
     near, `extended` how many steps the run had and has from here on, how many of them are the same (`settled`), and
     the commit that it goes on from; `continued` the commit of another run that the run began with; `tasks` is
@@ -107,6 +107,7 @@ class EventFields(TypedDict, total=False):
     layout: dict[str, Any]
     layout_before: str | None
     layout_after: str | None
+    precision: str
     machines: list[Any]
     zones: list[Any]
     usd_per_hour: float | None

@@ -90,7 +90,7 @@ def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ),
         *[(f"loss of {name}", _held_out(metrics)) for name, metrics in _sets(summary, "evaluation").items()],
         *[(f"task {name}", _scores(metrics)) for name, metrics in _sets(summary, "tasks").items()],
-        ("speed", f"{count(measured.get('tokens_per_second'))} tokens/s"),
+        ("speed", f"{count(measured.get('tokens_per_second'))} tokens/s{_precision(summary)}"),
         (
             "a step",
             f"{duration(measured.get('step_seconds'))} (predicted {duration(predicted.get('step_seconds'))})",
@@ -126,6 +126,11 @@ def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     if summary.get("reason"):
         rows.insert(0, ("reason", str(summary["reason"])))
     return rows
+
+
+def _precision(summary: Mapping[str, Any]) -> str:
+    """In which the run has trained; summaries of earlier versions do not say."""
+    return f" in {summary['precision']}" if summary.get("precision") else ""
 
 
 def _where_it_went(ledger: Mapping[str, Any]) -> str:

@@ -52,6 +52,7 @@ def summary(
         "ended": None if running else ends[-1].get("time"),
         "step": last.get("step", 0),
         "steps": spec.train.steps,
+        "precision": spec.train.dtype,
         "tokens": last.get("tokens", 0),
         "final_loss": loss,
         "evaluation": rows.evaluations[0] if rows.evaluations else None,

@@ -110,7 +110,7 @@ def open_device(spec: JobSpec, context: WorkerContext) -> Device:
     assert group is not None
     if worker.gpu:
         check_own_gpu(str(torch.cuda.get_device_properties(device).uuid))
-    return Device(device, COMPUTE[spec.train.precision], group)
+    return Device(device, COMPUTE[spec.train.dtype], group)
 
 
 def _take_gpu(rank_info: RankInfo, bitwise: bool) -> torch.device:

@@ -164,6 +164,6 @@ def _key(spec: JobSpec, base: Base, name: str | None) -> str:
     known = [
         *(base.digest, name, share, model, workload.changes),
         *(workload.objective, workload.options.get("truncate"), workload.mup, adapter),
-        *(data.sequence_length, spec.seed, spec.train.precision),
+        *(data.sequence_length, spec.seed, spec.train.dtype),
     ]
     return xxhash.xxh3_64_hexdigest(json.dumps(known, sort_keys=True).encode())

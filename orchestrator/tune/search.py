@@ -18,7 +18,10 @@ from orchestrator.job.spec import JobSpec, dump
 from orchestrator.job.tune import POPULATION, TuneSpec
 from orchestrator.launch.preflight import check_job, check_labels
 from orchestrator.launch.submission import no_cluster
+from orchestrator.launch.worker import worker_at
+from orchestrator.planning.precision import in_precision
 from orchestrator.resolve import prepared_data
+from orchestrator.resolve.precision import as_its_run
 from orchestrator.storage.run_directory import RunDir, remove_empty
 from orchestrator.tune.lineage import config_of
 from orchestrator.tune.progress import SearchProgress
@@ -52,9 +55,12 @@ def tune(
 
     Raises InputError before anything is written if the job or its search is wrong, or the directory is another's.
     """
+    spec = as_its_run(spec, sweep)
     search = check_space(spec)
     first = grid(search)[0] if search.sampler == "grid" else drawn(search, spec.seed, 0)
-    check_job(job_of(spec, first))
+    job = check_job(job_of(spec, first), machine_of=worker_at(address))
+    if spec.train.precision == "auto":  # once, so that no trial differs from others in it
+        spec = in_precision(spec, job.spec.train.dtype)
     check_labels(spec, address)
     check_same_sweep(spec, sweep)
     made = sweep.create()

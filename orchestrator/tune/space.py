@@ -20,6 +20,7 @@ FACTORS = (0.8, 1.2)
 """Factors that PBT multiplies a value with, one chosen at random (Jaderberg et al., 2017, section 4)."""
 RESAMPLE = 0.25
 """Probability that PBT draws a new value instead."""
+PRECISION = "train.precision"
 NOT_SEARCHED = ("name", "tune", "tracking", "checkpoint", "limits")
 
 
@@ -101,6 +102,9 @@ def check(spec: JobSpec) -> TuneSpec:
             raise InputError(f"{inner[0]} lies within it", where, "search one of them")
         for value in dimension.listed or dimension.ends:
             _try(spec, {key: value}, where)
+            if value == "auto" and key == PRECISION:
+                what = "auto would be chosen for each trial anew"
+                raise InputError(what, where, "name precisions, or set train.precision: auto for all trials")
     for promotion in tune.promote:
         _try(spec, promotion.set, f"tune.promote.{promotion.at}")
         if promotion.at >= spec.train.steps:

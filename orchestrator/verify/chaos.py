@@ -24,7 +24,8 @@ from orchestrator.control.run_history import EVENTS, METRICS
 from orchestrator.job.errors import InputError
 from orchestrator.job.evaluate import without_tasks
 from orchestrator.job.outcome import Outcome
-from orchestrator.job.spec import JobSpec, dump
+from orchestrator.job.spec import JobSpec, dump, load
+from orchestrator.resolve.precision import as_its_run
 from orchestrator.storage.run_directory import Row, RunDir
 from orchestrator.tune.space import job_of
 from orchestrator.verify.comparison import RunComparison, RunEnd, compare, leftovers_of
@@ -127,6 +128,8 @@ def _chaos(
                     str(undisturbed.folder),
                     "fix the job first",
                 )
+            # What was chosen for it is not chosen anew for those that are compared with it.
+            job.write_text(dump(as_its_run(load(job), undisturbed.run_dir)))
             comparisons = []
             for number, faults in enumerate(disturbed):
                 name = faults[0] if len(faults) == 1 else f"{len(faults)} random faults"

@@ -46,7 +46,7 @@ def refine(spec: JobSpec, run: RunDir, path: Path) -> Profile:
     if (steps := int(summary.get("step") or 0)) < FEWEST:
         raise InputError(f"has {steps} steps, and {FEWEST} say something", run.uri, "name a longer run")
     layout = Layout.from_json({key: value for key, value in chosen.items() if key != "text"})
-    machine = profile.machine(spec.train.precision).scaled(spec.resources.per_worker.cpu)
+    machine = profile.machine(spec.train.dtype).scaled(spec.resources.per_worker.cpu)
     time = predict(spec, resolve(spec).shape, layout, machine).time
     measured = measured_parts(means, summary.get("late_seconds"))
     predicted = {**time.to_json(), "delay": profile.delay.value}

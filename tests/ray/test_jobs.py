@@ -17,6 +17,7 @@ from open_ports import listening, served, status_of
 from prepared import with_data
 
 from cluster.local import local_cluster as loopback
+from orchestrator.job.spec import load
 
 NAME = "t-jobs"
 PUBLIC = {
@@ -37,7 +38,8 @@ def local() -> Iterator[loopback.LocalCluster]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A working tree with a job, and something in it that should not travel."""
     found = tmp_path_factory.mktemp("tree")
-    write_job(found, with_data(job(write_text(found / "corpus")), tmp_path_factory.mktemp("data")))
+    document = job(write_text(found / "corpus"), precision="auto")
+    write_job(found, with_data(document, tmp_path_factory.mktemp("data")))
     (found / "huge.bin").write_bytes(os.urandom(2**20))
     (found / "secret.txt").write_text("stays here")
     (found / ".gitignore").write_text("secret.txt\n")
@@ -81,6 +83,7 @@ def test_a_job_is_submitted_seen_and_stopped_with_a_commit(
     assert (summary["state"], summary["reason"]) == ("stopped", "stopped by the user")
     step = summary["commit"]
     assert step >= 6
+    assert load(run / "job.yaml").train.dtype == summary["precision"]
     assert said(local, folder, "attach", "small", code=3)["state"] == "stopped"
     assert "has ended already" in said(local, folder, "stop", "small", code=2)["line"]
 

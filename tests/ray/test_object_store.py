@@ -98,7 +98,7 @@ def test_a_run_in_a_bucket_is_killed_and_goes_on(
     assert numbers(run) == curve(quiet)
     assert json.loads(done.stdout)["summary"] == run.read_json("summary.json")
     starts = [event["reason"] for event in run.rows("events.jsonl") if event["phase"] == "start"]
-    assert starts == ["2 workers from the beginning", "2 workers from the commit at step 4"]
+    assert starts == ["2 workers in fp32 from the beginning", "2 workers in fp32 from the commit at step 4"]
     store = Store(run.at("checkpoints"))
     assert store.steps() == [8, 12, 16]
     assert [store.verify(step) for step in store.steps()] == [[], [], []]

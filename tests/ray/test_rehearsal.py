@@ -16,7 +16,7 @@ from jobs import TIMEOUT, job, write_job, write_text
 
 @pytest.mark.slow
 def test_a_small_job_passes_every_stage(tmp_path: Path) -> None:
-    document = job(write_text(tmp_path))
+    document = job(write_text(tmp_path), precision="auto")
     document["data"]["validation"] = {"share": 0.1}
     document |= {"evaluate": {}, "checkpoint": {"export": "hf"}, "resources": {"workers": 2}}
     with tempfile.TemporaryDirectory() as temporary:  # short, for the names of Ray's sockets

@@ -49,6 +49,7 @@ def test_a_failing_trial_is_explained_and_the_search_goes_on(tmp_path: Path) -> 
     )
     hidden = "workload.changes.hidden"
     document["tune"]["space"] = {hidden: {"grid": [32, 34]}, LR: {"grid": [3e-3, 1e-2]}}
+    document["train"]["precision"] = "auto"
     document = with_data(document, tmp_path / "runs" / "_data")
     done = orchestrator("tune", write_job(tmp_path, document), "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -68,6 +69,10 @@ def test_a_failing_trial_is_explained_and_the_search_goes_on(tmp_path: Path) -> 
     job_file = yaml.safe_load((sweep / "best.yaml").read_text())
     assert job_file["train"]["optimizer"]["lr"] == best["config"][LR]
     assert job_file["tune"] is None
+    begun = [sweep / name / "job.yaml" for name in (".", "0000", "0002")]
+    precisions = {yaml.safe_load(path.read_text())["train"]["precision"] for path in begun}
+    assert precisions == {job_file["train"]["precision"]}
+    assert precisions <= {"fp32", "bf16"}
     assert not (sweep / "_tune").exists()
 
 

@@ -128,6 +128,26 @@ def test_imports_run_one_way(package: str) -> None:
     assert wrong == []
 
 
+READS_IT_OPEN = {
+    "orchestrator/resolve/precision.py",
+    "orchestrator/checkpoint/identity.py",
+    "orchestrator/tune/search.py",
+    "orchestrator/tracing/step.py",  # by which it looks up a dtype: there is none for auto
+}
+"""Beside the room `job`, what may see that a job leaves its precision open. All others read `train.dtype`, which raises
+where nobody has chosen one."""
+
+
+def test_no_room_below_sees_a_precision_that_is_not_chosen() -> None:
+    found = {
+        name_of(path)
+        for path in SOURCES
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.Attribute) and dotted(node)[-2:] == ("train", "precision")
+    }
+    assert {name for name in found if not name.startswith("orchestrator/job/")} == READS_IT_OPEN
+
+
 MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in SOURCES
 }

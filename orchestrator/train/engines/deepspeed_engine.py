@@ -44,7 +44,7 @@ class DeepSpeedEngine:
         self._mesh = Mesh(layout, self.clock)
         self._losses = StepLosses(spec, workload, layout, self._mesh, device)
         self._routing = RouterLoad(workload, self._mesh, device.device)
-        self._scale = LossScale(spec.train.precision == "fp16")
+        self._scale = LossScale(spec.train.dtype == "fp16")
         deepspeed = open_deepspeed(device.device)
         elements = sum(shape.numel() for shape in workload.shapes.values())
         config = settings(spec, layout, elements, workload.config.hidden)

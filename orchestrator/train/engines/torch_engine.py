@@ -70,7 +70,7 @@ class TorchEngine:
         self._runner = runner_of(
             self._stages, workload, layout, self._mesh, self._data, self._losses, device, self.clock
         )
-        self._scale = LossScale(spec.train.precision == "fp16")
+        self._scale = LossScale(spec.train.dtype == "fp16")
         self._full = FullMatrices(self._matrices(), self._data.shards, self._mesh)
         self._slots = partial(slots_of, spec.train.optimizer, matrices=self._full.names)
         self._optimizer, self._steps = self._make_optimizer(), 0

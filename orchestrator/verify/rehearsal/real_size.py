@@ -6,10 +6,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from orchestrator.job.errors import InputError
+from orchestrator.job.spec import JobSpec
 from orchestrator.planning.device import Machine
 from orchestrator.planning.layout import Layout
+from orchestrator.planning.machines import on_paper, worker_on_paper
 from orchestrator.planning.memory import fits, offered
 from orchestrator.planning.plan import Plan
+from orchestrator.planning.precision import MachineOf
 from orchestrator.resolve.resolved_job import ResolvedJob
 
 if TYPE_CHECKING:
@@ -56,18 +59,24 @@ class Real:
         return f"{how} of {there} that a worker offers", "", ""
 
 
+def worker_of(device: str | None) -> MachineOf:
+    """What tells a worker of a job: on a device, by the name or the file of its profile, else as the job names it, else
+    on this machine."""
+    if device:
+        return lambda spec: worker_on_paper(on_paper(spec, device), device)
+    return lambda spec: _worker(spec)[0]
+
+
 def real_size(job: ResolvedJob, device: str | None) -> tuple[ResolvedJob, Real]:
-    """The job on workers of a device, by the name or the file of its profile, else on those that the job names, else on
-    this machine; and its plan there. Raises InputError if no layout is legal."""
-    from orchestrator.planning.machines import on_paper
+    """The job on such workers, see `worker_of`; and its plan there. Raises InputError if no layout is legal."""
     from orchestrator.tracing.of_plan import confirmed
 
     spec, known = job.spec, True
     if device:
-        spec, machine = on_paper(spec, device)
-        job = replace(job, spec=spec)
+        spec = on_paper(spec, device)
+        job, machine = replace(job, spec=spec), worker_on_paper(spec, device)
     else:
-        machine, known = _workers(job)
+        machine, known = _worker(spec)
     try:
         found = confirmed(job, spec.resources.workers.max, machine)
     except InputError:  # none that fits: which would be fastest?
@@ -75,22 +84,14 @@ def real_size(job: ResolvedJob, device: str | None) -> tuple[ResolvedJob, Real]:
     return job, Real(found.plan, known, not spec.resources.per_worker.gpu, found.traced)
 
 
-def _workers(job: ResolvedJob) -> tuple[Machine, bool]:
+def _worker(spec: JobSpec) -> tuple[Machine, bool]:
     """A worker as the job names it, or one on this machine; and whether that is known."""
-    from cluster.render.node_selection import ACCELERATOR
-    from cluster.workers.machine import Offer
-    from orchestrator.launch.preflight import worker_here
-    from orchestrator.planning.machines import machine_for
-    from orchestrator.planning.profile import of_accelerator
+    from orchestrator.launch.worker import worker_here, worker_named
 
-    worker = job.spec.resources.per_worker
-    if not worker.gpu:
-        return worker_here(job.spec), True
+    if (named := worker_named(spec)) is not None:
+        return named(spec), True
+    if not spec.resources.per_worker.gpu:
+        return worker_here(spec), True
     import torch
 
-    name = worker.labels.get(ACCELERATOR, "")
-    if of_accelerator(name) is not None:
-        return machine_for(Offer(float("inf"), name), worker.bundle, job.spec.train.precision), True
-    if torch.cuda.is_available():
-        return worker_here(job.spec), True
-    return machine_for(None, worker.bundle, job.spec.train.precision), False
+    return worker_here(spec), torch.cuda.is_available()

@@ -16,6 +16,7 @@ from orchestrator.data import tokenizer
 from orchestrator.data.conversations import Template
 from orchestrator.data.sources.fields import value_of
 from orchestrator.job import chain, spec
+from orchestrator.job.spec import dump, parse
 from orchestrator.launch.doctor import Finding
 from orchestrator.launch.first_job import job_text
 from orchestrator.planning.profile import FOLDER
@@ -202,6 +203,32 @@ def test_a_plan_as_json(command: Any, folder: Path, words: list[str], width: int
     said = command("plan", "job.yaml", "--json", *words)
     assert said.code == 0
     assert json.loads(said.out)["chosen"]["dp"] == width
+
+
+def test_a_plan_tells_which_precision_was_chosen_and_why(command: Any, folder: Path) -> None:
+    """Of a job that leaves it open; of its run what that has begun with, on devices of which there is none here."""
+    write_job(folder, job(write_text(folder, 20_000), precision="auto"))
+    words = ("plan", "job.yaml", "--machine", "t4", "--json")
+    said = command(*words)
+    assert (said.code, said.err) == (0, "")
+    found = json.loads(said.out)["precision"]
+    each = {one["precision"]: one for one in found["candidates"]}
+    assert list(each) == ["fp32", "bf16", "fp16"]
+    assert all(one["fits"] for one in each.values())
+    assert found["why"].startswith(f"{found['chosen']}: ")
+    assert found["why"].endswith(" s a step") or found["why"].endswith(" counts as equal")
+    assert f"Precision {found['why']}." in command(*words[:-1]).out
+    named = command(*words, "--set", f"train.precision={found['chosen']}")
+    assert "precision" not in json.loads(named.out)
+    assert json.loads(named.out)["predicted"] == json.loads(said.out)["predicted"]
+
+    run = folder / "runs" / "small"
+    run.mkdir(parents=True)
+    (run / "events.jsonl").write_text("")
+    (run / "job.yaml").write_text(dump(parse(job(str(folder / "topics.txt"), precision="fp16"))))
+    for begun in (("plan", "job.yaml"), ("run", "job.yaml", "--dry-run")):
+        told = json.loads(command(*begun, "--json").out)["precision"]
+        assert (told["chosen"], told["why"]) == ("fp16", "fp16, which the run has begun with")
 
 
 def test_a_plan_says_nothing_of_what_libraries_warn_of(

@@ -434,7 +434,7 @@ def test_a_death_before_any_commit_begins_anew(runs: Runs, quiet_curve: list[Any
     runs.controller(faults=("kill@0:3",)).drive()
     assert runs.training.gangs[1].config["restore"] is None
     assert curve(runs.path) == quiet_curve
-    assert runs.events("start")[1]["reason"] == "2 workers from the beginning"
+    assert runs.events("start")[1]["reason"] == "2 workers in fp32 from the beginning"
 
 
 def test_deaths_in_a_row(runs: Runs, quiet_curve: list[Any]) -> None:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from jobs import job, rows, write_text
 from prepared import prepare_here
 
+from cluster.workers.machine import Offer
 from orchestrator.job.errors import InputError
 from orchestrator.job.own_code import code_of
 from orchestrator.job.reference import Reference
-from orchestrator.job.spec import parse
-from orchestrator.launch import ray_train
+from orchestrator.job.spec import dump, parse
+from orchestrator.launch import ray_train, worker
 from orchestrator.launch.ray_train import _history_of
 from orchestrator.planning import machines
+from orchestrator.planning.precision import in_precision
 from orchestrator.resolve.prepared_data import PreparedData
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.train.instability import NonFinite
@@ -85,7 +88,7 @@ def test_the_users_own_code_is_part_of_the_run(
     spec = parse(config["job"])
     optimizer = spec.train.optimizer.model_copy(update={"schedule": Reference(use="halves:half")})
     spec = spec.model_copy(update={"train": spec.train.model_copy(update={"optimizer": optimizer})})
-    monkeypatch.setattr(ray_train, "check_job", lambda spec: None)
+    monkeypatch.setattr(ray_train, "check_job", lambda spec, **_: SimpleNamespace(spec=spec))
     monkeypatch.setattr(ray_train, "prepared", lambda *_: PreparedData(config["data"], {}))
     told = ray_train.loop_config(spec, config["run"])
     assert told["code"] == code_of(spec)
@@ -93,6 +96,21 @@ def test_the_users_own_code_is_part_of_the_run(
     (tmp_path / "halves.py").write_text("def half(step, steps): return 0.4\n")
     with pytest.raises(InputError, match="the user's own code on this node is not that of the run"):
         ray_train.train_func(told)
+
+
+def test_workers_are_told_the_precision_that_was_chosen(
+    config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By what Ray offers; the same loop begun again keeps it, whatever would be chosen now."""
+    monkeypatch.setattr(worker, "_offer", lambda *_: Offer(8e9))
+    monkeypatch.setattr(ray_train, "prepared", lambda *_: PreparedData(config["data"], {}))
+    spec = parse({**config["job"], "train": {**config["job"]["train"], "precision": "auto"}})
+    told = ray_train.loop_config(spec, config["run"])
+    assert told["job"]["train"]["precision"] in ("fp32", "bf16")
+    run = RunDir(config["run"])
+    run.append("events.jsonl", [{"phase": "prepare"}])
+    run.write_text("job.yaml", dump(in_precision(spec, "fp16")))
+    assert ray_train.loop_config(spec, run.uri)["job"]["train"]["precision"] == "fp16"
 
 
 def test_workers_that_no_layout_uses_are_refused(config: dict[str, Any]) -> None:

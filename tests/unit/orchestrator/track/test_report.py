@@ -75,7 +75,7 @@ def run_dir(tmp_path: Path) -> RunDir:
     two, one = Layout(dp=2, micro_batch=16), Layout(dp=1, micro_batch=16)
     events = [
         event(0, "prepare", 0, 0, "begun"),
-        event(14, "start", 1, 0, "2 workers from the beginning", layout_after=str(two)),
+        event(14, "start", 1, 0, "2 workers in fp32 from the beginning", layout_after=str(two)),
         event(22, "train", 1, 1, "the first step of attempt 1 is done"),
         event(
             84, "stop", 1, 72, "a fault ended the attempt", first_fault=FAULT, lost_steps=12, seconds_lost=8.6

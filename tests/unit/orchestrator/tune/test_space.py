@@ -10,7 +10,7 @@ import pytest
 from orchestrator.job import spec
 from orchestrator.job.errors import InputError
 from orchestrator.job.tune import TuneSpec
-from orchestrator.tune.space import drawn, grid, job_of, perturbed
+from orchestrator.tune.space import check, drawn, grid, job_of, perturbed
 
 JOB: dict[str, Any] = {
     "name": "small",
@@ -54,6 +54,15 @@ def test_a_perturbed_value_moves_and_stays_in_range() -> None:
         assert 0 <= config["train.optimizer.weight_decay"] <= 0.2
         assert isinstance(config["train.optimizer.warmup"], int)
         job_of(spec.parse(JOB), config)
+
+
+def test_a_search_names_the_precisions_it_compares() -> None:
+    """One for all trials may be left open: it is chosen once."""
+    space = {"train.precision": {"choice": ["bf16", "auto"]}}
+    with pytest.raises(InputError, match=r"tune\.space\.train\.precision.*set train.precision: auto for all"):
+        check(spec.parse({**JOB, "tune": {"space": space, "trials": 2}}))
+    train = {**JOB["train"], "precision": "auto"}
+    check(spec.parse({**JOB, "train": train, "tune": {"space": SPACE, "trials": 2}}))
 
 
 def test_a_trial_s_job_is_the_job_with_its_values_and_no_search() -> None:

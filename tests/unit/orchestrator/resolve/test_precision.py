@@ -1,0 +1,97 @@
+"""A run that began in a precision that was chosen keeps it, and nothing that plans or begins one forgets to ask."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import job, write_text
+
+from orchestrator.checkpoint.identity import check_same_run, differences
+from orchestrator.job.errors import InputError
+from orchestrator.job.spec import JobSpec, dump, parse
+from orchestrator.launch import preflight as checks
+from orchestrator.launch.preflight import check_preparable, preflight
+from orchestrator.planning.device import Machine
+from orchestrator.planning.profile import load
+from orchestrator.resolve.precision import as_its_run, choice_of, in_chosen_precision
+from orchestrator.resolve.resolved_job import resolve
+from orchestrator.storage.run_directory import RunDir
+
+
+def spec(precision: str = "auto", text: str = "a.txt") -> JobSpec:
+    return parse(job(text, precision=precision))
+
+
+def core(spec: JobSpec) -> Machine:
+    return load("cpu-core").machine(spec.train.dtype)
+
+
+def refuse(spec: JobSpec) -> Machine:
+    raise AssertionError("nothing is to be chosen")
+
+
+def test_a_job_that_names_one_is_left_alone(tmp_path: Path) -> None:
+    named = resolve(spec("bf16"))
+    assert in_chosen_precision(named, refuse) is named
+    assert as_its_run(named.spec, RunDir(str(tmp_path))) is named.spec
+    assert choice_of(named.spec, named) is None
+
+
+def test_an_open_one_is_chosen_once_and_told() -> None:
+    asked = resolve(spec())
+    found = in_chosen_precision(asked, core)
+    assert found.spec == spec(found.spec.train.dtype)
+    assert found.precision is not None
+    assert found.precision == choice_of(asked.spec, found)
+    assert in_chosen_precision(found, refuse) is found
+
+
+@pytest.mark.parametrize("before", ["fp32", "bf16", "fp16"])
+def test_a_run_keeps_what_it_began_with(tmp_path: Path, before: Any) -> None:
+    run = RunDir(str(tmp_path))
+    assert as_its_run(spec(), run).train.precision == "auto"
+    run.write_text("job.yaml", dump(spec(before)))
+    kept = as_its_run(spec(), run)
+    assert kept == spec(before)
+    assert check_same_run(spec(), run) is check_same_run(kept, run) is None
+    assert str(choice_of(spec(), resolve(kept))) == f"{before}, which the run has begun with"
+    other = "bf16" if before == "fp32" else "fp32"
+    with pytest.raises(InputError, match=f"train.precision is '{before}' in this run and '{other}'"):
+        check_same_run(spec(other), run)
+
+
+def test_a_file_that_leaves_it_open_has_begun_nothing(tmp_path: Path) -> None:
+    run = RunDir(str(tmp_path))
+    run.write_text("job.yaml", dump(spec()))
+    assert as_its_run(spec(), run) == spec()
+    assert check_same_run(spec("bf16"), run) is None
+    run.write_text("job.yaml", "name: [")
+    with pytest.raises(InputError):
+        as_its_run(spec(), run)
+
+
+def test_open_is_no_difference_and_another_one_is() -> None:
+    assert differences(spec(), spec("bf16")) == differences(spec("bf16"), spec()) == []
+    assert differences(spec("fp32"), spec("bf16")) == [("train.precision", "bf16", "fp32")]
+    longer = parse(job("a.txt", precision="auto", z_loss=1e-4))
+    assert [key for key, _, _ in differences(longer, spec("bf16"))] == ["train.z_loss"]
+
+
+def test_what_is_checked_before_a_run_leaves_none_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = spec(text=write_text(tmp_path, 20_000))
+    run = RunDir(str(tmp_path / "run"))
+    found = preflight(asked, run, None, None)
+    assert found.spec.train.dtype == found.spec.train.precision != "auto"
+    run.create()
+    run.append("events.jsonl", [{"phase": "prepare"}])
+    run.write_text("job.yaml", dump(parse(job(asked.data.sources[0].uri, precision="fp16"))))
+    monkeypatch.setattr(checks, "worker_at", lambda address: refuse)
+    assert preflight(asked, run, None, None).spec.train.dtype == "fp16"
+
+
+def test_data_is_prepared_of_a_job_that_leaves_it_open(tmp_path: Path) -> None:
+    check_preparable(spec(text=write_text(tmp_path, 20_000)))
