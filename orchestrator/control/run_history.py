@@ -62,6 +62,7 @@ class RunHistory:
     ) -> None:
         """`died` and `launched` are as of `Controller`; `log` is told of events. Raises InputError, before anything is
         written, if the directory is of another run."""
+        _ = spec.train.dtype  # raises here where nobody has chosen it: what is written keeps it for life
         self._spec, self._run, self._log = spec, run, log or ControllerLog(run.uri)
         self.newest = commit = identity.check_same_run(spec, run)  # the commit that there was
         extension = identity.extension_of(spec, run, commit)
@@ -227,8 +228,7 @@ class RunHistory:
         """When the attempt's first step began, or the evaluation before it, unix seconds, as far as it is known."""
         first = next((row for row in self.recent if row["attempt"] == attempt), None)
         seconds = first["step_seconds"] + first.get("evaluation_seconds", 0.0) if first else 0.0
-        began = first["time"] - seconds if first else wall()
-        return max(began, self.events[-1]["time"])
+        return max(first["time"] - seconds if first else wall(), self.events[-1]["time"])
 
     def take(self, rows: Sequence[Row]) -> None:
         """Add the rows that a gang reported to metrics.jsonl; called often, since it also writes what has waited."""

@@ -67,7 +67,7 @@ def test_two_phases_have_the_bits_of_one_run_though_the_second_is_killed(
     told = {"run": str(runs / "first"), "step": FIRST, "position": first.position, "receipt": first.receipt}
     assert last.meta["continued_from"] == told
     starts = [e["reason"] for e in rows(tmp_path / "second", "events.jsonl") if e["phase"] == "start"]
-    assert starts[0] == f"2 workers from the commit at step {FIRST} of {runs}/first"
+    assert starts[0] == f"2 workers in fp32 from the commit at step {FIRST} of {runs}/first"
 
 
 def test_another_layout_batch_and_schedule_read_on_where_the_first_phase_ended(

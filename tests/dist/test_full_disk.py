@@ -137,4 +137,4 @@ def test_a_disk_that_stays_full_stops_the_run_at_its_limit(disk: Path, tmp_path:
     assert (again["state"], again["commit"]) == ("done", 150)
     assert [row["step"] for row in rows(run)] == list(range(1, 151))
     starts = [event["reason"] for event in rows(run, "events.jsonl") if event["phase"] == "start"]
-    assert starts[-1] == f"2 workers from the commit at step {summary['commit']}"
+    assert starts[-1] == f"2 workers in fp32 from the commit at step {summary['commit']}"

@@ -225,7 +225,7 @@ def test_ray_train_restarts_the_workers_and_they_go_on_from_our_commit(quiet: Pa
     assert "done: step 12" in done.stdout
     starts = [event for event in rows(run, "events.jsonl") if event["phase"] == "start"]
     assert [event["attempt"] for event in starts] == [1, 2]
-    assert starts[1]["reason"].startswith("2 workers from the commit at step ")
+    assert starts[1]["reason"].startswith("2 workers in fp32 from the commit at step ")
     assert curve(run) == curve(quiet)
     assert weights(run, 12) == weights(quiet, 12)
 

@@ -425,7 +425,7 @@ def test_a_death_costs_only_what_is_beyond_the_commit(runs: Runs, quiet_curve: l
     assert (fault["step"], fault["attempt"], fault["lost_steps"]) == (6, 1, 2)
     assert fault["time"] - 60 < fault["seen"] <= fault["time"]
     assert fault["seconds_lost"] == pytest.approx(2 * 0.002)
-    assert runs.events("start")[1]["reason"] == "2 workers from the commit at step 4"
+    assert runs.events("start")[1]["reason"] == "2 workers in fp32 from the commit at step 4"
     assert [one["first_fault"] for one in summary["faults"]] == [fault["first_fault"]]
     assert summary["ledger"]["lost_steps"] == 2
 
@@ -905,7 +905,7 @@ def test_a_start_says_from_where(runs: Runs) -> None:
     controller, notes = runs.controller(), []
     watched(runs, lambda beat: notes.append(controller.status()["note"]))
     controller.drive()
-    assert "starting 2 workers from the commit at step 5" in notes
+    assert "starting 2 workers in fp32 from the commit at step 5" in notes
 
 
 def test_every_event_has_the_same_columns(runs: Runs) -> None:

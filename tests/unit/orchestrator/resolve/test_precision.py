@@ -9,6 +9,7 @@ import pytest
 from jobs import job, write_text
 
 from orchestrator.checkpoint.identity import check_same_run, differences
+from orchestrator.control.run_history import RunHistory
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec, dump, parse
 from orchestrator.launch import preflight as checks
@@ -91,6 +92,14 @@ def test_what_is_checked_before_a_run_leaves_none_open(
     run.write_text("job.yaml", dump(parse(job(asked.data.sources[0].uri, precision="fp16"))))
     monkeypatch.setattr(checks, "worker_at", lambda address: refuse)
     assert preflight(asked, run, None, None).spec.train.dtype == "fp16"
+
+
+def test_no_run_begins_in_a_precision_that_nobody_has_chosen(tmp_path: Path) -> None:
+    run = RunDir(str(tmp_path / "run"))
+    run.create()
+    with pytest.raises(RuntimeError, match="auto has not been replaced"):
+        RunHistory(spec(), run)
+    assert list((tmp_path / "run").iterdir()) == []
 
 
 def test_data_is_prepared_of_a_job_that_leaves_it_open(tmp_path: Path) -> None:
