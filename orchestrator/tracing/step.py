@@ -92,9 +92,7 @@ def trace(
                 given: list[Batch] = [
                     {name: torch.empty_like(t) for name, t in shapes.items()} for _ in range(count)
                 ]
-                engine = TorchEngine(
-                    spec, workload, layout, Device(CPU, COMPUTE[spec.train.precision], group)
-                )
+                engine = TorchEngine(spec, workload, layout, Device(CPU, COMPUTE[spec.train.dtype], group))
                 if spec.resources.per_worker.gpu:
                     engine._losses._tokens_at_once = HEAD_TOKENS["cuda"]
                 messages.mesh = engine._mesh

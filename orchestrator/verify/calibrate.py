@@ -30,7 +30,7 @@ TIMEOUT = 120.0
 """Seconds without any sign of a rank after which the measurement is given up."""
 LAUNCHES = [1e-6 * 1.25**n for n in range(28)]
 """Seconds of a launch that are tried."""
-PASSES = [0.5 * 1.15**n for n in range(20)]
+PASSES = [0.5 * 1.25**n for n in range(16)]
 """How often the bytes of element-wise operations pass, as tried."""
 SMALL: tuple[dict[str, Any], ...] = (
     {"hidden": 64, "layers": 2, "heads": 4, "intermediate": 256, "vocab_size": 512, "length": 64, "batch": 2},
