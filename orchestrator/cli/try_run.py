@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from orchestrator.cli.options import emit
 from orchestrator.job.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from orchestrator.job.spec import JobSpec
     from orchestrator.planning.layout import Layout
+    from orchestrator.planning.plan import Refused
     from orchestrator.storage.run_directory import RunDir
 
 
@@ -25,21 +29,26 @@ def smoke_of(spec: JobSpec) -> JobSpec:
     from orchestrator.planning.planner import planned
     from orchestrator.resolve.precision import in_chosen_precision
     from orchestrator.resolve.resolved_job import resolve
+    from orchestrator.tracing.of_plan import confirmed
 
     def layout_of(job: JobSpec) -> Layout | None:
         try:
-            found = planned(job, shape, job.resources.workers.max, machine).chosen.layout
+            found = planned(job, whole.shape, workers, machine, refused=refused).chosen.layout
         except InputError:  # there is none: `preflight` says why
             return None
         return replace(found, micro_batch=1)
 
     try:
-        found = in_chosen_precision(resolve(spec), worker_here)
+        whole = in_chosen_precision(resolve(spec), worker_here)
     except InputError:
         check_here(spec, None)  # tells all that is wrong, not the first thing alone
         raise
-    spec, shape = found.spec, found.shape
+    spec = whole.spec
+    workers = spec.resources.workers.max
     machine = machine_for(None, spec.resources.per_worker.bundle, spec.train.dtype)
+    refused: Mapping[Layout, Refused] = {}
+    with suppress(InputError):
+        refused = confirmed(whole, workers, machine).refused
     wanted = layout_of(spec)
     return small(spec, lambda job: layout_of(job) == wanted)
 

@@ -15,6 +15,7 @@ import secrets
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -37,6 +38,7 @@ from orchestrator.control.events import EventHistory, fault_event, start_event
 from orchestrator.control.health import GRACE
 from orchestrator.control.run_history import RunHistory
 from orchestrator.control.state import Observation, Policy, State
+from orchestrator.control.trace_beside import refused_before
 from orchestrator.data.progress import StageLine
 from orchestrator.data.skips import on_record
 from orchestrator.job.errors import InputError
@@ -169,7 +171,8 @@ class RankZeroHistory:
         job, shards, _ = resolve_over(self._spec, self._data, needed, source)
         check_shards(self._history.newest, shards, self._data.uri)
         machine = machine_for(smallest_offer(bundle), bundle, self._spec.train.dtype)
-        planner = Planner(self._spec, job.shape, machine)
+        confirm = partial(refused_before, self._spec, machine, lambda: False)
+        planner = Planner(self._spec, job.shape, machine, confirm=confirm)
         layout = planner.choose(world)
         if layout is None or layout.world != world:
             hint = "change num_workers of ScalingConfig, or train.global_batch"

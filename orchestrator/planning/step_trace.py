@@ -124,6 +124,7 @@ class StepTrace:
         memory_curve: (number of events before it, bytes held) at each new level worth drawing, ascending.
         assumed: what depends on data and was assumed, one line each ("experts are equally loaded").
         saved: bytes that this rank copies to the host's memory for a commit.
+        batch_bytes: of one micro-batch of what the step is given.
         crests: the memory of the step around each operator.
     """
 
@@ -134,6 +135,7 @@ class StepTrace:
     memory_curve: tuple[tuple[int, int], ...] = ()
     assumed: tuple[str, ...] = ()
     saved: int = 0
+    batch_bytes: int = 0
     crests: tuple[Crest, ...] = dataclasses.field(default=(), repr=False)
 
     @property

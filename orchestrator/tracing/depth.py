@@ -83,18 +83,38 @@ def deepened(few: StepTrace, more: StepTrace, times: float) -> StepTrace:
     )
 
 
-def further(few: StepTrace, more: StepTrace, times: float) -> StepTrace:
-    """The trace of so many micro-batches as are `times` the difference of both beyond `few`, in a filled pipeline."""
-    at_peak = _each(few.memory.at_peak, more.memory.at_peak, times)
+def further(few: StepTrace, more: StepTrace, times: float, of: StepTrace | None = None) -> StepTrace:
+    """The trace `of` a pipeline that is filled, of `few` by default, with so many micro-batches more as are `times` the
+    difference of `few` and `more`. What each holds beyond the first does not depend on how deep the model is."""
+    found = of or few
+    at_peak = _grown(found.memory.at_peak, few.memory.at_peak, more.memory.at_peak, times)
     places = few.memory.micro_batch, more.memory.micro_batch
+    place = found.memory.micro_batch
     memory = dataclasses.replace(
-        more.memory,
-        micro_batch=None if None in places else _on(places[0] or 0, places[1] or 0, times),
+        found.memory,
+        micro_batch=None if None in (place, *places) else (place or 0) + _on(0, places[1] - places[0], times),  # type: ignore[operator]
         peak=sum(at_peak.values()),
         at_peak=at_peak,
-        steady=_each(few.memory.steady, more.memory.steady, times),
+        steady=_grown(found.memory.steady, few.memory.steady, more.memory.steady, times),
     )
-    return dataclasses.replace(more, memory=memory, crests=(), memory_curve=())
+    return dataclasses.replace(found, memory=memory, crests=(), memory_curve=())
+
+
+def with_batches(found: StepTrace, count: int) -> StepTrace:
+    """The trace with so many micro-batches more, which the rank holds and which leave nothing else."""
+    memory, size = found.memory, count * found.batch_bytes
+    at_peak, steady = dict(memory.at_peak), dict(memory.steady)
+    at_peak["other"] += size
+    steady["other"] += size
+    return dataclasses.replace(
+        found, memory=dataclasses.replace(memory, peak=memory.peak + size, at_peak=at_peak, steady=steady)
+    )
+
+
+def _grown(
+    found: Mapping[str, int], a: Mapping[str, int], b: Mapping[str, int], times: float
+) -> dict[str, int]:
+    return {category: found[category] + _on(0, b[category] - a[category], times) for category in CATEGORIES}
 
 
 def _on(a: float, b: float, times: float) -> int:

@@ -18,7 +18,8 @@ from orchestrator.planning.planner import is_roomy, planned
 from orchestrator.planning.step_trace import CATEGORIES, NotTraced, StepTrace
 from orchestrator.resolve.resolved_job import ResolvedJob
 from orchestrator.resolve.training_inputs import load_workload, vocabulary_before_data
-from orchestrator.tracing.depth import deepened, depths_of, further
+from orchestrator.tracing.depth import deepened, depths_of, further, with_batches
+from workloads.workload import Workload
 
 ENDS = 2
 """Ranks at the ends of a pipeline, which are traced first."""
@@ -124,7 +125,7 @@ def traced_memory(job: ResolvedJob, layout: Layout, seconds: float = SECONDS) ->
     """Trace one rank of each pipeline stage that may need most, within so many `seconds` of the processor: of a deep
     model, and of a pipeline with many micro-batches, from two traces of fewer. Never fails: what cannot be traced says
     why."""
-    from orchestrator.tracing.step import trace  # all of the engine: most jobs fit without
+    from orchestrator.tracing.step import traces  # all of the engine: most jobs fit without
 
     began, ranks, depths = time.process_time(), ranks_of(layout), depths_of(job, layout)
     models = [depths.few, depths.more] if depths else [job.model]
@@ -134,35 +135,39 @@ def traced_memory(job: ResolvedJob, layout: Layout, seconds: float = SECONDS) ->
     except InputError as error:
         return TracedMemory(layout, tuple(NotTraced(rank, str(error)) for rank in ranks), 0.0)
 
-    def traced(rank: int, count: int) -> StepTrace | NotTraced:
-        found: list[StepTrace] = []
-        for workload in workloads:
-            left = seconds - (time.process_time() - began)
-            each = trace(job.spec, workload, layout, rank, count, max(left, 0.0))
-            if isinstance(each, NotTraced):
-                return each
-            found.append(each)
-        return deepened(found[0], found[1], depths.times) if depths else found[0]
-
     accumulation = layout.accumulation(job.spec.train.global_batch)
-    counts = micro_batches_of(layout, accumulation)
+    counts = micro_batches_of(layout, accumulation, on_cpu=not job.spec.resources.per_worker.gpu)
+
+    def traced(workload: Workload, rank: int, counts: Sequence[int]) -> list[StepTrace] | NotTraced:
+        left = max(seconds - (time.process_time() - began), 0.0)
+        return traces(job.spec, workload, layout, rank, counts, left)
+
+    def whole(rank: int) -> StepTrace | NotTraced:
+        few = traced(workloads[0], rank, counts)
+        if isinstance(few, NotTraced) or depths is None:
+            return few if isinstance(few, NotTraced) else with_all(few, few[0], counts, accumulation)
+        more = traced(workloads[1], rank, counts[:1])
+        if isinstance(more, NotTraced):
+            return more
+        return with_all(few, deepened(few[0], more[0], depths.times), counts, accumulation)
+
     every: list[StepTrace | NotTraced] = []
     for rank in ranks:
         spent = time.process_time() - began
         if len(every) >= ENDS and spent + spent / len(every) > seconds:
             break  # what is between the ends follows from them
-        every.append(_through(counts, accumulation, [traced(rank, count) for count in counts]))
+        every.append(whole(rank))
     return TracedMemory(layout, tuple(every), time.process_time() - began)
 
 
-def _through(
-    counts: Sequence[int], accumulation: int, found: Sequence[StepTrace | NotTraced]
-) -> StepTrace | NotTraced:
-    """The trace of all micro-batches, from those of so many."""
-    first, last = found[0], found[-1]
-    if isinstance(first, NotTraced) or isinstance(last, NotTraced) or len(found) == 1:
-        return last
-    return further(first, last, (accumulation - counts[0]) / (counts[1] - counts[0]))
+def with_all(
+    found: Sequence[StepTrace], deep: StepTrace, counts: Sequence[int], accumulation: int
+) -> StepTrace:
+    """The trace `deep`, of the first of the `counts`, with all micro-batches of a step."""
+    left = accumulation - counts[0]
+    if len(counts) == 1:
+        return with_batches(deep, left)
+    return further(found[0], found[1], left / (counts[1] - counts[0]), deep)
 
 
 @dataclass(frozen=True)
@@ -243,10 +248,15 @@ def ranks_of(layout: Layout) -> list[int]:
     return [layout.rank(pp=place) for place in places]
 
 
-def micro_batches_of(layout: Layout, accumulation: int) -> tuple[int, ...]:
-    """How many micro-batches are traced to know the peak of a step: without a pipeline what two leave; in one that is
-    filled, each further one holds the buffers that it is received in, so that all follow from two numbers of them."""
+def micro_batches_of(layout: Layout, accumulation: int, on_cpu: bool) -> tuple[int, ...]:
+    """How many micro-batches are traced to know the peak of a step: without a pipeline what two leave, in one as many
+    as fill it, and by how much one more (or a round of them) is beyond. On a GPU, where what has arrived is let
+    go of at once, a further one of a filled pipeline leaves nothing but itself, and some bytes of its losses."""
     if layout.pp == 1:
         return (min(accumulation, 2),)
-    few, more = 2 * layout.pp + accumulation % layout.pp, 3 * layout.pp + accumulation % layout.pp
-    return (accumulation,) if accumulation <= more else (few, more)
+    in_rounds = layout.schedule in ("interleaved", "zero_bubble")
+    filled = {"gpipe": 2, "1f1b": layout.pp + 4}.get(layout.schedule, 2 * layout.pp)
+    further = filled + (layout.pp if in_rounds else 1)
+    if accumulation <= further:
+        return (accumulation,)
+    return (filled, further) if on_cpu or layout.schedule == "gpipe" else (filled,)

@@ -44,8 +44,9 @@ class Recorder(TorchDispatchMode):
         device: torch.device,
         stand_in: Callable[[Any, Sequence[Any], dict[str, Any]], Any] | None = None,
         messages: Messages | None = None,
+        run: Callable[[Any, Sequence[Any], dict[str, Any]], Any] | None = None,
     ) -> None:
-        """`stand_in` gives results of operators that need values, where tensors have none."""
+        """`stand_in` gives results of operators that need values, where tensors have none; `run` runs the others."""
         super().__init__()
         self.held = HeldBytes()
         self.events: list[Event] | None = None
@@ -57,6 +58,7 @@ class Recorder(TorchDispatchMode):
         self.micro_batch = -1
         self.in_pipeline: int | None = None
         self._device, self._stand_in, self._messages = device, stand_in, messages
+        self._run = run or _run
 
     def __enter__(self) -> Recorder:
         """Begin to record; whole parameters are gathered into storages that are resized."""
@@ -80,6 +82,7 @@ class Recorder(TorchDispatchMode):
     def begin(self) -> None:
         """Look for the peak from here on."""
         self.crests.clear()
+        self.curve.clear()
         self.held.begin_peak()
 
     @property
@@ -107,7 +110,7 @@ class Recorder(TorchDispatchMode):
         out = None if self._stand_in is None else self._stand_in(func, args, kwargs)
         if isinstance(out, bool | int | float):
             return out
-        out = func(*args, **kwargs) if out is None else out
+        out = self._run(func, args, kwargs) if out is None else out
         namespace = func.namespace
         if namespace == "prim":
             return out
@@ -181,6 +184,10 @@ class Recorder(TorchDispatchMode):
                 phase == "backward" and torch.is_grad_enabled(),
             )
         )
+
+
+def _run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    return func(*args, **kwargs)
 
 
 def _device_of(tensor: Tensor) -> torch.device:

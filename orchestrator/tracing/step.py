@@ -32,6 +32,7 @@ from orchestrator.planning.step_trace import CATEGORIES, Memory, NotTraced, Step
 from orchestrator.tracing.assumed import stand_in, values_assumed
 from orchestrator.tracing.messages import Messages
 from orchestrator.tracing.recorder import Recorder
+from orchestrator.tracing.remembered import Remembered
 from orchestrator.tracing.sample_batch import predicted_share, sample_batch
 from orchestrator.train.device import COMPUTE, Device
 from orchestrator.train.engines.torch_engine import TorchEngine
@@ -41,22 +42,28 @@ from workloads.workload import Batch, Workload
 CPU = torch.device("cpu")
 
 
-def trace(
+def trace(spec: JobSpec, workload: Workload, layout: Layout, rank: int) -> StepTrace | NotTraced:
+    """What `rank` does in one step of the job under `layout`, and what it holds; see `traces`."""
+    found = traces(spec, workload, layout, rank, [layout.accumulation(spec.train.global_batch)])
+    return found if isinstance(found, NotTraced) else found[0]
+
+
+def traces(
     spec: JobSpec,
     workload: Workload,
     layout: Layout,
     rank: int,
-    micro_batches: int | None = None,
+    counts: Sequence[int],
     seconds: float = math.inf,
-) -> StepTrace | NotTraced:
-    """What `rank` does in one step of the job under `layout`, and what it holds.
+) -> list[StepTrace] | NotTraced:
+    """What `rank` does in a step of each of these numbers of micro-batches under `layout`, and what it holds.
 
     Args:
         spec: the job.
         workload: what it trains; its weights are not read.
         layout: of the torch engine.
         rank: whose step.
-        micro_batches: how many of a step are run; by default all.
+        counts: how many micro-batches are run, ascending.
         seconds: of the processor, that it may take.
 
     Raises RuntimeError if this process is in a process group.
@@ -69,7 +76,6 @@ def trace(
         batch = sample_batch(spec, workload, layout.micro_batch)
     except (InputError, WorkloadError) as error:
         return NotTraced(rank, str(error))
-    count = micro_batches or layout.accumulation(spec.train.global_batch)
     assumed: list[str] = []
 
     def note(line: str) -> None:
@@ -77,7 +83,8 @@ def trace(
             assumed.append(line)
 
     messages = Messages(on_cpu=not spec.resources.per_worker.gpu)
-    recorder = Recorder(CPU, stand_in(predicted_share(batch)), messages)
+    fake = FakeTensorMode(allow_non_fake_inputs=True)
+    recorder = Recorder(CPU, stand_in(predicted_share(batch)), messages, Remembered(fake))
     try:
         with (
             _other_ranks(rank, layout.world) as group,
@@ -86,39 +93,67 @@ def trace(
             _ended_at(time.process_time() + seconds),
             warnings.catch_warnings(action="ignore"),  # of a run, and no user's of a plan
         ):
-            fake = FakeTensorMode(allow_non_fake_inputs=True)
             with fake, recorder:
-                shapes = {name: fake.from_tensor(t) for name, t in batch.items()}
-                given: list[Batch] = [
-                    {name: torch.empty_like(t) for name, t in shapes.items()} for _ in range(count)
-                ]
+                shapes: Batch = {name: fake.from_tensor(t) for name, t in batch.items()}
                 engine = TorchEngine(spec, workload, layout, Device(CPU, COMPUTE[spec.train.dtype], group))
                 if spec.resources.per_worker.gpu:
                     engine._losses._tokens_at_once = HEAD_TOKENS["cuda"]
                 messages.mesh = engine._mesh
-                _run(engine, given, spec.train.optimizer.lr, recorder, messages)
+                steps = _Steps(engine, shapes, spec.train.optimizer.lr, recorder, messages)
+                found = [_found(rank, layout, recorder) for _ in steps.of(warm_up(layout, counts[0]), counts)]
                 saved = room_for(engine.state())[0]
     except Exception as error:
         if isinstance(error, _TooLong) or isinstance(error.__cause__ or error.__context__, _TooLong):
             return NotTraced(rank, "its step has more operators than can be followed in the time there is")
         return NotTraced(rank, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
-    found = _found(rank, layout, recorder, saved, assumed)
-    left = 0 if layout.pp > 1 else layout.accumulation(spec.train.global_batch) - count
-    return _with_batches(found, left * sum(t.nbytes for t in batch.values()))
+    size = sum(tensor.nbytes for tensor in batch.values())
+    return [
+        dataclasses.replace(each, assumed=tuple(assumed), saved=saved, batch_bytes=size) for each in found
+    ]
 
 
-def _run(
-    engine: TorchEngine, batches: list[Batch], lr: float, recorder: Recorder, messages: Messages
-) -> None:
-    """A step after which the optimiser has its state and buffers are there, and one to record."""
-    follow(engine, recorder)
-    with pipeline_followed(recorder):
-        step(engine, batches if engine.is_pipeline else batches[:1], lr, recorder)
-        settle(engine, recorder)
-        recorder.steady = dict(recorder.held.now)
-        recorder.events = []
-        with messages.waits_told(recorder.events.append, lambda: recorder.phase):
-            step(engine, batches, lr, recorder)
+def warm_up(layout: Layout, most: int) -> int:
+    """Micro-batches of a step after which the optimiser has its state and buffers are there: torch's 1F1B refuses less
+    than one a stage."""
+    return min(layout.pp if layout.schedule == "1f1b" else 1, most)
+
+
+class _Steps:
+    """Steps of an engine with so many micro-batches as are asked for, of the given shapes."""
+
+    def __init__(
+        self,
+        engine: TorchEngine,
+        shapes: Batch,
+        lr: float,
+        recorder: Recorder,
+        messages: Messages,
+    ) -> None:
+        self._engine, self._shapes, self._lr = engine, shapes, lr
+        self._recorder, self._messages = recorder, messages
+        self._given: list[Batch] = []
+
+    def of(self, first: int, counts: Sequence[int]) -> Iterator[None]:
+        """A step that is not recorded, then one to record of each of the `counts`; goes on behind each of these."""
+        recorder = self._recorder
+        follow(self._engine, recorder)
+        with pipeline_followed(recorder):
+            self._step(first)
+            for count in counts:
+                self._fill(count)
+                settle(self._engine, recorder)
+                recorder.events, self._messages.made = [], 0
+                with self._messages.waits_told(recorder.events.append, lambda: recorder.phase):
+                    self._step(count)
+                yield
+
+    def _fill(self, count: int) -> None:
+        for _ in range(count - len(self._given)):
+            self._given.append({name: torch.empty_like(t) for name, t in self._shapes.items()})
+
+    def _step(self, count: int) -> None:
+        self._fill(count)
+        step(self._engine, self._given[:count], self._lr, self._recorder)
 
 
 def step(engine: TorchEngine, batches: Sequence[Batch], lr: float, recorder: Recorder) -> None:
@@ -137,6 +172,7 @@ def settle(engine: TorchEngine, recorder: Recorder) -> None:
     for category, tensors in engine.held().items():
         recorder.held.move(tensors, category)
     recorder.begin()
+    recorder.steady = dict(recorder.held.now)
 
 
 def follow(engine: TorchEngine, recorder: Recorder) -> None:
@@ -253,18 +289,7 @@ def _collected() -> Iterator[None]:
             gc.enable()
 
 
-def _with_batches(found: StepTrace, size: int) -> StepTrace:
-    """The trace with so many bytes more of micro-batches that were not run."""
-    memory = found.memory
-    at_peak, steady = dict(memory.at_peak), dict(memory.steady)
-    at_peak["other"] += size
-    steady["other"] += size
-    return dataclasses.replace(
-        found, memory=dataclasses.replace(memory, peak=memory.peak + size, at_peak=at_peak, steady=steady)
-    )
-
-
-def _found(rank: int, layout: Layout, recorder: Recorder, saved: int, assumed: list[str]) -> StepTrace:
+def _found(rank: int, layout: Layout, recorder: Recorder) -> StepTrace:
     (phase, stage, micro_batch), peak, parts = recorder.peak
     at_peak = dict(zip(CATEGORIES, parts, strict=True))
     memory = Memory(peak, at_peak, recorder.steady, phase, stage, micro_batch)
@@ -274,7 +299,5 @@ def _found(rank: int, layout: Layout, recorder: Recorder, saved: int, assumed: l
         tuple(recorder.events or ()),
         memory,
         tuple(recorder.curve),
-        tuple(assumed),
-        saved,
-        tuple(recorder.crests),
+        crests=tuple(recorder.crests),
     )

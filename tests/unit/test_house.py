@@ -132,7 +132,6 @@ READS_IT_OPEN = {
     "orchestrator/resolve/precision.py",
     "orchestrator/checkpoint/identity.py",
     "orchestrator/tune/search.py",
-    "orchestrator/tracing/step.py",  # by which it looks up a dtype: there is none for auto
 }
 """Beside the room `job`, what may see that a job leaves its precision open. All others read `train.dtype`, which raises
 where nobody has chosen one."""

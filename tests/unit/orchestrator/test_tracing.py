@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
 from traced_cases import case_of, job_of, workload_of
 
 from orchestrator.planning.device import Machine
@@ -18,11 +20,12 @@ from orchestrator.planning.memory import peak_bytes
 from orchestrator.planning.model_shape import model_shape
 from orchestrator.planning.step_trace import CATEGORIES, Memory, NotTraced, StepTrace, Wait
 from orchestrator.resolve.resolved_job import ResolvedJob
-from orchestrator.tracing.depth import deepened, depths_of, further
+from orchestrator.tracing.depth import deepened, depths_of
 from orchestrator.tracing.messages import Messages
-from orchestrator.tracing.of_plan import TracedMemory, micro_batches_of
+from orchestrator.tracing.of_plan import TracedMemory, micro_batches_of, with_all
 from orchestrator.tracing.recorder import Recorder
-from orchestrator.tracing.step import _other_ranks, trace
+from orchestrator.tracing.remembered import Remembered, how_of
+from orchestrator.tracing.step import _other_ranks, trace, traces
 from workloads.workload import Workload
 
 
@@ -185,10 +188,10 @@ def test_a_deep_model_holds_what_two_shallower_ones_say(
     depths = depths_of(job, chosen)
     assert depths is not None
     found = [
-        trace(spec, dataclasses.replace(whole, config=config), chosen, 0)
+        traces(spec, dataclasses.replace(whole, config=config), chosen, 0, [min(4 // chosen.dp, 4)])
         for config in (depths.few, depths.more, whole.config)
     ]
-    few, more, real = (each for each in found if isinstance(each, StepTrace))
+    few, more, real = (each[0] for each in found if isinstance(each, list))
     said = deepened(few, more, depths.times)
     assert said.memory == real.memory
     assert said.saved == real.saved
@@ -215,26 +218,93 @@ def test_the_most_of_a_pass_goes_on_from_its_beginning_and_from_its_end() -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "gpipe", "zbv"])
-def test_a_pipeline_with_many_micro_batches_holds_what_fewer_say(schedule: str) -> None:
+@pytest.mark.parametrize("on_cpu", [True, False])
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "gpipe", "zbv", "zero_bubble"])
+def test_a_pipeline_with_many_micro_batches_holds_what_fewer_say(schedule: str, on_cpu: bool) -> None:
+    """On a GPU but for the losses of those that are not run: 24 bytes each on the last stage."""
     layout = Layout(pp=2, micro_batch=1, schedule=schedule)
-    counts = micro_batches_of(layout, 16)
-    few, more = (traced_of(layout, count) for count in counts)
-    assert (
-        further(few, more, (16 - counts[0]) / (counts[1] - counts[0])).memory == traced_of(layout, 16).memory
-    )
+    counts = micro_batches_of(layout, 16, on_cpu)
+    assert max(counts) < 16
+    found, (whole,) = traces_of(layout, counts, on_cpu), traces_of(layout, [16], on_cpu)
+    said = with_all(found, found[0], counts, 16).memory
+    assert said.phase == whole.memory.phase
+    assert said.peak == sum(said.at_peak.values())
+    least = 0 if len(counts) > 1 else 24 * (16 - counts[0])
+    assert 0 <= whole.memory.peak - said.peak <= least
 
 
-def traced_of(layout: Layout, count: int) -> StepTrace:
-    """A trace of so many micro-batches of a decoder with a layer for each of four stages, less one."""
+def test_how_many_micro_batches_are_traced() -> None:
+    def of(accumulation: int, on_cpu: bool = False, **layout: Any) -> tuple[int, ...]:
+        return micro_batches_of(Layout(**layout), accumulation, on_cpu)
+
+    assert of(64) == (2,)
+    assert of(1) == (1,)
+    assert of(64, pp=8) == (12,)
+    assert of(13, pp=8) == (13,)
+    assert of(64, pp=8, on_cpu=True) == (12, 13)
+    assert of(64, pp=8, schedule="zbv") == (16,)
+    assert of(64, pp=8, schedule="interleaved", on_cpu=True) == (16, 24)
+    assert of(64, pp=8, schedule="gpipe") == (2, 3)
+
+
+def traces_of(layout: Layout, counts: Sequence[int], on_cpu: bool) -> list[StepTrace]:
+    """Traces of so many micro-batches of a decoder with a layer for each of four stages, less one."""
     case = case_of(0)
     changes = {"hidden": 32, "heads": 4, "intermediate": 64, "layers": 3, "max_positions": 64}
     case["job"]["workload"] = {"model": "gpt-tiny", "changes": changes, "objective": "causal_lm"}
     case["job"]["data"] |= {"sequence_length": 32, "labels": []}
     case["job"] |= {"checkpoint": {}, "train": {"steps": 2, "global_batch": 16}}
-    found = trace(job_of(case), workload_of(case), layout, layout.pp - 1, count)
-    assert isinstance(found, StepTrace), found
+    case["job"] |= {} if on_cpu else {"resources": {"per_worker": {"gpu": 1}}}
+    found = traces(job_of(case), workload_of(case), layout, layout.pp - 1, counts)
+    assert isinstance(found, list), found
     return found
+
+
+@pytest.mark.parametrize("run", [1, 2])
+def test_an_operator_gives_what_it_gave_before(run: int) -> None:
+    """As torch gives it: shapes, strides, types, and which storages are one."""
+    a = torch.randn(4, 6)
+
+    def results(x: torch.Tensor) -> list[torch.Tensor]:
+        found = [
+            x.mm(x.t()),
+            x.t(),
+            x[1:3],
+            x.view(3, 8)[1],
+            x.to(torch.bfloat16),
+            x.sum(0),
+            x + 1,
+            x.add_(1),
+        ]
+        found += (
+            torch.split(x, 2),
+            torch.max(x, 1),
+            torch.var_mean(x, 1),
+            [torch.empty(0, 3), x.expand(2, 4, 6)],
+        )
+        return [t for each in found for t in ([each] if isinstance(each, torch.Tensor) else each)]
+
+    fake = FakeTensorMode()
+    given = fake.from_tensor(a)
+    with fake, Recorder(torch.device("cpu"), run=Remembered(fake)):
+        for _ in range(run):
+            found = results(given)
+    for plain, each in zip(results(a), found, strict=True):
+        assert (plain.shape, plain.stride(), plain.dtype) == (each.shape, each.stride(), each.dtype)
+        assert plain.storage_offset() == each.storage_offset()
+        assert plain.untyped_storage().nbytes() == each.untyped_storage().nbytes()
+        same = plain.untyped_storage()._cdata == a.untyped_storage()._cdata
+        assert same == (each.untyped_storage()._cdata == given.untyped_storage()._cdata)
+
+
+def test_what_an_operator_does_that_is_not_run_again() -> None:
+    assert how_of(torch.ops.aten.add_.Tensor) == "written"
+    assert how_of(torch.ops.aten._foreach_mul_.Scalar) == "written"
+    assert how_of(torch.ops.aten.view.default) == "view"
+    assert how_of(torch.ops.aten.mm.default) == "made"
+    for func in (torch.ops.aten.t_.default, torch.ops.aten.resize_.default, torch.ops.aten.nonzero.default,
+                 torch.ops.aten.split.Tensor, torch.ops.aten.mm.out, torch.ops.c10d.allreduce_.default):  # fmt: skip
+        assert how_of(func) == ""
 
 
 @pytest.mark.parametrize(("on_cpu", "copied"), [(True, 4096), (False, 0)])
