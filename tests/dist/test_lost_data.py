@@ -50,7 +50,7 @@ def test_the_next_attempt_makes_it_again_and_is_the_same_run(
     monkeypatch.setattr(prepare, "_make", make)
     document = job(text)
     # The pause lets the commit at step 4 be published: at milliseconds a step it may still be on its way.
-    faults = ("slow@1:6=1", "kill@1:7")
+    faults = ("slow@1:6=3", "kill@1:7")
     summary = drive_here(document, str(lost), cache, gang=lambda: Losing(cache), faults=faults)
     assert (summary["state"], len(made)) == ("done", 1)
     phases = [event["phase"] for event in rows(lost, "events.jsonl")]
