@@ -103,12 +103,15 @@ def held(spec: JobSpec, shape: ModelShape, layout: Layout, indices: Sequence[int
     unfused = shape.capped or spec.workload.attention_dropout
     scores = tokens * shape.sequence_length * shape.heads / layout.tp if unfused else 0.0
     accumulation = max(layout.accumulation(spec.train.global_batch), 1)
+    summed = _summed_anew(layout, accumulation, shape)
     layer = _layer(spec, shape, layout, tokens) + SCORE_BYTES[layout.recompute][width] * scores
     if layout.recompute_layers:
         again, whole = recomputed_share(shape, layout), layout.but(recompute="none")
         layer *= again
         layer += (1.0 - again) * (_layer(spec, shape, whole, tokens) + SCORE_BYTES["none"][width] * scores)
-    state = _states(spec, shape, layout) + _casts(spec, shape, layout) * (1.0 - shape.quantised_share)
+    state = (
+        _states(spec, shape, layout) + _casts(spec, shape, layout) * (1.0 - shape.quantised_share) - summed
+    )
     found = []
     for index in indices:
         layers = layers_by_rank(shape.layers, layout)[index]
@@ -123,6 +126,7 @@ def held(spec: JobSpec, shape: ModelShape, layout: Layout, indices: Sequence[int
         kept = accumulation if layout.schedule == "gpipe" else min(_ahead(layout, index), accumulation)
         at_once = max(head, SCORE_BYTES_AT_ONCE[layout.recompute] * scores)
         at_once += _gathered(spec, shape, layout, mean)
+        at_once = max(at_once, summed * parameters - kept * layers * layer)
         found.append(Held(state * parameters, layers * layer, kept, at_once))
     return found
 
@@ -153,6 +157,14 @@ def _ahead(layout: Layout, index: int) -> float:
         parts = layout.stages // layout.pp
         return ((parts - 1) * layout.pp + 2 * (layout.pp - index - 1) + 1) / parts
     return layout.pp
+
+
+def _summed_anew(layout: Layout, accumulation: int, shape: ModelShape) -> float:
+    """Bytes of a parameter's gradient that a rank has only once its only micro-batch went back through all layers, when
+    activations are gone: ZeRO 2 and 3 begin each step without gradients."""
+    if accumulation > 1 or layout.zero < 2 or layout.pp > 1 or layout.engine != "torch":
+        return 0.0
+    return 4.0 * shape.trained_share / layout.sharded
 
 
 def _gathered(spec: JobSpec, shape: ModelShape, layout: Layout, parameters: float) -> float:

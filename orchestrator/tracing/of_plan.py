@@ -255,7 +255,7 @@ def micro_batches_of(layout: Layout, accumulation: int, on_cpu: bool) -> tuple[i
     if layout.pp == 1:
         return (min(accumulation, 2),)
     in_rounds = layout.schedule in ("interleaved", "zero_bubble")
-    filled = {"gpipe": 2, "1f1b": layout.pp + 4}.get(layout.schedule, 2 * layout.pp)
+    filled = 2 if layout.schedule == "gpipe" else layout.pp * (3 if in_rounds else 2)
     further = filled + (layout.pp if in_rounds else 1)
     if accumulation <= further:
         return (accumulation,)

@@ -239,11 +239,11 @@ def test_how_many_micro_batches_are_traced() -> None:
 
     assert of(64) == (2,)
     assert of(1) == (1,)
-    assert of(64, pp=8) == (12,)
-    assert of(13, pp=8) == (13,)
-    assert of(64, pp=8, on_cpu=True) == (12, 13)
+    assert of(64, pp=8) == (16,)
+    assert of(17, pp=8) == (17,)
+    assert of(64, pp=8, on_cpu=True) == (16, 17)
     assert of(64, pp=8, schedule="zbv") == (16,)
-    assert of(64, pp=8, schedule="interleaved", on_cpu=True) == (16, 24)
+    assert of(64, pp=8, schedule="interleaved", on_cpu=True) == (24, 32)
     assert of(64, pp=8, schedule="gpipe") == (2, 3)
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from orchestrator.job.spec import parse
 from orchestrator.planning.layout import Layout
-from orchestrator.planning.memory import held
+from orchestrator.planning.memory import held, peak_bytes
 from orchestrator.planning.model_shape import model_shape
 from orchestrator.planning.simulation.schedules import order
+from orchestrator.planning.simulation.step import local_parameters
 from workloads.describe import describe
 
 
@@ -61,3 +64,22 @@ def test_a_layer_under_sequence_parallelism_keeps_what_a_trace_found(
     layout = Layout(tp=tp, sequence=True, recompute=recompute, micro_batch=4)
     few, many = (held(spec, shape, layout, [0])[0].micro_batch for shape in shapes)
     assert (many - few) / 4 / (4 * 256 * 256) == pytest.approx(traced, rel=0.03)
+
+
+def test_a_step_of_one_micro_batch_has_no_sharded_gradients_beside_its_activations() -> None:
+    """But all of them when it ends: of ZeRO 2 and 3, which sum into nothing that was there before."""
+    shape = model_shape(describe("gpt-tiny"), 256)
+
+    def peak(global_batch: int, **layout: Any) -> float:
+        spec = parse({
+            "name": "paper",
+            "workload": {"model": "gpt-tiny"},
+            "data": {"sources": [{"uri": "a"}], "tokenizer": {"train_bpe": 512}, "sequence_length": 256},
+            "train": {"steps": 10, "global_batch": global_batch},
+        })  # fmt: skip
+        return peak_bytes(spec, shape, Layout(dp=4, micro_batch=4, **layout))
+
+    share = 4.0 * local_parameters(shape, Layout()) / 4
+    assert peak(32, zero=3) - peak(16, zero=3) == pytest.approx(share)
+    assert peak(32, zero=2) - peak(16, zero=2) == pytest.approx(share)
+    assert peak(32, zero=1) == peak(16, zero=1)

@@ -1,0 +1,49 @@
+"""The closed formula that orders layouts beside traces of published models at their full size: 512 tokens, eight
+sequences a micro-batch and one or two micro-batches a step, to none of which its terms were fitted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orchestrator.job.spec import parse
+from orchestrator.launch.on_paper import check_on_paper
+from orchestrator.planning.layout import Layout
+from orchestrator.planning.machines import on_paper
+from orchestrator.planning.memory import peak_bytes
+from orchestrator.tracing.of_plan import traced_memory
+from workloads.describe import describe
+
+MODELS = ["gpt2", "llama-3-8b", "qwen3-8b", "gemma-2-9b", "mixtral-8x7b", "bert-base", "t5-base"]
+LAYOUTS: list[dict[str, Any]] = [
+    {"dp": 8, "zero": 3, "recompute": "full"},
+    {"dp": 4, "tp": 2, "sequence": True, "zero": 1},
+]
+
+
+LOW, HIGH = -0.12, 0.15
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("global_batch", [64, 128])
+@pytest.mark.parametrize("model", MODELS)
+def test_the_formula_is_near_the_trace(model: str, global_batch: int) -> None:
+    size = describe(model).vocab_size
+    objective = {"bert-base": "masked_lm", "t5-base": "span_corruption"}.get(model, "causal_lm")
+    document: dict[str, Any] = {
+        "name": "paper",
+        "workload": {"model": model, "objective": objective},
+        "data": {"sources": [{"uri": "a"}], "tokenizer": {"train_bpe": size}, "sequence_length": 512},
+        "train": {"steps": 10, "global_batch": global_batch, "precision": "bf16"},
+        "resources": {"workers": {"min": 1, "max": 8}},
+    }
+    spec, _ = on_paper(parse(document), "h100")
+    job, _ = check_on_paper(spec)
+    for each in LAYOUTS:
+        layout = Layout(**{"micro_batch": 8, **each})
+        if layout.problems(job.shape, global_batch):
+            continue
+        largest = traced_memory(job, layout, 120.0).largest
+        assert largest is not None
+        assert LOW < peak_bytes(job.spec, job.shape, layout) / largest.memory.peak - 1.0 < HIGH, layout
