@@ -93,7 +93,7 @@ test-gpu: install ## what needs a GPU, in ten minutes on one that reaches no net
 bench-gpu: install ## speed, memory and predictions on one GPU, in ten minutes
 	timeout 600 $(BIN)/python tests/gpu/bench_gpu.py
 
-bench-planner: install ## predicted and measured steps of random small jobs, and the chosen layout beside all others: 25 minutes, on a quiet machine
+bench-planner: install ## predicted and measured steps of random small jobs, and the chosen layout beside all others: 45 minutes, on a quiet machine
 	OMP_NUM_THREADS=1 $(BIN)/python tests/bench/bench_planning.py 12 19
 	OMP_NUM_THREADS=1 $(BIN)/python tests/bench/bench_brute_force.py
 
