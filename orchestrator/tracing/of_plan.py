@@ -136,13 +136,14 @@ def traced_memory(job: ResolvedJob, layout: Layout, seconds: float = SECONDS) ->
         return TracedMemory(layout, tuple(NotTraced(rank, str(error)) for rank in ranks), 0.0)
 
     accumulation = layout.accumulation(job.spec.train.global_batch)
-    counts = micro_batches_of(layout, accumulation, on_cpu=not job.spec.resources.per_worker.gpu)
+    on_cpu = not job.spec.resources.per_worker.gpu
 
     def traced(workload: Workload, rank: int, counts: Sequence[int]) -> list[StepTrace] | NotTraced:
         left = max(seconds - (time.process_time() - began), 0.0)
         return traces(job.spec, workload, layout, rank, counts, left)
 
     def whole(rank: int) -> StepTrace | NotTraced:
+        counts = micro_batches_of(layout, accumulation, layout.coordinate(rank)["pp"], on_cpu)
         few = traced(workloads[0], rank, counts)
         if isinstance(few, NotTraced) or depths is None:
             return few if isinstance(few, NotTraced) else with_all(few, few[0], counts, accumulation)
@@ -248,15 +249,20 @@ def ranks_of(layout: Layout) -> list[int]:
     return [layout.rank(pp=place) for place in places]
 
 
-def micro_batches_of(layout: Layout, accumulation: int, on_cpu: bool) -> tuple[int, ...]:
-    """How many micro-batches are traced to know the peak of a step: without a pipeline what two leave, in one as many
-    as fill it, and by how much one more (or a round of them) is beyond. On a GPU, where what has arrived is let
-    go of at once, a further one of a filled pipeline leaves nothing but itself, and some bytes of its losses."""
+def micro_batches_of(layout: Layout, accumulation: int, index: int, on_cpu: bool) -> tuple[int, ...]:
+    """How many micro-batches are traced to know the peak of a step on the ranks at that index of the pipeline axis:
+    without a pipeline what two leave; in one as many as fill it, and by how much one more, or a round of them, is
+    beyond. Where a rank has several stages, on a GPU, where what has arrived is let go of at once, a further one of a
+    filled pipeline leaves nothing but itself, and some bytes of its losses."""
     if layout.pp == 1:
         return (min(accumulation, 2),)
     in_rounds = layout.schedule in ("interleaved", "zero_bubble")
-    filled = 2 if layout.schedule == "gpipe" else layout.pp * (3 if in_rounds else 2)
+    filled = layout.pp * (3 if in_rounds else 2)
+    if layout.schedule == "gpipe":
+        filled = 2
+    elif layout.schedule == "1f1b":
+        filled = max(2 * (layout.pp - index), layout.pp)
     further = filled + (layout.pp if in_rounds else 1)
     if accumulation <= further:
         return (accumulation,)
-    return (filled, further) if on_cpu or layout.schedule == "gpipe" else (filled,)
+    return (filled, further) if on_cpu or layout.schedule in ("gpipe", "1f1b") else (filled,)

@@ -223,7 +223,7 @@ def test_the_most_of_a_pass_goes_on_from_its_beginning_and_from_its_end() -> Non
 def test_a_pipeline_with_many_micro_batches_holds_what_fewer_say(schedule: str, on_cpu: bool) -> None:
     """On a GPU but for the losses of those that are not run: 24 bytes each on the last stage."""
     layout = Layout(pp=2, micro_batch=1, schedule=schedule)
-    counts = micro_batches_of(layout, 16, on_cpu)
+    counts = micro_batches_of(layout, 16, layout.pp - 1, on_cpu)
     assert max(counts) < 16
     found, (whole,) = traces_of(layout, counts, on_cpu), traces_of(layout, [16], on_cpu)
     said = with_all(found, found[0], counts, 16).memory
@@ -234,17 +234,36 @@ def test_a_pipeline_with_many_micro_batches_holds_what_fewer_say(schedule: str, 
 
 
 def test_how_many_micro_batches_are_traced() -> None:
-    def of(accumulation: int, on_cpu: bool = False, **layout: Any) -> tuple[int, ...]:
-        return micro_batches_of(Layout(**layout), accumulation, on_cpu)
+    def of(accumulation: int, index: int = 0, on_cpu: bool = False, **layout: Any) -> tuple[int, ...]:
+        return micro_batches_of(Layout(**layout), accumulation, index, on_cpu)
 
     assert of(64) == (2,)
     assert of(1) == (1,)
-    assert of(64, pp=8) == (16,)
+    assert of(64, pp=8) == (16, 17)
+    assert of(64, 2, pp=8) == (12, 13)
+    assert of(64, 7, pp=8) == (8, 9)
     assert of(17, pp=8) == (17,)
-    assert of(64, pp=8, on_cpu=True) == (16, 17)
     assert of(64, pp=8, schedule="zbv") == (16,)
+    assert of(64, pp=8, schedule="zbv", on_cpu=True) == (16, 17)
     assert of(64, pp=8, schedule="interleaved", on_cpu=True) == (24, 32)
     assert of(64, pp=8, schedule="gpipe") == (2, 3)
+
+
+@pytest.mark.slow
+def test_what_a_stage_keeps_of_each_micro_batch_is_counted() -> None:
+    """The last stage of an encoder under 1F1B keeps what it received."""
+    case = case_of(0)
+    changes = {"hidden": 32, "heads": 4, "intermediate": 64, "layers": 4, "max_positions": 64}
+    case["job"]["workload"] = {"model": "bert-tiny", "changes": changes, "objective": "masked_lm"}
+    case["job"]["data"] |= {"sequence_length": 32, "labels": []}
+    case["job"] |= {"checkpoint": {}, "train": {"steps": 2, "global_batch": 16}}
+    case["job"]["resources"] = {"per_worker": {"gpu": 1}}
+    layout = Layout(pp=2, micro_batch=1)
+    counts = micro_batches_of(layout, 16, 1, False)
+    assert max(counts) < 16
+    found = traces(job_of(case), workload_of(case), layout, 1, [*counts, 16])
+    assert isinstance(found, list), found
+    assert with_all(found, found[0], counts, 16).memory.peak == found[-1].memory.peak
 
 
 def traces_of(layout: Layout, counts: Sequence[int], on_cpu: bool) -> list[StepTrace]:
