@@ -76,8 +76,9 @@ def evenly(count: int, parts: int) -> list[int]:
 
 
 @contextlib.contextmanager
-def values_assumed(note: Callable[[str], None]) -> Iterator[None]:
-    """Within it, what a step reads from its data to go on has an answer; `note` is told what was assumed."""
+def values_assumed(note: Callable[[str], None], on_cpu: bool) -> Iterator[None]:
+    """Within it, what a step reads from its data to go on has an answer, and what it asks of a device that is none here
+    has that of a GPU unless it is `on_cpu`; `note` is told what was assumed."""
 
     def balanced(counts: Tensor, rows: Tensor) -> list[int]:
         note(BALANCED)
@@ -103,6 +104,7 @@ def values_assumed(note: Callable[[str], None]) -> Iterator[None]:
         patch.object(_PipelineSchedule, "_warmup_p2p", agreed),
         patch.object(expert, "rows_by_rank", exchanged),
         patch.object(moe, "rows_by_expert", balanced),
+        contextlib.nullcontext() if on_cpu else patch.object(moe, "compiles_by_size", lambda rows: False),
         patch.object(losses, "gather_json", gathered),
         patch.object(fsdp, "_device_mesh", real_mesh),
         # A module exchanges its tensors with those on its device only where nothing refers to them weakly, as fake

@@ -82,13 +82,14 @@ def traces(
         if line not in assumed:
             assumed.append(line)
 
-    messages = Messages(on_cpu=not spec.resources.per_worker.gpu)
+    on_cpu = not spec.resources.per_worker.gpu
+    messages = Messages(on_cpu)
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     recorder = Recorder(CPU, stand_in(predicted_share(batch)), messages, Remembered(fake))
     try:
         with (
             _other_ranks(rank, layout.world) as group,
-            values_assumed(note),
+            values_assumed(note, on_cpu),
             _collected(),
             _ended_at(time.process_time() + seconds),
             warnings.catch_warnings(action="ignore"),  # of a run, and no user's of a plan
@@ -96,7 +97,7 @@ def traces(
             with fake, recorder:
                 shapes: Batch = {name: fake.from_tensor(t) for name, t in batch.items()}
                 engine = TorchEngine(spec, workload, layout, Device(CPU, COMPUTE[spec.train.dtype], group))
-                if spec.resources.per_worker.gpu:
+                if not on_cpu:
                     engine._losses._tokens_at_once = HEAD_TOKENS["cuda"]
                 messages.mesh = engine._mesh
                 steps = _Steps(engine, shapes, spec.train.optimizer.lr, recorder, messages)

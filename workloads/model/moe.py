@@ -263,7 +263,7 @@ def grouped_linear(rows: Tensor, weight: Tensor, counts: Tensor, sizes: list[int
     # torch 2.13 compiles the grouped kernel in bf16 alone.
     usable = (torch.bfloat16,) if torch.compiler.is_compiling() else KERNEL
     if sizes is None and aligned and weight.dtype in usable:
-        if not rows.is_cuda and weight.dtype is not torch.float32:
+        if compiles_by_size(rows):
             return _in_few_sizes(rows, weight, counts)
         return F.grouped_mm(rows, weight.transpose(-2, -1), offs=_ends(counts))
     # The grouped kernel takes neither fp64 nor rows that are no multiple of 16 bytes.
@@ -272,14 +272,19 @@ def grouped_linear(rows: Tensor, weight: Tensor, counts: Tensor, sizes: list[int
     return torch.cat([F.linear(part, expert) for part, expert in parts])
 
 
+def compiles_by_size(rows: Tensor) -> bool:
+    """Whether torch's library compiles a kernel for each number of rows that it meets: a processor's does in 16
+    bits."""
+    return not rows.is_cuda and rows.dtype is not torch.float32
+
+
 def _ends(counts: Tensor) -> Tensor:
     return counts.cumsum(0).to(torch.int32)
 
 
 def _in_few_sizes(rows: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
-    """The grouped product with rows of zeros, so that each expert has a multiple of ROWS: a processor's library
-    compiles a kernel for each number of rows that it meets in 16 bits, which takes a millisecond, and keeps a thousand
-    of them, a gigabyte."""
+    """The grouped product with rows of zeros, so that each expert has a multiple of ROWS: to compile a kernel takes a
+    millisecond, and a thousand of them are kept, a gigabyte."""
     padded = (counts + ROWS - 1) // ROWS * ROWS
     before = (padded.cumsum(0) - padded) - (counts.cumsum(0) - counts)
     places = torch.arange(len(rows), device=rows.device)

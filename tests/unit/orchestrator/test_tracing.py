@@ -326,6 +326,23 @@ def test_what_an_operator_does_that_is_not_run_again() -> None:
         assert how_of(func) == ""
 
 
+@pytest.mark.parametrize(("on_cpu", "more"), [(True, 15), (False, 0)])
+def test_experts_of_a_gpu_have_no_rows_of_zeros(on_cpu: bool, more: int) -> None:
+    """Which those of a processor have in 16 bits, so that fewer kernels are compiled."""
+    changes = {"hidden": 32, "heads": 4, "kv_heads": 2, "layers": 1, "max_positions": 64}
+    case = case_of(0)
+    case["job"]["workload"] = {"model": "mixtral-tiny", "changes": changes, "objective": "causal_lm"}
+    case["job"]["data"] |= {"sequence_length": 32, "labels": []}
+    case["job"] |= {"checkpoint": {}, "train": {"steps": 2, "global_batch": 2, "precision": "bf16"}}
+    case["job"] |= {} if on_cpu else {"resources": {"per_worker": {"gpu": 1}}}
+    workload = workload_of(case)
+    found = trace(job_of(case), workload, Layout(micro_batch=2), 0)
+    assert isinstance(found, StepTrace), found
+    moe = workload.config.moe
+    products = [each for each in found.operations if each.name == "aten._grouped_mm"]
+    assert products[0].shapes[0] == (2 * 32 * moe.top_k + more * moe.experts, 32)
+
+
 @pytest.mark.parametrize(("on_cpu", "copied"), [(True, 4096), (False, 0)])
 def test_gloo_reduces_a_copy_of_what_it_scatters(on_cpu: bool, copied: int) -> None:
     with _other_ranks(0, 2), Recorder(torch.device("cpu"), messages=Messages(on_cpu)) as recorder:
