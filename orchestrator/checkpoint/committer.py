@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import time
+from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +21,9 @@ from orchestrator.job.errors import one_line
 
 SLOWER_FACTOR = 10.0
 """Writer 0 waits for others at least this factor times what its own files took: all have about as much to write."""
+WITHDRAWN = 4
+"""So many failed saves are looked after; a writer is hardly further behind writer 0, since a save waits for the one
+before the last."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,7 @@ class Committer:
         self.failed: dict[int, int] = {}
         """The last step whose save failed, by writer: storage that is full may have no room for the note that says so.
         Another thread may set it."""
+        self._withdrawn: deque[int] = deque(maxlen=WITHDRAWN)
 
     def commit(self, step: int, pieces: list[RawPiece], meta: dict[str, Any]) -> CommitOutcome:
         """Write the shard, then the note or the manifest. Never raises: a failed save is withdrawn and reported."""
@@ -71,6 +77,7 @@ class Committer:
         size = sum(len(piece.data) for piece in pieces)
         state, reason = ("written" if self.writer else "published"), ""
         try:
+            self._discard_withdrawn()
             records = self.store.write_raw(step, self.writer, pieces)
             wrote = time.monotonic() - began
             if self.writer:
@@ -79,6 +86,8 @@ class Committer:
                 self.store.publish(
                     step, records + self._gather(step, max(self.patience, SLOWER_FACTOR * wrote)), meta
                 )
+                self._discard_withdrawn()  # of which the others, whose notes have come, write no more
+                self._withdrawn.clear()
                 reason = self._prune()
         except Exception as error:
             state, reason = "failed", one_line(error)
@@ -133,6 +142,14 @@ class Committer:
             if self.writer:
                 self._write_note(step, {"failed": reason})
             else:
+                self._withdrawn.append(step)
                 discard(self.store, step)
         except Exception:
             return
+
+    def _discard_withdrawn(self) -> None:
+        """Remove what the other writers wrote of the last failed steps after those were withdrawn: storage that is full
+        needs the room, and `prune` comes only after a commit."""
+        with suppress(Exception):
+            for step in self._withdrawn:
+                discard(self.store, step)

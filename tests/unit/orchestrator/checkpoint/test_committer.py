@@ -173,6 +173,22 @@ def test_a_full_disk_leaves_no_half_commit(
     assert together(group, 3)[0].state == "published"
 
 
+@pytest.mark.parametrize("keep", [1, None])
+def test_what_another_writer_wrote_after_a_save_was_withdrawn_goes_with_the_next(
+    in_memory: Path, keep: int | None
+) -> None:
+    """Also where the next fails as well, since a full disk needs the room, and where no commit is ever removed."""
+    group = committers(in_memory, 2, retention=Retention(keep=keep), patience=0.05)
+    store = group[0].store
+    for step in (1, 2):
+        assert together(group[:1], step)[0].state == "failed"
+        assert store.backend.list() == {}
+        assert group[1].commit(step, [], META).state == "written"
+        assert store.backend.list(f"step-0000000{step}")
+    assert together(group, 3)[0].state == "published"
+    assert {path.split("/")[0] for path in store.backend.list()} == {"step-00000003", "LATEST"}
+
+
 def test_why_another_writer_failed_is_said(in_memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     group = committers(in_memory, 2)
 
