@@ -83,16 +83,14 @@ def deepened(few: StepTrace, more: StepTrace, times: float) -> StepTrace:
     )
 
 
-def further(few: StepTrace, more: StepTrace, times: float, of: StepTrace | None = None) -> StepTrace:
-    """The trace `of` a pipeline that is filled, of `few` by default, with so many micro-batches more as are `times` the
-    difference of `few` and `more`. What each holds beyond the first does not depend on how deep the model is."""
-    found = of or few
+def further(found: StepTrace, few: StepTrace, more: StepTrace, times: float) -> StepTrace:
+    """The trace `found` of a pipeline that is filled with so many micro-batches more as are `times` the difference of
+    `few` and `more`. What each holds beyond the first does not depend on how deep the model is."""
     at_peak = _grown(found.memory.at_peak, few.memory.at_peak, more.memory.at_peak, times)
-    places = few.memory.micro_batch, more.memory.micro_batch
-    place = found.memory.micro_batch
+    place, a, b = (each.memory.micro_batch for each in (found, few, more))
     memory = dataclasses.replace(
         found.memory,
-        micro_batch=None if None in (place, *places) else (place or 0) + _on(0, places[1] - places[0], times),  # type: ignore[operator]
+        micro_batch=None if place is None or a is None or b is None else place + _on(0, b - a, times),
         peak=sum(at_peak.values()),
         at_peak=at_peak,
         steady=_grown(found.memory.steady, few.memory.steady, more.memory.steady, times),

@@ -168,7 +168,7 @@ def with_all(
     left = accumulation - counts[0]
     if len(counts) == 1:
         return with_batches(deep, left)
-    return further(found[0], found[1], left / (counts[1] - counts[0]), deep)
+    return further(deep, found[0], found[1], left / (counts[1] - counts[0]))
 
 
 @dataclass(frozen=True)

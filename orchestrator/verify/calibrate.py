@@ -160,7 +160,7 @@ def profile_of(
         "delay": {"value": max(delay, LEAST_DELAY), "source": by},
     }
     fitted = f"fitted to steps {by}"
-    launch, passes = _launch_and_passes(Profile.model_validate(document), "fp32", ALONE, steps)
+    launch, passes = _launch_and_passes(Profile.model_validate(document), "fp32", ALONE, steps[: len(ALONE)])
     document["launch"] = {"value": launch, "source": fitted}
     document["eager"] = {"value": passes, "source": fitted}
     narrow = {"half_size": half_size(rates["bf16"], peaks["bf16"]), "launch": launch, "eager": passes}
@@ -207,7 +207,7 @@ def with_messages(profile: Profile, steps: Sequence[float]) -> Profile:
     ]
 
     def error(link: Link) -> float:
-        return _error(jobs, replace(machine, inside=link, delay=0.0))
+        return _error(jobs, replace(machine, inside=link))
 
     tried = itertools.product(LATENCIES, (machine.inside.bandwidth * share for share in SHARES))
     found = min((Link(latency, bandwidth) for latency, bandwidth in tried), key=error)
@@ -220,7 +220,9 @@ Measured = tuple[ModelShape, int, Program, Layout, float]
 
 
 def _error(jobs: Sequence[Measured], machine: Machine) -> float:
-    """How far the predicted steps are from the measured ones: the sum of absolute logarithms of their ratios."""
+    """How far the predicted steps are from the measured ones, which are the least of each and have no delay: the sum of
+    absolute logarithms of their ratios."""
+    machine = replace(machine, delay=0.0)
     return sum(
         abs(math.log(step_time(shape, layout, batch, machine, program).seconds / seconds))
         for shape, batch, program, layout, seconds in jobs
@@ -237,11 +239,11 @@ def _launch_and_passes(
     machine = profile.machine(precision)
     jobs = [
         (*predicted_with(asked), layout, seconds)
-        for (asked, layout), seconds in zip(measured, steps, strict=False)
+        for (asked, layout), seconds in zip(measured, steps, strict=True)
     ]
 
     def error(tried: tuple[float, float]) -> float:
-        return _error(jobs, replace(machine, launch=tried[0], eager=tried[1], delay=0.0))
+        return _error(jobs, replace(machine, launch=tried[0], eager=tried[1]))
 
     launch, passes = min(itertools.product(LAUNCHES[::4], PASSES[::4]), key=error)
     finer = [1.25**n for n in range(-3, 4)]

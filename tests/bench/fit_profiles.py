@@ -13,6 +13,7 @@ import paths  # noqa: F401
 from fsdp_steps import FITTED, HELD_OUT
 from megatron_steps import BLIND, MEGATRON_FITTED
 from published_steps import ROWS, Published
+from published_table import means, table
 
 from orchestrator.planning.device import Machine
 from orchestrator.planning.profile import load
@@ -49,23 +50,8 @@ def main() -> None:
             print(f"  {row.name:40} {np.expm1(errors[index]):+.1%}, left out {left_out[-1]:+.1%}")
         mean, without = (np.abs(each).mean() for each in (np.expm1(errors), np.array(left_out)))
         print(f"  mean {mean:.1%}, left out {without:.1%}")
-    held_out()
-
-
-def held_out() -> None:
-    """Print the errors of the rows that no profile is fitted to."""
-    for source, name in dict.fromkeys((row.source, row.machine) for row in (*HELD_OUT, *BLIND)):
-        rows = [row for row in (*HELD_OUT, *BLIND) if (row.source, row.machine) == (source, name)]
-        machine, found = load(name).machine("bf16"), []
-        for row in rows:
-            found.append(row.seconds_on(machine) / row.seconds - 1.0)
-            print(
-                f"  {row.name:28} {row.layout!s:50} {row.layout.world:4} {row.seconds:8.2f} {found[-1]:+.1%}"
-            )
-        mean, worst = np.abs(found).mean(), np.abs(found).max()
-        p95, bias = np.quantile(np.abs(found), 0.95), np.mean(found)
-        print(f"{source}, {name}: held out, mean {mean:.1%} of {len(rows)}, bias {bias:+.1%}")
-        print(f"  p95 {p95:.1%}, worst {worst:.1%}")
+    held = [*HELD_OUT, *BLIND]
+    print("Held out:", table(held), means(held), sep="\n")
 
 
 def _linear(

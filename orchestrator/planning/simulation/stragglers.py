@@ -8,11 +8,13 @@ its processor does, its clock's frequency, its share of the work where that diff
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 FEW = 32
 """Up to so many ranks the mean of the last is summed; beyond, the series of the harmonic number is as exact."""
 
 
+@lru_cache(maxsize=4096)
 def last_of(ranks: int) -> float:
     """How many times the mean delay of a rank the last of so many ranks is late, in the mean: the harmonic number."""
     if ranks <= FEW:
