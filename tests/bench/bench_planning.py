@@ -65,7 +65,7 @@ def _legal(rng: random.Random) -> Iterator[tuple[dict[str, Any], Layout]]:
 
 def _times(asked: dict[str, Any], layout: Layout) -> tuple[float, float]:
     """The least and the median of a job's steps."""
-    least, median, _ = measured(layout.world, {"steps": [{"job": asked, "layout": layout.to_json()}]})[
+    least, median, *_ = measured(layout.world, {"steps": [{"job": asked, "layout": layout.to_json()}]})[
         "steps"
     ][0]
     return least, median
