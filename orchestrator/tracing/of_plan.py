@@ -252,8 +252,8 @@ def ranks_of(layout: Layout) -> list[int]:
 def micro_batches_of(layout: Layout, accumulation: int, index: int, on_cpu: bool) -> tuple[int, ...]:
     """How many micro-batches are traced to know the peak of a step on the ranks at that index of the pipeline axis:
     without a pipeline what two leave; in one as many as fill it, and by how much one more, or a round of them, is
-    beyond. Where a rank has several stages, on a GPU, where what has arrived is let go of at once, a further one of a
-    filled pipeline leaves nothing but itself, and some bytes of its losses."""
+    beyond. On a GPU, where what has arrived is let go of at once, a further one of a filled pipeline leaves nothing but
+    itself, and some bytes of its losses."""
     if layout.pp == 1:
         return (min(accumulation, 2),)
     in_rounds = layout.schedule in ("interleaved", "zero_bubble")
@@ -265,4 +265,4 @@ def micro_batches_of(layout: Layout, accumulation: int, index: int, on_cpu: bool
     further = filled + (layout.pp if in_rounds else 1)
     if accumulation <= further:
         return (accumulation,)
-    return (filled, further) if on_cpu or layout.schedule in ("gpipe", "1f1b") else (filled,)
+    return (filled, further) if on_cpu or layout.schedule == "gpipe" else (filled,)

@@ -149,6 +149,8 @@ class Pipeline:
 
         def run(*received: Tensor) -> Tensor | tuple[Tensor, ...]:
             batch = next(self._turns[number])
+            # Autocast takes a leaf that needs a gradient for a weight, and keeps its copy until the step ends.
+            received = tuple(tensor.view_as(tensor) for tensor in received)
             with self._computing(FORWARD), self._device.autocast():
                 how = {"in_chunks": self._losses.in_chunks} if last else {}
                 output = forward(batch, **({} if first else self._between.unpack(received)), **how)
