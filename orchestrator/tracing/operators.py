@@ -52,6 +52,15 @@ def _attention(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> float:
     return 2.0 * products * (2.5 if backward else 1.0) * (0.5 if causal else 1.0)
 
 
+def tensors_in(value: Any) -> list[Tensor]:
+    """The tensors of what an operator is given or returns, in order."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, list | tuple):
+        return [tensor for each in value for tensor in tensors_in(each)]
+    return tensors_in(list(value.values())) if isinstance(value, dict) else []
+
+
 def bytes_of(tensors: Sequence[Tensor]) -> int:
     """The bytes that these tensors name, each once."""
     return sum(t.numel() * t.element_size() for t in {id(t): t for t in tensors}.values())

@@ -11,7 +11,6 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
 
 from orchestrator.planning.step_trace import Crest, Event, Operation, Phase
 from orchestrator.tracing.held_bytes import HeldBytes
@@ -22,6 +21,7 @@ from orchestrator.tracing.operators import (
     flops_of,
     is_free,
     kind_of,
+    tensors_in,
     written_arguments,
 )
 
@@ -114,8 +114,8 @@ class Recorder(TorchDispatchMode):
         namespace = func.namespace
         if namespace == "prim":
             return out
-        made = [t for t in tree_iter(out) if isinstance(t, Tensor)]
-        given = [t for t in tree_iter((args, kwargs)) if isinstance(t, Tensor)]
+        made = tensors_in(out)
+        given = tensors_in(args) + (tensors_in(kwargs) if kwargs else [])
         self._count(made, given, namespace, func)
         if self.events is not None and namespace == "c10d" and self._messages is not None:
             stage, micro = self.place

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 
+from orchestrator.tracing.operators import tensors_in
+
 How = Literal["written", "view", "made", ""]
 Sort = tuple[torch.Size, tuple[int, ...], int, torch.dtype, torch.device]
 """What an operator asks of a tensor: shape, stride, where it begins in its storage, type and device."""
@@ -135,4 +137,4 @@ def _storage(tensor: Tensor) -> int:
 
 
 def _storages(given: Any) -> set[int]:
-    return {_storage(each) for each in torch.utils._pytree.tree_iter(given) if isinstance(each, Tensor)}
+    return {_storage(each) for each in tensors_in(given)}

@@ -6,6 +6,7 @@ step is a function of the module that the ones before it left.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -157,17 +158,33 @@ def plain_stage(workload: Workload, layout: Layout, number: int) -> nn.Module:
     """Stage `number` of the workload's model, on the meta device."""
     with torch.device("meta"):
         model = workload.build()
-    if layout.pp > 1:
-        start, count = layout.layers_of(len(workload.stages()) + 1, number)
-        model.keep(start, start + count)  # type: ignore[operator]
+    return _kept(model, workload, layout, number) if layout.pp > 1 else model
+
+
+def _kept(model: nn.Module, workload: Workload, layout: Layout, number: int) -> nn.Module:
+    """The model cut down to the layers of a stage."""
+    start, count = layout.layers_of(len(workload.stages()) + 1, number)
+    model.keep(start, start + count)  # type: ignore[operator]
     return model
 
 
 def _stages_with(workload: Workload, layout: Layout) -> dict[str, list[int]]:
     """The stages that hold each parameter, ascending."""
     found: dict[str, list[int]] = {}
-    for number in range(layout.stages if layout.pp > 1 else 0):
-        for name, _ in plain_stage(workload, layout, number).named_parameters():
+    if layout.pp == 1:
+        return found
+    with torch.device("meta"):
+        whole = workload.build()
+    foreign = isinstance(whole, OwnNetwork | HuggingFaceNetwork)  # whose layers may be changed within
+    same = {id(each): each for each in (*workload.blocks(whole), *whole.parameters(), *whole.buffers())}
+    for number in range(layout.stages):
+        # What takes long is to build the layers, of which a stage keeps some as they are.
+        stage = (
+            plain_stage(workload, layout, number)
+            if foreign
+            else _kept(copy.deepcopy(whole, dict(same)), workload, layout, number)
+        )
+        for name, _ in stage.named_parameters():
             found.setdefault(name, []).append(number)
     return found
 

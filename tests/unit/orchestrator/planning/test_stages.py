@@ -6,7 +6,7 @@ import pytest
 
 from orchestrator.planning.layout import Layout
 from orchestrator.planning.stages import layers_of
-from orchestrator.train.parallel.parallelize import plain_stage
+from orchestrator.train.parallel.parallelize import _stages_with, plain_stage
 from workloads.load import load
 from workloads.workload import Vocabulary
 
@@ -49,3 +49,22 @@ def test_the_engine_cuts_there(layers: int) -> None:
         held = sorted({int(name.split(".")[1]) for name in names if name.startswith("layers.")})
         start, count = layers_of(layers, number, 2)
         assert held == list(range(start, start + count))
+
+
+@pytest.mark.parametrize(
+    ("model", "objective", "stages"),
+    [("gpt-tiny", "causal_lm", 4), ("llama-tiny", "causal_lm", 2), ("bert-tiny", "masked_lm", 2),
+     ("t5-tiny", "span_corruption", 4), ("deepseek-v3-tiny", "causal_lm", 2)],
+)  # fmt: skip
+def test_what_stages_hold_a_parameter_is_what_they_are_made_with(
+    model: str, objective: str, stages: int
+) -> None:
+    """Which is found without making them."""
+    tokens = Vocabulary(200, eos=2, pad=1, bos=0, cls=3, sep=4, mask=5, sentinels=tuple(range(60, 160)))
+    workload, layout = load(model, objective, tokens, sequence_length=8), Layout(pp=stages)
+    made: dict[str, list[int]] = {}
+    for number in range(stages):
+        for name, _ in plain_stage(workload, layout, number).named_parameters():
+            made.setdefault(name, []).append(number)
+    assert _stages_with(workload, layout) == made
+    assert _stages_with(workload, Layout()) == {}
