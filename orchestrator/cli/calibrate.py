@@ -53,6 +53,7 @@ def calibrate(
         ["matrix products, bf16", f"{found.peak.bf16 * found.matrix.share / 1e9:.0f} GFLOP/s"],
         ["memory", f"{found.memory_bandwidth.value / 1e9:.1f} GB/s"],
         ["an operation's launch", f"{found.launch.value * 1e6:.0f} us"],
+        ["a collective's beginning and end", f"{found.collective.value * 1e6:.0f} us"],
         ["a message between processes", f"{found.inside.latency * 1e6:.0f} us"],
         ["bytes between processes", f"{found.inside.bandwidth / 1e9:.2f} GB/s"],
         ["a step beyond its least, in the mean", f"{found.delay.value:.1%}"],

@@ -39,6 +39,7 @@ class Machine:
         optimizer_share: share of that bandwidth which the optimizer reaches.
         launch: seconds to launch an operation.
         launches_ahead: whether operations are launched while earlier ones run, as on a GPU.
+        collective: seconds in which a collective or a message begins and ends, whatever its size and ranks.
         per_node: workers on a node.
         inside, between: the links between workers of a node and of different nodes.
         delay: how much longer than its least a rank takes by itself in the mean of its steps, as a share of that.
@@ -65,6 +66,7 @@ class Machine:
     optimizer_share: float = 0.8
     launch: float = 1e-5
     launches_ahead: bool = False
+    collective: float = 0.0
     per_node: int = 8
     inside: Link = Link(1e-4, 1e9)
     between: Link = Link(1e-4, 1e9)

@@ -116,6 +116,10 @@ class Profile(Part):
     optimizer_share: Figure
     launch: Figure
     narrow: Narrow | None = Field(default=None, description="of steps in 16 bits, where they differ")
+    collective: Figure = Field(
+        default=Figure(value=0.0, source="taken to be in the latency"),
+        description="seconds in which a collective or a message begins and ends, whatever its size and ranks",
+    )
     per_node: Annotated[int, Field(gt=0)]
     inside: Connection
     between: Connection
@@ -149,6 +153,7 @@ class Profile(Part):
             optimizer_share=self.optimizer_share.value,
             launch=narrow.launch if narrow else self.launch.value,
             launches_ahead=self.kind == "cuda",
+            collective=self.collective.value,
             per_node=self.per_node,
             inside=Link(self.inside.latency, self.inside.bandwidth),
             between=Link(self.between.latency, self.between.bandwidth),

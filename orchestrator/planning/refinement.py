@@ -25,7 +25,7 @@ SLOWS: Mapping[str, tuple[tuple[str, int], ...]] = {
         ("launch.value", 1),
     ),
     "optimizer": (("optimizer_share.value", -1),),
-    "communication": (("inside.latency", 1), ("inside.bandwidth", -1)),
+    "communication": (("collective.value", 1), ("inside.latency", 1), ("inside.bandwidth", -1)),
     "delay": (("delay.value", 1),),
 }
 """By part of a step, and by the delay of a rank, the figures that it is predicted by, and whether it takes longer with

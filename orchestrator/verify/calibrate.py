@@ -30,7 +30,7 @@ TIMEOUT = 120.0
 """Seconds without any sign of a rank after which the measurement is given up."""
 LAUNCHES = [1e-6 * 1.25**n for n in range(28)]
 """Seconds of a launch that are tried."""
-PASSES = [0.5 * 1.25**n for n in range(16)]
+PASSES = [1.25**n for n in range(13)]
 """How often the bytes of element-wise operations pass, as tried."""
 SMALL: tuple[dict[str, Any], ...] = (
     {"hidden": 64, "layers": 2, "heads": 4, "intermediate": 256, "vocab_size": 512, "length": 64, "batch": 2},
@@ -102,10 +102,12 @@ PAIRED = (
     (SMALL[2], Layout(tp=2, micro_batch=4, sequence=True)),
     (SMALL[2], Layout(dp=2, micro_batch=2, zero=3)),
     (SMALL[1], Layout(dp=2, micro_batch=4, zero=1)),
+    (SMALL[1], Layout(pp=2, micro_batch=1)),
+    (SMALL[4], Layout(pp=2, micro_batch=1, schedule="gpipe")),
 )
 """Jobs of two processes whose steps are measured."""
-LATENCIES = [1e-5 * 1.25**n for n in range(32)]
-"""Seconds of a message that are tried."""
+BEGINNINGS = [1e-5 * 1.1**n for n in range(64)]
+"""Seconds of the beginning of a collective that are tried."""
 SHARES = (0.5, 0.75, 1.0, 1.5)
 """Shares of the bandwidth of large messages that are tried."""
 LEAST_DELAY = 0.001
@@ -198,22 +200,25 @@ def link_of(messages: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 
 def with_messages(profile: Profile, steps: Sequence[float]) -> Profile:
-    """The profile with the latency and bandwidth that meet the measured steps of two processes best: within a step a
-    message also waits for the slower process, and for Python around it."""
+    """The profile with the beginning of a collective and the bandwidth that meet the measured steps of two processes
+    best: within a step threads that sleep are woken, and a message waits for the slower process."""
     machine = profile.machine("fp32")
     jobs = [
         (*predicted_with(asked), layout, seconds)
         for (asked, layout), seconds in zip(PAIRED, steps, strict=True)
     ]
 
-    def error(link: Link) -> float:
-        return _error(jobs, replace(machine, inside=link))
+    def error(tried: tuple[float, float]) -> float:
+        link = Link(machine.inside.latency, tried[1])
+        return _error(jobs, replace(machine, collective=tried[0], inside=link))
 
-    tried = itertools.product(LATENCIES, (machine.inside.bandwidth * share for share in SHARES))
-    found = min((Link(latency, bandwidth) for latency, bandwidth in tried), key=error)
+    speeds = (machine.inside.bandwidth * share for share in SHARES)
+    begins, bandwidth = min(itertools.product(BEGINNINGS, speeds), key=error)
     source = "fitted to steps of two processes measured by orchestrator calibrate"
-    inside = {"latency": found.latency, "bandwidth": found.bandwidth, "source": source}
-    return Profile.model_validate(profile.model_dump() | {"inside": inside})
+    document = profile.model_dump()
+    document["collective"] = {"value": begins, "source": source}
+    document["inside"] |= {"bandwidth": bandwidth, "source": f"{source}; latency alone"}
+    return Profile.model_validate(document)
 
 
 Measured = tuple[ModelShape, int, Program, Layout, float]
@@ -247,7 +252,7 @@ def _launch_and_passes(
 
     launch, passes = min(itertools.product(LAUNCHES[::4], PASSES[::4]), key=error)
     finer = [1.25**n for n in range(-3, 4)]
-    return min(((launch * a, passes * b) for a in finer for b in finer), key=error)
+    return min(((launch * a, max(passes * b, 1.0)) for a in finer for b in finer), key=error)
 
 
 def job(

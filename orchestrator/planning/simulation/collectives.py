@@ -10,15 +10,6 @@ from dataclasses import dataclass
 
 from orchestrator.planning.device import Machine
 
-GLOO_GATHER, GLOO_SCATTER = 0.5, 0.75
-"""Seconds of gloo's all-gather and reduce-scatter relative to its all-reduce of the same tensor, where a ring takes
-half for each: it has no reduce-scatter, sums the whole tensor everywhere and keeps a part. Fitted to steps of two
-processes; alone, at 4 KiB to 8 MiB, they take 0.55 to 0.78 and 1.05 to 1.76."""
-
-COLLECTIVE = 2e-5
-"""Seconds in which a collective of NCCL begins and ends on a GPU, whatever its size and ranks: 22 to 26 us by the fit
-of SimuMax 1.2 to eight B200; 8 to 14 us by NCCL's own model (its `tuning.cc`), which leaves out that streams wait."""
-
 
 @dataclass(frozen=True)
 class Group:
@@ -40,11 +31,12 @@ class Group:
 
     def gather(self, size: float) -> float:
         """Seconds of an all-gather that makes a tensor of `size` bytes: half of an all-reduce by ring."""
-        return self._ring(size, 1) if self.machine.launches_ahead else GLOO_GATHER * self.all_reduce(size)
+        return self._ring(size, 1)
 
     def scatter(self, size: float) -> float:
-        """Seconds of a reduce-scatter of a tensor of `size` bytes: half of an all-reduce by ring."""
-        return self._ring(size, 1) if self.machine.launches_ahead else GLOO_SCATTER * self.all_reduce(size)
+        """Seconds of a reduce-scatter of a tensor of `size` bytes: half of an all-reduce by ring. Gloo sums the whole
+        tensor everywhere and keeps a part."""
+        return self._ring(size, 1) if self.machine.launches_ahead else self.all_reduce(size)
 
     def all_reduce(self, size: float) -> float:
         """Seconds of an all-reduce of `size` bytes: by ring, or by tree where latency matters more."""
@@ -54,7 +46,7 @@ class Group:
         hops = math.ceil(math.log2(self.nodes)) if self.nodes > 1 else 0
         # within a node NCCL's tree is a chain, of small packets that follow each other in half of the time
         steps = (self.in_node - 1) / 2 if self.machine.launches_ahead else math.ceil(math.log2(self.in_node))
-        latency = begun(self.machine) + 2.0 * (hops * between.latency + steps * inside.latency)
+        latency = self.machine.collective + 2.0 * (hops * between.latency + steps * inside.latency)
         carried = 2.0 * size / (between.bandwidth * self.in_node if self.nodes > 1 else inside.bandwidth)
         return min(self._ring(size, 2), latency + carried)
 
@@ -66,14 +58,14 @@ class Group:
         within = size * (self.in_node - 1) / self.size
         inside, between = self.machine.inside, self.machine.between
         latency = max(inside.latency, between.latency if self.nodes > 1 else 0.0)
-        return begun(self.machine) + latency + max(within / inside.bandwidth, outside / between.bandwidth)
+        return self.machine.collective + latency + max(within / inside.bandwidth, outside / between.bandwidth)
 
     def to_next(self, size: float) -> float:
         """Seconds in which every rank sends `size` bytes to the next one of the group."""
         if self.size == 1:
             return 0.0
         link = self.machine.between if self.nodes > 1 else self.machine.inside
-        return begun(self.machine) + link.latency + size / link.bandwidth
+        return self.machine.collective + link.latency + size / link.bandwidth
 
     def _ring(self, size: float, rounds: int) -> float:
         """Each rank sends (n - 1) / n of the tensor a round. As many rings as ranks on a node share its rails."""
@@ -86,9 +78,4 @@ class Group:
         if self.nodes > 1:
             seconds = max(seconds, share * size / (between.bandwidth * self.in_node))
             latency = (self.nodes - 1) * between.latency + (self.in_node - 1) * inside.latency
-        return begun(self.machine) + rounds * (latency + seconds)
-
-
-def begun(machine: Machine) -> float:
-    """Seconds in which any message begins, which gloo's latency has in it."""
-    return COLLECTIVE if machine.launches_ahead else 0.0
+        return self.machine.collective + rounds * (latency + seconds)

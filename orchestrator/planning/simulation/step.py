@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from orchestrator.planning.cuts import layers_by_rank
 from orchestrator.planning.device import Machine
 from orchestrator.planning.layout import SPLIT, Layout, ModelShape
-from orchestrator.planning.simulation.collectives import Group, begun
+from orchestrator.planning.simulation.collectives import Group
 from orchestrator.planning.simulation.operators import OPERATIONS, Program, Times, ends, layer, operations
 from orchestrator.planning.simulation.schedules import order
 from orchestrator.planning.simulation.stragglers import last_of, latest_of
@@ -80,6 +80,10 @@ def in_share_of_steps(time: StepTime, ranks: int, machine: Machine, share: float
     return time.seconds + late * (latest_of(ranks, share) - last_of(ranks))
 
 
+ADDED = 12.0
+"""Bytes that pass where a gradient in fp32 is added to another: two are read and one is written."""
+
+
 def parts_of(layout: Layout) -> tuple[int, ...]:
     """What of a layout the time of a layer depends on: (sequences, tp, cp, ep, sequence)."""
     return (layout.micro_batch, layout.tp, layout.cp, layout.ep, int(layout.sequence))
@@ -94,12 +98,16 @@ def step_time(
     if layout.pp == 1:
         first, head = ends(shape, machine, program, parts_of(layout))
         compute = parts * (shape.layers * inner.compute + first.compute + head.compute)
+        compute += (parts - 1) * _added(shape, layout, machine)
         sent = parts * (shape.layers * inner.sent + first.sent + head.sent)
         return _with_update(shape, layout, parts, machine, program, (compute, sent, 0.0))
     played = pipeline(shape, layout, parts, machine, program)
     sent = parts * max(layers_by_rank(shape.layers, layout)) * inner.sent
     busy = max(played.busy)
-    return _with_update(shape, layout, parts, machine, program, (busy - sent, sent, played.seconds - busy))
+    stages = layout.stages_of(played.busy.index(busy))
+    waits = 2.0 * parts * sum(_handed(layout, machine, stage) for stage in stages)
+    passes = busy - sent - waits, sent, played.seconds - busy + waits
+    return _with_update(shape, layout, parts, machine, program, passes)
 
 
 def passes_time(
@@ -179,6 +187,23 @@ def _with_update(
     )
 
 
+def _added(shape: ModelShape, layout: Layout, machine: Machine) -> float:
+    """Seconds in which a rank adds the gradients of a micro-batch to those of the ones before it; a GPU's are in the
+    shares that its profile is fitted with."""
+    trained = shape.trained_share * local_parameters(shape, layout)
+    return 0.0 if machine.launches_ahead else ADDED * trained / machine.memory_bandwidth
+
+
+def _handed(layout: Layout, machine: Machine, stage: int) -> float:
+    """Seconds in which a processor receives and sends what a pass of a stage is given and gives to stages of other
+    ranks; a GPU computes meanwhile."""
+    if machine.launches_ahead:
+        return 0.0
+    rank, near = layout.pipeline_rank_of(stage), (stage - 1, stage + 1)
+    others = [layout.pipeline_rank_of(each) for each in near if 0 <= each < layout.stages]
+    return machine.collective * sum(other != rank for other in others)
+
+
 def _launched(shape: ModelShape, layout: Layout, parts: int, machine: Machine, program: Program) -> float:
     """Seconds in which a rank's process launches the passes of layers that ZeRO 2 or 3 wraps; 0 without."""
     if layout.zero < 2 or not machine.launches_ahead:
@@ -210,19 +235,21 @@ def pipeline(
     tokens = layout.micro_batch * shape.sequence_length / layout.cp
     size = tokens * shape.hidden * program.carried_width / (layout.tp if layout.sequence else 1)
     rank_of = {stage: layout.pipeline_rank_of(stage) for stage in range(stages)}
+    added = (parts - 1) / parts * _added(shape, layout, machine) * layout.pp / stages
 
     def seconds(kind: str, stage: int) -> float:
-        times = costs[stage]
+        times, handed = costs[stage], _handed(layout, machine, stage)
         if kind == "F":
-            return times.forward + times.sent_forward
-        half = times.inputs + times.again + times.sent_backward
-        return {"B": half + times.weights, "I": half, "W": times.weights}[kind]
+            return times.forward + times.sent_forward + handed
+        half = times.inputs + times.again + times.sent_backward + handed
+        weights = times.weights + added
+        return {"B": half + weights, "I": half, "W": weights}[kind]
 
     def sent(a: int, b: int) -> float:
         ends_at = sorted((rank_of[a] * boundary, rank_of[b] * boundary))
         crosses = ends_at[0] // machine.per_node != ends_at[1] // machine.per_node
         link = machine.between if crosses else machine.inside
-        return begun(machine) + link.latency + size / link.bandwidth
+        return machine.collective + link.latency + size / link.bandwidth
 
     actions = order(layout.schedule, layout.pp, few, stages // layout.pp)
     played = play(actions, seconds, sent, stages, rank_of, keep)

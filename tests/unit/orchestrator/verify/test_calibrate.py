@@ -59,13 +59,22 @@ def test_what_was_measured_is_found_again() -> None:
 
 
 def test_messages_are_fitted_to_steps_of_two_processes() -> None:
-    core = replace(CORE, inside=Link(8e-4, 5e8))
+    core = replace(CORE, collective=8e-4, inside=Link(1e-4, 5e8))
     steps = [predicted(core, asked, layout) for asked, layout in PAIRED]
     alone = profile_of(OPERATORS, MESSAGES, ALONE_STEPS, 0.2)
     assert alone.delay.value == 0.2
     machine = replace(with_messages(alone, steps).machine("fp32"), delay=0.0)
     for (asked, layout), seconds in zip(PAIRED, steps, strict=True):
         assert predicted(machine, asked, layout) == pytest.approx(seconds, rel=0.2)
+    assert machine.collective == pytest.approx(8e-4, rel=0.3)
+    assert machine.inside.latency == pytest.approx(1e-4)
+
+
+def test_passes_of_bytes_are_never_less_than_one() -> None:
+    """As a profile has them, however fast the steps were that a busy machine has measured beside its operators."""
+    found = profile_of(OPERATORS, MESSAGES, [1e-4] * len(ALONE_STEPS), 0.0)
+    assert found.narrow is not None
+    assert found.eager.value == found.narrow.eager == 1.0
 
 
 def test_the_mean_delay_is_read_off_few_steps() -> None:
