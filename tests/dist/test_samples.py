@@ -112,7 +112,7 @@ def test_training_does_not_notice(alone: dict[str, Path], text: str, folder: Pat
     ("model", "parallel"),
     [
         ("gpt", {"zero": 3, "micro_batch": 2}),
-        ("gpt", {"tp": 2, "sequence": True}),
+        pytest.param("gpt", {"tp": 2, "sequence": True}, marks=pytest.mark.slow),
         ("gpt", {"pp": 2, "micro_batch": 4}),
         pytest.param("gpt", {"cp": 2}, marks=pytest.mark.slow),
         pytest.param("gpt", {"engine": "deepspeed", "zero": 3, "micro_batch": 4}, marks=pytest.mark.slow),

@@ -104,6 +104,7 @@ def test_the_next_attempt_uses_the_same_places_at_once(gang: RayGang) -> None:
     assert not {r.pid for r in first.ranks} & {r.pid for r in second.ranks}
 
 
+@pytest.mark.slow
 def test_a_lost_node_is_seen_and_avoided_and_what_is_left_is_used(
     breakable: RayGang, cluster: Cluster
 ) -> None:

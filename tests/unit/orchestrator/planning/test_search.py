@@ -71,7 +71,7 @@ def every_layout(shape: ModelShape, workers: int, batch: int) -> Iterator[Layout
 
 SMALL = [(model, device, 4, 12) for model, device in dict.fromkeys(case[:2] for case in CASES)]
 SMALL += [
-    pytest.param(case, marks=[pytest.mark.slow] if case[2] > 6 else []) for case in CASES if case[2] < 24
+    pytest.param(case, marks=[pytest.mark.slow] if case[2] > 4 else []) for case in CASES if case[2] < 24
 ]
 
 
