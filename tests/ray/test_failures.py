@@ -157,8 +157,10 @@ def test_snapshots_in_the_memory_of_other_nodes_lose_no_step(
 
 
 def test_a_lost_node_makes_the_gang_smaller(cluster: Cluster, quiet: Path, tmp_path: Path) -> None:
+    """Its rank is frozen first, again where a busy machine lets the next attempt begin before the node is lost."""
     path, run = same_job(quiet, tmp_path)
-    with started("run", path, "--address", cluster.address, "--fault", "stop@1:7", cwd=tmp_path) as process:
+    frozen = [word for fault in ("stop@1:7", "stop@1:6/2", "stop@1:7/3") for word in ("--fault", fault)]
+    with started("run", path, "--address", cluster.address, *frozen, cwd=tmp_path) as process:
         wait_for(lambda: is_frozen(rank_pid(run, 1)), "rank 1 to freeze at step 7")
         # The commit is written beside the steps: without this wait the node could take it along.
         wait_for((run / "checkpoints/step-00000004/manifest.json").exists, "the commit at step 4")

@@ -12,10 +12,9 @@ from published_steps import MEGATRON, PTDP_1, ROWS, Published, gpt, llama
 from orchestrator.planning.device import Machine
 from orchestrator.planning.layout import Layout
 from orchestrator.planning.profile import load
+from orchestrator.planning.simulation.data_parallel import CONTENTION
 from orchestrator.planning.simulation.operators import Program, needed_flops
 from orchestrator.planning.simulation.step import (
-    CONTENTION,
-    _data_parallel,
     in_share_of_steps,
     least_time,
     passes_time,
@@ -131,6 +130,27 @@ def test_traffic_hides_behind_the_backward_pass_where_the_device_launches_ahead(
     assert CONTENTION * bare.communication < hidden.communication < bare.communication / 2
 
 
+def test_a_processor_of_a_pipeline_sends_and_receives_itself() -> None:
+    """Two micro-batches pass over one boundary of two ranks in each direction; a GPU computes meanwhile."""
+    shape, layout, program = gpt(4, 256, 4, 128, 512), Layout(pp=2, micro_batch=1), Program(4.0)
+    core = dataclasses.replace(load("cpu-core").machine("fp32"), collective=0.0)
+    found = []
+    for ahead in (False, True):
+        machine = dataclasses.replace(core, launches_ahead=ahead)
+        with_begin = dataclasses.replace(machine, collective=1.0)
+        quick, slow = (step_time(shape, layout, 2, each, program) for each in (machine, with_begin))
+        found.append(slow.seconds - quick.seconds)
+        assert slow.compute == pytest.approx(quick.compute)
+    assert found[0] > found[1] + 2.0
+
+
+def test_gradients_of_further_micro_batches_are_added_on_a_processor() -> None:
+    shape, program = gpt(4, 256, 4, 128, 512), Program(4.0)
+    core = dataclasses.replace(load("cpu-core").machine("fp32"), delay=0.0)
+    one, four = (step_time(shape, Layout(micro_batch=1), batch, core, program).compute for batch in (1, 4))
+    assert four - 4 * one == pytest.approx(3 * 12.0 * shape.parameters / core.memory_bandwidth)
+
+
 def test_context_and_experts_communicate() -> None:
     machine = MACHINES["a100-80"]
     dense = gpt(16, 2048, 16)
@@ -188,18 +208,3 @@ def test_each_bucket_of_gradients_has_a_latency() -> None:
     slow = dataclasses.replace(machine, between=dataclasses.replace(machine.between, latency=1e-3))
     one, other = (step_time(shape, layout, 1024, each, MEGATRON).communication for each in (machine, slow))
     assert other - one > 2 * 60 * 120 * 1e-3  # 64 matrices and more, over 128 nodes, scattered and gathered
-
-
-def test_weights_are_gathered_once_under_zero_2_and_in_a_pipeline() -> None:
-    """As the engine does: under ZeRO 3 twice for each micro-batch, where nothing hides it."""
-    machine = load("h100").machine("bf16")
-
-    def sent(zero: int, pp: int, parts: int) -> float:
-        layout = Layout(dp=8, pp=pp, zero=zero)
-        return _data_parallel(layout, 1e9, 1e9, parts, machine, Program(), 0.0, 0.0, 1, 8)
-
-    gather = sent(3, 1, 1) - sent(2, 1, 1)
-    assert gather > 0.0
-    assert sent(3, 1, 5) - sent(2, 1, 5) == pytest.approx((5 * 2 - 1) * gather)
-    for zero in (2, 3):
-        assert sent(zero, 2, 5) == sent(zero, 2, 1) == pytest.approx(sent(2, 1, 1), rel=0.2)

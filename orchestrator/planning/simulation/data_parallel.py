@@ -1,0 +1,73 @@
+"""Seconds that data-parallel traffic adds to a step: sums of gradients, and what ZeRO scatters and gathers."""
+
+from __future__ import annotations
+
+from orchestrator.planning.device import Machine
+from orchestrator.planning.layout import Layout
+from orchestrator.planning.simulation.collectives import Group
+from orchestrator.planning.simulation.operators import Program
+
+BUCKET = 25e6
+"""Bytes of gradients that are summed at once: the last bucket is exposed."""
+CONTENTION = 0.4
+"""Share of the seconds of traffic behind computation which that takes longer on a GPU: collectives take multiprocessors
+and bandwidth of the memory, and are not always there when they are needed. Pairs of published steps that differ in
+traffic alone say 0.5 to 0.6 (tests/fsdp_steps.py: MPT 70b with micro-batches of 2 and 8, Llama 3 7B on one to eight
+nodes); 0.4 is best for all."""
+FSDP_GATHER, FSDP_SCATTER = 3.0, 4.0
+"""How often FSDP2 reads and writes bytes beside a message: a shard is copied into it and the whole out again; gradients
+are copied into it whole, and divided."""
+
+
+def data_parallel(
+    layout: Layout,
+    parameters: float,
+    trained: float,
+    parts: int,
+    machine: Machine,
+    program: Program,
+    forward: float,
+    backward: float,
+    units: int,
+    most: int,
+) -> float:
+    """Seconds that data-parallel traffic adds, which computation hides in part; `forward` and `backward` are those of a
+    pass that may. Under ZeRO 2 and 3 each of `units` layers is gathered and scattered by itself, otherwise buckets are,
+    at `most` so many, each with a latency of its own.
+
+    Gradients are summed once under ZeRO 0 and 1, behind the last backward pass where there is no pipeline; under 2 and
+    3 they are scattered, and under 3 weights are gathered, for every micro-batch (Rajbhandari et al., 2020, section 7),
+    under 2 once. A pipeline gathers and scatters once, since torch's keep both whole until the last micro-batch. Copies
+    of what is sharded sum their gradients once.
+    """
+    group = Group(layout.replicas, layout.tp, machine)
+    if group.size == 1:
+        return 0.0
+    gradients, weights = program.gradient_width * trained, program.gather_width * parameters
+    bucket = min(BUCKET, gradients)
+    count = max(min(gradients / BUCKET, most), 1.0)
+    if layout.zero == 0:
+        return _felt(count * group.all_reduce(gradients / count), backward, group.all_reduce(bucket))
+    if layout.zero == 1:
+        scatter = _felt(count * group.scatter(gradients / count), backward, group.scatter(bucket))
+        return scatter + count * group.gather(program.gather_width * trained / count)
+    group = Group(layout.sharded, layout.tp, machine)
+    last = group.scatter(bucket)
+    scatter = group.scatter(gradients) + (units - 1) * group.scatter(0.0)
+    gather = group.gather(weights) + (units - 1) * group.gather(0.0)
+    if not machine.launches_ahead:  # by the cores that compute
+        gather += machine.elements(FSDP_GATHER * weights)
+        scatter += machine.elements(FSDP_SCATTER * gradients)
+    again = 2.0 * gather if layout.zero == 3 and layout.pp == 1 else gather
+    copies = Group(layout.replicas // layout.sharded, layout.tp * layout.sharded, machine)
+    summed = copies.all_reduce(gradients / layout.sharded) if copies.size > 1 else 0.0
+    others = 0 if layout.pp > 1 else parts - 1
+    other, hidden = scatter + (again if layout.zero == 3 else 0.0), forward + backward
+    return others * _felt(other, hidden, last) + _felt(scatter + again + summed, hidden, last)
+
+
+def _felt(sent: float, behind: float, last: float) -> float:
+    """What a step takes longer for traffic of so many seconds `behind` computation, of which the `last` part never
+    hides."""
+    shown = max(sent - behind, last)
+    return shown + CONTENTION * max(sent - shown, 0.0)
