@@ -56,6 +56,7 @@ def calibrate(
         ["a collective's beginning and end", f"{found.collective.value * 1e6:.0f} us"],
         ["a message between processes", f"{found.inside.latency * 1e6:.0f} us"],
         ["bytes between processes", f"{found.inside.bandwidth / 1e9:.2f} GB/s"],
+        ["computation beside another process", f"{found.crowding.value:.1f} times as long"],
         ["a step beyond its least, in the mean", f"{found.delay.value:.1%}"],
     ]
     table("A core of this machine", ["what", "measured"], rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 SLOWEST_SHARE = 1e-3
@@ -42,6 +43,7 @@ class Machine:
         collective: seconds in which a collective or a message begins and ends, whatever its size and ranks.
         per_node: workers on a node.
         inside, between: the links between workers of a node and of different nodes.
+        crowding: how many times as long a rank computes while others of its node do, which share clock and caches.
         delay: how much longer than its least a rank takes by itself in the mean of its steps, as a share of that.
         host_bandwidth: bytes per second between the device and its host's memory.
         host_memory: bytes of that for each worker.
@@ -70,6 +72,7 @@ class Machine:
     per_node: int = 8
     inside: Link = Link(1e-4, 1e9)
     between: Link = Link(1e-4, 1e9)
+    crowding: float = 1.0
     delay: float = 0.0
     host_bandwidth: float = 2e10
     host_memory: float = math.inf
@@ -106,6 +109,10 @@ class Machine:
         launches = operations * self.launch
         return max(seconds, launches) if self.launches_ahead else seconds + launches
 
+    def among(self, ranks: int) -> Machine:
+        """A worker of a job of so many ranks, which compute at the same time."""
+        return self if self.crowding == 1.0 or min(ranks, self.per_node) == 1 else _crowded(self)
+
     @staticmethod
     def from_json(data: dict[str, Any]) -> Machine:
         """The machine whose fields, as `dataclasses.asdict` has them, these are."""
@@ -122,6 +129,20 @@ class Machine:
             memory_bandwidth=self.memory_bandwidth * min(speed, 4.0),
             watts=self.watts * speed,
         )
+
+
+@lru_cache(maxsize=64)
+def _crowded(machine: Machine) -> Machine:
+    slower = machine.crowding
+    return replace(
+        machine,
+        flops=machine.flops / slower,
+        full_flops=machine.full_flops / slower,
+        score_seconds=machine.score_seconds * slower,
+        memory_bandwidth=machine.memory_bandwidth / slower,
+        launch=machine.launch * slower,
+        crowding=1.0,
+    )
 
 
 BOUNDLESS = Machine(memory=math.inf, flops=1e12)

@@ -123,6 +123,10 @@ class Profile(Part):
     per_node: Annotated[int, Field(gt=0)]
     inside: Connection
     between: Connection
+    crowding: Figure = Field(
+        default=Figure(value=1.0, source="not measured"),
+        description="how many times as long a rank computes while others of its node do",
+    )
     delay: Figure = Field(
         default=Figure(value=0.0, source="not measured"),
         description="of a rank beyond its least seconds, in the mean of steps, as a share of them",
@@ -157,6 +161,7 @@ class Profile(Part):
             per_node=self.per_node,
             inside=Link(self.inside.latency, self.inside.bandwidth),
             between=Link(self.between.latency, self.between.bandwidth),
+            crowding=max(self.crowding.value, 1.0),
             delay=self.delay.value,
             host_bandwidth=self.host_bandwidth.value,
             host_memory=self.host_memory.value if self.host_memory else math.inf,

@@ -104,10 +104,13 @@ PAIRED = (
     (SMALL[1], Layout(dp=2, micro_batch=4, zero=1)),
     (SMALL[1], Layout(pp=2, micro_batch=1)),
     (SMALL[4], Layout(pp=2, micro_batch=1, schedule="gpipe")),
+    (SMALL[4], Layout(dp=2, micro_batch=2)),
 )
 """Jobs of two processes whose steps are measured."""
-BEGINNINGS = [1e-5 * 1.1**n for n in range(64)]
+BEGINNINGS = [1e-5 * 1.2**n for n in range(34)]
 """Seconds of the beginning of a collective that are tried."""
+CROWDINGS = [1.0 + 0.1 * n for n in range(11)]
+"""How many times as long computation may take beside others, as tried."""
 SHARES = (0.5, 0.75, 1.0, 1.5)
 """Shares of the bandwidth of large messages that are tried."""
 LEAST_DELAY = 0.001
@@ -200,23 +203,26 @@ def link_of(messages: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 
 def with_messages(profile: Profile, steps: Sequence[float]) -> Profile:
-    """The profile with the beginning of a collective and the bandwidth that meet the measured steps of two processes
-    best: within a step threads that sleep are woken, and a message waits for the slower process."""
+    """The profile with the beginning of a collective, the bandwidth and the crowding that meet the measured steps of
+    two processes best: within a step threads that sleep are woken, a message waits for the slower process, and both
+    compute at once."""
     machine = profile.machine("fp32")
     jobs = [
         (*predicted_with(asked), layout, seconds)
         for (asked, layout), seconds in zip(PAIRED, steps, strict=True)
     ]
 
-    def error(tried: tuple[float, float]) -> float:
-        link = Link(machine.inside.latency, tried[1])
-        return _error(jobs, replace(machine, collective=tried[0], inside=link))
+    def error(tried: tuple[float, float, float]) -> float:
+        begins, bandwidth, crowding = tried
+        link = Link(machine.inside.latency, bandwidth)
+        return _error(jobs, replace(machine, collective=begins, inside=link, crowding=crowding))
 
-    speeds = (machine.inside.bandwidth * share for share in SHARES)
-    begins, bandwidth = min(itertools.product(BEGINNINGS, speeds), key=error)
+    speeds = [machine.inside.bandwidth * share for share in SHARES]
+    begins, bandwidth, crowding = min(itertools.product(BEGINNINGS, speeds, CROWDINGS), key=error)
     source = "fitted to steps of two processes measured by orchestrator calibrate"
     document = profile.model_dump()
     document["collective"] = {"value": begins, "source": source}
+    document["crowding"] = {"value": crowding, "source": source}
     document["inside"] |= {"bandwidth": bandwidth, "source": f"{source}; latency alone"}
     return Profile.model_validate(document)
 

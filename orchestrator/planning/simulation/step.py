@@ -82,6 +82,7 @@ def step_time(
     shape: ModelShape, layout: Layout, global_batch: int, machine: Machine, program: Program
 ) -> StepTime:
     """The seconds of a step of `global_batch` sequences."""
+    machine = machine.among(layout.world)
     parts = max(layout.accumulation(global_batch), 1)
     inner = inner_layer(shape, layout, machine, program)
     if layout.pp == 1:
@@ -104,7 +105,7 @@ def passes_time(
 ) -> float:
     """A rough bound from below, cheaper still than `least_time`: what the busiest rank computes and sends."""
     parts = max(layout.accumulation(global_batch), 1)
-    return parts * busiest(shape, layout, machine, program)
+    return parts * busiest(shape, layout, machine.among(layout.world), program)
 
 
 def least_time(
@@ -115,6 +116,7 @@ def least_time(
     by their last backward pass, and no rank is faster than its own work."""
     if layout.pp == 1:
         return step_time(shape, layout, global_batch, machine, program).seconds
+    machine = machine.among(layout.world)
     parts = max(layout.accumulation(global_batch), 1)
     inner = inner_layer(shape, layout, machine, program)
     _, head = ends(shape, machine, program, parts_of(layout))
@@ -220,6 +222,7 @@ def pipeline(
     keep: bool = False,
 ) -> Played:
     """The pipeline's step of `parts` micro-batches, played event by event; with `keep` its events are kept."""
+    machine = machine.among(layout.world)
     stages = layout.stages
     few = parts if keep else min(parts, ROUNDS * layout.pp + parts % layout.pp)
     costs = _stage_times(shape, layout, machine, program)

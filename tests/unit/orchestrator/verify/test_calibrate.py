@@ -59,7 +59,7 @@ def test_what_was_measured_is_found_again() -> None:
 
 
 def test_messages_are_fitted_to_steps_of_two_processes() -> None:
-    core = replace(CORE, collective=8e-4, inside=Link(1e-4, 5e8))
+    core = replace(CORE, collective=8e-4, inside=Link(1e-4, 5e8), crowding=1.4)
     steps = [predicted(core, asked, layout) for asked, layout in PAIRED]
     alone = profile_of(OPERATORS, MESSAGES, ALONE_STEPS, 0.2)
     assert alone.delay.value == 0.2
@@ -67,6 +67,7 @@ def test_messages_are_fitted_to_steps_of_two_processes() -> None:
     for (asked, layout), seconds in zip(PAIRED, steps, strict=True):
         assert predicted(machine, asked, layout) == pytest.approx(seconds, rel=0.2)
     assert machine.collective == pytest.approx(8e-4, rel=0.3)
+    assert machine.crowding == pytest.approx(1.4, abs=0.11)
     assert machine.inside.latency == pytest.approx(1e-4)
 
 

@@ -151,6 +151,24 @@ def test_gradients_of_further_micro_batches_are_added_on_a_processor() -> None:
     assert four - 4 * one == pytest.approx(3 * 12.0 * shape.parameters / core.memory_bandwidth)
 
 
+def test_ranks_that_share_a_node_compute_longer() -> None:
+    shape, program = gpt(4, 256, 4, 128, 512), Program(4.0)
+    alone = dataclasses.replace(load("cpu-core").machine("fp32"), crowding=1.0)
+    core = dataclasses.replace(alone, crowding=1.5)
+
+    def compute(layout: Layout, machine: Machine) -> float:
+        found = step_time(shape, layout, 4, machine, program)
+        assert least_time(shape, layout, 4, machine, program) <= found.seconds * (1 + 1e-9)
+        assert passes_time(shape, layout, 4, machine, program) <= found.seconds
+        return found.compute
+
+    for layout in (Layout(dp=2, micro_batch=2), Layout(pp=2, micro_batch=1), Layout(tp=2, micro_batch=4)):
+        assert compute(layout, core) == pytest.approx(1.5 * compute(layout, alone), rel=1e-3)
+        by_node = [dataclasses.replace(each, per_node=1) for each in (core, alone)]
+        assert compute(layout, by_node[0]) == compute(layout, by_node[1])
+    assert compute(Layout(micro_batch=4), core) == compute(Layout(micro_batch=4), alone)
+
+
 def test_context_and_experts_communicate() -> None:
     machine = MACHINES["a100-80"]
     dense = gpt(16, 2048, 16)
