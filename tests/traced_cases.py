@@ -29,7 +29,11 @@ MODELS: list[tuple[str, str]] = [
     ("gpt-tiny", "conversation"),
     ("bert-tiny", "sequence_classification"),
 ]
-ADAPTERS = [{"kind": kind, "rank": 4, "targets": ["*"]} for kind in ("lora", "dora", "houlsby")]
+ADAPTERS: list[dict[str, Any]] = [
+    *({"kind": kind, "rank": 4, "targets": ["*"]} for kind in ("lora", "dora")),
+    *({"kind": kind} for kind in ("houlsby", "bitfit")),
+    {"kind": "lora", "quantize": "nf4"},
+]
 
 
 def vocabulary_of(size: int) -> Vocabulary:
@@ -74,7 +78,7 @@ def case_of(seed: int, world: int | None = None) -> dict[str, Any]:
                 ["layers.0.*"] if "t5" not in model and "switch" not in model else ["*.layers.0.*"]
             )
         elif extra < 0.24 and model in ("gpt-tiny", "qwen3-tiny", "bert-tiny"):
-            workload["adapter"] = draw.choice(ADAPTERS)
+            workload |= {"adapter": draw.choice(ADAPTERS), "init_from": "none"}
         if draw.random() < 0.2:
             workload["dropout"] = 0.1
             workload["attention_dropout"] = 0.1 * (seed % 2)
