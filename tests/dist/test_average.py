@@ -117,6 +117,7 @@ def test_the_average_is_what_is_exported(runs: Path, tmp_path: Path, name: str, 
     assert found.get("averaged_steps") == ([10, 11, 12] if name == "last" else None)
 
 
+@pytest.mark.slow
 def test_faults_in_an_evaluation_and_another_width_leave_the_average_as_it_is(
     runs: Path, text: str, tmp_path: Path
 ) -> None:

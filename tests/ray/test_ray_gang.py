@@ -125,6 +125,7 @@ def test_a_lost_node_is_seen_and_avoided_and_what_is_left_is_used(
     assert until(gang, running).ranks[0].node == beat.ranks[0].node
 
 
+@pytest.mark.slow
 def test_a_place_that_answers_again_is_used_again(gang: RayGang) -> None:
     """As after a network was cut and mended; what runs there waits, since nobody could tell it to end."""
     gang.start(2, ONE, WAIT, {})
@@ -162,6 +163,7 @@ def test_places_are_made_ready_beside_running_ranks(gang: RayGang) -> None:
     assert parents <= there  # no interpreter starts and nothing is imported
 
 
+@pytest.mark.slow
 def test_a_place_with_a_gpu_begins_in_its_standby_and_has_another(
     gang: RayGang, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,7 +41,7 @@ def twin_of(one: Case) -> Case:
 
 
 QUICK = {
-    1: [case("decoder", 1, way) for way in STAGED],
+    1: [case("decoder", 1, TWO)],
     2: [
         *(case("decoder", 2, way, average={"ema": 0.5}) for way in STAGED),
         *(case("decoder", 2, way, mup={"hidden": 8, "intermediate": 16}) for way in (TWO, THREE)),
@@ -56,7 +56,7 @@ OVERFLOWS = [
 RESUMED = [case("decoder", 2, way, steps=2, average={"ema": 0.5}) for way in (TWO, THREE)]
 """Two steps and a commit, two more from it; and four at a stretch."""
 ALL = {
-    1: [case("decoder", 1, way) for way in OFFLOADED],
+    1: [case("decoder", 1, way) for way in (ONE, THREE, *OFFLOADED)],
     2: [
         *(case(m, 2, way) for m in ("modern", "moe", "latent", "pair", "pair-moe") for way in (TWO, THREE)),
         *(case("decoder", 2, way, optimizer={"clip": clip}) for way in (ONE, THREE) for clip in (None, 0.05)),

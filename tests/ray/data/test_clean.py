@@ -147,6 +147,7 @@ def test_a_changed_step_redoes_itself_and_what_comes_after_it(
     assert ran == [1]
 
 
+@pytest.mark.slow
 def test_own_functions_evaluation_text_and_addresses(tmp_path: Path) -> None:
     texts = corpus(tmp_path / "texts")
     (tmp_path / "eval.jsonl").write_text(json.dumps({"question": " ".join(texts["first"][3].split()[5:25])}))
