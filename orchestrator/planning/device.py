@@ -133,16 +133,8 @@ class Machine:
 
 @lru_cache(maxsize=64)
 def _crowded(machine: Machine) -> Machine:
-    slower = machine.crowding
-    return replace(
-        machine,
-        flops=machine.flops / slower,
-        full_flops=machine.full_flops / slower,
-        score_seconds=machine.score_seconds * slower,
-        memory_bandwidth=machine.memory_bandwidth / slower,
-        launch=machine.launch * slower,
-        crowding=1.0,
-    )
+    slower = machine.scaled(1.0 / machine.crowding)
+    return replace(slower, launch=machine.launch * machine.crowding, watts=machine.watts, crowding=1.0)
 
 
 BOUNDLESS = Machine(memory=math.inf, flops=1e12)

@@ -11,10 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.pipelining import schedules
-from torch.utils._pytree import tree_iter
 
 from orchestrator.planning.step_trace import Axis, Collective, Event, Message, Phase, Wait
-from orchestrator.tracing.operators import bytes_of, dtype_of
+from orchestrator.tracing.operators import bytes_of, dtype_of, tensors_in
 from orchestrator.train.parallel.mesh import Mesh
 
 KINDS: dict[str, Message] = {
@@ -56,7 +55,7 @@ class Messages:
         name = func.overloadpacket.__name__
         if name not in KINDS:
             return None
-        tensors = [t for t in tree_iter(list(args)) if isinstance(t, Tensor)]
+        tensors = tensors_in(args)
         size = max(bytes_of([t]) for t in tensors) if KINDS[name] != "all_reduce" else bytes_of(tensors)
         group = next(dist.ProcessGroup.unbox(a) for a in args if _is_group(a))
         axis, ranks = self._axis(group)

@@ -22,11 +22,11 @@ EXACT: dict[str, dict[str, Any]] = {
         ("recompute", {**SPLIT, "recompute": "full"}, {}),
         ("offload", {**DP, "offload": "optimizer"}, {}),
         ("offload", {**FULL, "offload": "optimizer"}, {}),
-        ("lamb", FULL, {"optimizer": {"name": "lamb"}}),
-        ("lars", TP, {"optimizer": {"name": "lars", "lr": 1.0}}),
-        ("lion", FULL, {"optimizer": {"name": "lion", "lr": 2e-4}}),
+        *[("lamb", layout, {"optimizer": {"name": "lamb"}}) for layout in (TP, FULL)],
+        *[("lars", layout, {"optimizer": {"name": "lars", "lr": 1.0}}) for layout in (TP, DP)],
+        *[("lion", layout, {"optimizer": {"name": "lion", "lr": 2e-4}}) for layout in (FULL, PP)],
         *[("muon", layout, {"optimizer": {"name": "muon"}}) for layout in (PP, FULL)],
-        ("layers", PP, {"optimizer": {"layer_decay": 0.5}}),
+        *[("layers", layout, {"optimizer": {"layer_decay": 0.5}}) for layout in (PP,)],
         *[("z-loss", layout, {"train": {"z_loss": 1e-2}}) for layout in (TP, PP)],
     ]
 }
