@@ -1,10 +1,18 @@
-"""The entry point of ranks in a lasting gang: whatever target is named, after the imports that most of them need."""
+"""The entry point of ranks in a lasting gang: whatever target is named, after the imports that most of them need.
+
+DeepSpeed and the classes of transformers take longer to import than the steps of a test.
+"""
 
 from __future__ import annotations
 
 import importlib
 import os
 from typing import Any
+
+os.environ["DS_ACCELERATOR"] = "cpu"
+import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401
+import transformers.modeling_utils
+import transformers.models.auto.modeling_auto  # noqa: F401
 
 import orchestrator.train.loop  # noqa: F401
 from cluster.workers.worker_context import WorkerContext

@@ -30,13 +30,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 class ByFile(LoadFileScheduling):
     """A file is run by one process, and those that bring up clusters by the same one: two that come up at the same
-    moment may choose the same port."""
+    moment may choose the same port. So are those that share a cluster, which is then started once."""
 
-    CLUSTERS = ("test_chaos.py", "test_jobs.py", "test_local_cluster.py", "test_ssh_cluster.py")
+    TOGETHER = (
+        ("test_chaos.py", "test_jobs.py", "test_local_cluster.py", "test_ssh_cluster.py"),
+        ("test_failures.py", "test_ray_gang.py", "test_services.py", "test_on_ray.py"),
+    )
 
     def _split_scope(self, nodeid: str) -> str:
         file = str(super()._split_scope(nodeid))
-        return "clusters" if file.endswith(self.CLUSTERS) else file
+        return next((files[0] for files in self.TOGETHER if file.endswith(files)), file)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:

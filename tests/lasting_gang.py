@@ -14,12 +14,8 @@ from cluster.workers.rank_output import OutputTarget
 
 
 class LastingGang(ProcessGang):
-    """Forks the ranks of every target from one process, which has imported what `entry` does, in the environment that
-    is there when they start. `close` ends the ranks only."""
-
-    def __init__(self, entry: str = "any_rank:main") -> None:
-        super().__init__()
-        self._entry = entry
+    """Forks the ranks of every target from one process, which has imported what `any_rank` does, in the environment
+    that is there when they start. `close` ends the ranks only."""
 
     def start(
         self,
@@ -33,7 +29,7 @@ class LastingGang(ProcessGang):
     ) -> None:
         """See `Gang.start`."""
         given = {"target": target, "config": config, "environment": dict(os.environ)}
-        super().start(world_size, bundle, self._entry, given, ranks_per_group, avoid, output)
+        super().start(world_size, bundle, "any_rank:main", given, ranks_per_group, avoid, output)
 
     def close(self) -> None:
         """See `Gang.close`; the next start is as quick as this gang's last."""

@@ -87,7 +87,7 @@ class Run:
         """A row for each evaluation, by step, with a column for each metric, as in `validation.loss`."""
         import pandas
 
-        from orchestrator.job.evaluate import by_name
+        from orchestrator.job.metric_names import by_name
 
         rows = [{"step": row["step"], **by_name(row["sets"])} for row in self._directory.rows(EVALS)]
         return pandas.DataFrame(rows).set_index("step") if rows else pandas.DataFrame()

@@ -11,7 +11,7 @@ from typing import Any
 
 from orchestrator.checkpoint.manifest import CommitManifest, commit_folder
 from orchestrator.checkpoint.store import Store
-from orchestrator.job.evaluate import by_name
+from orchestrator.job.metric_names import by_name
 from orchestrator.storage.file_names import EVALUATION
 from orchestrator.storage.row_line import EVALS, Row, decode, encode
 

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from orchestrator.checkpoint.evaluations import awaits, metrics_of
 from orchestrator.checkpoint.manifest import (
@@ -17,10 +18,12 @@ from orchestrator.checkpoint.manifest import (
     published_steps,
 )
 from orchestrator.checkpoint.store import Store
-from orchestrator.job.checkpoint import regular_before
-from orchestrator.job.evaluate import LARGER_IS_BETTER
-from orchestrator.job.spec import JobSpec
+from orchestrator.job.commit_steps import regular_before
+from orchestrator.job.metric_names import larger_is_better
 from orchestrator.storage.file_names import EVALUATION, MANIFEST
+
+if TYPE_CHECKING:  # the process that writes commits imports this module and no job files
+    from orchestrator.job.spec import JobSpec
 
 DOCUMENT = re.compile(r"(manifest|evaluation|records-[0-9]{5,}-[0-9a-z]+)\.json(\.[0-9a-f]{32}\.tmp)?")
 """The manifest, the evaluation and the writers' records, and the drafts of these that a crash leaves."""
@@ -58,8 +61,7 @@ def rate(store: Store, commit: CommitManifest, metric: str) -> float | None:
     if not metric:
         return commit.meta.get("loss")
     value = metrics_of(store, commit).get(metric)
-    larger = metric.rpartition(".")[2] in LARGER_IS_BETTER
-    return -value if larger and value is not None else value
+    return -value if value is not None and larger_is_better(metric) else value
 
 
 def retention_of(spec: JobSpec) -> Retention:

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import xxhash
 
 # bytes an element takes, by the dtype names of the safetensors format
@@ -56,6 +55,8 @@ def panels(piece: RawPiece, block_bytes: int) -> list[RawPiece]:
     count = max(n for n in (1, 2, 4, 8) if n == 1 or (n <= len(piece.data) // block_bytes and n * 64 <= last))
     if count == 1:
         return [piece]
+    import numpy as np  # a sixth of a second of each writing process, most of which cut nothing
+
     rows = np.frombuffer(piece.data, np.uint8).reshape(-1, last, ITEM_BYTES[piece.dtype])
     edges = [last * number // count for number in range(count + 1)]
     return [

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from orchestrator.job import spec
-from orchestrator.job.checkpoint import regular_before
+from orchestrator.job.commit_steps import regular_before
 from orchestrator.job.document import read_document
 from orchestrator.job.errors import InputError
 from orchestrator.job.paths import REFERENCE, resolve_paths

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -35,12 +34,6 @@ class AverageSpec(StrictModel):
                 "average has one of the keys ema and last; write it as in {ema: 0.999} or {last: 5}"
             )
         return self
-
-
-def regular_before(step: int, every: int, count: int) -> Sequence[int]:
-    """The steps of the `count` commits before `step` that are regular, every so many steps, newest first: interruptions
-    add others."""
-    return range((step - 1) // every * every, 0, -every)[:count]
 
 
 class CheckpointSpec(StrictModel):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Literal, get_args
 
 from pydantic import Field, model_validator
 
 from orchestrator.job.data import Source, refuse_weights
+from orchestrator.job.metric_names import Metric, OfAnswers, OfPredictions, OfWords
 from orchestrator.job.records import COLUMNS, PREFERENCES
 from orchestrator.job.strict import Count, Positive, StrictModel
 from workloads.own.reference import PATTERN, is_reference
@@ -16,26 +16,8 @@ SAMPLES = "samples"
 """The objective of own samples, whose loss is the model's."""
 VALIDATION = "validation"
 """The name of the set that `data.validation` gives."""
-OfAnswers = Literal["reward_margin", "chosen_reward", "rejected_reward"]
-"""Metrics of objectives that read which answers people prefer."""
-OfWords = Literal["chosen_log_probability", "rejected_log_probability"]
-"""Those of them that a model of text has, and a reward model does not."""
-OfPredictions = Literal["f1", "matthews", "spearman"]
-"""Metrics of all predictions together, which are given where they are asked for."""
-Metric = Literal["loss", "perplexity", "bits_per_byte", "accuracy", OfAnswers, OfWords, OfPredictions]
 OwnMetric = Annotated[str, Field(pattern=PATTERN)]
 """An own metric; its least value is the best, like that of a loss."""
-LARGER_IS_BETTER: frozenset[str] = frozenset(
-    {
-        "accuracy",
-        "zero_shot",
-        "reward_margin",
-        "chosen_reward",
-        "chosen_log_probability",
-        *get_args(OfPredictions),
-    }
-)
-"""Metrics of which the largest value is the best; of the others it is the least."""
 SetName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,30}$")]
 
 
@@ -131,11 +113,6 @@ class StopWhen(StrictModel):
 
     def __str__(self) -> str:
         return f"{self.metric} has not become better in {self.patience} evaluations"
-
-
-def by_name(sets: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """The metrics of all sets by name, as in validation.loss."""
-    return {f"{name}.{metric}": value for name, found in sets.items() for metric, value in found.items()}
 
 
 def without_tasks(evaluate: EvaluateSpec | None, sets: list[str]) -> EvaluateSpec | None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from orchestrator.checkpoint.manifest import CommitManifest, CorruptCommit
 from orchestrator.checkpoint.store import Store
-from orchestrator.job.evaluate import by_name
+from orchestrator.job.metric_names import by_name
 from orchestrator.resolve.prepared_data import data_of
 from orchestrator.storage.row_line import EVALS, EVENTS, Row
 from orchestrator.storage.run_directory import RunDir

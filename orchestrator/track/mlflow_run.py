@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from cluster.workers.node_metrics import SECONDS
-from orchestrator.job.evaluate import by_name
+from orchestrator.job.metric_names import by_name
 from orchestrator.storage.row_line import Row, evaluations_in
 from orchestrator.track.code_version import code_tags
 from orchestrator.track.mlflow_client import SQLITE, client_of

@@ -15,7 +15,7 @@ from typing import Any
 
 from orchestrator.checkpoint.evaluations import metrics_of
 from orchestrator.checkpoint.store import Store
-from orchestrator.job.evaluate import LARGER_IS_BETTER
+from orchestrator.job.metric_names import larger_is_better
 from orchestrator.job.spec import JobSpec
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.storage.uri import is_local, local_path
@@ -120,4 +120,4 @@ def _candidate(spec: JobSpec, run_dir: RunDir, step: int) -> Candidate:
         return Candidate(step)
     store = Store(run_dir.at("checkpoints"))
     value = metrics_of(store, store.manifest(step)).get(metric)
-    return Candidate(step, metric, value, metric.rpartition(".")[2] in LARGER_IS_BETTER)
+    return Candidate(step, metric, value, larger_is_better(metric))

@@ -10,7 +10,8 @@ from typing import Any
 from orchestrator.checkpoint.identity import CONTINUED
 from orchestrator.data.receipt import START
 from orchestrator.data.skips import Skip, merged
-from orchestrator.job.evaluate import LARGER_IS_BETTER, StopWhen, by_name
+from orchestrator.job.evaluate import StopWhen
+from orchestrator.job.metric_names import by_name, larger_is_better
 from orchestrator.job.train import TrainSpec
 
 CHUNKS_HEAD = "chunks_head"
@@ -88,7 +89,7 @@ class TrainingProgress:
         if stop_when is not None:
             best, stale, best_of = *self._gained(stop_when), stop_when.metric
             value = values[stop_when.metric]
-            sign = -1.0 if stop_when.metric.rpartition(".")[2] in LARGER_IS_BETTER else 1.0
+            sign = -1.0 if larger_is_better(stop_when.metric) else 1.0
             gains = best is None or sign * (best - value) > stop_when.min_delta
             better = gains and not math.isnan(value)
             best, stale = (value, 0) if better else (best, stale + 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import json
 import os
 import subprocess
@@ -15,8 +16,11 @@ import pytest
 from jobs import job, orchestrator, write_job, write_text
 from ray.cluster_utils import Cluster
 
-HEALTH = {"health_check_period_ms": 500, "health_check_timeout_ms": 1000, "health_check_failure_threshold": 3}
-"""A dead node is noticed in some seconds instead of the default's twenty, so that tests are short."""
+from cluster.workers.ray_internals import lean_start
+
+HEALTH = {"health_check_period_ms": 500, "health_check_timeout_ms": 5000, "health_check_failure_threshold": 3}
+"""A dead node, which refuses to be asked, is noticed in two seconds instead of the default's twenty; one that is slow
+to answer on a busy machine is not taken for dead."""
 
 
 def add_node(cluster: Cluster, number: int) -> None:
@@ -44,24 +48,29 @@ def three_nodes() -> Iterator[Cluster]:
         found.shutdown()
 
 
-@pytest.fixture(scope="module")
-def breakable_cluster() -> Iterator[Cluster]:
-    with three_nodes() as found:
-        yield found
+@pytest.fixture(scope="session")
+def lasting_cluster() -> Iterator[tuple[Cluster, Iterator[int]]]:
+    """One for all tests of a process, and numbers that no node of it has had."""
+    with lean_start(), three_nodes() as found:
+        yield found, itertools.count(3)
 
 
 @pytest.fixture
-def cluster(breakable_cluster: Cluster) -> Cluster:
-    """Three nodes for a test that may remove some; those that the test before it has removed are replaced."""
-    for number in range(3, 5 - len(breakable_cluster.worker_nodes)):
-        add_node(breakable_cluster, number)
-    breakable_cluster.wait_for_nodes(timeout=60)
-    return breakable_cluster
+def cluster(lasting_cluster: tuple[Cluster, Iterator[int]]) -> Cluster:
+    """A head and two workers; a test may remove these: what the tests before it have removed is replaced."""
+    found, numbers = lasting_cluster
+    for node in [node for node in found.worker_nodes if not node.remaining_processes_alive()]:
+        found.remove_node(node)
+    with lean_start():
+        for number in itertools.islice(numbers, 2 - len(found.worker_nodes)):
+            add_node(found, number)
+    found.wait_for_nodes(timeout=60)
+    return found
 
 
-@pytest.fixture(scope="session")
-def shared_cluster() -> Iterator[Cluster]:
-    """Three nodes for the tests that break none."""
+@pytest.fixture
+def exporting_cluster() -> Iterator[Cluster]:
+    """Three nodes with the agents that export metrics."""
     with three_nodes() as found:
         yield found
 

@@ -29,13 +29,13 @@ def reasons(run: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_on_a_node_that_is_left_and_where_none_is(shared_cluster: Cluster, tmp_path: Path) -> None:
+def test_on_a_node_that_is_left_and_where_none_is(cluster: Cluster, tmp_path: Path) -> None:
     """Two nodes of a processor each: a run of one worker leaves one, a run of two none, which says so once."""
     text, found = write_text(tmp_path / "corpus"), {}
     for name, where, workers in (("gang", "gang", 1), ("beside", "beside", 1), ("full", "beside", 2)):
         document = evaluated(text, where, workers) | {"name": name}
         path = write_job(tmp_path, document, f"{name}.yaml")
-        done = orchestrator("run", path, "--address", shared_cluster.address, "--json", cwd=tmp_path)
+        done = orchestrator("run", path, "--address", cluster.address, "--json", cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         found[name] = tmp_path / "runs" / name
         assert [step for step, _ in evaluations(found[name])] == [4, 8, 12]

@@ -136,12 +136,12 @@ def test_a_corrupted_commit_is_passed_over(quiet: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_snapshots_in_the_memory_of_other_nodes_lose_no_step(
-    shared_cluster: Cluster, quiet: Path, tmp_path: Path
+    cluster: Cluster, quiet: Path, tmp_path: Path
 ) -> None:
     """No commit to the store is due before the fault; what the holders keep is used, and is whole."""
     checkpoint = {"every": 100, "keep": 3, "snapshot_every": 1, "export": None}
     path, run = same_job(quiet, tmp_path, checkpoint=checkpoint)
-    words = ["run", path, "--address", shared_cluster.address]
+    words = ["run", path, "--address", cluster.address]
     # Pauses, for at milliseconds a step generations may be on their way for several steps.
     given = ("slow@1:4=1", "slow@1:5=1", "slow@1:6=1", "kill@1:7")
     done = orchestrator(*words, *[word for fault in given for word in ("--fault", fault)], cwd=tmp_path)
@@ -174,10 +174,10 @@ def test_a_lost_node_makes_the_gang_smaller(cluster: Cluster, quiet: Path, tmp_p
 
 
 def test_the_driver_may_die_and_another_attaches_and_then_the_controller_may_die(
-    shared_cluster: Cluster, quiet: Path, tmp_path: Path
+    cluster: Cluster, quiet: Path, tmp_path: Path
 ) -> None:
     path, run = same_job(quiet, tmp_path)
-    words = ["run", path, "--address", shared_cluster.address]
+    words = ["run", path, "--address", cluster.address]
     with started(*words, "--fault", "stop@0:6", "--fault", "stop@1:11/2", cwd=tmp_path) as driver:
         wait_for(lambda: is_frozen(rank_pid(run, 0)), "rank 0 to freeze at step 6")
         controller, frozen = status(run)["pid"], rank_pid(run, 0)
@@ -200,7 +200,7 @@ def test_the_driver_may_die_and_another_attaches_and_then_the_controller_may_die
     ended = status(run)["pid"]
     run.rename(tmp_path / "moved")
     psutil.Process(ended).kill()
-    with connected_ray(shared_cluster.address):
+    with connected_ray(cluster.address):
         controller = controller_of(RunDir(str(run)))
         assert controller is not None
 

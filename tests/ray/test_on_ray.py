@@ -18,8 +18,8 @@ from orchestrator.job.errors import InputError
 
 
 @pytest.fixture(autouse=True)
-def _connected(shared_cluster: Cluster) -> Iterator[None]:
-    ray.init(address=shared_cluster.address, logging_level="warning")
+def _connected(cluster: Cluster) -> Iterator[None]:
+    ray.init(address=cluster.address, logging_level="warning")
     yield
     ray.shutdown()
 

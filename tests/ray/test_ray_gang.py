@@ -24,9 +24,9 @@ ONE = Bundle(1)
 WAIT = "targets:wait"
 
 
-@contextlib.contextmanager
-def gang_on(cluster: Cluster) -> Iterator[RayGang]:
-    """A gang on a cluster, which leaves nothing behind."""
+@pytest.fixture
+def gang(cluster: Cluster) -> Iterator[RayGang]:
+    """A gang that leaves nothing behind."""
     mark = uuid.uuid4().hex
     environment = {"PYTHONPATH": str(Path(__file__).parents[1]), "GANG_OF_TEST": mark}
     ray.init(address=cluster.address, logging_level="warning", runtime_env={"env_vars": environment})
@@ -40,18 +40,6 @@ def gang_on(cluster: Cluster) -> Iterator[RayGang]:
     while left := processes(mark):
         assert time.monotonic() < deadline, f"left behind: {left}"
         time.sleep(0.1)
-
-
-@pytest.fixture
-def gang(shared_cluster: Cluster) -> Iterator[RayGang]:
-    with gang_on(shared_cluster) as found:
-        yield found
-
-
-@pytest.fixture
-def breakable(cluster: Cluster) -> Iterator[RayGang]:
-    with gang_on(cluster) as found:
-        yield found
 
 
 def processes(mark: str) -> set[str]:
@@ -105,10 +93,7 @@ def test_the_next_attempt_uses_the_same_places_at_once(gang: RayGang) -> None:
 
 
 @pytest.mark.slow
-def test_a_lost_node_is_seen_and_avoided_and_what_is_left_is_used(
-    breakable: RayGang, cluster: Cluster
-) -> None:
-    gang = breakable
+def test_a_lost_node_is_seen_and_avoided_and_what_is_left_is_used(gang: RayGang, cluster: Cluster) -> None:
     assert gang.capacity(ONE) == 2
     gang.start(2, ONE, WAIT, {})
     beat = until(gang, running)
@@ -207,8 +192,7 @@ def test_nodes_can_be_avoided(gang: RayGang) -> None:
     assert until(gang, running).ranks[0].node != before
 
 
-def test_a_drained_node_gives_notice_and_takes_nothing_new(breakable: RayGang, cluster: Cluster) -> None:
-    gang = breakable
+def test_a_drained_node_gives_notice_and_takes_nothing_new(gang: RayGang, cluster: Cluster) -> None:
     gang.start(2, ONE, WAIT, {})
     beat = until(gang, running)
     group, _ = gang._slots[1]

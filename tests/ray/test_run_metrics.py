@@ -41,8 +41,8 @@ class Reports:
 
 
 @pytest.mark.slow
-def test_every_metric_is_exported_by_its_documented_name(shared_cluster: Cluster) -> None:
-    ray.init(address=shared_cluster.address, logging_level="warning")
+def test_every_metric_is_exported_by_its_documented_name(exporting_cluster: Cluster) -> None:
+    ray.init(address=exporting_cluster.address, logging_level="warning")
     try:
         reports = Reports.remote()
         address, port = ray.get(reports.port.remote())
@@ -98,10 +98,10 @@ def asked(url: str, path: str, **query: str) -> Any:
 
 @pytest.mark.slow
 def test_a_real_prometheus_answers_every_expression_of_the_dashboard(
-    shared_cluster: Cluster, tmp_path: Path
+    exporting_cluster: Cluster, tmp_path: Path
 ) -> None:
     """And takes the alerts, none of whose expressions fails."""
-    ray.init(address=shared_cluster.address, logging_level="warning")
+    ray.init(address=exporting_cluster.address, logging_level="warning")
     try:
         reports = Reports.remote()
         ray.get(reports.port.remote())

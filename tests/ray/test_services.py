@@ -18,17 +18,20 @@ SNAPSHOT_SERVER = "orchestrator.checkpoint.snapshot_server:SnapshotServer"
 
 
 @pytest.fixture
-def services(shared_cluster: Cluster) -> Iterator[RayNodeServices]:
-    ray.init(address=shared_cluster.address, logging_level="warning")
+def services(cluster: Cluster) -> Iterator[RayNodeServices]:
+    ray.init(address=cluster.address, logging_level="warning")
     found = RayNodeServices(SNAPSHOT_SERVER, "secret")
     yield found
     found.stop()
     ray.shutdown()
 
 
-def test_every_node_with_processors_has_one_until_they_are_stopped(services: RayNodeServices) -> None:
+def test_every_node_with_processors_has_one_until_they_are_stopped(
+    services: RayNodeServices, cluster: Cluster
+) -> None:
     places = services.ensure_running()
-    assert sorted(place["node"] for place in places) == ["127.0.0.11", "127.0.0.12"]
+    assert {place["node"] for place in places} == {node.node_ip_address for node in cluster.worker_nodes}
+    assert len(places) == 2
     assert services.ensure_running() == places
     assert services.ensure_running(min_nodes=3) == []
     for place in places:
@@ -40,11 +43,9 @@ def test_every_node_with_processors_has_one_until_they_are_stopped(services: Ray
         time.sleep(0.1)
 
 
-def test_a_service_leaves_the_processors_to_the_ranks(
-    services: RayNodeServices, shared_cluster: Cluster
-) -> None:
+def test_a_service_leaves_the_processors_to_the_ranks(services: RayNodeServices, cluster: Cluster) -> None:
     services.ensure_running()
-    raylets = [node.all_processes["raylet"][0].process.pid for node in shared_cluster.worker_nodes]
+    raylets = [node.all_processes["raylet"][0].process.pid for node in cluster.worker_nodes]
     workers = [child for pid in raylets for child in psutil.Process(pid).children()]
     actors = [worker for worker in workers if "ray::NodeService" in " ".join(worker.cmdline())]
     assert len(actors) == 2

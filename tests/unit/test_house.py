@@ -59,6 +59,7 @@ LIGHT = {
     "orchestrator.train.loop": ("ray", "transformers", "mlflow"),
     "workloads.load": ("ray", "transformers", "torch._dynamo"),
     "orchestrator.checkpoint.store": ("torch", "ray", "transformers", "mlflow"),
+    "orchestrator.checkpoint.sidecar": ("torch", "ray", "transformers", "mlflow", "numpy", "pydantic"),
     "cluster.workers.gang": ("torch", "ray"),
     "cluster.workers.worker_context": ("torch", "ray"),
     "cluster.workers.rank_process": ("torch", "ray"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from orchestrator.job.evaluate import by_name
+from orchestrator.job.metric_names import by_name
 from orchestrator.storage.row_line import Row, evaluations_in
 
 NO_METRICS = frozenset({"time", "step", "attempt", "number"})

@@ -260,7 +260,7 @@ def _reload(scene: Scene) -> str:
 def _evaluate(scene: Scene) -> str:
     """Evaluate the newest commit on two batches of each set."""
     from orchestrator.evaluate.of_commit import evaluate_commit
-    from orchestrator.job.evaluate import by_name
+    from orchestrator.job.metric_names import by_name
 
     if not scene.spec.set_names:
         raise LeftOut("the job evaluates nothing")
