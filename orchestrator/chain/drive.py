@@ -23,6 +23,7 @@ from orchestrator.launch.embedded import imports_begun
 from orchestrator.launch.preflight import gpus_here, preflight
 from orchestrator.launch.run import REFRESH, RunOutcome, WatchedRun, attach, done_already
 from orchestrator.launch.submission import no_cluster
+from orchestrator.resolve.precision import record_choice
 from orchestrator.storage.file_names import CHAIN
 from orchestrator.storage.run_directory import REPORT, RunDir, remove_empty
 
@@ -178,10 +179,11 @@ class Driver:
         if (found := done_already(stage.job, stage.run)) is not None:
             self._end(name, RunOutcome(Outcome.DONE, found))
             return
-        job = preflight(stage.job, stage.run, None, self._address).spec
+        job = preflight(stage.job, stage.run, None, self._address)
         stage.run.create()
         faults = self._faults.get(name, ())
-        controller = attach(job, stage.run, None, faults, self._priority, 0.0, shared)
+        controller = attach(job.spec, stage.run, None, faults, self._priority, 0.0, shared)
+        record_choice(job, stage.run)
         self._working[name] = WatchedRun(controller, stage.run)
 
     def _look(self) -> None:

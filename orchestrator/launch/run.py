@@ -19,7 +19,8 @@ from orchestrator.launch import checked_before
 from orchestrator.launch.embedded import imports_begun
 from orchestrator.launch.preflight import gpus_here, preflight
 from orchestrator.launch.submission import no_cluster
-from orchestrator.resolve.precision import choice_of
+from orchestrator.resolve.precision import choice_of, record_choice
+from orchestrator.resolve.resolved_job import ResolvedJob
 from orchestrator.storage.run_directory import RunDir, remove_empty
 from orchestrator.track.goodput import with_end
 
@@ -76,14 +77,14 @@ def run(
         job = preflight(spec, run_dir, until, address, begin, checked_before.is_known(mark))
         if choice := choice_of(spec, job):
             show({"phase": "check", "note": f"precision {choice}"})
-        outcome = _run(job.spec, run_dir, until, address, show, faults, priority, launched, shared)
+        outcome = _run(job, run_dir, until, address, show, faults, priority, launched, shared)
         if outcome.outcome is Outcome.DONE:
             checked_before.note(mark)
         return outcome
 
 
 def _run(
-    spec: JobSpec,
+    job: ResolvedJob,
     run_dir: RunDir,
     until: int | None,
     address: str | None,
@@ -96,7 +97,7 @@ def _run(
     """Drive a run that was checked; `shared` names the process that has the imports of ranks, if there is one."""
     from cluster.local.ray_session import NoCluster, NotStarted, connected_ray
 
-    queue = None if address is None else priority
+    spec, queue = job.spec, None if address is None else priority
     workers, worker = spec.resources.workers, spec.resources.per_worker
     most = workers.max + spec.evaluates_beside
     gpus = gpus_here(spec) if address is None and worker.gpu else workers.max * worker.gpu
@@ -108,6 +109,7 @@ def _run(
             with connected_ray(address, most * worker.cpu, gpus):
                 show({"phase": "connect", "note": "starting the run's controller"})
                 controller = attach(spec, run_dir, until, faults, queue, launched, shared)
+                record_choice(job, run_dir)
                 outcome = _watch(WatchedRun(controller, run_dir), show)
             if not outcome.fallen or last:
                 break

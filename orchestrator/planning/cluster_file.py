@@ -12,58 +12,57 @@ from typing import Annotated
 from pydantic import Field
 
 from orchestrator.job.errors import InputError
-from orchestrator.planning.model_file import Part, read_model
+from orchestrator.job.strict import StrictModel
+from orchestrator.planning.model_file import Amount, PositiveAmount, read_model
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 GPU_HOURS = 16384 * 54 * 24.0
 """Hours of all GPUs in that report; a node has eight."""
 MARKET = "on-demand"
 
 
-class Failures(Part):
+class Failures(StrictModel):
     """Hours between two failures of one GPU, and of one node by its host, its network and its software; after one of
     the software the node is there again at once."""
 
-    gpu: Positive = round(GPU_HOURS / 268)
-    host: Positive = round(GPU_HOURS / 8 / 46)
-    network: Positive = round(GPU_HOURS / 8 / 49)
-    software: Positive = round(GPU_HOURS / 8 / 56)
+    gpu: PositiveAmount = round(GPU_HOURS / 268)
+    host: PositiveAmount = round(GPU_HOURS / 8 / 46)
+    network: PositiveAmount = round(GPU_HOURS / 8 / 49)
+    software: PositiveAmount = round(GPU_HOURS / 8 / 56)
 
     def breaks(self, per_node: int) -> float:
         """Failures an hour of one node after which it is repaired."""
         return per_node / self.gpu + 1.0 / self.host + 1.0 / self.network
 
 
-class Market(Part):
+class Market(StrictModel):
     """A price; of a spot market also the hours between two interruptions of a node, and until another one is there."""
 
     usd_per_gpu_hour: Amount
-    hours_between_interruptions: Positive | None = None
-    return_hours: Positive = 1.0
+    hours_between_interruptions: PositiveAmount | None = None
+    return_hours: PositiveAmount = 1.0
 
 
-class Power(Part):
+class Power(StrictModel):
     """What a node takes beside its devices, what cooling and supply add to all of it, and what a kWh emits."""
 
     host_watts: Amount = 2000.0
-    overhead: Annotated[float, Field(ge=1)] = 1.25
+    overhead: Annotated[float, Field(ge=1, le=100)] = 1.25
     kg_co2e_per_kwh: Amount = 0.4
 
 
-class ClusterFile(Part):
+class ClusterFile(StrictModel):
     """See `load`."""
 
     device: str
     nodes: Annotated[int, Field(ge=1, le=10**6)]
-    spares: Annotated[int, Field(ge=0)] | None = Field(
+    spares: Annotated[int, Field(ge=0, le=10**6)] | None = Field(
         default=None,
         description="nodes beside them, ready to step in; as many as are worth it if it is not said",
     )
     hours_between_failures: Failures = Failures()
-    repair_hours: Positive = 12.0
-    restart_seconds: Positive = 120.0
-    write_bandwidth: Positive = Field(
+    repair_hours: PositiveAmount = 12.0
+    restart_seconds: PositiveAmount = 120.0
+    write_bandwidth: PositiveAmount = Field(
         default=2e9, description="bytes per second at which a node writes commits"
     )
     markets: dict[str, Market] = Field(default={MARKET: Market(usd_per_gpu_hour=0.0)})

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import Field, ValidationError
 
 from orchestrator.job.errors import InputError
+from orchestrator.job.strict import StrictModel
 
+PositiveAmount = Annotated[float, Field(ge=1e-15, le=1e30)]
+"""A number in SI units that something is divided by. Nothing that is measured lies beyond these bounds, within which
+no step overflows."""
+Amount = Annotated[float, Field(ge=0, le=1e30)]
 
-class Part(BaseModel):
-    """A part of such a file, which has no keys but those of its model."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-Model = TypeVar("Model", bound=Part)
+Model = TypeVar("Model", bound=StrictModel)
 
 
 def read_model(path: Path, model: type[Model], what: str, hint: str, unreadable: str = "") -> Model:
@@ -28,7 +27,9 @@ def read_model(path: Path, model: type[Model], what: str, hint: str, unreadable:
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise InputError(f"is no {what}: {key}: {first['msg'].lower()}", str(path), hint) from None
+        raise InputError(
+            f"is no {what}: {key}: {first['msg'].removeprefix('Value error, ').lower()}", str(path), hint
+        ) from None
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
         raise InputError(f"is no {what} ({reason})", str(path), unreadable) from None

@@ -13,73 +13,83 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import yaml
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from orchestrator.job.errors import InputError
+from orchestrator.job.strict import StrictModel
 from orchestrator.planning.device import Link, Machine
-from orchestrator.planning.model_file import Part, read_model
+from orchestrator.planning.model_file import Amount, PositiveAmount, read_model
 
 FOLDER = Path(__file__).parent / "profiles"
 
-Amount = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Share = Annotated[float, Field(gt=0, le=1)]
+Share = Annotated[float, Field(ge=1e-6, le=1)]
 Source = Annotated[str, Field(min_length=3)]
 
 
-class Figure(Part):
+class Figure(StrictModel):
     """A number in SI units, and where it is from."""
 
-    value: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    value: Amount
     source: Source
 
 
-class Peaks(Part):
+def _above_zero(figure: Figure) -> Figure:
+    if figure.value < 1e-15:
+        raise ValueError("should have a value above 0")
+    return figure
+
+
+Rate = Annotated[Figure, AfterValidator(_above_zero)]
+"""A figure by which something is divided."""
+
+
+class Peaks(StrictModel):
     """Peak FLOP/s of matrix products by type of number."""
 
-    bf16: Amount
-    fp16: Amount
-    fp32: Amount
+    bf16: PositiveAmount
+    fp16: PositiveAmount
+    fp32: PositiveAmount
     source: Source
 
 
-class Matrix(Part):
+class Matrix(StrictModel):
     """How much of the peak matrix products reach: large ones `share`, and half of it where one size is `half_size`, or
     rows x columns are `half_area`."""
 
     share: Share
-    half_size: Annotated[float, Field(ge=0)]
-    half_area: Annotated[float, Field(ge=0)] = 0.0
+    half_size: Amount
+    half_area: Amount = 0.0
     source: Source
 
 
-class Attention(Part):
+class Attention(StrictModel):
     """How much of the peak attention's products reach; bytes of memory that each score takes forward, and seconds."""
 
     share: Share
-    score_bytes: Annotated[float, Field(ge=0)]
-    score_seconds: Annotated[float, Field(ge=0)] = 0.0
+    score_bytes: Amount
+    score_seconds: Amount = 0.0
     source: Source
 
 
-class Narrow(Part):
+class Narrow(StrictModel):
     """What steps in 16 bits have of their own where a processor computes them by other ways than in 32: see the figures
     of the same names."""
 
-    half_size: Annotated[float, Field(ge=0)]
-    launch: Amount
+    half_size: Amount
+    launch: PositiveAmount
     eager: Annotated[float, Field(ge=1)]
     source: Source
 
 
-class Connection(Part):
+class Connection(StrictModel):
     """Seconds of a message, and bytes per second that each worker sends."""
 
-    latency: Amount
-    bandwidth: Amount
+    latency: PositiveAmount
+    bandwidth: PositiveAmount
     source: Source
 
 
-class Change(Part):
+class Change(StrictModel):
     """A figure that a run has changed, by its key, from one value to another."""
 
     figure: str
@@ -87,7 +97,7 @@ class Change(Part):
     after: float
 
 
-class Refinement(Part):
+class Refinement(StrictModel):
     """What a finished run has changed of a profile: when and by whom it was asked for, which run, how many times the
     predicted seconds each part of its step has taken, and the figures."""
 
@@ -99,21 +109,21 @@ class Refinement(Part):
     changes: tuple[Change, ...]
 
 
-class Profile(Part):
+class Profile(StrictModel):
     """A device, and how several are joined."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
     device: str
     kind: Literal["cuda", "cpu"]
     accelerators: tuple[str, ...] = Field(default=(), description="its names in Ray")
-    memory: Figure
-    memory_bandwidth: Figure
+    memory: Rate
+    memory_bandwidth: Rate
     peak: Peaks
     matrix: Matrix
     attention: Attention
-    element_share: Figure
+    element_share: Rate
     eager: Figure
-    optimizer_share: Figure
+    optimizer_share: Rate
     launch: Figure
     narrow: Narrow | None = Field(default=None, description="of steps in 16 bits, where they differ")
     collective: Figure = Field(
@@ -131,7 +141,7 @@ class Profile(Part):
         default=Figure(value=0.0, source="not measured"),
         description="of a rank beyond its least seconds, in the mean of steps, as a share of them",
     )
-    host_bandwidth: Figure
+    host_bandwidth: Rate
     host_memory: Figure | None = Field(default=None, description="of a worker's share of its host")
     host_cores: Figure | None = Field(default=None, description="processors of its host for each worker")
     watts: Figure

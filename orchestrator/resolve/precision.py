@@ -3,13 +3,15 @@ job that leaves its precision to the planner (`train.precision: auto`)."""
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 
 from orchestrator.checkpoint.identity import job_begun
+from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning.precision import Choice, MachineOf, chosen, in_precision
 from orchestrator.resolve.resolved_job import ResolvedJob
-from orchestrator.storage.run_directory import RunDir
+from orchestrator.storage.run_directory import PRECISION, RunDir
 
 
 def as_its_run(spec: JobSpec, run: RunDir) -> JobSpec:
@@ -37,3 +39,11 @@ def choice_of(asked: JobSpec, job: ResolvedJob) -> Choice | None:
     if asked.train.precision != "auto":
         return None
     return job.precision or Choice(job.spec.train.dtype)
+
+
+def record_choice(job: ResolvedJob, run: RunDir) -> None:
+    """Write down why a run that has just begun has its precision, if that was chosen. A store that takes no writes now
+    stops no run: its rows say more about that."""
+    if job.precision is not None:
+        with contextlib.suppress(OSError, InputError):
+            run.write_json(PRECISION, job.precision.to_json())

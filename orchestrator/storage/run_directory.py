@@ -32,6 +32,8 @@ T = TypeVar("T")
 
 ORIGIN = "origin.json"
 """In a trial that a search started from another trial's commit: that one's {run, step, config}."""
+PRECISION = "precision.json"
+"""Why a run has its precision, where the job left it open."""
 REMOTE_TIMEOUT = 15.0
 """Seconds for a small call to a remote store."""
 RETRY = Retry(attempts=5, first=0.1, cap=3.0, deadline=30.0)

@@ -15,7 +15,7 @@ from orchestrator.job.errors import InputError
 from orchestrator.job.outcome import ENDED
 from orchestrator.storage.row_line import EVENTS
 from orchestrator.storage.row_log import steps_text
-from orchestrator.storage.run_directory import RunDir
+from orchestrator.storage.run_directory import PRECISION, RunDir
 from orchestrator.track import charts
 from orchestrator.track.goodput import BUCKETS, Phase, timeline, with_end_of
 from orchestrator.track.page import render, size
@@ -92,6 +92,7 @@ def _content(run_dir: RunDir, rows: RunTotals | None) -> dict[str, Any]:
         "plots": _plots(rows, events, found),
         "timeline": _timeline(phases),
         "plan": _plan(plan),
+        "precision": run_dir.read_json_or_empty(PRECISION).get("why", ""),
         "compared": _compared(found),
         "audit": _audit(found["audit"]),
         "memory": _memory(found["memory_audit"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,16 @@ def test_every_figure_has_a_source() -> None:
         ({"memory": {"value": -1, "source": "data sheet"}}, "memory.value: input should be greater"),
         ({"colour": "green"}, "colour: extra inputs are not permitted"),
         ({"per_node": 0}, "per_node: input should be greater than 0"),
+        (
+            {"host_bandwidth": {"value": 0, "source": "data sheet"}},
+            "host_bandwidth: should have a value above 0",
+        ),
+        ({"memory": {"value": True, "source": "data sheet"}}, "memory.value: should not be true or false"),
+        (
+            {"delay": {"value": math.inf, "source": "data sheet"}},
+            "delay.value: input should be a finite number",
+        ),
+        ({"delay": {"value": 1e300, "source": "data sheet"}}, "delay.value: input should be less than"),
     ],
 )
 def test_a_wrong_profile_is_refused_by_the_key(tmp_path: Path, change: dict, said: str) -> None:

@@ -16,9 +16,10 @@ from orchestrator.launch import preflight as checks
 from orchestrator.launch.preflight import check_preparable, preflight
 from orchestrator.planning.device import Machine
 from orchestrator.planning.profile import load
-from orchestrator.resolve.precision import as_its_run, choice_of, in_chosen_precision
+from orchestrator.resolve.precision import as_its_run, choice_of, in_chosen_precision, record_choice
 from orchestrator.resolve.resolved_job import resolve
-from orchestrator.storage.run_directory import RunDir
+from orchestrator.storage.run_directory import PRECISION, RunDir
+from orchestrator.track.report import report
 
 
 def spec(precision: str = "auto", text: str = "a.txt") -> JobSpec:
@@ -47,6 +48,17 @@ def test_an_open_one_is_chosen_once_and_told() -> None:
     assert found.precision is not None
     assert found.precision == choice_of(asked.spec, found)
     assert in_chosen_precision(found, refuse) is found
+
+
+def test_why_is_kept_with_the_run_and_shown(tmp_path: Path) -> None:
+    run, found = RunDir(str(tmp_path)), in_chosen_precision(resolve(spec()), core)
+    run.write_text("job.yaml", dump(found.spec))
+    record_choice(resolve(spec("bf16")), run)
+    assert run.read_json(PRECISION) is None
+    assert "Precision" not in report(run)
+    record_choice(found, run)
+    assert run.read_json(PRECISION)["why"] == str(found.precision)
+    assert f"Precision {found.precision}" in report(run)
 
 
 @pytest.mark.parametrize("before", ["fp32", "bf16", "fp16"])
