@@ -58,7 +58,7 @@ def driven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tup
         begun.append(run.name)
         return run.name
 
-    monkeypatch.setattr(drive, "preflight", lambda spec, *_: SimpleNamespace(spec=spec))
+    monkeypatch.setattr(drive, "preflight", lambda spec, *_: SimpleNamespace(spec=spec, precision=None))
     monkeypatch.setattr(drive, "attach", attach)
     monkeypatch.setattr(drive, "WatchedRun", lambda name, _: Scripted(name, scripts[name]))
 
@@ -116,7 +116,7 @@ def test_input_that_is_wrong_once_a_stage_begins_is_that_stages(
     def check(spec: Any, run: RunDir, *_: Any) -> SimpleNamespace:
         if run.name == "right":
             raise InputError("is gone", "data.sources.0.uri a.txt", "put it back")
-        return SimpleNamespace(spec=spec)
+        return SimpleNamespace(spec=spec, precision=None)
 
     driver, begun = driven()
     monkeypatch.setattr(drive, "preflight", check)
