@@ -16,6 +16,8 @@ from typing import Any
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
+from orchestrator.job.strict import LARGEST
+
 ROOT = Path(__file__).parents[1]
 COPIED = {
     "contributing.md": "CONTRIBUTING.md",
@@ -68,13 +70,28 @@ def _section(path: str, schema: Mapping[str, Any], definitions: Mapping[str, Any
         yield f"{_prose(text)}\n"
     yield "| key | type | default | meaning |\n|---|---|---|---|"
     required, inner = set(schema.get("required", ())), []
+    for other in schema.get("anyOf", ()):  # one or the other is required
+        required |= set(other.get("required", ()))
     for key, field in schema["properties"].items():
         names = sorted(_referred(field))
         inner += [(f"{path}.{key}" if path else key, name) for name in names]
-        default = _code(field["default"]) if "default" in field else "" if key in required else "see its keys"
-        yield f"| `{key}` | {_type(field)} | {default} | {_prose(field.get('description', ''))} |"
+        default = "" if key in required else _default(field)
+        yield f"| `{key}` | {_type(field)} | {default} | {_prose(_meaning(field, definitions))} |"
     for place, name in inner:
         yield from _section(place, definitions[name], definitions)
+
+
+def _default(field: Mapping[str, Any]) -> str:
+    """The default of a key that need not be given."""
+    if "default" in field:
+        return _code(field["default"])
+    return {"array": "`[]`", "object": "`{}`"}.get(field.get("type", ""), "see its keys")
+
+
+def _meaning(field: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
+    """What a key is for: as its field says, else the first sentence of what it holds."""
+    held = [definitions[name].get("description", "") for name in sorted(_referred(field))]
+    return str(field.get("description") or " ".join(held).split(". ")[0].rstrip("."))
 
 
 def _referred(field: Any) -> set[str]:
@@ -102,7 +119,8 @@ def _type(field: Mapping[str, Any]) -> str:
         items = field.get("prefixItems")
         return f"list of {len(items)}" if items else f"list of {_type(field.get('items', {}))}"
     bounds = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
-    limits = ", ".join(f"{sign} {field[name]:g}" for name, sign in bounds.items() if name in field)
+    within = [(sign, field[name]) for name, sign in bounds.items() if name in field]
+    limits = ", ".join(f"{sign} {bound:g}" for sign, bound in within if bound != LARGEST)
     return f"{kind} {limits}".strip()
 
 
@@ -141,7 +159,8 @@ def commands() -> str:
 
 
 EXITS = """
-Exit codes: 0 done, 1 the run failed, 2 the input is wrong, 3 stopped by a limit or by you, with a commit in place.
+Exit codes: 0 done, 1 the run failed, 2 the input is wrong, 3 stopped by a limit or by you, with a commit in place, 130
+interrupted before there was one to make.
 `--json` prints one document on standard output; `--debug`, anywhere, adds the trace to an error.
 """
 

@@ -18,7 +18,9 @@ class OtherText(StrictModel):
 
     uri: str = Field(description="a path, glob or fsspec URI, as in data.sources")
     field: str = Field(default="text", description="the column of the text, a path into it or a template")
-    format: Literal["text", "jsonl", "parquet", "csv", "tsv", "arrow", "tar"] | None = None
+    format: Literal["text", "jsonl", "parquet", "csv", "tsv", "arrow", "tar"] | None = Field(
+        default=None, description="told by the file's ending if it is not said"
+    )
 
 
 class Normalize(StrictModel):
@@ -42,16 +44,19 @@ class Language(StrictModel):
 class GopherQuality(StrictModel):
     """The quality rules of Gopher (Rae et al., 2021, table A1); 0 or null turns one off."""
 
-    min_words: int | None = Field(default=50, ge=0)
-    max_words: int | None = Field(default=100_000, ge=0)
+    min_words: int | None = Field(default=50, ge=0, description="fewest words of a document")
+    max_words: int | None = Field(default=100_000, ge=0, description="most words of a document")
     min_word_length: float | None = Field(default=3.0, ge=0, description="least mean length of a word")
     max_word_length: float | None = Field(default=10.0, ge=0, description="largest mean length of a word")
     max_symbols: Share | None = Field(default=0.1, description="# or ellipses for each word")
     max_bullet_lines: Share | None = Field(default=0.9, description="lines that begin with a bullet")
     max_ellipsis_lines: Share | None = Field(default=0.3, description="lines that end with an ellipsis")
     min_alphabetic: Share | None = Field(default=0.8, description="words with a letter")
-    min_stop_words: int | None = Field(default=2, ge=0)
-    stop_words: list[str] = Field(default=["the", "be", "to", "of", "and", "that", "have", "with"])
+    min_stop_words: int | None = Field(default=2, ge=0, description="so many different ones of stop_words")
+    stop_words: list[str] = Field(
+        default=["the", "be", "to", "of", "and", "that", "have", "with"],
+        description="words that running text has, in the language of the text",
+    )
 
 
 Grams = list[tuple[Annotated[int, Field(ge=2, le=20)], Share]]
@@ -61,10 +66,12 @@ class GopherRepetition(StrictModel):
     """The repetition rules of Gopher (Rae et al., 2021, table A1): largest shares that are kept; 0 or null turns one
     off."""
 
-    lines: Share | None = 0.3
-    paragraphs: Share | None = 0.3
-    line_characters: Share | None = 0.2
-    paragraph_characters: Share | None = 0.2
+    lines: Share | None = Field(default=0.3, description="lines that came before")
+    paragraphs: Share | None = Field(default=0.3, description="paragraphs that came before")
+    line_characters: Share | None = Field(default=0.2, description="characters of lines that came before")
+    paragraph_characters: Share | None = Field(
+        default=0.2, description="characters of paragraphs that came before"
+    )
     top: Grams = Field(
         default=[(2, 0.2), (3, 0.18), (4, 0.16)], description="characters of the most frequent n words"
     )
@@ -79,8 +86,8 @@ class C4(StrictModel):
 
     citations: bool = Field(default=True, description="take [1], [edit] and [citation needed] out")
     terminal_punctuation: bool = Field(default=True, description="drop lines that do not end a sentence")
-    min_sentences: int = Field(default=5, ge=0)
-    min_words_per_line: int = Field(default=3, ge=0)
+    min_sentences: int = Field(default=5, ge=0, description="fewest sentences of a document")
+    min_words_per_line: int = Field(default=3, ge=0, description="drop lines with fewer words")
     max_word_length: int | None = Field(default=1000, ge=1, description="drop lines with a longer word")
     lorem_ipsum: bool = Field(default=True, description="remove documents that have it")
     javascript: bool = Field(default=True, description="drop lines that name it")
@@ -93,7 +100,7 @@ class FineWeb(StrictModel):
 
     min_punctuated_lines: Share = Field(default=0.12, description="lines that end a sentence")
     max_short_lines: Share = Field(default=0.67, description="lines of at most short_line characters")
-    short_line: int = Field(default=30, ge=0)
+    short_line: int = Field(default=30, ge=0, description="characters of a line that counts as short")
     max_repeated: Share = Field(default=0.01, description="characters of lines that came before")
     max_line_ends: float = Field(default=0.3, ge=0, description="line ends for each word")
 
@@ -103,19 +110,21 @@ class Url(StrictModel):
 
     LISTS: ClassVar = ("domains", "urls", "words", "soft_words", "parts")
 
-    column: str = "url"
+    column: str = Field(default="url", description="where a record has its address")
     domains: Names = Field(default=[], description="hosts; those below them are meant too")
     urls: Names = Field(default=[], description="whole addresses")
     words: Names = Field(default=[], description="words of an address, one of which is enough")
     soft_words: Names = Field(default=[], description="words of which soft_limit are enough")
-    soft_limit: int = Field(default=2, ge=1)
+    soft_limit: int = Field(default=2, ge=1, description="so many of soft_words are too many")
     parts: Names = Field(default=[], description="texts anywhere in the letters and digits of an address")
 
 
 class Pii(StrictModel):
     """Personal data in the text."""
 
-    kinds: list[Literal["email", "ip", "phone"]] = Field(default=["email", "ip"], min_length=1)
+    kinds: list[Literal["email", "ip", "phone"]] = Field(
+        default=["email", "ip"], min_length=1, description="what is looked for"
+    )
     action: Literal["replace", "drop"] = Field(
         default="replace", description="replace what is found, or remove the document"
     )
@@ -139,7 +148,7 @@ class NearDuplicates(StrictModel):
     keep: Literal["longest", "first"] = Field(
         default="longest", description="the longest of a cluster, or the first in the order of the sources"
     )
-    seed: int = Field(default=1, ge=0, lt=2**32)
+    seed: int = Field(default=1, ge=0, lt=2**32, description="of the hash functions")
     against: list[OtherText] = Field(
         default_factory=list, description="text that training must not have; that of data.validation is added"
     )

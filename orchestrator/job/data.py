@@ -142,7 +142,7 @@ class DataSpec(StrictModel):
         description="an own dataset module:name in place of sources, tokenizer and sequence_length, for an own model; "
         "see the guide",
     )
-    sources: list[Source]
+    sources: list[Source] = Field(description="the text, in files of any format that is read")
     tokenizer: TrainBpe | Train | str = Field(
         description="train_bpe: N, or train: with a recipe, or a tokenizer.json, its folder or a .tiktoken file"
     )

@@ -24,7 +24,7 @@ SetName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,30}$")]
 class EvaluationSet(StrictModel):
     """A named set of text, which no source of training holds."""
 
-    sources: list[Source] = Field(min_length=1)
+    sources: list[Source] = Field(min_length=1, description="the text of the set")
 
     @model_validator(mode="after")
     def has_no_weights(self) -> EvaluationSet:

@@ -10,8 +10,12 @@ from orchestrator.job.strict import Count, StrictModel
 class LimitSpec(StrictModel):
     """Limits of the run, over all its attempts."""
 
-    hours: float | None = Field(default=None, gt=0)
-    cost_usd: float | None = Field(default=None, gt=0)
+    hours: float | None = Field(
+        default=None, gt=0, description="the run stops, with a commit, after so many hours"
+    )
+    cost_usd: float | None = Field(
+        default=None, gt=0, description="the run stops, with a commit, at this cost"
+    )
     usd_per_worker_hour: float = Field(
         default=0.0, ge=0, description="price for counting cost_usd; taken from prices if 0"
     )

@@ -51,10 +51,14 @@ class OptimizerSpec(StrictModel):
     and momentum are not for it.
     """
 
-    name: Literal["adamw", "lamb", "lars", "lion", "muon"] | Reference = "adamw"
-    lr: float = Field(default=3e-4, gt=0.0)
-    betas: tuple[Fraction, Fraction] = (0.9, 0.95)
-    eps: float = Field(default=1e-8, gt=0.0)
+    name: Literal["adamw", "lamb", "lars", "lion", "muon"] | Reference = Field(
+        default="adamw", description="the optimiser, or module:name of your own"
+    )
+    lr: float = Field(default=3e-4, gt=0.0, description="the largest learning rate of the schedule")
+    betas: tuple[Fraction, Fraction] = Field(
+        default=(0.9, 0.95), description="decay of the averages of the gradient and of its square"
+    )
+    eps: float = Field(default=1e-8, gt=0.0, description="added to the root of the second average")
     weight_decay: float = Field(default=0.1, ge=0.0, description="applied to matrices, not to vectors")
     momentum: Fraction = Field(default=0.95, description="muon: momentum of the matrices")
     layer_decay: float = Field(

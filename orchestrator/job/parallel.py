@@ -17,12 +17,22 @@ class ParallelSpec(StrictModel):
     """A layout given by hand, or with `rest: auto` a part of one. The data-parallel width follows from the number of
     workers, tp, pp and cp."""
 
-    engine: Literal["torch", "deepspeed"] = "torch"
-    tp: Positive = 1
-    pp: Positive = 1
-    cp: Positive = 1
-    ep: Positive = 1
-    zero: Literal[0, 1, 2, 3] = 0
+    engine: Literal["torch", "deepspeed"] = Field(
+        default="torch",
+        description="what makes a step: this project's own engine, or DeepSpeed for ZeRO and offload",
+    )
+    tp: Positive = Field(
+        default=1, description="tensor parallelism: ranks that divide the matrices of each layer"
+    )
+    pp: Positive = Field(default=1, description="pipeline parallelism: ranks that divide the layers")
+    cp: Positive = Field(default=1, description="context parallelism: ranks that divide each sequence")
+    ep: Positive = Field(
+        default=1, description="expert parallelism: data-parallel ranks that divide the experts of a layer"
+    )
+    zero: Literal[0, 1, 2, 3] = Field(
+        default=0,
+        description="what data-parallel ranks divide: nothing, optimiser state, gradients too, or weights as well",
+    )
     shard: int | None = Field(
         default=None,
         ge=2,
@@ -30,7 +40,11 @@ class ParallelSpec(StrictModel):
         "copies of which gradients are summed once a step (HSDP); without it over all",
     )
     micro_batch: Positive | None = Field(default=None, description="sequences that a rank computes at once")
-    recompute: Literal["none", "selective", "full"] = "none"
+    recompute: Literal["none", "selective", "full"] = Field(
+        default="none",
+        description="activations that the backward pass computes again: none, those of attention's scores, or all "
+        "within a layer",
+    )
     recompute_layers: int = Field(
         default=0,
         ge=0,

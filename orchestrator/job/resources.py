@@ -13,8 +13,8 @@ from orchestrator.job.strict import Count, Positive, StrictModel
 class Workers(StrictModel):
     """Least and most workers of the run."""
 
-    min: Positive
-    max: Positive
+    min: Positive = Field(description="the run waits rather than train with fewer")
+    max: Positive = Field(description="most that it takes; it grows and shrinks between")
 
     @model_validator(mode="after")
     def min_is_at_most_max(self) -> Workers:
@@ -26,8 +26,8 @@ class Workers(StrictModel):
 class PerWorker(StrictModel):
     """What one worker needs."""
 
-    cpu: float = Field(default=1, gt=0, le=10_000)
-    gpu: float = Field(default=0, ge=0)
+    cpu: float = Field(default=1, gt=0, le=10_000, description="processors that Ray keeps for a worker")
+    gpu: float = Field(default=0, ge=0, description="GPUs of a worker: 0, or 1")
     labels: dict[str, str] = Field(
         default_factory=dict,
         description="what the labels of its node must be: by label a value, !value, in(a,b) or !in(a,b), as for Ray",
@@ -59,7 +59,9 @@ class PerWorker(StrictModel):
 class ResourceSpec(StrictModel):
     """What the run may use of a cluster."""
 
-    workers: Workers = Workers(min=1, max=1)
+    workers: Workers = Field(
+        default=Workers(min=1, max=1), description="ranks of the run; one number is min and max"
+    )
     per_worker: PerWorker = Field(default_factory=PerWorker)
     must_fit: bool = Field(
         default=True,

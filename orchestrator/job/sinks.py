@@ -13,8 +13,10 @@ from orchestrator.job.strict import StrictModel
 class WandbSpec(StrictModel):
     """Weights & Biases; the key is in its own environment variable or netrc, never in a job file."""
 
-    project: str = Field(min_length=1)
-    entity: str | None = None
+    project: str = Field(min_length=1, description="the project that the run is shown in")
+    entity: str | None = Field(
+        default=None, description="the team or user; that of your key if it is not said"
+    )
     mode: Literal["online", "offline"] = Field(
         default="online", description="offline: into the run directory, for `wandb sync`"
     )

@@ -47,11 +47,13 @@ class JobSpec(StrictModel):
     name: str = Field(
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", description="also the run directory's name"
     )
-    seed: Count = 0
+    seed: Count = Field(default=0, description="of the first weights, the order of samples, and dropout")
     workload: WorkloadSpec
     data: DataSpec
     train: TrainSpec
-    parallel: Literal["auto"] | ParallelSpec = "auto"
+    parallel: Literal["auto"] | ParallelSpec = Field(
+        default="auto", description="the layout: chosen by the planner, or given whole or in part"
+    )
     resources: ResourceSpec = Field(default_factory=ResourceSpec)
     evaluate: EvaluateSpec | None = Field(default=None, description="how good the model is on held-out text")
     stop_when: StopWhen | None = Field(default=None, description="end the run early, as done")

@@ -11,7 +11,7 @@ class TrackingSpec(StrictModel):
     """Experiment tracking in MLflow."""
 
     uri: str = Field(default="sqlite:///mlflow.db", description="an MLflow tracking URI")
-    experiment: str = "default"
+    experiment: str = Field(default="default", description="the experiment that the run is shown in")
     register_as: str | None = Field(
         default=None,
         min_length=1,

@@ -64,7 +64,9 @@ class TrainSpec(StrictModel):
         description="optimiser steps; with continue_from those of the run before are counted too"
     )
     global_batch: Positive = Field(description="sequences per step; the same at every number of workers")
-    optimizer: OptimizerSpec = Field(default_factory=OptimizerSpec)
+    optimizer: OptimizerSpec = Field(
+        default_factory=OptimizerSpec, description="how weights follow from gradients, and the learning rate"
+    )
     precision: Literal["fp32", "bf16", "fp16", "auto"] = Field(
         default="fp32",
         description="dtype of matrix products; weights and optimiser state are fp32. With auto the planner chooses the "

@@ -106,7 +106,7 @@ class TuneSpec(StrictModel):
         description="a number of metrics.jsonl, mean over the last steps; or one of the last evaluation, as in "
         "validation.loss",
     )
-    mode: Literal["min", "max"] = "min"
+    mode: Literal["min", "max"] = Field(default="min", description="whether less or more of metric is better")
     window: Positive = Field(
         default=10, description="last steps that the metric is the mean of, at most a quarter of those done"
     )

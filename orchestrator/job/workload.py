@@ -27,7 +27,9 @@ class AdapterSpec(StrictModel):
     where a small network makes them), bottlenecks behind sub-layers (houlsby) or the biases
     (bitfit). Heads that the base lacks are trained too."""
 
-    kind: Literal["lora", "rslora", "dora", "prefix", "prompt", "p_tuning", "houlsby", "bitfit"]
+    kind: Literal["lora", "rslora", "dora", "prefix", "prompt", "p_tuning", "houlsby", "bitfit"] = Field(
+        description="which small part is trained in place of the weights"
+    )
     rank: Positive = Field(
         default=16,
         description="rows of A and columns of B; width of a bottleneck; length of a prefix or prompt",
@@ -74,14 +76,18 @@ class AdapterSpec(StrictModel):
 class WorkloadSpec(StrictModel):
     """The model and the objective."""
 
-    model: str = Field(description="a preset's name, or hf:<config or checkpoint folder>")
+    model: str = Field(
+        description="a preset's name, hf:<config or checkpoint folder>, or module:name of your own"
+    )
     changes: dict[str, Any] = Field(default_factory=dict, description="fields of the preset to change")
-    objective: str = Field(default="causal_lm", description="the pre-training recipe")
+    objective: str = Field(
+        default="causal_lm", description="what is learned: pre-training, a fine-tuning task, or preferences"
+    )
     options: dict[str, Any] = Field(default_factory=dict, description="options of the objective")
     implementation: Literal["auto", "transformers"] = Field(
         default="auto",
         description="whose code computes a model of hf:<folder>: auto is this project's own where it has the class, "
-        "else transformers'; transformers is that in any case, which cannot be split",
+        "else transformers'; transformers is that in any case",
     )
     init_from: str | None = Field(
         default=None,
