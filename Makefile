@@ -1,6 +1,6 @@
 # Everything a person repeats. `make` alone lists it.
 
-PYTHON ?= $(shell for p in python3.12 python3.11 python3.13 python3; do command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && echo $$p && break; done)
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && echo $$p && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
 # uv does not read pip's own setting: wheels that this machine keeps are found all the same.
@@ -97,7 +97,7 @@ bench-planner: install ## predicted and measured steps of random small jobs, and
 	OMP_NUM_THREADS=1 $(BIN)/python tests/bench/bench_planning.py 12 19
 	OMP_NUM_THREADS=1 $(BIN)/python tests/bench/bench_brute_force.py
 
-published-table: install ## the tables of published steps in docs/guides/planning.md, made anew
+published-table: install ## the tables of published steps in docs/predictions.md, made anew
 	$(BIN)/python tests/bench/published_table.py
 
 bench: install ## measurements; their tables are in docs/benchmarks.md

@@ -23,7 +23,7 @@ VIRTUAL = 4
 """Stages of a rank that interleaves them, in a search."""
 SURE = 0.84
 """Share of the memory that a layout may need which recomputes only some layers: a trace may say so much more than the
-formula (docs/guides/planning.md), and such a layout is made to need nearly all that it may."""
+formula (docs/predictions.md), and such a layout is made to need nearly all that it may."""
 
 
 BEYOND = 1.5

@@ -23,7 +23,7 @@ rank and of its standby (about half a GB each) too."""
 PROCESS, LIBRARIES = 12 * 2**20, 250 * 2**20
 """Resident bytes of a rank on a CPU beside its tensors, and of its libraries before there is a model; neither counts
 pages of files. Measured, as are the next three, with models of 0.6 to 23 M parameters on one and two ranks
-(docs/guides/planning.md)."""
+(docs/predictions.md)."""
 SLACK = 0.08
 """What the allocator keeps on a CPU, as a share of the bytes of tensors."""
 SNAPSHOTS = 2.1

@@ -1,4 +1,4 @@
-"""Writes the tables of published steps into docs/guides/planning.md: `make published-table`."""
+"""Writes the tables of published steps into docs/predictions.md: `make published-table`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from published_steps import ROWS, Published
 
 from orchestrator.planning.profile import load
 
-PAGE = Path(__file__).parents[2] / "docs" / "guides" / "planning.md"
+PAGE = Path(__file__).parents[2] / "docs" / "predictions.md"
 HEAD = ("model", "source", "profile", "layout", "GPUs", "published, s", "predicted, s", "error", "assumed")
 MEANS = ("source", "profile", "rows", "mean", "p95", "worst", "bias")
 
