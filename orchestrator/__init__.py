@@ -1,8 +1,7 @@
 """How a model is trained, from job file to exported model: `from orchestrator import Job, run, submit, load_run`.
 
-From the bottom up: job, storage, planning, checkpoint, data, resolve, train, track, export, control, launch,
-tune, verify, api, cli. A package imports only those below it; `tests/unit/test_house.py` holds that. What this module
-offers is imported when it is used, so that a rank pays nothing for it.
+Each package within imports only those below it; `tests/unit/test_house.py` has their order and holds it. What this
+module offers is imported when it is used, so that a rank pays nothing for it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,1 @@
-"""Several jobs on one cluster: submission through Ray Jobs, the queue, and who is admitted when.
-
-Imports workers and local.
-"""
+"""Several jobs on one cluster: submission through Ray Jobs, the queue, and who is admitted when."""

@@ -1,4 +1,1 @@
-"""Ray on this machine: an embedded session, clusters of several nodes with an autoscaler, and faults put into them.
-
-Imports workers.
-"""
+"""Ray on this machine: an embedded session, clusters of several nodes with an autoscaler, and faults put into them."""

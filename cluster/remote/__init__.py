@@ -1,4 +1,1 @@
-"""A cluster whose nodes are on other machines, which are reached over ssh.
-
-Imports workers and local.
-"""
+"""A cluster whose nodes are on other machines, which are reached over ssh."""

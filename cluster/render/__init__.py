@@ -1,4 +1,1 @@
-"""Files that create clusters elsewhere, for KubeRay and Ray's cluster launcher, and checks of manifests.
-
-Imports workers.
-"""
+"""Files that create clusters elsewhere, for KubeRay and Ray's cluster launcher, and checks of manifests."""

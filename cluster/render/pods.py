@@ -91,7 +91,7 @@ def head(needs: ClusterNeeds, kubernetes: Kubernetes) -> Manifest:
     }
     container = _container("ray-head", needs, kubernetes, {"cpu": "2", "memory": "8Gi"}, ports)
     container["volumeMounts"].append({"name": "job", "mountPath": JOB_FOLDER, "readOnly": True})
-    spec = _pod(needs, kubernetes, container)
+    spec = _pod(kubernetes, container)
     spec["volumes"].append({"name": "job", "configMap": {"name": f"{needs.name}-job"}})
     if needs.spot:
         key, value = SPOT[kubernetes.platform]
@@ -114,7 +114,7 @@ def worker(needs: ClusterNeeds, group: NodeGroup, kubernetes: Kubernetes) -> Man
     settings = {**(EFA_SETTINGS if group.gpu and kubernetes.rdma == EFA else {}), **kubernetes.env}
     container["env"] += [{"name": name, "value": value} for name, value in settings.items()]
     container["image"] = kubernetes.worker_image or needs.image
-    spec = _pod(needs, kubernetes, container)
+    spec = _pod(kubernetes, container)
     spec["automountServiceAccountToken"] = False  # only the head may scale the cluster
     key, value = SPOT[kubernetes.platform]
     spec |= node_selection(group, (key, value), kubernetes.platform)
@@ -205,7 +205,7 @@ def _container(
     return container
 
 
-def _pod(needs: ClusterNeeds, kubernetes: Kubernetes, container: Manifest) -> Manifest:
+def _pod(kubernetes: Kubernetes, container: Manifest) -> Manifest:
     spec: Manifest = {
         "restartPolicy": "Never",  # the autoscaler's second version replaces pods itself
         "terminationGracePeriodSeconds": 110,  # what a spot notice of two minutes leaves for a commit

@@ -1,4 +1,3 @@
-"""The processes of a run: gangs of ranks on Ray actors or local processes, placement, fork servers, heartbeats, nodes.
-
-Imports nothing else of this project.
+"""The processes of a run: gangs of ranks on Ray actors or local processes, placement, fork servers, heartbeats
+and nodes.
 """

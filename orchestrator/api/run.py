@@ -175,7 +175,7 @@ class Run:
 
     @property
     def _store(self) -> Store:
-        return Store(self._directory.at("checkpoints"))
+        return Store(self._directory.commits)
 
     def _step(self, step: int | None) -> int:
         store = self._store

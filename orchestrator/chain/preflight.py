@@ -114,7 +114,7 @@ def check_inputs(stage: StageRun, done: set[str]) -> bool:
     if begun:
         _check_same_base(stage, begun, commit, is_done, done)
     if begun := commit.meta.get(CONTINUED) if commit else None:
-        _check_same_source(stage, begun, is_done, done)
+        _check_same_source(stage, begun, done)
     if data := (commit.meta.get("data") if commit else "") or history.data:
         _check_same_text(job, str(data))
     return is_done
@@ -145,7 +145,7 @@ def _check_same_base(
         raise InputError(what, where, AGAIN)
 
 
-def _check_same_source(stage: StageRun, begun: Mapping[str, Any], is_done: bool, done: set[str]) -> None:
+def _check_same_source(stage: StageRun, begun: Mapping[str, Any], done: set[str]) -> None:
     """The commit that the stage goes on from is the one that it would go on from now, or gone, and not needed."""
     source, asked = stage.stage.continues, stage.job.train.continue_from
     if source is None or asked is None:

@@ -68,7 +68,7 @@ def check_same_run(spec: JobSpec, run: RunDir) -> CommitManifest | None:
 
     Returns that commit, if there is one. Raises InputError that names the first key that differs.
     """
-    commit = Store(run.at("checkpoints")).latest(deep=False)
+    commit = Store(run.commits).latest(deep=False)
     extension_of(spec, run, commit)
     if commit is not None:
         check_same_code(spec, commit.meta.get(CODE) or {}, run.uri)
@@ -105,7 +105,7 @@ def extension_of(spec: JobSpec, run: RunDir, commit: CommitManifest | None) -> E
             hint = f"a share of train.steps is another number now: --set {key}={theirs}"
             raise InputError(_difference(key, theirs, ours), run.uri, hint)
     if commit is not None and commit.step > settled:
-        commit = Store(run.at("checkpoints")).latest(settled, deep=False)
+        commit = Store(run.commits).latest(settled, deep=False)
     if commit is None:
         hint = "put it back; or set train.steps back, or begin a run of that length under another name"
         raise InputError(f"{what}: no commit up to step {settled} is left to go on from", run.uri, hint)
@@ -115,7 +115,7 @@ def extension_of(spec: JobSpec, run: RunDir, commit: CommitManifest | None) -> E
 def job_begun(run: RunDir) -> JobSpec | None:
     """The job that the run in the directory has begun with, by its newest sound commit or else its job.yaml; None if it
     has not begun. Raises InputError as `read_job`."""
-    commit = Store(run.at("checkpoints")).latest(deep=False)
+    commit = Store(run.commits).latest(deep=False)
     return (job_of_commit(commit) if commit else None) or read_job(run)
 
 

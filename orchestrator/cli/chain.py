@@ -101,6 +101,13 @@ def chain_at(target: str) -> tuple[RunDir, ChainSpec] | None:
     return (root, parse_chain(document, root.at("job.yaml"))) if STAGES in document else None
 
 
+def refuse_chain(target: str) -> None:
+    """Raise InputError if there is a chain at that place, for a command that is about one run."""
+    if (chain := chain_at(target)) is not None:
+        names = ", ".join(stage.name for stage in chain[1].stages)
+        raise InputError("is a chain", chain[0].uri, f"name the folder of a stage in it: {names}")
+
+
 def found_of(root: RunDir, chain: ChainSpec) -> dict[str, Any]:
     """How far a chain has come, from the run directories of its stages."""
     from orchestrator.chain.results import record

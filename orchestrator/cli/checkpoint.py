@@ -130,7 +130,7 @@ def prune(run_dir: Run, keep: Annotated[int, typer.Option(min=1, help="commits t
 
     run, spec = existing_run(run_dir)
     retention = dataclasses.replace(retention_of(spec), keep=keep)
-    removed = prune_commits(Store(run.at("checkpoints")), retention)
+    removed = prune_commits(Store(run.commits), retention)
     print(f"removed steps {', '.join(map(str, removed)) or 'none'}")
 
 
@@ -214,14 +214,14 @@ def _store(run_dir: str) -> Store:
     from orchestrator.checkpoint.store import Store
 
     run, _ = existing_run(run_dir)
-    return Store(run.at("checkpoints"))
+    return Store(run.commits)
 
 
 def chosen_commit(run: RunDir, step: int | None) -> CommitManifest:
     """The commit of that step, by default the newest sound one. Raises InputError if there is none."""
     from orchestrator.checkpoint.store import Store
 
-    store = Store(run.at("checkpoints"))
+    store = Store(run.commits)
     if step is not None:
         if step not in store.steps():
             raise InputError("there is no such commit", f"{store.uri} step {step}", f"steps: {store.steps()}")

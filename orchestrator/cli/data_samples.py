@@ -58,7 +58,7 @@ def inputs_of(target: str) -> tuple[TrainingInputs, Tokens] | None:
         if found is None or not run.holds_a_run():
             return None
         spec = found
-        commit = Store(run.at("checkpoints")).latest(deep=False)
+        commit = Store(run.commits).latest(deep=False)
         if commit is not None:
             tokens = whole(tokens_of(spec, run, commit.meta["data"]))
             return training_inputs(spec, tokens), tokens

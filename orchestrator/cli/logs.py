@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.cli.chain import chain_at
+from orchestrator.cli.chain import refuse_chain
 from orchestrator.cli.options import Cluster, Json, emit
 from orchestrator.cli.targets import Target, job_at, job_named, run_at
 from orchestrator.job.errors import InputError
@@ -48,9 +48,8 @@ def logs(
         wanted = re.compile(grep or "")
     except re.error as error:
         raise InputError(f"is no regular expression ({error})", f"--grep {grep}", "fix it") from None
-    if not address and (chain := chain_at(target)) is not None:
-        names = ", ".join(stage.name for stage in chain[1].stages)
-        raise InputError("is a chain", chain[0].uri, f"name the folder of a stage in it: {names}")
+    if not address:
+        refuse_chain(target)
     directory = None if address else run_at(target)
     named = job_at(target, address) if directory is None else job_named(target, address)
     if named is not None:

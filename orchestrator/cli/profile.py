@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.cli.chain import chain_at
+from orchestrator.cli.chain import refuse_chain
 from orchestrator.cli.options import Cluster, Json, emit, table
 from orchestrator.cli.targets import Target, job_at, run_at
 from orchestrator.job.errors import InputError
@@ -64,9 +64,8 @@ def profile(
 
 
 def _directory(target: str, address: str | None) -> RunDir:
-    if not address and (chain := chain_at(target)) is not None:
-        names = ", ".join(stage.name for stage in chain[1].stages)
-        raise InputError("is a chain", chain[0].uri, f"name the folder of a stage in it: {names}")
+    if not address:
+        refuse_chain(target)
     run = None if address else run_at(target)
     if run is None:
         job = job_at(target, address)[1]

@@ -66,7 +66,7 @@ class RunHistory:
         self._spec, self._run, self._log = spec, run, log or ControllerLog(run.uri)
         self.newest = commit = identity.check_same_run(spec, run)  # the commit that there was
         extension = identity.extension_of(spec, run, commit)
-        self.store = Store(run.at("checkpoints"))
+        self.store = Store(run.commits)
         self._peers: Store | None = None
         self._holders: tuple[str, tuple[Mapping[str, str], ...]] = ("", ())
         self._metrics = RowWriter(run, METRICS, 0.0 if run.local else HOLD, self._stored)

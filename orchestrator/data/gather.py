@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -18,9 +17,7 @@ from orchestrator.data.manifest import FORMAT, DataManifest, PreparedSource, Tok
 from orchestrator.data.shards import dtype, read_record, record_name, shard_name
 from orchestrator.data.sources import Part
 from orchestrator.job.errors import InputError
-
-AT_ONCE = 16
-"""Records that are read at once."""
+from orchestrator.storage.read_at_once import AT_ONCE, read_at_once
 
 
 def gather(
@@ -104,7 +101,4 @@ def gather_some(
 
 def _records(folder: DataFolder, numbers: Sequence[int], data_format: int) -> Iterator[dict[str, Any] | None]:
     """The records of these shards in order: few at a time, since each counts every token of the vocabulary."""
-    with ThreadPoolExecutor(AT_ONCE) as pool:  # a store answers a read in tens of milliseconds
-        for at in range(0, len(numbers), AT_ONCE):
-            some = numbers[at : at + AT_ONCE]
-            yield from pool.map(lambda number: read_record(folder, number, data_format), some)
+    return read_at_once(lambda number: read_record(folder, number, data_format), numbers, held=AT_ONCE)

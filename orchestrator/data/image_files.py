@@ -6,9 +6,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import islice
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,6 +21,7 @@ from orchestrator.job.data import Source
 from orchestrator.job.errors import InputError
 from orchestrator.storage.file_system import open_file_system
 from orchestrator.storage.input_files import TIMEOUT
+from orchestrator.storage.read_at_once import AT_ONCE, read_at_once
 from orchestrator.storage.retry import Retry
 
 if TYPE_CHECKING:
@@ -33,8 +32,6 @@ FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 """What is decoded, whatever a file is called: Pillow knows others, and runs a program for some of them."""
 PIXELS = 2**27
 """Most pixels of an image: it takes three bytes for each while it is decoded."""
-READERS = 16
-"""Files of a folder that are read at once."""
 CAPTION, CLASS = "txt", "cls"
 CAPTION_BYTES = 2**16
 ON_ERROR = "data.samples.options.on_error"
@@ -105,11 +102,8 @@ class ImageSource:
         return names, (fs, root.rstrip("/"))
 
     def _contents(self, folder: tuple[Any, str], names: Iterable[str]) -> Iterator[bytes]:
-        """What the files hold, in this order; a few are read at once, since a store takes its time for each."""
-        left = iter(names)
-        with ThreadPoolExecutor(READERS) as pool:
-            while some := list(islice(left, 2 * READERS)):
-                yield from pool.map(partial(self._bytes, folder), some)
+        """What the files hold, in this order."""
+        return read_at_once(partial(self._bytes, folder), names, held=2 * AT_ONCE)
 
     def _bytes(self, folder: tuple[Any, str], name: str) -> bytes:
         fs, root = folder

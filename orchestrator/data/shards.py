@@ -24,6 +24,7 @@ from orchestrator.data.sources import Part
 from orchestrator.data.sources.identity import part_key
 from orchestrator.data.sources.rejected import Rejected
 from orchestrator.job.errors import InputError
+from orchestrator.storage.read_at_once import read_at_once
 
 if TYPE_CHECKING:
     from orchestrator.data.clean.cleaned_text import CleanedText
@@ -307,8 +308,7 @@ def unfinished(
         beside = sizes_beside(shard, record["documents"], data_format)
         return any(sizes.get(name) != size for name, size in beside.items())
 
-    with ThreadPoolExecutor(16) as pool:  # a store answers a read in tens of milliseconds
-        return [number for number, yes in enumerate(pool.map(lacks, range(parts))) if yes]
+    return [number for number, yes in enumerate(read_at_once(lacks, range(parts))) if yes]
 
 
 def _batches(items: Iterator[TextPiece]) -> Iterator[list[TextPiece]]:

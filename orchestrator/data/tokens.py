@@ -6,7 +6,6 @@ import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +25,7 @@ from orchestrator.data.sections.published import StoppedWaiting
 from orchestrator.data.shards import contents_name, ends_name
 from orchestrator.data.verified_shard import DamagedShard, VerifiedShard, quarantine
 from orchestrator.job.errors import InputError
+from orchestrator.storage.read_at_once import read_at_once
 from orchestrator.storage.retry import Retry
 
 if TYPE_CHECKING:
@@ -236,10 +236,7 @@ class Tokens:
         def read(name: str) -> bytes:
             return _beside(self.folder, name, xxhash.xxh3_64_hexdigest, sums[name])
 
-        with ThreadPoolExecutor(16) as pool:  # a store answers a read in tens of milliseconds
-            names = list(sums)
-            for at in range(0, len(names), 64):  # all at once may take more memory than there is
-                yield from pool.map(read, names[at : at + 64])
+        return read_at_once(read, sums, held=64)  # all of them may take more memory than there is
 
     def check(self) -> None:
         """Read and verify everything. Raises DamagedShard."""

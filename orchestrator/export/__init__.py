@@ -1,4 +1,5 @@
-"""Conversion of commits to other formats, and from them: Hugging Face folders with tokenizer, DeepSpeed checkpoints.
+"""Conversion of commits to other formats, and from them: Hugging Face folders with tokenizer and model card, adapters
+of PEFT, folders of own models, checkpoints of DeepSpeed and Megatron-LM.
 
-Imports resolve, data, checkpoint, storage and job.
+Pickles of other projects are read in a process of their own.
 """

@@ -1,5 +1,5 @@
 """The job file: pydantic models with their validation rules, overrides, messages; the one error for wrong input;
 outcomes.
 
-New keys of the job file belong here. Imports no other package of the orchestrator, no torch and no Ray.
+New keys of the job file belong here. It is the lowest room, and needs neither torch nor Ray.
 """

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from typing import Literal
-from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
-from orchestrator.job.strict import StrictModel
+from orchestrator.job.strict import StrictModel, WebAddress
 
 Occasion = Literal["done", "failed", "landed", "stalled", "attention"]
 OCCASIONS: tuple[Occasion, ...] = ("done", "failed", "landed", "stalled", "attention")
@@ -16,7 +15,7 @@ OCCASIONS: tuple[Occasion, ...] = ("done", "failed", "landed", "stalled", "atten
 class NotifySpec(StrictModel):
     """Messages about a run to a webhook, in the form that Slack and what is compatible with it take."""
 
-    webhook: str = Field(
+    webhook: WebAddress = Field(
         description="an http or https URL. It is a secret: reports and trackers have it as ***"
     )
     on: tuple[Occasion, ...] = Field(
@@ -25,11 +24,3 @@ class NotifySpec(StrictModel):
         description="landed: stopped with a commit, by a limit or the user; stalled: a gang hung or fell silent; "
         "attention: saving fails, samples are left out, rows are lost, a ceiling is near, the controller had died",
     )
-
-    @field_validator("webhook")
-    @classmethod
-    def _is_an_address(cls, value: str) -> str:
-        place = urlsplit(value)
-        if place.scheme not in ("http", "https") or not place.hostname:
-            raise ValueError("is no http or https URL")
-        return value

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from typing import Literal
-from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
-from orchestrator.job.strict import StrictModel
+from orchestrator.job.strict import StrictModel, WebAddress
 
 
 class WandbSpec(StrictModel):
@@ -25,15 +24,9 @@ class WandbSpec(StrictModel):
 class OpenTelemetrySpec(StrictModel):
     """Spans of a run and of its phases, by OTLP over HTTP; headers are in OTEL_EXPORTER_OTLP_HEADERS."""
 
-    endpoint: str = Field(description="where spans are posted, such as http://collector:4318/v1/traces")
-
-    @field_validator("endpoint")
-    @classmethod
-    def _is_an_address(cls, value: str) -> str:
-        place = urlsplit(value)
-        if place.scheme not in ("http", "https") or not place.hostname:
-            raise ValueError("is no http or https URL")
-        return value
+    endpoint: WebAddress = Field(
+        description="where spans are posted, such as http://collector:4318/v1/traces"
+    )
 
 
 class SinkSpec(StrictModel):

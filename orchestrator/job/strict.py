@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import typing
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 LARGEST = 2**53
 """The largest whole number that JSON, and whoever reads it, keeps whole."""
 Positive = Annotated[int, Field(ge=1, le=LARGEST)]
 Count = Annotated[int, Field(ge=0, le=LARGEST)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+
+def _web_address(value: str) -> str:
+    place = urlsplit(value)
+    if place.scheme not in ("http", "https") or not place.hostname:
+        raise ValueError("is no http or https URL")
+    return value
+
+
+WebAddress = Annotated[str, AfterValidator(_web_address)]
 
 
 def _takes_bool(annotation: Any) -> bool:

@@ -1,4 +1,4 @@
 """From a job file to what every part of a run is given, and all checks before it begins.
 
-Imports data, planning, storage and job, and loads the workload.
+The workload is loaded here, and commits of other runs that a run begins with are found and judged.
 """

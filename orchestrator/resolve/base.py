@@ -247,7 +247,7 @@ def weights_of(base: Base, spec: JobSpec, retry: Retry | None = None) -> Begin:
 
 def _commit_of(base: Base, retry: Retry | None) -> tuple[Store, CommitManifest]:
     assert base.step is not None
-    store = Store(RunDir(base.uri).at("checkpoints"), retry=retry)
+    store = Store(RunDir(base.uri).commits, retry=retry)
     manifest = store.manifest(base.step)
     if digest(manifest.to_bytes()) != base.digest:
         raise InputError(f"the commit at step {base.step} is another one", base.uri, PUT_BACK)

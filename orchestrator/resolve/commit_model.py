@@ -57,7 +57,7 @@ def model_of_run(run_uri: str, step: int, best: bool = False, raw: bool = False)
     if spec is None:
         raise InputError("there is no run here", run.uri, "give a run directory")
     retry = patient(spec.limits.unsaved)
-    store, metric = Store(run.at("checkpoints"), retry=retry), spec.checkpoint.best_metric
+    store, metric = Store(run.commits, retry=retry), spec.checkpoint.best_metric
     found = best_commit(store, metric) if best and metric is not None else None
     commit = store.manifest(step if found is None else found)
     check_commit(commit, spec, run.at("job.yaml"))
@@ -93,7 +93,7 @@ def model_of_commit(
 
     check_implementation(spec, commit, run.uri)
     spec = as_begun(spec, commit)
-    tokens, store = data_of(run, commit.meta["data"], retry), Store(run.at("checkpoints"), retry=retry)
+    tokens, store = data_of(run, commit.meta["data"], retry), Store(run.commits, retry=retry)
     reader = weights_of(store, commit, spec.checkpoint, raw)
     workload = workload_of(spec, tokens, base=base_of_commit(spec, commit))
     return CommitModel(spec, store, commit, tokens, workload, reader)

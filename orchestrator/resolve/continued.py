@@ -221,10 +221,10 @@ def take_over(
     if source is None:
         return None
     run.require_lock()
-    step, theirs = source.commit.step, Store(RunDir(source.uri).at("checkpoints"))
+    step, theirs = source.commit.step, Store(RunDir(source.uri).commits)
     if problems := theirs.verify(step):
         raise InputError(f"{source} is damaged: {problems[0]}", WHERE, "name another of its commits")
-    ours = Store(run.at("checkpoints"))
+    ours = Store(run.commits)
     run.write_json(ORIGIN, source.told())
     meta = {
         IDENTITY: spec.identity(),

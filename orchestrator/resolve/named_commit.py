@@ -25,7 +25,7 @@ def commit_at(
 ) -> CommitManifest:
     """The commit of the run at `uri` that a step or a word names, the newest sound one for an empty word. Raises
     InputError at the key `where` of the job file; `none` and `hint` are for a place without commits."""
-    store = Store(RunDir(uri).at("checkpoints"))
+    store = Store(RunDir(uri).commits)
     if not (steps := store.steps()):
         raise InputError(f"{uri} {none}", where, hint)
     if tag == BEST:

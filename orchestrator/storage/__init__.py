@@ -2,5 +2,5 @@
 leases.
 
 What reads or writes bytes belongs here; what the bytes mean does not. The file names that several packages share are
-in `file_names`. Imports job.
+in `file_names`.
 """

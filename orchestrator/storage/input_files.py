@@ -27,13 +27,11 @@ def open_input(uri: str, retry: Retry | None = None) -> BinaryIO:
     return io.BufferedReader(RemoteFile(fs, fs.root, retry or Retry()), BUFFER_BYTES)
 
 
-class RemoteFile(io.RawIOBase):
-    """A remote file that can be read and sought. Each read is one call with a deadline, retried if it fails."""
+class SeekableFile(io.RawIOBase):
+    """What files have in common that are read and sought by place: `_size` bytes, of which the one at `_at` is next."""
 
-    def __init__(self, fs: RemoteFileSystem, path: str, retry: Retry, size: int | None = None) -> None:
-        """`size` is that of the file, asked for if it is not known."""
-        self._fs, self._path, self._retry, self._at = fs, path, retry, 0
-        self._size = int(retry(fs.info, path)["size"]) if size is None else size
+    _size: int
+    _at = 0
 
     def readable(self) -> bool:
         """See `io.RawIOBase`."""
@@ -45,12 +43,25 @@ class RemoteFile(io.RawIOBase):
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """See `io.RawIOBase`."""
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        self._at = max(0, base + offset)
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
         return self._at
 
     def tell(self) -> int:
         """See `io.RawIOBase`."""
+        return self._at
+
+
+class RemoteFile(SeekableFile):
+    """A remote file that can be read and sought. Each read is one call with a deadline, retried if it fails."""
+
+    def __init__(self, fs: RemoteFileSystem, path: str, retry: Retry, size: int | None = None) -> None:
+        """`size` is that of the file, asked for if it is not known."""
+        self._fs, self._path, self._retry = fs, path, retry
+        self._size = int(retry(fs.info, path)["size"]) if size is None else size
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """See `io.RawIOBase`; before the first byte is at the first byte."""
+        self._at = max(0, super().seek(offset, whence))
         return self._at
 
     def readinto(self, buffer: Any) -> int:

@@ -31,7 +31,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 ORIGIN = "origin.json"
-"""In a trial that a search started from another trial's commit: that one's {run, step, config}."""
+"""Which commit of another run a run began from, where it did; `step` is that commit's. A run that goes on from another
+(`resolve.continued`) has {run, step, position, receipt}, in which run is the other's directory; a trial that a search
+started from another trial's commit (`tune.lineage`) has {donor, asked, step, config}."""
 PRECISION = "precision.json"
 """Why a run has its precision, where the job left it open."""
 REMOTE_TIMEOUT = 15.0
@@ -52,7 +54,7 @@ FILES = (
     "summary.json",
     REPORT,
 )
-OURS = frozenset({LOCK, COMMITS, "events.jsonl", TRIALS, CHAIN, "origin.json", "failed.json"})
+OURS = frozenset({LOCK, COMMITS, "events.jsonl", TRIALS, CHAIN, ORIGIN, "failed.json"})
 """Names that show that a directory belongs to a run, a search or a chain. A job.yaml alone may be the user's own."""
 PROBE = ".probe-"
 
@@ -78,6 +80,11 @@ class RunDir:
     def at(self, name: str) -> str:
         """The path or URI of the entry `name`."""
         return posixpath.join(self.uri, name)
+
+    @property
+    def commits(self) -> str:
+        """The path or URI of the folder of commits."""
+        return self.at(COMMITS)
 
     def create(self) -> tuple[str, ...]:
         """Make the directory and check that it can be written; returns the local folders made for it, outermost first.

@@ -1,4 +1,1 @@
-"""What is shown of a run: totals, goodput, summary, report, live display, MLflow. Nothing here decides anything.
-
-Imports checkpoint, storage and job.
-"""
+"""What is shown of a run: totals, goodput, summary, report, live display, MLflow. Nothing here decides anything."""

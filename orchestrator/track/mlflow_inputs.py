@@ -92,7 +92,7 @@ def log_data(run: MlflowRun, data: Iterable[NamedData]) -> None:
 def log_commits(run: MlflowRun, name: str, run_dir: RunDir, data: Iterable[NamedData]) -> None:
     """Have a logged model for each commit that is kept, with its metrics, each linked to the data that it is of; those
     of commits that are not kept any more are deleted."""
-    store = Store(run_dir.at("checkpoints"))
+    store = Store(run_dir.commits)
     kept, known = set(store.steps()), _known(run)
     for step in known.keys() - kept:
         run.client.delete_logged_model(known.pop(step).model_id)

@@ -118,6 +118,6 @@ def _candidate(spec: JobSpec, run_dir: RunDir, step: int) -> Candidate:
     metric = spec.checkpoint.best_metric
     if metric is None:
         return Candidate(step)
-    store = Store(run_dir.at("checkpoints"))
+    store = Store(run_dir.commits)
     value = metrics_of(store, store.manifest(step)).get(metric)
     return Candidate(step, metric, value, larger_is_better(metric))

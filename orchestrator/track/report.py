@@ -274,7 +274,7 @@ def _memory(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _commits(run_dir: RunDir) -> list[dict[str, Any]]:
-    store = Store(run_dir.at("checkpoints"))
+    store = Store(run_dir.commits)
     found = []
     for step in store.steps():
         try:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.job.outcome import ENDED
+from orchestrator.storage.file_names import COMMITS
 from orchestrator.storage.file_system import open_file_system
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.track.page import render
@@ -21,7 +22,7 @@ DEPTH = 2
 """Folders below the one that is served in which runs are found: a chain or a search has them in its own."""
 SILENT = 15.0
 """Seconds without an update of status.json after which a controller is taken to be gone."""
-NO_RUNS = frozenset({"_data", "checkpoints", "logs", "export", "profiles", "excerpt", "__pycache__"})
+NO_RUNS = frozenset({"_data", COMMITS, "logs", "export", "profiles", "excerpt", "__pycache__"})
 
 
 class Runs:

@@ -26,6 +26,7 @@ from orchestrator.checkpoint.store import Store
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning.layout import Layout
+from orchestrator.storage.file_names import COMMITS
 from orchestrator.storage.retry import patient
 from orchestrator.storage.run_directory import Row
 from orchestrator.train.engines.engine import Engine
@@ -53,7 +54,7 @@ class Commits:
     ) -> None:
         self._task, self._spec, self._layout = task, spec, layout
         self._context, self._engine = context, engine
-        self._store = Store(f"{task.run}/checkpoints", attempt=task.token)
+        self._store = Store(f"{task.run}/{COMMITS}", attempt=task.token)
         self._peers = _peers(task, context) if task.snapshot_servers else None
         self._saver: Saver | None = None
         self._saved = task.restore or 0

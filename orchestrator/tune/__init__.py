@@ -1,4 +1,1 @@
-"""Hyperparameter search on Ray Tune: each trial is a run of its own, driven by the same controller.
-
-Imports launch, control and what is below.
-"""
+"""Hyperparameter search on Ray Tune: each trial is a run of its own, driven by the same controller."""

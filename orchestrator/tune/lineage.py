@@ -69,11 +69,11 @@ def exploit(sweep: RunDir, trial: str, donor: str, step: int, config: Config) ->
     name = f"{trial}-{len(runs)}"
     run = at(sweep, name)
     run.create()
-    source = Store(at(sweep, donor).at("checkpoints"))
+    source = Store(at(sweep, donor).commits)
     taken = min(found for found in source.steps() if found >= step)
     base = read_job(sweep)
     own = {IDENTITY: job_of(base, config).identity()} if base else {}
-    copy_commit(source, taken, Store(run.at("checkpoints")), {"attempt": 0, **own})
+    copy_commit(source, taken, Store(run.commits), {"attempt": 0, **own})
     run.write_json(ORIGIN, {"donor": donor, "asked": step, "step": taken, "config": config})
     return name
 

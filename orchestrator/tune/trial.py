@@ -136,7 +136,7 @@ class Trial(ray_tune.Trainable):
         run.create()
         cluster = dataclasses.replace(on_ray(), gang=lambda: self._gang)
         with run.lock():
-            commit = Store(run.at("checkpoints")).latest(deep=False)
+            commit = Store(run.commits).latest(deep=False)
             found = Controller(as_begun(spec, commit), run, rung, cluster).drive()
         if found["state"] == "failed":
             raise RunFailed(found["reason"] or "the run failed")
@@ -243,4 +243,4 @@ class ReusedGang:
 
 def _committed(run: RunDir) -> int:
     """The step of the last commit of a run, 0 if there is none."""
-    return max(Store(run.at("checkpoints")).steps(), default=0)
+    return max(Store(run.commits).steps(), default=0)

@@ -26,6 +26,7 @@ from orchestrator.job.evaluate import without_tasks
 from orchestrator.job.outcome import Outcome
 from orchestrator.job.spec import JobSpec, dump, load
 from orchestrator.resolve.precision import as_its_run
+from orchestrator.storage.file_names import COMMITS
 from orchestrator.storage.run_directory import Row, RunDir
 from orchestrator.tune.space import job_of
 from orchestrator.verify.comparison import RunComparison, RunEnd, compare, leftovers_of
@@ -225,10 +226,10 @@ class ChaosRun:
                 command = [sys.executable, "-m", "orchestrator", "stop", str(self.folder)]
                 subprocess.run(command, check=False, capture_output=True, timeout=TRIAL_TIMEOUT)
                 process.wait(TRIAL_TIMEOUT)
-                shard = external_faults.newest_shard(self.folder / "checkpoints")
+                shard = external_faults.newest_shard(self.folder / COMMITS)
                 (external_faults.flip_bit if fault.kind == "flip" else external_faults.truncate)(shard)
             case "outage" | "full":
-                folder = self.folder / "checkpoints" if fault.kind == "outage" else self.folder
+                folder = self.folder / COMMITS if fault.kind == "outage" else self.folder
                 with (
                     external_faults.outage(folder) if fault.kind == "outage" else external_faults.full(folder)
                 ):

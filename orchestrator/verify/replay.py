@@ -62,7 +62,7 @@ def replay(spec: JobSpec, run: RunDir, step: int | None, steps: int) -> ReplayRe
 
     Raises InputError if there is no such commit, or nothing recorded after it, and RuntimeError if a rank fails.
     """
-    store = Store(run.at("checkpoints"))
+    store = Store(run.commits)
     recorded = {row["step"]: row for row in run.log(METRICS).after(min(store.steps(), default=0))}
     manifest = _choose(store, recorded, step)
     first = manifest.step + 1

@@ -1,4 +1,1 @@
-"""Which parameters of a model are trained, and small ones that are trained beside others that are not.
-
-Imports model.
-"""
+"""Which parameters of a model are trained, and small ones that are trained beside others that are not."""

@@ -60,14 +60,12 @@ def check(family: Family, config: TransformerConfig, hf_config: Any) -> None:
         if name == "rope_parameters":
             kinds = [read, written] if "rope_type" in written else None
             for one, other in [kinds] if kinds else [(read[kind], written[kind]) for kind in written]:
-                _compare_rope(family, hf_config, one, other)
+                _compare_rope(family, one, other)
         elif read != written and not (read is None and name in DERIVED):
             raise _unlike(family, name, read, written)
 
 
-def _compare_rope(
-    family: Family, hf_config: Any, read: Mapping[str, Any], expected: Mapping[str, Any]
-) -> None:
+def _compare_rope(family: Family, read: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
     kind = expected["rope_type"]
     known = {"rope_theta": None, "rope_type": "default", "partial_rotary_factor": 1.0, **_ROPE[kind]}
     for name, missing in known.items():

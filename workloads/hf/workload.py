@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ from workloads.model import losses
 from workloads.model.stored import listed
 from workloads.model.transformer import Output
 from workloads.objectives.preferences import preference_loss
+from workloads.plain_module import depths_of, initial_of, shapes_of
 from workloads.workload import Batch, Ended, Loss, Objective, Sampling, Vocabulary
 
 NETWORK = "network."
@@ -97,11 +98,7 @@ class HuggingFaceWorkload:
     @cached_property
     def shapes(self) -> Mapping[str, torch.Size]:
         """Shape of every canonical tensor; a tied weight has the name under which it comes first."""
-        with torch.device("meta"):
-            model = self.build()
-        kept = model.state_dict().keys()
-        named = [*model.named_parameters(), *model.named_buffers()]
-        return {name: tensor.shape for name, tensor in named if name in kept}
+        return shapes_of(self)
 
     def stored(self, name: str, seed: int) -> None:
         """None: transformers reads the weights of its classes itself, all at once."""
@@ -109,12 +106,9 @@ class HuggingFaceWorkload:
 
     def initial(self, name: str, seed: int) -> Tensor:
         """The initial value of `name`, fp32 on CPU. Raises WorkloadError if the model has no such tensor."""
-        if name not in self.shapes:
-            raise WorkloadError(
-                f"{self.name} has no tensor {name!r}; its names are those of named_parameters()"
-            )
-        if self.adapter and self.adapter.adds(name):
-            return self.adapter.initial(name, self.shapes[name], seed, partial(self.initial, seed=seed))
+        return initial_of(self, self.adapter, self._own_initial, name, seed)
+
+    def _own_initial(self, name: str, seed: int) -> Tensor:
         return _initialised(self.config, seed).state_dict()[name.removeprefix(NETWORK)].float()
 
     def lr_scale(self, name: str) -> float:
@@ -128,16 +122,7 @@ class HuggingFaceWorkload:
 
     @cached_property
     def _depths(self) -> Mapping[str, int]:
-        with torch.device("meta"):
-            model = self.build()
-        blocks = blocks_of(model)
-        number = {id(p): i for i, block in enumerate(blocks) for p in block.parameters()}
-        found, seen = {}, False
-        for name, parameter in model.named_parameters():
-            seen |= id(parameter) in number
-            place = number.get(id(parameter), len(blocks) if seen else -1)
-            found[name] = len(blocks) - place
-        return dict.fromkeys(self.shapes, 0) | found
+        return depths_of(self)
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         """Forward pass and loss of one micro-batch."""

@@ -1,4 +1,1 @@
-"""The project's own transformers: configuration, presets, layers, and the losses of every head.
-
-Imports only the contract beside it.
-"""
+"""The project's own transformers: configuration, presets, layers, and the losses of every head."""

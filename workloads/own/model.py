@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,6 +32,7 @@ from workloads.own.declared import (
 from workloads.own.network import Losses, OwnNetwork
 from workloads.own.reference import call, load
 from workloads.own.rows import COUNTED, IGNORED, LABELS, there
+from workloads.plain_module import depths_of, initial_of, shapes_of
 from workloads.workload import Batch, Ended, Loss, Objective, Sampling, Vocabulary
 
 if TYPE_CHECKING:
@@ -175,11 +176,7 @@ class OwnWorkload:
     @cached_property
     def shapes(self) -> Mapping[str, torch.Size]:
         """See Workload.shapes; a shared tensor has the name under which it comes first."""
-        with torch.device("meta"):
-            model = self.build()
-        kept = model.state_dict().keys()
-        named = [*model.named_parameters(), *model.named_buffers()]
-        return {name: tensor.shape for name, tensor in named if name in kept}
+        return shapes_of(self)
 
     def stored(self, name: str, seed: int) -> StoredTensor | None:
         """See Workload.stored."""
@@ -187,12 +184,9 @@ class OwnWorkload:
 
     def initial(self, name: str, seed: int) -> Tensor:
         """The initial value of `name`, fp32 on CPU. Raises WorkloadError if the model has no such tensor."""
-        if name not in self.shapes:
-            raise WorkloadError(
-                f"{self.name} has no tensor {name!r}; its names are those of named_parameters()"
-            )
-        if self.adapter and self.adapter.adds(name):
-            return self.adapter.initial(name, self.shapes[name], seed, partial(self.initial, seed=seed))
+        return initial_of(self, self.adapter, self._own_initial, name, seed)
+
+    def _own_initial(self, name: str, seed: int) -> Tensor:
         if (begun := self.stored(name, seed)) is not None:
             whole = begun[tuple(slice(0, size) for size in self.shapes[name])]
             return whole.float() if whole.is_floating_point() else whole
@@ -209,16 +203,7 @@ class OwnWorkload:
 
     @cached_property
     def _depths(self) -> Mapping[str, int]:
-        with torch.device("meta"):
-            model = self.build()
-        blocks = self.blocks(model)
-        number = {id(p): i for i, block in enumerate(blocks) for p in block.parameters()}
-        found, seen = {}, False
-        for name, parameter in model.named_parameters():
-            seen |= id(parameter) in number
-            place = number.get(id(parameter), len(blocks) if seen else -1)
-            found[name] = len(blocks) - place
-        return dict.fromkeys(self.shapes, 0) | found
+        return depths_of(self)
 
     def loss(self, model: nn.Module, batch: Batch) -> Loss:
         """Forward pass and loss of one micro-batch, which is all that its samples are compared with."""

@@ -125,10 +125,10 @@ def _root(module: str) -> Path:
     path = [folder or str(here) for folder in sys.path]
     if top in PACKAGES:  # those of this project are known, so that it must be the user's that is meant
         path = [folder for folder in path if Path(folder).resolve() != HOME]
-    found = _folder(PathFinder.find_spec(top, [*path, str(here)]), top)
+    found = _folder(PathFinder.find_spec(top, [*path, str(here)]))
     if found is None and top not in PACKAGES:
         try:
-            found = _folder(find_spec(top), top)  # of an editable install
+            found = _folder(find_spec(top))  # of an editable install
         except (ImportError, ValueError):
             found = None
     if found is None:
@@ -141,7 +141,7 @@ def _root(module: str) -> Path:
     return found
 
 
-def _folder(spec: Any, top: str) -> Path | None:
+def _folder(spec: Any) -> Path | None:
     if spec is None:
         return None
     if spec.origin is not None and spec.has_location:

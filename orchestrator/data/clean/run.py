@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import ray
@@ -37,6 +37,7 @@ from orchestrator.data.progress import Progress
 from orchestrator.data.sources import Part, from_json, to_json
 from orchestrator.data.sources.identity import part_key
 from orchestrator.job.clean import Url
+from orchestrator.storage.read_at_once import read_at_once
 
 OTHER_PART_BYTES = 2**25
 
@@ -120,9 +121,8 @@ def undecided(folder: DataFolder, key: str, parts: Sequence[str]) -> set[str]:
     there = folder.sizes(key)
     found = {part for part in parts if f"{part}.json" not in there}
     asked = sorted(set(parts) - found)
-    with ThreadPoolExecutor(16) as pool:  # a store answers a read in tens of milliseconds
-        read = pool.map(lambda part: decisions.read(folder, key, part), asked)
-        return found | {part for part, decision in zip(asked, read, strict=True) if decision is None}
+    read = read_at_once(partial(decisions.read, folder, key), asked)
+    return found | {part for part, decision in zip(asked, read, strict=True) if decision is None}
 
 
 def _compare(work: Work, step: PlannedStep, before: str) -> None:

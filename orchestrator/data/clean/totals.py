@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from orchestrator.data.clean import decisions
@@ -13,6 +13,7 @@ from orchestrator.data.data_folder import DataFolder
 from orchestrator.data.sources import Part
 from orchestrator.data.sources.identity import part_key
 from orchestrator.job.errors import InputError
+from orchestrator.storage.read_at_once import read_at_once
 
 TOTALS = "clean.json"
 COUNTS = ("documents", "bytes", "removed", "removed_bytes", "changed", "bytes_after")
@@ -33,15 +34,14 @@ def totals(text: CleanedText, parts: Sequence[Part], sources: int) -> list[dict[
         counts: list[Counter[str]] = [Counter() for _ in range(sources)]
         reasons: Counter[str] = Counter()
         samples: list[list[str]] = []
-        with ThreadPoolExecutor(16) as pool:  # a store answers a read in tens of milliseconds
-            read = pool.map(lambda key, step=step: decisions.read(folder, step.key, key), keys)
-            for part, decision in zip(parts, read, strict=True):
-                if decision is None:
-                    what = f"a decision of {step.name} is missing or damaged"
-                    raise InputError(what, text.uri, "run the same command again")
-                counts[part[0].file.source].update({name: getattr(decision, name) for name in COUNTS})
-                reasons += decision.reasons
-                samples = decisions.sample([*samples, *decision.samples], SAMPLES)
+        read = read_at_once(partial(decisions.read, folder, step.key), keys)
+        for part, decision in zip(parts, read, strict=True):
+            if decision is None:
+                what = f"a decision of {step.name} is missing or damaged"
+                raise InputError(what, text.uri, "run the same command again")
+            counts[part[0].file.source].update({name: getattr(decision, name) for name in COUNTS})
+            reasons += decision.reasons
+            samples = decisions.sample([*samples, *decision.samples], SAMPLES)
         found.append(
             {
                 "step": step.name,

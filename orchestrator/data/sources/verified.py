@@ -14,7 +14,7 @@ import xxhash
 
 from orchestrator.job.errors import InputError
 from orchestrator.storage.file_system import RemoteFileSystem, shared_file_system
-from orchestrator.storage.input_files import TIMEOUT, RemoteFile
+from orchestrator.storage.input_files import TIMEOUT, RemoteFile, SeekableFile
 from orchestrator.storage.retry import Retry
 
 BLOCK_BYTES = 2**20
@@ -124,31 +124,13 @@ class _Guard(io.RawIOBase):
         super().close()
 
 
-class VerifiedFile(io.RawIOBase):
+class VerifiedFile(SeekableFile):
     """A local file of `size` bytes whose blocks from `first` on are verified by `sums`; no other blocks can be read."""
 
     def __init__(self, path: str, size: int, sums: str, first: int) -> None:
         self._file = open(path, "rb", buffering=0)  # noqa: SIM115
         self._path, self._size, self._sums, self._first = path, size, sums, first
-        self._at = 0
         self._held: tuple[int, bytes] = (-1, b"")
-
-    def readable(self) -> bool:
-        """See `io.RawIOBase`."""
-        return True
-
-    def seekable(self) -> bool:
-        """See `io.RawIOBase`."""
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """See `io.RawIOBase`."""
-        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        return self._at
-
-    def tell(self) -> int:
-        """See `io.RawIOBase`."""
-        return self._at
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
         """See `io.RawIOBase`. Raises InputError if a block has changed."""

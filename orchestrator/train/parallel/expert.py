@@ -23,7 +23,9 @@ def apply_expert(model: nn.Module, group: ProcessGroup) -> None:
 
 
 def rows_by_rank(sent: Tensor, received: Tensor, rows: Tensor) -> tuple[list[int], list[int]]:
-    """How many of `rows` go to each rank, and how many rows come from each, of counts [ranks, experts of a rank]."""
+    """How many of `rows` go to each rank, and how many rows come from each, of counts [ranks, experts of a rank].
+
+    A trace, in which counts have no values, puts a function in this one's place that goes by the number of `rows`."""
     to, come = torch.stack((sent.sum(1), received.sum(1))).tolist()  # one wait for the device
     return to, come
 

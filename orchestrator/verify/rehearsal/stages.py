@@ -179,7 +179,7 @@ class Scene:
     @property
     def commit(self) -> CommitManifest:
         """Its newest commit."""
-        newest = Store(self.run.at("checkpoints")).latest()
+        newest = Store(self.run.commits).latest()
         if newest is None:
             raise Failed("there is no sound commit")
         return newest

@@ -1,0 +1,58 @@
+"""What a workload says of a module that others have written, from the module itself: its tensors, how deep each
+parameter lies, and the values that they begin with.
+
+Classes of transformers and own models are such; the project's own transformers say it from their configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from workloads.errors import WorkloadError
+
+if TYPE_CHECKING:
+    from workloads.adapters.adapter import Adapter
+    from workloads.workload import Workload
+
+
+def shapes_of(workload: Workload) -> Mapping[str, torch.Size]:
+    """See Workload.shapes; a shared tensor has the name under which it comes first."""
+    with torch.device("meta"):
+        model = workload.build()
+    kept = model.state_dict().keys()
+    named = [*model.named_parameters(), *model.named_buffers()]
+    return {name: tensor.shape for name, tensor in named if name in kept}
+
+
+def depths_of(workload: Workload) -> Mapping[str, int]:
+    """See Workload.depth, of every tensor, by the layers that `blocks` gives in their order: what comes before the
+    first of them counts as embeddings, what is in none of them and comes later as the head."""
+    with torch.device("meta"):
+        model = workload.build()
+    blocks = workload.blocks(model)
+    number = {id(p): i for i, block in enumerate(blocks) for p in block.parameters()}
+    found, seen = {}, False
+    for name, parameter in model.named_parameters():
+        seen |= id(parameter) in number
+        place = number.get(id(parameter), len(blocks) if seen else -1)
+        found[name] = len(blocks) - place
+    return dict.fromkeys(workload.shapes, 0) | found
+
+
+def initial_of(
+    workload: Workload, adapter: Adapter | None, own: Callable[[str, int], Tensor], name: str, seed: int
+) -> Tensor:
+    """See Workload.initial: what `own(name, seed)` gives of the module's own tensors, and the adapter of those that it
+    adds. Raises WorkloadError if the model has no such tensor."""
+    if name not in workload.shapes:
+        raise WorkloadError(
+            f"{workload.name} has no tensor {name!r}; its names are those of named_parameters()"
+        )
+    if adapter and adapter.adds(name):
+        return adapter.initial(name, workload.shapes[name], seed, partial(workload.initial, seed=seed))
+    return own(name, seed)
