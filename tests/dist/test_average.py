@@ -44,7 +44,7 @@ def evaluated(run: Path, step: int, raw: bool = False) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_text(tmp_path_factory.mktemp("text"))
+    return write_text(tmp_path_factory.mktemp("text"), 20_000)
 
 
 @pytest.fixture(scope="module")

@@ -135,10 +135,8 @@ def test_phases_may_be_stages_of_a_chain(
     assert found["receipt"] == rows(runs / "whole")[-1]["samples"]
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [pytest.param("deepspeed", marks=pytest.mark.slow), pytest.param("base", marks=pytest.mark.slow), "lora"],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["deepspeed", "base", "lora"])
 def test_phases_of_every_kind_have_the_bits_of_one_run(
     kind: str, text: str, runs: Path, tmp_path: Path
 ) -> None:

@@ -95,17 +95,18 @@ def test_evaluations_are_rows_of_their_own(quiet: Path, text: str, cache: Path, 
     assert weights(quiet, 12) == weights(tmp_path / "without", 12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "parallel",
     [
-        pytest.param({"micro_batch": 3}, marks=pytest.mark.slow),
+        {"micro_batch": 3},
         {"micro_batch": 2, "zero": 3},
         {"tp": 2},
-        pytest.param({"pp": 2, "schedule": "zbv"}, marks=pytest.mark.slow),
-        pytest.param({"cp": 2}, marks=pytest.mark.slow),
-        pytest.param({"engine": "deepspeed", "zero": 2, "micro_batch": 2}, marks=pytest.mark.slow),
-        pytest.param({"pp": 2, "schedule": "1f1b", "micro_batch": 4}, marks=pytest.mark.slow),
-        pytest.param({"pp": 2, "schedule": "interleaved"}, marks=pytest.mark.slow),
+        {"pp": 2, "schedule": "zbv"},
+        {"cp": 2},
+        {"engine": "deepspeed", "zero": 2, "micro_batch": 2},
+        {"pp": 2, "schedule": "1f1b", "micro_batch": 4},
+        {"pp": 2, "schedule": "interleaved"},
     ],
     ids=str,
 )

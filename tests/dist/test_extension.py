@@ -33,33 +33,27 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_text(tmp_path_factory.mktemp("text"), 20_000)
 
 
-@pytest.fixture(scope="module")
-def quiet(text: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """For each schedule a run that was long from the start."""
-    runs = tmp_path_factory.mktemp("quiet")
-    for schedule in SCHEDULES:
-        drive_here(document(text, schedule, LONG), str(runs / schedule), Path(text).parent / "cache")
-    return {schedule: runs / schedule for schedule in SCHEDULES}
-
-
 @pytest.mark.parametrize(
     ("schedule", "faults"),
-    [("constant", ("kill@1:15/2",)), ("wsd", ("kill@0:10/2", "kill@1:18/3"))],
+    [
+        pytest.param("constant", ("kill@1:15/2",), marks=pytest.mark.slow),
+        ("wsd", ("kill@0:10/2", "kill@1:18/3")),
+    ],
 )
 def test_an_extended_run_has_the_bits_of_a_long_one(
     text: str,
-    quiet: dict[str, Path],
     schedule: str,
     faults: tuple[str, ...],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(decide, "SETTLE", 0.0)
-    run, cache = tmp_path / "run", Path(text).parent / "cache"
+    run, quiet, cache = tmp_path / "run", tmp_path / "quiet", Path(text).parent / "cache"
+    drive_here(document(text, schedule, LONG), str(quiet), cache)
     drive_here(document(text, schedule, SHORT), str(run), cache)
     begun = SHORT - DECAY if schedule == "wsd" else SHORT
     assert Store(str(run / "checkpoints")).steps() == sorted({begun, SHORT})
-    assert (curve(run) == curve(quiet[schedule])[:SHORT]) == (schedule == "constant")
+    assert (curve(run) == curve(quiet)[:SHORT]) == (schedule == "constant")
     finished = load(run / "job.yaml")
     assert done_already(finished, RunDir(str(run)))
 
@@ -72,10 +66,10 @@ def test_an_extended_run_has_the_bits_of_a_long_one(
         LONG,
         LONG,
     )
-    assert summary["receipt"] == rows(quiet[schedule])[-1]["samples"]
-    assert curve(run) == curve(quiet[schedule])
-    assert [row["lr"] for row in rows(run)] == [row["lr"] for row in rows(quiet[schedule])]
-    assert weights(run, LONG) == weights(quiet[schedule], LONG)
+    assert summary["receipt"] == rows(quiet)[-1]["samples"]
+    assert curve(run) == curve(quiet)
+    assert [row["lr"] for row in rows(run)] == [row["lr"] for row in rows(quiet)]
+    assert weights(run, LONG) == weights(quiet, LONG)
 
     events = rows(run, "events.jsonl")
     (extended,) = [event for event in events if event.get("extended")]

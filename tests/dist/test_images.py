@@ -148,6 +148,7 @@ def test_the_global_batch_is_compared_under_every_layout(
     assert max(float((one[name] - two[name]).abs().max()) for name in one) < 1e-5
 
 
+@pytest.mark.slow
 def test_kills_change_no_bit_of_a_contrastive_run(digits: Path, tmp_path: Path) -> None:
     document = job("digits.yaml", digits, workers=2, parallel={"zero": 2, "micro_batch": 4})
     run(document, tmp_path / "quiet")

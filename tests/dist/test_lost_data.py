@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import curve, job, rows, slow_job, weights, write_text
+from jobs import curve, job, rows, weights, write_text
 from local_run import LocalGang, drive_here
 from prepared import prepare_here
 
@@ -82,8 +82,8 @@ def test_the_next_attempt_makes_it_again_and_is_the_same_run(
 def test_a_training_whose_data_is_removed_meanwhile_ends_well(tmp_path: Path) -> None:
     """The text is gone too, and an export takes nothing but what the run directory has."""
     cache, run = tmp_path / "cache", tmp_path / "run"
-    document = slow_job(write_text(cache / "corpus", 40_000), steps=8)
-    summary = drive_here(document, str(run), cache, gang=lambda: Losing(cache))
+    document = job(write_text(cache / "corpus", 20_000), steps=8)
+    summary = drive_here(document, str(run), cache, gang=lambda: Losing(cache), faults=("slow@1:2=0.2",))
     assert (summary["state"], summary["attempts"], cache.exists()) == ("done", 1, False)
     assert [row["step"] for row in rows(run)] == list(range(1, 9))
     export(str(run), 8, str(tmp_path / "export"))

@@ -29,7 +29,7 @@ def document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     found = re.search(r'```python title="small_gpt.py"\n(.*?)```', GUIDE.read_text(), re.DOTALL)
     assert found is not None
     (tmp_path / "small_gpt.py").write_text(found.group(1))
-    document = job(write_text(tmp_path / "corpus", 60_000), steps=6)
+    document = job(write_text(tmp_path / "corpus", 20_000), steps=6)
     document["workload"] = {"model": "small_gpt:Gpt", "objective": "causal_lm"}
     document["data"] |= {"validation": {"share": 0.2}, "tokenizer": {"train_bpe": 301}}
     document["train"]["optimizer"] |= {"eps": 1e-4}

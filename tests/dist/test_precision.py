@@ -45,7 +45,11 @@ def go_on(document: dict[str, Any], run: Path, cache: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("began", "now", "precision"), [(SLOW_HALVES, SLOW_FULL, "fp32"), (SLOW_FULL, SLOW_HALVES, "bf16")]
+    ("began", "now", "precision"),
+    [
+        (SLOW_HALVES, SLOW_FULL, "fp32"),
+        pytest.param(SLOW_FULL, SLOW_HALVES, "bf16", marks=pytest.mark.slow),
+    ],
 )
 def test_a_run_keeps_its_precision_where_another_would_be_chosen_now(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, began: Any, now: Any, precision: str

@@ -111,7 +111,7 @@ def test_training_does_not_notice(alone: dict[str, Path], text: str, folder: Pat
 @pytest.mark.parametrize(
     ("model", "parallel"),
     [
-        ("gpt", {"zero": 3, "micro_batch": 2}),
+        pytest.param("gpt", {"zero": 3, "micro_batch": 2}, marks=pytest.mark.slow),
         pytest.param("gpt", {"tp": 2, "sequence": True}, marks=pytest.mark.slow),
         ("gpt", {"pp": 2, "micro_batch": 4}),
         pytest.param("gpt", {"cp": 2}, marks=pytest.mark.slow),

@@ -131,7 +131,8 @@ def killed_at(step: int, folder: Path, tmp_path: Path) -> tuple[Path, Path]:
     return path, run
 
 
-@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.slow), 7])
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [1, 7])
 def test_killing_the_whole_tree_changes_no_bit(quiet: Quiet, tmp_path: Path, step: int) -> None:
     folder, quiet_run, _ = quiet
     path, run = killed_at(step, folder, tmp_path)

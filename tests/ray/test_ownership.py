@@ -52,6 +52,7 @@ def test_two_commands_at_once_on_a_new_directory_and_the_one_at_work_is_killed(t
     assert [event["phase"] for event in rows(run, "events.jsonl")][:1] == ["prepare"]
 
 
+@pytest.mark.slow
 def test_a_first_command_whose_text_is_wrong_leaves_what_it_found(tmp_path: Path) -> None:
     """It is seen only once the data is prepared: by then a controller has written."""
     (tmp_path / "text.txt").write_text("ab " * 40)

@@ -74,9 +74,26 @@ def seconds(gang: RayGang, act: Callable[[], Any], seen: Callable[[GangStatus], 
     return time.monotonic() - began
 
 
-def test_the_next_attempt_uses_the_same_places_at_once(gang: RayGang) -> None:
+def test_places_are_made_ready_beside_running_ranks_and_the_next_attempt_uses_the_same_at_once(
+    gang: RayGang, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what cannot be placed is told in time, which takes no place."""
+    with monkeypatch.context() as soon:
+        soon.setattr("cluster.workers.ray_gang.PLACEMENT_TIMEOUT", 1.0)
+        with pytest.raises(TimeoutError, match="no room for 3 of 3 groups of 1 workers"):
+            gang.start(3, Bundle(64), WAIT, {})
+    gang.start(1, ONE, WAIT, {})
+    until(gang, running)
+    assert (gang.ready(), gang.capacity(ONE)) == (1, 2)
+    gang.prewarm(2)
+    until(gang, lambda beat: gang.ready() == 2)
+    listed = psutil.process_iter(["cmdline"])
+    there = {p.pid for p in listed if "cluster.workers.fork_server" in " ".join(p.info["cmdline"] or [])}
+    gang.stop()
+
     gang.start(2, ONE, WAIT, {})
     first = until(gang, running)
+    assert {psutil.Process(rank.pid).ppid() for rank in first.ranks} <= there  # nothing is imported anew
     assert len({rank.node for rank in first.ranks}) == 2
     took = seconds(
         gang, lambda: os.kill(first.ranks[1].pid, signal.SIGKILL), lambda beat: beat.ranks[1].state == "dead"
@@ -132,20 +149,6 @@ def test_a_place_that_answers_again_is_used_again(gang: RayGang) -> None:
     gang.start(2, ONE, WAIT, {})
     beat = until(gang, running)
     assert fork_server in [psutil.Process(rank.pid).parent() for rank in beat.ranks]
-
-
-def test_places_are_made_ready_beside_running_ranks(gang: RayGang) -> None:
-    gang.start(1, ONE, WAIT, {})
-    until(gang, running)
-    assert (gang.ready(), gang.capacity(ONE)) == (1, 2)
-    gang.prewarm(2)
-    until(gang, lambda beat: gang.ready() == 2)
-    listed = psutil.process_iter(["cmdline"])
-    there = {p.pid for p in listed if "cluster.workers.fork_server" in " ".join(p.info["cmdline"] or [])}
-    gang.stop()
-    gang.start(2, ONE, WAIT, {})
-    parents = {psutil.Process(rank.pid).ppid() for rank in until(gang, running).ranks}
-    assert parents <= there  # no interpreter starts and nothing is imported
 
 
 @pytest.mark.slow
@@ -204,14 +207,6 @@ def test_a_drained_node_gives_notice_and_takes_nothing_new(gang: RayGang, cluste
     gang.start(1, ONE, WAIT, {})
     assert until(gang, running).ranks[0].node == beat.ranks[0].node
     cluster.remove_node(next(n for n in cluster.worker_nodes if n.node_ip_address == beat.ranks[1].node))
-
-
-def test_what_cannot_be_placed_is_told_in_time(gang: RayGang, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cluster.workers.ray_gang.PLACEMENT_TIMEOUT", 1.0)
-    with pytest.raises(TimeoutError, match="no room for 3 of 3 groups of 1 workers"):
-        gang.start(3, Bundle(64), WAIT, {})
-    gang.start(1, ONE, WAIT, {})
-    until(gang, running)
 
 
 @pytest.mark.slow

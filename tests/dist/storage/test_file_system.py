@@ -134,13 +134,24 @@ def test_a_second_publication_is_refused_and_named(files: ObjectBackend) -> None
     assert files.read("once") == b"first"
 
 
-def test_listings_have_more_than_one_page(files: ObjectBackend) -> None:
+def test_listings_have_more_than_one_page(
+    files: ObjectBackend, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
     files.fs.timeout = 20.0
-    names = {f"many/{number:04d}": 1 for number in range(1203)}
+    monkeypatch.setitem(files.fs._plain.s3_additional_kwargs, "MaxKeys", 50)
+    names = {f"many/{number:04d}": 1 for number in range(121)}
+    asked: list[str] = []
+    proxy.spoil = lambda line: asked.append(line) or ""  # type: ignore[func-returns-value]
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(lambda name: files.replace(name, b"x"), names))
+        for listed, count in (
+            (lambda: files.list("many"), 121),
+            (lambda: files.fs.ls(f"{files.root}/many"), 121),
+            (lambda: files.fs.glob(f"{files.root}/many/*1"), 12),
+        ):
+            asked.clear()
+            assert len(listed()) == count
+            assert sum("continuation-token" in line for line in asked) >= 2
         assert files.list("many") == names
-        assert len(files.fs.ls(f"{files.root}/many")) == len(names)
-        assert len(files.fs.glob(f"{files.root}/many/*1")) == 121
         list(pool.map(files.remove, names))
     assert files.list("many") == {}

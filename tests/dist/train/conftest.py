@@ -9,7 +9,7 @@ from lasting_gang import LastingGang, lasting_gang
 sys.path.insert(0, str(Path(__file__).parent))
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def gang() -> LastingGang:
     """What ranks import is imported once; every start has ranks of its own."""
     return lasting_gang()

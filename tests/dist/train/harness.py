@@ -17,7 +17,7 @@ from orchestrator.planning.layout import Layout, ModelShape
 from orchestrator.planning.legal_layouts import legal
 from orchestrator.planning.model_shape import model_shape
 
-TOGETHER = 8
+TOGETHER = 12
 """Cases in one start of the ranks."""
 TOLERANCE = 1e-5
 """fp32, relative. Sums in another order differ by a few units of 6e-8; ten steps of Adam with eps 1e-4 carry them

@@ -15,7 +15,8 @@ from orchestrator.planning.layout import Layout
 STEPS = 3
 DROPOUT = {"dropout": 0.1, "attention_dropout": 0.2, "steps": STEPS}
 FIRST = Layout(dp=2, zero=1)
-THEN = (Layout(pp=2, tp=2, micro_batch=2), Layout(dp=2, cp=2, zero=3), Layout(dp=2, tp=2, sequence=True))
+THEN = (Layout(pp=2, tp=2, micro_batch=2), Layout(dp=2, tp=2, sequence=True))
+LATER = Layout(dp=2, cp=2, zero=3)
 
 
 def case(model: str, layout: Layout, **fields: Any) -> dict[str, Any]:
@@ -68,7 +69,9 @@ REST = {
 """Every feature of a layout."""
 ALONE = {found["id"]: found for world in CASES for found in map(reference_of, CASES[world])}
 LEG = case("decoder", FIRST, commit=True)
-ON = [case("decoder", layout, restore=LEG["id"]) for layout in THEN]
+ON, ON_LATER = (
+    [case("decoder", layout, restore=LEG["id"]) for layout in layouts] for layouts in (THEN, [LATER])
+)
 WHOLE = {**reference_of(LEG), "steps": 2 * STEPS, "id": "decoder-whole", "commit": False}
 WITHOUT = {**WHOLE, "attention_dropout": 0.0, "id": "decoder-without"}
 BARE = {**WITHOUT, "dropout": 0.0, "id": "decoder-bare"}
@@ -115,8 +118,13 @@ def test_every_feature_of_a_layout_trains_what_one_process_trains(results: Resul
         check_equal(results.of(found), results.of(reference_of(found)))
 
 
-@pytest.mark.parametrize("second", ON, ids=lambda found: found["id"])
+@pytest.mark.parametrize(
+    "second",
+    [*ON, *(pytest.param(second, marks=pytest.mark.slow) for second in ON_LATER)],
+    ids=lambda found: found["id"],
+)
 def test_a_run_that_changes_its_layout_draws_the_same_masks(results: Results, second: dict[str, Any]) -> None:
+    results.run(4, [second])
     legs = [results.of(LEG), results.of(second)]
     whole = {name: legs[0][name] + legs[1][name] for name in ("losses", "averaged", "norms", "extras")}
     ends = {"first": legs[0]["first"], "state": legs[1]["state"], "eval": legs[1]["eval"]}

@@ -43,7 +43,6 @@ QUICK: list[tuple[str, dict[str, Any]]] = [
     ("talk", {"cp": 2}),
     ("dpo", {"cp": 2}),
     ("dpo", {"pp": 2}),
-    ("dpo", {"tp": 2, "sequence": True}),
     ("reward", {"dp": 2, "zero": 3}),
     ("kto", {"dp": 2, "zero": 2}),
 ]
@@ -52,7 +51,7 @@ REST: list[tuple[str, dict[str, Any]]] = [
     *((task, {"pp": 2}) for task in TASKS),
     *((task, {"dp": 2, "zero": zero}) for task in TASKS for zero in (0, 1, 2, 3)),
     *((task, {"dp": 2, "zero": zero, "engine": "deepspeed"}) for task in TASKS for zero in (1, 3)),
-    *((task, {"tp": 2, "sequence": True}) for task in ("last", "number", "words", "span", "talk")),
+    *((task, {"tp": 2, "sequence": True}) for task in ("last", "number", "words", "span", "talk", "dpo")),
     *((task, {"cp": 2}) for task in ("ipo", "kto", "orpo", "dpo of experts")),
     ("reward", {"tp": 2, "sequence": True}),
     ("dpo", {"pp": 2, "schedule": "zbv", "micro_batch": 2}),

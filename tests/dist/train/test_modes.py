@@ -15,11 +15,8 @@ SPLIT = {"pp": 2, "schedule": "zbv"}
 EXACT: dict[str, dict[str, Any]] = {
     f"{name} {layout}": {"layout": {"micro_batch": 2, **layout}, **fields}
     for name, layout, fields in [
-        ("recompute", {**TP, "recompute": "full", "sequence": True}, {}),
         ("recompute", {**PP, "recompute": "selective"}, {}),
-        ("recompute", {**FULL, "recompute": "selective"}, {}),
         ("recompute", {**CP, "recompute": "full"}, {}),
-        ("recompute", {**SPLIT, "recompute": "full"}, {}),
         ("offload", {**DP, "offload": "optimizer"}, {}),
         ("offload", {**FULL, "offload": "optimizer"}, {}),
         *[("lamb", layout, {"optimizer": {"name": "lamb"}}) for layout in (TP, FULL)],
@@ -30,6 +27,15 @@ EXACT: dict[str, dict[str, Any]] = {
         *[("z-loss", layout, {"train": {"z_loss": 1e-2}}) for layout in (TP, PP)],
     ]
 }
+EXACT_LATER: dict[str, dict[str, Any]] = {
+    f"recompute {layout}": {"layout": {"micro_batch": 2, **layout}}
+    for layout in (
+        {**TP, "recompute": "full", "sequence": True},
+        {**FULL, "recompute": "selective"},
+        {**SPLIT, "recompute": "full"},
+    )
+}
+"""Of the long suite: `test_dropout` recomputes under these layouts in the default one."""
 WIDER: dict[str, dict[str, Any]] = {
     "muon in copies": {
         "layout": {"dp": 4, "zero": 3, "shard": 2, "micro_batch": 1},
@@ -37,12 +43,17 @@ WIDER: dict[str, dict[str, Any]] = {
     }
 }
 """The same on four ranks."""
-HALVES = [TP, FULL, SPLIT, {"dp": 2, "zero": 1}, {"dp": 2, "zero": 2}]
+HALVES = [TP, FULL, SPLIT]
+HALVES_LATER = [{"dp": 2, "zero": 1}, {"dp": 2, "zero": 2}]
 HALVES_OF_FOUR = [
     {"pp": 2, "dp": 2, "zero": 1, "micro_batch": 1},
     {"pp": 2, "dp": 2, "zero": 2, "micro_batch": 1},
 ]
-"""Layouts in 16 bits, each with several micro-batches a step."""
+"""Layouts in 16 bits, each with several micro-batches a step; in fp16 all but the first three are of the long suite."""
+UNITS = {"bf16": 2**-8, "fp16": 2**-11}
+"""Unit roundoff."""
+STAGES = (1, 2)
+"""ZeRO's, under which a class runs as it is in the default suite; `test_dropout` has the others."""
 BITWISE = {"steps": 16, "train": {"determinism": "bitwise", "virtual_shards": 4}}
 
 
@@ -68,22 +79,28 @@ def hf_class(zero: int, folder: str = "") -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory, gang: ProcessGang) -> Results:
-    found = Results(tmp_path_factory.mktemp("modes"), gang)
+def neox(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = str(tmp_path_factory.mktemp("neox"))
     write_hf_class(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory, gang: ProcessGang, neox: str) -> Results:
+    found = Results(tmp_path_factory.mktemp("modes"), gang)
     references = {r["id"]: r for r in (alone(name, fields) for name, fields in EXACT.items())}
     precise = [precision_case("bf16", {}), precision_case("fp16", {})]
-    found.run(1, [*references.values(), *precise, bitwise(1), hf_class(-1, folder)])
+    found.run(1, [*references.values(), *precise, bitwise(1), hf_class(-1, neox)])
     halves = [precision_case(p, layout) for p in ("bf16", "fp16") for layout in HALVES]
+    halves += [precision_case("bf16", layout) for layout in HALVES_LATER]
     tree = [bitwise(2), bitwise(2, steps=8, commit=True)]
     found.run(2, [case_of(n, f) for n, f in EXACT.items()] + halves + tree)
-    found.run(2, [hf_class(zero, folder) for zero in range(4)])
+    found.run(2, [hf_class(zero, neox) for zero in STAGES])
     found.run(
         4,
         [case_of(n, f) for n, f in WIDER.items()]
         + [bitwise(4), bitwise(4, steps=8, restore=tree[1]["id"])]
-        + [precision_case(p, layout) for p in ("bf16", "fp16") for layout in HALVES_OF_FOUR],
+        + [precision_case("bf16", layout) for layout in HALVES_OF_FOUR],
     )
     return found
 
@@ -93,23 +110,46 @@ def precision_case(precision: str, layout: dict[str, Any]) -> dict[str, Any]:
     return case_of(name, {"train": {"precision": precision}, "layout": {"micro_batch": 2, **layout}})
 
 
-@pytest.mark.parametrize(("name", "fields"), [*EXACT.items(), *WIDER.items()])
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        *EXACT.items(),
+        *WIDER.items(),
+        *(pytest.param(*item, marks=pytest.mark.slow) for item in EXACT_LATER.items()),
+    ],
+)
 def test_a_mode_changes_nothing_that_one_process_would_not(
     results: Results, name: str, fields: dict[str, Any]
 ) -> None:
+    results.run(2, [case_of(name, fields)])
     check_equal(results.of(case_of(name, fields)), results.of(alone(name, fields)))
 
 
-@pytest.mark.parametrize("zero", range(4))
-def test_a_model_run_as_it_is_trains_under_every_zero_stage(results: Results, zero: int) -> None:
+@pytest.mark.parametrize(
+    "zero", [zero if zero in STAGES else pytest.param(zero, marks=pytest.mark.slow) for zero in range(4)]
+)
+def test_a_model_run_as_it_is_trains_under_every_zero_stage(results: Results, neox: str, zero: int) -> None:
+    results.run(2, [hf_class(zero, neox)])
     check_equal(results.of(hf_class(zero)), results.of(hf_class(-1)))
 
 
-@pytest.mark.parametrize("layout", [*HALVES, *HALVES_OF_FOUR], ids=str)
-@pytest.mark.parametrize(("precision", "unit"), [("bf16", 2**-8), ("fp16", 2**-11)])
+@pytest.mark.parametrize(
+    ("precision", "layout"),
+    [
+        *((precision, layout) for precision in UNITS for layout in HALVES),
+        *(("bf16", layout) for layout in (*HALVES_LATER, *HALVES_OF_FOUR)),
+        *(
+            pytest.param("fp16", layout, marks=pytest.mark.slow)
+            for layout in (*HALVES_LATER, *HALVES_OF_FOUR)
+        ),
+    ],
+    ids=str,
+)
 def test_half_precision_agrees_to_its_rounding(
-    results: Results, precision: str, unit: float, layout: dict[str, Any]
+    results: Results, precision: str, layout: dict[str, Any]
 ) -> None:
+    unit = UNITS[precision]
+    results.run(4 if layout in HALVES_OF_FOUR else 2, [precision_case(precision, layout)])
     found, reference = (results.of(precision_case(precision, where)) for where in (layout, {}))
     torch.testing.assert_close(found["losses"], reference["losses"], rtol=unit, atol=0)
     torch.testing.assert_close(found["norms"], reference["norms"], rtol=8 * unit, atol=0)

@@ -61,8 +61,11 @@ def some(model: str, *layouts: Layout) -> list[dict[str, Any]]:
 EXPERT, PIPED = {"dp": 2, "ep": 2, "micro_batch": 2}, {"pp": 2, "micro_batch": 2}
 QUICK = {
     2: [
-        *(wide(**way) for way in ({"tp": 2}, {"dp": 2, "ep": 2}, {"dp": 2, "zero": 3})),
-        *cases_of("decoder", 2, SHORT),
+        wide(tp=2),
+        *some("decoder", *(Layout(dp=2, zero=zero, micro_batch=2) for zero in range(4))),
+        *some("decoder", *(Layout(cp=2, zero=zero, micro_batch=2) for zero in (1, 3))),
+        *some("decoder", *(Layout(tp=2, sequence=cut, micro_batch=2) for cut in (False, True))),
+        *some("decoder", Layout(**PIPED, schedule="zbv")),
         *some("moe", *(Layout(**EXPERT, zero=zero) for zero in (1, 3))),
         *some("moe", Layout(cp=2, zero=3, micro_batch=2), Layout(**PIPED, schedule="zbv")),
         *some("capped", Layout(cp=2, micro_batch=2)),
@@ -91,7 +94,7 @@ QUICK = {
         *some("moe", Layout(dp=4, ep=2, zero=3, shard=2, micro_batch=1)),
         *some("sinks", Layout(**EXPERT, tp=2)),
         *some("disentangled", Layout(**PIPED, tp=2)),
-        *some("moe", Layout(**EXPERT, tp=2), Layout(dp=2, tp=2, zero=3, sequence=True, micro_batch=2)),
+        *some("moe", Layout(dp=2, tp=2, zero=3, sequence=True, micro_batch=2)),
     ],
 }
 """At four ranks what no other module has: `test_resharding` walks through a dozen layouts of four, each compared with
@@ -99,7 +102,10 @@ one process; `test_routing` has routers under every axis, and `test_dropout` rec
 FULL = {
     2: [
         *(case for model in MODELS for case in cases_of(model, 2, LONG)),
-        *(wide(**way) for way in ({"pp": 2}, {"dp": 2, "zero": 1})),
+        *(
+            wide(**way)
+            for way in ({"pp": 2}, {"dp": 2, "ep": 2}, *({"dp": 2, "zero": zero} for zero in (1, 3)))
+        ),
     ],
     4: [case for model in MODELS for case in cases_of(model, 4, LONG)],
     8: [case for model in ("decoder", "moe", "pair") for case in cases_of(model, 8, LONG)],

@@ -24,13 +24,13 @@ MODEL = {
 QUICK: dict[str, dict[str, Any]] = {
     "ep": {"dp": 2, "ep": 2},
     "pp": {"pp": 2, "schedule": "zbv"},
-    "deepspeed1": {"dp": 2, "zero": 1, "engine": "deepspeed"},
 }
 SLOW: dict[str, dict[str, Any]] = {
     "zero3": {"dp": 2, "zero": 3},
     "tp": {"tp": 2},
     "cp": {"cp": 2},
     "1f1b": {"pp": 2},
+    "deepspeed1": {"dp": 2, "zero": 1, "engine": "deepspeed"},
     "deepspeed3": {"dp": 2, "zero": 3, "engine": "deepspeed"},
 }
 LAYOUTS = QUICK | SLOW

@@ -81,7 +81,7 @@ def test_what_is_left_is_what_the_steps_keep_whatever_the_parts(tmp_path: Path) 
     data = spec(
         tmp_path / "texts", STEPS, validation={"sources": [{"uri": str(tmp_path / "texts/held.jsonl")}]}
     )
-    uris = [prepare(data, (), str(tmp_path / "cache"), part_bytes=size) for size in (1500, 7000, 10**6)]
+    uris = [prepare(data, (), str(tmp_path / "cache"), part_bytes=size) for size in (4000, 7000, 10**6)]
     found = [documents(uri) for uri in uris]
     assert found[0] == found[1] == found[2]
     longest = [text for n, text in enumerate(texts["first"]) if n >= 40 and n not in (70, 71)]

@@ -159,7 +159,14 @@ def test_old_data_is_made_again_as_it_was(tmp_path: Path) -> None:
         prepare(data, (), str(tmp_path / "cache"), before="f" * 32)
 
 
-@pytest.mark.parametrize("lost", ["shards/000000.bin", "shards/000000.ends", "tokenizer.json"])
+@pytest.mark.parametrize(
+    "lost",
+    [
+        "shards/000000.bin",
+        pytest.param("shards/000000.ends", marks=pytest.mark.slow),
+        pytest.param("tokenizer.json", marks=pytest.mark.slow),
+    ],
+)
 def test_what_is_missing_is_made_again_and_nothing_else(tmp_path: Path, lost: str) -> None:
     data, cache = spec(*write_texts(tmp_path / "texts")), str(tmp_path / "cache")
     uri = Path(prepare(data, (), cache))
@@ -298,13 +305,16 @@ def test_a_set_is_made_again_by_the_tokenizer_of_the_run(tmp_path: Path) -> None
 
 PREPARE = """
 import sys, ray
+from cluster.workers.ray_internals import lean_start
 from orchestrator.data.prepare import prepare
 from orchestrator.job.data import DataSpec
-ray.init("local", num_cpus=2, include_dashboard=False, object_store_memory=10**8, _node_ip_address="127.0.0.1")
+with lean_start():
+    ray.init("local", num_cpus=2, include_dashboard=False, object_store_memory=10**8, _node_ip_address="127.0.0.1")
 print(prepare(DataSpec.model_validate_json(sys.argv[1]), (), sys.argv[2], part_bytes=20_000))
 """
 
 
+@pytest.mark.slow
 def test_a_killed_preparation_goes_on_where_it_was(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("".join(f"Line {i} of {i % 1000} says {i * i}.\n" for i in range(15_000)))
     data = spec(str(tmp_path / "a.txt"))

@@ -76,7 +76,7 @@ def sides(files: list[str], part_bytes: int, share: float) -> tuple[list[str], l
         return found
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     documents=DOCUMENTS,
     more=DOCUMENTS,

@@ -181,6 +181,7 @@ def test_a_distributed_checkpoint_comes_back_as_the_model(kind: Any, stacked: bo
     assert torch.equal(found(tokens).logits, model(tokens).logits)
 
 
+@pytest.mark.slow
 def test_another_process_apart_reads_it(tmp_path: Path) -> None:
     model = llama()
     source = save(tmp_path / "theirs", model, tensors_of(model))

