@@ -54,7 +54,7 @@ FILES = (
     "summary.json",
     REPORT,
 )
-OURS = frozenset({LOCK, COMMITS, "events.jsonl", TRIALS, CHAIN, ORIGIN, "failed.json"})
+OURS = frozenset({LOCK, COMMITS, "events.jsonl", TRIALS, CHAIN, ORIGIN, PRECISION, "failed.json"})
 """Names that show that a directory belongs to a run, a search or a chain. A job.yaml alone may be the user's own."""
 PROBE = ".probe-"
 

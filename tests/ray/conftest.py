@@ -51,7 +51,9 @@ def three_nodes() -> Iterator[Cluster]:
 @pytest.fixture(scope="session")
 def lasting_cluster() -> Iterator[tuple[Cluster, Iterator[int]]]:
     """One for all tests of a process, and numbers that no node of it has had."""
-    with lean_start(), three_nodes() as found:
+    with contextlib.ExitStack() as stack:
+        with lean_start():
+            found = stack.enter_context(three_nodes())
         yield found, itertools.count(3)
 
 

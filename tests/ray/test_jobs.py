@@ -20,6 +20,15 @@ from cluster.local import local_cluster as loopback
 from orchestrator.job.spec import load
 
 NAME = "t-jobs"
+PACED = '''
+import time
+
+
+def slowly(step: int, steps: int) -> float:
+    """The whole learning rate, and the processors for the commands that look at the run."""
+    time.sleep(0.1)
+    return 1.0
+'''
 PUBLIC = {
     "/", "/favicon.ico", "/api/authentication_mode", "/api/gcs_healthz", "/api/healthz", "/api/local_raylet_healthz",
 }  # fmt: skip
@@ -40,6 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = tmp_path_factory.mktemp("tree")
     document = job(write_text(found / "corpus"), precision="auto")
     write_job(found, with_data(document, tmp_path_factory.mktemp("data")))
+    (found / "paced.py").write_text(PACED)
     (found / "huge.bin").write_bytes(os.urandom(2**20))
     (found / "secret.txt").write_text("stays here")
     (found / ".gitignore").write_text("secret.txt\n")
@@ -65,6 +75,7 @@ def test_a_job_is_submitted_seen_and_stopped_with_a_commit(
     assert known == [local.address] * 3
     run = folder / "runs" / "small"
     tree = ["--working-dir", folder, "--exclude", "huge.bin", "--set", "train.steps=6000"]
+    tree += ["--set", "train.optimizer.schedule=paced:slowly"]
     first = said(local, folder, "submit", "job.yaml", *tree)
     assert (first["id"], first["new"], first["run_dir"]) == ("small-1", True, str(run))
     again = said(local, folder, "submit", "job.yaml", *tree)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 import fnmatch
 import functools
+import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -45,29 +46,30 @@ ROOMS = {
 LONGEST = 350
 LIGHT = {
     "orchestrator": ("torch", "ray", "transformers", "mlflow", "numpy", "pydantic", "pandas"),
-    "orchestrator.api.start": ("torch", "ray", "transformers", "mlflow", "pandas"),
-    "orchestrator.job.spec": ("torch", "ray", "transformers", "mlflow", "numpy"),
     "orchestrator.planning.layout": ("torch", "ray", "transformers", "mlflow", "numpy", "pydantic"),
-    "orchestrator.control.decide": ("torch", "ray", "transformers", "mlflow"),
-    "orchestrator.chain.drive": ("ray", "mlflow"),
-    "orchestrator.planning.plan": ("torch", "ray", "transformers", "mlflow"),
+    "orchestrator.checkpoint.sidecar": ("torch", "ray", "transformers", "mlflow", "numpy", "pydantic"),
+    "orchestrator.job.spec": ("torch", "ray", "transformers", "mlflow", "numpy"),
+    "orchestrator.api.start": ("torch", "ray", "transformers", "mlflow", "pandas"),
     "orchestrator.tune.space": ("torch", "ray", "transformers", "mlflow", "optuna"),
     "orchestrator.tune.rungs": ("torch", "ray", "transformers", "mlflow", "optuna"),
+    "orchestrator.control.decide": ("torch", "ray", "transformers", "mlflow"),
+    "orchestrator.planning.plan": ("torch", "ray", "transformers", "mlflow"),
     "orchestrator.storage.run_directory": ("torch", "ray", "transformers", "mlflow"),
     "orchestrator.train.task": ("torch", "ray", "transformers", "mlflow"),
-    "orchestrator.control.controller": ("torch", "ray", "transformers"),
-    "orchestrator.train.loop": ("ray", "transformers", "mlflow"),
-    "workloads.load": ("ray", "transformers", "torch._dynamo"),
     "orchestrator.checkpoint.store": ("torch", "ray", "transformers", "mlflow"),
-    "orchestrator.checkpoint.sidecar": ("torch", "ray", "transformers", "mlflow", "numpy", "pydantic"),
     "cluster.workers.gang": ("torch", "ray"),
     "cluster.workers.worker_context": ("torch", "ray"),
     "cluster.workers.rank_process": ("torch", "ray"),
     "cluster.workers.heartbeat": ("torch", "ray"),
     "cluster.workers.fork_server": ("torch", "ray"),
     "cluster.workers.process_gang": ("torch", "ray"),
+    "orchestrator.control.controller": ("torch", "ray", "transformers"),
+    "workloads.load": ("ray", "transformers", "torch._dynamo"),
+    "orchestrator.chain.drive": ("ray", "mlflow"),
+    "orchestrator.train.loop": ("ray", "transformers", "mlflow"),
 }
-"""Modules that decide, or that run in every process, and what importing them may not bring with it."""
+"""Modules that decide, or that run in every process, and what importing them may not bring with it; in an order in
+which none brings what a later one may not."""
 UNSAFE_MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 UNSAFE_CALLS = {
     ("torch", "load"),
@@ -200,12 +202,27 @@ def test_no_imports_run_in_a_circle() -> None:
     assert sorted(left) == []
 
 
-@pytest.mark.parametrize("module", LIGHT)
-def test_what_decides_is_light(module: str) -> None:
-    code = f"import sys, {module}\nprint(*sorted(set({LIGHT[module]!r}) & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
+def brought(modules: Sequence[str]) -> dict[str, list[str]]:
+    """What was imported, of what a module may not bring, by the time that it was: one after the other in a process."""
+    code = "import importlib, json, sys\nfound = {}\nfor module, heavy in json.loads(sys.argv[1]).items():\n"
+    code += "    importlib.import_module(module)\n    found[module] = sorted({*heavy} & {*sys.modules})\n"
+    asked = json.dumps({module: LIGHT[module] for module in modules})
+    command = [sys.executable, "-c", f"{code}print(json.dumps(found))", asked]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == []
+    found: dict[str, list[str]] = json.loads(done.stdout)
+    return found
+
+
+@pytest.fixture(scope="module")
+def brought_together() -> dict[str, list[str]]:
+    return brought([*LIGHT])
+
+
+@pytest.mark.parametrize("module", LIGHT)
+def test_what_decides_is_light(brought_together: dict[str, list[str]], module: str) -> None:
+    """One that seems heavy after others is looked at alone."""
+    assert not brought_together[module] or brought([module]) == {module: []}
 
 
 def test_no_folder_of_tests_is_passed_over(pytestconfig: pytest.Config) -> None:

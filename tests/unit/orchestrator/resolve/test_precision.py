@@ -61,6 +61,14 @@ def test_why_is_kept_with_the_run_and_shown(tmp_path: Path) -> None:
     assert f"Precision {found.precision}" in report(run)
 
 
+def test_what_keeps_why_may_be_there_before_the_run_writes(tmp_path: Path) -> None:
+    """Whoever starts a run's controller writes it, at once."""
+    run = RunDir(str(tmp_path / "run"))
+    run.create()
+    record_choice(in_chosen_precision(resolve(spec()), core), run)
+    run.check_ours()
+
+
 @pytest.mark.parametrize("before", ["fp32", "bf16", "fp16"])
 def test_a_run_keeps_what_it_began_with(tmp_path: Path, before: Any) -> None:
     run = RunDir(str(tmp_path))
