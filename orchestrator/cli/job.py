@@ -237,7 +237,7 @@ def _plan(
         )
         resources = spec.resources.model_copy(update={"workers": asked})
         spec = spec.model_copy(update={"resources": resources})
-    if device:
+    if device is not None:
         job, assumed = check_on_paper(on_paper(spec, device))
         job = in_chosen_precision(job, partial(worker_on_paper, device=device))
         spec, machine = job.spec, worker_on_paper(job.spec, device)

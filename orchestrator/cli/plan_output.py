@@ -51,7 +51,7 @@ def show_audit(folder: str, as_json: bool) -> None:
     rows = [
         [
             row["name"],
-            row["layout"],
+            row["layout"] or "",
             *cells(row["step_seconds"], duration),
             *cells(row["memory_bytes"], size),
             row["memory"].get("source", "formula"),

@@ -33,15 +33,16 @@ def forecast(spec: JobSpec, shape: ModelShape, plan: Plan, cluster: ClusterFile)
     steps, every = spec.train.steps, spec.checkpoint.every
     stall = chosen.time.commit * every
     failures = cluster.hours_between_failures
+    in_use = -(-chosen.layout.world // machine.per_node)
     fleet = Fleet(
-        nodes=-(-chosen.layout.world // machine.per_node),
+        nodes=in_use,
         per_node=machine.per_node,
         breaks=failures.breaks(machine.per_node),
         software=1.0 / failures.software,
         repair=cluster.repair_hours * HOUR,
         restart=cluster.restart_seconds,
         stall=stall,
-        write=state_bytes(spec, shape) / cluster.nodes / cluster.write_bandwidth,
+        write=state_bytes(spec, shape) / in_use / cluster.write_bandwidth,
     )
     return {
         "device": cluster.device,
@@ -68,12 +69,9 @@ def _market(policy: Policy, fleet: Fleet, cluster: ClusterFile, market: Market, 
     interval = young_daly(fleet.stall, between)
     seconds = plan.chosen.seconds
     best = max(round(max(interval, fleet.write) / seconds), 1)
-    tried = SPARES if cluster.spares is None else (cluster.spares,)
-    found = [
-        _case(policy, fleet, cluster, market, plan, spares)
-        for spares in tried
-        if spares <= max(cluster.nodes // 2, 1)
-    ]
+    worth_trying = [spares for spares in SPARES if spares <= max(cluster.nodes // 2, 1)]
+    tried = worth_trying if cluster.spares is None else [cluster.spares]
+    found = [_case(policy, fleet, cluster, market, plan, spares) for spares in tried]
     done = [case for case in found if case["ends"] == Outcome.DONE.value] or found
     chosen = min(done, key=lambda case: (case["usd"] or case["days"], case["days"]))
     often = policy.spec.checkpoint.model_copy(update={"every": best})

@@ -18,7 +18,7 @@ from tmpfs import mounted
 from cluster.workers.gang import GangStatus
 from orchestrator.checkpoint.store import Store
 
-STEPS = 300
+STEPS = 150
 
 
 @pytest.fixture
