@@ -235,6 +235,21 @@ def _is_without_commit(outcome: RunOutcome) -> bool:
     return found.get("state") == Outcome.STOPPED and found.get("commit") is None
 
 
+def _answer(method: Any) -> Any:
+    """What a method of a controller returns; one that Ray is starting again is asked until it is there."""
+    import ray
+    from ray.exceptions import ActorUnavailableError
+
+    deadline = time.monotonic() + SILENCE
+    while True:
+        try:
+            return ray.get(method.remote(), timeout=SILENCE)
+        except ActorUnavailableError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(REFRESH)
+
+
 def attach(
     spec: JobSpec,
     run_dir: RunDir,
@@ -253,8 +268,8 @@ def attach(
     job = spec.model_dump(mode="json")
     controller = controller_of(run_dir)
     if controller is not None:
-        status = ray.get(controller.status.remote(), timeout=SILENCE)
-        same = json.loads(json.dumps(ray.get(controller.job.remote(), timeout=SILENCE))) == [job, until]
+        status = _answer(controller.status)
+        same = json.loads(json.dumps(_answer(controller.job))) == [job, until]
         if same and status["summary"] and status["summary"]["state"] == "done":
             return controller  # it ended a moment ago, and can tell
         if not (status["summary"] or status["error"]):
