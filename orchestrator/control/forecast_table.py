@@ -52,19 +52,20 @@ def forecast(spec: JobSpec, shape: ModelShape, plan: Plan, cluster: ClusterFile)
         "days_without_failures": steps * chosen.seconds / DAY,
         "commit": {"every_steps": every, "stall_seconds": stall, "write_seconds": fleet.write},
         "markets": {
-            name: _market(policy, dataclasses.replace(fleet, nodes=cluster.nodes), cluster, market, plan)
-            for name, market in cluster.markets.items()
+            name: _market(policy, fleet, cluster, market, plan) for name, market in cluster.markets.items()
         },
     }
 
 
 def _market(policy: Policy, fleet: Fleet, cluster: ClusterFile, market: Market, plan: Plan) -> dict[str, Any]:
     """What a run takes at the prices of a market, with as many spares as the file says, or are worth it."""
-    taken = market.hours_between_interruptions
+    taken, in_use = market.hours_between_interruptions, fleet.nodes
     fleet = dataclasses.replace(
-        fleet, taken=1.0 / taken if taken else 0.0, returns=market.return_hours * HOUR
+        fleet,
+        nodes=cluster.nodes,
+        taken=1.0 / taken if taken else 0.0,
+        returns=market.return_hours * HOUR,
     )
-    in_use = -(-plan.chosen.layout.world // fleet.per_node)
     between = HOUR / ((fleet.breaks + fleet.software + fleet.taken) * in_use)
     interval = young_daly(fleet.stall, between)
     seconds = plan.chosen.seconds

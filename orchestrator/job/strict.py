@@ -23,6 +23,7 @@ def _web_address(value: str) -> str:
 
 
 WebAddress = Annotated[str, AfterValidator(_web_address)]
+"""An http or https URL."""
 
 
 def _takes_bool(annotation: Any) -> bool:

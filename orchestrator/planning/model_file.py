@@ -11,10 +11,12 @@ from pydantic import Field, ValidationError
 from orchestrator.job.errors import InputError
 from orchestrator.job.strict import StrictModel
 
-PositiveAmount = Annotated[float, Field(ge=1e-15, le=1e30)]
-"""A number in SI units that something is divided by. Nothing that is measured lies beyond these bounds, within which
-no step overflows."""
-Amount = Annotated[float, Field(ge=0, le=1e30)]
+LEAST, MOST = 1e-15, 1e30
+"""Nothing that is measured lies beyond these bounds, within which no step overflows."""
+PositiveAmount = Annotated[float, Field(ge=LEAST, le=MOST)]
+"""A number in SI units that something is divided by."""
+Amount = Annotated[float, Field(ge=0, le=MOST)]
+"""A number in SI units that may be nothing."""
 
 Model = TypeVar("Model", bound=StrictModel)
 

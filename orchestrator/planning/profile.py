@@ -18,7 +18,7 @@ from pydantic import AfterValidator, Field
 from orchestrator.job.errors import InputError
 from orchestrator.job.strict import StrictModel
 from orchestrator.planning.device import Link, Machine
-from orchestrator.planning.model_file import Amount, PositiveAmount, read_model
+from orchestrator.planning.model_file import LEAST, Amount, PositiveAmount, read_model
 
 FOLDER = Path(__file__).parent / "profiles"
 
@@ -34,7 +34,7 @@ class Figure(StrictModel):
 
 
 def _above_zero(figure: Figure) -> Figure:
-    if figure.value < 1e-15:
+    if figure.value < LEAST:
         raise ValueError("should have a value above 0")
     return figure
 
