@@ -48,24 +48,38 @@ class Family:
     """Layouts that differ in what they shard, recompute, offload and how they cut the pipeline, and in their engine.
 
     Attributes:
-        least: layout of which no other computes and sends less in its passes; not always one of them.
+        least: by each of their cuts, a layout of which no other computes and sends less in its passes; not always one
+            of them.
         layouts: gives them.
     """
 
-    least: Layout
+    least: tuple[Layout, ...]
     layouts: Callable[[], Iterator[Layout]]
 
 
-def families(
+@dataclass(frozen=True)
+class Degrees:
+    """All families with the same degrees.
+
+    Attributes:
+        least: layout of which no other computes and sends less in its passes, all ranks of a pipeline together.
+        families: gives them.
+    """
+
+    least: Layout
+    families: Callable[[], Iterator[Family]]
+
+
+def all_degrees(
     spec: JobSpec,
     shape: ModelShape,
     workers: int,
     per_node: int,
     reject: Callable[[tuple[Layout, str]], None],
     room: Room,
-) -> Iterator[Family]:
-    """Every layout to consider on at most `workers` ranks, `per_node` of which share a node. Degrees that the model
-    cannot have at all are rejected with the reason; state is offloaded where there is no `room`."""
+) -> Iterator[Degrees]:
+    """Every layout to consider on at most `workers` ranks, `per_node` of which share a node. Degrees that divide the
+    workers and that the model cannot have are rejected with the reason; state is offloaded where there is no `room`."""
     batch = spec.train.global_batch
     virtual = spec.train.virtual_shards if spec.train.determinism == "bitwise" else 0
     micros = [batch // virtual] if virtual else [m for m in MICRO_BATCHES if m <= batch]
@@ -76,7 +90,7 @@ def families(
             # a layout that does not fit is yielded too, so that the error names the reason
             width = max(workers // (asked.pp * asked.cp * asked.tp), 1)
             found = fit(wide, workers, batch, virtual) or wide.but(dp=width)
-            yield Family(found, partial(iter, (found,)))
+            yield Degrees(found, partial(iter, (Family((found,), partial(iter, (found,))),)))
         return
     pins = asked.pins if isinstance(asked, ParallelSpec) else {}
     micros = [pins["micro_batch"]] if "micro_batch" in pins else micros
@@ -97,11 +111,10 @@ class _Families:
     def _gpu(self) -> bool:
         return self.spec.resources.per_worker.gpu > 0
 
-    def all(self, reject: Callable[[tuple[Layout, str]], None]) -> Iterator[Family]:
-        """Those of all degrees, micro-batches and schedules."""
-        spec, shape, workers, pins = self.spec, self.shape, self.workers, self.pins
-        batch, gpu = spec.train.global_batch, self._gpu
-        virtual = spec.train.virtual_shards if spec.train.determinism == "bitwise" else 0
+    def all(self, reject: Callable[[tuple[Layout, str]], None]) -> Iterator[Degrees]:
+        """Those of all degrees."""
+        shape, workers, pins, gpu = self.shape, self.workers, self.pins, self._gpu
+        virtual = self.spec.train.virtual_shards if self.spec.train.determinism == "bitwise" else 0
         axes = [_degrees(shape, workers, axis, pins, reject) for axis in ("pp", "cp", "tp", "ep")]
         recomputes = _choices(pins, "recompute", ("none",) if shape.no_recompute else _recomputes(gpu))
         some = pins.get("recompute_layers", 0)
@@ -113,24 +126,28 @@ class _Families:
             sliced = gpu and tp > 1 and not shape.no_sequence_split and shape.sequence_length % (tp * cp) == 0
             (sequence,) = _choices(pins, "sequence", (sliced,))
             degrees = Layout(pp=pp, cp=cp, tp=tp, ep=ep, micro_batch=self.micros[-1], sequence=sequence)
-            widest = fit(degrees, workers, batch, virtual)
-            if widest is None:
+            widest = fit(degrees, workers, self.spec.train.global_batch, virtual)
+            if widest is not None:
+                widest = widest.but(recompute=recomputes[0], recompute_layers=some)
+                yield Degrees(widest, partial(self._with, widest, recomputes))
+
+    def _with(self, widest: Layout, recomputes: Sequence[str]) -> Iterator[Family]:
+        """Those with the degrees of that layout: of all micro-batches and schedules."""
+        shape, pins, batch = self.shape, self.pins, self.spec.train.global_batch
+        too_large: dict[tuple[str, int, int, int], int] = {}
+        for micro, (schedule, several) in itertools.product(
+            _divisors_up_to(self.micros, batch // widest.dp), _schedules(shape, widest.pp, pins)
+        ):
+            layout = widest.but(micro_batch=micro, schedule=schedule, virtual=several)
+            if layout.problems(shape, batch):  # and so with any sharding
+                layout = layout.but(zero=pins.get("zero", 0))
+                if self._is_asked(layout):
+                    yield Family((layout,), partial(iter, (layout,)))
                 continue
-            too_large: dict[tuple[str, int, int, int], int] = {}
-            for micro, (schedule, several) in itertools.product(
-                _divisors_up_to(self.micros, batch // widest.dp), _schedules(shape, pp, pins)
-            ):
-                layout = widest.but(micro_batch=micro, schedule=schedule, virtual=several)
-                layout = layout.but(recompute=recomputes[0], recompute_layers=some)
-                if layout.problems(shape, batch):  # and so with any sharding
-                    layout = layout.but(zero=pins.get("zero", 0))
-                    if self._is_asked(layout):
-                        yield Family(layout, partial(iter, (layout,)))
-                    continue
-                ways = _ways(shape, layout, pins, self.room)
-                least = layout.but(first_less=ways[0][0], last_less=ways[0][1])
-                every = partial(self._of, layout, ways, recomputes, too_large)
-                yield Family(least, partial(self._asked, every))
+            ways = _ways(shape, layout, pins, self.room)
+            least = tuple(layout.but(first_less=first, last_less=last) for first, last in ways)
+            every = partial(self._of, layout, ways, recomputes, too_large)
+            yield Family(least, partial(self._asked, every))
 
     def _asked(self, layouts: Callable[[], Iterator[Layout]]) -> Iterator[Layout]:
         return filter(self._is_asked, layouts())
@@ -253,19 +270,32 @@ def _degrees(
     pins: Mapping[str, Any],
     reject: Callable[[tuple[Layout, str]], None],
 ) -> list[int]:
-    """The degrees of an axis that the model can have, whatever the others are."""
-    if axis == "ep" and axis not in pins:
-        return [ways for ways in divisors(shape.experts) if ways <= workers] if shape.experts else [1]
+    """The degrees of an axis that the model can have, whatever the others are. Workers may be left over: of 63, 60 in
+    pipelines of 15 are more than all of them in pipelines of 7 that the batch does not divide into."""
+    asked = _choices(pins, axis, divisors(workers) if axis != "ep" else ())
+    possible = {} if axis in pins else dict.fromkeys(_possible(shape, axis))
     found = []
-    for ways in _choices(pins, axis, divisors(workers)):
+    for ways in sorted({*asked, *possible}):
         alone = Layout.from_json({axis: ways, "dp": ways if axis == "ep" else 1})
         if problems := split_problems(alone, shape):
-            reject((alone, problems[0]))
-        elif ways > workers:
-            reject((alone, f"{axis} {ways} needs {ways} workers of {workers}; lower it, or add workers"))
-        else:
+            if ways in asked:
+                reject((alone, problems[0]))
+        elif ways <= workers:
             found.append(ways)
+        elif ways in asked:
+            reject((alone, f"{axis} {ways} needs {ways} workers of {workers}; lower it, or add workers"))
     return found
+
+
+def _possible(shape: ModelShape, axis: str) -> Sequence[int]:
+    """Degrees of an axis among which are all that the model can have."""
+    if axis == "ep":
+        return divisors(shape.experts) if shape.experts else (1,)
+    if axis == "pp":
+        return range(1, (shape.stages or shape.layers) + 1)
+    if axis == "tp":
+        return divisors(shape.feedforward)
+    return (1, *(ways for ways in divisors(shape.sequence_length) if 2 * ways <= shape.sequence_length))
 
 
 def _variants(

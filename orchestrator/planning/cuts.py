@@ -8,6 +8,7 @@ import math
 from functools import lru_cache
 
 from orchestrator.planning.layout import Layout
+from orchestrator.planning.stages import layers_by_stage
 
 MOST = 3
 """Cuts that are tried of a layout, besides that which leaves the first rank fewest layers: it holds most
@@ -25,11 +26,8 @@ def cuts(
     by_rank: dict[tuple[int, ...], tuple[int, int]] = {}
     usual = Layout(pp, schedule=schedule, virtual=virtual)
     for less in [(0, 1), *itertools.product(range(EMBEDDING + 1), range(math.ceil(head) + 2))]:
-        layout = usual.but(first_less=less[0], last_less=less[1])
-        by_stage = [layout.layers_of(layers, stage)[1] for stage in range(layout.stages)]
-        if min(by_stage) > 0:
-            ranks = (layout.stages_of(rank) for rank in range(pp))
-            by_rank.setdefault(tuple(sum(by_stage[stage] for stage in stages) for stages in ranks), less)
+        if min(layers_by_stage(layers, usual.stages, *less)) > 0:
+            by_rank.setdefault(_by_rank(layers, pp, schedule, virtual, *less), less)
     last = usual.pipeline_rank_of(usual.stages - 1)
 
     def busiest(counts: tuple[int, ...]) -> float:
@@ -46,10 +44,10 @@ def layers_by_rank(layers: int, layout: Layout) -> tuple[int, ...]:
     return _by_rank(layers, layout.pp, layout.schedule, layout.virtual, layout.first_less, layout.last_less)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=8192)
 def _by_rank(
     layers: int, pp: int, schedule: str, virtual: int, first_less: int, last_less: int
 ) -> tuple[int, ...]:
-    layout = Layout(pp, schedule=schedule, virtual=virtual, first_less=first_less, last_less=last_less)
-    ranks = (layout.stages_of(rank) for rank in range(pp))
-    return tuple(sum(layout.layers_of(layers, stage)[1] for stage in stages) for stages in ranks)
+    layout = Layout(pp, schedule=schedule, virtual=virtual)
+    by_stage = layers_by_stage(layers, layout.stages, first_less, last_less)
+    return tuple(sum(by_stage[stage] for stage in layout.stages_of(rank)) for rank in range(pp))

@@ -110,8 +110,11 @@ class Machine:
         return max(seconds, launches) if self.launches_ahead else seconds + launches
 
     def among(self, ranks: int) -> Machine:
-        """A worker of a job of so many ranks, which compute at the same time."""
-        return self if self.crowding == 1.0 or min(ranks, self.per_node) == 1 else _crowded(self)
+        """A worker of a job of so many ranks, which compute at the same time: a node has no more of them."""
+        per_node = min(ranks, self.per_node)
+        if per_node == 1 or (self.crowding == 1.0 and per_node == self.per_node):
+            return self
+        return _crowded(self, per_node)
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> Machine:
@@ -132,9 +135,10 @@ class Machine:
 
 
 @lru_cache(maxsize=64)
-def _crowded(machine: Machine) -> Machine:
+def _crowded(machine: Machine, per_node: int) -> Machine:
     slower = machine.scaled(1.0 / machine.crowding)
-    return replace(slower, launch=machine.launch * machine.crowding, watts=machine.watts, crowding=1.0)
+    launch, watts = machine.launch * machine.crowding, machine.watts
+    return replace(slower, launch=launch, watts=watts, crowding=1.0, per_node=per_node)
 
 
 BOUNDLESS = Machine(memory=math.inf, flops=1e12)

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from orchestrator.planning.shape import ModelShape as ModelShape
-from orchestrator.planning.stages import layers_of
+from orchestrator.planning.stages import layers_by_stage, layers_of
 
 AXES = ("pp", "dp", "cp", "tp")
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble", "zbv")
@@ -272,19 +272,13 @@ def _cut(layout: Layout, shape: ModelShape) -> list[str]:
     if layout.pp == 1:
         found.append("first_less and last_less cut a pipeline, and pp is 1; leave them out")
     layers = shape.stages or shape.layers
-    empty = _empty_stages(layers, layout.stages, layout.first_less, layout.last_less)
-    if empty and layout.stages <= layers:
+    counts = layers_by_stage(layers, layout.stages, layout.first_less, layout.last_less)
+    if 0 in counts and layout.stages <= layers:
         found.append(
-            f"first_less {layout.first_less} and last_less {layout.last_less} leave stage {empty[0]} of "
+            f"first_less {layout.first_less} and last_less {layout.last_less} leave stage {counts.index(0)} of "
             f"{layout.stages} none of the {layers} layers; lower them"
         )
     return found
-
-
-@lru_cache(maxsize=4096)
-def _empty_stages(layers: int, stages: int, first_less: int, last_less: int) -> tuple[int, ...]:
-    cut = (layers_of(layers, stage, stages, first_less, last_less)[1] for stage in range(stages))
-    return tuple(stage for stage, count in enumerate(cut) if not count)
 
 
 def _batches(layout: Layout, global_batch: int) -> list[str]:

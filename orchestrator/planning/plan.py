@@ -17,7 +17,7 @@ from typing import Any
 from orchestrator.job.errors import InputError
 from orchestrator.job.parallel import cost_of
 from orchestrator.job.spec import JobSpec
-from orchestrator.planning.candidates import Family, Room, families
+from orchestrator.planning.candidates import Degrees, Family, Room, all_degrees
 from orchestrator.planning.device import Machine
 from orchestrator.planning.engine_rules import engine_problems
 from orchestrator.planning.layout import Layout, ModelShape
@@ -172,17 +172,22 @@ def plan(
     )
     impossible: list[tuple[Layout, str]] = []
     search = Search(shape, batch, machine, program, cost_of(spec.parallel))
-    for family in families(spec, shape, workers, machine.per_node, rejected.append, room):
-        if problems := family.least.problems(shape, batch):
-            impossible.append((family.least, problems[0]))
-        else:
-            search.add(family)
-    best = search.best(legal_of)
+
+    def possible_of(degrees: Degrees) -> Iterator[Family]:
+        for family in degrees.families():
+            if problems := family.least[0].problems(shape, batch):
+                impossible.append((family.least[0], problems[0]))
+            else:
+                yield family
+
+    for degrees in all_degrees(spec, shape, workers, machine.per_node, rejected.append, room):
+        search.add(degrees)
+    best = search.best(possible_of, legal_of)
     if large and not best and not (must_fit and spec.resources.must_fit):
         least = min(memory for _, memory in large) * (1.0 + TIE)
         small, large = ([each for each in large if (each[1] <= least) is kept] for kept in (True, False))
         search.add_legal(small)
-        best = search.best(legal_of)
+        best = search.best(possible_of, legal_of)
     rejected += impossible  # after what is wrong with layouts that the model can have: a refusal names the first reason
     for layout, memory in large:
         needs = f"needs {memory / 2**30:.2f} GiB a rank and a worker offers {offered / 2**30:.2f} GiB"

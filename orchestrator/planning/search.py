@@ -5,17 +5,23 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.job.reference import Reference
-from orchestrator.planning.candidates import Family
+from orchestrator.planning.candidates import Degrees, Family
 from orchestrator.planning.device import Machine
 from orchestrator.planning.layout import Layout, ModelShape
 from orchestrator.planning.own_cost import Refusal, with_own
 from orchestrator.planning.simulation.operators import Program
-from orchestrator.planning.simulation.step import StepTime, least_time, passes_time, step_time
+from orchestrator.planning.simulation.step import (
+    StepTime,
+    least_passes_time,
+    least_time,
+    passes_time,
+    step_time,
+)
 
 BEST = 10
 """How many layouts are predicted in full at least, where as many are legal."""
@@ -46,8 +52,9 @@ class Candidate:
 
 
 class Search:
-    """The fastest layouts, in the order of what bounds their times from below: first those of whole families, then
-    those of their layouts. When a bound is above the times of the BEST so far, so are all that follow.
+    """The fastest layouts, in the order of what bounds their times from below: first that of all with the same degrees,
+    then those of their families, then those of their layouts. When a bound is above the times of the BEST so far, so
+    are all that follow.
 
     Attributes:
         refused: what the user's `own` cost refuses, each with its reason.
@@ -58,7 +65,7 @@ class Search:
     ) -> None:
         self.refused: list[tuple[Layout, str]] = []
         self._of, self._own = (shape, batch, machine, program), own
-        self._queue: list[tuple[float, int, Family | tuple[Layout, float]]] = []
+        self._queue: list[tuple[float, int, Degrees | Family | tuple[Layout, float]]] = []
         self._number = itertools.count()
         self._found: list[Candidate] = []
         self._times: list[float] = []
@@ -66,12 +73,17 @@ class Search:
     @property
     def passed_over(self) -> int:
         """How many legal layouts were not predicted in full; those of families that were not looked at do not count."""
-        return sum(not isinstance(each, Family) for _, _, each in self._queue)
+        return sum(isinstance(each, tuple) for _, _, each in self._queue)
 
-    def add(self, family: Family) -> None:
-        """A family to look at."""
+    def add(self, degrees: Degrees) -> None:
+        """Degrees to look at."""
         shape, batch, machine, program = self._of
-        bound = passes_time(shape, family.least, batch, machine, program)
+        bound = least_passes_time(shape, degrees.least, batch, machine, program)
+        heapq.heappush(self._queue, (bound, next(self._number), degrees))
+
+    def _add_family(self, family: Family) -> None:
+        shape, batch, machine, program = self._of
+        bound = min(passes_time(shape, least, batch, machine, program) for least in family.least)
         heapq.heappush(self._queue, (bound, next(self._number), family))
 
     def add_legal(self, layouts: list[tuple[Layout, float]]) -> None:
@@ -81,7 +93,11 @@ class Search:
             bound = least_time(shape, layout, batch, machine, program)
             heapq.heappush(self._queue, (bound, next(self._number), (layout, memory)))
 
-    def best(self, legal_of: Callable[[Family], list[tuple[Layout, float]]]) -> list[Candidate]:
+    def best(
+        self,
+        possible_of: Callable[[Degrees], Iterator[Family]],
+        legal_of: Callable[[Family], list[tuple[Layout, float]]],
+    ) -> list[Candidate]:
         """The fastest layouts in order, but first, of those that are equally fast as the first, that with least
         sharding."""
         shape, batch, machine, program = self._of
@@ -91,6 +107,10 @@ class Search:
             if len(times) >= BEST and bound > max(times[BEST - 1], times[0] * (1.0 + TIE)):
                 break
             heapq.heappop(self._queue)
+            if isinstance(one, Degrees):
+                for family in possible_of(one):
+                    self._add_family(family)
+                continue
             if isinstance(one, Family):
                 self.add_legal(legal_of(one))
                 continue

@@ -13,7 +13,9 @@ from orchestrator.planning.device import Machine
 
 @dataclass(frozen=True)
 class Group:
-    """A communication group of `size` ranks, `stride` ranks apart: the rank order says which of them share a node."""
+    """A communication group of `size` ranks, `stride` ranks apart: the rank order says which of them share a node. Of
+    groups that would fit a node but do not divide it, some lie across two, and all wait for those: the worst have a
+    single rank on one of them."""
 
     size: int
     stride: int
@@ -21,8 +23,11 @@ class Group:
 
     @property
     def in_node(self) -> int:
-        """How many of its ranks share a node."""
-        return max(1, min(self.size, self.machine.per_node // self.stride))
+        """How many of its ranks share a node, at least."""
+        span, per_node = self.size * self.stride, self.machine.per_node
+        if span < per_node and per_node % span:
+            return 1
+        return max(1, min(self.size, per_node // self.stride))
 
     @property
     def nodes(self) -> int:

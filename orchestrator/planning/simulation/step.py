@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any
 
 from orchestrator.planning.cuts import layers_by_rank
 from orchestrator.planning.device import Machine
@@ -23,6 +27,10 @@ WRAPPED_OPERATIONS = 100.0
 """Operations in whose time FSDP2 gathers a layer twice, frees it and scatters its gradients, besides what it sends."""
 MATRICES, GATED_MATRICES = 4, 7
 """Of a layer: a bucket has one at least."""
+NOT_PLAYED: Mapping[str, Any] = MappingProxyType(
+    {"zero": 0, "shard": 0, "engine": "torch", "offload": "none"}
+)
+"""What of a layout the passes of its pipeline do not depend on."""
 ROUNDS = 4
 """A pipeline is played for at most so many micro-batches a stage; further ones take what the slowest rank takes."""
 DEEPSPEED = {1: 1.10, 2: 1.06, 3: 1.12}
@@ -91,7 +99,7 @@ def step_time(
         compute += (parts - 1) * _added(shape, layout, machine)
         sent = parts * (shape.layers * inner.sent + first.sent + head.sent)
         return _with_update(shape, layout, parts, machine, program, (compute, sent, 0.0))
-    played = pipeline(shape, layout, parts, machine, program)
+    played = _played(shape, layout.but(**NOT_PLAYED), parts, machine, program)
     sent = parts * max(layers_by_rank(shape.layers, layout)) * inner.sent
     busy = max(played.busy)
     stages = layout.stages_of(played.busy.index(busy))
@@ -103,32 +111,55 @@ def step_time(
 def passes_time(
     shape: ModelShape, layout: Layout, global_batch: int, machine: Machine, program: Program
 ) -> float:
-    """A rough bound from below, cheaper still than `least_time`: what the busiest rank computes and sends."""
-    parts = max(layout.accumulation(global_batch), 1)
-    return parts * busiest(shape, layout, machine.among(layout.world), program)
+    """A bound from below on the seconds of a step's passes, cheap to compute. In a pipeline the last rank waits for the
+    first forward pass of those before it and is followed by their last backward pass, and no rank is faster than its
+    own work."""
+    machine, parts = machine.among(layout.world), max(layout.accumulation(global_batch), 1)
+    busy = parts * busiest(shape, layout, machine, program)
+    return busy if layout.pp == 1 else max(busy, _filled(shape, layout, parts, machine, program))
+
+
+def _filled(shape: ModelShape, layout: Layout, parts: int, machine: Machine, program: Program) -> float:
+    """Seconds until the last rank of a pipeline can begin, of its work, and after its end."""
+    inner = inner_layer(shape, layout, machine, program)
+    each = inner.compute + inner.sent
+    last = layers_by_rank(shape.layers, layout)[-1]
+    ahead, _ = layout.layers_of(shape.layers, layout.pp - 1)
+    if (
+        layout.schedule == "zbv"
+    ):  # whose last rank has the stages in the middle; only inputs' gradients have a way back
+        way = ahead * (inner.forward + inner.sent_forward) + parts * last * each
+        back = ahead * (inner.inputs + inner.again + inner.sent_backward) - parts * last * inner.weights
+        return way + max(back, 0.0)
+    _, head = ends(shape, machine, program, parts_of(layout))
+    # the weights' gradients may be what the last rank ends with, while the backward pass has gone on
+    way = inner.forward + inner.sent_forward if layout.schedule in SPLIT else each
+    return ahead * way + parts * (last * each + head.compute + head.sent)
+
+
+def least_passes_time(
+    shape: ModelShape, layout: Layout, global_batch: int, machine: Machine, program: Program
+) -> float:
+    """A bound from below that is rougher still: what all ranks of a pipeline compute and send, evenly divided. It is
+    that of every cut, of every schedule, and of every smaller micro-batch, of which a sample takes no less."""
+    machine = machine.among(layout.world)
+    inner = inner_layer(shape, layout, machine, program)
+    first, head = ends(shape, machine, program, parts_of(layout))
+    each = shape.layers * (inner.compute + inner.sent) + sum(end.compute + end.sent for end in (first, head))
+    return max(layout.accumulation(global_batch), 1) * each / layout.pp
 
 
 def least_time(
     shape: ModelShape, layout: Layout, global_batch: int, machine: Machine, program: Program
 ) -> float:
     """A bound from below on the seconds of a step, cheap to compute, by which a search passes over layouts; exact
-    without a pipeline. In a pipeline the last rank waits for the first forward pass of those before it and is followed
-    by their last backward pass, and no rank is faster than its own work."""
+    without a pipeline."""
     if layout.pp == 1:
         return step_time(shape, layout, global_batch, machine, program).seconds
-    machine = machine.among(layout.world)
-    parts = max(layout.accumulation(global_batch), 1)
+    bound = passes_time(shape, layout, global_batch, machine, program)
+    machine, parts = machine.among(layout.world), max(layout.accumulation(global_batch), 1)
+    busy = parts * busiest(shape, layout, machine, program)
     inner = inner_layer(shape, layout, machine, program)
-    _, head = ends(shape, machine, program, parts_of(layout))
-    each = inner.compute + inner.sent
-    busy = passes_time(shape, layout, global_batch, machine, program)
-    bound = busy
-    if layout.schedule != "zbv":
-        last = layers_by_rank(shape.layers, layout)[-1]
-        ahead, _ = layout.layers_of(shape.layers, layout.pp - 1)
-        # the weights' gradients may be what the last rank ends with, while the backward pass has gone on
-        way = inner.forward + inner.sent_forward if layout.schedule in SPLIT else each
-        bound = max(bound, ahead * way + parts * (last * each + head.compute + head.sent))
     sent = parts * max(layers_by_rank(shape.layers, layout)) * inner.sent
     return _with_update(shape, layout, parts, machine, program, (busy - sent, sent, bound - busy)).seconds
 
@@ -211,6 +242,11 @@ def local_parameters(shape: ModelShape, layout: Layout) -> float:
     """Parameters of a rank's part of the model, before ZeRO, in the mean of the stages."""
     experts = shape.expert_share * shape.parameters
     return (shape.parameters - experts + experts / layout.ep) / (layout.tp * layout.pp)
+
+
+@lru_cache(maxsize=256)
+def _played(shape: ModelShape, layout: Layout, parts: int, machine: Machine, program: Program) -> Played:
+    return pipeline(shape, layout, parts, machine, program)
 
 
 def pipeline(

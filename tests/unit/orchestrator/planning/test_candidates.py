@@ -9,7 +9,7 @@ import yaml
 
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec, dump, parse
-from orchestrator.planning.candidates import Room, families
+from orchestrator.planning.candidates import Room, all_degrees
 from orchestrator.planning.layout import Layout
 from orchestrator.planning.model_shape import model_shape
 from orchestrator.planning.plan import plan
@@ -34,8 +34,8 @@ SHAPE = model_shape(describe("llama-3.2-1b"), 512)
 
 def found(spec: JobSpec, workers: int = 8) -> list[Layout]:
     room = Room(lambda _: 0.5, lambda _: (0.0, 2.5))
-    found = families(spec, SHAPE, workers, 8, lambda _: None, room)
-    return [layout for family in found for layout in family.layouts()]
+    found = all_degrees(spec, SHAPE, workers, 8, lambda _: None, room)
+    return [layout for degrees in found for family in degrees.families() for layout in family.layouts()]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec, parse
-from orchestrator.planning.candidates import MICRO_BATCHES, SURE, VIRTUAL, Room, families
+from orchestrator.planning.candidates import MICRO_BATCHES, SURE, VIRTUAL, Room, all_degrees
 from orchestrator.planning.device import Machine
 from orchestrator.planning.engine_rules import engine_problems
 from orchestrator.planning.layout import Layout, ModelShape
@@ -70,6 +70,7 @@ def every_layout(shape: ModelShape, workers: int, batch: int) -> Iterator[Layout
 
 
 SMALL = [(model, device, 4, 12) for model, device in dict.fromkeys(case[:2] for case in CASES)]
+SMALL += [("gpt2", "t4", 5, 8), ("llama-3-8b", "a100-80", 7, 16), ("bert-base", "cpu-core", 7, 24)]
 SMALL += [
     pytest.param(case, marks=[pytest.mark.slow] if case[2] > 4 else []) for case in CASES if case[2] < 24
 ]
@@ -121,7 +122,8 @@ def test_the_best_are_those_of_brute_force(case: tuple[str, str, int, int]) -> N
     )
     every = [
         predict(spec, shape, layout, machine).seconds
-        for family in families(spec, shape, workers, machine.per_node, lambda _: None, room)
+        for degrees in all_degrees(spec, shape, workers, machine.per_node, lambda _: None, room)
+        for family in degrees.families()
         for layout in family.layouts()
         if not layout.problems(shape, batch)
         and not engine_problems(spec, layout)
@@ -137,6 +139,15 @@ def test_the_best_are_those_of_brute_force(case: tuple[str, str, int, int]) -> N
     assert found.chosen.seconds <= min(every) * (1 + TIE)
     assert len(found.candidates) >= BEST or len(found.candidates) == len(every)
     assert len(found.candidates) + found.passed_over <= len(every)
+
+
+@pytest.mark.parametrize(("workers", "batch"), [(5, 8), (7, 24), (13, 64), (33, 64), (63, 1024)])
+def test_one_worker_more_is_never_worse(workers: int, batch: int) -> None:
+    """Whatever number of them the degrees divide."""
+    machine, shape = load("h100").machine("bf16"), model_shape(describe("llama-3-8b"), 4096)
+    spec = job("llama-3-8b", 1, batch)
+    least = min(plan(spec, shape, few, machine, False).chosen.seconds for few in range(workers - 2, workers))
+    assert plan(spec, shape, workers, machine, False).chosen.seconds <= least * (1 + TIE)
 
 
 def test_no_cut_and_no_part_of_recomputed_layers_is_much_faster_than_the_chosen_ones() -> None:

@@ -66,3 +66,12 @@ def test_one_rank_sends_nothing() -> None:
 def test_an_exchange_across_nodes_is_bound_by_the_rails() -> None:
     assert Group(8, 1, FAST).all_to_all(1e9) == pytest.approx(7 / 8 * 1e9 / 2e11, rel=0.01)
     assert Group(16, 1, FAST).all_to_all(1e9) == pytest.approx(0.5 * 1e9 / 2e10, rel=0.01)
+
+
+def test_groups_that_do_not_divide_a_node_lie_across_two() -> None:
+    three, pairs = Group(3, 1, FAST), Group(2, 3, FAST)
+    assert three.all_reduce(1e9) > 4 * Group(4, 1, FAST).all_reduce(1e9)
+    assert pairs.to_next(1e9) == Group(2, 8, FAST).to_next(1e9)
+    alone = FAST.among(6)  # all of whose ranks are on one node
+    assert Group(3, 1, alone).all_reduce(1e9) < Group(4, 1, FAST).all_reduce(1e9)
+    assert Group(2, 3, alone).to_next(1e9) == Group(2, 1, FAST).to_next(1e9)
