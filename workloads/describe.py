@@ -11,6 +11,7 @@ from workloads.model import count
 from workloads.model.config import TransformerConfig
 from workloads.model.presets import preset
 from workloads.own.reference import is_reference
+from workloads.predicted import ALL, Predicted
 
 if TYPE_CHECKING:
     from workloads.hf.hf_class import HuggingFaceModel
@@ -145,8 +146,8 @@ def parameters(config: Description) -> int:
     return count.parameters(config) if isinstance(config, TransformerConfig) else config.parameters()
 
 
-def flops(config: Description, sequence_length: int) -> float:
+def flops(config: Description, sequence_length: int, predicted: Predicted = ALL) -> float:
     """FLOPs of a forward and backward pass per token; see `count.flops`."""
     if isinstance(config, TransformerConfig):
-        return count.flops(config, sequence_length)
+        return count.flops(config, sequence_length, predicted)
     return config.flops(sequence_length)

@@ -13,7 +13,7 @@ from workloads.adapters.adapter import Adapter, check_has_biases, merged_reader,
 from workloads.adapters.frozen import parameters_of
 from workloads.adapters.nf4 import RoundedTensor
 from workloads.errors import WorkloadError
-from workloads.model import count, losses
+from workloads.model import losses
 from workloads.model.config import TransformerConfig
 from workloads.model.depth import depth
 from workloads.model.electra import Electra, ElectraOutput
@@ -193,10 +193,6 @@ class TransformerWorkload:
         """See Workload.blocks: the layers of all stacks."""
         stacks = [module for module in model.modules() if isinstance(module, nn.ModuleDict)]
         return [layer for stack in stacks for layer in stack.values()]
-
-    def flops(self, sequence_length: int) -> float:
-        """Model FLOPs per input token of forward and backward (PaLM, appendix B)."""
-        return count.flops(self.config, sequence_length, getattr(self.objective, "target_length", None))
 
     def generate(
         self,

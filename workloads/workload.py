@@ -267,9 +267,6 @@ class Workload(Protocol):
         """The layers of a model of this workload, or of a pipeline stage of it, in order: the units of recomputation
         and compilation."""
 
-    def flops(self, sequence_length: int) -> float:
-        """Model FLOPs per token of one forward and backward pass, recomputation not counted (PaLM, app. B)."""
-
     @property
     def decoder_start(self) -> int | None:
         """The token with which the decoder of an encoder-decoder begins; None if the vocabulary has none for it."""

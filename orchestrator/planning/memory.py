@@ -6,7 +6,8 @@ engine have them. Torch-free.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from orchestrator.job.records import PREFERENCES
@@ -14,6 +15,7 @@ from orchestrator.job.spec import JobSpec
 from orchestrator.planning.cuts import layers_by_rank
 from orchestrator.planning.device import Machine
 from orchestrator.planning.layout import SPLIT, Layout, ModelShape
+from orchestrator.planning.shape import Bias
 from orchestrator.planning.simulation.step import local_parameters, recomputed_share
 from orchestrator.planning.simulation.update import kept_numbers
 
@@ -37,19 +39,26 @@ SCORE_BYTES = {"none": {4: 9.0, 2: 8.0}, "selective": {4: 5.0, 2: 3.0}, "full": 
 the width of a number; SCORE_BYTES_AT_ONCE while it computes: fitted to traces of GPT-2 with dropout of attention and of
 Llama with capped scores."""
 SCORE_BYTES_AT_ONCE = {"none": 8.0, "selective": 12.0, "full": 18.0}
+BIAS_BYTES: Mapping[Bias, Mapping[int, float]] = {
+    "distance": {4: 4.0, 2: 4.5}, "disentangled": {4: 3.5, 2: 4.0}, "relative_keys": {4: 12.5, 2: 8.5}
+}  # fmt: skip
+"""The same of scores that positions add to, where a kernel computes the rest, but for what is computed again in full:
+fitted to traces of MPNet, T5, DeBERTa and XLNet. Without a kernel UNFUSED_BIAS of it are among SCORE_BYTES."""
+UNFUSED_BIAS = 4.0
+BIAS_BYTES_AT_ONCE: Mapping[Bias, Mapping[str, float]] = {
+    "distance": {"none": 7.5, "selective": 13.0, "full": 20.0},
+    "disentangled": {"none": 7.5, "selective": 15.0, "full": 24.0},
+    "relative_keys": {"none": 15.0, "selective": 21.0, "full": 31.0},
+}
+UNFUSED_BIAS_AT_ONCE = {"none": 2.0, "selective": 6.0, "full": 5.0}
+DISTANCE_BYTES = {4: 10.5, 2: 6.2}
+"""Bytes that a layer keeps of each product of a query or a key with a distance of disentangled attention."""
 NORM_BYTES = 9.5
 """Bytes that a norm by the root of the mean square keeps of each number, beside the two norms of the halves of a layer:
 fitted to traces of Gemma 2 and Qwen3."""
 HEAD_TOKENS = {"cpu": 256, "cuda": 2048}
 """Tokens whose logits a head computes at once. Fewer make matrix products slower: on a CPU 256 are as fast as all
 (docs/benchmarks.md), on a GPU a guess by its ratio of FLOPs to bandwidth. The bits of a run depend on them."""
-
-IN_PART = frozenset({
-    "masked_lm", "whole_word_masking", "span_masking", "entity_masking", "next_sentence", "sentence_order",
-    "span_corruption",
-})  # fmt: skip
-"""Objectives that predict a share of the tokens, PREDICTED at most as they are published (15 % are masked)."""
-PREDICTED = 0.2
 
 
 class Held(NamedTuple):
@@ -99,16 +108,16 @@ def held(spec: JobSpec, shape: ModelShape, layout: Layout, indices: Sequence[int
     """What the ranks at each of these indices of the pipeline axis hold."""
     mean = local_parameters(shape, layout)
     tokens = layout.micro_batch * shape.sequence_length / layout.cp
-    width = 4 if spec.train.dtype == "fp32" else 2
-    unfused = shape.capped or spec.workload.attention_dropout
-    scores = tokens * shape.sequence_length * shape.heads / layout.tp if unfused else 0.0
     accumulation = max(layout.accumulation(spec.train.global_batch), 1)
     summed = _summed_anew(layout, accumulation, shape)
-    layer = _layer(spec, shape, layout, tokens) + SCORE_BYTES[layout.recompute][width] * scores
+    rows = tokens * shape.heads / layout.tp
+    kept_scores, scores_at_once = _scores(spec, shape, layout.recompute, rows)
+    layer = _layer(spec, shape, layout, tokens) + kept_scores
     if layout.recompute_layers:
         again, whole = recomputed_share(shape, layout), layout.but(recompute="none")
         layer *= again
-        layer += (1.0 - again) * (_layer(spec, shape, whole, tokens) + SCORE_BYTES["none"][width] * scores)
+        layer += (1.0 - again) * (_layer(spec, shape, whole, tokens) + _scores(spec, shape, "none", rows)[0])
+    layer *= 1.0 + shape.generator
     state = (
         _states(spec, shape, layout) + _casts(spec, shape, layout) * (1.0 - shape.quantised_share) - summed
     )
@@ -124,7 +133,7 @@ def held(spec: JobSpec, shape: ModelShape, layout: Layout, indices: Sequence[int
             parameters = inner + table * (min(first + last, 1) if shape.tied else first + last)
         head = _head(spec, shape, tokens) / layout.tp if last else 0.0
         kept = accumulation if layout.schedule == "gpipe" else min(_ahead(layout, index), accumulation)
-        at_once = max(head, SCORE_BYTES_AT_ONCE[layout.recompute] * scores)
+        at_once = max(head, scores_at_once)
         at_once += _gathered(spec, shape, layout, mean)
         at_once = max(at_once, summed * parameters - kept * layers * layer)
         found.append(Held(state * parameters, layers * layer, kept, at_once))
@@ -132,12 +141,18 @@ def held(spec: JobSpec, shape: ModelShape, layout: Layout, indices: Sequence[int
 
 
 def peak_bytes(spec: JobSpec, shape: ModelShape, layout: Layout) -> float:
-    """The most bytes that a rank needs in a step. The ends of a pipeline need most: the first rank holds more
-    micro-batches, the last one the head."""
-    if layout.pp == 1:
-        return held(spec, shape, layout, (0,))[0].peak
-    first, last = held(spec, shape, layout, (0, layout.pp - 1))
-    return max(first.peak, last.peak)
+    """The most bytes that a rank needs in a step."""
+    return max(each.peak for each in held(spec, shape, layout, fullest(layers_by_rank(shape.layers, layout))))
+
+
+@lru_cache(maxsize=4096)
+def fullest(layers: tuple[int, ...]) -> tuple[int, ...]:
+    """Indices of the pipeline axis one of which needs most, of so many layers by index: the first, which holds most
+    micro-batches and the embedding; the last, which may hold the head; between them the first with each number of
+    layers above that of the first."""
+    inner = range(1, len(layers) - 1)
+    more = {layers[index]: index for index in reversed(inner) if layers[index] > layers[0]}
+    return tuple(sorted({0, *more.values(), len(layers) - 1}))
 
 
 def peak_by_stage(spec: JobSpec, shape: ModelShape, layout: Layout) -> list[float]:
@@ -208,6 +223,27 @@ def _layer(spec: JobSpec, shape: ModelShape, layout: Layout, tokens: float) -> f
     return tokens * (outer + sent + NORM_BYTES * normed + (inner + each * columns) / layout.tp)
 
 
+def _scores(spec: JobSpec, shape: ModelShape, recompute: str, rows: float) -> tuple[float, float]:
+    """Bytes that a layer keeps of the scores of so many `rows`, each of a query of a head, and that it holds while it
+    computes."""
+    unfused = bool(shape.capped or spec.workload.attention_dropout)
+    if not unfused and not shape.biased:
+        return 0.0, 0.0
+    width = 4 if spec.train.dtype == "fp32" else 2
+    kept = SCORE_BYTES[recompute][width] if unfused else 0.0
+    at_once = SCORE_BYTES_AT_ONCE[recompute] if unfused else 0.0
+    distances = 0.0
+    if shape.biased:
+        both = UNFUSED_BIAS_AT_ONCE[recompute] if unfused else 0.0
+        at_once = BIAS_BYTES_AT_ONCE[shape.biased][recompute] + both
+        if recompute != "full":
+            more = BIAS_BYTES[shape.biased][width]
+            kept += max(more - UNFUSED_BIAS, 0.0) if unfused else more
+            distances = DISTANCE_BYTES[width] * shape.distances
+    seen = shape.score_share * shape.sequence_length
+    return rows * (kept * seen + distances), rows * at_once * shape.sequence_length
+
+
 def _casts(spec: JobSpec, shape: ModelShape, layout: Layout) -> float:
     """Bytes of a weight in 16 bits, which are kept from the forward to the backward pass but by what is recomputed."""
     if layout.zero == 3 or layout.engine != "torch" or spec.train.dtype == "fp32":
@@ -220,10 +256,14 @@ def _head(spec: JobSpec, shape: ModelShape, tokens: float) -> float:
     from there to the backward pass the gradient of its weight."""
     at_once = HEAD_TOKENS["cuda" if spec.resources.per_worker.gpu else "cpu"]
     chunked = shape.chunked_head and spec.workload.objective not in PREFERENCES
+    tokens *= shape.head_share
+    if not tokens:
+        return 0.0
     if chunked:
-        tokens = min(tokens * (PREDICTED if spec.workload.objective in IN_PART else 1.0), at_once)
+        tokens = min(tokens, at_once)
     copies = 4 if shape.capped_logits else 3
-    return 4.0 * shape.vocabulary * (copies * tokens + (shape.hidden if chunked else 0))
+    gradients = 2 if shape.generator else int(chunked)  # of the table, which two networks share
+    return 4.0 * shape.vocabulary * (copies * tokens + gradients * shape.hidden)
 
 
 def offloaded_bytes(spec: JobSpec, shape: ModelShape, layout: Layout) -> float:

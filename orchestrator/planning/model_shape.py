@@ -6,17 +6,22 @@ import dataclasses
 from typing import TYPE_CHECKING, cast
 
 from orchestrator.planning.layout import ModelShape
+from orchestrator.planning.shape import Bias
 from workloads.describe import Description, flops, parameters
 from workloads.model.config import TransformerConfig
+from workloads.predicted import ALL, Predicted
 
 if TYPE_CHECKING:
     from workloads.hf.hf_class import HuggingFaceModel
     from workloads.own.model import OwnModel
 
 
-def model_shape(config: Description, sequence_length: int, divides_classes: bool = True) -> ModelShape:
-    """The sizes that planning needs. What is run as it is can be split as far as it says how, and a class of
-    transformers only if it `divides_classes`: the planner does not choose that by itself."""
+def model_shape(
+    config: Description, sequence_length: int, divides_classes: bool = True, predicted: Predicted = ALL
+) -> ModelShape:
+    """The sizes that planning needs, of a model that is trained to predict so much. What is run as it is can be split
+    as far as it says how, and a class of transformers only if it `divides_classes`: the planner does not choose that by
+    itself."""
     undeclared = "an own model that declares neither stages() nor sharding()"
     whole = undeclared if config.architecture == "own" else "this model's Hugging Face class"
     shape = ModelShape(
@@ -28,7 +33,7 @@ def model_shape(config: Description, sequence_length: int, divides_classes: bool
         feedforward=config.intermediate,
         vocabulary=config.vocab_size,
         sequence_length=sequence_length,
-        flops_per_token=flops(config, sequence_length),
+        flops_per_token=flops(config, sequence_length, predicted),
         stages=1,
         no_model_split=f"{whole} is run as it is",
         no_sequence_split=f"{whole} is run as it is",
@@ -40,7 +45,7 @@ def model_shape(config: Description, sequence_length: int, divides_classes: bool
         else getattr(config, "ends_in_head", False),
     )
     if isinstance(config, TransformerConfig):
-        return _splits(config, shape)
+        return _splits(config, shape, predicted)
     if config.architecture == "own":
         return _declared(cast("OwnModel", config), shape)
     return _of_class(cast("HuggingFaceModel", config), shape) if divides_classes else shape
@@ -91,7 +96,7 @@ def _declared(config: OwnModel, shape: ModelShape) -> ModelShape:
     )
 
 
-def _splits(config: TransformerConfig, shape: ModelShape) -> ModelShape:
+def _splits(config: TransformerConfig, shape: ModelShape, predicted: Predicted) -> ModelShape:
     """The shape with what can be split in a model of this project."""
     moe, stacks = config.moe, (config.layers, config.decoder_layers)
     experts = layers = 0
@@ -108,12 +113,17 @@ def _splits(config: TransformerConfig, shape: ModelShape) -> ModelShape:
         no_context_split=_no_context_split(config),
         no_sequence_split=_no_sequence_split(config),
         uneven_vocabulary=not config.generator,
+        generator=config.generator_config().hidden / config.hidden if config.generator else 0.0,
+        head_share=_head_share(config, shape.sequence_length, predicted),
         expert_share=experts / shape.parameters,
         head_dim=config.head_dim,
         gated=config.gated,
         causal=config.causal,
         tied=config.tied,
-        capped=bool(config.score_cap),
+        capped=bool(config.score_cap or config.sinks),
+        biased=_bias(config),
+        distances=2 * config.disentangled,
+        score_share=_score_share(config, shape.sequence_length, predicted),
         capped_logits=bool(config.logit_cap),
         normed=2 * config.hidden if config.norm_position == "both" else 0,
         normed_heads=(shape.heads + shape.kv_heads) * config.head_dim if config.qk_norm else 0,
@@ -121,6 +131,34 @@ def _splits(config: TransformerConfig, shape: ModelShape) -> ModelShape:
         shared_experts=moe.shared if moe else 0,
         expert_layers=layers,
     )
+
+
+def _bias(config: TransformerConfig) -> Bias:
+    """What positions add to its scores of attention."""
+    if config.disentangled:
+        return "disentangled"
+    if config.positions == "relative_keys":
+        return "relative_keys"
+    return "distance" if config.biased_by_distance else ""
+
+
+def _score_share(config: TransformerConfig, sequence_length: int, predicted: Predicted) -> float:
+    """Scores of a mean layer, as a share of those of a sequence's tokens with each other: a decoder beside an encoder
+    has its own, and those with what was read."""
+    if not config.decoder_layers:
+        return 1.0
+    written = (predicted.target_length or sequence_length) / sequence_length
+    of_decoder = config.decoder_layers * written * (1.0 + written)
+    return (config.layers + of_decoder) / (config.layers + config.decoder_layers)
+
+
+def _head_share(config: TransformerConfig, sequence_length: int, predicted: Predicted) -> float:
+    """Tokens whose logits over the vocabulary are computed, as a share of those of a sequence."""
+    if config.head not in ("language", "masked") and not config.generator:
+        return 0.0
+    if config.architecture == "encoder-decoder":
+        return (predicted.target_length or sequence_length) / sequence_length
+    return predicted.share if config.architecture == "encoder" else 1.0
 
 
 def _no_context_split(config: TransformerConfig) -> str:

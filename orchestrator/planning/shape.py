@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+Bias = Literal["", "distance", "disentangled", "relative_keys"]
 
 
 @dataclass(frozen=True)
@@ -15,11 +18,16 @@ class ModelShape:
         gated: whether a feed-forward block has two matrices up.
         causal: whether a token attends only to those before it.
         tied: whether embedding and output projection are one weight.
-        capped: whether scores of attention are capped, which no fused kernel does.
+        capped: whether scores of attention are capped or have sinks, which no fused kernel does.
+        biased: what positions add to the scores of attention: nothing, T5's bias by distance, the two products of
+            disentangled attention, or the product of relative keys.
+        distances: how many distances the two products of disentangled attention are with.
+        score_share: scores of a mean layer, as a share of those of all tokens with all.
         capped_logits: whether logits are.
         normed, normed_heads: numbers of a token that a layer's norms read beyond the two of its halves: of the residual
             stream, and of queries and keys.
         expert_feedforward: columns of one expert.
+        generator: size of ELECTRA's generator, as a share of the discriminator's; 0 of other models.
         experts_per_token, shared_experts: experts that a token uses, of those it is routed to and of those all use.
         expert_layers: layers that have experts.
         no_model_split: why neither tensors nor layers can be divided between ranks; empty if they can.
@@ -30,6 +38,7 @@ class ModelShape:
         no_recompute: why layers cannot be recomputed; empty if they can.
         uneven_vocabulary: whether the vocabulary may be split into unequal parts.
         expert_share: share of the parameters that belong to experts.
+        head_share: tokens whose logits over the vocabulary are computed, as a share of those of a sequence.
         trained_share: share of the parameters that are trained.
         quantised_share: share of the parameters that are kept in 4 bits.
         chunked_head: whether the loss is computed in chunks of tokens, so that logits never stand whole.
@@ -56,6 +65,7 @@ class ModelShape:
     no_recompute: str = ""
     uneven_vocabulary: bool = True
     expert_share: float = 0.0
+    head_share: float = 1.0
     trained_share: float = 1.0
     quantised_share: float = 0.0
     chunked_head: bool = True
@@ -64,7 +74,11 @@ class ModelShape:
     causal: bool = True
     tied: bool = False
     capped: bool = False
+    biased: Bias = ""
+    distances: int = 0
+    score_share: float = 1.0
     capped_logits: bool = False
+    generator: float = 0.0
     normed: int = 0
     normed_heads: int = 0
     experts_per_token: int = 0

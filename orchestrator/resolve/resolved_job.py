@@ -15,6 +15,7 @@ from orchestrator.planning.layout import ModelShape
 from orchestrator.planning.model_shape import model_shape
 from orchestrator.planning.precision import Choice
 from workloads.errors import WorkloadError
+from workloads.predicted import predicted
 
 if TYPE_CHECKING:
     from workloads.adapters.adapter import Adapter
@@ -78,7 +79,8 @@ def resolve(spec: JobSpec, vocabulary_size: int | None = None) -> ResolvedJob:
         labels = len(spec.data.labels) or None
         model = describe(asked.model, asked.changes, size, objective, labels, asked.implementation)
         divides = spec.parallel != "auto" and spec.parallel.divides_model
-        shape = model_shape(model, spec.data.sequence_length, divides)
+        read = predicted(asked.objective, asked.options, spec.data.sequence_length)
+        shape = model_shape(model, spec.data.sequence_length, divides, read)
         if spec.evaluate and spec.evaluate.own_metrics:
             shape = replace(shape, no_model_split="an own metric reads whole outputs")
     if spec.reads_base:

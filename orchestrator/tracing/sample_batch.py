@@ -33,7 +33,10 @@ class MadeUp:
         plain = np.array([i for i in range(min(size, 4096)) if i not in special] or [0])
         if objective.name in COLUMNS:
             return _record(objective.name, plain, sample, self.length)
-        return np.asarray(plain[(np.arange(objective.window(self.length)) * 7 + sample) % len(plain)])
+        text = np.asarray(plain[(np.arange(objective.window(self.length)) * 7 + sample) % len(plain)])
+        if objective.name == "translation_lm":  # which predicts nothing of a document that is no pair
+            text[len(text) // 2] = vocabulary.sep
+        return text
 
     def __len__(self) -> int:
         return ENDLESS

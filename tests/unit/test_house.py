@@ -174,7 +174,15 @@ def test_every_module_is_in_a_package_that_is_known(package: str) -> None:
     folders = {path.name for path in (ROOT / package).iterdir() if (path / "__init__.py").exists()}
     assert folders == set(ROOMS[package])
     beside = {path.stem for path in (ROOT / package).glob("*.py")} - {"__init__", "__main__"}
-    assert beside <= {"workload", "errors", "describe", "load", "plain_module", "transformer_workload"}
+    assert beside <= {
+        "workload",
+        "errors",
+        "describe",
+        "load",
+        "plain_module",
+        "predicted",
+        "transformer_workload",
+    }
     assert package == "workloads" or not beside
 
 

@@ -156,10 +156,6 @@ class HuggingFaceWorkload:
             return ()
         return [f"{NETWORK}{found.name}.{number}" for number in range(1, len(blocks_of(self.config.bare)))]
 
-    def flops(self, sequence_length: int) -> float:
-        """6 N FLOPs per token; see `HuggingFaceModel.flops`."""
-        return self.config.flops(sequence_length)
-
     def blocks(self, model: nn.Module) -> Sequence[nn.Module]:
         """See Workload.blocks: the layers that the class itself can recompute."""
         return blocks_of(model)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from workloads.model.config import TransformerConfig
 from workloads.model.parts import MoE
+from workloads.predicted import ALL, Predicted
 
 
 def parameters(config: TransformerConfig, active: bool = False) -> int:
@@ -27,23 +28,26 @@ def parameters(config: TransformerConfig, active: bool = False) -> int:
     return stacks
 
 
-def flops(config: TransformerConfig, sequence_length: int, target_length: int | None = None) -> float:
+def flops(config: TransformerConfig, sequence_length: int, predicted: Predicted = ALL) -> float:
     """FLOPs of a forward and backward pass per input token: 6 N + 12 layers heads head_dim length (PaLM, appendix B).
 
     N counts the weights by which a token is multiplied: lookup tables do not count, the output projection does, tied or
-    not, and shared layers count each time they run. An encoder-decoder reads sequence_length tokens and writes
-    target_length (by default as many); its cost is per token read.
+    not, for the tokens that are `predicted`, and shared layers count each time they run. An encoder-decoder reads
+    sequence_length tokens and writes predicted.target_length; its cost is per token read.
     """
     if config.generator:
         alone = config.changed({"generator": 0})
-        return flops(alone, sequence_length) + flops(config.generator_config(), sequence_length)
+        small = config.generator_config()
+        return flops(alone, sequence_length) + flops(small, sequence_length, predicted)
     output = _vocabulary_weights(config)
     if config.architecture != "encoder-decoder":
-        weights = (
-            _multiplied(config, config.layers, False) + _projection(config) + output + _small_head(config)
-        )
-        return 6 * weights + config.layers * _scores(config, sequence_length)
-    ratio = (target_length or sequence_length) / sequence_length
+        weights = _multiplied(config, config.layers, False) + _projection(config)
+        head = output + (_small_head(config) if config.head == "masked" else 0)
+        share = predicted.share if config.architecture == "encoder" else 1.0
+        other: float = 0 if config.head == "masked" else _small_head(config)
+        other /= sequence_length if config.head == "sequence" else 1  # which reads one token
+        return 6 * (weights + share * head + other) + config.layers * _scores(config, sequence_length)
+    ratio = (predicted.target_length or sequence_length) / sequence_length
     reading: float = 6 * _multiplied(config, config.layers, False) + config.layers * _scores(
         config, sequence_length
     )
@@ -63,7 +67,10 @@ def _scores(config: TransformerConfig, length: int) -> float:
     seen: float = min(length, config.window + config.global_tokens + drawn) if config.window else length
     if config.full_every:
         seen += (length - seen) * (config.layers // config.full_every) / config.layers
-    return 12 * config.heads * width * seen
+    if config.positions == "relative_keys":  # of which queries have products too
+        seen += length / 2
+    # queries and keys have products with each distance of disentangled attention
+    return 12 * config.heads * width * (seen + 2 * config.disentangled)
 
 
 def _norm(config: TransformerConfig, size: int) -> int:

@@ -12,6 +12,7 @@ from workloads.objectives.options import at_least, fraction
 from workloads.objectives.sampled import Read, Sample, SampledObjective
 from workloads.objectives.seq2seq import source_and_target
 from workloads.objectives.spans import composition, run_starts, runs, scatter, scatter_within
+from workloads.predicted import corrupted, noise_of
 
 SENTINELS = 100
 """As many as T5's own vocabulary has."""
@@ -57,13 +58,10 @@ class SpanCorruption(SampledObjective):
     @property
     def target_length(self) -> int:
         """Length of decoder_tokens and labels."""
-        return sum(self._noise(self.window(self.sequence_length))) + 1
+        return corrupted(self.sequence_length, self.rate, self.mean_span)[1]
 
     def window(self, sequence_length: int) -> int:
-        window = sequence_length - 1
-        while self._source_length(window + 1) <= sequence_length:
-            window += 1
-        return window
+        return corrupted(sequence_length, self.rate, self.mean_span)[0]
 
     def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
         tokens = self.read_window(read, sample)
@@ -91,10 +89,4 @@ class SpanCorruption(SampledObjective):
         return source_and_target(source, target, sizes, self.decoder_start, self.token("pad"))
 
     def _noise(self, window: int) -> tuple[int, int]:
-        """Noise tokens and spans in a window."""
-        noise = min(max(round(window * self.rate), 1), window - 1)
-        return noise, max(round(noise / self.mean_span), 1)
-
-    def _source_length(self, window: int) -> int:
-        noise, spans = self._noise(window)
-        return window - noise + spans + 1
+        return noise_of(window, self.rate, self.mean_span)

@@ -288,10 +288,6 @@ class OwnWorkload:
         assert isinstance(model, OwnNetwork)
         return model.blocks()
 
-    def flops(self, sequence_length: int) -> float:
-        """See `OwnModel.flops`."""
-        return self.config.flops(sequence_length)
-
     decoder_start: int | None = None
 
     def generate(

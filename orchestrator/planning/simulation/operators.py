@@ -119,7 +119,8 @@ def layer(
         * sum(p.count * machine.matrix(p.inner, p.columns, p.rows, program.width) for p in products)
     )
     heads = shape.heads / (tp if shape.heads_split else 1)
-    if (shape.capped or program.attention_dropout) and not machine.score_bytes:
+    unfused = shape.capped or shape.biased in ("disentangled", "relative_keys") or program.attention_dropout
+    if unfused and not machine.score_bytes:
         drawn = DRAWN_SCORE_BYTES if program.attention_dropout else 0.0
         machine = replace(machine, score_bytes=UNFUSED_SCORE_BYTES + drawn)
     seen = 0.5 if shape.causal and not machine.score_bytes else 1.0
@@ -164,16 +165,19 @@ def ends(shape: ModelShape, machine: Machine, program: Program, part: tuple[int,
     moved = machine.elements(tokens * shape.hidden * 2.0 * program.width)
     columns = shape.vocabulary / tp
     width = program.width
-    logits = machine.elements(tokens * columns * LOGIT_BYTES)
     group = Group(tp, 1, machine)
-    sent = group.all_reduce(tokens * shape.hidden * width)
+    embedding = Times(moved, 0.0, 2.0 * moved, sent_forward=group.all_reduce(tokens * shape.hidden * width))
+    rows = shape.head_share * tokens
+    if not rows:
+        return embedding, Times()
+    logits = machine.elements(rows * columns * LOGIT_BYTES)
     head = Times(
-        machine.launched(machine.matrix(tokens, columns, shape.hidden, width) + logits / 2, OPERATIONS),
-        machine.launched(machine.matrix(tokens, shape.hidden, columns, width) + logits / 2, OPERATIONS),
-        shape.trained_share * machine.matrix(shape.hidden, columns, tokens, width),
-        sent_backward=sent,
+        machine.launched(machine.matrix(rows, columns, shape.hidden, width) + logits / 2, OPERATIONS),
+        machine.launched(machine.matrix(rows, shape.hidden, columns, width) + logits / 2, OPERATIONS),
+        shape.trained_share * machine.matrix(shape.hidden, columns, rows, width),
+        sent_backward=group.all_reduce(rows * shape.hidden * width),
     )
-    return Times(moved, 0.0, 2.0 * moved, sent_forward=sent), head
+    return embedding, head
 
 
 @dataclass(frozen=True)
@@ -238,7 +242,9 @@ def _score_flops(shape: ModelShape) -> float:
 def _unlisted(shape: ModelShape) -> float:
     """FLOPs of a token in the layers' products over those of the products that are listed here: what other
     architectures have besides (cross-attention, a generator, latent vectors)."""
-    total = shape.flops_per_token - _score_flops(shape) - 6.0 * shape.vocabulary * shape.hidden
+    total = (
+        shape.flops_per_token - _score_flops(shape) - 6.0 * shape.head_share * shape.vocabulary * shape.hidden
+    )
     listed = sum(6.0 * columns * inner * count for columns, inner, count in _matrices(shape, 1))
     listed += sum(
         6.0 * p.rows * p.columns * p.inner * p.count / 1e6 for p in _expert_products(shape, 1e6, 1, 1)

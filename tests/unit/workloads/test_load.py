@@ -220,7 +220,6 @@ def test_another_class_of_transformers_runs_as_it_is(architecture: str, tmp_path
     again = load(f"hf:{tmp_path / 'export'}", TRAINED[architecture], SMALL, **AS_IT_IS)
     assert torch.equal(workload.loss(filled(again, seed=9), batch).total, result.total)
     assert again.config.parameters() == sum(p.numel() for p in model.parameters())
-    assert again.flops(LENGTH) == 6 * again.config.parameters()
 
 
 def test_another_class_begins_as_transformers_begins_it(tmp_path: Path) -> None:

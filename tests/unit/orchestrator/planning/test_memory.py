@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
 
 from orchestrator.job.spec import parse
 from orchestrator.planning.layout import Layout
-from orchestrator.planning.memory import held, peak_bytes
+from orchestrator.planning.memory import held, peak_by_stage, peak_bytes
 from orchestrator.planning.model_shape import model_shape
 from orchestrator.planning.simulation.schedules import order
 from orchestrator.planning.simulation.step import local_parameters
@@ -83,3 +84,24 @@ def test_a_step_of_one_micro_batch_has_no_sharded_gradients_beside_its_activatio
     assert peak(32, zero=3) - peak(16, zero=3) == pytest.approx(share)
     assert peak(32, zero=2) - peak(16, zero=2) == pytest.approx(share)
     assert peak(32, zero=1) == peak(16, zero=1)
+
+
+@pytest.mark.parametrize("model", ["gemma-2-2b", "llama-3.2-1b", "bert-base"])
+def test_no_rank_of_a_pipeline_needs_more_than_is_planned_for(model: str) -> None:
+    """Also where a rank in the middle has most layers."""
+    spec = parse({
+        "name": "deep",
+        "workload": {"model": model, "objective": "masked_lm" if model == "bert-base" else "causal_lm"},
+        "data": {"sources": [{"uri": "a"}], "tokenizer": {"train_bpe": 512}, "sequence_length": 512},
+        "train": {"steps": 10, "global_batch": 64},
+    })  # fmt: skip
+    shape, inner = model_shape(describe(model), 512), 0
+    for pp, schedule, first, last in itertools.product(
+        (2, 3, 4, 7, 8, 16), ("gpipe", "1f1b", "interleaved", "zero_bubble", "zbv"), range(3), range(5)
+    ):
+        layout = Layout(pp=pp, schedule=schedule, first_less=first, last_less=last, micro_batch=2)
+        if not layout.problems(shape, 64):
+            by_stage = peak_by_stage(spec, shape, layout)
+            assert peak_bytes(spec, shape, layout) == max(by_stage)
+            inner += max(by_stage) > max(by_stage[0], by_stage[-1])
+    assert inner

@@ -5,6 +5,7 @@ import torch
 
 from workloads.model.count import flops, parameters
 from workloads.model.presets import PRESETS, preset
+from workloads.predicted import Predicted
 from workloads.transformer_workload import build_model
 
 PUBLISHED = {
@@ -84,8 +85,9 @@ def test_flops_are_palms_formula() -> None:
 
 def test_flops_of_a_pair_depend_on_what_is_written() -> None:
     config = preset("t5-base")
-    assert flops(config, 512, 512) > flops(config, 512, 128) > flops(config, 512, 128) / 2
-    assert flops(config, 512) == flops(config, 512, 512)
+    few, as_many = (Predicted(target_length=length) for length in (128, 512))
+    assert flops(config, 512, as_many) > flops(config, 512, few) > flops(config, 512, as_many) / 2
+    assert flops(config, 512) == flops(config, 512, as_many)
 
 
 def test_flops_count_shared_layers_each_time_and_experts_by_use() -> None:
