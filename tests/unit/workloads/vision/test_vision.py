@@ -73,7 +73,9 @@ def test_clip_is_that_of_transformers(tmp_path: Path, end: int) -> None:
     found = ours.to_hf(gradients(ours, losses.mean()))[1]
     wanted = gradients(theirs, expected.loss)
     assert found.keys() == wanted.keys()
-    assert max(float((found[name] - wanted[name]).abs().max()) for name in wanted) < 1e-5
+    for name in wanted:  # of which some are 23, where a processor's order of sums is 1e-5
+        off, size = (float(each.abs().max()) for each in (found[name] - wanted[name], wanted[name]))
+        assert off < 2e-6 * max(size, 1.0), name
     logits = (features[:, :8] @ features[:, 8:16].T * features[:, 16:]).detach()
     assert float((logits - expected.logits_per_image).abs().max()) < 1e-5
 
