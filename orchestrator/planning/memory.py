@@ -56,6 +56,8 @@ DISTANCE_BYTES = {4: 10.5, 2: 6.2}
 NORM_BYTES = 9.5
 """Bytes that a norm by the root of the mean square keeps of each number, beside the two norms of the halves of a layer:
 fitted to traces of Gemma 2 and Qwen3."""
+KEPT_LOGITS = 1.3
+"""Copies of its logits that a pass keeps whose head computes all tokens at once: fitted to a trace of DPO in GPipe."""
 HEAD_TOKENS = {"cpu": 256, "cuda": 2048}
 """Tokens whose logits a head computes at once. Fewer make matrix products slower: on a CPU 256 are as fast as all
 (docs/benchmarks.md), on a GPU a guess by its ratio of FLOPs to bandwidth. The bits of a run depend on them."""
@@ -127,15 +129,20 @@ def held(spec: JobSpec, shape: ModelShape, layout: Layout, indices: Sequence[int
         first, last = index == 0, index == layout.pipeline_rank_of(layout.stages - 1)
         parameters = mean
         if layout.pp > 1:
-            table = shape.vocabulary * shape.hidden / layout.tp
+            table = shape.table / layout.tp
             tables = table * (1 if shape.tied else 2)
             inner = max(mean * layout.pp - tables, 0.0) * layers / max(shape.layers, 1)
             parameters = inner + table * (min(first + last, 1) if shape.tied else first + last)
-        head = _head(spec, shape, tokens) / layout.tp if last else 0.0
         kept = accumulation if layout.schedule == "gpipe" else min(_ahead(layout, index), accumulation)
+        passes = (
+            accumulation if layout.schedule == "gpipe" and layout.pp > 1 else 1
+        )  # all forward before any back
+        head = _head(spec, shape, tokens, passes) / layout.tp if last else 0.0
         at_once = max(head, scores_at_once)
         at_once += _gathered(spec, shape, layout, mean)
-        at_once = max(at_once, summed * parameters - kept * layers * layer)
+        # what the embedding's backward pass makes, when the activations of its micro-batch are gone
+        made = _embedded(shape, first, last) / layout.tp - layers * layer
+        at_once = max(at_once, made, summed * parameters - kept * layers * layer)
         found.append(Held(state * parameters, layers * layer, kept, at_once))
     return found
 
@@ -188,7 +195,7 @@ def _gathered(spec: JobSpec, shape: ModelShape, layout: Layout, parameters: floa
     presets; a pipeline holds all, see `_states`."""
     if layout.zero < 3 or layout.pp > 1 or layout.engine != "torch":
         return 0.0
-    table = shape.vocabulary * shape.hidden / layout.tp
+    table = shape.table / layout.tp
     tables, low = table * (1 if shape.tied else 2), 0.5 if spec.train.dtype != "fp32" else 0.0
     layer = max(parameters - tables, 0.0) / max(shape.layers, 1)
     return 4.0 * (tables + (0.25 + low) * table + layer)
@@ -251,9 +258,9 @@ def _casts(spec: JobSpec, shape: ModelShape, layout: Layout) -> float:
     return 2.0 * (1.0 - recomputed_share(shape, layout))
 
 
-def _head(spec: JobSpec, shape: ModelShape, tokens: float) -> float:
+def _head(spec: JobSpec, shape: ModelShape, tokens: float, passes: int) -> float:
     """Bytes that the head holds: logits, their softmax and their gradient of the tokens that it computes at once, and
-    from there to the backward pass the gradient of its weight."""
+    of so many forward passes at a time, from there to the backward pass, the gradient of its weight."""
     at_once = HEAD_TOKENS["cuda" if spec.resources.per_worker.gpu else "cpu"]
     chunked = shape.chunked_head and spec.workload.objective not in PREFERENCES
     tokens *= shape.head_share
@@ -261,9 +268,17 @@ def _head(spec: JobSpec, shape: ModelShape, tokens: float) -> float:
         return 0.0
     if chunked:
         tokens = min(tokens, at_once)
-    copies = 4 if shape.capped_logits else 3
-    gradients = 2 if shape.generator else int(chunked)  # of the table, which two networks share
-    return 4.0 * shape.vocabulary * (copies * tokens + gradients * shape.hidden)
+    copies = 4.0 if shape.capped_logits else 3.0
+    copies += 0.0 if chunked else KEPT_LOGITS * (passes - 1)
+    gradients = 2 if shape.generator else passes * chunked  # of the table, which two networks share
+    return 4.0 * (copies * tokens * shape.vocabulary + gradients * shape.table)
+
+
+def _embedded(shape: ModelShape, first: bool, last: bool) -> float:
+    """Bytes of gradients that a rank with the embedding holds in the end of a backward pass: of the table; where it is
+    the head's too, those of both and their sum."""
+    tables = 0 if not first else 3 if last and shape.tied and shape.head_share else 1
+    return 4.0 * tables * shape.trained_share * shape.table
 
 
 def offloaded_bytes(spec: JobSpec, shape: ModelShape, layout: Layout) -> float:
@@ -278,8 +293,8 @@ def offloaded_bytes(spec: JobSpec, shape: ModelShape, layout: Layout) -> float:
 
 
 def _states(spec: JobSpec, shape: ModelShape, layout: Layout) -> float:
-    """Bytes of weight, gradient, optimiser state and a moving average on a rank's device, for each parameter of its
-    part, of which the model's share is trained.
+    """Bytes of weight, gradient, optimiser state, a moving average and a held reference on a rank's device, for each
+    parameter of its part, of which the model's share is trained.
 
     Offloaded state is in host memory, which is not counted. DeepSpeed keeps a second fp32 copy of the weights that a
     rank updates, and sends gradients to the host as they are summed (Ren et al., 2021, section 4.1). Torch's pipelines
@@ -289,6 +304,7 @@ def _states(spec: JobSpec, shape: ModelShape, layout: Layout) -> float:
     deepspeed = layout.engine == "deepspeed"
     kept = 4.0 * kept_numbers(str(spec.train.optimizer.name), shape)
     slots = kept + (4.0 if deepspeed else 0.0) + (4.0 if spec.checkpoint.ema is not None else 0.0)
+    slots += 4.0 if spec.train.reference == "held" else 0.0
     trained, small = shape.trained_share, shape.quantised_share  # of which every rank has all
     optimizer = slots * trained / (layout.sharded if layout.zero >= 1 else 1)
     gradients = 4.0 * trained / (layout.sharded if layout.zero >= 2 and layout.pp == 1 else 1)

@@ -116,6 +116,7 @@ def _splits(config: TransformerConfig, shape: ModelShape, predicted: Predicted) 
         generator=config.generator_config().hidden / config.hidden if config.generator else 0.0,
         head_share=_head_share(config, shape.sequence_length, predicted),
         expert_share=experts / shape.parameters,
+        embedding=config.embedding_size,
         head_dim=config.head_dim,
         gated=config.gated,
         causal=config.causal,

@@ -241,15 +241,28 @@ def program_of(spec: JobSpec) -> Program:
         spec.train.compile,
         spec.checkpoint.every,
         str(spec.train.optimizer.name),
+        spec.train.reference == "held",
     )
 
 
 @lru_cache
 def _program(
-    width: float, dropout: bool, attention: bool, compiled: bool, commit_every: int, optimizer: str
+    width: float,
+    dropout: bool,
+    attention: bool,
+    compiled: bool,
+    commit_every: int,
+    optimizer: str,
+    reference: bool,
 ) -> Program:
     return Program(
-        width, dropout, attention, compiled=compiled, commit_every=commit_every, optimizer=optimizer
+        width,
+        dropout,
+        attention,
+        compiled=compiled,
+        commit_every=commit_every,
+        optimizer=optimizer,
+        reference=reference,
     )
 
 

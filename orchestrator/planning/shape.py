@@ -14,6 +14,7 @@ class ModelShape:
 
     Attributes:
         stages: most pipeline stages; 0 is as many as layers.
+        embedding: numbers of a token's embedding; 0 is hidden.
         head_dim: numbers of an attention head; 0 is hidden / heads.
         gated: whether a feed-forward block has two matrices up.
         causal: whether a token attends only to those before it.
@@ -69,6 +70,7 @@ class ModelShape:
     trained_share: float = 1.0
     quantised_share: float = 0.0
     chunked_head: bool = True
+    embedding: int = 0
     head_dim: int = 0
     gated: bool = False
     causal: bool = True
@@ -84,6 +86,11 @@ class ModelShape:
     experts_per_token: int = 0
     shared_experts: int = 0
     expert_layers: int = 0
+
+    @property
+    def table(self) -> int:
+        """Numbers of the table of embeddings."""
+        return self.vocabulary * (self.embedding or self.hidden)
 
     @property
     def head_size(self) -> int:

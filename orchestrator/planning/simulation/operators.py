@@ -54,6 +54,7 @@ class Program:
         products_again: share of the matrix products that selective recomputation does not keep.
         commit_every: steps between commits, 0 for none.
         optimizer: its name.
+        reference: whether a model that is held for comparison has a forward pass too.
     """
 
     width: float = 2.0
@@ -66,6 +67,7 @@ class Program:
     products_again: float = 0.0
     commit_every: int = 0
     optimizer: str = "adamw"
+    reference: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,10 @@ class Times:
     def sent(self) -> float:
         """Seconds of communication in both directions."""
         return self.sent_forward + self.sent_backward
+
+    def twice_forward(self) -> Times:
+        """This with a second forward pass, without one back."""
+        return replace(self, forward=2.0 * self.forward, sent_forward=2.0 * self.sent_forward)
 
     def mixed(self, other: Times, share: float) -> Times:
         """A mean of this, of which there is a `share`, and the other."""
@@ -135,7 +141,7 @@ def layer(
     whole = machine.launched(forward + ahead + element + shown, launches) - shown
     # without fused attention the scores are what is dear to keep, with it everything but products is
     selective = (ahead if machine.score_bytes else element) + program.products_again * forward
-    return Times(
+    found = Times(
         whole,
         machine.launched(inputs + back + 1.5 * element + shown, launches) - shown,
         machine.launched(weights, launches),
@@ -144,6 +150,7 @@ def layer(
         (2.0 if recompute == "full" else 1.0) * sent + experts + max(0.0, 2.0 * ring - back)
         + (experts if recompute == "full" else 0.0),
     )  # fmt: skip
+    return found.twice_forward() if program.reference else found
 
 
 def operations(shape: ModelShape, machine: Machine, program: Program, tp: int, ep: int) -> float:
@@ -167,17 +174,19 @@ def ends(shape: ModelShape, machine: Machine, program: Program, part: tuple[int,
     width = program.width
     group = Group(tp, 1, machine)
     embedding = Times(moved, 0.0, 2.0 * moved, sent_forward=group.all_reduce(tokens * shape.hidden * width))
-    rows = shape.head_share * tokens
+    rows, inner = shape.head_share * tokens, shape.embedding or shape.hidden
+    if program.reference:
+        embedding = embedding.twice_forward()
     if not rows:
         return embedding, Times()
     logits = machine.elements(rows * columns * LOGIT_BYTES)
     head = Times(
-        machine.launched(machine.matrix(rows, columns, shape.hidden, width) + logits / 2, OPERATIONS),
-        machine.launched(machine.matrix(rows, shape.hidden, columns, width) + logits / 2, OPERATIONS),
-        shape.trained_share * machine.matrix(shape.hidden, columns, rows, width),
+        machine.launched(machine.matrix(rows, columns, inner, width) + logits / 2, OPERATIONS),
+        machine.launched(machine.matrix(rows, inner, columns, width) + logits / 2, OPERATIONS),
+        shape.trained_share * machine.matrix(inner, columns, rows, width),
         sent_backward=group.all_reduce(rows * shape.hidden * width),
     )
-    return embedding, head
+    return embedding, head.twice_forward() if program.reference else head
 
 
 @dataclass(frozen=True)
@@ -242,9 +251,7 @@ def _score_flops(shape: ModelShape) -> float:
 def _unlisted(shape: ModelShape) -> float:
     """FLOPs of a token in the layers' products over those of the products that are listed here: what other
     architectures have besides (cross-attention, a generator, latent vectors)."""
-    total = (
-        shape.flops_per_token - _score_flops(shape) - 6.0 * shape.head_share * shape.vocabulary * shape.hidden
-    )
+    total = shape.flops_per_token - _score_flops(shape) - 6.0 * shape.head_share * shape.table
     listed = sum(6.0 * columns * inner * count for columns, inner, count in _matrices(shape, 1))
     listed += sum(
         6.0 * p.rows * p.columns * p.inner * p.count / 1e6 for p in _expert_products(shape, 1e6, 1, 1)

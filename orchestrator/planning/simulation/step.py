@@ -188,7 +188,7 @@ def _with_update(
     )
     if layout.pp > 1 and shape.tied:
         # first and last stage hold the embedding both, and sum its gradients
-        weight = shape.vocabulary * shape.hidden / layout.tp * program.gradient_width
+        weight = shape.table / layout.tp * program.gradient_width
         sent += Group(2, (layout.pp - 1) * layout.world // layout.pp, machine).all_reduce(weight)
     sent += Group(layout.world, 1, machine).all_reduce(
         0.0

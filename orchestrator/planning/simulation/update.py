@@ -59,7 +59,7 @@ def host_seconds(layout: Layout, parameters: float, parts: int, machine: Machine
 
 def _rest(shape: ModelShape) -> float:
     """Share of the parameters that are in no layer."""
-    tables = shape.vocabulary * shape.hidden * (1 if shape.tied else 2)
+    tables = shape.table * (1 if shape.tied else 2)
     return min(tables / max(shape.parameters, 1), 1.0)
 
 

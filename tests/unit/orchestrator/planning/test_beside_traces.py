@@ -10,6 +10,8 @@ from traced_cases import vocabulary_of
 from orchestrator.job.spec import parse
 from orchestrator.planning.layout import Layout
 from orchestrator.planning.memory import peak_bytes
+from orchestrator.planning.plan import predict
+from orchestrator.planning.profile import load as load_profile
 from orchestrator.planning.simulation.operators import needed_flops
 from orchestrator.planning.step_trace import StepTrace
 from orchestrator.resolve.resolved_job import resolve
@@ -31,6 +33,9 @@ CASES = [
     ("gpt2", "causal_lm", {}),
     ("gpt2", "sequence_classification", {}),
     ("llama-3.2-1b", "reward", {}),
+    ("albert-base", "sentence_order", {}),
+    ("gpt2", "dpo", {}),
+    ("gpt2", "dpo", {"tied": False}),
 ]
 
 
@@ -71,4 +76,25 @@ def test_a_formula_says_what_the_trace_does(model: str, objective: str, changes:
     assert isinstance(found, StepTrace)
     flops = sum(operation.flops for operation in found.operations) / (rows * length)
     assert needed_flops(shape) == pytest.approx(flops, rel=0.05)
-    assert 0.93 < peak_bytes(spec, shape, layout) / found.memory.peak < 1.25
+    assert 0.93 < peak_bytes(spec, shape, layout) / found.memory.peak < 1.12
+
+
+def test_a_held_reference_has_weights_and_a_forward_pass() -> None:
+    """Which a trace is given what it says."""
+    times = []
+    for reference in ("precomputed", "held"):
+        spec = parse(
+            {
+                "name": "compared",
+                "workload": {"model": "gpt2", "objective": "dpo", "changes": {"layers": 2}, "dropout": 0.0},
+                "data": {"sources": [{"uri": "a"}], "tokenizer": "none", "sequence_length": 128},
+                "train": {"steps": 3, "global_batch": 4, "precision": "bf16", "reference": reference},
+                "resources": {"per_worker": {"gpu": 1}},
+            }
+        )
+        shape, layout = resolve(spec, VOCABULARY).shape, Layout(dp=2, zero=1)
+        time = predict(spec, shape, layout, load_profile("h100").machine("bf16")).time
+        times.append((peak_bytes(spec, shape, layout), time.compute))
+    (plain, computed), (held, more) = times
+    assert held - plain == pytest.approx(4.0 * shape.parameters / 2)
+    assert 1.2 < more / computed < 1.4

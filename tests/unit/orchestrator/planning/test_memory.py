@@ -99,9 +99,27 @@ def test_no_rank_of_a_pipeline_needs_more_than_is_planned_for(model: str) -> Non
     for pp, schedule, first, last in itertools.product(
         (2, 3, 4, 7, 8, 16), ("gpipe", "1f1b", "interleaved", "zero_bubble", "zbv"), range(3), range(5)
     ):
-        layout = Layout(pp=pp, schedule=schedule, first_less=first, last_less=last, micro_batch=2)
+        layout = Layout(pp=pp, schedule=schedule, first_less=first, last_less=last, micro_batch=4)
         if not layout.problems(shape, 64):
             by_stage = peak_by_stage(spec, shape, layout)
             assert peak_bytes(spec, shape, layout) == max(by_stage)
             inner += max(by_stage) > max(by_stage[0], by_stage[-1])
     assert inner
+
+
+@pytest.mark.parametrize(("objective", "parts"), [("causal_lm", 8), ("dpo", 8)])
+def test_gpipe_holds_what_each_forward_pass_of_the_head_leaves(objective: str, parts: int) -> None:
+    """All forward passes are before any backward pass: of chunks the gradient of the table, else the logits."""
+    spec = parse({
+        "name": "deep",
+        "workload": {"model": "gpt2", "objective": objective, "dropout": 0.0, "attention_dropout": 0.0},
+        "data": {"sources": [{"uri": "a"}], "tokenizer": {"train_bpe": 512}, "sequence_length": 256},
+        "train": {"steps": 10, "global_batch": parts, "precision": "bf16"},
+        "resources": {"per_worker": {"gpu": 1}},
+    })  # fmt: skip
+    shape = model_shape(describe("gpt2", {"layers": 4}), 256)
+    (first,), (one,) = (
+        held(spec, shape, Layout(pp=2, schedule=schedule), (1,)) for schedule in ("gpipe", "1f1b")
+    )
+    each = 4.0 * shape.vocabulary * (shape.hidden if objective == "causal_lm" else 1.3 * 256)
+    assert first.head - one.head == pytest.approx((parts - 1) * each)
