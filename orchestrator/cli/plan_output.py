@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,14 @@ def show_audit(folder: str, as_json: bool) -> None:
     from orchestrator.track.page import size
     from orchestrator.track.words import duration
 
-    found = [row for row in map(audit_of, runs_in(folder)) if row]
+    found = []
+    for run in runs_in(folder):
+        try:
+            row = audit_of(run)
+        except InputError as error:
+            print(f"orchestrator: left out: {error}", file=sys.stderr)
+            continue
+        found += [row] if row else []
     if not found:
         raise InputError(
             "no run in it was both predicted and measured", folder, "give the folder that holds runs"

@@ -22,6 +22,14 @@ MOST = 10**6
 """Decisions after which a run that does not come to an end is given up."""
 
 
+ENDS = {
+    "breaks": "its node broke",
+    "software": "its process ended",
+    "taken": "its node was taken without notice",
+}
+"""What is told of a rank that was lost."""
+
+
 @dataclass(frozen=True)
 class Fleet:
     """The nodes of a cluster, spares included, and what befalls each.
@@ -192,10 +200,10 @@ class _Run:
         self._lose()
         silence = limits_of(self.policy.spec.resources.per_worker.gpu).silence
         self._pass(self.now + silence, "restarts")
-        # Ranks and nodes differ from one failure to the next: the program is not their cause.
+        # Ranks differ from one failure to the next: the program is not their cause.
         number = self.life.failures
         self.rank = RankStatus(
-            number, f"node-{number}", 1, "dead", int(self.step), failed_at=self.now, last_heartbeat=self.now,
+            number, "", 1, "dead", int(self.step), ENDS[kind], failed_at=self.now, last_heartbeat=self.now,
             cause=Cause("lost"),
         )  # fmt: skip
 

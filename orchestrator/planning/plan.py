@@ -24,9 +24,12 @@ from orchestrator.planning.layout import Layout, ModelShape
 from orchestrator.planning.legal_layouts import nearest
 from orchestrator.planning.memory import (
     MEMORY_SHARE,
+    fits,
+    needed_bytes,
     offloaded_bytes,
     peak_by_stage,
     peak_bytes,
+    saved_bytes,
 )
 from orchestrator.planning.own_cost import Refusal, with_own
 from orchestrator.planning.search import TIE, Candidate, Search
@@ -57,7 +60,8 @@ class Plan:
 
     passed_over: how many legal layouts were found and not predicted in full, since they cannot be among the best. What
         cannot because of its degrees, schedule and micro-batch alone was not looked at.
-    by_stage: the chosen layout's bytes at each index of the pipeline axis.
+    by_stage: the chosen layout's bytes of tensors at each index of the pipeline axis.
+    needed: the same with what a process takes beside its tensors, `on_cpu` that is all in one memory.
     """
 
     chosen: Candidate
@@ -66,6 +70,8 @@ class Plan:
     machine: Machine
     tokens: int
     by_stage: tuple[float, ...] = ()
+    needed: tuple[float, ...] = ()
+    on_cpu: bool = False
     passed_over: int = 0
 
     @property
@@ -82,21 +88,24 @@ class Plan:
             for share in SHARES
         }
 
+    def _by_rank(self, by_stage: tuple[float, ...]) -> list[int]:
+        layout = self.chosen.layout
+        return [round(size) for size in by_stage for _ in range(layout.world // layout.pp)]
+
     def to_json(self) -> dict[str, Any]:
-        """The content of plan.json."""
+        """The content of plan.json. Memory is that of the closed formula."""
         seconds, layout = self.chosen.seconds, self.chosen.layout
         return {
             "chosen": layout.to_json() | {"text": str(layout)},
             "predicted": {
-                "memory_bytes": round(self.chosen.memory),
-                "fits": self.fits,
+                "memory_bytes": round(max(self.needed)),
+                "fits": fits(max(self.needed), self.machine, self.on_cpu),
                 "step_seconds": seconds,
                 "step_seconds_quantiles": self.quantiles,
                 "tokens_per_second": self.tokens / seconds,
                 "seconds_by_part": self.chosen.time.to_json(),
-                "peak_bytes_by_rank": [
-                    round(size) for size in self.by_stage for _ in range(layout.world // layout.pp)
-                ],
+                "peak_bytes_by_rank": self._by_rank(self.by_stage),
+                "memory_bytes_by_rank": self._by_rank(self.needed),
             },
             "machine": {
                 "name": self.machine.name,
@@ -195,13 +204,17 @@ def plan(
     rejected += search.refused
     if not best:
         raise _no_layout(spec, shape, workers, search.refused or rejected)
+    layout, on_cpu = best[0].layout, not spec.resources.per_worker.gpu
+    by_stage, saved = tuple(peak_by_stage(spec, shape, layout)), saved_bytes(spec, shape, layout)
     return Plan(
         best[0],
         tuple(best),
         tuple(rejected),
         machine,
         batch * shape.sequence_length,
-        tuple(peak_by_stage(spec, shape, best[0].layout)),
+        by_stage,
+        tuple(needed_bytes(layout, tensors, saved, on_cpu) for tensors in by_stage),
+        on_cpu,
         search.passed_over,
     )
 

@@ -12,7 +12,7 @@ from orchestrator.job.spec import JobSpec
 from orchestrator.planning.device import Machine
 from orchestrator.planning.host_memory import worker_bytes
 from orchestrator.planning.layout import Layout, ModelShape
-from orchestrator.planning.memory import fits, needed_bytes, saved_bytes
+from orchestrator.planning.memory import fits, needed_bytes
 from orchestrator.planning.plan import NOTHING, Plan, Refused, plan, predict, program_of
 from orchestrator.planning.search import TIE
 from orchestrator.planning.simulation.operators import needed_flops
@@ -129,10 +129,8 @@ class Planner:
 
     def document(self, found: Plan) -> dict[str, Any]:
         """The content of plan.json for such a plan, with the timeline of a pipeline's step under `timeline`: rank
-        of the pipeline, kind, stage, micro-batch, begin and end in seconds of each action. Memory is that of the closed
-        formula, with what a process takes beside its tensors."""
+        of the pipeline, kind, stage, micro-batch, begin and end in seconds of each action."""
         told = found.to_json()
-        told["predicted"] |= self._memory(found)
         told["memory"] = {"source": "formula"}
         layout, batch = found.chosen.layout, self.spec.train.global_batch
         parts = layout.accumulation(batch)
@@ -141,15 +139,6 @@ class Planner:
         played = pipeline(self.shape, layout, parts, self.machine, program_of(self.spec), keep=True)
         actions = [(*action[:4], round(action[4], 6), round(action[5], 6)) for action in played.actions()]
         return {**told, "timeline": actions}
-
-    def _memory(self, found: Plan) -> dict[str, Any]:
-        """What each rank needs, as the rows of its run tell it."""
-        layout, on_cpu = found.chosen.layout, not self.spec.resources.per_worker.gpu
-        saved, each = saved_bytes(self.spec, self.shape, layout), layout.world // layout.pp
-        needed = [round(needed_bytes(layout, tensors, saved, on_cpu)) for tensors in found.by_stage]
-        fit = fits(max(needed), found.machine, on_cpu)
-        by_rank = [size for size in needed for _ in range(each)]
-        return {"memory_bytes": max(needed), "fits": fit, "memory_bytes_by_rank": by_rank}
 
     @property
     def flops(self) -> dict[str, float]:

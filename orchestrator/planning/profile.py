@@ -43,6 +43,15 @@ Rate = Annotated[Figure, AfterValidator(_above_zero)]
 """A figure by which something is divided."""
 
 
+def _one_at_most(figure: Figure) -> Figure:
+    if figure.value > 1.0:
+        raise ValueError("should have a value of 1 at most, since it is a share")
+    return figure
+
+
+ShareFigure = Annotated[Rate, AfterValidator(_one_at_most)]
+
+
 class Peaks(StrictModel):
     """Peak FLOP/s of matrix products by type of number."""
 
@@ -121,9 +130,9 @@ class Profile(StrictModel):
     peak: Peaks
     matrix: Matrix
     attention: Attention
-    element_share: Rate
+    element_share: ShareFigure
     eager: Figure
-    optimizer_share: Rate
+    optimizer_share: ShareFigure
     launch: Figure
     narrow: Narrow | None = Field(default=None, description="of steps in 16 bits, where they differ")
     collective: Figure = Field(

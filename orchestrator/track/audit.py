@@ -5,10 +5,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from orchestrator.job.errors import InputError
 from orchestrator.storage.run_directory import RunDir
 
+Read = TypeVar("Read", bound=BaseModel)
+Amount = Annotated[float, Field(ge=0)]
+DAMAGED = ConfigDict(strict=True, allow_inf_nan=False)
+"""What no run has written is refused."""
 PARTS = {
     "compute": ("forward", "backward"),
     "communication": ("communication", "agreement"),
@@ -76,31 +83,82 @@ def memory_audit(plan: Mapping[str, Any] | None, by_rank: Sequence[float]) -> di
     return found
 
 
+class _Figures(BaseModel):
+    """What the audit of a run reads of the predicted and the measured figures in its summary.json."""
+
+    model_config = DAMAGED
+
+    step_seconds: Amount | None = None
+    memory_bytes: Amount | None = None
+
+
+class _Memory(BaseModel):
+    model_config = DAMAGED | ConfigDict(extra="allow")
+
+    source: str = "formula"
+    predicted_by_rank: list[Amount] = Field(min_length=1)
+    measured_by_rank: list[Amount] = Field(min_length=1)
+
+
+class _Summary(BaseModel):
+    model_config = DAMAGED
+
+    name: str | None = None
+    predicted: _Figures | None = None
+    measured: _Figures | None = None
+    audit: dict[str, dict[str, float]] | None = None
+    memory_audit: dict[str, Any] | None = None
+
+
+class _Named(BaseModel):
+    model_config = DAMAGED
+
+    text: str | None = None
+    name: str | None = None
+
+
+class _Plan(BaseModel):
+    model_config = DAMAGED
+
+    chosen: _Named | None = None
+    machine: _Named | None = None
+
+
 def audit_of(run: RunDir) -> dict[str, Any] | None:
-    """What was predicted and measured of the run in this directory; None if it is none, or nothing was measured."""
-    found = run.read_json_or_empty("summary.json")
-    plan = run.read_json_or_empty("plan.json")
-    said, real = found.get("predicted") or {}, found.get("measured") or {}
-    if not said.get("step_seconds") or not real.get("step_seconds"):
+    """What was predicted and measured of the run in this directory; None if nothing was. Raises InputError if what is
+    written there of it is damaged."""
+    found = _read(run, "summary.json", _Summary, run.read_json_or_empty("summary.json"))
+    said, real = found.predicted or _Figures(), found.measured or _Figures()
+    if not said.step_seconds or not real.step_seconds:
         return None
+    plan = _read(run, "plan.json", _Plan, run.read_json_or_empty("plan.json"))
     row = {
-        "name": found.get("name"),
-        "layout": (plan.get("chosen") or {}).get("text"),
-        "machine": (plan.get("machine") or {}).get("name"),
-        "parts": found.get("audit") or {},
+        "name": found.name,
+        "layout": (plan.chosen or _Named()).text,
+        "machine": (plan.machine or _Named()).name,
+        "parts": found.audit or {},
+        "step_seconds": _pair(said.step_seconds, real.step_seconds),
+        "memory_bytes": _pair(said.memory_bytes, real.memory_bytes),
+        "memory": {},
     }
-    for key in ("step_seconds", "memory_bytes"):
-        predicted, measured = said.get(key), real.get(key)
-        row[key] = {"predicted": predicted, "measured": measured, "ratio": _ratio(predicted, measured)}
-    row["memory"] = found.get("memory_audit") or {}
-    if row["memory"]:
-        predicted, measured = (max(row["memory"][f"{side}_by_rank"]) for side in ("predicted", "measured"))
-        row["memory_bytes"] = {
-            "predicted": predicted,
-            "measured": measured,
-            "ratio": _ratio(predicted, measured),
-        }
+    if found.memory_audit:
+        memory = _read(run, "summary.json", _Memory, found.memory_audit)
+        row["memory"] = memory.model_dump()
+        row["memory_bytes"] = _pair(max(memory.predicted_by_rank), max(memory.measured_by_rank))
     return row
+
+
+def _read(run: RunDir, name: str, kind: type[Read], value: dict[str, Any]) -> Read:
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise InputError(f"{where} is damaged: {first['msg']}", f"{run.uri}/{name}") from None
+
+
+def _pair(predicted: float | None, measured: float | None) -> dict[str, float | None]:
+    return {"predicted": predicted, "measured": measured, "ratio": _ratio(predicted, measured)}
 
 
 def _ratio(predicted: float | None, measured: float | None) -> float | None:

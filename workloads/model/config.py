@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from workloads.errors import WorkloadError
-from workloads.model.parts import LatentAttention, MoE, RopeScaling
+from workloads.model.parts import LatentAttention, MoE, RopeScaling, check_types
 
 ARCHITECTURES = ("decoder", "encoder", "encoder-decoder", "prefix")
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "silu")
@@ -305,6 +305,7 @@ class TransformerConfig:
             if name in nested and isinstance(value, Mapping):
                 value = _merged(nested[name], getattr(self, name), name, value)
             values[name] = value
+        check_types(self, values)
         # A size that was derived from another one is derived again when that one changes.
         if "heads" in values and self.kv_heads == self.heads:
             values.setdefault("kv_heads", 0)
@@ -317,17 +318,16 @@ class TransformerConfig:
         try:
             return replace(self, **values)
         except TypeError as error:
-            what = f"a model field has the wrong type: {error}; see TransformerConfig"
-            for name, value in values.items():
-                if isinstance(value, str) and isinstance(getattr(self, name), int | float):
-                    what = f"{name} should be a number, and is {value!r}"
-            raise WorkloadError(what) from error
+            raise WorkloadError(
+                f"a model field has the wrong type: {error}; see TransformerConfig"
+            ) from error
 
 
 def _merged(kind: type, old: Any, name: str, value: Mapping[str, Any]) -> Any:
     known = {f.name for f in fields(kind)}
     if unknown := sorted(set(value) - known):
         raise WorkloadError(f"unknown field {name}.{unknown[0]}; known are {', '.join(sorted(known))}")
+    check_types(kind, value, f"{name}.")
     try:
         return replace(old, **value) if old is not None else kind(**value)
     except TypeError as error:

@@ -3,9 +3,30 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from types import MappingProxyType
+from typing import Any
 
 from workloads.errors import WorkloadError
+
+PLAIN: Mapping[str, tuple[str, Callable[[Any], bool]]] = MappingProxyType(
+    {
+        "int": ("a whole number", lambda value: type(value) is int),
+        "float": ("a number", lambda value: type(value) in (int, float) and math.isfinite(value)),
+        "bool": ("true or false", lambda value: type(value) is bool),
+        "str": ("a text", lambda value: type(value) is str),
+    }
+)
+"""What a field of a plain type is in words, and whether a value is one."""
+
+
+def check_types(kind: Any, values: Mapping[str, Any], prefix: str = "") -> None:
+    """Raise WorkloadError for the first of the values of a dataclass whose plain type is another."""
+    for each in fields(kind):
+        what, is_one = PLAIN.get(str(each.type), ("", bool))
+        if what and each.name in values and not is_one(values[each.name]):
+            raise WorkloadError(f"{prefix}{each.name} should be {what}, and is {values[each.name]!r}")
 
 
 @dataclass(frozen=True)

@@ -297,7 +297,10 @@ def test_a_plan_as_json() -> None:
     chosen = dict(document["chosen"])
     assert chosen.pop("text") == str(found.chosen.layout)
     assert Layout.from_json(chosen) == found.chosen.layout
-    assert document["predicted"]["memory_bytes"] == round(found.chosen.memory)
+    (needed,) = found.needed
+    assert needed > found.chosen.memory  # of a process on a CPU
+    assert document["predicted"]["memory_bytes"] == round(needed)
+    assert document["predicted"]["memory_bytes_by_rank"] == [round(needed)] * found.chosen.layout.world
     assert document["predicted"]["step_seconds"] == found.chosen.seconds
     assert document["predicted"]["tokens_per_second"] == pytest.approx(8 * 32 / found.chosen.seconds)
     parts = document["predicted"]["seconds_by_part"]

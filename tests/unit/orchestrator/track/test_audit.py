@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.job.errors import InputError
 from orchestrator.storage.run_directory import RunDir, runs_in
 from orchestrator.track.audit import audit, audit_of, memory_audit
 from orchestrator.track.charts import stacked
@@ -88,3 +89,37 @@ def test_bars_are_on_one_scale() -> None:
     assert [segment.width for segment in predicted] == [25.0, 25.0]
     assert [(segment.x, segment.width) for segment in measured] == [(0.0, 75.0), (75.0, 25.0)]
     assert stacked([{}, {}], 100.0) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "where"),
+    [
+        ("summary.json", {"predicted": {"step_seconds": "fast"}}, "predicted.step_seconds"),
+        ("summary.json", {"measured": {"step_seconds": float("nan")}}, "measured.step_seconds"),
+        ("summary.json", {"measured": [1.0]}, "measured"),
+        ("summary.json", {"audit": {"compute": 3}}, "audit.compute"),
+        (
+            "summary.json",
+            {"memory_audit": {"predicted_by_rank": [], "measured_by_rank": [1]}},
+            "predicted_by",
+        ),
+        (
+            "summary.json",
+            {"memory_audit": {"predicted_by_rank": [1], "measured_by_rank": "2"}},
+            "measured_by",
+        ),
+        ("plan.json", {"chosen": {"text": 7}}, "chosen.text"),
+        ("plan.json", {"machine": "h100"}, "machine"),
+    ],
+)
+def test_what_is_damaged_is_named(tmp_path: Path, name: str, changes: dict[str, Any], where: str) -> None:
+    run = RunDir(str(tmp_path / "mine"))
+    run.create()
+    figures = {"step_seconds": 2.0, "memory_bytes": 5}
+    files = {"summary.json": {"name": "mine", "predicted": figures, "measured": figures}, "plan.json": PLAN}
+    for each, value in files.items():
+        run.write_json(each, value)
+    assert audit_of(run)
+    run.write_json(name, {**files[name], **changes})
+    with pytest.raises(InputError, match=rf"{name}.*{where}"):
+        audit_of(run)
