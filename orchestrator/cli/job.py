@@ -267,7 +267,7 @@ def _plan(
         )
     told = forecast(spec, job.shape, found, cluster) if cluster else None
     choice = choice_of(asked_for, job)
-    points = frontier(spec, job.shape, spec.resources.workers.max, machine) if by_workers else []
+    points = frontier(spec, job.shape, spec.resources.workers.max, machine, must_fit) if by_workers else []
     if as_json:
         more: dict[str, Any] = {"frontier": [point.to_json() for point in points]} if by_workers else {}
         more |= {"assumed": assumed} if assumed else {}

@@ -85,12 +85,14 @@ def all_degrees(
     micros = [batch // virtual] if virtual else [m for m in MICRO_BATCHES if m <= batch]
     asked = spec.parallel
     if isinstance(asked, ParallelSpec) and not asked.is_partial:
+        found = []
         for micro in [asked.micro_batch] if asked.micro_batch else micros:
             wide = Layout(**{**asked.pins, "micro_batch": micro})
             # a layout that does not fit is yielded too, so that the error names the reason
             width = max(workers // (asked.pp * asked.cp * asked.tp), 1)
-            found = fit(wide, workers, batch, virtual) or wide.but(dp=width)
-            yield Degrees(found, partial(iter, (Family((found,), partial(iter, (found,))),)))
+            found.append(fit(wide, workers, batch, virtual) or wide.but(dp=width))
+        alone = (Family((each,), partial(iter, (each,))) for each in found)
+        yield Degrees(found[-1], partial(iter, tuple(alone)))
         return
     pins = asked.pins if isinstance(asked, ParallelSpec) else {}
     micros = [pins["micro_batch"]] if "micro_batch" in pins else micros

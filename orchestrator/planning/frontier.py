@@ -32,20 +32,23 @@ class Point:
         }  # fmt: skip
 
 
-def frontier(spec: JobSpec, shape: ModelShape, workers: int, machine: Machine) -> list[Point]:
-    """The points that no other beats in both time and cost, quickest first, of 1, 2, 4, .. and `workers` workers.
+def frontier(
+    spec: JobSpec, shape: ModelShape, workers: int, machine: Machine, must_fit: bool = True
+) -> list[Point]:
+    """The points that no other beats in both time and cost, quickest first, of 1, 2, 4, .. and `workers` workers;
+    without `must_fit` also of layouts that do not fit.
 
     Raises InputError if no layout on so many is legal and fits.
     """
     points: dict[int, Point] = {}
     for width in widths(1, workers):
         try:
-            found = plan(spec, shape, width, machine)
+            found = plan(spec, shape, width, machine, must_fit)
         except InputError:
             if width == workers and not points:
                 raise
             continue
-        if found.fits:
+        if found.fits or not must_fit:
             point = _point(spec, found.chosen.layout, found.chosen.seconds)
             points[point.layout.world] = point
     best, cheapest = [], float("inf")

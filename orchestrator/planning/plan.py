@@ -14,14 +14,12 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
-from orchestrator.job.errors import InputError
 from orchestrator.job.parallel import cost_of
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning.candidates import Degrees, Family, Room, all_degrees
 from orchestrator.planning.device import Machine
 from orchestrator.planning.engine_rules import engine_problems
 from orchestrator.planning.layout import Layout, ModelShape
-from orchestrator.planning.legal_layouts import nearest
 from orchestrator.planning.memory import (
     MEMORY_SHARE,
     fits,
@@ -31,6 +29,7 @@ from orchestrator.planning.memory import (
     peak_bytes,
     saved_bytes,
 )
+from orchestrator.planning.no_layout import needs, no_layout
 from orchestrator.planning.own_cost import Refusal, with_own
 from orchestrator.planning.search import TIE, Candidate, Search
 from orchestrator.planning.simulation.operators import Program
@@ -199,11 +198,12 @@ def plan(
         best = search.best(possible_of, legal_of)
     rejected += impossible  # after what is wrong with layouts that the model can have: a refusal names the first reason
     for layout, memory in large:
-        needs = f"needs {memory / 2**30:.2f} GiB a rank and a worker offers {offered / 2**30:.2f} GiB"
-        rejected.append((layout, needs))
+        rejected.append((layout, f"needs {needs(memory, offered)}"))
     rejected += search.refused
     if not best:
-        raise _no_layout(spec, shape, workers, search.refused or rejected)
+        raise no_layout(
+            spec, shape, workers, search.refused or rejected, [] if search.refused else large, offered
+        )
     layout, on_cpu = best[0].layout, not spec.resources.per_worker.gpu
     by_stage, saved = tuple(peak_by_stage(spec, shape, layout)), saved_bytes(spec, shape, layout)
     return Plan(
@@ -276,21 +276,4 @@ def _program(
         commit_every=commit_every,
         optimizer=optimizer,
         reference=reference,
-    )
-
-
-def _no_layout(
-    spec: JobSpec, shape: ModelShape, workers: int, rejected: list[tuple[Layout, str]]
-) -> InputError:
-    reasons = list(dict.fromkeys(reason for _, reason in rejected))
-    if not spec.searches_layout and reasons:
-        batch, shards = spec.train.global_batch, spec.train.virtual_shards
-        micros = (batch // shards,) if spec.train.determinism == "bitwise" else ()
-        near = nearest(rejected[0][0], shape, batch, lambda other: engine_problems(spec, other), micros)
-        hint = f"the nearest legal layouts are {'; '.join(str(layout) for layout in near)}" if near else ""
-        return InputError(reasons[0], "parallel", hint)
-    needs = [reason for reason in reasons if reason.startswith("needs ")]  # memory was the only problem
-    why = f": {(needs or reasons)[-1]}" if reasons else ""
-    return InputError(
-        f"no legal layout for {workers} workers{why}", "parallel", "change resources or train.global_batch"
     )

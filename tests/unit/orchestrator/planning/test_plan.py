@@ -15,7 +15,7 @@ from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec, parse
 from orchestrator.planning.device import Machine
 from orchestrator.planning.layout import Layout, ModelShape
-from orchestrator.planning.memory import MEMORY_SHARE
+from orchestrator.planning.memory import MEMORY_SHARE, peak_bytes
 from orchestrator.planning.model_shape import model_shape
 from orchestrator.planning.plan import plan, predict
 from orchestrator.planning.planner import Planner
@@ -386,3 +386,31 @@ def test_what_is_offloaded_has_to_fit_the_host_too() -> None:
     found = plan(spec, shape, 2, dataclasses.replace(machine, host_memory=2e12)).chosen.layout
     assert found.offload != "none"
     assert plan(spec, shape, 2, machine, must_fit=False).chosen.layout.offload == "none"
+
+
+# -- why there is none
+
+
+@pytest.mark.parametrize(
+    ("pins", "workers", "said"),
+    [
+        ({"tp": 2, "engine": "deepspeed"}, 4, "DeepSpeed engine is data parallel only, and tp is 2"),
+        ({"pp": 2, "tp": 4}, 4, "needs 8 workers of 4"),
+        ({"tp": 1, "sequence": True}, 2, "sequence splits work over tensor-parallel ranks, and tp is 1"),
+        ({"pp": 1, "virtual": 3}, 2, "virtual 3 is for pipelines"),
+        ({"recompute": "none", "recompute_layers": 1}, 1, "recompute is none"),
+    ],
+)
+def test_pins_that_exclude_each_other_are_named(pins: dict[str, Any], workers: int, said: str) -> None:
+    assert said in refusal({"rest": "auto", **pins}, workers)
+
+
+def test_what_does_not_fit_is_not_recommended_either() -> None:
+    spec, shape = job(parallel={"zero": 0}), dataclasses.replace(TINY, parameters=10**9)
+    least, most = (peak_bytes(spec, shape, Layout(dp=2, zero=zero, micro_batch=1)) for zero in (3, 0))
+    machine = dataclasses.replace(ROOMY, memory=(least + 0.1 * (most - least)) / MEMORY_SHARE)
+    with pytest.raises(InputError, match=r"needs .* GiB a rank") as error:
+        plan(spec, shape, 2, machine)
+    hint = str(error.value)
+    assert "the nearest layouts that fit are" in hint
+    assert "zero0" not in hint.split("that fit are")[1]
