@@ -36,13 +36,14 @@ def calibrate(
     as_json: Json = False,
 ) -> None:
     """Measure this machine in under a minute, so that plans for its processors are right."""
-    from orchestrator.planning.profile import store, stored_at
+    from orchestrator.planning.profile import check_stores, store, stored_at
     from orchestrator.verify.calibrate import calibrate as measure
 
     path = to or stored_at()
     if from_run is not None or undo:
         _refine(from_run, undo, path, as_json)
         return
+    check_stores(path)
     found = measure()
     store(found, path)
     if as_json:

@@ -223,6 +223,14 @@ def calibrated() -> Profile | None:
     return read(stored_at()) if stored_at().is_file() else None
 
 
+def check_stores(path: Path) -> None:
+    """Raise InputError if no profile can be written to a file, before one is measured for it."""
+    there = next(parent for parent in path.absolute().parents if parent.exists())
+    if path.is_dir() or not there.is_dir() or not os.access(there, os.W_OK):
+        why = "is a folder" if path.is_dir() else f"cannot be written to {there}"
+        raise InputError(why, str(path), "give another with --to")
+
+
 def store(profile: Profile, path: Path) -> None:
     """Write a profile to a file, in one piece. Raises InputError."""
     text = yaml.safe_dump(profile.model_dump(mode="json"), sort_keys=False)

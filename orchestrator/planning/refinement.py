@@ -10,6 +10,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import ValidationError
+
+from orchestrator.job.errors import InputError
 from orchestrator.planning.profile import Change, Profile, Refinement
 
 ONCE = 1.25
@@ -63,13 +66,22 @@ def refined(
 
 
 def undone(profile: Profile) -> Profile:
-    """The profile as it was before the last run that has refined it. Raises ValueError if none has."""
+    """The profile as it was before the last run that has refined it. Raises ValueError if none has, InputError if its
+    record is damaged."""
     if not profile.refined:
         raise ValueError("no run has refined it")
+    found = profile
     document = profile.model_dump(mode="json")
     for change in profile.refined[-1].changes:
-        _set(document, change.figure, change.before)
-    return Profile.model_validate({**document, "refined": document["refined"][:-1]})
+        try:
+            _set(document, change.figure, change.before)
+            found = Profile.model_validate({**document, "refined": document["refined"][:-1]})
+        except (KeyError, TypeError, ValidationError):
+            what = f"says that {change.figure} was {change.before:g}, which it cannot have been"
+            raise InputError(
+                what, "the last record of a run", "orchestrator calibrate measures anew"
+            ) from None
+    return found
 
 
 def _moved(ratio: float) -> float:

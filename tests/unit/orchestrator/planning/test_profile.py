@@ -10,7 +10,7 @@ import yaml
 
 from orchestrator.job.errors import InputError
 from orchestrator.planning import profile
-from orchestrator.planning.profile import Profile, load, names, of_accelerator, read
+from orchestrator.planning.profile import Profile, check_stores, load, names, of_accelerator, read
 
 
 @pytest.mark.parametrize("name", names())
@@ -110,3 +110,21 @@ def test_an_accelerator_is_known_by_its_drivers_name_and_the_memory_that_this_te
     assert profile is not None
     assert profile.name == found
     assert of_accelerator("NVIDIA GeForce RTX 5090") is None  # nor is any other of a maker
+
+
+def test_where_a_profile_cannot_be_written_is_said_before_it_is_measured(tmp_path: Path) -> None:
+    check_stores(tmp_path / "new" / "machine.yaml")
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path, tmp_path / "file" / "machine.yaml"):
+        with pytest.raises(InputError, match="give another with --to"):
+            check_stores(path)
+
+
+@pytest.mark.parametrize("name", ["element_share", "optimizer_share"])
+def test_a_share_is_one_at_most(tmp_path: Path, name: str) -> None:
+    document = load("h100").model_dump(mode="json")
+    document[name]["value"] = 80.0
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(document))
+    with pytest.raises(InputError, match=rf"{name}.*1 at most"):
+        read(path)

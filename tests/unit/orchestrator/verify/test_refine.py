@@ -132,3 +132,17 @@ def test_a_run_that_says_little_is_refused(
 def test_there_is_a_profile_first(tmp_path: Path, spec: JobSpec) -> None:
     with pytest.raises(InputError, match="no profile yet"):
         refine(spec, run_of(tmp_path, spec), tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize("figure", ["peak.nothing", "nothing", "memory.value.deeper", "element_share.value"])
+def test_a_damaged_record_cannot_be_taken_back(
+    tmp_path: Path, spec: JobSpec, profile: Path, figure: str
+) -> None:
+    found = refine(spec, run_of(tmp_path, spec, slower=1.44), profile)
+    (last,) = found.refined
+    changes = (last.changes[0].model_copy(update={"figure": figure, "before": -1.0}),)
+    store(found.model_copy(update={"refined": (last.model_copy(update={"changes": changes}),)}), profile)
+    text = profile.read_text()
+    with pytest.raises(InputError, match=rf"{figure} was -1, which it cannot have been"):
+        undo(profile)
+    assert profile.read_text() == text
