@@ -121,7 +121,7 @@ def _splits(config: TransformerConfig, shape: ModelShape, predicted: Predicted) 
         gated=config.gated,
         causal=config.causal,
         tied=config.tied,
-        capped=bool(config.score_cap or config.sinks),
+        capped=bool(config.score_cap),
         biased=_bias(config),
         distances=2 * config.disentangled,
         score_share=_score_share(config, shape.sequence_length, predicted),

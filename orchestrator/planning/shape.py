@@ -19,7 +19,7 @@ class ModelShape:
         gated: whether a feed-forward block has two matrices up.
         causal: whether a token attends only to those before it.
         tied: whether embedding and output projection are one weight.
-        capped: whether scores of attention are capped or have sinks, which no fused kernel does.
+        capped: whether scores of attention are capped, which no fused kernel does.
         biased: what positions add to the scores of attention: nothing, T5's bias by distance, the two products of
             disentangled attention, or the product of relative keys.
         distances: how many distances the two products of disentangled attention are with.
