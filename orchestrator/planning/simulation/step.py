@@ -31,8 +31,9 @@ NOT_PLAYED: Mapping[str, Any] = MappingProxyType(
     {"zero": 0, "shard": 0, "engine": "torch", "offload": "none"}
 )
 """What of a layout the passes of its pipeline do not depend on."""
-ROUNDS = 4
-"""A pipeline is played for at most so many micro-batches a stage; further ones take what the slowest rank takes."""
+ROUNDS = 3
+"""A pipeline is played for at most so many micro-batches a stage; further ones take what the last of these have taken,
+and no less than the slowest rank takes."""
 DEEPSPEED = {1: 1.10, 2: 1.06, 3: 1.12}
 """CPU time of a DeepSpeed step relative to a step of the torch engine, by ZeRO stage, as measured by
 `tests/bench/bench_deepspeed.py`."""
@@ -282,13 +283,16 @@ def pipeline(
         link = machine.between if crosses else machine.inside
         return machine.collective + link.latency + size / link.bandwidth
 
-    actions = order(layout.schedule, layout.pp, few, stages // layout.pp)
-    played = play(actions, seconds, sent, stages, rank_of, keep)
+    def of(count: int) -> Played:
+        actions = order(layout.schedule, layout.pp, count, stages // layout.pp)
+        return play(actions, seconds, sent, stages, rank_of, keep)
+
+    played = of(few)
     if few == parts:
         return played
-    more = (parts - few) / few
-    longest = max(played.busy)
-    return Played(played.seconds + more * longest, tuple(b + more * b for b in played.busy), played.events)
+    round_ = max(played.seconds - of(few - layout.pp).seconds, layout.pp / few * max(played.busy))
+    more = (parts - few) / layout.pp * round_
+    return Played(played.seconds + more, tuple(parts / few * each for each in played.busy), played.events)
 
 
 def inner_layer(shape: ModelShape, layout: Layout, machine: Machine, program: Program) -> Times:

@@ -11,6 +11,7 @@ from published_steps import MEGATRON, PTDP_1, ROWS, Published, gpt, llama
 
 from orchestrator.planning.device import Machine
 from orchestrator.planning.layout import Layout
+from orchestrator.planning.model_shape import model_shape
 from orchestrator.planning.profile import load
 from orchestrator.planning.simulation.data_parallel import CONTENTION
 from orchestrator.planning.simulation.operators import Program, needed_flops
@@ -21,6 +22,7 @@ from orchestrator.planning.simulation.step import (
     pipeline,
     step_time,
 )
+from workloads.describe import describe
 
 MACHINES = {name: load(name).machine("bf16") for name in sorted({row.machine for row in ROWS})}
 
@@ -226,3 +228,19 @@ def test_each_bucket_of_gradients_has_a_latency() -> None:
     slow = dataclasses.replace(machine, between=dataclasses.replace(machine.between, latency=1e-3))
     one, other = (step_time(shape, layout, 1024, each, MEGATRON).communication for each in (machine, slow))
     assert other - one > 2 * 60 * 120 * 1e-3  # 64 matrices and more, over 128 nodes, scattered and gathered
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zbv"])
+@pytest.mark.parametrize("less", [(0, 1), (2, 0), (1, 2)])
+def test_of_many_micro_batches_a_few_rounds_say_all(schedule: str, less: tuple[int, int]) -> None:
+    """Also where stages have unlike numbers of layers, so that no rank is always busy."""
+    shape, machine, program = (
+        model_shape(describe("llama-3-8b"), 4096),
+        load("h100").machine("bf16"),
+        Program(),
+    )
+    layout = Layout(pp=8, schedule=schedule, first_less=less[0], last_less=less[1])
+    whole = pipeline(shape, layout, 96, machine, program, keep=True)
+    few = pipeline(shape, layout, 96, machine, program)
+    assert few.seconds == pytest.approx(whole.seconds, rel=0.02)
+    assert few.busy == pytest.approx(whole.busy)
