@@ -120,6 +120,11 @@ class TrainSpec(StrictModel):
             return {**given, "optimizer": in_steps(given["optimizer"], given.get("steps"))}
         return given
 
+    @property
+    def bitwise_shards(self) -> int:
+        """The virtual shards that are computed separately; 0 unless bits are the same at every width."""
+        return self.virtual_shards if self.determinism == "bitwise" else 0
+
     @model_validator(mode="after")
     def virtual_shards_divide_the_batch(self) -> TrainSpec:
         shards = self.virtual_shards

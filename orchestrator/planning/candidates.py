@@ -81,7 +81,7 @@ def all_degrees(
     """Every layout to consider on at most `workers` ranks, `per_node` of which share a node. Degrees that divide the
     workers and that the model cannot have are rejected with the reason; state is offloaded where there is no `room`."""
     batch = spec.train.global_batch
-    virtual = spec.train.virtual_shards if spec.train.determinism == "bitwise" else 0
+    virtual = spec.train.bitwise_shards
     micros = [batch // virtual] if virtual else [m for m in MICRO_BATCHES if m <= batch]
     asked = spec.parallel
     if isinstance(asked, ParallelSpec) and not asked.is_partial:
@@ -91,8 +91,8 @@ def all_degrees(
             # a layout that does not fit is yielded too, so that the error names the reason
             width = max(workers // (asked.pp * asked.cp * asked.tp), 1)
             found.append(fit(wide, workers, batch, virtual) or wide.but(dp=width))
-        alone = (Family((each,), partial(iter, (each,))) for each in found)
-        yield Degrees(found[-1], partial(iter, tuple(alone)))
+        alone = [Family((each,), partial(iter, (each,))) for each in found]
+        yield Degrees(found[-1], partial(iter, alone))
         return
     pins = asked.pins if isinstance(asked, ParallelSpec) else {}
     micros = [pins["micro_batch"]] if "micro_batch" in pins else micros
@@ -116,7 +116,6 @@ class _Families:
     def all(self, reject: Callable[[tuple[Layout, str]], None]) -> Iterator[Degrees]:
         """Those of all degrees."""
         shape, workers, pins, gpu = self.shape, self.workers, self.pins, self._gpu
-        virtual = self.spec.train.virtual_shards if self.spec.train.determinism == "bitwise" else 0
         axes = [_degrees(shape, workers, axis, pins, reject) for axis in ("pp", "cp", "tp", "ep")]
         recomputes = _choices(pins, "recompute", ("none",) if shape.no_recompute else _recomputes(gpu))
         some = pins.get("recompute_layers", 0)
@@ -128,7 +127,7 @@ class _Families:
             sliced = gpu and tp > 1 and not shape.no_sequence_split and shape.sequence_length % (tp * cp) == 0
             (sequence,) = _choices(pins, "sequence", (sliced,))
             degrees = Layout(pp=pp, cp=cp, tp=tp, ep=ep, micro_batch=self.micros[-1], sequence=sequence)
-            widest = fit(degrees, workers, self.spec.train.global_batch, virtual)
+            widest = fit(degrees, workers, self.spec.train.global_batch, self.spec.train.bitwise_shards)
             if widest is not None:
                 widest = widest.but(recompute=recomputes[0], recompute_layers=some)
                 yield Degrees(widest, partial(self._with, widest, recomputes))

@@ -28,7 +28,7 @@ def no_layout(
     if large and not pinned:
         layout, memory = min(large, key=lambda each: each[1])
         pinned = f"{layout} needs least, {needs(memory, offered)}"
-    why = pinned or next(iter(dict.fromkeys(reason for _, reason in reversed(rejected))), "")
+    why = pinned or (rejected[-1][1] if rejected else "")
     return InputError(
         f"no legal layout for {workers} workers{f': {why}' if why else ''}",
         "parallel",
@@ -37,8 +37,8 @@ def no_layout(
 
 
 def _not_by_hand(spec: JobSpec, shape: ModelShape, layout: Layout, reason: str, offered: float) -> InputError:
-    batch, shards = spec.train.global_batch, spec.train.virtual_shards
-    micros = (batch // shards,) if spec.train.determinism == "bitwise" else ()
+    batch, shards = spec.train.global_batch, spec.train.bitwise_shards
+    micros = (batch // shards,) if shards else ()
 
     def cannot(other: Layout) -> bool:
         return bool(engine_problems(spec, other)) or peak_bytes(spec, shape, other) > offered
@@ -59,8 +59,8 @@ def _pinned_problem(spec: JobSpec, shape: ModelShape, workers: int) -> str:
     alone = Layout(**{"zero": least, **pins})
     if (size := alone.pp * alone.cp * alone.tp) > workers:
         return f"{alone} needs {size} workers of {workers}; lower a degree or add workers"
-    shards = spec.train.virtual_shards if spec.train.determinism == "bitwise" else 0
-    layout = fit(alone, workers, spec.train.global_batch, shards) or alone.but(dp=alone.ep)
+    layout = fit(alone, workers, spec.train.global_batch, spec.train.bitwise_shards)
+    layout = layout or alone.but(dp=alone.ep)
     problems = layout.problems(shape, spec.train.global_batch) or engine_problems(spec, layout)
     return problems[0] if problems else ""
 

@@ -5,6 +5,7 @@ Those of known devices are beside this module, in `profiles/`; `orchestrator cal
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import re
@@ -19,6 +20,7 @@ from orchestrator.job.errors import InputError
 from orchestrator.job.strict import StrictModel
 from orchestrator.planning.device import Link, Machine
 from orchestrator.planning.model_file import LEAST, Amount, PositiveAmount, read_model
+from orchestrator.storage.uri import unwritable
 
 FOLDER = Path(__file__).parent / "profiles"
 
@@ -225,10 +227,8 @@ def calibrated() -> Profile | None:
 
 def check_stores(path: Path) -> None:
     """Raise InputError if no profile can be written to a file, before one is measured for it."""
-    there = next(parent for parent in path.absolute().parents if parent.exists())
-    if path.is_dir() or not there.is_dir() or not os.access(there, os.W_OK):
-        why = "is a folder" if path.is_dir() else f"cannot be written to {there}"
-        raise InputError(why, str(path), "give another with --to")
+    if why := os.strerror(errno.EISDIR) if path.is_dir() else unwritable(str(path.absolute().parent)):
+        raise InputError(f"cannot be written ({why})", str(path), "give another with --to")
 
 
 def store(profile: Profile, path: Path) -> None:

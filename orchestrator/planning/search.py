@@ -14,14 +14,9 @@ from orchestrator.planning.candidates import Degrees, Family
 from orchestrator.planning.device import Machine
 from orchestrator.planning.layout import Layout, ModelShape
 from orchestrator.planning.own_cost import Refusal, with_own
+from orchestrator.planning.simulation.bounds import least_passes_time, least_time, passes_time
 from orchestrator.planning.simulation.operators import Program
-from orchestrator.planning.simulation.step import (
-    StepTime,
-    least_passes_time,
-    least_time,
-    passes_time,
-    step_time,
-)
+from orchestrator.planning.simulation.step import StepTime, step_time
 
 BEST = 10
 """How many layouts are predicted in full at least, where as many are legal."""
@@ -78,20 +73,20 @@ class Search:
     def add(self, degrees: Degrees) -> None:
         """Degrees to look at."""
         shape, batch, machine, program = self._of
-        bound = least_passes_time(shape, degrees.least, batch, machine, program)
-        heapq.heappush(self._queue, (bound, next(self._number), degrees))
+        self._push(least_passes_time(shape, degrees.least, batch, machine, program), degrees)
 
     def _add_family(self, family: Family) -> None:
         shape, batch, machine, program = self._of
-        bound = min(passes_time(shape, least, batch, machine, program) for least in family.least)
-        heapq.heappush(self._queue, (bound, next(self._number), family))
+        self._push(min(passes_time(shape, least, batch, machine, program) for least in family.least), family)
 
     def add_legal(self, layouts: list[tuple[Layout, float]]) -> None:
         """Layouts that are legal, with the memory that they need."""
         shape, batch, machine, program = self._of
         for layout, memory in layouts:
-            bound = least_time(shape, layout, batch, machine, program)
-            heapq.heappush(self._queue, (bound, next(self._number), (layout, memory)))
+            self._push(least_time(shape, layout, batch, machine, program), (layout, memory))
+
+    def _push(self, bound: float, one: Degrees | Family | tuple[Layout, float]) -> None:
+        heapq.heappush(self._queue, (bound, next(self._number), one))
 
     def best(
         self,

@@ -34,7 +34,9 @@ class MadeUp:
         if objective.name in COLUMNS:
             return _record(objective.name, plain, sample, self.length)
         text = np.asarray(plain[(np.arange(objective.window(self.length)) * 7 + sample) % len(plain)])
-        if objective.name == "translation_lm":  # which predicts nothing of a document that is no pair
+        if (
+            objective.reading.unit == "documents"
+        ):  # of two texts each: nothing is predicted of one that is no pair
             text[len(text) // 2] = vocabulary.sep
         return text
 

@@ -5,17 +5,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from orchestrator.job.errors import InputError
+from orchestrator.job.validation_messages import input_error
+from orchestrator.planning.model_file import Amount
 from orchestrator.storage.run_directory import RunDir
 
 Read = TypeVar("Read", bound=BaseModel)
-Amount = Annotated[float, Field(ge=0)]
-DAMAGED = ConfigDict(strict=True, allow_inf_nan=False)
-"""What no run has written is refused."""
+STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 PARTS = {
     "compute": ("forward", "backward"),
     "communication": ("communication", "agreement"),
@@ -86,14 +85,14 @@ def memory_audit(plan: Mapping[str, Any] | None, by_rank: Sequence[float]) -> di
 class _Figures(BaseModel):
     """What the audit of a run reads of the predicted and the measured figures in its summary.json."""
 
-    model_config = DAMAGED
+    model_config = STRICT
 
     step_seconds: Amount | None = None
     memory_bytes: Amount | None = None
 
 
 class _Memory(BaseModel):
-    model_config = DAMAGED | ConfigDict(extra="allow")
+    model_config = STRICT | ConfigDict(extra="allow")
 
     source: str = "formula"
     predicted_by_rank: list[Amount] = Field(min_length=1)
@@ -101,7 +100,7 @@ class _Memory(BaseModel):
 
 
 class _Summary(BaseModel):
-    model_config = DAMAGED
+    model_config = STRICT
 
     name: str | None = None
     predicted: _Figures | None = None
@@ -111,14 +110,14 @@ class _Summary(BaseModel):
 
 
 class _Named(BaseModel):
-    model_config = DAMAGED
+    model_config = STRICT
 
     text: str | None = None
     name: str | None = None
 
 
 class _Plan(BaseModel):
-    model_config = DAMAGED
+    model_config = STRICT
 
     chosen: _Named | None = None
     machine: _Named | None = None
@@ -152,9 +151,7 @@ def _read(run: RunDir, name: str, kind: type[Read], value: dict[str, Any]) -> Re
     try:
         return kind.model_validate(value)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise InputError(f"{where} is damaged: {first['msg']}", f"{run.uri}/{name}") from None
+        raise input_error(error, f"{run.uri}/{name}", kind) from None
 
 
 def _pair(predicted: float | None, measured: float | None) -> dict[str, float | None]:

@@ -175,18 +175,16 @@ def ends(shape: ModelShape, machine: Machine, program: Program, part: tuple[int,
     group = Group(tp, 1, machine)
     embedding = Times(moved, 0.0, 2.0 * moved, sent_forward=group.all_reduce(tokens * shape.hidden * width))
     rows, inner = shape.head_share * tokens, shape.embedding or shape.hidden
-    if program.reference:
-        embedding = embedding.twice_forward()
-    if not rows:
-        return embedding, Times()
-    logits = machine.elements(rows * columns * LOGIT_BYTES)
-    head = Times(
-        machine.launched(machine.matrix(rows, columns, inner, width) + logits / 2, OPERATIONS),
-        machine.launched(machine.matrix(rows, inner, columns, width) + logits / 2, OPERATIONS),
-        shape.trained_share * machine.matrix(inner, columns, rows, width),
-        sent_backward=group.all_reduce(rows * shape.hidden * width),
-    )
-    return embedding, head.twice_forward() if program.reference else head
+    head = Times()
+    if rows:
+        logits = machine.elements(rows * columns * LOGIT_BYTES)
+        head = Times(
+            machine.launched(machine.matrix(rows, columns, inner, width) + logits / 2, OPERATIONS),
+            machine.launched(machine.matrix(rows, inner, columns, width) + logits / 2, OPERATIONS),
+            shape.trained_share * machine.matrix(inner, columns, rows, width),
+            sent_backward=group.all_reduce(rows * shape.hidden * width),
+        )
+    return (embedding.twice_forward(), head.twice_forward()) if program.reference else (embedding, head)
 
 
 @dataclass(frozen=True)

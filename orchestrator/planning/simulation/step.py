@@ -12,7 +12,7 @@ from typing import Any
 
 from orchestrator.planning.cuts import layers_by_rank
 from orchestrator.planning.device import Machine
-from orchestrator.planning.layout import SPLIT, Layout, ModelShape
+from orchestrator.planning.layout import Layout, ModelShape
 from orchestrator.planning.simulation.collectives import Group
 from orchestrator.planning.simulation.data_parallel import data_parallel
 from orchestrator.planning.simulation.operators import OPERATIONS, Program, Times, ends, layer, operations
@@ -99,73 +99,17 @@ def step_time(
         compute = parts * (shape.layers * inner.compute + first.compute + head.compute)
         compute += (parts - 1) * _added(shape, layout, machine)
         sent = parts * (shape.layers * inner.sent + first.sent + head.sent)
-        return _with_update(shape, layout, parts, machine, program, (compute, sent, 0.0))
+        return with_update(shape, layout, parts, machine, program, (compute, sent, 0.0))
     played = _played(shape, layout.but(**NOT_PLAYED), parts, machine, program)
     sent = parts * max(layers_by_rank(shape.layers, layout)) * inner.sent
     busy = max(played.busy)
     stages = layout.stages_of(played.busy.index(busy))
     waits = 2.0 * parts * sum(_handed(layout, machine, stage) for stage in stages)
     passes = busy - sent - waits, sent, played.seconds - busy + waits
-    return _with_update(shape, layout, parts, machine, program, passes)
+    return with_update(shape, layout, parts, machine, program, passes)
 
 
-def passes_time(
-    shape: ModelShape, layout: Layout, global_batch: int, machine: Machine, program: Program
-) -> float:
-    """A bound from below on the seconds of a step's passes, cheap to compute. In a pipeline the last rank waits for the
-    first forward pass of those before it and is followed by their last backward pass, and no rank is faster than its
-    own work."""
-    machine, parts = machine.among(layout.world), max(layout.accumulation(global_batch), 1)
-    busy = parts * busiest(shape, layout, machine, program)
-    return busy if layout.pp == 1 else max(busy, _filled(shape, layout, parts, machine, program))
-
-
-def _filled(shape: ModelShape, layout: Layout, parts: int, machine: Machine, program: Program) -> float:
-    """Seconds until the last rank of a pipeline can begin, of its work, and after its end."""
-    inner = inner_layer(shape, layout, machine, program)
-    each = inner.compute + inner.sent
-    last = layers_by_rank(shape.layers, layout)[-1]
-    ahead, _ = layout.layers_of(shape.layers, layout.pp - 1)
-    if (
-        layout.schedule == "zbv"
-    ):  # whose last rank has the stages in the middle; only inputs' gradients have a way back
-        way = ahead * (inner.forward + inner.sent_forward) + parts * last * each
-        back = ahead * (inner.inputs + inner.again + inner.sent_backward) - parts * last * inner.weights
-        return way + max(back, 0.0)
-    _, head = ends(shape, machine, program, parts_of(layout))
-    # the weights' gradients may be what the last rank ends with, while the backward pass has gone on
-    way = inner.forward + inner.sent_forward if layout.schedule in SPLIT else each
-    return ahead * way + parts * (last * each + head.compute + head.sent)
-
-
-def least_passes_time(
-    shape: ModelShape, layout: Layout, global_batch: int, machine: Machine, program: Program
-) -> float:
-    """A bound from below that is rougher still: what all ranks of a pipeline compute and send, evenly divided. It is
-    that of every cut, of every schedule, and of every smaller micro-batch, of which a sample takes no less."""
-    machine = machine.among(layout.world)
-    inner = inner_layer(shape, layout, machine, program)
-    first, head = ends(shape, machine, program, parts_of(layout))
-    each = shape.layers * (inner.compute + inner.sent) + sum(end.compute + end.sent for end in (first, head))
-    return max(layout.accumulation(global_batch), 1) * each / layout.pp
-
-
-def least_time(
-    shape: ModelShape, layout: Layout, global_batch: int, machine: Machine, program: Program
-) -> float:
-    """A bound from below on the seconds of a step, cheap to compute, by which a search passes over layouts; exact
-    without a pipeline."""
-    if layout.pp == 1:
-        return step_time(shape, layout, global_batch, machine, program).seconds
-    bound = passes_time(shape, layout, global_batch, machine, program)
-    machine, parts = machine.among(layout.world), max(layout.accumulation(global_batch), 1)
-    busy = parts * busiest(shape, layout, machine, program)
-    inner = inner_layer(shape, layout, machine, program)
-    sent = parts * max(layers_by_rank(shape.layers, layout)) * inner.sent
-    return _with_update(shape, layout, parts, machine, program, (busy - sent, sent, bound - busy)).seconds
-
-
-def _with_update(
+def with_update(
     shape: ModelShape,
     layout: Layout,
     parts: int,

@@ -13,12 +13,11 @@ from orchestrator.planning.device import Machine
 from orchestrator.planning.layout import Layout
 from orchestrator.planning.model_shape import model_shape
 from orchestrator.planning.profile import load
+from orchestrator.planning.simulation.bounds import least_time, passes_time
 from orchestrator.planning.simulation.data_parallel import CONTENTION
 from orchestrator.planning.simulation.operators import Program, needed_flops
 from orchestrator.planning.simulation.step import (
     in_share_of_steps,
-    least_time,
-    passes_time,
     pipeline,
     step_time,
 )
