@@ -85,8 +85,8 @@ def fit(degrees: Layout, workers: int, global_batch: int, virtual_shards: int = 
             continue
         share = global_batch // width
         micro = max(d for d in divisors(share) if d <= degrees.micro_batch)
-        found = dataclasses.replace(degrees, dp=width, micro_batch=micro)
-        return dataclasses.replace(found, shard=shard_of(found, degrees.shard))
+        found = degrees.but(dp=width, micro_batch=micro)
+        return found.but(shard=shard_of(found, degrees.shard))
     return None
 
 

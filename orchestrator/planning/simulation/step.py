@@ -16,9 +16,8 @@ from orchestrator.planning.layout import Layout, ModelShape
 from orchestrator.planning.simulation.collectives import Group
 from orchestrator.planning.simulation.data_parallel import data_parallel
 from orchestrator.planning.simulation.operators import OPERATIONS, Program, Times, ends, layer, operations
-from orchestrator.planning.simulation.schedules import order
 from orchestrator.planning.simulation.stragglers import last_of, latest_of
-from orchestrator.planning.simulation.timeline import Played, play
+from orchestrator.planning.simulation.timeline import Played, play, scheduled
 from orchestrator.planning.simulation.update import host_seconds, kept_numbers, update_seconds
 
 ADDED = 12.0
@@ -228,8 +227,8 @@ def pipeline(
         return machine.collective + link.latency + size / link.bandwidth
 
     def of(count: int) -> Played:
-        actions = order(layout.schedule, layout.pp, count, stages // layout.pp)
-        return play(actions, seconds, sent, stages, rank_of, keep)
+        row = scheduled(layout.schedule, layout.pp, count, stages // layout.pp)
+        return play(row, seconds, sent, keep)
 
     played = of(few)
     if few == parts:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
-from orchestrator.planning.simulation.schedules import Action, Order
+from orchestrator.planning.simulation.schedules import Action, Order, order
 
 
 @dataclass(frozen=True)
@@ -25,65 +27,95 @@ class Played:
         ]
 
 
+@dataclass(frozen=True)
+class InTurn:
+    """The actions of all ranks in one row, each behind those that it waits for.
+
+    Attributes:
+        actions: in that row; of a rank they are in its order.
+        turns: of each its rank; the place of its kind among `kinds`; the place in the row, counted from 1, of the
+            action that makes its input, 0 if none does; the place of its input's way among `ways`.
+        kinds: rank, kind and stage of the actions, as often as they are there.
+        ways: (from stage, to stage) of what goes from one rank to another; the first is None, of all else.
+    """
+
+    actions: tuple[Action, ...]
+    turns: tuple[tuple[int, int, int, int], ...]
+    kinds: tuple[tuple[tuple[int, str, int], int], ...]
+    ways: tuple[tuple[int, int] | None, ...]
+
+
+def in_turn(of: Order) -> InTurn:
+    """The actions of every rank in a row. Raises ValueError if the order waits for itself."""
+    rank_of = {stage: rank for rank, actions in enumerate(of) for _, stage, _ in actions}
+    kinds: dict[tuple[int, str, int], int] = {}
+    ways: dict[tuple[int, int] | None, int] = {None: 0}
+    made: dict[tuple[bool, int, int], int] = {}
+    waiting: dict[tuple[bool, int, int], int] = {}
+    row: list[Action] = []
+    turns: list[tuple[int, int, int, int]] = []
+    at, ready = [0] * len(of), list(range(len(of)))
+    while ready:
+        rank = ready.pop()
+        actions = of[rank]
+        while at[rank] < len(actions):
+            kind, stage, part = action = actions[at[rank]]
+            forward = kind == "F"
+            before = stage - 1 if forward else stage + 1
+            needed, way = 0, None
+            if kind != "W" and before in rank_of:
+                if (forward, before, part) not in made:
+                    waiting[forward, before, part] = rank
+                    break
+                needed = made[forward, before, part]
+                way = (before, stage) if rank_of[before] != rank else None
+            number = kinds.setdefault((rank, kind, stage), len(kinds))
+            row.append(action)
+            turns.append((rank, number, needed, ways.setdefault(way, len(ways))))
+            at[rank] += 1
+            if kind != "W":
+                made[forward, stage, part] = len(row)
+                if (forward, stage, part) in waiting:
+                    ready.append(waiting.pop((forward, stage, part)))
+    if len(row) < sum(map(len, of)):
+        raise ValueError("the schedule's order waits for itself")
+    counts = Counter(number for _, number, _, _ in turns)
+    return InTurn(
+        tuple(row), tuple(turns), tuple((kind, counts[number]) for kind, number in kinds.items()), tuple(ways)
+    )
+
+
+@lru_cache(maxsize=64)
+def scheduled(schedule: str, ranks: int, parts: int, chunks: int) -> InTurn:
+    """The actions of a schedule, see `order`, in a row."""
+    return in_turn(order(schedule, ranks, parts, chunks))
+
+
 def play(
-    order: Order,
+    row: InTurn,
     seconds: Callable[[str, int], float],
     sent: Callable[[int, int], float],
-    stages: int,
-    rank_of: Mapping[int, int],
     keep: bool = False,
 ) -> Played:
     """Play the actions of every rank.
 
-    seconds: of an action of that kind on that stage. sent: seconds for hidden states, or their gradient, from one stage
-    to another; the sender goes on meanwhile. rank_of: the rank that runs each stage. With `keep` the events are
-    kept. Raises ValueError if the order waits for itself.
+    seconds: of an action of that kind on that stage. sent: seconds for hidden states, or their gradient, from a stage
+    to one of another rank; the sender goes on meanwhile. With `keep` the events are kept.
     """
-    costs = {(kind, stage): seconds(kind, stage) for kind in "FBIW" for stage in range(stages)}
-    links = {
-        (a, b): 0.0 if rank_of[a] == rank_of[b] else sent(a, b)
-        for a in range(stages)
-        for b in (a - 1, a + 1)
-        if 0 <= b < stages
-    }
-    forward_done: dict[tuple[int, int], float] = {}
-    backward_done: dict[tuple[int, int], float] = {}
-    clock, at, busy = [0.0] * len(order), [0] * len(order), [0.0] * len(order)
-    events: list[list[tuple[Action, float, float]]] = [[] for _ in order]
-    waiting: dict[tuple[bool, int, int], int] = {}
-    ready = list(range(len(order)))
-    last = stages - 1
-    while ready:
-        rank = ready.pop()
-        actions, now, index, spent = order[rank], clock[rank], at[rank], busy[rank]
-        while index < len(actions):
-            kind, stage, part = actions[index]
-            if kind == "F":
-                if stage:
-                    there = forward_done.get((stage - 1, part))
-                    if there is None:
-                        waiting[True, stage - 1, part] = rank
-                        break
-                    now = max(now, there + links[stage - 1, stage])
-            elif kind != "W" and stage < last:
-                there = backward_done.get((stage + 1, part))
-                if there is None:
-                    waiting[False, stage + 1, part] = rank
-                    break
-                now = max(now, there + links[stage + 1, stage])
-            took = costs[kind, stage]
-            if keep:
-                events[rank].append((actions[index], now, now + took))
-            now += took
-            spent += took
-            index += 1
-            if kind != "W":
-                forward = kind == "F"
-                (forward_done if forward else backward_done)[stage, part] = now
-                waiter = waiting.pop((forward, stage, part), None)
-                if waiter is not None:
-                    ready.append(waiter)
-        clock[rank], at[rank], busy[rank] = now, index, spent
-    if any(index < len(actions) for index, actions in zip(at, order, strict=True)):
-        raise ValueError("the schedule's order waits for itself")
-    return Played(max(clock), tuple(busy), tuple(tuple(e) for e in events))
+    costs = [seconds(kind, stage) for (_, kind, stage), _ in row.kinds]
+    delays = [sent(*way) if way else 0.0 for way in row.ways]
+    ranks = 1 + max(rank for (rank, _, _), _ in row.kinds)
+    ended, clock = [0.0], [0.0] * ranks
+    events: list[list[tuple[Action, float, float]]] = [[] for _ in range(ranks)]
+    for rank, kind, needed, way in row.turns:
+        begin = ended[needed] + delays[way]
+        if clock[rank] > begin:
+            begin = clock[rank]
+        clock[rank] = end = begin + costs[kind]
+        ended.append(end)
+        if keep:
+            events[rank].append((row.actions[len(ended) - 2], begin, end))
+    busy = [0.0] * ranks
+    for ((rank, _, _), count), cost in zip(row.kinds, costs, strict=True):
+        busy[rank] += count * cost
+    return Played(max(clock), tuple(busy), tuple(tuple(each) for each in events))

@@ -6,22 +6,17 @@ import itertools
 
 import pytest
 
-from orchestrator.planning.simulation.schedules import order
-from orchestrator.planning.simulation.timeline import play
+from orchestrator.planning.simulation.timeline import in_turn, play, scheduled
 
 FORWARD, BACKWARD = 1.0, 2.0
 
 
 def played(schedule: str, ranks: int, parts: int, chunks: int = 1, link: float = 0.0, keep: bool = False):
-    stages = ranks * chunks
-    rank_of = {s: min(s, stages - 1 - s) if schedule == "zbv" else s % ranks for s in range(stages)}
     seconds = {"F": FORWARD, "B": BACKWARD, "I": FORWARD, "W": FORWARD}
     return play(
-        order(schedule, ranks, parts, max(chunks, 2)),
+        scheduled(schedule, ranks, parts, max(chunks, 2)),
         lambda kind, stage: seconds[kind] / chunks,
         lambda a, b: link,
-        stages,
-        rank_of,
         keep,
     )
 
@@ -65,4 +60,4 @@ def test_no_rank_does_two_things_at_once_and_nothing_begins_before_its_input() -
 
 def test_an_order_that_waits_for_itself_is_told() -> None:
     with pytest.raises(ValueError, match="waits for itself"):
-        play(((("F", 1, 0), ("F", 0, 0)),), lambda k, s: 1.0, lambda a, b: 0.0, 2, {0: 0, 1: 0})
+        in_turn(((("F", 1, 0), ("F", 0, 0)),))
