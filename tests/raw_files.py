@@ -18,7 +18,7 @@ import pyarrow.feather as feather
 import pyarrow.parquet as pq
 
 from orchestrator.data import sources
-from orchestrator.data.documents import pieces
+from orchestrator.data.sources.documents import pieces
 from orchestrator.data.sources.rejected import Rejected
 from orchestrator.job.data import Source
 

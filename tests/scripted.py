@@ -27,8 +27,8 @@ from orchestrator.checkpoint.snapshot_server import SnapshotServer
 from orchestrator.checkpoint.snapshots import peer_store
 from orchestrator.checkpoint.store import Store
 from orchestrator.control.controller import Controller
-from orchestrator.data.receipt import START, roll
-from orchestrator.data.skips import merged, start_of
+from orchestrator.data.samples.receipt import START, roll
+from orchestrator.data.samples.skips import merged, start_of
 from orchestrator.job.spec import JobSpec, parse
 from orchestrator.planning.layout import Layout
 from orchestrator.storage.run_directory import RunDir

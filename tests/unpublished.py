@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from orchestrator.data import manifest
-from orchestrator.data.data_folder import DataFolder
+from orchestrator.data.prepared import manifest
+from orchestrator.data.prepared.data_folder import DataFolder
 from orchestrator.data.sections import published
 from orchestrator.data.sections.plan import SectionPlan
 

@@ -166,7 +166,7 @@ def _of(stage: str, step: int | None) -> str:
 
 
 def _check_same_text(job: JobSpec, data: str) -> None:
-    from orchestrator.data.fingerprint import TextChanged, check_same_text
+    from orchestrator.data.preprocessing.fingerprint import TextChanged, check_same_text
 
     before = data.rstrip("/").rsplit("/", 1)[-1]
     try:
@@ -179,7 +179,7 @@ def _check_same_text(job: JobSpec, data: str) -> None:
 
 def _check_to_come(base: ResolvedJob, job: ResolvedJob, where: str) -> None:
     """What a stage would begin with will fit it."""
-    from orchestrator.data.manifest import FORMAT
+    from orchestrator.data.prepared.manifest import FORMAT
     from workloads.errors import WorkloadError
     from workloads.own.model import OwnWorkload
     from workloads.transformer_workload import TransformerWorkload
@@ -219,7 +219,7 @@ def of_stage(name: str) -> Iterator[None]:
 def stand_ins(chain: ChainSpec, stages: Mapping[str, StageRun]) -> Iterator[dict[str, JobSpec]]:
     """The jobs of the stages, by name, as far as they are known before the first one runs: a tokenizer that an earlier
     stage will train is one of the same kind that has seen no text, in a folder that lasts as long as this."""
-    from orchestrator.data import tokenizer
+    from orchestrator.data.encoding import tokenizer
 
     with tempfile.TemporaryDirectory(prefix="chain-") as folder:
         jobs = {}

@@ -55,7 +55,7 @@ def list_(run_dir: Run, as_json: Json = False) -> None:
 def verify(run_dir: Run, step: Step = None, as_json: Json = False) -> None:
     """Check every byte of one commit, or of all, of their token shards, and that weights which commits lack since they
     were not trained are where the run began with them. Exit code 1 if something is damaged."""
-    from orchestrator.data.tokens import problems as problems_of
+    from orchestrator.data.prepared.tokens import problems as problems_of
 
     store = _store(run_dir)
     steps = store.steps() if step is None else [step]

@@ -117,8 +117,8 @@ def prepared_with_progress(
 
 def _held_out(spec: JobSpec, data: PreparedData) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """What is held out by the name of its set, and what a user should know of it, one line each."""
-    from orchestrator.data.rejections import notes_of
-    from orchestrator.data.summary import sizes
+    from orchestrator.data.prepared.summary import sizes
+    from orchestrator.data.preprocessing.rejections import notes_of
     from orchestrator.job.evaluate import VALIDATION
     from orchestrator.resolve.training_inputs import resolve_over
 
@@ -131,9 +131,10 @@ def _held_out(spec: JobSpec, data: PreparedData) -> tuple[dict[str, dict[str, An
 
 
 def _held_out_samples(spec: JobSpec, uri: str) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    from orchestrator.data import manifest, rejections
-    from orchestrator.data.data_folder import DataFolder
-    from orchestrator.data.own_samples import batches_of_samples
+    from orchestrator.data.prepared import manifest
+    from orchestrator.data.prepared.data_folder import DataFolder
+    from orchestrator.data.preprocessing import rejections
+    from orchestrator.data.samples.own_samples import batches_of_samples
     from orchestrator.job.evaluate import VALIDATION
 
     found = manifest.read(DataFolder(uri))
@@ -146,10 +147,10 @@ def _held_out_samples(spec: JobSpec, uri: str) -> tuple[dict[str, dict[str, Any]
 
 def _removed(uri: str) -> list[dict[str, Any]]:
     """What each step of data.clean has removed, without samples."""
-    from orchestrator.data.census import with_tokens
     from orchestrator.data.clean.totals import read_totals
-    from orchestrator.data.data_folder import DataFolder
-    from orchestrator.data.tokens import Tokens
+    from orchestrator.data.prepared.census import with_tokens
+    from orchestrator.data.prepared.data_folder import DataFolder
+    from orchestrator.data.prepared.tokens import Tokens
 
     steps = read_totals(DataFolder(uri))
     found = with_tokens(steps, Tokens.open(uri)) if steps else []
@@ -219,7 +220,7 @@ def inspect(
 
 def _inspect_prepared(data: str, share: float | None, removed_by: str | None, as_json: bool) -> None:
     from orchestrator.data.clean.totals import removed_by as look_removed
-    from orchestrator.data.summary import inspect as look
+    from orchestrator.data.prepared.summary import inspect as look
     from orchestrator.job.paths import absolute
 
     if removed_by is not None:
@@ -251,7 +252,7 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Write one page about prepared data: lengths, languages, sources, duplicates, what was rejected and removed."""
-    from orchestrator.data.census import census
+    from orchestrator.data.prepared.census import census
     from orchestrator.job.paths import absolute
     from orchestrator.track.data_report import page
 

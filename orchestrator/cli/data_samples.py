@@ -12,8 +12,8 @@ from orchestrator.job.errors import InputError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from orchestrator.data.look import Decode, Spot
-    from orchestrator.data.tokens import Tokens
+    from orchestrator.data.prepared.tokens import Tokens
+    from orchestrator.data.samples.look import Decode, Spot
     from orchestrator.job.spec import JobSpec
     from orchestrator.resolve.training_inputs import TrainingInputs
 
@@ -43,7 +43,7 @@ def inputs_of(target: str) -> tuple[TrainingInputs, Tokens] | None:
     from orchestrator.checkpoint.identity import read_job
     from orchestrator.checkpoint.store import Store
     from orchestrator.cli.options import job_of, place_of, run_of
-    from orchestrator.data.tokens import Tokens
+    from orchestrator.data.prepared.tokens import Tokens
     from orchestrator.resolve.prepared_data import PreparedData, prepared, tokens_of
     from orchestrator.resolve.training_inputs import training_inputs
     from orchestrator.storage.run_directory import RunDir
@@ -79,8 +79,8 @@ def whole(tokens: Tokens) -> Tokens:
 
 def look(inputs: TrainingInputs, tokens: Tokens, wanted: Wanted) -> dict[str, Any]:
     """The course of the run, and the samples that are wanted, as plain data. Raises InputError."""
-    from orchestrator.data.look import documents_cut
     from orchestrator.data.mixture.passes import MANY
+    from orchestrator.data.samples.look import documents_cut
     from orchestrator.resolve.training_inputs import course_of
 
     spec, batches = inputs.job.spec, inputs.text[0]
@@ -134,7 +134,7 @@ def show(found: dict[str, Any]) -> None:
 
 
 def _places(inputs: TrainingInputs, spec: JobSpec, wanted: Wanted) -> list[dict[str, Any]]:
-    from orchestrator.data.look import samples_at
+    from orchestrator.data.samples.look import samples_at
 
     batches = inputs.text[0]
     if wanted.sample is None:
@@ -150,7 +150,7 @@ def _places(inputs: TrainingInputs, spec: JobSpec, wanted: Wanted) -> list[dict[
 
 def _shown(inputs: TrainingInputs, spec: JobSpec, place: dict[str, Any], decode: Decode) -> dict[str, Any]:
     """A sample with its rows, of which there are several in a warm-up of the sequence length."""
-    from orchestrator.data.look import others, plain, spots
+    from orchestrator.data.samples.look import others, plain, spots
     from orchestrator.train.sequence_warmup import shortened
 
     read = inputs.text[0].read

@@ -16,7 +16,7 @@ from orchestrator.control.decide_evaluation import TRIES, with_evaluation
 from orchestrator.control.health import Failure, Vitals, first_fault
 from orchestrator.control.hints import hint_for
 from orchestrator.control.state import Action, Observation, Phase, Policy, State, Stop
-from orchestrator.data.skips import next_skip
+from orchestrator.data.samples.skips import next_skip
 from orchestrator.job.limits import LimitSpec
 from orchestrator.job.outcome import ENDED, Outcome
 

@@ -12,7 +12,7 @@ from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.control.health import Failure
 from orchestrator.control.hints import hint_for
 from orchestrator.control.state import State
-from orchestrator.data.skips import Skip, on_record
+from orchestrator.data.samples.skips import Skip, on_record
 from orchestrator.job.limits import LimitSpec
 from orchestrator.job.outcome import ENDED
 from orchestrator.job.spec import JobSpec

@@ -23,7 +23,7 @@ from orchestrator.control.row_recovery import find, recovered
 from orchestrator.control.save_failures import SaveFailures
 from orchestrator.control.state import Phase, State
 from orchestrator.control.trace_beside import TraceBeside
-from orchestrator.data.skips import is_before, merged
+from orchestrator.data.samples.skips import is_before, merged
 from orchestrator.job.spec import JobSpec, dump
 from orchestrator.storage.background_writer import BackgroundWriter
 from orchestrator.storage.document_writer import DocumentWriter

@@ -12,7 +12,7 @@ from typing import Literal
 from cluster.jobs.admission import Admission
 from cluster.workers.gang import RankStatus
 from orchestrator.control.health import Failure
-from orchestrator.data.skips import Skip
+from orchestrator.data.samples.skips import Skip
 from orchestrator.job.outcome import ENDED, Outcome
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning.layout import Layout

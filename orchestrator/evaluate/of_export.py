@@ -97,7 +97,7 @@ def spec_of_export(
 def workload_of_export(spec: JobSpec) -> Workload:
     """The workload of a job that `spec_of_export` made. Raises InputError, also for a folder that has no weights for a
     part of the model, which would be drawn at random."""
-    from orchestrator.data.manifest import FORMAT
+    from orchestrator.data.prepared.manifest import FORMAT
     from orchestrator.resolve.training_inputs import load_workload, vocabulary_before_data
     from workloads.hf.weights import has_weights
     from workloads.model.stored import ExtendedTable, listed

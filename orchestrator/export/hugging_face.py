@@ -26,7 +26,7 @@ from workloads.own.reference import is_reference
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from orchestrator.data.tokens import Tokens
+    from orchestrator.data.prepared.tokens import Tokens
     from workloads.own.model import OwnWorkload
     from workloads.transformer_workload import TransformerWorkload
     from workloads.workload import Batch, Objective, Workload
@@ -185,8 +185,8 @@ def batches(spec: JobSpec, tokens: Tokens, workload: Workload) -> Iterator[Batch
 
 def _record_batches(tokens: Tokens, objective: Objective, workload: Workload) -> Iterator[Batch]:
     """The first records as the objective reads them, and their texts at several lengths."""
-    from orchestrator.data.sample_reader import SampleReader
-    from orchestrator.data.windows import windows_of
+    from orchestrator.data.samples.sample_reader import SampleReader
+    from orchestrator.data.samples.windows import windows_of
     from workloads.hf.compare import probes
 
     source = max(range(tokens.sources), key=tokens.length)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from orchestrator.data.own_samples import open_samples
+from orchestrator.data.samples.own_samples import open_samples
 from orchestrator.job.errors import InputError
 from orchestrator.job.own_code import code_of
 from orchestrator.job.spec import JobSpec
@@ -23,7 +23,7 @@ from workloads.own.reference import code_hash, is_built_in
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from orchestrator.data.tokens import Tokens
+    from orchestrator.data.prepared.tokens import Tokens
     from workloads.workload import Workload
 
 WEIGHTS, ABOUT = "model.safetensors", "own.json"

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer, processors
 
-from orchestrator.data.data_folder import DataFolder
+from orchestrator.data.prepared.data_folder import DataFolder
 
 if TYPE_CHECKING:
-    from orchestrator.data.tokens import Tokens
+    from orchestrator.data.prepared.tokens import Tokens
     from orchestrator.job.spec import JobSpec
     from workloads.workload import Workload
 

@@ -28,7 +28,7 @@ def check_base(job: ResolvedJob, commit: CommitManifest | None) -> None:
     spec = job.spec
     if not (spec.workload.init_from or spec.workload.adapter):
         return
-    from orchestrator.data.manifest import FORMAT
+    from orchestrator.data.prepared.manifest import FORMAT
     from workloads.hf.weights import weights_of_model
 
     if not spec.workload.init_from:
@@ -49,7 +49,7 @@ def check_continues(job: ResolvedJob, run_dir: RunDir) -> CommitManifest | None:
     source = source_of(job.spec, run_dir)
     if source is None:
         return None
-    from orchestrator.data.manifest import FORMAT
+    from orchestrator.data.prepared.manifest import FORMAT
     from orchestrator.train.engines.state import committed_shapes
     from workloads.adapters.frozen import after
 

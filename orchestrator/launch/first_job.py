@@ -12,7 +12,7 @@ from glob import glob
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from orchestrator.data.conversations import find_template
+from orchestrator.data.preprocessing.conversations import find_template
 from orchestrator.evaluate.of_export import objective_of
 from orchestrator.job.errors import InputError
 from orchestrator.resolve.resolved_job import wrong_input

@@ -39,7 +39,7 @@ def check_on_paper(spec: JobSpec) -> tuple[ResolvedJob, list[str]]:
 def with_vocabulary(spec: JobSpec) -> tuple[JobSpec, list[str]]:
     """The job with a tokenizer of as many tokens as its model has where that which it names is not here, and a line
     that says so. Raises InputError where the model has no number of its own either."""
-    from orchestrator.data import tokenizer
+    from orchestrator.data.encoding import tokenizer
     from workloads.describe import describe
     from workloads.own.reference import is_reference
 

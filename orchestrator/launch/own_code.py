@@ -112,7 +112,7 @@ def _check_divided(spec: JobSpec, workload: Any, batch: Any) -> None:
 def _limits(spec: JobSpec, prepared: str) -> dict[str, int]:
     if spec.data.samples is None:
         return {}
-    from orchestrator.data.own_samples import open_samples
+    from orchestrator.data.samples.own_samples import open_samples
 
     return open_samples(spec.data.samples, spec.seed, prepared or None).limits()
 
@@ -121,7 +121,7 @@ def _first(job: ResolvedJob, workload: Any, prepared: str) -> Any:
     """Two samples; of text, what the objective makes of words that stand for it."""
     spec = job.spec
     if spec.data.samples is not None:
-        from orchestrator.data.own_samples import first_samples
+        from orchestrator.data.samples.own_samples import first_samples
 
         return first_samples(spec.data.samples, spec.seed, of_set=True, prepared=prepared)
     import numpy as np

@@ -52,7 +52,7 @@ def check_places(spec: JobSpec, run_dir: RunDir) -> None:
     if os.path.lexists(cache) and not os.path.isdir(cache):
         raise InputError("is no folder", f"data.cache {cache}", "give another")
     if spec.data.samples is not None and not is_local(place := data_cache(spec, run_dir)):
-        from orchestrator.data.own_samples import check_cache
+        from orchestrator.data.samples.own_samples import check_cache
 
         check_cache(spec.data.samples, spec.seed, place)
     if spec.tracking:

@@ -180,7 +180,7 @@ def check_machine(spec: JobSpec, address: str | None) -> None:
 def check_text(spec: JobSpec) -> None:
     """The sources are there, and those of training hold at least one sequence."""
     from orchestrator.data import sources
-    from orchestrator.data.documents import check_beginning
+    from orchestrator.data.sources.documents import check_beginning
 
     if spec.data.samples is not None:
         return
@@ -275,7 +275,7 @@ def check_workload(job: ResolvedJob, prepared: str = "") -> None:
 
     What only the text decides is left open: which tokens begin a word or end a sentence.
     """
-    from orchestrator.data.manifest import FORMAT
+    from orchestrator.data.prepared.manifest import FORMAT
     from workloads.hf.hf_class import HuggingFaceModel
     from workloads.own.model import OwnModel
 

@@ -40,7 +40,7 @@ from orchestrator.control.run_history import RunHistory
 from orchestrator.control.state import Observation, Policy, State
 from orchestrator.control.trace_beside import refused_before
 from orchestrator.data.progress import StageLine
-from orchestrator.data.skips import on_record
+from orchestrator.data.samples.skips import on_record
 from orchestrator.job.errors import InputError
 from orchestrator.job.own_code import code_of, find_code, roots_of
 from orchestrator.job.paths import absolute, resolve_paths

@@ -183,7 +183,7 @@ def tokenizer_notes(base: Base, tokenizer: Tokenizer) -> list[str]:
     """A line if the tokenizer of the base, where that can be told, has other tokens than this one."""
     from tokenizers import Tokenizer
 
-    from orchestrator.data.data_folder import DataFolder
+    from orchestrator.data.prepared.data_folder import DataFolder
 
     text = DataFolder(base.uri if base.step is None else f"{base.uri}/{EXCERPT}").read("tokenizer.json")
     if text is None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from orchestrator.checkpoint.reader import Reader
-    from orchestrator.data.tokens import Tokens
+    from orchestrator.data.prepared.tokens import Tokens
     from workloads.workload import Workload
 
 

@@ -16,9 +16,9 @@ from orchestrator.storage.run_directory import RunDir
 
 if TYPE_CHECKING:
     from orchestrator.checkpoint.manifest import CommitManifest
+    from orchestrator.data.prepared.tokens import Tokens
+    from orchestrator.data.preprocessing.records import RecordKind
     from orchestrator.data.progress import Progress
-    from orchestrator.data.records import RecordKind
-    from orchestrator.data.tokens import Tokens
 
 EXCERPT = "excerpt"
 """Where a run directory has a little of its data."""
@@ -31,8 +31,8 @@ def data_cache(spec: JobSpec, run: RunDir) -> str:
 
 def prepared_before(spec: JobSpec, run: RunDir, commit: CommitManifest | None) -> str:
     """Where the own samples are that the run of a `commit` has prepared; empty if there are none."""
-    from orchestrator.data import manifest
-    from orchestrator.data.data_folder import DataFolder
+    from orchestrator.data.prepared import manifest
+    from orchestrator.data.prepared.data_folder import DataFolder
 
     before = str(commit.meta.get("data", "")) if commit and spec.data.samples is not None else ""
     for place in (before, f"{data_cache(spec, run)}/{_name(before)}") if before else ():
@@ -55,8 +55,8 @@ def kind_of(spec: JobSpec) -> RecordKind | None:
     objective, location = spec.workload.objective, spec.data.tokenizer
     if objective not in COLUMNS:
         return None
-    from orchestrator.data.conversations import find_template, template_of
-    from orchestrator.data.records import RecordKind
+    from orchestrator.data.preprocessing.conversations import find_template, template_of
+    from orchestrator.data.preprocessing.records import RecordKind
 
     if objective == "conversation" and isinstance(location, str):
         return RecordKind(objective, (), *template_of(location, spec.data.chat_template))
@@ -86,13 +86,13 @@ def prepared(
     Raises InputError if it is gone and the text is no longer the same: the run would not be the same run; without
     `make` if it is gone.
     """
-    from orchestrator.data import manifest
-    from orchestrator.data.data_folder import DataFolder
-    from orchestrator.data.put_aside import clear_note
-    from orchestrator.data.shards import is_complete
+    from orchestrator.data.prepared import manifest
+    from orchestrator.data.prepared.data_folder import DataFolder
+    from orchestrator.data.prepared.put_aside import clear_note
+    from orchestrator.data.preprocessing.shards import is_complete
 
     if spec.data.samples is not None:
-        from orchestrator.data.own_samples import prepare_samples
+        from orchestrator.data.samples.own_samples import prepare_samples
 
         named, cache = spec.data.samples, data_cache(spec, run)
         return PreparedData(prepare_samples(named, spec.seed, cache, _name(before.uri)))
@@ -116,8 +116,8 @@ def prepared(
 
 
 def _prepared_text(spec: JobSpec, run: RunDir, before: str, tell: Progress, make: bool, begin: bool) -> str:
-    """The URI of the token shards of data.sources, see `orchestrator.data.prepare.prepare`."""
-    from orchestrator.data.prepare import prepare as prepare_data
+    """The URI of the token shards of data.sources, see `orchestrator.data.preprocessing.prepare.prepare`."""
+    from orchestrator.data.preprocessing.prepare import prepare as prepare_data
 
     workers = spec.resources.workers.max * spec.resources.per_worker.cpu if spec.data.streaming else 0.0
     return prepare_data(
@@ -141,11 +141,11 @@ def _prepared_set(
 
     Raises InputError.
     """
-    from orchestrator.data import manifest
-    from orchestrator.data.data_folder import DataFolder
-    from orchestrator.data.fingerprint import TextChanged
-    from orchestrator.data.prepare import prepare as prepare_data
-    from orchestrator.data.shards import is_complete
+    from orchestrator.data.prepared import manifest
+    from orchestrator.data.prepared.data_folder import DataFolder
+    from orchestrator.data.preprocessing.fingerprint import TextChanged
+    from orchestrator.data.preprocessing.prepare import prepare as prepare_data
+    from orchestrator.data.preprocessing.shards import is_complete
 
     where, sources = spec.set_sources[name]
     there = manifest.read(DataFolder(before)) if before and is_complete(DataFolder(before)) else None
@@ -175,9 +175,9 @@ def _name(uri: str) -> str:
 
 def is_whole(data: PreparedData) -> bool:
     """Whether the files of prepared data are all there; of data on a store, none of which is known to be missing."""
-    from orchestrator.data.data_folder import DataFolder
-    from orchestrator.data.put_aside import is_noted
-    from orchestrator.data.shards import is_complete
+    from orchestrator.data.prepared.data_folder import DataFolder
+    from orchestrator.data.prepared.put_aside import is_noted
+    from orchestrator.data.preprocessing.shards import is_complete
 
     folders = map(DataFolder, (data.uri, *data.sets.values()))
     return all(is_complete(folder) if folder.local else not is_noted(folder) for folder in folders)
@@ -185,7 +185,7 @@ def is_whole(data: PreparedData) -> bool:
 
 def keep_excerpt(run: RunDir, data: str) -> None:
     """Put a little of the data into the run directory, for what comes when the data may be gone; none if that fails."""
-    from orchestrator.data.excerpt import write_excerpt
+    from orchestrator.data.prepared.excerpt import write_excerpt
 
     try:
         write_excerpt(data, run.at(EXCERPT))
@@ -196,9 +196,9 @@ def keep_excerpt(run: RunDir, data: str) -> None:
 
 def data_of(run: RunDir, data: str, retry: Retry | None = None) -> Tokens:
     """Prepared data at `data`, or the run's excerpt of it where that is gone. Raises InputError."""
-    from orchestrator.data.data_folder import DataFolder
-    from orchestrator.data.shards import is_complete
-    from orchestrator.data.tokens import Tokens
+    from orchestrator.data.prepared.data_folder import DataFolder
+    from orchestrator.data.prepared.tokens import Tokens
+    from orchestrator.data.preprocessing.shards import is_complete
 
     kept = run.at(EXCERPT)
     gone = not is_complete(DataFolder(data, retry)) and is_complete(DataFolder(kept, retry))
@@ -211,9 +211,9 @@ def tokens_of(spec: JobSpec, run: RunDir, data: str, retry: Retry | None = None)
 
     Raises InputError if it is in neither.
     """
-    from orchestrator.data.data_folder import DataFolder
+    from orchestrator.data.prepared.data_folder import DataFolder
+    from orchestrator.data.prepared.tokens import Tokens
     from orchestrator.data.sections import published
-    from orchestrator.data.tokens import Tokens
 
     for place in (data, f"{data_cache(spec, run)}/{data.rsplit('/', 1)[-1]}"):
         if published.read(DataFolder(place, retry)):

@@ -127,7 +127,7 @@ def _vocabulary_size(spec: JobSpec, special: tuple[str, ...]) -> int:
         return 1
     if isinstance(spec.data.tokenizer, TrainedTokenizer):
         return spec.data.tokenizer.recipe.vocabulary
-    from orchestrator.data import tokenizer
+    from orchestrator.data.encoding import tokenizer
 
     text, _ = tokenizer.load(spec.data.tokenizer, special, spec.data.add_tokens)
     return tokenizer.size_in(text)

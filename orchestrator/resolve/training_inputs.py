@@ -18,11 +18,11 @@ from orchestrator.resolve.resolved_job import ResolvedJob, adapter_of, resolve, 
 from orchestrator.storage.retry import Retry
 
 if TYPE_CHECKING:
-    from orchestrator.data.batches import Batches
-    from orchestrator.data.held_out_set import HeldOut
-    from orchestrator.data.own_samples import OwnBatches, OwnHeldOut
+    from orchestrator.data.prepared.tokens import Tokens
+    from orchestrator.data.samples.batches import Batches
+    from orchestrator.data.samples.held_out_set import HeldOut
+    from orchestrator.data.samples.own_samples import OwnBatches, OwnHeldOut
     from orchestrator.data.sections.plan import SectionPlan
-    from orchestrator.data.tokens import Tokens
     from orchestrator.planning.layout import ModelShape
     from workloads.describe import Description
     from workloads.workload import Objective, Vocabulary, Workload
@@ -60,10 +60,10 @@ def training_inputs(
 
     Raises InputError if training or a set has not one sample, they do not fit, or a prompt cannot be continued.
     """
-    from orchestrator.data import batches
-    from orchestrator.data.held_out_set import split_set
-    from orchestrator.data.held_out_split import split
     from orchestrator.data.mixture.shares import Mixture
+    from orchestrator.data.samples import batches
+    from orchestrator.data.samples.held_out_set import split_set
+    from orchestrator.data.samples.held_out_split import split
     from orchestrator.data.sections.documents import SectionDocuments
 
     job = resolve(spec, tokens.manifest.vocabulary)
@@ -100,7 +100,7 @@ def training_inputs(
 
 def _of_samples(spec: JobSpec, job: ResolvedJob, workload: Workload, tokens: Tokens) -> TrainingInputs:
     """What a job on own samples trains on. Raises InputError."""
-    from orchestrator.data.own_samples import batches_of_samples
+    from orchestrator.data.samples.own_samples import batches_of_samples
 
     assert spec.data.samples is not None
     share = spec.data.validation.share if spec.data.validation else None
@@ -120,8 +120,8 @@ def _own_sets(
     spec: JobSpec, tokens: Tokens, objective: Objective, sets: Mapping[str, str]
 ) -> dict[str, HeldOut]:
     """The sets that have text of their own, of those at `sets`."""
-    from orchestrator.data.held_out_set import set_of
-    from orchestrator.data.tokens import Tokens as Prepared
+    from orchestrator.data.prepared.tokens import Tokens as Prepared
+    from orchestrator.data.samples.held_out_set import set_of
 
     return {
         name: set_of(Prepared.open(sets[name], tokens.folder.retry, tokens.keep), objective, where)
@@ -138,9 +138,9 @@ def resolve_over(
 
     Raises InputError if training or a set has not one sample, or they do not fit.
     """
-    from orchestrator.data import rejections
     from orchestrator.data.mixture import passes
-    from orchestrator.data.tokens import Tokens
+    from orchestrator.data.prepared.tokens import Tokens
+    from orchestrator.data.preprocessing import rejections
 
     tokens = Tokens.open(data.uri, keep=0)
     inputs = training_inputs(spec, tokens, data.sets, base)
@@ -225,8 +225,8 @@ def _cut_notes(inputs: TrainingInputs) -> list[str]:
 def _set_notes(spec: JobSpec, tokens: Tokens, sets: Mapping[str, str]) -> list[str]:
     """A line for each set of which documents are trained on too; data before format 3, and that is not all there, do
     not tell."""
-    from orchestrator.data.held_out_split import trained_documents
-    from orchestrator.data.tokens import Tokens as Prepared
+    from orchestrator.data.prepared.tokens import Tokens as Prepared
+    from orchestrator.data.samples.held_out_split import trained_documents
 
     notes, share = [], spec.data.validation and spec.data.validation.share
     told = tokens.manifest.format > 2 and tokens.sections is None
@@ -302,9 +302,8 @@ def vocabulary_before_data(job: ResolvedJob) -> Vocabulary:
     import numpy as np
     from tokenizers import Tokenizer
 
-    from orchestrator.data import tokenizer
-    from orchestrator.data.encoding import training
-    from orchestrator.data.vocabulary import first_added, frame_of
+    from orchestrator.data.encoding import tokenizer, training
+    from orchestrator.data.encoding.vocabulary import first_added, frame_of
     from workloads.workload import Vocabulary
 
     size, source = job.vocabulary_size, job.spec.data.tokenizer

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.data.manifest import FORMAT
+from orchestrator.data.prepared.manifest import FORMAT
 from orchestrator.job.errors import InputError
 from orchestrator.planning.device import Machine
 from orchestrator.planning.layout import Layout

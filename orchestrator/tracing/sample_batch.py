@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from orchestrator.data.own_samples import first_samples
+from orchestrator.data.samples.own_samples import first_samples
 from orchestrator.job.records import COLUMNS, PREFERENCES, REFERENCED
 from orchestrator.job.spec import JobSpec
 from workloads.model.dropout import KEYS, row_keys

@@ -18,7 +18,7 @@ LANGUAGES = 12
 
 
 def page(found: Mapping[str, Any]) -> str:
-    """The page of what `orchestrator.data.census` has found."""
+    """The page of what `orchestrator.data.prepared.census` has found."""
     sources = [
         {**source, "colour": COLOURS[n % len(COLOURS)], "share": source["tokens"] / (found["tokens"] or 1)}
         for n, source in enumerate(found["sources"])

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from cluster.workers.worker_context import WorkerContext
-from orchestrator.data.batches import Prefetch
+from orchestrator.data.samples.batches import Prefetch
 from orchestrator.train.rank_messages import agree
 
 LONGEST = 0.5

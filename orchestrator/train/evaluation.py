@@ -16,9 +16,9 @@ from torch import Tensor
 
 from cluster.workers.clock import wall
 from cluster.workers.worker_context import WorkerContext
-from orchestrator.data.batches import Prefetch
-from orchestrator.data.held_out_set import HeldOut
-from orchestrator.data.own_samples import OwnHeldOut
+from orchestrator.data.samples.batches import Prefetch
+from orchestrator.data.samples.held_out_set import HeldOut
+from orchestrator.data.samples.own_samples import OwnHeldOut
 from orchestrator.job.evaluate import EvaluateSpec, OfPredictions
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning.layout import Layout

@@ -1,6 +1,7 @@
 """When training is unstable: a loss that is not a number, or that jumps.
 
-What follows is decided by `orchestrator.control.decide`; which samples are left out then, by `orchestrator.data.skips`.
+What follows is decided by `orchestrator.control.decide`; which samples are left out then, by
+`orchestrator.data.samples.skips`.
 """
 
 from __future__ import annotations

@@ -16,10 +16,10 @@ from cluster.workers.worker_context import WorkerContext
 from orchestrator.checkpoint.averaged import facts_of
 from orchestrator.checkpoint.identity import CODE
 from orchestrator.checkpoint.manifest import CorruptCommit
-from orchestrator.data.batches import Prefetch, StepSamples, slices
-from orchestrator.data.receipt import add, roll
-from orchestrator.data.skips import lr_factor, merged, start_of
-from orchestrator.data.tokens import Tokens
+from orchestrator.data.prepared.tokens import Tokens
+from orchestrator.data.samples.batches import Prefetch, StepSamples, slices
+from orchestrator.data.samples.receipt import add, roll
+from orchestrator.data.samples.skips import lr_factor, merged, start_of
 from orchestrator.job.errors import InputError
 from orchestrator.job.own_code import check_same_code, find_code
 from orchestrator.job.spec import JobSpec, parse

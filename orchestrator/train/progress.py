@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from orchestrator.checkpoint.identity import CONTINUED
-from orchestrator.data.receipt import START
-from orchestrator.data.skips import Skip, merged
+from orchestrator.data.samples.receipt import START
+from orchestrator.data.samples.skips import Skip, merged
 from orchestrator.job.evaluate import StopWhen
 from orchestrator.job.metric_names import by_name, larger_is_better
 from orchestrator.job.train import TrainSpec
@@ -26,7 +26,7 @@ class TrainingProgress:
         step: optimiser steps done.
         position: samples consumed or skipped.
         tokens: tokens consumed.
-        receipt: see `orchestrator.data.receipt`.
+        receipt: see `orchestrator.data.samples.receipt`.
         losses: the last losses, if the job asks for loss spikes to be detected.
         skips: the windows of samples that are skipped.
         last_evaluation_step: the step after which the last evaluation was, -1 before the first.

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from orchestrator.data.receipt import add
+from orchestrator.data.samples.receipt import add
 
 
 @dataclass(frozen=True)

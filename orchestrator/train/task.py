@@ -36,7 +36,7 @@ class Task:
         snapshot_servers: {"node", "address"} of each server that keeps snapshots in memory.
         snapshot_token: the token of these servers.
         faults: faults to inject, for tests; see `cluster.workers.injected_faults`.
-        skips: windows of samples to leave out besides those in the commit; see `orchestrator.data.skips.Skip`.
+        skips: windows of samples to leave out besides those in the commit; see `orchestrator.data.samples.skips.Skip`.
         shards: digest of the prepared data; empty if unknown.
         sets: URIs of the prepared data of sets of held-out text of their own, by name.
         base: the weights that the run begins with, see `orchestrator.resolve.base.Base`; None if it begins anew.

@@ -6,7 +6,7 @@ import shutil
 from typing import Any
 
 from orchestrator.control.finish import draw
-from orchestrator.data.data_folder import DataFolder
+from orchestrator.data.prepared.data_folder import DataFolder
 from orchestrator.job.spec import JobSpec, dump
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.tune import lineage

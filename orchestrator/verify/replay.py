@@ -14,7 +14,7 @@ from cluster.workers.to_the_end import run_to_the_end
 from orchestrator.checkpoint.identity import check_commit, check_shards
 from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.checkpoint.store import Store
-from orchestrator.data.skips import on_record
+from orchestrator.data.samples.skips import on_record
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning.layout import Layout

@@ -25,7 +25,7 @@ from jobs import job, write_text
 from prepared import prepare_here
 
 from cluster.workers.worker_context import RankInfo, WorkerContext
-from orchestrator.data.tokens import Tokens
+from orchestrator.data.prepared.tokens import Tokens
 from orchestrator.job.spec import parse
 from orchestrator.planning.layout import Layout
 from orchestrator.resolve.training_inputs import TrainingInputs, training_inputs

@@ -78,7 +78,7 @@ def plan(uri: str, lines: int, boundaries: int) -> list[dict[str, Any]]:
 
 def start(uri: str, folder: Path) -> dict[str, Any]:
     """The row `start`."""
-    from orchestrator.data import tokenizer
+    from orchestrator.data.encoding import tokenizer
 
     (folder / "tokenizer").mkdir()
     some = [json.loads(line)["text"] for line in read(0, BASE_BYTES).splitlines()[:-1]]

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from orchestrator.data import tokenizer
+from orchestrator.data.encoding import tokenizer
 from orchestrator.job.optimizer import OptimizerSpec
 from orchestrator.train.engines.optimizers import Rate, groups_of, set_lr
 from workloads.load import load

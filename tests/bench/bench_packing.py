@@ -20,10 +20,10 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from prepared import prepare_here
 
-from orchestrator.data.batches import batches_of
 from orchestrator.data.corpus import collect
 from orchestrator.data.packing.best_fit import cut, pack
-from orchestrator.data.tokens import Tokens
+from orchestrator.data.prepared.tokens import Tokens
+from orchestrator.data.samples.batches import batches_of
 from orchestrator.job.spec import parse
 from workloads.load import load
 from workloads.workload import Batch

@@ -62,7 +62,7 @@ def texts(limit: int) -> Iterator[str]:
 
 def build(folder: Path, megabytes: float) -> None:
     """The text and a tokenizer that was trained on a part of it."""
-    from orchestrator.data import tokenizer
+    from orchestrator.data.encoding import tokenizer
 
     limit = int(megabytes * 10**6)
     with open(folder / "text.jsonl", "w") as file:
@@ -76,7 +76,7 @@ def build(folder: Path, megabytes: float) -> None:
 def ours(folder: Path, processes: int, engine: str) -> dict[str, Any]:
     """Prepare the text; its tokens, and a hash of them."""
     from cluster.local.ray_session import connected_ray
-    from orchestrator.data.prepare import prepare
+    from orchestrator.data.preprocessing.prepare import prepare
     from orchestrator.job.data import DataSpec
 
     with connected_ray(None, processes):
@@ -115,7 +115,7 @@ def command(folder: Path) -> dict[str, Any]:
 
 def tokens_of(uri: str) -> dict[str, Any]:
     """The number of tokens that were prepared, and their hash."""
-    from orchestrator.data.tokens import Tokens
+    from orchestrator.data.prepared.tokens import Tokens
 
     tokens, step = Tokens.open(uri), 2**20
     starts = range(0, tokens.length(0), step)

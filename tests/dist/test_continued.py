@@ -13,8 +13,8 @@ from local_run import LocalGang, drive_here
 
 from orchestrator.checkpoint.store import Store
 from orchestrator.control import decide
-from orchestrator.data.receipt import add, roll
-from orchestrator.data.tokens import Tokens
+from orchestrator.data.prepared.tokens import Tokens
+from orchestrator.data.samples.receipt import add, roll
 from orchestrator.job.errors import InputError
 from orchestrator.job.outcome import Outcome
 from orchestrator.job.spec import load

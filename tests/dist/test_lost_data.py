@@ -13,7 +13,7 @@ from local_run import LocalGang, drive_here
 from prepared import prepare_here
 
 from cluster.workers.gang import GangStatus
-from orchestrator.data import prepare
+from orchestrator.data.preprocessing import prepare
 from orchestrator.export.hugging_face import export
 from orchestrator.job.spec import parse
 

@@ -19,7 +19,8 @@ from scripted import SnapshotServers
 from cluster.workers.cluster import Cluster
 from cluster.workers.machine import Offer
 from orchestrator.control.controller import Controller
-from orchestrator.data import part_tasks, sources
+from orchestrator.data import sources
+from orchestrator.data.preprocessing import part_tasks
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import parse
 from orchestrator.storage.run_directory import RunDir

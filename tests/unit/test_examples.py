@@ -12,7 +12,7 @@ import pytest
 from jobs import job, write_text
 from prepared import prepare_here
 
-from orchestrator.data.conversations import Template
+from orchestrator.data.preprocessing.conversations import Template
 from orchestrator.job.spec import dump, parse
 from orchestrator.storage.run_directory import RunDir
 

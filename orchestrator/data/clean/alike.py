@@ -16,8 +16,8 @@ from orchestrator.data.clean.documents import texts
 from orchestrator.data.clean.passes import kept_of
 from orchestrator.data.clean.plan import PlannedStep
 from orchestrator.data.clean.signatures import EXACT, Compared, Comparison
-from orchestrator.data.data_folder import DataFolder
-from orchestrator.data.order import mix
+from orchestrator.data.prepared.data_folder import DataFolder
+from orchestrator.data.samples.order import mix
 from orchestrator.data.sources import Part
 
 SAMPLES = 8

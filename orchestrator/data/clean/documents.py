@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, BinaryIO
 
-from orchestrator.data.documents import texts_of_row
-from orchestrator.data.manifest import FORMAT
+from orchestrator.data.prepared.manifest import FORMAT
 from orchestrator.data.sources import Part, Span, opened
+from orchestrator.data.sources.documents import texts_of_row
 from orchestrator.data.sources.rejected import Rejected
 from orchestrator.data.sources.rows import rows
 from orchestrator.data.sources.text_rows import SEPARATOR

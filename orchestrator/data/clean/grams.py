@@ -16,7 +16,7 @@ from orchestrator.data.clean.removed import Removed
 from orchestrator.data.clean.signatures import WordHashes
 from orchestrator.data.clean.text_steps import Decide, Row
 from orchestrator.data.clean.words import plain_words
-from orchestrator.data.data_folder import DataFolder
+from orchestrator.data.prepared.data_folder import DataFolder
 from orchestrator.job.clean import Decontaminate
 from orchestrator.job.errors import InputError
 

@@ -17,7 +17,7 @@ from orchestrator.data.clean.plan import CHANGE_TEXT, CORPUS, Cleaning, PlannedS
 from orchestrator.data.clean.removed import Removed
 from orchestrator.data.clean.text_steps import Decide, Row
 from orchestrator.data.clean.words import plain_words
-from orchestrator.data.data_folder import DataFolder
+from orchestrator.data.prepared.data_folder import DataFolder
 from orchestrator.data.sources import Part
 from orchestrator.data.sources.identity import part_key
 from orchestrator.job.errors import InputError

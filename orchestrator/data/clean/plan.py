@@ -13,9 +13,10 @@ from typing import Any
 
 import xxhash
 
-from orchestrator.data import manifest, sources
+from orchestrator.data import sources
 from orchestrator.data.clean import signatures
 from orchestrator.data.clean.text_steps import language, needs_extra
+from orchestrator.data.prepared import manifest
 from orchestrator.data.sources import SourceFile
 from orchestrator.data.sources.identity import identity_of
 from orchestrator.job.clean import CleanStep, Decontaminate, Language, Own, Url

@@ -31,8 +31,8 @@ from orchestrator.data.clean.cleaned_text import CleanedText
 from orchestrator.data.clean.documents import aligned
 from orchestrator.data.clean.passes import FOLDER, compare_part, compared_name, decide_part
 from orchestrator.data.clean.plan import CORPUS, Cleaning, PlannedStep, lists_of, others
-from orchestrator.data.data_folder import DataFolder
-from orchestrator.data.part_tasks import run_alone, run_tasks, together
+from orchestrator.data.prepared.data_folder import DataFolder
+from orchestrator.data.preprocessing.part_tasks import run_alone, run_tasks, together
 from orchestrator.data.progress import Progress
 from orchestrator.data.sources import Part, from_json, to_json
 from orchestrator.data.sources.identity import part_key

@@ -18,8 +18,8 @@ import numpy as np
 import xxhash
 
 from orchestrator.data.clean.text_steps import needs_extra
-from orchestrator.data.data_folder import DataFolder
-from orchestrator.data.order import mix
+from orchestrator.data.prepared.data_folder import DataFolder
+from orchestrator.data.samples.order import mix
 from orchestrator.job.errors import InputError
 
 RANGES = 64

@@ -9,7 +9,7 @@ from typing import Any
 
 from orchestrator.data.clean import decisions
 from orchestrator.data.clean.cleaned_text import CleanedText
-from orchestrator.data.data_folder import DataFolder
+from orchestrator.data.prepared.data_folder import DataFolder
 from orchestrator.data.sources import Part
 from orchestrator.data.sources.identity import part_key
 from orchestrator.job.errors import InputError

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from orchestrator.data.documents import TextPiece
 from orchestrator.data.encoding.engines import Compared, Encoded, Engine, fast, reference
+from orchestrator.data.sources.documents import TextPiece
 
 EVERY = 256
 """Of so many pieces of text one is encoded by the reference too, the first of each part always."""

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from tokenizers import Tokenizer
 
-from orchestrator.data import tokenizer
+from orchestrator.data.encoding import tokenizer
 from orchestrator.data.encoding.hard_texts import hard_texts
 
 REFERENCE = "tokenizers"

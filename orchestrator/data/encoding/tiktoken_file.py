@@ -13,8 +13,8 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
-from orchestrator.data.data_folder import DataFolder
 from orchestrator.data.encoding.patterns import ENCODINGS
+from orchestrator.data.prepared.data_folder import DataFolder
 from orchestrator.job.errors import InputError
 
 SUFFIX = ".tiktoken"

@@ -14,7 +14,7 @@ from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from orchestrator.data import tokenizer as byte_level
+from orchestrator.data.encoding import tokenizer as byte_level
 from orchestrator.data.encoding.patterns import GPT4
 from orchestrator.job.errors import InputError
 from orchestrator.job.tokenizer_training import TokenizerRecipe

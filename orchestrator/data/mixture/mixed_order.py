@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from orchestrator.data.mixture.places import Places
-from orchestrator.data.order import mix, permute
+from orchestrator.data.samples.order import mix, permute
 from orchestrator.job.errors import InputError
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from orchestrator.data.mixture.mixed_order import MixedOrder
 from orchestrator.data.mixture.sectioned_mixture import SectionedMixture
-from orchestrator.data.order import Order
+from orchestrator.data.samples.order import Order
 from orchestrator.data.sections.order import SectionedOrder
 from orchestrator.job.errors import InputError
 

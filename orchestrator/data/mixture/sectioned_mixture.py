@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from orchestrator.data.mixture.mixed_order import ended, limits_of, seed_of
 from orchestrator.data.mixture.places import Places
-from orchestrator.data.order import permute
+from orchestrator.data.samples.order import permute
 from orchestrator.job.errors import InputError
 
 

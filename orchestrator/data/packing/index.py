@@ -20,11 +20,11 @@ from typing import IO, Any
 import numpy as np
 import xxhash
 
-from orchestrator.data.manifest import TokenShard
-from orchestrator.data.node_copies import locked
 from orchestrator.data.packing.best_fit import cut, pack
-from orchestrator.data.shards import BLOCK_BYTES
-from orchestrator.data.verified_shard import VerifiedShard
+from orchestrator.data.prepared.manifest import TokenShard
+from orchestrator.data.prepared.node_copies import locked
+from orchestrator.data.prepared.verified_shard import VerifiedShard
+from orchestrator.data.preprocessing.shards import BLOCK_BYTES
 from orchestrator.storage.atomic import draft_of, replace_file
 
 FORMAT = 1

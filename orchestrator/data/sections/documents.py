@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import numpy as np
 import xxhash
 
+from orchestrator.data.prepared.tokens import Tokens
+from orchestrator.data.samples.windows import Streams, StreamsOf
 from orchestrator.data.sections.plan import SectionPlan
-from orchestrator.data.tokens import Tokens
-from orchestrator.data.windows import Streams, StreamsOf
 
 
 class SectionDocuments(StreamsOf):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from orchestrator.data.order import permute
+from orchestrator.data.samples.order import permute
 from orchestrator.job.errors import InputError
 
 
@@ -29,7 +29,7 @@ class SectionedOrder:
     """The infinite sequence of samples over weighted sources, section after section.
 
     An epoch is one section after the other; in each, weight x samples of every source are shuffled together. Sample ids
-    are index x sources + source, which do not depend on how much text there is. As in `orchestrator.data.order.Order`
+    are index x sources + source, which do not depend on how much text there is. As in `data.samples.order.Order`
     a fractional weight takes the next part of a section's samples in each epoch, and the turn is the number of the
     pass over them. For one thread at a time.
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from orchestrator.data.data_folder import DataFolder
+from orchestrator.data.prepared.data_folder import DataFolder
 from orchestrator.job.errors import InputError
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from orchestrator.data import manifest
-from orchestrator.data.data_folder import DataFolder
-from orchestrator.data.manifest import DataManifest, PreparedSource
+from orchestrator.data.prepared import manifest
+from orchestrator.data.prepared.data_folder import DataFolder
+from orchestrator.data.prepared.manifest import DataManifest, PreparedSource
 
 
 class StoppedWaiting(Exception):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from orchestrator.data.data_folder import DataFolder
-from orchestrator.data.manifest import DataManifest
+from orchestrator.data.prepared.data_folder import DataFolder
+from orchestrator.data.prepared.manifest import DataManifest
+from orchestrator.data.preprocessing.shards import refuted_engine
 from orchestrator.data.sections.plan import SectionPlan
 from orchestrator.data.sections.published import publish, read_section
-from orchestrator.data.shards import refuted_engine
 from orchestrator.job.errors import InputError
 
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from orchestrator.data.held_out_split import split
+from orchestrator.data.prepared.tokens import Tokens
+from orchestrator.data.samples.held_out_split import split
+from orchestrator.data.samples.windows import Streams, Windows, packed_windows, windows_of
 from orchestrator.data.sections.documents import JoinedStreams, SectionDocuments
 from orchestrator.data.sections.plan import SectionPlan
-from orchestrator.data.tokens import Tokens
-from orchestrator.data.windows import Streams, Windows, packed_windows, windows_of
 from orchestrator.job.errors import InputError
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO, NamedTuple
 
-from orchestrator.data.manifest import FORMAT
+from orchestrator.data.prepared.manifest import FORMAT
 from orchestrator.data.sources import csv_rows, lines, table_rows, tar_rows, text_rows
 from orchestrator.data.sources.files import VANISHED, Span, opened
 from orchestrator.data.sources.plain import Damage, Plain, damage_of, measured

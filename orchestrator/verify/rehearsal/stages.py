@@ -188,8 +188,8 @@ class Scene:
 def _data(scene: Scene) -> str:
     """Make the small job, start Ray, and prepare the data."""
     from cluster.local.ray_session import NotStarted, connected_ray
+    from orchestrator.data.prepared.tokens import Tokens
     from orchestrator.data.progress import StageLine
-    from orchestrator.data.tokens import Tokens
     from orchestrator.launch.embedded import imports_begun
     from orchestrator.launch.preflight import preflight
     from orchestrator.resolve.prepared_data import PreparedData, prepared

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from orchestrator.data.documents import LOOK_BYTES
 from orchestrator.data.sources import SourceFile, cut, resolve
+from orchestrator.data.sources.documents import LOOK_BYTES
 from orchestrator.data.sources.files import Span, opened
 from orchestrator.data.sources.plain import Plain
 from orchestrator.data.sources.rows import Row, rows

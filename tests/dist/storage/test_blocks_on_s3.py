@@ -17,10 +17,11 @@ from prepared import prepare_here
 from s3 import Proxy
 from tmpfs import mounted
 
-from orchestrator.data import blocks, data_folder, prepare, shards, verified_shard
-from orchestrator.data.put_aside import is_noted
-from orchestrator.data.tokens import Tokens
-from orchestrator.data.verified_shard import DamagedShard
+from orchestrator.data.prepared import blocks, data_folder, verified_shard
+from orchestrator.data.prepared.put_aside import is_noted
+from orchestrator.data.prepared.tokens import Tokens
+from orchestrator.data.prepared.verified_shard import DamagedShard
+from orchestrator.data.preprocessing import prepare, shards
 from orchestrator.job.spec import parse
 from orchestrator.storage import file_system
 from orchestrator.storage.retry import Retry

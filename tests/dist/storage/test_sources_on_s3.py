@@ -9,7 +9,7 @@ import fsspec
 from s3 import Proxy
 
 from orchestrator.data import sources
-from orchestrator.data.documents import pieces
+from orchestrator.data.sources.documents import pieces
 from orchestrator.data.sources.rejected import Rejected
 from orchestrator.job.data import Source
 

@@ -14,7 +14,7 @@ from texts import Corpus
 
 from cluster.workers.worker_context import WorkerContext
 from orchestrator.checkpoint.store import Store
-from orchestrator.data.batches import slices
+from orchestrator.data.samples.batches import slices
 from orchestrator.job.records import COLUMNS, PREFERENCES, REFERENCED
 from orchestrator.job.spec import JobSpec, parse
 from orchestrator.planning.layout import Layout

@@ -16,11 +16,11 @@ import psutil
 import pytest
 from cleaning_texts import PROSE
 
-from orchestrator.data.census import census
 from orchestrator.data.clean import run
 from orchestrator.data.clean.totals import read_totals, removed_by
-from orchestrator.data.prepare import prepare
-from orchestrator.data.tokens import Tokens
+from orchestrator.data.prepared.census import census
+from orchestrator.data.prepared.tokens import Tokens
+from orchestrator.data.preprocessing.prepare import prepare
 from orchestrator.job.data import DataSpec
 from orchestrator.job.errors import InputError
 from orchestrator.track.data_report import page
@@ -188,7 +188,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 PREPARE = """
 import sys, ray
-from orchestrator.data.prepare import prepare
+from orchestrator.data.preprocessing.prepare import prepare
 from orchestrator.job.data import DataSpec
 ray.init("local", num_cpus=2, include_dashboard=False, object_store_memory=10**8, _node_ip_address="127.0.0.1")
 print("ready", flush=True)

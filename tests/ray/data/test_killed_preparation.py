@@ -19,8 +19,8 @@ import psutil
 import pytest
 import ray
 
-from orchestrator.data.part_tasks import TRIES, run_alone, run_tasks
-from orchestrator.data.prepare import prepare
+from orchestrator.data.preprocessing.part_tasks import TRIES, run_alone, run_tasks
+from orchestrator.data.preprocessing.prepare import prepare
 from orchestrator.job.data import DataSpec
 from orchestrator.job.errors import InputError
 
@@ -30,8 +30,8 @@ WORKERS, NODES, DRIVERS = 25, 10, 15
 """How many of each are killed."""
 PREPARE = """
 import sys, ray
-from orchestrator.data.part_tasks import TRIES, run_alone, run_tasks
-from orchestrator.data.prepare import prepare
+from orchestrator.data.preprocessing.part_tasks import TRIES, run_alone, run_tasks
+from orchestrator.data.preprocessing.prepare import prepare
 from orchestrator.job.data import DataSpec
 from orchestrator.job.errors import InputError
 ray.init("local", num_cpus=2, include_dashboard=False, object_store_memory=10**8, log_to_driver=False)

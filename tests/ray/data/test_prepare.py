@@ -20,10 +20,10 @@ from jobs import job
 from tmpfs import mounted
 
 from cluster.workers import idle_agent
-from orchestrator.data import tokenizer
-from orchestrator.data.prepare import prepare
-from orchestrator.data.tokens import Tokens
-from orchestrator.data.verified_shard import DamagedShard
+from orchestrator.data.encoding import tokenizer
+from orchestrator.data.prepared.tokens import Tokens
+from orchestrator.data.prepared.verified_shard import DamagedShard
+from orchestrator.data.preprocessing.prepare import prepare
 from orchestrator.job.data import DataSpec
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import parse
@@ -306,7 +306,7 @@ def test_a_set_is_made_again_by_the_tokenizer_of_the_run(tmp_path: Path) -> None
 PREPARE = """
 import sys, ray
 from cluster.workers.ray_internals import lean_start
-from orchestrator.data.prepare import prepare
+from orchestrator.data.preprocessing.prepare import prepare
 from orchestrator.job.data import DataSpec
 with lean_start():
     ray.init("local", num_cpus=2, include_dashboard=False, object_store_memory=10**8, _node_ip_address="127.0.0.1")

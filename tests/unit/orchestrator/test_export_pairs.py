@@ -14,7 +14,7 @@ import transformers
 from jobs import job
 from prepared import prepare_here
 
-from orchestrator.data.tokens import Tokens
+from orchestrator.data.prepared.tokens import Tokens
 from orchestrator.export import hugging_face as export
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec, parse

@@ -12,8 +12,8 @@ import transformers
 import yaml
 from jobs import job, write_job, write_text
 
-from orchestrator.data import tokenizer
-from orchestrator.data.conversations import Template
+from orchestrator.data.encoding import tokenizer
+from orchestrator.data.preprocessing.conversations import Template
 from orchestrator.data.sources.fields import value_of
 from orchestrator.job import chain, spec
 from orchestrator.job.spec import dump, parse

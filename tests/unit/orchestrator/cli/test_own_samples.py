@@ -11,8 +11,8 @@ from jobs import write_job
 from PIL import Image
 
 from orchestrator.cli import evaluate
-from orchestrator.data.own_samples import prepare_samples
-from orchestrator.data.tokens import Tokens
+from orchestrator.data.prepared.tokens import Tokens
+from orchestrator.data.samples.own_samples import prepare_samples
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import parse
 from orchestrator.launch.preflight import preflight

@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.control import controller_log
 from orchestrator.control.controller_log import ControllerLog
-from orchestrator.data.task_output import MOST, log_printed, printed
+from orchestrator.data.preprocessing.task_output import MOST, log_printed, printed
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.track import rank_log
 from orchestrator.track.rank_log import CONTROLLER, LogReader

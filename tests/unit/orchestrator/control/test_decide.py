@@ -16,7 +16,7 @@ from cluster.workers.gang import Cause, RankStatus
 from orchestrator.control.decide import ROOMY, SETTLE, decide
 from orchestrator.control.health import FIRST_STEP, GRACE, STEP_FACTOR, Failure
 from orchestrator.control.state import Observation, Phase, Policy, State, Stop
-from orchestrator.data.skips import Skip
+from orchestrator.data.samples.skips import Skip
 from orchestrator.job.outcome import ENDED
 from orchestrator.job.spec import JobSpec, parse
 from orchestrator.planning.layout import Layout

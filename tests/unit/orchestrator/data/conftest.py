@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from orchestrator.data import manifest, shards, sources, tokenizer
-from orchestrator.data.data_folder import DataFolder
-from orchestrator.data.gather import gather
-from orchestrator.data.part_text import sample
+from orchestrator.data import sources
+from orchestrator.data.encoding import tokenizer
+from orchestrator.data.prepared import manifest
+from orchestrator.data.prepared.data_folder import DataFolder
+from orchestrator.data.preprocessing import shards
+from orchestrator.data.preprocessing.gather import gather
+from orchestrator.data.preprocessing.part_text import sample
 from orchestrator.job.data import Source
 
 ENTRIES = 320

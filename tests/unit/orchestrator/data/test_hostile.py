@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.data import sources, tokenizer
-from orchestrator.data.documents import pieces
+from orchestrator.data import sources
+from orchestrator.data.encoding import tokenizer
 from orchestrator.data.sources import lines, text_rows
+from orchestrator.data.sources.documents import pieces
 from orchestrator.job.data import Source
 from orchestrator.job.errors import InputError
 

@@ -12,11 +12,14 @@ import pytest
 from hf_tokenizers import DOCUMENTS, bert, gpt2, unigram, with_bos
 from tokenizers import Tokenizer
 
-from orchestrator.data import manifest, shards, sources, tokenizer
-from orchestrator.data.batches import batches_of
-from orchestrator.data.data_folder import DataFolder
-from orchestrator.data.gather import gather
-from orchestrator.data.tokens import Tokens
+from orchestrator.data import sources
+from orchestrator.data.encoding import tokenizer
+from orchestrator.data.prepared import manifest
+from orchestrator.data.prepared.data_folder import DataFolder
+from orchestrator.data.prepared.tokens import Tokens
+from orchestrator.data.preprocessing import shards
+from orchestrator.data.preprocessing.gather import gather
+from orchestrator.data.samples.batches import batches_of
 from orchestrator.job.data import Source
 from orchestrator.job.errors import InputError
 from workloads.load import load

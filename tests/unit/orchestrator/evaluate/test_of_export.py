@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from orchestrator.data import tokenizer as tokenizers
+from orchestrator.data.encoding import tokenizer as tokenizers
 from orchestrator.evaluate.of_export import is_export, spec_of_export, workload_of_export
 from orchestrator.job.errors import InputError
 from workloads.hf.parity_table import CASES, random_state

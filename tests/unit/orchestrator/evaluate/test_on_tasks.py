@@ -14,7 +14,7 @@ import task_files as examples
 from hf_tokenizers import DOCUMENTS
 from tokenizers import Tokenizer
 
-from orchestrator.data import tokenizer as tokenizers
+from orchestrator.data.encoding import tokenizer as tokenizers
 from orchestrator.evaluate import on_tasks
 from orchestrator.evaluate.lm_eval_model import WorkloadLM
 from orchestrator.evaluate.on_tasks import evaluate_task

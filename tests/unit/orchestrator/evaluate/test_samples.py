@@ -11,7 +11,7 @@ from hf_tokenizers import DOCUMENTS
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from orchestrator.data import tokenizer as tokenizers
+from orchestrator.data.encoding import tokenizer as tokenizers
 from orchestrator.evaluate.samples import continue_prompts
 from workloads.errors import WorkloadError
 from workloads.load import load

@@ -14,7 +14,7 @@ from jobs import job
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from orchestrator.data import tokenizer as made
+from orchestrator.data.encoding import tokenizer as made
 from orchestrator.export.target import publish
 from orchestrator.export.tokenizer import class_to_read, write_tokenizer
 from orchestrator.job.spec import JobSpec, parse

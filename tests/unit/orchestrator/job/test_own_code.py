@@ -15,8 +15,8 @@ from scripted import drive
 from orchestrator.checkpoint.identity import CLEANED_BY, CODE, IDENTITY
 from orchestrator.checkpoint.manifest import commit_folder
 from orchestrator.checkpoint.store import Store
-from orchestrator.data import manifest
-from orchestrator.data.data_folder import DataFolder
+from orchestrator.data.prepared import manifest
+from orchestrator.data.prepared.data_folder import DataFolder
 from orchestrator.job.errors import InputError
 from orchestrator.job.own_code import check_same_cleaning, cleaning_code
 from orchestrator.job.spec import JobSpec, parse

@@ -12,7 +12,7 @@ import pytest
 from jobs import job, write_job, write_text
 from prepared import prepare_here, prepare_sets_here
 
-from orchestrator.data.tokens import Tokens
+from orchestrator.data.prepared.tokens import Tokens
 from orchestrator.job.errors import InputError
 from orchestrator.job.records import WITHOUT_SENTINELS
 from orchestrator.job.spec import JobSpec, load, parse

@@ -11,7 +11,7 @@ import torch
 from jobs import job
 from prepared import prepare_here, prepare_sets_here
 
-from orchestrator.data.tokens import Tokens
+from orchestrator.data.prepared.tokens import Tokens
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec, parse
 from orchestrator.resolve.prepared_data import PreparedData

@@ -15,7 +15,7 @@ from datasketch import MinHash, MinHashLSH
 from orchestrator.data.clean import clusters, signatures
 from orchestrator.data.clean.clusters import PAIR, Clusters
 from orchestrator.data.clean.signatures import Compared, Comparison, WordHashes, comparison
-from orchestrator.data.data_folder import DataFolder
+from orchestrator.data.prepared.data_folder import DataFolder
 from orchestrator.job.errors import InputError
 
 HASHES = 128

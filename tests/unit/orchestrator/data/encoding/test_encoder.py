@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orchestrator.data import manifest, shards, tokenizer
-from orchestrator.data.data_folder import DataFolder
-from orchestrator.data.documents import TextPiece
-from orchestrator.data.encoding import encoder
+from orchestrator.data.encoding import encoder, tokenizer
 from orchestrator.data.encoding.encoder import closed
 from orchestrator.data.encoding.engines import Encoded, FastEngine, fast, reference
+from orchestrator.data.prepared import manifest
+from orchestrator.data.prepared.data_folder import DataFolder
+from orchestrator.data.preprocessing import shards
 from orchestrator.data.sources import cut, resolve
+from orchestrator.data.sources.documents import TextPiece
 from orchestrator.job.data import Source
 
 TEXT = "".join(f"Sentence {n}, number {n * n}.\n<|endoftext|>\n" for n in range(400))

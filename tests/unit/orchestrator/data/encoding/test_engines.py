@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
-from orchestrator.data import tokenizer
-from orchestrator.data.encoding import engines
+from orchestrator.data.encoding import engines, tokenizer
 from orchestrator.data.encoding.engines import FastEngine, fast, reference, same
 from orchestrator.data.encoding.hard_texts import TEXTS, hard_texts
 

@@ -10,7 +10,7 @@ import tiktoken
 from tiktoken.load import data_gym_to_mergeable_bpe_ranks
 from tiktoken_ext import openai_public
 
-from orchestrator.data import tokenizer
+from orchestrator.data.encoding import tokenizer
 from orchestrator.data.encoding.engines import FastEngine, fast, reference, same
 from orchestrator.data.encoding.hard_texts import hard_texts
 from orchestrator.data.encoding.patterns import ENCODINGS

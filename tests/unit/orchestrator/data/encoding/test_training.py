@@ -9,9 +9,8 @@ import pytest
 from pydantic import ValidationError
 from tokenizers import Tokenizer
 
-from orchestrator.data import tokenizer
-from orchestrator.data.encoding import training
-from orchestrator.data.fingerprint import chosen_tokenizer
+from orchestrator.data.encoding import tokenizer, training
+from orchestrator.data.preprocessing.fingerprint import chosen_tokenizer
 from orchestrator.job.data import DataSpec
 from orchestrator.job.errors import InputError
 from orchestrator.job.tokenizer_training import TokenizerRecipe

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.data.batches import slices
 from orchestrator.data.mixture.interleave import MOST, Interleave
 from orchestrator.data.mixture.mixed_order import MixedOrder
-from orchestrator.data.order import permute
+from orchestrator.data.samples.batches import slices
+from orchestrator.data.samples.order import permute
 from orchestrator.job.errors import InputError
 
 MIXTURES = st.integers(1, 4).flatmap(

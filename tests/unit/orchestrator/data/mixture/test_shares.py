@@ -11,7 +11,7 @@ from orchestrator.data.mixture.interleave import MOST
 from orchestrator.data.mixture.mixed_order import MixedOrder
 from orchestrator.data.mixture.passes import check_length, course, notes
 from orchestrator.data.mixture.shares import Mixture, powers, whole
-from orchestrator.data.order import Order
+from orchestrator.data.samples.order import Order
 from orchestrator.job.data import DataSpec
 from orchestrator.job.errors import InputError
 

@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from orchestrator.data.batches import batches_of
-from orchestrator.data.held_out_split import split
 from orchestrator.data.packing import index
 from orchestrator.data.packing.index import open_index
-from orchestrator.data.tokens import Tokens
-from orchestrator.data.verified_shard import DamagedShard
+from orchestrator.data.prepared.tokens import Tokens
+from orchestrator.data.prepared.verified_shard import DamagedShard
+from orchestrator.data.samples.batches import batches_of
+from orchestrator.data.samples.held_out_split import split
 from orchestrator.job.errors import InputError
 from workloads.objectives import build
 

@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orchestrator.data import part_tasks, sources, tokenizer
-from orchestrator.data.prepare import prepare
-from orchestrator.data.records import RecordKind
+from orchestrator.data import sources
+from orchestrator.data.encoding import tokenizer
+from orchestrator.data.prepared.tokens import Tokens
+from orchestrator.data.preprocessing import part_tasks
+from orchestrator.data.preprocessing.prepare import prepare
+from orchestrator.data.preprocessing.records import RecordKind
 from orchestrator.data.sections.plan import SectionPlan
-from orchestrator.data.tokens import Tokens
 from orchestrator.job.data import DataSpec
 
 

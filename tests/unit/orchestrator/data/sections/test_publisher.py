@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 from tmpfs import mounted
 
-from orchestrator.data import part_tasks, sources, tokenizer
-from orchestrator.data.data_folder import DataFolder
-from orchestrator.data.prepare import prepare
+from orchestrator.data import sources
+from orchestrator.data.encoding import tokenizer
+from orchestrator.data.prepared.data_folder import DataFolder
+from orchestrator.data.preprocessing import part_tasks
+from orchestrator.data.preprocessing.prepare import prepare
 from orchestrator.data.sections.plan import SectionPlan
 from orchestrator.data.sections.published import section_name, so_far
 from orchestrator.job.data import DataSpec

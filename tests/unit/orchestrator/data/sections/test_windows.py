@@ -9,13 +9,13 @@ import pytest
 import torch
 from unpublished import plan_of, unpublished
 
-from orchestrator.data.batches import Batches, batches_of
-from orchestrator.data.held_out_split import split
 from orchestrator.data.mixture.shares import Mixture
+from orchestrator.data.prepared.tokens import Tokens
+from orchestrator.data.samples.batches import Batches, batches_of
+from orchestrator.data.samples.held_out_split import split
 from orchestrator.data.sections.documents import SectionDocuments
 from orchestrator.data.sections.published import StoppedWaiting
 from orchestrator.data.sections.windows import sections_of
-from orchestrator.data.tokens import Tokens
 from orchestrator.job.errors import InputError
 from orchestrator.storage.retry import Retry
 from workloads.workload import Batch, Reading, Text

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from orchestrator.data import sources
-from orchestrator.data.documents import pieces
-from orchestrator.data.records import RecordKind, records_of
-from orchestrator.data.tokenizer import encoder, train
+from orchestrator.data.encoding.tokenizer import encoder, train
+from orchestrator.data.preprocessing.records import RecordKind, records_of
+from orchestrator.data.sources.documents import pieces
 from orchestrator.job.data import Source
 from orchestrator.job.errors import InputError
 

@@ -14,8 +14,8 @@ import pytest
 from raw_files import CASES, COMPRESS, FIELDS, KINDS, ROWS, TEXTS, read
 
 from orchestrator.data import sources
-from orchestrator.data.documents import pieces
 from orchestrator.data.sources import lines
+from orchestrator.data.sources.documents import pieces
 from orchestrator.data.sources.rejected import LEFT_OUT, Rejected
 from orchestrator.data.sources.verified import VerifiedFile
 from orchestrator.job.data import Source

@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from orchestrator.data import sources
-from orchestrator.data.documents import pieces
-from orchestrator.data.fingerprint import fingerprint
+from orchestrator.data.preprocessing.fingerprint import fingerprint
 from orchestrator.data.sources import SourceFile, cut, resolve
+from orchestrator.data.sources.documents import pieces
 from orchestrator.data.sources.kinds import kind_of
 from orchestrator.data.sources.rejected import Rejected
 from orchestrator.job.data import Source

@@ -11,10 +11,11 @@ import pytest
 from raw_files import CASES, COMPRESS, FIELDS, KINDS, ROWS, TEXTS, jsonl, read, tar, text
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from orchestrator.data import fingerprint, shards, sources
-from orchestrator.data.data_folder import DataFolder
-from orchestrator.data.documents import pieces
-from orchestrator.data.records import RecordKind, records_of
+from orchestrator.data import sources
+from orchestrator.data.prepared.data_folder import DataFolder
+from orchestrator.data.preprocessing import fingerprint, shards
+from orchestrator.data.preprocessing.records import RecordKind, records_of
+from orchestrator.data.sources.documents import pieces
 from orchestrator.data.sources.rejected import Rejected
 from orchestrator.data.sources.rows import rows
 from orchestrator.job.data import Source

@@ -1,0 +1,192 @@
+"""The tokenizer: training or loading one, and the roles of its special tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from orchestrator.data.encoding import tiktoken_file
+from orchestrator.data.prepared.data_folder import DataFolder
+from orchestrator.job.errors import InputError
+
+STANDARD = ("<|endoftext|>", "<pad>", "<bos>", "<cls>", "<sep>", "<mask>", "<unk>")
+"""The special tokens of every tokenizer that is trained here; ids 0, 1, ... in this order."""
+
+_NAMES: Mapping[str, tuple[str, ...]] = {
+    "eos": ("<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "<|im_end|>", "[EOS]", "[SEP]"),
+    "pad": ("<pad>", "[PAD]", "<|pad|>", "<|finetune_right_pad_id|>"),
+    "bos": ("<bos>", "<s>", "<|begin_of_text|>", "[BOS]"),
+    "cls": ("<cls>", "[CLS]"),
+    "sep": ("<sep>", "[SEP]"),
+    "mask": ("<mask>", "[MASK]"),
+    "unk": ("<unk>", "[UNK]"),
+}
+"""Usual tokens of each role, the most common first."""
+
+
+def train(texts: Iterable[str], entries: int, special_tokens: Sequence[str]) -> str:
+    """Train a byte-level BPE tokenizer (Radford et al., 2019, section 2.2) with `entries` entries; returns its JSON.
+
+    A small text may yield fewer entries than asked for.
+    """
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=entries,
+        special_tokens=all_special(special_tokens),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return str(tokenizer.to_str())
+
+
+def all_special(objective: Sequence[str]) -> list[str]:
+    """The standard special tokens and the objective's, each once."""
+    return list(dict.fromkeys([*STANDARD, *objective]))
+
+
+def check_size(entries: int, special_tokens: Sequence[str]) -> None:
+    """Raise InputError if a vocabulary of `entries` is too small for all bytes and special tokens."""
+    least = 256 + len(all_special(special_tokens))
+    if entries < least:
+        raise InputError(
+            f"{entries} entries do not hold the 256 bytes and {least - 256} special tokens",
+            "data.tokenizer.train_bpe",
+            f"make it at least {least}",
+        )
+
+
+def load(uri: str, special_tokens: Sequence[str], added: Sequence[str] = ()) -> tuple[str, dict[str, int]]:
+    """The JSON of the tokenizer at `uri`, and the ids of its tokens by role.
+
+    `uri` names a tokenizer.json or its folder, or a file of tiktoken. Special tokens that the objective needs are
+    added, unless the tokenizer has a usual token of that role; then the tokens `added`.
+    Raises InputError if there is no tokenizer, or none of its tokens can end a document.
+    """
+    where = f"data.tokenizer {uri}"
+    folder, name = _place(uri)
+    try:
+        config = folder.read_json("tokenizer_config.json") or {}
+        if name.endswith(tiktoken_file.SUFFIX):
+            made = tiktoken_file.tokenizer_of(folder, name, where)
+            text = str(made.to_str()) if made else ""
+        else:
+            text = (folder.read(name) or b"").decode()
+        found = _prepared(text, tuple(named_tokens(config).items()), tuple(special_tokens), tuple(added))
+    except InputError:
+        raise
+    except Exception as error:  # tokenizers raises plain Exception, every file system its own kind
+        raise InputError(f"is not a tokenizer.json that can be read ({error})", where) from None
+    if not text:
+        hint = "give its path or its folder, or train_bpe: N; AutoTokenizer's save_pretrained writes one"
+        raise InputError("there is no tokenizer.json, and no file of tiktoken", where, hint)
+    if found is None:
+        raise InputError(
+            "no token ends a document", where, "name eos_token in a tokenizer_config.json beside it"
+        )
+    return found[0], dict(found[1])
+
+
+def is_there(uri: str) -> bool:
+    """Whether there is a file where `load` looks for the tokenizer. Raises InputError if that cannot be told."""
+    folder, name = _place(uri)
+    try:
+        return folder.read(name) is not None
+    except InputError:
+        raise
+    except Exception as error:  # every file system has its own kind
+        raise InputError(f"cannot be read ({error})", f"data.tokenizer {uri}") from None
+
+
+def _place(uri: str) -> tuple[DataFolder, str]:
+    head, _, tail = uri.rpartition("/")
+    head = head or ("/" if uri.startswith("/") else ".")
+    if tail.endswith((".json", tiktoken_file.SUFFIX)):
+        return DataFolder(head), tail
+    return DataFolder(uri), "tokenizer.json"
+
+
+@lru_cache(maxsize=4)  # a command asks several times, and each takes a tenth of a second
+def _prepared(
+    text: str, named: tuple[tuple[str, str], ...], special_tokens: tuple[str, ...], added: tuple[str, ...]
+) -> tuple[str, dict[str, int]] | None:
+    """The JSON of a tokenizer with the tokens that are added, and its roles; None if no token ends a document."""
+    if not text:
+        return None
+    tokenizer = Tokenizer.from_str(text)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    roles = roles_of(tokenizer, dict(named))
+    if "eos" not in roles:
+        return None
+    played = {name for role in roles for name in _NAMES[role]}
+    tokenizer.add_special_tokens(
+        [t for t in special_tokens if tokenizer.token_to_id(t) is None and t not in played]
+    )
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in added])
+    return str(tokenizer.to_str()), roles_of(tokenizer, dict(named))
+
+
+def roles_of(tokenizer: Tokenizer, named: Mapping[str, str]) -> dict[str, int]:
+    """The ids of the tokens for eos, pad, bos, cls, sep, mask and unk, as far as the tokenizer has them.
+
+    `named` gives the token of a role; for other roles the usual tokens are tried.
+    """
+    found = {}
+    for role, usual in _NAMES.items():
+        ids = [tokenizer.token_to_id(token) for token in ([named[role]] if role in named else usual)]
+        if known := [i for i in ids if i is not None]:
+            found[role] = known[0]
+    return found
+
+
+def named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """The tokens of roles that a tokenizer_config.json names."""
+    named = {}
+    for role in _NAMES:
+        token = config.get(f"{role}_token")
+        token = token.get("content") if isinstance(token, dict) else token
+        if isinstance(token, str):
+            named[role] = token
+    return named
+
+
+def size_in(text: str) -> int:
+    """The largest id of a tokenizer's JSON plus one."""
+    return _size_and_sentinels(text)[0]
+
+
+def sentinels_in(text: str) -> tuple[int, ...]:
+    """The ids of `<extra_id_0>`, `<extra_id_1>`, ..., as many as a tokenizer's JSON has."""
+    return _size_and_sentinels(text)[1]
+
+
+@lru_cache(maxsize=4)  # to read a tokenizer takes a tenth of a second
+def _size_and_sentinels(text: str) -> tuple[int, tuple[int, ...]]:
+    found = encoder(text)
+    return size_of(found), tuple(sentinels(found))
+
+
+def size_of(tokenizer: Tokenizer) -> int:
+    """The largest id plus one."""
+    return int(max(tokenizer.get_vocab(with_added_tokens=True).values())) + 1
+
+
+def encoder(text: str) -> Tokenizer:
+    """The tokenizer for raw text, in which special tokens are treated as ordinary text."""
+    tokenizer = Tokenizer.from_str(text)
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def sentinels(tokenizer: Tokenizer) -> list[int]:
+    """The ids of `<extra_id_0>`, `<extra_id_1>`, ..., as many as there are."""
+    ids: list[int] = []
+    while (token := tokenizer.token_to_id(f"<extra_id_{len(ids)}>")) is not None:
+        ids.append(token)
+    return ids

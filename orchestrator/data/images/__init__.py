@@ -1,0 +1,5 @@
+"""Images as samples: a folder or WebDataset archives, decoded once, and read by number."""
+
+from orchestrator.data.images.samples import Images
+
+__all__ = ["Images"]

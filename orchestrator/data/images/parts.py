@@ -1,0 +1,94 @@
+"""The parts in which prepared images are kept, and what is known of all of them."""
+
+from __future__ import annotations
+
+import io
+from array import array
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import xxhash
+
+from orchestrator.data.prepared.data_folder import DataFolder
+
+Encoder: TypeAlias = Callable[[Sequence[str]], tuple[np.ndarray, np.ndarray]]
+"""Makes token ids of texts, int32 [texts, tokens], and says which of them are cut, bool [texts]."""
+PART, CAPTIONS, SUMS = "part", "captions", "sums"
+
+
+class Found:
+    """What has been decoded so far, written in parts of at most `each` images; `ids` makes token ids of captions, and
+    `is_cut` is called with each caption that is too long for them."""
+
+    def __init__(
+        self, folder: DataFolder, each: int, ids: Encoder | None, is_cut: Callable[[str], None]
+    ) -> None:
+        self._folder, self._each, self._ids, self._is_cut = folder, each, ids, is_cut
+        self._pixels, self._captions = list[np.ndarray](), list[str]()
+        self._numbers, self._labels = dict[str | None, int]({None: -1}), array("i")
+        self.sizes = list[int]()
+
+    def add(self, pixels: np.ndarray, label: str | None, caption: str) -> None:
+        """One more image."""
+        self._pixels.append(pixels)
+        self._labels.append(self._numbers.setdefault(label, len(self._numbers) - 1))
+        if self._ids:
+            self._captions.append(caption)
+        if len(self._pixels) == self._each:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the part that is begun."""
+        if not self._pixels:
+            return
+        part, captions = len(self.sizes), None
+        self._folder.write(part_name(PART, part), npy(np.stack(self._pixels)))
+        if self._ids:
+            captions, cut = self._ids(self._captions)
+            for number in np.flatnonzero(cut):
+                self._is_cut(self._captions[number])
+            self._folder.write(part_name(CAPTIONS, part), npy(captions))
+        sums = [
+            sum_of(row, captions[i] if captions is not None else None) for i, row in enumerate(self._pixels)
+        ]
+        self._folder.write(part_name(SUMS, part), npy(np.array(sums, np.uint64)))
+        self.sizes.append(len(self._pixels))
+        self._pixels, self._captions = [], []
+
+    @property
+    def count(self) -> int:
+        """How many images there are."""
+        return len(self._labels)
+
+    @property
+    def classes(self) -> list[str]:
+        """The names of the classes, sorted."""
+        return sorted(name for name in self._numbers if name is not None)
+
+    @property
+    def labels(self) -> np.ndarray:
+        """The class of each image, by its place in `classes`, int32; -1 for none."""
+        place = {self._numbers[name]: place for place, name in enumerate(self.classes)} | {-1: -1}
+        sorted_places = np.array([place[number] for number in range(-1, len(place) - 1)], np.int32)
+        return sorted_places[np.array(self._labels, np.int32) + 1]
+
+
+def sum_of(pixels: np.ndarray, caption: np.ndarray | None) -> int:
+    """A checksum of an image and its caption."""
+    digest = xxhash.xxh3_64(np.ascontiguousarray(pixels).data)
+    if caption is not None:
+        digest.update(np.ascontiguousarray(caption).data)
+    return digest.intdigest()
+
+
+def part_name(kind: str, number: int) -> str:
+    """The file of a part of PART, CAPTIONS or SUMS."""
+    return f"{kind}-{number:05d}.npy"
+
+
+def npy(values: np.ndarray) -> bytes:
+    """An array as a file."""
+    held = io.BytesIO()
+    np.save(held, values)
+    return held.getvalue()

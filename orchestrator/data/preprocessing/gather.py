@@ -1,0 +1,104 @@
+"""Collecting the records of shards into the manifest of prepared data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from orchestrator.data.encoding import tokenizer as tokenizers
+from orchestrator.data.encoding.engines import add_engine
+from orchestrator.data.prepared.data_folder import DataFolder
+from orchestrator.data.prepared.manifest import FORMAT, DataManifest, PreparedSource, TokenShard
+from orchestrator.data.preprocessing import rejections
+from orchestrator.data.preprocessing.shards import dtype, read_record, record_name, shard_name
+from orchestrator.data.sources import Part
+from orchestrator.job.errors import InputError
+from orchestrator.storage.read_at_once import AT_ONCE, read_at_once
+
+
+def gather(
+    folder: DataFolder,
+    fingerprint: str,
+    uris: Sequence[str],
+    parts: Sequence[Part],
+    vocabulary: int,
+    roles: dict[str, int],
+    data_format: int = FORMAT,
+    where: str = "data.sources",
+    records: str = "",
+) -> DataManifest:
+    """The manifest of all shards in `folder`, from their records, and rejected.jsonl beside it. `uris` are those of the
+    sources, `where` their key in the job file, `records` the objective whose records they hold.
+
+    Raises InputError if a record is damaged or the sources have no text.
+    """
+    numbers = range(len(parts))
+    found, findings = gather_some(
+        folder, fingerprint, uris, parts, numbers, vocabulary, roles, data_format, records
+    )
+    rejected = rejections.write(folder, findings)
+    if not found.bytes:
+        hint = "; ".join(["give files with text", *rejections.notes(rejected, folder.uri)])
+        raise InputError("there is no text in the files", where, hint)
+    return replace(found, rejected=rejected)
+
+
+def gather_some(
+    folder: DataFolder,
+    fingerprint: str,
+    uris: Sequence[str],
+    parts: Sequence[Part],
+    numbers: Sequence[int],
+    vocabulary: int,
+    roles: dict[str, int],
+    data_format: int = FORMAT,
+    records: str = "",
+) -> tuple[DataManifest, list[rejections.Finding]]:
+    """The manifest of the shards of these `numbers`, ascending, as `gather`, and what was rejected in them.
+
+    Raises InputError if a record is damaged.
+    """
+    prepared: list[list[TokenShard]] = [[] for _ in uris]
+    engines: dict[str, dict[str, int]] = {}
+    counts = np.zeros(vocabulary, dtype=np.int64)
+    findings: list[rejections.Finding] = []
+    for number, record in zip(numbers, _records(folder, numbers, data_format), strict=True):
+        if record is None:
+            raise InputError(f"{record_name(number)} is damaged", folder.uri, "run the same command again")
+        counts += record.pop("counts")
+        add_engine(engines, record.pop("engine"))
+        findings += record.pop("rejected")
+        if record["tokens"] or (data_format > 2 and record["bytes"]):  # text of which no token is made
+            prepared[parts[number][0].file.source].append(TokenShard(file=shard_name(number), **record))
+    every = [shard for source in prepared for shard in source]
+    tokens, text = sum(s.tokens for s in every), sum(s.bytes for s in every)
+    share = counts[counts > 0] / max(tokens, 1)
+    tokenizer = folder.read("tokenizer.json") or b""
+    found = DataManifest(
+        fingerprint=fingerprint,
+        dtype=dtype(vocabulary, bool(records)),
+        records=records,
+        tokenizer="tokenizer.json",
+        vocabulary=vocabulary,
+        roles=roles,
+        sentinels=tokenizers.sentinels_in(tokenizer.decode()),
+        sources=tuple(PreparedSource(uri, tuple(found)) for uri, found in zip(uris, prepared, strict=True)),
+        tokens=tokens,
+        documents=sum(s.documents for s in every),
+        bytes=text,
+        entropy=float(-(share * np.log(share)).sum()),
+        bytes_per_token=text / max(tokens, 1),
+        format=data_format,
+        tokenizer_xxh3=xxhash.xxh3_128_hexdigest(tokenizer),
+        engines=engines,
+    )
+    return found, findings
+
+
+def _records(folder: DataFolder, numbers: Sequence[int], data_format: int) -> Iterator[dict[str, Any] | None]:
+    """The records of these shards in order: few at a time, since each counts every token of the vocabulary."""
+    return read_at_once(lambda number: read_record(folder, number, data_format), numbers, held=AT_ONCE)

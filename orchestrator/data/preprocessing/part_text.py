@@ -1,0 +1,37 @@
+"""The text of a part as it is tokenised: what is read, or what cleaning leaves of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from orchestrator.data.prepared.manifest import FORMAT
+from orchestrator.data.sources import Part
+from orchestrator.data.sources.documents import TextPiece, pieces
+from orchestrator.data.sources.rejected import Rejected
+
+if TYPE_CHECKING:
+    from orchestrator.data.clean.cleaned_text import CleanedText
+
+
+def part_pieces(
+    part: Part, data_format: int, cleaned: CleanedText | None, rejected: Rejected | None = None
+) -> Iterator[TextPiece]:
+    """The text of a part, or what cleaning leaves of it."""
+    if cleaned is not None:
+        return cleaned.pieces(part, rejected)
+    return (piece for span in part for piece in pieces(span, data_format, rejected))
+
+
+def sample(
+    parts: Sequence[Part], limit: int, data_format: int = FORMAT, cleaned: CleanedText | None = None
+) -> Iterator[str]:
+    """About `limit` bytes of text: the beginning of each part, in proportion to its size."""
+    share = limit / max(1, sum(span.bytes for part in parts for span in part))
+    for part in parts:
+        held, due = 0, share * sum(span.bytes for span in part)
+        for piece in part_pieces(part, data_format, cleaned):
+            yield piece.text
+            held += piece.bytes
+            if held >= due:
+                break

@@ -1,0 +1,345 @@
+"""Preparing data: raw sources to token shards, as tasks of Ray.
+
+    <cache>/<fingerprint>/
+      tokenizer.json
+      shards/000000.bin      token ids of one part, little-endian; each document ends with eos
+      shards/000000.ends     the ends of its documents
+      records/000000.json    the shard's counts and checksums, written after it
+      plan.json              how many parts each source has
+      sections/000000.json   of data that is streamed: the shards of a section, written when all of them are there
+      manifest.json          written last
+
+The fingerprint covers the content of the sources, the tokenizer and the format, not where the files are. A killed
+preparation continues where it was: a part that has a record is not done again. Files of finished data that are missing,
+or were quarantined because they are damaged, are made again and must come out the same.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.data import sources
+from orchestrator.data.clean.cleaned_text import CleanedText
+from orchestrator.data.clean.documents import aligned
+from orchestrator.data.clean.plan import Cleaning, cleaning_of
+from orchestrator.data.clean.totals import TOTALS, totals
+from orchestrator.data.encoding import tokenizer, training
+from orchestrator.data.encoding.engines import REFERENCE
+from orchestrator.data.prepared import manifest
+from orchestrator.data.prepared.data_folder import DataFolder
+from orchestrator.data.prepared.node_copies import AGAIN
+from orchestrator.data.prepared.tokens import read_tokenizer
+from orchestrator.data.preprocessing import rejections, reuse, shards
+from orchestrator.data.preprocessing.fingerprint import SOURCES, chosen_tokenizer, format_and_fingerprint
+from orchestrator.data.preprocessing.gather import gather, gather_some
+from orchestrator.data.preprocessing.part_text import sample
+from orchestrator.data.progress import Progress
+from orchestrator.data.sections import published
+from orchestrator.data.sections.plan import SectionPlan
+from orchestrator.data.sections.publisher import Publisher
+from orchestrator.data.sources import Part, SourceFile
+from orchestrator.data.sources.identity import part_key
+from orchestrator.data.sources.lines import LINE_BYTES
+from orchestrator.job.data import DataSpec, Source
+from orchestrator.job.errors import InputError, Unreachable
+from orchestrator.job.tokenizer_training import TokenizerRecipe
+from orchestrator.storage.retry import storage_failed, transient
+
+if TYPE_CHECKING:
+    from orchestrator.data.preprocessing.records import RecordKind
+
+
+def prepare(
+    data: DataSpec,
+    objective_special_tokens: tuple[str, ...],
+    cache: str,
+    progress: Progress | None = None,
+    *,
+    part_bytes: int | None = None,
+    before: str = "",
+    tokenizer_of: str = "",
+    where: str = SOURCES,
+    kind: RecordKind | None = None,
+    make: bool = True,
+    begin: bool = False,
+    leave: float = 0.0,
+) -> str:
+    """Prepare the token shards of `data` in `cache` unless they are there; returns the URI of the prepared data.
+
+    Ray must be initialised, and its nodes must see the sources and the cache. One CPU must be free; each task takes
+    one, no more than are free are used, and none is held afterwards.
+
+    Args:
+        data: what to prepare.
+        objective_special_tokens: special tokens that the objective needs in the tokenizer.
+        cache: folder or URI of all prepared data.
+        progress: called with parts, in the stages "tokenizer" and "tokens", see `Progress`.
+        part_bytes: size of a part; chosen by the amount of text if None.
+        before: fingerprint of the data that a run began with: prepare exactly that, in its format.
+        tokenizer_of: URI of prepared data whose tokenizer is taken instead of the one that `data` names.
+        where: the key of the sources in the job file.
+        kind: how rows become records, for an objective that reads such.
+        make: False to raise InputError where the data is not there.
+        begin: of data that is streamed, prepare only the first section, and those that were published before.
+        leave: CPUs that are left for others, at the cost of having only one task, on no CPU of its own.
+
+    Raises InputError for sources or a tokenizer that cannot be used and for a cache that cannot be written, TextChanged
+    if `data` does not have the fingerprint `before` any more.
+    """
+    files = sources.resolve(data.sources, where, data.on_error)
+    if not any(file.size for file in files):
+        raise InputError("all files are empty", where, "give files with text")
+    if tokenizer_of:
+        chosen: Any = _tokenizer_of(tokenizer_of)
+    else:
+        chosen = chosen_tokenizer(data, objective_special_tokens)
+    part_bytes = part_bytes or sources.part_size(files)
+    cleaning = cleaning_of(data, files, part_bytes)
+    if cleaning and kind:
+        raise InputError(f"cleans text, and {kind.objective} reads records", "data.clean", "leave it out")
+    clean_key = cleaning.key if cleaning else ""
+    data_format, name = format_and_fingerprint(files, chosen, part_bytes, before, kind, clean_key)
+    folder = DataFolder(f"{DataFolder(cache).uri}/{name}")
+    try:
+        folder.remove_old_drafts()
+        if not shards.is_complete(folder):
+            if not make:
+                hint = "make it with `orchestrator data prepare`"
+                raise InputError("there is no prepared data", folder.uri, hint)
+            _make(
+                folder,
+                data.sources,
+                files,
+                chosen,
+                part_bytes,
+                data_format,
+                progress or (lambda stage, done, total, text_bytes=0: None),
+                where,
+                kind,
+                data.encode_with != REFERENCE,
+                rejections.Ceiling(data.max_rejected, folder),
+                cleaning,
+                (begin, data.streaming),
+                leave,
+            )
+        elif data.shuffle == "sections" and not getattr(
+            SectionPlan.read(folder), "bytes", ()
+        ):  # made by an earlier version
+            parts = sources.cut(files, part_bytes)
+            SectionPlan.of(aligned(parts) if cleaning else parts, len(data.sources)).write(folder)
+        rejections.check(data.max_rejected, folder)
+    except Exception as error:
+        if isinstance(error, InputError) or not storage_failed(error):
+            raise
+        reason, place = (
+            getattr(error, "strerror", None) or error,
+            getattr(error, "filename", None) or folder.uri,
+        )
+        if transient(error):
+            raise Unreachable(
+                f"does not answer ({reason})", str(place), "check address and network"
+            ) from None
+        hint = "make room or name another data.cache; the same command goes on"
+        raise InputError(f"cannot be written ({reason})", str(place), hint) from None
+    return folder.uri
+
+
+def _tokenizer_of(uri: str) -> tuple[str, dict[str, int]]:
+    """The tokenizer of the prepared data at `uri` as JSON, and the ids of its tokens by role. Raises InputError and
+    DamagedShard."""
+    folder = DataFolder(uri)
+    if (found := published.read(folder)) is None:
+        raise InputError("there is no prepared data", uri, AGAIN)
+    return read_tokenizer(folder, found), found.roles
+
+
+def _make(
+    folder: DataFolder,
+    named: Sequence[Source],
+    files: Sequence[SourceFile],
+    chosen: Any,
+    part_bytes: int,
+    data_format: int,
+    progress: Progress,
+    where: str,
+    kind: RecordKind | None,
+    fast: bool,
+    ceiling: rejections.Ceiling,
+    cleaning: Cleaning | None,
+    streaming: tuple[bool, bool] = (False, False),
+    leave: float = 0.0,
+) -> None:
+    """Make the files that are missing in `folder`, the manifest last. `streaming`: whether only the first sections are
+    made, and whether any are published."""
+    try:
+        finished = manifest.read(folder)
+    except manifest.DamagedManifest:
+        finished = None
+    parts, text = sources.cut(files, part_bytes), None
+    if cleaning:
+        from orchestrator.data.clean.run import clean
+
+        parts = aligned(parts)
+        text = clean(cleaning, parts, folder.uri.rsplit("/", 1)[0], progress)
+        folder.write_json(TOTALS, totals(text, parts, len(named)))
+    progress("tokenizer", 0, 1)
+    vocabulary, roles = _tokenizer(folder, chosen, parts, data_format, text)
+    progress("tokenizer", 1, 1)
+    _refuse_pairs_without_separator(files, roles)
+    name, uris = folder.uri.rsplit("/", 1)[-1], [source.name for source in named]
+    plan, publisher, (begin, streams) = SectionPlan.of(parts, len(named)), None, streaming
+    plan.write(folder)
+    records, code = kind.objective if kind else "", cleaning.code if cleaning else {}
+    if streams:
+
+        def section(numbers: Sequence[int]) -> manifest.DataManifest:
+            found = gather_some(folder, name, uris, parts, numbers, vocabulary, roles, data_format, records)[
+                0
+            ]
+            return replace(found, code=code)
+
+        there = published.so_far(folder) if begin else None
+        sections = max(1, there[1] if there else 0) if begin else plan.sections
+        publisher = Publisher(folder, plan, section, sections)
+    given = (folder.read("tokenizer.json") or b"").decode()
+    key = reuse.tokens_key(given, roles, data_format, kind, cleaning.key if cleaning else "")
+    keys = [part_key(part) for part in parts]
+    _tokenise(
+        folder,
+        parts,
+        vocabulary,
+        roles,
+        data_format,
+        progress,
+        kind,
+        fast,
+        ceiling,
+        text,
+        publisher,
+        leave,
+        reuse.there_already(folder, key, keys),
+    )
+    if begin:
+        return
+    found = gather(folder, name, uris, parts, vocabulary, roles, data_format, where, records)
+    reuse.note(folder, key, keys)
+    if finished is None:
+        manifest.write(folder, replace(found, code=code))
+    elif not finished.same_tokens(found):
+        what = "what was missing cannot be made again as it was: the tokenizer's library is another"
+        raise InputError(what, folder.uri, "install the version that it was made with, or start another run")
+
+
+def _refuse_pairs_without_separator(files: Sequence[SourceFile], roles: dict[str, int]) -> None:
+    paired = next((file for file in files if isinstance(file.field, tuple)), None)
+    if paired and "sep" not in roles:
+        hint = "use a tokenizer with a separator, or train one"
+        raise InputError("holds pairs, and the tokenizer has no separator token", paired.uri, hint)
+
+
+def _tokenizer(
+    folder: DataFolder, chosen: Any, parts: list[Part], data_format: int, text: CleanedText | None
+) -> tuple[int, dict[str, int]]:
+    """Train the tokenizer if that is asked for, and write it; returns the size of the vocabulary and the roles.
+
+    `chosen` is the tokenizer as JSON with its roles, or the number of entries of one to train with its special tokens.
+    """
+    if isinstance(chosen[0], str):
+        given, roles = chosen
+        if folder.read("tokenizer.json") != given.encode():
+            folder.write("tokenizer.json", given.encode())
+        return tokenizer.size_in(given), roles
+    if folder.read("tokenizer.json") is None:
+        from orchestrator.data.preprocessing.part_tasks import run_alone
+
+        rows = [sources.to_json(part, _reach(data_format)) for part in parts]
+        run_alone(_train, folder.uri, folder.uri, rows, chosen, data_format, text)
+    made = (folder.read("tokenizer.json") or b"").decode()
+    # the requested size, even if the text gave fewer entries: the model's size depends on it before data is prepared
+    return chosen[0], tokenizer.roles_of(tokenizer.encoder(made), {})
+
+
+def _reach(data_format: int) -> int | None:
+    """Bytes after its spans that a task may read; None for no bound."""
+    return None if data_format == 1 else LINE_BYTES
+
+
+def _train(uri: str, parts: list[str], chosen: list[Any], data_format: int, text: CleanedText | None) -> None:
+    entries, special_tokens, *others = chosen
+    recipe = TokenizerRecipe(vocabulary=entries, **(others[0] if others else {}))
+    limit = training.SAMPLE_BYTES[recipe.kind]
+    texts = sample([sources.from_json(part) for part in parts], limit, data_format, text)
+    DataFolder(uri).write("tokenizer.json", training.train(texts, recipe, special_tokens).encode())
+
+
+def _tokenise(
+    folder: DataFolder,
+    parts: list[Part],
+    vocabulary: int,
+    roles: dict[str, int],
+    data_format: int,
+    progress: Progress,
+    kind: RecordKind | None,
+    fast: bool,
+    ceiling: rejections.Ceiling,
+    text: CleanedText | None,
+    publisher: Publisher | None,
+    leave: float,
+    there: Mapping[int, tuple[str, int]],
+) -> None:
+    """Write the shards that have no record or of which a file is missing, until it is certain that `ceiling` is
+    exceeded; with a `publisher` only those of its sections, in their order. Those that are `there` are copied."""
+    todo = shards.unfinished(folder, len(parts), vocabulary, data_format, kind is not None)
+    given = (folder.read("tokenizer.json") or b"").decode()
+    from orchestrator.data.preprocessing.part_tasks import (  # Ray: what is there does without
+        run_tasks,
+        together,
+    )
+
+    def task(row: dict[str, Any]) -> Callable[[], None] | None:
+        if row["there"]:
+            uri, number = row["there"]
+            if reuse.copy_shard(uri, number, DataFolder(folder_uri), row["number"], data_format):
+                return None
+        part, number = sources.from_json(row["part"]), row["number"]
+        return shards.make_shard(
+            folder_uri, number, part, vocabulary, roles, data_format, kind, fast, text, given
+        )
+
+    def is_there(row: dict[str, Any]) -> bool:  # a record that was there before is of files that are not
+        found = DataFolder(folder_uri), row["number"], data_format
+        return not row["recorded"] and shards.read_record(*found) is not None
+
+    folder_uri, refuted = folder.uri, None
+    wanted = publisher.parts if publisher else range(len(parts))
+    text_bytes = sum(span.bytes for number in wanted for span in parts[number])
+    most = 1 if publisher else together(text_bytes // max(len(parts), 1))  # sections are to be there soon
+    # once more for what was made by an engine that then differed from the reference
+    while refuted != (refuted := shards.refuted_engine(folder)):
+        if refuted:
+            todo = shards.unfinished(folder, len(parts), vocabulary, data_format, kind is not None)
+        if publisher:
+            publisher.look(todo)
+            todo = publisher.order(todo)
+        before = len(wanted) - len(todo)
+        progress("tokens", before, len(wanted), text_bytes)
+        recorded = folder.sizes("records")
+        rows = [
+            {
+                "number": n,
+                "recorded": os.path.basename(shards.record_name(n)) in recorded,
+                "part": sources.to_json(parts[n], _reach(data_format)),
+                "there": there.get(n, ()) and list(there[n]),
+            }
+            for n in todo
+        ]
+        for done in run_tasks(task, rows, folder_uri, leave, most, is_there):
+            if ceiling.limited:
+                number = todo[done - 1]
+                ceiling.check(number, shards.read_record(folder, number, data_format), parts)
+            if publisher:
+                publisher.look(todo[done:])
+            progress("tokens", before + done, len(wanted), text_bytes)

@@ -1,0 +1,213 @@
+"""Batches by index arithmetic: any rank computes its micro-batches of any step from the step's global position."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Generic, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+
+from orchestrator.data.mixture.mixed_order import MixedOrder
+from orchestrator.data.mixture.passes import AnyOrder
+from orchestrator.data.mixture.sectioned_mixture import SectionedMixture
+from orchestrator.data.mixture.shares import Mixture
+from orchestrator.data.prepared.tokens import Tokens
+from orchestrator.data.samples import receipt
+from orchestrator.data.samples.order import Order
+from orchestrator.data.samples.sample_reader import SampleReader
+from orchestrator.data.samples.windows import Streams, Windows, packed_windows, windows_of
+from orchestrator.data.sections.order import SectionedOrder
+from orchestrator.data.sections.plan import SectionPlan
+from orchestrator.data.sections.published import StoppedWaiting
+from orchestrator.data.sections.windows import sections_of
+from orchestrator.job.errors import InputError
+from workloads.model.masks import REAL
+from workloads.workload import Batch, Objective, Reading
+
+T = TypeVar("T")
+AHEAD = 4
+
+
+def batches_of(
+    tokens: Streams,
+    objective: Objective,
+    seed: int,
+    weights: Sequence[float],
+    mixture: Mixture | None = None,
+    packed: bool = False,
+    routed: bool = False,
+    plan: SectionPlan | None = None,
+    share: float | None = None,
+) -> Batches:
+    """The batches of prepared data for an objective.
+
+    Args:
+        tokens: the prepared data, or what of it is trained on.
+        objective: what reads the samples.
+        seed: determines the order.
+        weights: passes over each source in one epoch; they do not count where there is a mixture.
+        mixture: the proportions in which sources come.
+        packed: whether whole documents are packed by best fit.
+        routed: whether the model routes tokens to experts, which must then know what is padding.
+        plan: the sections that an epoch goes through, None for an epoch that is shuffled whole.
+        share: of the documents of sections that is held out; without sections `tokens` are those that are left.
+
+    Raises InputError if a source has no sample for an epoch, or the text too few documents. For data of format 1 an
+    empty source is allowed, as it was in the version that made it.
+    """
+    reading = objective.reading
+    if plan is not None:
+        assert isinstance(tokens, Tokens), "what is held out is told by the share"
+        found = sections_of(tokens, plan, reading, packed, share)
+        order = None
+        if mixture is not None:
+            phases = mixture.weights(*found.sizes(mixture.by_size))
+            order = SectionedMixture(seed, plan.sections, found, phases, mixture.most)
+        sectioned = order or SectionedOrder(seed, plan.sections, found, weights)
+        read = SampleReader(found.streams, found.windows, objective, growing=True)
+        return Batches(read, sectioned, packed, routed)
+    make: Callable[[Streams, int, Reading], Windows] = packed_windows if packed else windows_of
+    windows = [make(tokens, source, reading) for source in range(tokens.sources)]
+    samples = [len(found) for found in windows]
+    strict = tokens.manifest.format > 1
+    for number, count in enumerate(samples):
+        if not count and (strict or not any(samples)):
+            tokens_there = tokens.length(number)
+            raise InputError(
+                f"{tokens_there} tokens are fewer than one sample of {objective.name}, which reads {reading.window}",
+                f"data.sources.{number}",
+                "give more text, leave the source out, or lower data.sequence_length",
+            )
+    documents = sum(found.documents or 0 for found in windows)
+    if reading.unit != "stream" and documents < reading.documents:
+        raise InputError(
+            f"the text is {documents} document, and {objective.name} needs {reading.documents} at least",
+            "data.sources",
+            "separate documents by lines of <|endoftext|>, or give one a line in .jsonl",
+        )
+    read = SampleReader(tokens, windows, objective)
+    if mixture is None:
+        return Batches(read, Order(seed, samples, weights, by_pass=strict), packed, routed)
+    phases = mixture.weights([found.tokens for found in windows], samples)
+    return Batches(read, MixedOrder(seed, samples, phases, mixture.most), packed, routed)
+
+
+def slices(
+    position: int, global_batch: int, dp_rank: int, dp_size: int, micro_batch: int
+) -> list[tuple[int, int]]:
+    """(first position, count) of the micro-batches of a data-parallel rank in the step that starts at `position`.
+
+    Rank r takes the r-th of `dp_size` contiguous blocks. Raises ValueError if the batch is not divisible.
+    """
+    share, rest = divmod(global_batch, dp_size)
+    if rest or share % micro_batch:
+        raise ValueError(
+            f"global batch {global_batch} is no multiple of {dp_size} ranks x {micro_batch} sequences"
+        )
+    first = position + dp_rank * share
+    return [(start, micro_batch) for start in range(first, first + share, micro_batch)]
+
+
+class StepSamples(NamedTuple):
+    """A rank's micro-batches of a step, and the sum of its samples' receipt digests; of rank 0 where whole documents
+    are packed, the share of padding in the global batch."""
+
+    batches: list[Batch]
+    digest: int
+    padding: float | None
+
+
+class Batches:
+    """Micro-batches over prepared data, in a fixed order; `read` reads one sample."""
+
+    def __init__(
+        self, read: SampleReader, order: AnyOrder, packed: bool = False, routed: bool = False
+    ) -> None:
+        """`packed` and `routed` are as in `batches_of`."""
+        self.read = read
+        self.order = order
+        self.packed, self._routed = packed, routed
+
+    def reading(self, read: SampleReader) -> Batches:
+        """These batches of what `read` gives for the samples."""
+        return Batches(read, self.order, self.packed, self._routed)
+
+    def batch(self, position: int, count: int) -> tuple[Batch, int]:
+        """The samples at positions [position, position + count), collated, and the sum of their receipt digests.
+
+        Samples of different turns (see `Order`) are collated separately and put back in order.
+        """
+        positions = np.arange(position, position + count)
+        turns, ids = self.order.at(positions)
+        text = self.read.holding(ids)
+        digests = [receipt.digest(int(p), int(i), text(int(i))) for p, i in zip(positions, ids, strict=True)]
+        alike = [np.flatnonzero(turns == turn) for turn in np.unique(turns)]
+        collated = [text.collate(ids[of], int(turns[of[0]])) for of in alike]
+        back = torch.from_numpy(np.argsort(np.concatenate(alike)))
+        batch = {name: torch.cat([part[name] for part in collated])[back] for name in collated[0]}
+        if self.packed and self._routed:
+            batch[REAL] = torch.arange(self._stride) < torch.from_numpy(self._real(ids)).unsqueeze(1)
+        return batch, receipt.add(digests)
+
+    @property
+    def ahead(self) -> int:
+        """Steps whose batches are best made before they are used: on a store some blocks take longer than others."""
+        return AHEAD if self.read.streams.at_once > 1 else 1
+
+    def padding(self, position: int, count: int) -> float:
+        """The share of padding in the model's input of the samples at [position, position + count)."""
+        _, ids = self.order.at(np.arange(position, position + count))
+        return 1.0 - float(self._real(ids).sum()) / (count * self._stride)
+
+    def _real(self, ids: np.ndarray) -> np.ndarray:
+        """Tokens of the input of each of these samples that are no padding."""
+        reading = self.read.objective.reading
+        return np.array([self.read.length(int(i)) for i in ids]) - (reading.window - reading.stride)
+
+    @property
+    def _stride(self) -> int:
+        """Tokens of the input of a sample of a stream."""
+        return self.read.objective.reading.stride
+
+
+class Prefetch(Generic[T]):
+    """Computes `make(first)`, `make(first + 1)`, ... in a thread, `depth` items ahead of their use.
+
+    An exception of `make` is raised by the `next` that would have returned its item.
+    """
+
+    def __init__(self, make: Callable[[int], T], first: int, depth: int = 1) -> None:
+        self._make = make
+        self._number = first
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
+        self._ahead: deque[Future[T]] = deque()
+        for _ in range(depth):
+            self._submit()
+
+    def next(self) -> T:
+        """The next item."""
+        self._submit()
+        return self._ahead.popleft().result()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the next item is made, so that `next` does not wait; not if making it was stopped."""
+        made = self._ahead[0]
+        return made.done() and not isinstance(made.exception(), StoppedWaiting)
+
+    def close(self, wait: bool = True) -> None:
+        """Stop the thread after the item that it is making."""
+        self._pool.shutdown(wait, cancel_futures=True)
+
+    def __enter__(self) -> Prefetch[T]:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(wait=kind is None)  # an error is told at once
+
+    def _submit(self) -> None:
+        self._ahead.append(self._pool.submit(self._make, self._number))
+        self._number += 1

@@ -1,0 +1,58 @@
+"""Sets of held-out text, as an objective reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from orchestrator.data.prepared.tokens import Tokens
+from orchestrator.data.samples.held_out_split import SHARE, Split
+from orchestrator.data.samples.sample_reader import SampleReader
+from orchestrator.data.samples.windows import Streams, windows_of
+from orchestrator.job.errors import InputError
+from workloads.workload import Batch, Objective
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """A set of held-out text as an objective reads it, with its size in tokens, documents and bytes of text."""
+
+    read: SampleReader
+    tokens: int
+    documents: int
+    bytes: int
+
+    @property
+    def samples(self) -> int:
+        """Number of samples, at least 1."""
+        return len(self.read)
+
+    def batch(self, numbers: Sequence[int]) -> Batch:
+        """The samples of these numbers, in this order, as they are in the first turn."""
+        return self.read.collate(numbers, turn=0)
+
+
+def split_set(parts: Split, objective: Objective) -> HeldOut:
+    """The held-out documents of a split for an objective. Raises InputError if they have no sample, or are too few."""
+    return _held_out(parts.held_out, objective, SHARE, parts.held_out.documents, parts.bytes)
+
+
+def set_of(tokens: Tokens, objective: Objective, where: str) -> HeldOut:
+    """Text of its own for an objective; `where` is its key in the job file.
+
+    Raises InputError if it has no sample, or too few documents.
+    """
+    return _held_out(tokens, objective, where, tokens.manifest.documents, tokens.manifest.bytes)
+
+
+def _held_out(streams: Streams, objective: Objective, where: str, documents: int, text_bytes: int) -> HeldOut:
+    reading = objective.reading
+    windows = [windows_of(streams, source, reading, whole=True) for source in range(streams.sources)]
+    tokens = sum(map(streams.length, range(streams.sources)))
+    if not any(map(len, windows)):
+        what = f"{tokens} tokens are fewer than one sample of {objective.name}, which reads {reading.window}"
+        raise InputError(what, where, "hold out more text, or lower data.sequence_length")
+    if reading.unit != "stream" and sum(found.documents or 0 for found in windows) < reading.documents:
+        what = f"the set is {documents} document, and {objective.name} needs {reading.documents} at least"
+        raise InputError(what, where, "hold out more documents")
+    return HeldOut(SampleReader(streams, windows, objective), tokens, documents, text_bytes)

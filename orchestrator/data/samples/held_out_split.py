@@ -1,0 +1,141 @@
+"""Which documents of prepared data are held out from training: those whose text says so."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import xxhash
+
+from orchestrator.data.prepared.tokens import Tokens
+from orchestrator.data.preprocessing.contents import digests
+from orchestrator.data.samples.runs import RunsMaker, edges, in_memory, on_disk
+from orchestrator.data.samples.subset import Subset
+from orchestrator.data.samples.windows import Streams
+from orchestrator.job.errors import InputError
+
+SHARE = "data.validation.share"
+DIGESTS = 2**64
+"""Number of digests that there may be."""
+MANY = 2**20
+"""Documents of data whose split is kept on a node's disk."""
+SIDES = ("trained", "held_out")
+RUNS_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Split:
+    """The documents of prepared data in two: those that are trained on, and those that are held out, with the bytes of
+    the latter's text."""
+
+    training: Subset
+    held_out: Subset
+    bytes: int
+
+
+class Documents(Streams, Protocol):
+    """Streams of which the documents are told apart."""
+
+    def contents_by_part(self, source: int) -> Iterator[np.ndarray]:
+        """See `Tokens.contents_by_part`."""
+
+
+def split(tokens: Documents, share: float, both: bool = True, of: str = "") -> Split:
+    """Hold out about the `share` of documents whose digest is small: equal documents are on one side, and a document is
+    on the same side whatever others there are.
+
+    Of more than MANY documents each node keeps the result on its disk: neither memory nor the time of a start grows
+    with them. `of` says which documents these are, if not all. Raises InputError if a side would be empty and `both`
+    are wanted, or the data do not tell documents apart.
+    """
+    limit = math.ceil(share * DIGESTS)  # exact: the product of a float and a power of two is one
+    key = xxhash.xxh3_128_hexdigest(json.dumps([RUNS_FORMAT, tokens.digest, limit]).encode())
+    runs, told = [], []
+    for source in range(tokens.sources):
+
+        def fill(makers: dict[str, RunsMaker], source: int = source) -> dict[str, Any]:
+            return _scan(tokens, source, limit, makers)
+
+        if tokens.manifest.documents > MANY:
+            found, facts = on_disk(tokens.derived / "split" / key, source, SIDES, fill)
+        else:
+            found, facts = in_memory(SIDES, fill)
+        runs.append(found)
+        told.append(facts)
+    held_out, every = (sum(facts[name] for facts in told) for name in ("held_out", "documents"))
+    least, most = min(facts["least"] for facts in told), max(facts["most"] for facts in told)
+    if both:
+        _check_sides(least, most, every, held_out, share, of)
+    sides = {side: [found[side] for found in runs] for side in SIDES}
+    return Split(
+        Subset(tokens, sides["trained"], every - held_out),
+        Subset(tokens, sides["held_out"], held_out),
+        sum(facts["bytes"] for facts in told),
+    )
+
+
+def _scan(tokens: Documents, source: int, limit: int, makers: dict[str, RunsMaker]) -> dict[str, Any]:
+    """Give the runs of a source's documents on both sides to the makers; numbers of documents, bytes of those that are
+    held out, the least and greatest digest."""
+    told = {"documents": 0, "held_out": 0, "bytes": 0, "least": DIGESTS, "most": 0}
+    begin = 0
+    parts = zip(tokens.document_ends_by_part(source), tokens.contents_by_part(source), strict=True)
+    for ends, entries in parts:
+        if not len(ends):
+            continue
+        values = digests(entries)
+        chosen, bounds = values < limit, np.concatenate(([begin], ends))
+        makers["trained"].add(*edges(bounds, ~chosen))
+        makers["held_out"].add(*edges(bounds, chosen))
+        begin = int(ends[-1])
+        told["documents"] += len(ends)
+        told["held_out"] += int(chosen.sum())
+        told["bytes"] += int(entries["bytes"][chosen].sum())
+        told["least"], told["most"] = (
+            min(told["least"], int(values.min())),
+            max(told["most"], int(values.max())),
+        )
+    return told
+
+
+def trained_documents(tokens: Tokens, held_out: Tokens, share: float) -> int:
+    """How many documents of the set `held_out` are also among those of `tokens` that are trained on, where `share` of
+    them is held out.
+
+    Raises InputError if either does not tell documents apart.
+    """
+    ours = np.concatenate([digests(held_out.contents(source)) for source in range(held_out.sources)])
+    ours = ours[ours >= math.ceil(share * DIGESTS)]
+    there = np.zeros(len(ours), dtype=bool)
+    for source in range(tokens.sources):
+        for entries in tokens.contents_by_part(source):
+            there |= np.isin(ours, digests(entries))
+    return int(there.sum())
+
+
+def _check_sides(
+    least_digest: int, most_digest: int, documents: int, held_out: int, share: float, of: str
+) -> None:
+    """Raise InputError if `held_out` of the documents with digests in these bounds are none or all of them."""
+    if 0 < held_out < documents:
+        return
+    least, most = least_digest / DIGESTS, most_digest / DIGESTS
+    if not held_out:
+        what, hint = "holds out none", f"make it at least {_rounded(least, up=True)}"
+    else:
+        what, hint = "leaves none", f"make it at most {_rounded(most, up=False)}"
+    if least == most:
+        hint = (
+            "separate documents by lines of <|endoftext|>, or name held-out text in data.validation.sources"
+        )
+    raise InputError(f"{share:g} {what} of {documents} documents{of}", SHARE, hint)
+
+
+def _rounded(share: float, up: bool) -> str:
+    """A share to three significant digits."""
+    unit = 10.0 ** (math.floor(math.log10(share)) - 2)
+    return f"{(math.floor(share / unit) + 1 if up else math.floor(share / unit)) * unit:.3g}"

@@ -1,0 +1,111 @@
+"""The samples of prepared data by number, as an objective reads them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import torch
+
+from orchestrator.data.samples.windows import Streams, Windows
+from workloads.workload import Batch, Objective
+
+
+class SampleReader:
+    """The samples of all sources; implements `workloads.workload.Text`.
+
+    Ids number the samples of all sources, one source after the other, and those beyond the last wrap around; where
+    there may be more samples later (`growing`), an id is index x sources + source.
+    """
+
+    def __init__(
+        self, streams: Streams, windows: Sequence[Windows], objective: Objective, growing: bool = False
+    ) -> None:
+        """`windows` are the samples of each source of `streams`."""
+        self.streams, self.objective = streams, objective
+        self._windows, self._growing = windows, growing
+        self._ends = np.cumsum([len(found) for found in windows])
+        self._held: dict[int, np.ndarray] = {}
+        self._beside: dict[str, np.ndarray] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._windows)) if self._growing else int(self._ends[-1])
+
+    def __call__(self, sample: int) -> np.ndarray:
+        """The tokens of a sample, int64 [window or fewer]."""
+        if sample in self._held:
+            return self._held[sample]
+        source, index = self._place(sample)
+        found = [self.streams.window(source, *piece) for piece in self._windows[source].pieces(index)]
+        return found[0] if len(found) == 1 else np.concatenate(found)
+
+    def length(self, sample: int) -> int:
+        """The number of tokens of a sample, which is not read."""
+        source, index = self._place(sample)
+        return sum(length for _, length in self._windows[source].pieces(index))
+
+    def origin(self, sample: int) -> tuple[int, Sequence[tuple[int, int]]]:
+        """The source of a sample, and where its pieces are, see `Windows.pieces`."""
+        source, index = self._place(sample)
+        return source, self._windows[source].pieces(index)
+
+    def longer_than(self, length: int) -> Iterator[int]:
+        """The ids of the samples with more words than `length`."""
+        for source, windows in enumerate(self._windows):
+            numbers = self._ids(source, range(len(windows)))
+            yield from (sample for sample in numbers if self.length(sample) > length)
+
+    def siblings(self, sample: int) -> range:
+        """The ids of the samples of the same document."""
+        source, index = self._place(sample)
+        return self._ids(source, self._windows[source].siblings(index))
+
+    def companions(self, sample: int) -> range:
+        """The ids of the samples that may be read along with one: all, or where there may be more later those of its
+        section and source."""
+        if not self._growing:
+            return range(len(self))
+        source, index = self._place(sample)
+        return self._ids(source, self._windows[source].companions(index))
+
+    def holding(self, ids: Sequence[int] | np.ndarray) -> SampleReader:
+        """This reader with the samples `ids` in memory, each of which is then read once."""
+        held, numbers = copy.copy(self), [int(number) for number in ids]
+        if self.streams.at_once > 1:
+            with ThreadPoolExecutor(self.streams.at_once) as pool:
+                held._held = dict(zip(numbers, pool.map(self, numbers), strict=True))
+        else:
+            held._held = {number: self(number) for number in numbers}
+        return held
+
+    def beside(self, name: str, values: np.ndarray) -> SampleReader:
+        """This reader, whose batches have `values` of their samples too, [samples, ...], under that name."""
+        found = copy.copy(self)
+        found._beside = {**self._beside, name: values}
+        return found
+
+    def collate(self, ids: Sequence[int] | np.ndarray, turn: int) -> Batch:
+        """The samples `ids` as the objective puts them into a batch; `turn` is as in `Objective.collate`."""
+        batch = self.objective.collate(self, [int(number) for number in ids], turn)
+        if not self._beside:
+            return batch
+        rows = np.asarray(ids, dtype=np.int64) % len(self)
+        return batch | {name: torch.from_numpy(values[rows]) for name, values in self._beside.items()}
+
+    def _ids(self, source: int, numbers: range) -> range:
+        """The ids of samples [start, stop) of a source."""
+        if self._growing:
+            step = len(self._windows)
+            return range(numbers.start * step + source, numbers.stop * step + source, step)
+        first = int(self._ends[source]) - len(self._windows[source])
+        return range(first + numbers.start, first + numbers.stop)
+
+    def _place(self, sample: int) -> tuple[int, int]:
+        """The source of a sample, and its index there."""
+        if self._growing:
+            return sample % len(self._windows), sample // len(self._windows)
+        sample %= len(self)
+        source = int(np.searchsorted(self._ends, sample, side="right"))
+        return source, sample - int(self._ends[source]) + len(self._windows[source])

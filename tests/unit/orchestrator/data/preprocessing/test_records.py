@@ -1,0 +1,299 @@
+"""Rows to records: what each objective reads of them, and what is wrong with a row, by file and line."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from orchestrator.data import sources
+from orchestrator.data.encoding import tokenizer
+from orchestrator.data.preprocessing.conversations import Template
+from orchestrator.data.preprocessing.records import Record, RecordKind, records_of
+from orchestrator.data.sources import lines
+from orchestrator.job.data import Source
+from orchestrator.job.errors import InputError
+from orchestrator.job.records import problem_of
+from workloads.objectives.records import MARK, from_bits, unpack
+
+WORDS = ["<|endoftext|>", "a", "good", "bad", "film", "is", "user", "assistant", ":", "|", "it", "[UNK]"]
+CHATML = (
+    "{% for m in messages %}{{ m.role }} : {{ m.content }} | {% endfor %}"
+    "{% if add_generation_prompt %}assistant : {% endif %}"
+)
+MARKED = (
+    "{% for m in messages %}{{ m.role }} : {% if m.role == 'assistant' %}{% generation %}{{ m.content }} |"
+    "{% endgeneration %}{% else %}{{ m.content }} |{% endif %} {% endfor %}"
+)
+TALK = [
+    {"role": "user", "content": "a film"},
+    {"role": "assistant", "content": "is good"},
+    {"role": "user", "content": "it"},
+    {"role": "assistant", "content": "is bad"},
+]
+
+
+@pytest.fixture(scope="module")
+def encoder() -> Tokenizer:
+    found = Tokenizer(models.WordLevel({word: n for n, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    found.pre_tokenizer = pre_tokenizers.Whitespace()
+    return tokenizer.encoder(found.to_str())
+
+
+def read(
+    path: Path, kind: RecordKind, columns: dict[str, str], encoder: Tokenizer, parts: int = 1
+) -> list[Record]:
+    files = sources.resolve([Source(uri=str(path), field=columns)])
+    cut = sources.cut(files, max(1, -(-files[0].size // parts)))
+    return [record for part in cut for span in part for record in records_of(span, kind, encoder, 0)]
+
+
+def written(path: Path, rows: list[dict[str, Any]]) -> Path:
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=2)
+    elif path.suffix == ".csv":
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+KIND = RecordKind("sequence_classification", ("bad", "good"))
+COLUMNS = {"text": "review", "label": "stars"}
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet", ".csv"])
+def test_every_kind_of_file_gives_the_same_records(suffix: str, encoder: Tokenizer, tmp_path: Path) -> None:
+    rows = [{"review": f"a film\n{'is good ' * n}", "stars": "good" if n % 2 else "0"} for n in range(9)]
+    found = read(written(tmp_path / f"rows{suffix}", rows), KIND, COLUMNS, encoder, parts=3)
+    assert len(found) == 9
+    for n, record in enumerate(found):
+        text, pair, label = unpack(record.words)
+        assert text.tolist() == [1, 4, *[5, 2] * n]
+        assert (pair.tolist(), label.tolist()) == ([], [n % 2])
+        assert record.tokens.tolist() == text.tolist()
+
+
+def one(
+    row: dict[str, Any], kind: RecordKind, columns: dict[str, str], encoder: Tokenizer, folder: Path
+) -> np.ndarray:
+    (found,) = read(written(folder / "one.jsonl", [row]), kind, columns, encoder)
+    return found.words
+
+
+def test_numbers_words_and_spans(encoder: Tokenizer, tmp_path: Path) -> None:
+    _, _, label = unpack(
+        one({"t": "a", "l": -1.25}, RecordKind("regression"), {"text": "t", "label": "l"}, encoder, tmp_path)
+    )
+    assert from_bits(int(label[0])) == -1.25
+    columns = {"words": "w", "labels": "l"}
+    kind = RecordKind("token_classification", ("O", "B"))
+    text, marks = unpack(
+        one({"w": ["a", "good|film", "is"], "l": ["O", "B", 0]}, kind, columns, encoder, tmp_path)
+    )
+    assert (text.tolist(), marks.tolist()) == ([1, 2, 9, 4, 5], [1, 2, 0, 0, 1])
+    columns = {"question": "q", "context": "c", "answer": "a.text.0", "start": "a.at.0"}
+    row = {"q": "is it", "c": "a good film", "a": {"text": ["good film"], "at": [2]}}
+    _, context, place = unpack(one(row, RecordKind("span_extraction"), columns, encoder, tmp_path))
+    assert (context.tolist(), place.tolist()) == ([1, 2, 4], [2, 3])
+    row["a"] = {"text": [], "at": []}
+    assert unpack(one(row, RecordKind("span_extraction"), columns, encoder, tmp_path))[2].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("template", [CHATML, MARKED], ids=["by prompts", "marked"])
+def test_only_answers_are_predicted(template: str, encoder: Tokenizer, tmp_path: Path) -> None:
+    kind = RecordKind("conversation", (), template)
+    words = one({"m": TALK}, kind, {"messages": "m"}, encoder, tmp_path).astype(np.int64)
+    said = [WORDS[word & ~MARK] for word in words if word & MARK]
+    assert said == ["is", "good", "|", "is", "bad", "|"]
+    everything = " ".join(f"{m['role']} : {m['content']} |" for m in TALK).split()
+    assert [WORDS[word & ~MARK] for word in words] == everything
+
+
+def test_a_template_is_rendered_as_transformers_does(tmp_path: Path) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    theirs = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, unk_token="a")))
+    theirs.chat_template = "{{ bos_token }}" + CHATML
+    theirs.bos_token = "<s>"
+    assert Template(theirs.chat_template, {"bos_token": "<s>"}).render(TALK)[0] == theirs.apply_chat_template(
+        TALK, tokenize=False
+    )
+
+
+def wrong() -> Iterator[tuple[str, RecordKind, dict[str, str], dict[str, Any], str]]:
+    talk = RecordKind("conversation", (), CHATML)
+    span = {"question": "q", "context": "c", "answer": "a", "start": "s"}
+    number, spans = RecordKind("regression"), RecordKind("span_extraction")
+    words, pairs = RecordKind("token_classification", ("O", "B")), {"words": "w", "labels": "l"}
+    yield "label", KIND, COLUMNS, {"review": "a", "stars": 2}, "its label 2 is not among 0 to 1"
+    yield "name", KIND, COLUMNS, {"review": "a", "stars": "fine"}, "its label 'fine' is none of bad, good"
+    yield "column", KIND, COLUMNS, {"review": "a"}, "has no 'stars'"
+    yield "text", KIND, COLUMNS, {"review": 7, "stars": 1}, "its text is int, not a text"
+    yield (
+        "number",
+        number,
+        COLUMNS,
+        {"review": "a", "stars": "x"},
+        "its label 'x' is no number",
+    )
+    yield (
+        "nan",
+        number,
+        COLUMNS,
+        {"review": "a", "stars": float("nan")},
+        "its label nan is not finite",
+    )
+    yield (
+        "many",
+        words,
+        pairs,
+        {"w": ["a"], "l": []},
+        "1 words",
+    )
+    yield (
+        "span",
+        spans,
+        span,
+        {"q": "a", "c": "a film", "a": "film", "s": 3},
+        "does not stand at",
+    )
+    yield (
+        "role",
+        talk,
+        {"messages": "m"},
+        {"m": [{"role": "me", "content": "a"}]},
+        "the role 'me' of its message 1",
+    )
+    yield "none", talk, {"messages": "m"}, {"m": TALK[:1]}, "it has no answer of the assistant"
+    yield "empty", talk, {"messages": "m"}, {"m": []}, "no list of messages"
+    bad = RecordKind("conversation", (), "{{ raise_exception('roles must alternate') }}")
+    yield "template", bad, {"messages": "m"}, {"m": TALK}, "the chat template fails: roles must alternate"
+    sly = RecordKind("conversation", (), "{{ ''.__class__.__mro__[1].__subclasses__() }}")
+    yield "sandbox", sly, {"messages": "m"}, {"m": TALK}, "the chat template fails: .*unsafe"
+
+
+@pytest.mark.parametrize(
+    ("kind", "columns", "row", "says"), [case[1:] for case in wrong()], ids=[case[0] for case in wrong()]
+)
+def test_a_wrong_row_is_named_with_its_line(
+    kind: RecordKind,
+    columns: dict[str, str],
+    row: dict[str, Any],
+    says: str,
+    encoder: Tokenizer,
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n\n" + json.dumps(row) + "\n")
+    with pytest.raises(InputError, match=f"rows.jsonl: line 3, at byte [0-9]+: .*{says}") as error:
+        read(path, kind, columns, encoder)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("objective", "field", "says"),
+    [
+        ("sequence_classification", "text", "give {text: <column>, label: <column>}"),
+        ("sequence_classification", {"text": "a"}, "lacks label"),
+        ("seq2seq", {"source": "a", "target": "b", "label": "c"}, "has label, which seq2seq does not read"),
+        ("causal_lm", {"text": "a"}, "causal_lm reads text"),
+        ("regression", {"text": "a", "label": "b", "pair": "c"}, ""),
+    ],
+)
+def test_columns_that_do_not_fit_the_objective(objective: str, field: Any, says: str) -> None:
+    found = problem_of(objective, field)
+    assert says in found
+    assert bool(found) == bool(says)
+
+
+def test_a_line_without_end_is_refused(
+    encoder: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines, "LINE_BYTES", 2**20)
+    path = tmp_path / "rows.jsonl"
+    path.write_text(
+        json.dumps({"t": "a film", "l": 0}) + "\n" + json.dumps({"t": "a" * 2**20, "l": 0}) + "\n"
+    )
+    with pytest.raises(InputError, match=r"line 2, at byte [0-9]+: is longer than 1 MiB"):
+        read(path, RecordKind("sequence_classification", ("bad",)), {"text": "t", "label": "l"}, encoder)
+
+
+PAIR = {"prompt": "p", "chosen": "c", "rejected": "r"}
+
+
+def said_in(words: np.ndarray) -> tuple[str, str]:
+    """All words of an answer with its prompt, and those that are predicted."""
+    words = words.astype(np.int64)
+    everything = [WORDS[word & ~MARK] for word in words]
+    return " ".join(everything), " ".join(WORDS[word & ~MARK] for word in words if word & MARK)
+
+
+def test_pairs_of_texts_end_and_those_of_messages_are_written_by_the_template(
+    encoder: Tokenizer, tmp_path: Path
+) -> None:
+    row = {"p": "a film ", "c": "is good", "r": "is bad"}
+    first, second = unpack(one(row, RecordKind("dpo"), PAIR, encoder, tmp_path))
+    assert said_in(first) == ("a film is good <|endoftext|>", "is good <|endoftext|>")
+    assert said_in(second) == ("a film is bad <|endoftext|>", "is bad <|endoftext|>")
+    wanted = ("user : a film | assistant : is good | user : it | assistant : is bad |", "is bad |")
+    for template in (CHATML, MARKED):
+        kind = RecordKind("dpo", (), template)
+        good = [{"role": "assistant", "content": "good"}]
+        for row in (
+            {"p": TALK[:3], "c": good, "r": TALK[3:]},
+            {"p": TALK[:3], "c": "good", "r": "is bad"},
+            {"c": [*TALK[:3], *good], "r": TALK},
+        ):
+            columns = PAIR if "p" in row else {"chosen": "c", "rejected": "r"}
+            first, second = unpack(one(row, kind, columns, encoder, tmp_path))
+            assert said_in(second) == wanted
+            assert said_in(first)[1] == "good |"
+
+
+def test_a_judged_answer(encoder: Tokenizer, tmp_path: Path) -> None:
+    columns = {"prompt": "p", "completion": "c", "label": "l"}
+    words, label = unpack(
+        one({"p": "a ", "c": "film", "l": False}, RecordKind("kto"), columns, encoder, tmp_path)
+    )
+    assert said_in(words) == ("a film <|endoftext|>", "film <|endoftext|>")
+    assert label.tolist() == [0]
+    with pytest.raises(
+        InputError, match=r"line 1, at byte 0: its label 1 is not true or false; fix or remove it"
+    ):
+        one({"p": "a", "c": "film", "l": 1}, RecordKind("kto"), columns, encoder, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("row", "what"),
+    [
+        ({"p": "a", "c": "film", "r": "film"}, "its chosen and its rejected answer are equal"),
+        ({"p": "a", "c": "film"}, "has no 'r'; map the columns"),
+        ({"c": "a film", "r": "a bad"}, "it has no prompt, and its answers are no conversations"),
+        ({"p": TALK[:1], "c": "film", "r": "it"}, "the tokenizer has no chat template; name one in data.chat_template"),
+        ({"p": "a", "c": TALK[1:2], "r": "it"}, "its prompt is a text, and its chosen is none"),
+        ({"p": 3, "c": "a", "r": "it"}, "its prompt is int, not a text or a list of messages"),
+        ({"p": "", "c": "", "r": "it"}, "its chosen is empty"),
+        ({"p": [{"role": "judge", "content": "a"}], "c": "it", "r": "a"}, "the role 'judge' of its message 1"),
+        ({"p": TALK[:1], "c": TALK[:1], "r": "it"}, "it has no answer of the assistant"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_pair(
+    row: dict[str, Any], what: str, encoder: Tokenizer, tmp_path: Path
+) -> None:
+    kind = RecordKind("dpo", (), "" if "template" in what else CHATML)
+    with pytest.raises(InputError, match=what) as found:
+        one(row, kind, PAIR, encoder, tmp_path)
+    assert "line 1, at byte 0: " in str(found.value)
+    assert "\n" not in str(found.value)
