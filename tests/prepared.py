@@ -71,11 +71,9 @@ def _prepare(spec: JobSpec, cache: str) -> str:
         text, roles = chosen
         entries = tokenizer.size_of(tokenizer.encoder(text))
     folder.write("tokenizer.json", text.encode())
+    written = shards.TokenFormat(entries, roles, kind=kind)
     for number, part in enumerate(parts):
-        shards.make_shard(folder.uri, number, part, entries, roles, kind=kind)()
+        shards.make_shard(folder.uri, number, part, written)()
     uris = [source.uri for source in spec.data.sources]
-    manifest.write(
-        folder,
-        gather(folder, name, uris, parts, entries, roles, records=kind.objective if kind else ""),
-    )
+    manifest.write(folder, gather(folder, name, uris, parts, written))
     return folder.uri

@@ -12,9 +12,9 @@ import xxhash
 from orchestrator.data.encoding import tokenizer as tokenizers
 from orchestrator.data.encoding.engines import add_engine
 from orchestrator.data.prepared.data_folder import DataFolder
-from orchestrator.data.prepared.manifest import FORMAT, DataManifest, PreparedSource, TokenShard
+from orchestrator.data.prepared.manifest import DataManifest, PreparedSource, TokenShard
 from orchestrator.data.preprocessing import rejections
-from orchestrator.data.preprocessing.shards import dtype, read_record, record_name, shard_name
+from orchestrator.data.preprocessing.shards import TokenFormat, read_record, record_name, shard_name
 from orchestrator.data.sources import Part
 from orchestrator.job.errors import InputError
 from orchestrator.storage.read_at_once import AT_ONCE, read_at_once
@@ -25,21 +25,15 @@ def gather(
     fingerprint: str,
     uris: Sequence[str],
     parts: Sequence[Part],
-    vocabulary: int,
-    roles: dict[str, int],
-    data_format: int = FORMAT,
+    written: TokenFormat,
     where: str = "data.sources",
-    records: str = "",
 ) -> DataManifest:
     """The manifest of all shards in `folder`, from their records, and rejected.jsonl beside it. `uris` are those of the
-    sources, `where` their key in the job file, `records` the objective whose records they hold.
+    sources, `where` their key in the job file.
 
     Raises InputError if a record is damaged or the sources have no text.
     """
-    numbers = range(len(parts))
-    found, findings = gather_some(
-        folder, fingerprint, uris, parts, numbers, vocabulary, roles, data_format, records
-    )
+    found, findings = gather_some(folder, fingerprint, uris, parts, range(len(parts)), written)
     rejected = rejections.write(folder, findings)
     if not found.bytes:
         hint = "; ".join(["give files with text", *rejections.notes(rejected, folder.uri)])
@@ -53,10 +47,7 @@ def gather_some(
     uris: Sequence[str],
     parts: Sequence[Part],
     numbers: Sequence[int],
-    vocabulary: int,
-    roles: dict[str, int],
-    data_format: int = FORMAT,
-    records: str = "",
+    written: TokenFormat,
 ) -> tuple[DataManifest, list[rejections.Finding]]:
     """The manifest of the shards of these `numbers`, ascending, as `gather`, and what was rejected in them.
 
@@ -64,15 +55,15 @@ def gather_some(
     """
     prepared: list[list[TokenShard]] = [[] for _ in uris]
     engines: dict[str, dict[str, int]] = {}
-    counts = np.zeros(vocabulary, dtype=np.int64)
+    counts = np.zeros(written.vocabulary, dtype=np.int64)
     findings: list[rejections.Finding] = []
-    for number, record in zip(numbers, _records(folder, numbers, data_format), strict=True):
+    for number, record in zip(numbers, _records(folder, numbers, written.version), strict=True):
         if record is None:
             raise InputError(f"{record_name(number)} is damaged", folder.uri, "run the same command again")
         counts += record.pop("counts")
         add_engine(engines, record.pop("engine"))
         findings += record.pop("rejected")
-        if record["tokens"] or (data_format > 2 and record["bytes"]):  # text of which no token is made
+        if record["tokens"] or (written.version > 2 and record["bytes"]):  # text of which no token is made
             prepared[parts[number][0].file.source].append(TokenShard(file=shard_name(number), **record))
     every = [shard for source in prepared for shard in source]
     tokens, text = sum(s.tokens for s in every), sum(s.bytes for s in every)
@@ -80,11 +71,11 @@ def gather_some(
     tokenizer = folder.read("tokenizer.json") or b""
     found = DataManifest(
         fingerprint=fingerprint,
-        dtype=dtype(vocabulary, bool(records)),
-        records=records,
+        dtype=written.dtype,
+        records=written.kind.objective if written.kind else "",
         tokenizer="tokenizer.json",
-        vocabulary=vocabulary,
-        roles=roles,
+        vocabulary=written.vocabulary,
+        roles=dict(written.roles),
         sentinels=tokenizers.sentinels_in(tokenizer.decode()),
         sources=tuple(PreparedSource(uri, tuple(found)) for uri, found in zip(uris, prepared, strict=True)),
         tokens=tokens,
@@ -92,7 +83,7 @@ def gather_some(
         bytes=text,
         entropy=float(-(share * np.log(share)).sum()),
         bytes_per_token=text / max(tokens, 1),
-        format=data_format,
+        format=written.version,
         tokenizer_xxh3=xxhash.xxh3_128_hexdigest(tokenizer),
         engines=engines,
     )

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.data import sources
@@ -36,6 +36,7 @@ from orchestrator.data.preprocessing import rejections, reuse, shards
 from orchestrator.data.preprocessing.fingerprint import SOURCES, chosen_tokenizer, format_and_fingerprint
 from orchestrator.data.preprocessing.gather import gather, gather_some
 from orchestrator.data.preprocessing.part_text import sample
+from orchestrator.data.preprocessing.shards import TokenFormat
 from orchestrator.data.progress import Progress
 from orchestrator.data.sections import published
 from orchestrator.data.sections.plan import SectionPlan
@@ -43,7 +44,7 @@ from orchestrator.data.sections.publisher import Publisher
 from orchestrator.data.sources import Part, SourceFile
 from orchestrator.data.sources.identity import part_key
 from orchestrator.data.sources.lines import LINE_BYTES
-from orchestrator.job.data import DataSpec, Source
+from orchestrator.job.data import DataSpec
 from orchestrator.job.errors import InputError, Unreachable
 from orchestrator.job.tokenizer_training import TokenizerRecipe
 from orchestrator.storage.retry import storage_failed, transient
@@ -109,22 +110,19 @@ def prepare(
             if not make:
                 hint = "make it with `orchestrator data prepare`"
                 raise InputError("there is no prepared data", folder.uri, hint)
-            _make(
-                folder,
-                data.sources,
+            preparation = _Preparation(
+                data,
                 files,
                 chosen,
                 part_bytes,
-                data_format,
-                progress or (lambda stage, done, total, text_bytes=0: None),
-                where,
-                kind,
-                data.encode_with != REFERENCE,
-                rejections.Ceiling(data.max_rejected, folder),
                 cleaning,
-                (begin, data.streaming),
-                leave,
+                kind,
+                data_format,
+                folder,
+                progress or _silent,
+                where,
             )
+            preparation.make(begin, leave)
         elif data.shuffle == "sections" and not getattr(
             SectionPlan.read(folder), "bytes", ()
         ):  # made by an earlier version
@@ -156,110 +154,184 @@ def _tokenizer_of(uri: str) -> tuple[str, dict[str, int]]:
     return read_tokenizer(folder, found), found.roles
 
 
-def _make(
-    folder: DataFolder,
-    named: Sequence[Source],
-    files: Sequence[SourceFile],
-    chosen: Any,
-    part_bytes: int,
-    data_format: int,
-    progress: Progress,
-    where: str,
-    kind: RecordKind | None,
-    fast: bool,
-    ceiling: rejections.Ceiling,
-    cleaning: Cleaning | None,
-    streaming: tuple[bool, bool] = (False, False),
-    leave: float = 0.0,
-) -> None:
-    """Make the files that are missing in `folder`, the manifest last. `streaming`: whether only the first sections are
-    made, and whether any are published."""
-    try:
-        finished = manifest.read(folder)
-    except manifest.DamagedManifest:
-        finished = None
-    parts, text = sources.cut(files, part_bytes), None
-    if cleaning:
-        from orchestrator.data.clean.run import clean
+def _silent(stage: str, done: int, total: int, text_bytes: int = 0) -> None:
+    """Progress that nobody follows."""
 
-        parts = aligned(parts)
-        text = clean(cleaning, parts, folder.uri.rsplit("/", 1)[0], progress)
-        folder.write_json(TOTALS, totals(text, parts, len(named)))
-    progress("tokenizer", 0, 1)
-    vocabulary, roles = _tokenizer(folder, chosen, parts, data_format, text)
-    progress("tokenizer", 1, 1)
-    _refuse_pairs_without_separator(files, roles)
-    name, uris = folder.uri.rsplit("/", 1)[-1], [source.name for source in named]
-    plan, publisher, (begin, streams) = SectionPlan.of(parts, len(named)), None, streaming
-    plan.write(folder)
-    records, code = kind.objective if kind else "", cleaning.code if cleaning else {}
-    if streams:
+
+@dataclass(frozen=True)
+class _Preparation:
+    """What is prepared, how, and where; see `prepare`. `chosen` is the tokenizer as JSON with its roles, or the number
+    of entries of one to train with its special tokens."""
+
+    data: DataSpec
+    files: Sequence[SourceFile]
+    chosen: Any
+    part_bytes: int
+    cleaning: Cleaning | None
+    kind: RecordKind | None
+    data_format: int
+    folder: DataFolder
+    progress: Progress
+    where: str
+
+    @property
+    def _uris(self) -> list[str]:
+        """Those of the sources."""
+        return [source.name for source in self.data.sources]
+
+    @property
+    def _name(self) -> str:
+        """The fingerprint."""
+        return self.folder.uri.rsplit("/", 1)[-1]
+
+    def make(self, begin: bool, leave: float) -> None:
+        """Make the files that are missing, the manifest last; if asked to `begin`, those of the first sections."""
+        folder, cleaning = self.folder, self.cleaning
+        try:
+            finished = manifest.read(folder)
+        except manifest.DamagedManifest:
+            finished = None
+        parts, text = sources.cut(self.files, self.part_bytes), None
+        if cleaning:
+            from orchestrator.data.clean.run import clean
+
+            parts = aligned(parts)
+            text = clean(cleaning, parts, folder.uri.rsplit("/", 1)[0], self.progress)
+            folder.write_json(TOTALS, totals(text, parts, len(self.data.sources)))
+        self.progress("tokenizer", 0, 1)
+        written = self._tokenizer(parts, text)
+        self.progress("tokenizer", 1, 1)
+        _refuse_pairs_without_separator(self.files, written.roles)
+        plan = SectionPlan.of(parts, len(self.data.sources))
+        plan.write(folder)
+        publisher = self._publisher(plan, parts, written, begin) if self.data.streaming else None
+        given = (folder.read("tokenizer.json") or b"").decode()
+        key = reuse.tokens_key(given, written, cleaning.key if cleaning else "")
+        keys = [part_key(part) for part in parts]
+        there = reuse.there_already(folder, key, keys)
+        self._tokenise(parts, written, text, publisher, there, leave)
+        if begin:
+            return
+        found = gather(folder, self._name, self._uris, parts, written, self.where)
+        reuse.note(folder, key, keys)
+        if finished is None:
+            manifest.write(folder, replace(found, code=cleaning.code if cleaning else {}))
+        elif not finished.same_tokens(found):
+            what = "what was missing cannot be made again as it was: the tokenizer's library is another"
+            hint = "install the version that it was made with, or start another run"
+            raise InputError(what, folder.uri, hint)
+
+    def _tokenizer(self, parts: list[Part], text: CleanedText | None) -> TokenFormat:
+        """Train the tokenizer if that is asked for, and write it."""
+        folder, chosen = self.folder, self.chosen
+        if isinstance(chosen[0], str):
+            given, roles = chosen
+            if folder.read("tokenizer.json") != given.encode():
+                folder.write("tokenizer.json", given.encode())
+            return TokenFormat(tokenizer.size_in(given), roles, self.data_format, self.kind)
+        if folder.read("tokenizer.json") is None:
+            from orchestrator.data.preprocessing.part_tasks import run_alone
+
+            rows = [sources.to_json(part, _reach(self.data_format)) for part in parts]
+            run_alone(_train, folder.uri, folder.uri, rows, chosen, self.data_format, text)
+        made = (folder.read("tokenizer.json") or b"").decode()
+        roles = tokenizer.roles_of(tokenizer.encoder(made), {})
+        # the requested size, even if the text gave fewer entries: the model's size depends on it before there is data
+        return TokenFormat(chosen[0], roles, self.data_format, self.kind)
+
+    def _publisher(
+        self, plan: SectionPlan, parts: list[Part], written: TokenFormat, begin: bool
+    ) -> Publisher:
+        """What publishes the sections: all, or if asked to `begin` the first and those that were published before."""
+        folder, name, uris = self.folder, self._name, self._uris
+        code = self.cleaning.code if self.cleaning else {}
 
         def section(numbers: Sequence[int]) -> manifest.DataManifest:
-            found = gather_some(folder, name, uris, parts, numbers, vocabulary, roles, data_format, records)[
-                0
-            ]
+            found, _ = gather_some(folder, name, uris, parts, numbers, written)
             return replace(found, code=code)
 
         there = published.so_far(folder) if begin else None
         sections = max(1, there[1] if there else 0) if begin else plan.sections
-        publisher = Publisher(folder, plan, section, sections)
-    given = (folder.read("tokenizer.json") or b"").decode()
-    key = reuse.tokens_key(given, roles, data_format, kind, cleaning.key if cleaning else "")
-    keys = [part_key(part) for part in parts]
-    _tokenise(
-        folder,
-        parts,
-        vocabulary,
-        roles,
-        data_format,
-        progress,
-        kind,
-        fast,
-        ceiling,
-        text,
-        publisher,
-        leave,
-        reuse.there_already(folder, key, keys),
-    )
-    if begin:
-        return
-    found = gather(folder, name, uris, parts, vocabulary, roles, data_format, where, records)
-    reuse.note(folder, key, keys)
-    if finished is None:
-        manifest.write(folder, replace(found, code=code))
-    elif not finished.same_tokens(found):
-        what = "what was missing cannot be made again as it was: the tokenizer's library is another"
-        raise InputError(what, folder.uri, "install the version that it was made with, or start another run")
+        return Publisher(folder, plan, section, sections)
+
+    def _tokenise(
+        self,
+        parts: list[Part],
+        written: TokenFormat,
+        text: CleanedText | None,
+        publisher: Publisher | None,
+        there: Mapping[int, tuple[str, int]],
+        leave: float,
+    ) -> None:
+        """Write the shards that have no record or of which a file is missing, until it is certain that too much is left
+        out; with a `publisher` only those of its sections, in their order. Those that are `there` are copied."""
+        folder, progress = self.folder, self.progress
+        ceiling = rejections.Ceiling(self.data.max_rejected, folder)
+        todo = shards.unfinished(folder, len(parts), written)
+        from orchestrator.data.preprocessing.part_tasks import (  # Ray: what is there does without
+            run_tasks,
+            together,
+        )
+
+        task, is_there = _shard_task(folder, written, self.data.encode_with != REFERENCE, text)
+        refuted = None
+        wanted = publisher.parts if publisher else range(len(parts))
+        text_bytes = sum(span.bytes for number in wanted for span in parts[number])
+        most = 1 if publisher else together(text_bytes // max(len(parts), 1))  # sections are to be there soon
+        # once more for what was made by an engine that then differed from the reference
+        while refuted != (refuted := shards.refuted_engine(folder)):
+            if refuted:
+                todo = shards.unfinished(folder, len(parts), written)
+            if publisher:
+                publisher.look(todo)
+                todo = publisher.order(todo)
+            before = len(wanted) - len(todo)
+            progress("tokens", before, len(wanted), text_bytes)
+            recorded = folder.sizes("records")
+            rows = [
+                {
+                    "number": n,
+                    "recorded": os.path.basename(shards.record_name(n)) in recorded,
+                    "part": sources.to_json(parts[n], _reach(written.version)),
+                    "there": there.get(n, ()) and list(there[n]),
+                }
+                for n in todo
+            ]
+            for done in run_tasks(task, rows, folder.uri, leave, most, is_there):
+                if ceiling.limited:
+                    number = todo[done - 1]
+                    ceiling.check(number, shards.read_record(folder, number, written.version), parts)
+                if publisher:
+                    publisher.look(todo[done:])
+                progress("tokens", before + done, len(wanted), text_bytes)
 
 
-def _refuse_pairs_without_separator(files: Sequence[SourceFile], roles: dict[str, int]) -> None:
+def _shard_task(
+    folder: DataFolder, written: TokenFormat, fast: bool, text: CleanedText | None
+) -> tuple[Callable[[dict[str, Any]], Callable[[], None] | None], Callable[[dict[str, Any]], bool]]:
+    """What makes the shard of a row, and what says whether it is there. Both are sent to other processes."""
+    uri, given = folder.uri, (folder.read("tokenizer.json") or b"").decode()
+
+    def task(row: dict[str, Any]) -> Callable[[], None] | None:
+        if row["there"]:
+            source, number = row["there"]
+            if reuse.copy_shard(source, number, DataFolder(uri), row["number"], written.version):
+                return None
+        part = sources.from_json(row["part"])
+        return shards.make_shard(uri, row["number"], part, written, fast, text, given)
+
+    def is_there(row: dict[str, Any]) -> bool:  # a record that was there before is of files that are not
+        found = DataFolder(uri), row["number"], written.version
+        return not row["recorded"] and shards.read_record(*found) is not None
+
+    return task, is_there
+
+
+def _refuse_pairs_without_separator(files: Sequence[SourceFile], roles: Mapping[str, int]) -> None:
     paired = next((file for file in files if isinstance(file.field, tuple)), None)
     if paired and "sep" not in roles:
         hint = "use a tokenizer with a separator, or train one"
         raise InputError("holds pairs, and the tokenizer has no separator token", paired.uri, hint)
-
-
-def _tokenizer(
-    folder: DataFolder, chosen: Any, parts: list[Part], data_format: int, text: CleanedText | None
-) -> tuple[int, dict[str, int]]:
-    """Train the tokenizer if that is asked for, and write it; returns the size of the vocabulary and the roles.
-
-    `chosen` is the tokenizer as JSON with its roles, or the number of entries of one to train with its special tokens.
-    """
-    if isinstance(chosen[0], str):
-        given, roles = chosen
-        if folder.read("tokenizer.json") != given.encode():
-            folder.write("tokenizer.json", given.encode())
-        return tokenizer.size_in(given), roles
-    if folder.read("tokenizer.json") is None:
-        from orchestrator.data.preprocessing.part_tasks import run_alone
-
-        rows = [sources.to_json(part, _reach(data_format)) for part in parts]
-        run_alone(_train, folder.uri, folder.uri, rows, chosen, data_format, text)
-    made = (folder.read("tokenizer.json") or b"").decode()
-    # the requested size, even if the text gave fewer entries: the model's size depends on it before data is prepared
-    return chosen[0], tokenizer.roles_of(tokenizer.encoder(made), {})
 
 
 def _reach(data_format: int) -> int | None:
@@ -273,73 +345,3 @@ def _train(uri: str, parts: list[str], chosen: list[Any], data_format: int, text
     limit = training.SAMPLE_BYTES[recipe.kind]
     texts = sample([sources.from_json(part) for part in parts], limit, data_format, text)
     DataFolder(uri).write("tokenizer.json", training.train(texts, recipe, special_tokens).encode())
-
-
-def _tokenise(
-    folder: DataFolder,
-    parts: list[Part],
-    vocabulary: int,
-    roles: dict[str, int],
-    data_format: int,
-    progress: Progress,
-    kind: RecordKind | None,
-    fast: bool,
-    ceiling: rejections.Ceiling,
-    text: CleanedText | None,
-    publisher: Publisher | None,
-    leave: float,
-    there: Mapping[int, tuple[str, int]],
-) -> None:
-    """Write the shards that have no record or of which a file is missing, until it is certain that `ceiling` is
-    exceeded; with a `publisher` only those of its sections, in their order. Those that are `there` are copied."""
-    todo = shards.unfinished(folder, len(parts), vocabulary, data_format, kind is not None)
-    given = (folder.read("tokenizer.json") or b"").decode()
-    from orchestrator.data.preprocessing.part_tasks import (  # Ray: what is there does without
-        run_tasks,
-        together,
-    )
-
-    def task(row: dict[str, Any]) -> Callable[[], None] | None:
-        if row["there"]:
-            uri, number = row["there"]
-            if reuse.copy_shard(uri, number, DataFolder(folder_uri), row["number"], data_format):
-                return None
-        part, number = sources.from_json(row["part"]), row["number"]
-        return shards.make_shard(
-            folder_uri, number, part, vocabulary, roles, data_format, kind, fast, text, given
-        )
-
-    def is_there(row: dict[str, Any]) -> bool:  # a record that was there before is of files that are not
-        found = DataFolder(folder_uri), row["number"], data_format
-        return not row["recorded"] and shards.read_record(*found) is not None
-
-    folder_uri, refuted = folder.uri, None
-    wanted = publisher.parts if publisher else range(len(parts))
-    text_bytes = sum(span.bytes for number in wanted for span in parts[number])
-    most = 1 if publisher else together(text_bytes // max(len(parts), 1))  # sections are to be there soon
-    # once more for what was made by an engine that then differed from the reference
-    while refuted != (refuted := shards.refuted_engine(folder)):
-        if refuted:
-            todo = shards.unfinished(folder, len(parts), vocabulary, data_format, kind is not None)
-        if publisher:
-            publisher.look(todo)
-            todo = publisher.order(todo)
-        before = len(wanted) - len(todo)
-        progress("tokens", before, len(wanted), text_bytes)
-        recorded = folder.sizes("records")
-        rows = [
-            {
-                "number": n,
-                "recorded": os.path.basename(shards.record_name(n)) in recorded,
-                "part": sources.to_json(parts[n], _reach(data_format)),
-                "there": there.get(n, ()) and list(there[n]),
-            }
-            for n in todo
-        ]
-        for done in run_tasks(task, rows, folder_uri, leave, most, is_there):
-            if ceiling.limited:
-                number = todo[done - 1]
-                ceiling.check(number, shards.read_record(folder, number, data_format), parts)
-            if publisher:
-                publisher.look(todo[done:])
-            progress("tokens", before + done, len(wanted), text_bytes)

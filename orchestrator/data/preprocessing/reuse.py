@@ -10,13 +10,13 @@ same (see `sources.part_size`).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import xxhash
 
 from orchestrator.data.prepared.data_folder import DataFolder
 from orchestrator.data.preprocessing.shards import (
+    TokenFormat,
     contents_name,
     ends_name,
     read_record,
@@ -25,17 +25,13 @@ from orchestrator.data.preprocessing.shards import (
     shard_name,
 )
 
-if TYPE_CHECKING:
-    from orchestrator.data.preprocessing.records import RecordKind
-
 PARTS = "parts.json"
 
 
-def tokens_key(
-    tokenizer: str, roles: Mapping[str, int], data_format: int, kind: RecordKind | None, clean: str
-) -> str:
+def tokens_key(tokenizer: str, written: TokenFormat, clean: str) -> str:
     """What determines the tokens of a part, beside its text."""
-    whole = [tokenizer, dict(roles), data_format, kind.to_json() if kind else None, clean]
+    kind = written.kind.to_json() if written.kind else None
+    whole = [tokenizer, dict(written.roles), written.version, kind, clean]
     return xxhash.xxh3_128_hexdigest(json.dumps(whole, sort_keys=True).encode())
 
 

@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -43,6 +44,29 @@ REFUTED = "engine.json"
 """The file with the engine that has differed from the reference; what it made is made again."""
 
 
+@dataclass(frozen=True)
+class TokenFormat:
+    """How text is written as tokens, the same in all shards of prepared data.
+
+    Attributes:
+        vocabulary: entries of the tokenizer.
+        roles: ids of its tokens by role.
+        version: of the format of prepared data.
+        kind: how rows become records, for an objective that reads such; None of text.
+    """
+
+    vocabulary: int
+    roles: Mapping[str, int]
+    version: int = FORMAT
+    kind: RecordKind | None = None
+
+    @property
+    def dtype(self) -> str:
+        """The smallest little-endian unsigned type that holds all ids: '<u2' or '<u4', which all words of records
+        have."""
+        return "<u2" if self.vocabulary <= 2**16 and self.kind is None else "<u4"
+
+
 def shard_name(number: int) -> str:
     """The file of shard `number` within the prepared data."""
     return f"shards/{number:06d}.bin"
@@ -51,11 +75,6 @@ def shard_name(number: int) -> str:
 def record_name(number: int) -> str:
     """The file of the record of shard `number`."""
     return f"records/{number:06d}.json"
-
-
-def dtype(vocabulary: int, records: bool = False) -> str:
-    """The smallest little-endian unsigned type that holds all ids: '<u2' or '<u4', which all words of records have."""
-    return "<u2" if vocabulary <= 2**16 and not records else "<u4"
 
 
 def ends_name(shard: str) -> str:
@@ -79,46 +98,32 @@ def make_shard(
     uri: str,
     number: int,
     part: Part,
-    vocabulary: int,
-    roles: Mapping[str, int],
-    data_format: int = FORMAT,
-    kind: RecordKind | None = None,
+    written: TokenFormat,
     fast: bool = True,
     cleaned: CleanedText | None = None,
     text: str = "",
 ) -> Callable[[], None]:
-    """Make shard `number` of the prepared data at `uri`, of format `data_format`; returns what writes it, and then its
-    record.
+    """Make shard `number` of the prepared data at `uri`; returns what writes it, and then its record.
 
     The record holds the numbers of tokens, documents and bytes of text, checksums, the count of each id, and which
-    engine encoded the text: a faster one than the reference if that is allowed (`fast`) and gives the same ids. With a
-    `kind` its documents are records, which only the reference encodes; with `cleaned` they are what is left of the
-    part. `text` is the tokenizer's JSON, for who makes many. Raises InputError for text that cannot be read.
+    engine encoded the text: a faster one than the reference if that is allowed (`fast`) and gives the same ids. Records
+    are encoded by the reference alone; with `cleaned` the documents are what is left of the part. `text` is the
+    tokenizer's JSON, for who makes many. Raises InputError for text that cannot be read.
     """
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a task has one CPU
     folder = DataFolder(uri)
     text = text or (folder.read("tokenizer.json") or b"").decode()
-    if kind is not None:
-        of_records = _records(part, vocabulary, roles, kind, tokenizers.encoder(text))
+    if written.kind is not None:
+        of_records = _records(part, written, written.kind, tokenizers.encoder(text))
         return lambda: _write(folder, number, of_records, FORMAT)
     refuted = refuted_engine(folder)
     draw = int(part_key(part)[:8], 16)  # so that a part's record is the same in whatever corpus
     try:
-        shard = _encoded(
-            folder,
-            part,
-            PartEncoder(text, draw, fast and not refuted),
-            vocabulary,
-            roles,
-            data_format,
-            cleaned,
-        )
+        shard = _encoded(folder, part, PartEncoder(text, draw, fast and not refuted), written, cleaned)
     except EngineDiffers as error:
         folder.write_json(REFUTED, {"engine": error.name})
-        shard = _encoded(
-            folder, part, PartEncoder(text, draw, False), vocabulary, roles, data_format, cleaned
-        )
-    return lambda: _write(folder, number, shard, data_format)
+        shard = _encoded(folder, part, PartEncoder(text, draw, False), written, cleaned)
+    return lambda: _write(folder, number, shard, written.version)
 
 
 def refuted_engine(folder: DataFolder) -> str:
@@ -130,22 +135,20 @@ def _encoded(
     folder: DataFolder,
     part: Part,
     encoder: PartEncoder,
-    vocabulary: int,
-    roles: Mapping[str, int],
-    data_format: int,
+    written: TokenFormat,
     cleaned: CleanedText | None,
 ) -> _Shard:
     """The tokens of a part. Raises EngineDiffers and InputError."""
-    tokens = _Held(folder.uri if folder.local else None, dtype(vocabulary))
+    tokens = _Held(folder.uri if folder.local else None, written.dtype)
     ends: list[np.ndarray] = []
-    contents, counts = ContentIndex(), np.zeros(vocabulary, dtype=np.int64)
+    contents, counts = ContentIndex(), np.zeros(written.vocabulary, dtype=np.int64)
     text_bytes = length = 0
     rejected = Rejected()
-    for batch in _batches(part_pieces(part, data_format, cleaned, rejected)):
-        ids, ended = closed(encoder.encode(batch), batch, roles)
+    for batch in _batches(part_pieces(part, written.version, cleaned, rejected)):
+        ids, ended = closed(encoder.encode(batch), batch, written.roles)
         ends.append(ended + length)
         length += len(ids)
-        counts += np.bincount(ids, minlength=vocabulary)
+        counts += np.bincount(ids, minlength=written.vocabulary)
         if length > MOST_TOKENS:
             what = f"has more than {MOST_TOKENS:,} tokens, and a compressed file is made as one part"
             raise InputError(what, part[0].file.uri, "decompress it, or make several files of it")
@@ -185,9 +188,7 @@ class _Held:
         return np.memmap(self._file, self._width, "r")
 
 
-def _records(
-    part: Part, vocabulary: int, roles: Mapping[str, int], kind: RecordKind, encoder: Tokenizer
-) -> _Shard:
+def _records(part: Part, written: TokenFormat, kind: RecordKind, encoder: Tokenizer) -> _Shard:
     """The records of a part as its documents, each with a closing word."""
     # these import torch, which text does not need: it would cost every worker a second and 200 MiB
     from orchestrator.data.preprocessing.records import records_of
@@ -195,9 +196,9 @@ def _records(
 
     found: list[np.ndarray] = []
     ends: list[int] = []
-    contents, counts = ContentIndex(), np.zeros(vocabulary, dtype=np.int64)
+    contents, counts = ContentIndex(), np.zeros(written.vocabulary, dtype=np.int64)
     text_bytes = length = 0
-    rejected, eos = Rejected(), roles["eos"]
+    rejected, eos = Rejected(), written.roles["eos"]
     for record in (one for span in part for one in records_of(span, kind, encoder, eos, rejected)):
         found.append(np.append(record.words, [CLOSE]).astype("<u4"))
         length += len(found[-1])
@@ -205,8 +206,8 @@ def _records(
         piece = TextPiece(record.text, True, len(record.text.encode()))
         contents.add(piece)
         text_bytes += piece.bytes
-        counts += np.bincount(record.tokens, minlength=vocabulary)
-    counts[roles["eos"]] += length - counts.sum()  # what is no token counts as the end that each record has
+        counts += np.bincount(record.tokens, minlength=written.vocabulary)
+    counts[eos] += length - counts.sum()  # what is no token counts as the end that each record has
     words = np.concatenate(found) if found else np.zeros(0, "<u4")
     return _Shard(words, np.array(ends), contents, text_bytes, counts, rejected)
 
@@ -286,26 +287,20 @@ def is_complete(folder: DataFolder) -> bool:
     return whole and sizes.get(found.tokenizer, 0) > 0
 
 
-def unfinished(
-    folder: DataFolder, parts: int, vocabulary: int, data_format: int, of_records: bool = False
-) -> list[int]:
+def unfinished(folder: DataFolder, parts: int, written: TokenFormat) -> list[int]:
     """The numbers of the shards of which a file is missing or of the wrong size, or that a refuted engine made."""
-    refuted = refuted_engine(folder)
-    width, sizes, records = (
-        np.dtype(dtype(vocabulary, of_records)).itemsize,
-        folder.sizes("shards"),
-        folder.sizes("records"),
-    )
+    refuted, width = refuted_engine(folder), np.dtype(written.dtype).itemsize
+    sizes, records = folder.sizes("shards"), folder.sizes("records")
 
     def lacks(number: int) -> bool:
         if os.path.basename(record_name(number)) not in records:
             return True
-        record, shard = read_record(folder, number, data_format), os.path.basename(shard_name(number))
+        record, shard = read_record(folder, number, written.version), os.path.basename(shard_name(number))
         if record is None or (refuted and (record["engine"] or {}).get("name") == refuted):
             return True
         if sizes.get(shard) != record["tokens"] * width:
             return True
-        beside = sizes_beside(shard, record["documents"], data_format)
+        beside = sizes_beside(shard, record["documents"], written.version)
         return any(sizes.get(name) != size for name, size in beside.items())
 
     return [number for number, yes in enumerate(read_at_once(lacks, range(parts))) if yes]

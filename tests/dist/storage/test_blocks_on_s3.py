@@ -186,11 +186,11 @@ def test_a_run_on_a_store_is_that_on_a_disk_though_an_object_vanishes(
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
 
-    def make(folder: Any, *_: Any) -> None:
+    def make(*_: Any) -> None:
         """What tasks of Ray do elsewhere."""
         made.append(prepare_here(parse(document), cache))
 
-    monkeypatch.setattr(prepare, "_make", make)
+    monkeypatch.setattr(prepare._Preparation, "make", make)
     fs = fsspec.filesystem("s3", skip_instance_cache=True)
 
     class Losing(LocalGang):

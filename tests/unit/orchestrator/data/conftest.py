@@ -40,8 +40,8 @@ def prepare_here(tmp_path: Path) -> Callable[..., str]:
         roles = tokenizer.roles_of(Tokenizer.from_str(text), {})
         folder.write("tokenizer.json", text.encode())
         for number, part in enumerate(parts):
-            shards.make_shard(folder.uri, number, part, ENTRIES, roles)()
-        found = gather(folder, "f" * 32, [s.uri for s in named], parts, ENTRIES, roles)
+            shards.make_shard(folder.uri, number, part, shards.TokenFormat(ENTRIES, roles))()
+        found = gather(folder, "f" * 32, [s.uri for s in named], parts, shards.TokenFormat(ENTRIES, roles))
         manifest.write(folder, found)
         return folder.uri
 

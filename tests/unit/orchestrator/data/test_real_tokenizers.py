@@ -43,8 +43,8 @@ def written(folder: Path, source: Source, text: str, roles: dict[str, int]) -> T
     size, made = tokenizer.size_of(tokenizer.encoder(text)), DataFolder(str(folder / "prepared"))
     made.write("tokenizer.json", text.encode())
     for number, part in enumerate(parts):
-        shards.make_shard(made.uri, number, part, size, roles)()
-    manifest.write(made, gather(made, "f" * 32, ["a"], parts, size, roles))
+        shards.make_shard(made.uri, number, part, shards.TokenFormat(size, roles))()
+    manifest.write(made, gather(made, "f" * 32, ["a"], parts, shards.TokenFormat(size, roles)))
     return Tokens.open(made.uri)
 
 

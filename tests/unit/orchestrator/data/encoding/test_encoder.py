@@ -75,11 +75,11 @@ def test_what_an_engine_made_that_later_differs_is_made_again(
     folder, before = DataFolder(uri), manifest.read(DataFolder(uri))
     assert before is not None
     assert len(calls) == 4  # no part after the one that differed
-    assert shards.unfinished(folder, len(before.shards), 320, manifest.FORMAT) == [0, 1]
+    assert shards.unfinished(folder, len(before.shards), shards.TokenFormat(320, before.roles)) == [0, 1]
     parts = cut(resolve([Source(uri=str(tmp_path / "source-0" / "*.txt"))]), 1500)
     for number in (0, 1):
-        shards.make_shard(uri, number, parts[number], 320, before.roles)()
-    assert shards.unfinished(folder, len(before.shards), 320, manifest.FORMAT) == []
+        shards.make_shard(uri, number, parts[number], shards.TokenFormat(320, before.roles))()
+    assert shards.unfinished(folder, len(before.shards), shards.TokenFormat(320, before.roles)) == []
     assert bytes_of(uri) == bytes_of(plain)
 
 

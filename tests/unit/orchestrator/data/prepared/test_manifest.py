@@ -40,11 +40,11 @@ def test_data_of_format_2_is_read_and_made_again_as_it_was(tmp_path: Path) -> No
     text = tokenizer.train(["a few words"], 320, ())
     roles = tokenizer.roles_of(Tokenizer.from_str(text), {})
     folder.write("tokenizer.json", text.encode())
-    shards.make_shard(folder.uri, 0, part, 320, roles, 2)()
+    shards.make_shard(folder.uri, 0, part, shards.TokenFormat(320, roles, 2))()
     assert shards.is_complete(folder)
-    assert shards.unfinished(folder, 1, 320, 2) == []
-    assert shards.unfinished(folder, 1, 320, 3) == [0]
-    made = gather(folder, "f" * 32, ["a.txt"], [part], 320, roles, 2)
+    assert shards.unfinished(folder, 1, shards.TokenFormat(320, roles, 2)) == []
+    assert shards.unfinished(folder, 1, shards.TokenFormat(320, roles, 3)) == [0]
+    made = gather(folder, "f" * 32, ["a.txt"], [part], shards.TokenFormat(320, roles, 2))
     assert made.engines
     assert replace(made, engines={}) == found
     assert not (tmp_path / "prepared" / "shards" / "000000.contents").exists()

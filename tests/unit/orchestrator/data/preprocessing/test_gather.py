@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, models
 
 from orchestrator.data.prepared.data_folder import DataFolder
 from orchestrator.data.preprocessing import gather
+from orchestrator.data.preprocessing.shards import TokenFormat
 
 
 def test_memory_does_not_grow_with_the_number_of_shards(
@@ -36,7 +37,7 @@ def test_memory_does_not_grow_with_the_number_of_shards(
     tracemalloc.start()
     try:
         found, _ = gather.gather_some(
-            folder, "f" * 32, ["a"], [part] * shards, range(shards), vocabulary, {"eos": 0}
+            folder, "f" * 32, ["a"], [part] * shards, range(shards), TokenFormat(vocabulary, {"eos": 0})
         )
         peak = tracemalloc.get_traced_memory()[1]
     finally:

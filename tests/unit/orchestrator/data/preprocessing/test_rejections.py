@@ -98,8 +98,8 @@ def test_prepared_data_says_what_was_left_out_of_it(tmp_path: Path) -> None:
         folder = DataFolder(str(tmp_path / f"prepared-{len(made)}"))
         folder.write("tokenizer.json", encoder.to_str().encode())
         for number in order:
-            shards.make_shard(folder.uri, number, parts[number], 3, {"eos": 0})()
-        found = gather(folder, "f" * 32, ["*.jsonl"], parts, 3, {"eos": 0})
+            shards.make_shard(folder.uri, number, parts[number], shards.TokenFormat(3, {"eos": 0}))()
+        found = gather(folder, "f" * 32, ["*.jsonl"], parts, shards.TokenFormat(3, {"eos": 0}))
         manifest.write(folder, found)
         made.append({str(p.relative_to(folder.uri)): p.read_bytes() for p in Path(folder.uri).rglob("*.*")})
         told = "4 documents left out (json 2, type 2), 2 documents repaired (nul 2)"

@@ -44,7 +44,7 @@ def test_the_manifest_counts_what_is_there(prepare_here: Prepare) -> None:
 
 
 def test_ids_take_two_bytes_where_they_fit() -> None:
-    assert (shards.dtype(2**16), shards.dtype(2**16 + 1)) == ("<u2", "<u4")
+    assert (shards.TokenFormat(2**16, {}).dtype, shards.TokenFormat(2**16 + 1, {}).dtype) == ("<u2", "<u4")
 
 
 def test_parts_without_text_make_no_shard(prepare_here: Prepare) -> None:
@@ -75,8 +75,8 @@ def test_text_of_which_no_token_is_made_counts(tmp_path: Path) -> None:
     folder.write("tokenizer.json", tokenizer.to_str().encode())
     parts = cut(resolve([Source(uri=str(tmp_path / "a.txt"))]), 300)
     for number, part in enumerate(parts):
-        shards.make_shard(folder.uri, number, part, 4, roles)()
-    made = gather(folder, "f" * 32, ["a.txt"], parts, 4, roles)
+        shards.make_shard(folder.uri, number, part, shards.TokenFormat(4, roles))()
+    made = gather(folder, "f" * 32, ["a.txt"], parts, shards.TokenFormat(4, roles))
     manifest.write(folder, made)
     assert any(not shard.tokens for shard in made.shards)
     assert shards.is_complete(folder)
@@ -97,7 +97,7 @@ from orchestrator.job.data import Source
 
 text, folder = sys.argv[1:]
 (part,) = cut(resolve([Source(uri=text)]), 10**7)
-write = shards.make_shard(folder, 0, part, 3, {"eos": 0})
+write = shards.make_shard(folder, 0, part, shards.TokenFormat(3, {"eos": 0}))
 write()  # imports what it needs
 tracemalloc.start()
 write()
@@ -129,7 +129,7 @@ def of_words(folder: Path, monkeypatch: pytest.MonkeyPatch, held: int) -> DataFo
     found = DataFolder(str(folder / f"of {held}"))
     found.write("tokenizer.json", tokenizer.to_str().encode())
     (part,) = cut(resolve([Source(uri=str(folder / "a.txt"))]), 10**7)
-    shards.make_shard(found.uri, 0, part, 3, {"eos": 0})()
+    shards.make_shard(found.uri, 0, part, shards.TokenFormat(3, {"eos": 0}))()
     return found
 
 

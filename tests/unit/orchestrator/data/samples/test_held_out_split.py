@@ -46,8 +46,8 @@ def written(folder: Path, files: list[str], part_bytes: int) -> Tokens:
     made.write("tokenizer.json", TOKENIZER.encode())
     roles = tokenizer.roles_of(Tokenizer.from_str(TOKENIZER), {})
     for number, part in enumerate(parts):
-        shards.make_shard(made.uri, number, part, ENTRIES, roles)()
-    manifest.write(made, gather(made, "f" * 32, [named.uri], parts, ENTRIES, roles))
+        shards.make_shard(made.uri, number, part, shards.TokenFormat(ENTRIES, roles))()
+    manifest.write(made, gather(made, "f" * 32, [named.uri], parts, shards.TokenFormat(ENTRIES, roles)))
     return Tokens.open(made.uri)
 
 

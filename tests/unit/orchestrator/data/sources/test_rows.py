@@ -163,7 +163,9 @@ def _made(named: list[Source], kind: RecordKind | None, folder: Path) -> tuple[l
     for data_format in (1, 2, 3) if kind is None else (3,):
         for number, part in enumerate(sources.cut(files, 300)):
             travelled = sources.from_json(sources.to_json(part, None if data_format == 1 else 2**26))
-            shards.make_shard(prepared.uri, number, travelled, 5, {"eos": 0}, data_format, kind)()
+            shards.make_shard(
+                prepared.uri, number, travelled, shards.TokenFormat(5, {"eos": 0}, data_format, kind)
+            )()
             name = shards.shard_name(number)
             for written in (name, shards.ends_name(name), shards.contents_name(name)):
                 whole.update(prepared.read(written) or b"")
