@@ -6,7 +6,6 @@ import contextlib
 import os
 import shlex
 import sys
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,7 +19,6 @@ from orchestrator.job.errors import InputError
 if TYPE_CHECKING:
     from orchestrator.job.spec import JobSpec
     from orchestrator.launch.doctor import Finding
-    from orchestrator.resolve.resolved_job import ResolvedJob
     from orchestrator.storage.run_directory import RunDir
 
 
@@ -186,22 +184,6 @@ def plan(
         emit(found)
 
 
-def _check_begins(job: ResolvedJob, run: RunDir) -> None:
-    """What `run` would refuse beside the job itself. A run of its name that has begun is another matter: the plan may
-    be for another directory, so that what does not fit that run is only told."""
-    from orchestrator.launch.beginning import check_begins
-    from orchestrator.launch.preflight import check_room, preflight
-
-    if not run.exists("job.yaml"):
-        check_begins(job, run)
-        check_room(job, run, None)
-        return
-    try:
-        preflight(job.spec, run, None, None)
-    except InputError as error:
-        print(f"orchestrator: `run` would refuse this without another --run-dir: {error}", file=sys.stderr)
-
-
 def _plan(
     spec: JobSpec,
     workers: int | None,
@@ -214,73 +196,40 @@ def _plan(
 ) -> dict[str, Any] | None:
     """The plan of a job as JSON; or None, when it is printed. On this machine all is checked that `run` checks, if
     there is a `run` directory."""
-    from orchestrator.cli import plan_table as planning_text
+    from orchestrator.cli import plan_table
     from orchestrator.cli.cluster_plan import read_cluster, show_forecast
     from orchestrator.control.forecast_table import forecast
-    from orchestrator.launch.on_paper import check_on_paper
-    from orchestrator.launch.places import check_places, check_written
-    from orchestrator.launch.preflight import check_here
-    from orchestrator.planning.feed import feed
+    from orchestrator.launch.planned_job import planned_here, planned_on_paper, with_workers
     from orchestrator.planning.frontier import frontier
-    from orchestrator.planning.machines import machine_for, on_paper, worker_on_paper
-    from orchestrator.resolve.precision import as_its_run, choice_of, in_chosen_precision
-    from orchestrator.tracing.of_plan import confirmed
 
-    cluster, asked_for = None, spec
-    assumed: list[str] = []
+    cluster = None
     if at:
         cluster, workers = read_cluster(at)
         device = cluster.device
-    if workers:  # as many as are asked for, whatever the job would take
-        asked = spec.resources.workers.model_copy(
-            update={"min": min(spec.resources.workers.min, workers), "max": workers}
+    spec = with_workers(spec, workers) if workers else spec
+    found = planned_here(spec, run) if device is None else planned_on_paper(spec, device)
+    spec, shape = found.job.spec, found.job.shape
+    if found.refused:
+        print(
+            f"orchestrator: `run` would refuse this without another --run-dir: {found.refused}",
+            file=sys.stderr,
         )
-        resources = spec.resources.model_copy(update={"workers": asked})
-        spec = spec.model_copy(update={"resources": resources})
-    if device is not None:
-        job, assumed = check_on_paper(on_paper(spec, device))
-        job = in_chosen_precision(job, partial(worker_on_paper, device=device))
-        spec, machine = job.spec, worker_on_paper(job.spec, device)
-    else:
-        if run is not None:
-            check_places(spec, run)
-            check_written(spec, run, None)
-            spec = as_its_run(spec, run)
-        job = check_here(spec, None)
-        spec = job.spec
-        machine = machine_for(None, spec.resources.per_worker.bundle, spec.train.dtype)
-    # on paper a layout given by hand is predicted though it may not fit
-    must_fit = device is None or spec.searches_layout
-    sure = confirmed(job, spec.resources.workers.max, machine, must_fit, always=True)
-    found, traced, on_cpu = sure.plan, sure.traced, not spec.resources.per_worker.gpu
-    assert traced is not None
-    if run is not None and device is None:
-        _check_begins(job, run)
     if html:
-        write_page(
-            html,
-            spec,
-            job.shape,
-            found,
-            traced.fits(found, on_cpu),
-            traced.needed(found.chosen.memory, on_cpu),
-        )
-    told = forecast(spec, job.shape, found, cluster) if cluster else None
-    choice = choice_of(asked_for, job)
-    points = frontier(spec, job.shape, spec.resources.workers.max, machine, must_fit) if by_workers else []
+        write_page(html, found)
+    told = forecast(spec, shape, found.plan, cluster) if cluster else None
+    points = []
+    if by_workers:
+        points = frontier(spec, shape, spec.resources.workers.max, found.machine, found.must_fit)
     if as_json:
         more: dict[str, Any] = {"frontier": [point.to_json() for point in points]} if by_workers else {}
-        more |= {"assumed": assumed} if assumed else {}
-        more |= {"streaming": fed.to_json()} if (fed := feed(spec, found)) else {}
-        more |= {"precision": choice.to_json()} if choice else {}
-        return traced.told(found, on_cpu) | more | ({"cluster": told} if told else {})
-    planning_text.show(spec, job.shape, found)
-    planning_text.show_memory(found, traced, on_cpu)
-    planning_text.show_precision(choice)
-    for line in assumed:
+        return found.to_json() | more | ({"cluster": told} if told else {})
+    plan_table.show(spec, shape, found.plan)
+    plan_table.show_memory(found.plan, found.traced, found.on_cpu)
+    plan_table.show_precision(found.choice)
+    for line in found.assumed:
         print(f"Assumed: {line}.")
     if by_workers:
-        planning_text.show_frontier(points)
+        plan_table.show_frontier(points)
     if told:
         show_forecast(spec, told)
     return None

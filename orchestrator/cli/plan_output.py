@@ -11,17 +11,17 @@ from orchestrator.cli.options import emit, table
 from orchestrator.job.errors import InputError
 
 if TYPE_CHECKING:
-    from orchestrator.job.spec import JobSpec
-    from orchestrator.planning.layout import ModelShape
-    from orchestrator.planning.plan import Plan
+    from orchestrator.launch.planned_job import PlannedJob
 
 
-def write_page(path: Path, spec: JobSpec, shape: ModelShape, plan: Plan, fits: bool, needed: float) -> None:
-    """Write the page of a plan, whose workers need so many bytes. Raises InputError."""
+def write_page(path: Path, found: PlannedJob) -> None:
+    """Write the page of a plan. Raises InputError."""
     from orchestrator.track.plan_page import plan_page
 
+    plan, on_cpu = found.plan, found.on_cpu
+    fits, needed = found.traced.fits(plan, on_cpu), found.traced.needed(plan.chosen.memory, on_cpu)
     try:
-        path.write_text(plan_page(spec, shape, plan, fits, needed))
+        path.write_text(plan_page(found.job.spec, found.job.shape, plan, fits, needed))
     except OSError as error:
         raise InputError(f"cannot be written ({error.strerror})", str(path), "give another --html") from None
 
