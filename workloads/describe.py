@@ -10,7 +10,7 @@ from workloads.hf.hf_config import FOLDER
 from workloads.model import count
 from workloads.model.config import TransformerConfig
 from workloads.model.presets import preset
-from workloads.own.reference import is_reference
+from workloads.own.object_reference import is_object_reference
 from workloads.predicted import ALL, Predicted
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def describe(
     sizes that do not fit each other.
     """
     wanted = dict(changes or {})
-    if is_reference(model):
+    if is_object_reference(model):
         from workloads.own.model import describe_own
 
         return describe_own(model, wanted, vocab_size)

@@ -21,7 +21,7 @@ from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec
 from orchestrator.resolve.resolved_job import wrong_input
 from orchestrator.storage.retry import patient
-from workloads.own.reference import is_reference
+from workloads.own.object_reference import is_object_reference
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -67,7 +67,7 @@ def export(
     found = model_of_run(run_uri, step, best, raw)
     spec, tokens, commit = found.spec, found.tokens, found.commit
     weights, step = facts_of(found.reader), commit.step
-    own, rounded = is_reference(spec.workload.model), None
+    own, rounded = is_object_reference(spec.workload.model), None
     if own and (isinstance(form, Conversion) or form == "adapter"):
         raise InputError("an own model is exported whole, as safetensors", FORM, "leave it out")
     with draft(target) as folder:
@@ -131,7 +131,7 @@ def write(
 
     `read` returns a tensor of the commit by its name. Raises RuntimeError if the difference is too large.
     """
-    if is_reference(spec.workload.model):
+    if is_object_reference(spec.workload.model):
         from orchestrator.export.own_model import write_own
 
         return write_own(spec, tokens, workload, read, folder)

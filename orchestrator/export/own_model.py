@@ -18,7 +18,7 @@ from orchestrator.job.spec import JobSpec
 from workloads.adapters.adapter import merged_reader
 from workloads.own.declared import OF_BUFFERS
 from workloads.own.model import NETWORK, OwnModel, OwnWorkload
-from workloads.own.reference import code_hash, is_built_in
+from workloads.own.object_reference import code_hash, is_built_in
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

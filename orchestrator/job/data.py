@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 from orchestrator.job.clean import CleanStep
 from orchestrator.job.fields import columns_of
 from orchestrator.job.mixture import MixtureSpec, adds_up
-from orchestrator.job.reference import Reference
+from orchestrator.job.object_reference import ObjectReference
 from orchestrator.job.strict import StrictModel
 from orchestrator.job.tokenizer_training import Train, TrainBpe
 
@@ -137,7 +137,7 @@ class DataSpec(StrictModel):
 
     model_config = ConfigDict(json_schema_extra=_samples_or_text)
 
-    samples: Reference | None = Field(
+    samples: ObjectReference | None = Field(
         default=None,
         description="an own dataset module:name in place of sources, tokenizer and sequence_length, for an own model; "
         "see the guide",

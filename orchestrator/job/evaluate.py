@@ -10,7 +10,7 @@ from orchestrator.job.data import Source, refuse_weights
 from orchestrator.job.metric_names import Metric, OfAnswers, OfPredictions, OfWords
 from orchestrator.job.records import COLUMNS, PREFERENCES
 from orchestrator.job.strict import Count, Positive, StrictModel
-from workloads.own.reference import PATTERN, is_reference
+from workloads.own.object_reference import PATTERN, is_object_reference
 
 SAMPLES = "samples"
 """The objective of own samples, whose loss is the model's."""
@@ -90,7 +90,7 @@ class EvaluateSpec(StrictModel):
     @property
     def own_metrics(self) -> tuple[str, ...]:
         """Those of the metrics that are the user's own."""
-        return tuple(metric for metric in self.metrics or () if is_reference(metric))
+        return tuple(metric for metric in self.metrics or () if is_object_reference(metric))
 
     @property
     def of_predictions(self) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
-from orchestrator.job.reference import Reference
+from orchestrator.job.object_reference import ObjectReference
 from orchestrator.job.strict import LARGEST, Count, Fraction, StrictModel
 
 NEWER = ("momentum", "layer_decay")
@@ -51,7 +51,7 @@ class OptimizerSpec(StrictModel):
     and momentum are not for it.
     """
 
-    name: Literal["adamw", "lamb", "lars", "lion", "muon"] | Reference = Field(
+    name: Literal["adamw", "lamb", "lars", "lion", "muon"] | ObjectReference = Field(
         default="adamw", description="the optimiser, or module:name of your own"
     )
     lr: float = Field(default=3e-4, gt=0.0, description="the largest learning rate of the schedule")
@@ -72,7 +72,7 @@ class OptimizerSpec(StrictModel):
     warmup: Steps = Field(
         default=0, description="steps of linear warm-up, or a share of train.steps such as 5%"
     )
-    schedule: Literal["constant", "linear", "cosine", "wsd", "inverse_sqrt"] | Reference = Field(
+    schedule: Literal["constant", "linear", "cosine", "wsd", "inverse_sqrt"] | ObjectReference = Field(
         default="cosine",
         description="learning rate after the warm-up, or an own function module:name; "
         "wsd is constant up to the decay; a run under constant, wsd or "
@@ -95,7 +95,9 @@ class OptimizerSpec(StrictModel):
     @model_validator(mode="after")
     def an_own_one_says_its_numbers_itself(self) -> OptimizerSpec:
         said = (
-            {"betas", "eps"} - self.at_default("betas", "eps") if isinstance(self.name, Reference) else set()
+            {"betas", "eps"} - self.at_default("betas", "eps")
+            if isinstance(self.name, ObjectReference)
+            else set()
         )
         if said:
             raise ValueError(f"{min(said)} is not for {self.name}; give it in the options of name")
@@ -116,5 +118,5 @@ class OptimizerSpec(StrictModel):
 
         None under a schedule that is stretched over the whole run.
         """
-        stretched = self.schedule in ("linear", "cosine") or isinstance(self.schedule, Reference)
+        stretched = self.schedule in ("linear", "cosine") or isinstance(self.schedule, ObjectReference)
         return None if stretched else steps - self.decay

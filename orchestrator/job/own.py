@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from orchestrator.job.evaluate import SAMPLES
-from workloads.own.reference import is_reference
+from workloads.own.object_reference import is_object_reference
 
 
 def completed(document: Any) -> Any:
@@ -21,7 +21,7 @@ def completed(document: Any) -> Any:
 
 def problem_of(spec: Any) -> str:
     """What a job, see `orchestrator.job.spec.JobSpec`, says that is not for own code; empty if there is nothing."""
-    own, asked = is_reference(spec.workload.model), spec.workload
+    own, asked = is_object_reference(spec.workload.model), spec.workload
     if (spec.data.samples is not None) != (asked.objective == SAMPLES):
         return (
             f"data.samples are for a model that has its own loss, and workload.objective is {asked.objective}; leave "

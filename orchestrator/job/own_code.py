@@ -13,11 +13,11 @@ import xxhash
 
 from orchestrator.job.clean import Own
 from orchestrator.job.errors import InputError
+from orchestrator.job.object_reference import ObjectReference
 from orchestrator.job.parallel import cost_of
-from orchestrator.job.reference import Reference
 from orchestrator.job.spec import JobSpec
 from workloads.errors import WorkloadError
-from workloads.own.reference import code_hash, is_built_in, is_reference, load, root_of, sources
+from workloads.own.object_reference import code_hash, is_built_in, is_object_reference, load, root_of, sources
 
 
 def used_by(spec: JobSpec) -> list[str]:
@@ -27,9 +27,9 @@ def used_by(spec: JobSpec) -> list[str]:
     if spec.data.samples is not None:
         named.append(spec.data.samples.use)
     own = (optimizer.name, optimizer.schedule, cost_of(spec.parallel))
-    named += [each.use for each in own if isinstance(each, Reference)]
+    named += [each.use for each in own if isinstance(each, ObjectReference)]
     named += list(spec.evaluate.metrics or ()) if spec.evaluate else []
-    return list(dict.fromkeys(name for name in named if is_reference(name) and not is_built_in(name)))
+    return list(dict.fromkeys(name for name in named if is_object_reference(name) and not is_built_in(name)))
 
 
 def code_of(spec: JobSpec) -> dict[str, str]:

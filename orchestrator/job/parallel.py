@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
-from orchestrator.job.reference import Reference
+from orchestrator.job.object_reference import ObjectReference
 from orchestrator.job.strict import Positive, StrictModel
 
 OF_PLANNER = frozenset({"rest", "cost"})
@@ -74,7 +74,7 @@ class ParallelSpec(StrictModel):
         default="default",
         description="what is not written here: as its default says, or chosen by the planner",
     )
-    cost: Reference | None = Field(
+    cost: ObjectReference | None = Field(
         default=None,
         description="own code that adds seconds to those which the planner predicts of a layout, or refuses it",
     )
@@ -107,6 +107,6 @@ class ParallelSpec(StrictModel):
         }
 
 
-def cost_of(parallel: Literal["auto"] | ParallelSpec) -> Reference | None:
+def cost_of(parallel: Literal["auto"] | ParallelSpec) -> ObjectReference | None:
     """The user's own planner cost, see `orchestrator.planning.own_cost.Cost`."""
     return parallel.cost if isinstance(parallel, ParallelSpec) else None

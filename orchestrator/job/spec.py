@@ -35,7 +35,7 @@ from orchestrator.job.train import TrainSpec
 from orchestrator.job.tune import TuneSpec
 from orchestrator.job.validation_messages import refused
 from orchestrator.job.workload import WorkloadSpec
-from workloads.own.reference import is_reference
+from workloads.own.object_reference import is_object_reference
 
 STAGES = "stages"
 """The key that makes a job file that of a chain, see `orchestrator.job.chain`."""
@@ -103,9 +103,9 @@ class JobSpec(StrictModel):
                 "evaluate.where beside is for held-out text, and there is none; leave it out, tasks come after training"
             )
         given = metrics_of(self.metrics_objective)
-        lacking = {m for m in (self.evaluate and self.evaluate.metrics) or () if not is_reference(m)} - set(
-            given
-        )
+        lacking = {
+            m for m in (self.evaluate and self.evaluate.metrics) or () if not is_object_reference(m)
+        } - set(given)
         if lacking:
             raise ValueError(
                 f"{', '.join(sorted(lacking))} is no metric of {self.workload.objective}, which has "
@@ -230,7 +230,7 @@ class JobSpec(StrictModel):
     @property
     def metrics_objective(self) -> str:
         """The objective by which metrics are told: of an own model its own loss."""
-        return SAMPLES if is_reference(self.workload.model) else self.workload.objective
+        return SAMPLES if is_object_reference(self.workload.model) else self.workload.objective
 
     @property
     def searches_layout(self) -> bool:

@@ -19,7 +19,7 @@ from orchestrator.job.spec import JobSpec
 from orchestrator.resolve.prepared_data import data_cache
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.storage.uri import is_local
-from workloads.own.reference import is_reference
+from workloads.own.object_reference import is_object_reference
 
 FOLDER = "checked"
 """Where it is kept, beside the prepared data."""
@@ -47,7 +47,13 @@ def mark_of(spec: JobSpec, run: RunDir) -> Path | None:
     model, tokenizer = spec.workload.model, spec.data.tokenizer
     folder = data_cache(spec, run)
     others = spec.evaluate is not None and spec.evaluate.tasks
-    if used_by(spec) or is_reference(model) or model.startswith("hf:") or others or not is_local(folder):
+    if (
+        used_by(spec)
+        or is_object_reference(model)
+        or model.startswith("hf:")
+        or others
+        or not is_local(folder)
+    ):
         return None
     if spec.checkpoint.export not in ("hf", None) or spec.workload.init_from or spec.train.continue_from:
         return None

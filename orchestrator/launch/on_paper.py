@@ -41,12 +41,12 @@ def with_vocabulary(spec: JobSpec) -> tuple[JobSpec, list[str]]:
     that says so. Raises InputError where the model has no number of its own either."""
     from orchestrator.data.encoding import tokenizer
     from workloads.describe import describe
-    from workloads.own.reference import is_reference
+    from workloads.own.object_reference import is_object_reference
 
     named, asked = spec.data.tokenizer, spec.workload
     if spec.data.samples is not None or not isinstance(named, str) or tokenizer.is_there(named):
         return spec, []
-    if is_reference(asked.model):  # its size is what it is given
+    if is_object_reference(asked.model):  # its size is what it is given
         hint = "write data.tokenizer: {train_bpe: N} with the size of its vocabulary"
         raise InputError("is not here, and an own model has as many tokens", f"data.tokenizer {named}", hint)
     with wrong_input("workload.model"):

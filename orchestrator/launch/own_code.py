@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from orchestrator.job.errors import InputError
+from orchestrator.job.object_reference import ObjectReference
 from orchestrator.job.own_code import code_of
 from orchestrator.job.parallel import cost_of
-from orchestrator.job.reference import Reference
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning.own_cost import check_cost
 from orchestrator.resolve.resolved_job import ResolvedJob, wrong_input
@@ -26,11 +26,11 @@ def check_own_code(job: ResolvedJob, workload: Any, prepared: str = "") -> None:
     code_of(spec)
     if (cost := cost_of(spec.parallel)) is not None:
         check_cost(cost, spec.resources.workers.max)
-    if isinstance(optimizer.name, Reference):
+    if isinstance(optimizer.name, ObjectReference):
         from orchestrator.train.engines.own_optimizer import check_own
 
         check_own(optimizer.name)
-    if isinstance(optimizer.schedule, Reference):
+    if isinstance(optimizer.schedule, ObjectReference):
         from orchestrator.train.learning_rate import own_share
 
         for step in sorted(

@@ -39,7 +39,7 @@ from orchestrator.resolve.resolved_job import ResolvedJob, resolve, wrong_input
 from orchestrator.resolve.training_inputs import load_workload, vocabulary_before_data
 from orchestrator.storage.row_line import TRIALS
 from orchestrator.storage.run_directory import RunDir
-from workloads.own.reference import is_reference
+from workloads.own.object_reference import is_object_reference
 
 
 def preflight(
@@ -156,7 +156,7 @@ def check_named(spec: JobSpec) -> None:
     problems = Problems()
     with problems.noted():
         check_text(spec)
-    if not is_reference(spec.workload.model):
+    if not is_object_reference(spec.workload.model):
         with problems.noted(), wrong_input("workload.model"):
             describe(spec.workload.model)
     problems.raise_noted()

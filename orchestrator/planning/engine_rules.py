@@ -8,7 +8,7 @@ from __future__ import annotations
 from orchestrator.job.spec import JobSpec
 from orchestrator.job.train import TrainSpec
 from orchestrator.planning.layout import SPLIT, Layout
-from workloads.own.reference import is_reference
+from workloads.own.object_reference import is_object_reference
 
 
 def engine_problems(spec: JobSpec, layout: Layout) -> list[str]:
@@ -25,7 +25,7 @@ def engine_problems(spec: JobSpec, layout: Layout) -> list[str]:
         found += _with_sequence_warmup(spec, layout)
     if layout.engine == "deepspeed":
         found += _by_deepspeed(train, layout)
-        if is_reference(spec.workload.model):
+        if is_object_reference(spec.workload.model):
             found.append("own models are run by the torch engine; set parallel.engine to torch")
         if spec.workload.adapter and spec.workload.adapter.quantize != "none":
             found.append("DeepSpeed has no weights in 4 bits; set parallel.engine to torch")

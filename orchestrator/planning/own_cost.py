@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from orchestrator.job.errors import InputError
-from orchestrator.job.reference import Reference
+from orchestrator.job.object_reference import ObjectReference
 from orchestrator.planning.layout import Layout
 from orchestrator.planning.simulation.step import StepTime
 from workloads.errors import WorkloadError
-from workloads.own.reference import load
+from workloads.own.object_reference import load
 
 WHERE = "parallel.cost"
 MOST_ASKED = 64
@@ -41,7 +41,9 @@ class Refusal:
     reason: str
 
 
-def with_own(named: Reference | None, layout: Layout, step: StepTime, memory: float) -> StepTime | Refusal:
+def with_own(
+    named: ObjectReference | None, layout: Layout, step: StepTime, memory: float
+) -> StepTime | Refusal:
     """The step with the seconds that the user's cost adds. Raises InputError if it fails, or gives anything else."""
     if named is None:
         return step
@@ -56,7 +58,7 @@ def with_own(named: Reference | None, layout: Layout, step: StepTime, memory: fl
     return dataclasses.replace(step, own=float(found))
 
 
-def check_cost(named: Reference, workers: int) -> None:
+def check_cost(named: ObjectReference, workers: int) -> None:
     """Raise InputError if the function is not there, fails for a number of workers, or answers the same question in two
     ways."""
     step = StepTime(1.0, 0.1, 0.0, 0.1)
@@ -69,7 +71,7 @@ def check_cost(named: Reference, workers: int) -> None:
             raise InputError(what, WHERE, "let it depend on its arguments alone")
 
 
-def _asked(named: Reference, layout: Layout, step: StepTime, memory: float) -> Any:
+def _asked(named: ObjectReference, layout: Layout, step: StepTime, memory: float) -> Any:
     try:
         function: Cost = load(named.use)
         return function(layout, step, memory, **named.options)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.job.reference import Reference
+from orchestrator.job.object_reference import ObjectReference
 from orchestrator.planning.candidates import Degrees, Family
 from orchestrator.planning.device import Machine
 from orchestrator.planning.layout import Layout, ModelShape
@@ -56,7 +56,7 @@ class Search:
     """
 
     def __init__(
-        self, shape: ModelShape, batch: int, machine: Machine, program: Program, own: Reference | None
+        self, shape: ModelShape, batch: int, machine: Machine, program: Program, own: ObjectReference | None
     ) -> None:
         self.refused: list[tuple[Layout, str]] = []
         self._of, self._own = (shape, batch, machine, program), own

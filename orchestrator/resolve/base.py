@@ -22,7 +22,7 @@ from orchestrator.storage.run_directory import RunDir
 from orchestrator.storage.uri import is_local
 from workloads.errors import WorkloadError
 from workloads.hf.hf_config import FOLDER
-from workloads.own.reference import is_reference
+from workloads.own.object_reference import is_object_reference
 
 if TYPE_CHECKING:
     import torch
@@ -303,7 +303,7 @@ def _refuse_other_make(
     from workloads.describe import describe
 
     asked = theirs.workload
-    if is_reference(asked.model):
+    if is_object_reference(asked.model):
         raise WorkloadError(
             f"{where} is a run of {asked.model}, an own model; only an own one begins with it"
         )

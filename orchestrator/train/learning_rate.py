@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 from orchestrator.job.errors import InputError
+from orchestrator.job.object_reference import ObjectReference
 from orchestrator.job.optimizer import OptimizerSpec
-from orchestrator.job.reference import Reference
 from workloads.errors import WorkloadError
-from workloads.own.reference import load
+from workloads.own.object_reference import load
 
 WHERE = "train.optimizer.schedule"
 
@@ -23,7 +23,7 @@ def learning_rate(spec: OptimizerSpec, step: int, steps: int, begin: int = 0) ->
     step, steps = step - begin, steps - begin
     if step < spec.warmup:
         return spec.lr * (step + 1) / spec.warmup
-    if isinstance(spec.schedule, Reference):
+    if isinstance(spec.schedule, ObjectReference):
         return spec.lr * own_share(spec.schedule, step, steps)
     decay_from = steps - spec.decay
     done = (step - spec.warmup) / max(steps - spec.warmup, 1)
@@ -43,7 +43,7 @@ def learning_rate(spec: OptimizerSpec, step: int, steps: int, begin: int = 0) ->
     return spec.lr * (spec.final_lr + (1 - spec.final_lr) * shape)
 
 
-def own_share(named: Reference, step: int, steps: int) -> float:
+def own_share(named: ObjectReference, step: int, steps: int) -> float:
     """The learning rate of an update as a share of `lr`, by an own schedule. Raises InputError for what is none."""
     try:
         found = float(load(named.use)(step, steps, **named.options))

@@ -41,7 +41,7 @@ from orchestrator.train.profile import StepProfiler
 from orchestrator.train.progress import TrainingProgress
 from orchestrator.train.rank_messages import agree
 from orchestrator.train.rank_record import RankRecord
-from orchestrator.train.reference import References, references_of
+from orchestrator.train.reference_model import References, references_of
 from orchestrator.train.sequence_warmup import shortened
 from orchestrator.train.step_seed import seed_step
 from orchestrator.train.task import Task

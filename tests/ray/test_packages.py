@@ -78,7 +78,7 @@ def test_a_run_in_a_folder_with_packages_of_the_same_names(folder: Path) -> None
 def test_a_program_that_has_a_cluster_of_its_own(folder: Path) -> None:
     (folder / "main.py").write_text(
         "import cluster\nfrom orchestrator import Job\nimport cluster.workers.gang, workloads.load\n"
-        "from workloads.own.reference import load\n"
+        "from workloads.own.object_reference import load\n"
         "print(cluster.secret, Job.load('job.yaml').name, load('workloads.net:Net').__name__)\n"
     )
     done = subprocess.run(

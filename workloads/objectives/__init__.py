@@ -72,7 +72,7 @@ from workloads.objectives.supervised import (
 )
 from workloads.objectives.translation import TranslationLM
 from workloads.objectives.unified import UnifiedLM
-from workloads.own.reference import is_reference, load
+from workloads.own.object_reference import is_object_reference, load
 from workloads.workload import Objective, Vocabulary
 
 _CLASSES: Mapping[str, type[SampledObjective]] = MappingProxyType(
@@ -211,7 +211,7 @@ def compares(name: str) -> bool:
 
 
 def _find(name: str) -> type[SampledObjective]:
-    if is_reference(name):
+    if is_object_reference(name):
         kind = load(name)
         if not (isinstance(kind, type) and issubclass(kind, SampledObjective)) or not is_dataclass(kind):
             raise WorkloadError(

@@ -10,7 +10,7 @@ import torch
 
 from workloads.errors import WorkloadError
 from workloads.own.network import Losses
-from workloads.own.reference import load
+from workloads.own.object_reference import load
 from workloads.own.rows import there
 from workloads.workload import Batch, Loss
 

@@ -30,7 +30,7 @@ from workloads.own.declared import (
     styles_of,
 )
 from workloads.own.network import Losses, OwnNetwork
-from workloads.own.reference import call, load
+from workloads.own.object_reference import call, load
 from workloads.own.rows import COUNTED, IGNORED, LABELS, there
 from workloads.plain_module import depths_of, initial_of, shapes_of
 from workloads.workload import Batch, Ended, Loss, Objective, Sampling, Vocabulary

@@ -12,7 +12,7 @@ import torch
 
 from workloads.errors import WorkloadError
 from workloads.objectives.sampled import generator
-from workloads.own.reference import call, load
+from workloads.own.object_reference import call, load
 from workloads.own.rows import COUNTED
 from workloads.workload import Batch, Reading, Text
 

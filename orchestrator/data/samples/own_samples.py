@@ -26,7 +26,7 @@ from orchestrator.data.samples import receipt
 from orchestrator.data.samples.held_out_split import DIGESTS, SHARE
 from orchestrator.data.samples.order import Order, mix
 from orchestrator.job.errors import InputError
-from orchestrator.job.reference import Reference
+from orchestrator.job.object_reference import ObjectReference
 from workloads.errors import WorkloadError
 from workloads.own.samples import OwnSamples
 from workloads.workload import Batch
@@ -34,7 +34,7 @@ from workloads.workload import Batch
 WHERE = "data.samples"
 
 
-def open_samples(named: Reference, seed: int, folder: str | None = None) -> OwnSamples:
+def open_samples(named: ObjectReference, seed: int, folder: str | None = None) -> OwnSamples:
     """The dataset of a job, over what it has prepared in `folder`, if it prepares anything. Raises InputError."""
     try:
         return OwnSamples(named.use, named.options, seed, folder)
@@ -42,7 +42,7 @@ def open_samples(named: Reference, seed: int, folder: str | None = None) -> OwnS
         raise InputError(str(error), WHERE) from None
 
 
-def check_cache(named: Reference, seed: int, store: str) -> None:
+def check_cache(named: ObjectReference, seed: int, store: str) -> None:
     """Raise InputError if the samples are prepared, and the cache is a store."""
     if open_samples(named, seed).is_prepared:
         raise _not_on_a_store(store)
@@ -53,7 +53,7 @@ def _not_on_a_store(uri: str) -> InputError:
     return InputError("what is prepared of samples is read from a disk", f"data.cache {uri}", hint)
 
 
-def prepare_samples(named: Reference, seed: int, cache: str, before: str = "") -> str:
+def prepare_samples(named: ObjectReference, seed: int, cache: str, before: str = "") -> str:
     """The URI of the manifest of own samples, written unless it is there; `before` is that which the run has.
 
     Raises InputError if a sample cannot be read, TextChanged if they are not those of `before`.
@@ -141,7 +141,7 @@ class OwnHeldOut:
 
 
 def batches_of_samples(
-    named: Reference, seed: int, share: float | None, data: DataManifest, folder: str
+    named: ObjectReference, seed: int, share: float | None, data: DataManifest, folder: str
 ) -> tuple[OwnBatches, OwnHeldOut | None]:
     """The batches of a job's samples, and about the `share` of them that is held out, by their numbers alone. `folder`
     is where they were prepared.
@@ -170,7 +170,7 @@ def _of_set(samples: OwnSamples, count: int) -> Batch:
 
 
 def first_samples(
-    named: Reference, seed: int, count: int = 2, of_set: bool = False, prepared: str = ""
+    named: ObjectReference, seed: int, count: int = 2, of_set: bool = False, prepared: str = ""
 ) -> Batch:
     """A batch of the first samples, or of the only one several times; with what is `of_set`. They are read from where
     they were `prepared`, if that is given. Raises InputError."""

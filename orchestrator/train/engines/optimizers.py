@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from orchestrator.job.object_reference import ObjectReference
 from orchestrator.job.optimizer import OptimizerSpec
-from orchestrator.job.reference import Reference
 from orchestrator.train.engines.muon import Muon
 from orchestrator.train.engines.own_optimizer import OwnOptimizer, slots_of_own
 from orchestrator.train.parallel.full_matrices import FullMatrices
@@ -80,7 +80,7 @@ def groups_of(
 
 def slots_of(spec: OptimizerSpec, name: str, matrices: Container[str]) -> tuple[str, ...]:
     """The optimiser state of a parameter; `matrices` are the names of those that Muon updates."""
-    if isinstance(spec.name, Reference):
+    if isinstance(spec.name, ObjectReference):
         return slots_of_own(spec.name)
     return SLOTS["adamw" if spec.name == "muon" and name not in matrices else spec.name]
 
@@ -104,7 +104,7 @@ def make_optimizer(
     groups = groups_of(spec, scaled)
     if not shards:  # of a rank whose stage is frozen; it may not leave out what all ranks sum
         return _Nothing(norms if spec.name in ("lamb", "lars") else None)
-    if isinstance(spec.name, Reference):
+    if isinstance(spec.name, ObjectReference):
         return OwnOptimizer(groups, spec.name, spec.lr)
     if spec.name == "adamw":
         return torch.optim.AdamW(groups, lr=spec.lr, betas=spec.betas, eps=spec.eps, fused=True)

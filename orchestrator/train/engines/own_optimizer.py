@@ -8,15 +8,15 @@ from typing import Any
 import torch
 
 from orchestrator.job.errors import InputError
-from orchestrator.job.reference import Reference
+from orchestrator.job.object_reference import ObjectReference
 from workloads.errors import WorkloadError
-from workloads.own.reference import call, load
+from workloads.own.object_reference import call, load
 
 WHERE = "train.optimizer.name"
 TAKEN = ("step", "average")
 
 
-def make_own(named: Reference) -> Any:
+def make_own(named: ObjectReference) -> Any:
     """The optimiser that a job names. Raises InputError."""
     try:
         found = call(named.use, load(named.use), named.options)
@@ -32,7 +32,7 @@ def make_own(named: Reference) -> Any:
     return found
 
 
-def slots_of_own(named: Reference) -> tuple[str, ...]:
+def slots_of_own(named: ObjectReference) -> tuple[str, ...]:
     """The states of a parameter. Raises InputError."""
     return tuple(make_own(named).slots)
 
@@ -40,7 +40,7 @@ def slots_of_own(named: Reference) -> tuple[str, ...]:
 class OwnOptimizer(torch.optim.Optimizer):
     """Calls the user's update for each shard."""
 
-    def __init__(self, groups: list[dict[str, Any]], named: Reference, lr: float) -> None:
+    def __init__(self, groups: list[dict[str, Any]], named: ObjectReference, lr: float) -> None:
         super().__init__(groups, {"lr": lr})
         self._own = make_own(named)
 
@@ -58,7 +58,7 @@ class OwnOptimizer(torch.optim.Optimizer):
                 self._own.update(p, p.grad, states, **more)
 
 
-def check_own(named: Reference) -> None:
+def check_own(named: ObjectReference) -> None:
     """Raise InputError if updates of parts are not parts of the update, or an update fails."""
     generator = torch.Generator().manual_seed(0)
     start, gradients = torch.randn(4, 6, generator=generator), torch.randn(3, 4, 6, generator=generator)
@@ -78,7 +78,7 @@ def check_own(named: Reference) -> None:
         raise InputError(f"{named} changes nothing", WHERE, "change the parameter in place")
 
 
-def _updated(named: Reference, start: torch.Tensor, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+def _updated(named: ObjectReference, start: torch.Tensor, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
     parameter = torch.nn.Parameter(start.clone())
     groups = [{"params": [parameter], "lr": 0.1, "lr_scale": 1.0, "weight_decay": 0.1}]
     made = OwnOptimizer(groups, named, 0.1)

@@ -12,7 +12,7 @@ from orchestrator.planning.layout import Layout, ModelShape, split_problems
 from orchestrator.planning.model_shape import model_shape
 from orchestrator.resolve.resolved_job import ResolvedJob
 from workloads.model.config import TransformerConfig
-from workloads.own.reference import is_reference
+from workloads.own.object_reference import is_object_reference
 
 LARGEST = 8_000_000
 """Parameters of a model that is tried as it is."""
@@ -41,7 +41,7 @@ def small_model(job: ResolvedJob, layout: Layout, folder: Path) -> SmallModel:
     """
     spec, asked = job.spec, job.spec.workload
     needs_weights = bool(asked.init_from) and (asked.adapter is not None or asked.objective in REFERENCED)
-    if job.shape.parameters <= LARGEST or is_reference(asked.model) or needs_weights:
+    if job.shape.parameters <= LARGEST or is_object_reference(asked.model) or needs_weights:
         return SmallModel({}, job.shape.parameters)
     notes = ["the weights of workload.init_from were not read"] if asked.init_from else []
     found: dict[str, Any] = {"init_from": None, "grow": None}

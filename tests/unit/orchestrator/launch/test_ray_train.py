@@ -12,8 +12,8 @@ from prepared import prepare_here
 
 from cluster.workers.machine import Offer
 from orchestrator.job.errors import InputError
+from orchestrator.job.object_reference import ObjectReference
 from orchestrator.job.own_code import code_of
-from orchestrator.job.reference import Reference
 from orchestrator.job.spec import dump, parse
 from orchestrator.launch import ray_train, worker
 from orchestrator.launch.ray_train import _history_of
@@ -86,7 +86,7 @@ def test_the_users_own_code_is_part_of_the_run(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "halves.py").write_text("def half(step, steps): return 0.5\n")
     spec = parse(config["job"])
-    optimizer = spec.train.optimizer.model_copy(update={"schedule": Reference(use="halves:half")})
+    optimizer = spec.train.optimizer.model_copy(update={"schedule": ObjectReference(use="halves:half")})
     spec = spec.model_copy(update={"train": spec.train.model_copy(update={"optimizer": optimizer})})
     monkeypatch.setattr(ray_train, "check_job", lambda spec, **_: SimpleNamespace(spec=spec))
     monkeypatch.setattr(ray_train, "prepared", lambda *_: PreparedData(config["data"], {}))

@@ -7,7 +7,7 @@ import pytest
 import workloads.objectives as objectives
 from workloads.errors import WorkloadError
 from workloads.objectives import NAMES, OF_MODELS, OF_TEXT, OTHER_NAMES, architectures, build, special_tokens
-from workloads.own.reference import load
+from workloads.own.object_reference import load
 
 
 def test_the_page_lists_every_objective_with_its_architectures():

@@ -20,7 +20,7 @@ from orchestrator.data.images.samples import Images
 from orchestrator.data.samples.own_samples import prepare_samples
 from orchestrator.data.sources.rejected import Rejected, Unfit
 from orchestrator.job.errors import InputError
-from orchestrator.job.reference import Reference
+from orchestrator.job.object_reference import ObjectReference
 from workloads.own.samples import OwnSamples
 
 OPTIONS: dict[str, Any] = {"size": 8, "tokens": 16, "caption": "a {}"}
@@ -364,7 +364,7 @@ def test_what_is_damaged_is_not_believed(folder: Path, tmp_path: Path, name: str
 
 
 def test_what_is_prepared_is_used_again_and_no_file_is_read(folder: Path, tmp_path: Path) -> None:
-    named = Reference.model_validate({"use": NAMED, "options": {"uri": str(folder), **OPTIONS}})
+    named = ObjectReference.model_validate({"use": NAMED, "options": {"uri": str(folder), **OPTIONS}})
     uri = prepare_samples(named, 0, str(tmp_path / "cache"))
     assert prepare_samples(named, 1, str(tmp_path / "cache")) == uri  # whatever the seed
     (folder / "cat" / "0.png").unlink()

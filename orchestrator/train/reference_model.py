@@ -17,7 +17,7 @@ import torch.distributed as dist
 import xxhash
 
 from cluster.workers.worker_context import WorkerContext
-from orchestrator.data.samples.reference import ReferenceTable
+from orchestrator.data.samples.reference_table import ReferenceTable
 from orchestrator.data.samples.sample_reader import SampleReader
 from orchestrator.job.errors import InputError
 from orchestrator.job.records import REFERENCED

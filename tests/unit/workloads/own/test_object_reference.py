@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from workloads.errors import WorkloadError
-from workloads.own.reference import code_hash, is_reference, load, sources
+from workloads.own.object_reference import code_hash, is_object_reference, load, sources
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def write(folder: Path, **files: str) -> None:
     ],
 )
 def test_what_is_a_reference(name: str, is_one: bool) -> None:
-    assert is_reference(name) is is_one
+    assert is_object_reference(name) is is_one
 
 
 def test_all_that_it_imports_from_its_folder_counts(folder: Path) -> None:
@@ -105,7 +105,7 @@ def test_folders_named_like_packages_of_this_project_are_found_beside_them(tmp_p
     write(tmp_path, workloads__mine="from workloads.errors import WorkloadError\ndef f(): return 'own'")
     write(tmp_path, cluster__net="def f(): return 'own'")
     code = (
-        "from workloads.own.reference import load, code_hash\n"
+        "from workloads.own.object_reference import load, code_hash\n"
         "import workloads.load, cluster.workers.gang\n"
         "print(load('workloads.mine:f')(), load('cluster.net:f')(), len(code_hash('cluster.net:f')))"
     )

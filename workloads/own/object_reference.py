@@ -27,7 +27,7 @@ PACKAGES = ("orchestrator", "workloads", "cluster")
 INSTALLED = ("site-packages", "dist-packages")
 
 
-def is_reference(name: str) -> bool:
+def is_object_reference(name: str) -> bool:
     """Whether a name in a job file is one of the user's own code."""
     return not name.startswith(NOT_OWN) and re.match(PATTERN, name) is not None
 

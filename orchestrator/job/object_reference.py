@@ -7,10 +7,10 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from orchestrator.job.strict import StrictModel
-from workloads.own.reference import PATTERN, is_reference
+from workloads.own.object_reference import PATTERN, is_object_reference
 
 
-class Reference(StrictModel):
+class ObjectReference(StrictModel):
     """Own code: `module:name`, or `{use: module:name, options: {...}}` with the arguments that it gets."""
 
     use: str = Field(
@@ -21,7 +21,7 @@ class Reference(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def a_name_may_stand_alone(cls, given: Any) -> Any:
-        return {"use": given} if isinstance(given, str) and is_reference(given) else given
+        return {"use": given} if isinstance(given, str) and is_object_reference(given) else given
 
     def __str__(self) -> str:
         return self.use

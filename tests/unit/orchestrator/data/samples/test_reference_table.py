@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from orchestrator.data.samples import reference
-from orchestrator.data.samples.reference import ReferenceTable
+from orchestrator.data.samples import reference_table
+from orchestrator.data.samples.reference_table import ReferenceTable
 
 
 def test_a_part_that_is_missing_or_damaged_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reference, "PART", 4)
+    monkeypatch.setattr(reference_table, "PART", 4)
     table = ReferenceTable(str(tmp_path), "key", 10)
     assert [len(part) for part in table.parts] == [4, 4, 2]
     assert np.isnan(table.read()).all()
