@@ -156,7 +156,7 @@ def import_deepspeed(
     Its files are pickles: a separate process opens them, with an empty environment, and reads only tensors and plain
     data unless --trust is given. Optimiser state is not imported.
     """
-    from orchestrator.export.deepspeed_import import import_checkpoint
+    from orchestrator.importers.deepspeed import import_checkpoint
 
     found = import_checkpoint(str(source), str(target), tag, str(config) if config else None, trust)
     how = "unpickled" if trust else "tensors and plain data only"
@@ -182,7 +182,7 @@ def import_megatron(
     One without rotary positions becomes GPT-2, one with rotary positions, SwiGLU and RMSNorm Llama. The files are
     pickles, of which only tensors and plain data are read. Optimiser state is not imported.
     """
-    from orchestrator.export.megatron_import import import_megatron as take
+    from orchestrator.importers.megatron import import_megatron as take
 
     found = take(str(source), str(target), iteration, vocabulary)
     ranks = f"{found['tensor_parallel']} x {found['pipeline_parallel']} ranks (tensor x pipeline parallel)"

@@ -35,6 +35,7 @@ ROOMS = {
             "tracing",
             "track",
             "export",
+            "importers",
             "evaluate",
         ),
         *("control", "launch", "chain", "tune", "verify", "api", "cli"),
@@ -78,7 +79,7 @@ UNSAFE_CALLS = {
     ("yaml", "load"),
     ("yaml", "unsafe_load"),
 }
-UNPICKLES = ("orchestrator/export/deepspeed_unpickle.py", "orchestrator/export/megatron_unpickle.py")
+UNPICKLES = ("orchestrator/importers/deepspeed_unpickle.py", "orchestrator/importers/megatron_unpickle.py")
 PLAIN = "workloads/hf/plain_pickle.py"
 OBJECT_COLLECTIVES = {
     ("all_gather_object",),

@@ -19,8 +19,8 @@ import transformers
 from torch import Tensor
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 
-from orchestrator.export import megatron_import, megatron_unpickle
-from orchestrator.export.megatron_import import import_megatron
+from orchestrator.importers import megatron, megatron_unpickle
+from orchestrator.importers.megatron import import_megatron
 from orchestrator.job.errors import InputError
 
 HEADS, GROUPS, SIZE, HIDDEN, LAYERS, FEEDFORWARD, VOCABULARY, PADDED = 4, 2, 8, 32, 3, 48, 97, 104
@@ -37,7 +37,7 @@ def here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
         return answer
 
     if "apart" not in request.node.name:
-        monkeypatch.setattr(megatron_import, "ask", ask)
+        monkeypatch.setattr(megatron, "ask", ask)
 
 
 def noisy(model: Any) -> Any:

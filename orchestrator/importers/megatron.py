@@ -9,12 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from orchestrator.export.megatron_files import ABOUT, AGAIN, COMMON, LATEST, RANK
-from orchestrator.export.reading_process import ask
 from orchestrator.export.target import new_folder
+from orchestrator.importers.megatron_files import ABOUT, AGAIN, COMMON, LATEST, RANK
+from orchestrator.importers.reading_process import ask
 from orchestrator.job.errors import InputError
 
-CHILD = "orchestrator.export.megatron_unpickle"
+CHILD = "orchestrator.importers.megatron_unpickle"
 
 
 def import_megatron(

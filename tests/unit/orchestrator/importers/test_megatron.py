@@ -22,8 +22,8 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
-from orchestrator.export import megatron_import, megatron_unpickle
-from orchestrator.export.megatron_import import import_megatron
+from orchestrator.importers import megatron, megatron_unpickle
+from orchestrator.importers.megatron import import_megatron
 from orchestrator.job.errors import InputError
 from workloads.load import load
 from workloads.workload import Vocabulary
@@ -42,7 +42,7 @@ def here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
         return answer
 
     if "apart" not in request.node.name:
-        monkeypatch.setattr(megatron_import, "ask", ask)
+        monkeypatch.setattr(megatron, "ask", ask)
 
 
 def gpt2() -> Any:

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from orchestrator.export.megatron_experts import expert_name, mixtral_config
-from orchestrator.export.megatron_options import Options
+from orchestrator.importers.megatron_experts import expert_name, mixtral_config
+from orchestrator.importers.megatron_options import Options
 from workloads.errors import WorkloadError
 
 Ranks = Mapping[tuple[int, int], Mapping[str, Tensor]]

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from orchestrator.export.megatron_files import ABOUT
-from orchestrator.export.megatron_names import canonical_name
+from orchestrator.importers.megatron_files import ABOUT
+from orchestrator.importers.megatron_names import canonical_name
 from workloads.errors import WorkloadError
 from workloads.hf.dcp import SUFFIX, DcpTensors
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from orchestrator.export import deepspeed_import
-from orchestrator.export.deepspeed_import import import_checkpoint
-from orchestrator.export.deepspeed_unpickle import Refused, convert
+from orchestrator.importers import deepspeed
+from orchestrator.importers.deepspeed import import_checkpoint
+from orchestrator.importers.deepspeed_unpickle import Refused, convert
 from orchestrator.job.errors import InputError
 
 WEIGHTS = {
@@ -32,7 +32,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
         except Refused as error:
             raise InputError(str(error), asked["folder"], "") from None
 
-    monkeypatch.setattr(deepspeed_import, "ask", ask)
+    monkeypatch.setattr(deepspeed, "ask", ask)
 
 
 class Opens:

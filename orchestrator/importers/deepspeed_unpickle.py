@@ -1,4 +1,4 @@
-"""The process that reads another project's DeepSpeed files, which are pickles: started by `deepspeed_import` only.
+"""The process that reads another project's DeepSpeed files, which are pickles: started by `deepspeed.py` only.
 
 Reads {"folder", "target", "trust"} as JSON from standard input, writes safetensors and one line of JSON. Objects in the
 files other than tensors and plain data become inert placeholders, so no code of theirs runs; with `trust` everything

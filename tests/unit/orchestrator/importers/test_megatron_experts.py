@@ -12,8 +12,8 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from orchestrator.export import megatron_import, megatron_unpickle
-from orchestrator.export.megatron_import import import_megatron
+from orchestrator.importers import megatron, megatron_unpickle
+from orchestrator.importers.megatron import import_megatron
 from orchestrator.job.errors import InputError
 from workloads.load import load
 from workloads.workload import Vocabulary
@@ -39,7 +39,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
             raise InputError(answer["refused"], asked["folder"], "")
         return answer
 
-    monkeypatch.setattr(megatron_import, "ask", ask)
+    monkeypatch.setattr(megatron, "ask", ask)
 
 
 @pytest.fixture(scope="module")

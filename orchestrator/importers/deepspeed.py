@@ -10,12 +10,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from orchestrator.export.reading_process import ask
 from orchestrator.export.target import new_folder
+from orchestrator.importers.reading_process import ask
 from orchestrator.job.errors import InputError
 from orchestrator.storage.uri import check_uri
 
-CHILD = "orchestrator.export.deepspeed_unpickle"
+CHILD = "orchestrator.importers.deepspeed_unpickle"
 
 
 def import_checkpoint(

@@ -1,4 +1,4 @@
-"""The process that reads checkpoints of Megatron-LM, which are pickles: started by `megatron_import` only.
+"""The process that reads checkpoints of Megatron-LM, which are pickles: started by `megatron.py` only.
 
 Reads {"folder", "target", "vocabulary"} as JSON from standard input, writes model.safetensors, config.json and one line
 of JSON. The files are read by torch's own reader of weights alone. Of other objects only the options of the run are
@@ -21,11 +21,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from orchestrator.export.megatron_dist import StoredModel
-from orchestrator.export.megatron_experts import stored_shapes, with_all_experts
-from orchestrator.export.megatron_files import AGAIN, COMMON, FILES, RANK
-from orchestrator.export.megatron_names import canonical, merged
-from orchestrator.export.megatron_options import Options, number, options_of
+from orchestrator.importers.megatron_dist import StoredModel
+from orchestrator.importers.megatron_experts import stored_shapes, with_all_experts
+from orchestrator.importers.megatron_files import AGAIN, COMMON, FILES, RANK
+from orchestrator.importers.megatron_names import canonical, merged
+from orchestrator.importers.megatron_options import Options, number, options_of
 from workloads.errors import WorkloadError
 from workloads.hf.weights import write
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from orchestrator.export.megatron_options import Options
+from orchestrator.importers.megatron_options import Options
 from workloads.errors import WorkloadError
 
 _PARTS = {"1": "up", "2": "down"}
