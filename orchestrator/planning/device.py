@@ -94,8 +94,9 @@ class Machine:
 
     def scores(self, pairs: float, size: float, width: float) -> tuple[float, float]:
         """Seconds of attention between `pairs` of a query and a key of `size` numbers each, over all heads: forward and
-        backward. A fused kernel computes the scores again in the backward pass (Dao et al., 2022, section 3.1)."""
-        peak = self.flops if width < 4 else self.full_flops or self.flops
+        backward. A fused kernel computes the scores again in the backward pass (Dao et al., 2022, section 3.1), and
+        in 32 bits where 16 are slower."""
+        peak = max(self.flops, self.full_flops) if width < 4 else self.full_flops or self.flops
         products = 4.0 * pairs * size / (peak * self.attention_share)
         passed = pairs * (self.score_bytes * width / 2 / self.memory_bandwidth + self.score_seconds)
         return products + passed, (2.0 if self.score_bytes else 2.5) * products + 2.0 * passed

@@ -21,7 +21,7 @@ from orchestrator.planning.layout import Layout, ModelShape
 from orchestrator.planning.model_shape import model_shape
 from orchestrator.planning.plan import program_of
 from orchestrator.planning.profile import Profile, load
-from orchestrator.planning.simulation.operators import Program
+from orchestrator.planning.simulation.operators import Program, needed_flops
 from orchestrator.planning.simulation.step import step_time
 from workloads.describe import describe
 
@@ -124,8 +124,8 @@ def calibrate() -> Profile:
     alone = measured(1, {"operators": True, "steps": steps})
     paired = [{"job": asked, "layout": layout.to_json()} for asked, layout in PAIRED]
     pair = measured(2, {"collectives": True, "steps": paired})
-    delay = statistics.median(each[-1] for each in alone["steps"])
-    least = [each[0] for each in alone["steps"]]
+    delay = statistics.median(each[-1] for each in alone["steps"] if each)
+    least = [each[0] if each else None for each in alone["steps"]]
     profile = profile_of(alone["operators"], pair["collectives"], least, delay)
     return with_messages(profile, [least for least, *_ in pair["steps"]])
 
@@ -136,15 +136,20 @@ def measured(world: int, config: dict[str, Any]) -> Any:
 
 
 def profile_of(
-    operators: dict[str, Any], messages: Sequence[tuple[float, float]], steps: Sequence[float], delay: float
+    operators: dict[str, Any],
+    messages: Sequence[tuple[float, float]],
+    steps: Sequence[float | None],
+    delay: float,
 ) -> Profile:
-    """The profile that these measurements make; `steps` are the least seconds of each of ALONE and NARROW."""
+    """The profile that these measurements make; `steps` are the least seconds of each of ALONE and NARROW, None of
+    those that take too long."""
     rates = {
         name: [(sizes, 2.0 * math.prod(sizes) / seconds) for sizes, seconds in rows]
         for name, rows in operators["matrix"].items()
     }
     peaks = {name: max(rate for _, rate in rows) for name, rows in rates.items()}
-    bandwidth = operators["copy"]
+    # a cache that holds a small model is faster than the memory behind it
+    bandwidth = max(operators["copy"], operators["elements"], operators["optimizer"])
     latency, speed = link_of(messages)
     document = load("cpu-core").model_dump()
     by = "measured by orchestrator calibrate"
@@ -170,8 +175,10 @@ def profile_of(
     document["eager"] = {"value": passes, "source": fitted}
     narrow = {"half_size": half_size(rates["bf16"], peaks["bf16"]), "launch": launch, "eager": passes}
     document["narrow"] = {**narrow, "source": fitted}
-    both = _launch_and_passes(Profile.model_validate(document), "bf16", NARROW, steps[len(ALONE) :])
-    document["narrow"] |= dict(zip(("launch", "eager"), both, strict=True))
+    of_narrow = steps[len(ALONE) :]
+    if sum(each is not None for each in of_narrow) > 1:  # two figures need two steps
+        both = _launch_and_passes(Profile.model_validate(document), "bf16", NARROW, of_narrow)
+        document["narrow"] |= dict(zip(("launch", "eager"), both, strict=True))
     return Profile.model_validate(document)
 
 
@@ -244,13 +251,14 @@ def _launch_and_passes(
     profile: Profile,
     precision: str,
     measured: Sequence[tuple[dict[str, Any], Layout]],
-    steps: Sequence[float],
+    steps: Sequence[float | None],
 ) -> tuple[float, float]:
     """Seconds of a launch, and how often bytes pass, that meet the measured steps best."""
     machine = profile.machine(precision)
     jobs = [
         (*predicted_with(asked), layout, seconds)
         for (asked, layout), seconds in zip(measured, steps, strict=True)
+        if seconds is not None
     ]
 
     def error(tried: tuple[float, float]) -> float:
@@ -290,6 +298,12 @@ def predicted_with(asked: dict[str, Any]) -> tuple[ModelShape, int, Program]:
     config = describe(spec.workload.model, spec.workload.changes, objective="causal_lm")
     program = replace(program_of(spec), commit_every=0)
     return model_shape(config, spec.data.sequence_length), spec.train.global_batch, program
+
+
+def needed_flops_of(asked: dict[str, Any]) -> float:
+    """FLOPs of a step of a job that is measured."""
+    shape, batch, _ = predicted_with(asked)
+    return needed_flops(shape) * batch * shape.sequence_length
 
 
 def predicted(machine: Machine, asked: dict[str, Any], layout: Layout) -> float:

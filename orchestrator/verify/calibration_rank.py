@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from orchestrator.planning.layout import Layout
 from orchestrator.planning.simulation.update import PASSED
 from orchestrator.train.device import COMPUTE, Device, close_device, open_device
 from orchestrator.train.engines.torch_engine import TorchEngine
-from orchestrator.verify.calibrate import job
+from orchestrator.verify.calibrate import job, needed_flops_of
 from workloads.load import load
 from workloads.workload import Vocabulary
 
@@ -38,11 +39,16 @@ HEADS, LENGTH = (16, 64), 256
 LONG = 2**24
 """Numbers of the tensors by which the memory's bandwidth is measured: far more than caches hold."""
 ROUNDS = 5
+SLOW = 0.25
+"""Seconds of a call that is run once."""
+LONGEST = 1.0
+"""Seconds that the products of a step may take, at the best rate of any: of a longer one nothing is measured. On a
+processor without instructions for 16 bits they take twenty times as long as in 32."""
 
 
 def measure(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
     """The measurements that `config` asks for: {"operators": True}, {"collectives": True}, {"steps": [a list of a job
-    and a layout]}; each rank returns its own."""
+    and a layout]}; each rank returns its own. With operators, of steps that would take too long None."""
     spec = job(**config["steps"][0]["job"]) if config.get("steps") else job()
     device = open_device(spec, context)
     found: dict[str, Any] = {}
@@ -51,15 +57,36 @@ def measure(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
     if config.get("collectives"):
         found["collectives"] = [[size, _all_reduce(size, device.device)] for size in MESSAGES]
     if config.get("steps"):
-        found["steps"] = [_step(each["job"], each["layout"], device) for each in config["steps"]]
+        rates = _best_rates(found["operators"]["matrix"]) if config.get("operators") else {}
+        found["steps"] = [
+            _step(each["job"], each["layout"], device) if _ends_soon(each["job"], rates) else None
+            for each in config["steps"]
+        ]
     close_device()
     return found
+
+
+def _best_rates(matrix: dict[str, Any]) -> dict[str, float]:
+    """FLOP/s of the fastest product, by precision."""
+    return {
+        name: max(2.0 * math.prod(sizes) / seconds for sizes, seconds in rows)
+        for name, rows in matrix.items()
+    }
+
+
+def _ends_soon(asked: dict[str, Any], rates: dict[str, float]) -> bool:
+    """Whether a step of that job takes no more than LONGEST by these rates, if there are any."""
+    rate = rates.get(asked.get("precision", "fp32"))
+    return rate is None or needed_flops_of(asked) / rate <= LONGEST
 
 
 def seconds_of(run: Callable[[], Any], least: float = 0.02, rounds: int = ROUNDS) -> float:
     """Seconds of a call in the best of some rounds, each of at least so many seconds: others that run here only make it
     longer. Of this process alone, which runs one thread."""
+    began = time.process_time()
     run()
+    if (first := time.process_time() - began) > SLOW:
+        return first
     count, found = 1, list[float]()
     while True:
         began = time.process_time()
@@ -79,9 +106,8 @@ def _operators(device: torch.device) -> dict[str, Any]:
     for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
         found["matrix"][name] = []
         for rows, columns, inner in SIZES:
-            a = torch.randn(rows, inner, device=device, dtype=dtype)
-            b = torch.randn(inner, columns, device=device, dtype=dtype)
-            found["matrix"][name].append([[rows, columns, inner], seconds_of(partial(torch.matmul, a, b))])
+            seconds = _product(rows, columns, inner, device, dtype)
+            found["matrix"][name].append([[rows, columns, inner], seconds])
     long, other = torch.randn(LONG, device=device), torch.empty(LONG, device=device)
     found["copy"] = 8.0 * LONG / seconds_of(lambda: other.copy_(long), rounds=3)
     x, y = torch.randn(2**18, device=device), torch.randn(2**18, device=device)
@@ -102,6 +128,15 @@ def _operators(device: torch.device) -> dict[str, Any]:
 
     found["optimizer"] = 8 * 2**18 * PASSED["adamw"] / seconds_of(update, least=0.05, rounds=3)
     return found
+
+
+def _product(rows: int, columns: int, inner: int, device: torch.device, dtype: torch.dtype) -> float:
+    """Seconds of a product, in the mean of the three that a linear layer has: its output, and the gradients of its
+    input and its weight. Where a library has no kernel for a precision, one may take ten times as long as another."""
+    made = partial(torch.randn, device=device, dtype=dtype)
+    x, weight, gradient = made(rows, inner), made(columns, inner), made(rows, columns)
+    forms = (lambda: x @ weight.t(), lambda: gradient @ weight, lambda: gradient.t() @ x)
+    return statistics.fmean(seconds_of(form) for form in forms)
 
 
 def _all_reduce(size: int, device: torch.device) -> float:
