@@ -35,7 +35,7 @@ def calibrate(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Measure this machine in under a minute, so that plans for its processors are right."""
+    """Measure this machine in about a minute, so that plans for its processors are right."""
     from orchestrator.planning.profile import check_stores, store, stored_at
     from orchestrator.verify.calibrate import calibrate as measure
 

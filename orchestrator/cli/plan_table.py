@@ -50,7 +50,7 @@ def show(spec: JobSpec, shape: ModelShape, plan: Plan) -> None:
     if reasons:
         shown = sorted(reasons.items(), key=lambda item: -item[1])[:SHOWN]
         table("Rejected", ["layouts", "because"], [[str(n), reason] for reason, n in shown])
-    for line in told(plan.machine):
+    for line in told(plan.machine, spec.train.dtype):
         print(f"{line[0].upper()}{line[1:]}.")
     if plan.machine.name:
         print(f"On {plan.machine.name}" + ("." if plan.fits else ", whose memory it does not fit."))

@@ -264,7 +264,7 @@ class Controller:
         self._shards = history.same_shards(shards, self._data.uri)
         first = self._planner is None
         planner = self._planner = self._workers.planner(shape, lambda: self._stop is not None)
-        for line in (*notes, *told(planner.machine)):
+        for line in (*notes, *told(planner.machine, planner.spec.train.dtype)):
             self._event(self._state.phase, line)
         planner.plan(self._spec.resources.workers.max)  # what is illegal is told before anything starts
         self._policy = Policy(self._spec, planner.choose, planner.seconds)

@@ -118,7 +118,7 @@ LEAST_DELAY = 0.001
 
 
 def calibrate() -> Profile:
-    """The profile of a core of this machine, in under a minute. Raises RuntimeError if a measurement
+    """The profile of a core of this machine, in about a minute. Raises RuntimeError if a measurement
     fails."""
     steps = [{"job": asked, "layout": layout.to_json()} for asked, layout in (*ALONE, *NARROW)]
     alone = measured(1, {"operators": True, "steps": steps})

@@ -219,7 +219,8 @@ def test_a_group_shares_a_node_where_one_is_large_enough(gang: RayGang) -> None:
     assert places[0] != places[2]
 
 
-@pytest.mark.parametrize("killed", ["host", pytest.param("fork server", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", ["host", "fork server"])
 def test_a_place_that_dies_is_not_its_node(gang: RayGang, killed: str) -> None:
     """Its node would be avoided for a minute, and where there is one node only, the run would wait for it."""
     gang.start(2, ONE, WAIT, {})

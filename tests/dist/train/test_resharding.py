@@ -32,11 +32,16 @@ TRAINED = {
 """Two have a moving average, with which they are evaluated between all steps."""
 
 
+LATER = ("wide",)
+"""Of the long suite."""
+EACH = [pytest.param(model, marks=pytest.mark.slow) if model in LATER else model for model in WALKS]
+
+
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory, gang: ProcessGang) -> Results:
-    found = Results(tmp_path_factory.mktemp("resharding"), gang)
-    found.run(1, [*(alone(model) for model in WALKS), PLAIN])
-    found.run(4, [case for model in WALKS for case in walk(model)])
+    found, models = Results(tmp_path_factory.mktemp("resharding"), gang), [m for m in WALKS if m not in LATER]
+    found.run(1, [*map(alone, models), PLAIN])
+    found.run(4, [case for model in models for case in walk(model)])
     return found
 
 
@@ -56,8 +61,10 @@ def walk(model: str) -> list[dict[str, Any]]:
     return cases
 
 
-@pytest.mark.parametrize("model", WALKS)
+@pytest.mark.parametrize("model", EACH)
 def test_a_run_that_changes_its_layout_is_the_same_run(results: Results, model: str) -> None:
+    results.run(1, [alone(model)])
+    results.run(4, walk(model))
     legs = [results.of(case) for case in walk(model)]
     reference = results.of(alone(model))
     whole = {
@@ -72,8 +79,9 @@ def test_a_run_that_changes_its_layout_is_the_same_run(results: Results, model: 
     check_equal(whole, reference)
 
 
-@pytest.mark.parametrize("model", WALKS)
+@pytest.mark.parametrize("model", EACH)
 def test_a_commit_is_taken_over_bit_by_bit(results: Results, model: str) -> None:
+    results.run(4, walk(model))
     legs = [results.of(case) for case in walk(model)]
     for before, after in itertools.pairwise(legs):
         assert before["state"].keys() == after["first"].keys()

@@ -21,11 +21,9 @@ MODEL = {
     "train": {"precision": "fp16"},
     "average": {"ema": 0.5},
 }
-QUICK: dict[str, dict[str, Any]] = {
-    "ep": {"dp": 2, "ep": 2},
-    "pp": {"pp": 2, "schedule": "zbv"},
-}
+QUICK: dict[str, dict[str, Any]] = {"pp": {"pp": 2, "schedule": "zbv"}}
 SLOW: dict[str, dict[str, Any]] = {
+    "ep": {"dp": 2, "ep": 2},
     "zero3": {"dp": 2, "zero": 3},
     "tp": {"tp": 2},
     "cp": {"cp": 2},

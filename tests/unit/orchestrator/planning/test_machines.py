@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 
@@ -25,7 +26,7 @@ def test_an_unknown_gpu_is_the_smallest_known(offer: Offer | None) -> None:
     )
     found = machine_for(offer, Bundle(1, 1))
     assert found.name == smallest.name
-    assert told(found) == [
+    assert told(found, "bf16") == [
         f"no profile is known of {offer.accelerator if offer else 'a GPU without a name'}: it is taken as the t4 with "
         "16 GB, of which all predictions are"
     ]
@@ -34,7 +35,7 @@ def test_an_unknown_gpu_is_the_smallest_known(offer: Offer | None) -> None:
 def test_a_gpu_of_this_machine_is_known_by_what_its_driver_tells(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machines.Nvml, "names", lambda nvml: ["NVIDIA H200", "NVIDIA H200"])
     found = machine_for(None, Bundle(1, 1))
-    assert (found.name, told(found)) == ("h200", [])
+    assert (found.name, told(found, "bf16")) == ("h200", [])
 
 
 def test_processors_are_measured_here(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,6 +47,31 @@ def test_processors_are_measured_here(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.full_flops * found.matrix_share == pytest.approx(5e9)
     assert machine_for(None, Bundle(2)).memory > 2**28
     assert asked == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("flags", "precision", "has"),
+    [
+        ("fpu sse2 avx avx2 f16c", "bf16", False),
+        ("fpu avx2 avx512f avx512bw avx512vl", "bf16", True),
+        ("fpu avx2 avx512f avx512bw avx512vl", "fp16", False),
+        ("avx512bw avx512_bf16 amx_bf16 avx512_fp16", "fp16", True),
+        ("fp asimd asimdhp bf16", "bf16", True),
+        (None, "bf16", False),
+    ],
+)
+def test_a_processor_without_instructions_for_16_bits_is_slow_in_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: str | None, precision: str, has: bool
+) -> None:
+    if flags is not None:
+        (tmp_path / "cpuinfo").write_text(f"model name\t: A Processor\nflags\t\t: {flags}\n")
+    monkeypatch.setattr(machines, "PROCESSOR", tmp_path / "cpuinfo")
+    monkeypatch.setattr(machines, "probe", lambda cpu: 5e9)
+    monkeypatch.setattr(machines, "calibrated", lambda: None)
+    found, whole = machine_for(Offer(3e9), Bundle(1), precision), machine_for(Offer(3e9), Bundle(1))
+    assert (found.flops > found.full_flops) == has
+    assert bool(told(found, precision)) != has
+    assert (told(whole, "fp32"), whole.full_flops) == ([], found.full_flops)
 
 
 def test_the_measurement_is_a_rate() -> None:
