@@ -24,7 +24,7 @@ from orchestrator.verify.calibrate import (
     profile_of,
     with_messages,
 )
-from orchestrator.verify.calibration_rank import _delay
+from orchestrator.verify.calibration_rank import _delay, _ends_soon
 
 CORE = replace(load("cpu-core").machine("fp32"), matrix_share=1.0, launch=4e-5, eager=2.0, delay=0.0)
 HALF = replace(CORE, flops=2e11, launch=1.2e-4, eager=5.0)
@@ -56,6 +56,25 @@ def test_what_was_measured_is_found_again() -> None:
     for (asked, layout), seconds in zip(NARROW, steps[len(ALONE) :], strict=True):
         assert predicted(half, asked, layout) == pytest.approx(seconds, rel=0.15)
     assert half.launch > 2 * machine.launch
+
+
+def test_steps_in_16_bits_that_take_too_long_are_left_out() -> None:
+    """On a processor whose products in 16 bits are much slower; one that was measured alone tells too little."""
+    alone = [predicted(CORE, asked, layout) for asked, layout in ALONE]
+    slow = [predicted(HALF, *NARROW[0]), *[None] * (len(NARROW) - 1)]
+    found = profile_of(OPERATORS, MESSAGES, [*alone, *slow], 0.0)
+    assert found.narrow is not None
+    assert (found.narrow.launch, found.narrow.eager) == (found.launch.value, found.eager.value)
+    (first, _), (largest, _) = NARROW[0], NARROW[3]
+    assert [_ends_soon(asked, {"fp32": 1e11, "bf16": 3e9}) for asked in (first, largest)] == [True, False]
+    assert _ends_soon(largest, {})
+
+
+def test_a_cache_may_be_faster_than_the_memory() -> None:
+    """It holds the state of a small model; no share of a bandwidth is more than all of it."""
+    found = profile_of({**OPERATORS, "optimizer": 3e10}, MESSAGES, ALONE_STEPS, 0.0)
+    assert (found.memory_bandwidth.value, found.optimizer_share.value) == (3e10, 1.0)
+    assert found.element_share.value == pytest.approx(5e9 / 3e10)
 
 
 def test_messages_are_fitted_to_steps_of_two_processes() -> None:
