@@ -6,15 +6,12 @@ halves: the gradient of the input, and of the weights (Qi et al., 2024).
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 Action = tuple[str, int, int]
 """(kind, stage, micro-batch)."""
 Order = tuple[tuple[Action, ...], ...]
 """The actions of each rank."""
 
 
-@lru_cache(maxsize=64)
 def order(schedule: str, ranks: int, parts: int, chunks: int = 2) -> Order:
     """The actions of every rank for `parts` micro-batches; interleaved schedules run `chunks` stages a rank."""
     if schedule == "gpipe":

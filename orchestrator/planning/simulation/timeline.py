@@ -35,7 +35,7 @@ class InTurn:
         actions: in that row; of a rank they are in its order.
         turns: of each its rank; the place of its kind among `kinds`; the place in the row, counted from 1, of the
             action that makes its input, 0 if none does; the place of its input's way among `ways`.
-        kinds: rank, kind and stage of the actions, as often as they are there.
+        kinds: rank, kind and stage of the actions, each with how many there are.
         ways: (from stage, to stage) of what goes from one rank to another; the first is None, of all else.
     """
 
