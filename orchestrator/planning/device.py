@@ -81,6 +81,11 @@ class Machine:
     name: str = ""
     stands_for: str = ""
 
+    @property
+    def peak(self) -> float:
+        """FLOP/s of matrix products in the precision in which they are fastest, by which a run's `mfu` is told."""
+        return max(self.flops, self.full_flops)
+
     def matrix(self, rows: float, columns: float, inner: float, width: float, count: float = 1.0) -> float:
         """Seconds of `count` products [rows, inner] x [inner, columns] of numbers of `width` bytes: bound by
         arithmetic, which small sizes use badly, or by memory (the roofline of Williams et al., 2009)."""
@@ -96,7 +101,7 @@ class Machine:
         """Seconds of attention between `pairs` of a query and a key of `size` numbers each, over all heads: forward and
         backward. A fused kernel computes the scores again in the backward pass (Dao et al., 2022, section 3.1), and
         in 32 bits where 16 are slower."""
-        peak = max(self.flops, self.full_flops) if width < 4 else self.full_flops or self.flops
+        peak = self.peak if width < 4 else self.full_flops or self.flops
         products = 4.0 * pairs * size / (peak * self.attention_share)
         passed = pairs * (self.score_bytes * width / 2 / self.memory_bandwidth + self.score_seconds)
         return products + passed, (2.0 if self.score_bytes else 2.5) * products + 2.0 * passed

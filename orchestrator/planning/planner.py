@@ -143,7 +143,7 @@ class Planner:
     @property
     def flops(self) -> dict[str, float]:
         """What a task says of FLOPs, see `orchestrator.train.task`."""
-        return {"flops_per_token": needed_flops(self.shape), "peak_flops": self.machine.flops}
+        return {"flops_per_token": needed_flops(self.shape), "peak_flops": self.machine.peak}
 
     def choose(self, workers: int) -> Layout | None:
         """The best layout for that number of workers; None if there is no legal one, or so few cannot hold what is

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -70,3 +71,11 @@ def test_the_controller_takes_no_more_workers_than_the_objective_wants() -> None
 )
 def test_widths_double_from_the_least_to_the_most(least: int, most: int, found: list[int]) -> None:
     assert widths(least, most) == found
+
+
+def test_what_a_worker_can_do_is_told_in_its_fastest_precision() -> None:
+    """By which `mfu` is: a processor may be slower in 16 bits than in 32."""
+    spec = job("time")
+    assert Planner(spec, SHAPE, MACHINE).flops["peak_flops"] == MACHINE.flops
+    slow = dataclasses.replace(MACHINE, flops=0.04 * MACHINE.full_flops)
+    assert Planner(spec, SHAPE, slow).flops["peak_flops"] == MACHINE.full_flops
