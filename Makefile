@@ -10,8 +10,6 @@ export UV_LINK_MODE ?= copy
 unexport PYTHONDONTWRITEBYTECODE
 STAMP := $(VENV)/.installed
 QUICK := not slow and not gpu and not bench
-# Some of these wait for a process or for time to pass: one more than there are processors.
-SPREAD := --numprocesses $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)') --dist worksteal
 # Each of these starts several processes, which wait for each other and for time to pass much of the time.
 BY_FILE := --numprocesses 3 --dist loadfile
 
@@ -60,11 +58,11 @@ example-summarise: install ## summaries of documentation strings by an encoder-d
 	@$(BIN)/orchestrator run examples/summarise.yaml
 
 test: install ## the default suite: unit, dist and ray
-	OMP_NUM_THREADS=1 $(BIN)/pytest tests/unit -m "$(QUICK)" $(SPREAD)
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests/unit -m "$(QUICK)" --numprocesses auto
 	OMP_NUM_THREADS=1 $(BIN)/pytest tests/dist tests/ray -m "$(QUICK)" $(BY_FILE)
 
 test-unit: install ## light processes at most
-	OMP_NUM_THREADS=1 $(BIN)/pytest tests/unit -m "$(QUICK)" $(SPREAD)
+	OMP_NUM_THREADS=1 $(BIN)/pytest tests/unit -m "$(QUICK)" --numprocesses auto
 
 test-dist: install ## processes on gloo, an MLflow server, an S3 server
 	OMP_NUM_THREADS=1 $(BIN)/pytest tests/dist -m "$(QUICK)" $(BY_FILE)
