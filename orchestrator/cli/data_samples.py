@@ -44,6 +44,7 @@ def inputs_of(target: str) -> tuple[TrainingInputs, Tokens] | None:
     from orchestrator.checkpoint.store import Store
     from orchestrator.cli.options import job_of, place_of, run_of
     from orchestrator.data.prepared.tokens import Tokens
+    from orchestrator.data.progress import silent
     from orchestrator.resolve.prepared_data import PreparedData, prepared, tokens_of
     from orchestrator.resolve.training_inputs import training_inputs
     from orchestrator.storage.run_directory import RunDir
@@ -62,7 +63,7 @@ def inputs_of(target: str) -> tuple[TrainingInputs, Tokens] | None:
         if commit is not None:
             tokens = whole(tokens_of(spec, run, commit.meta["data"]))
             return training_inputs(spec, tokens), tokens
-    data = prepared(spec, run, PreparedData(), lambda stage, done, total, text_bytes=0: None, make=False)
+    data = prepared(spec, run, PreparedData(), silent, make=False)
     tokens = Tokens.open(data.uri)
     return training_inputs(spec, tokens), tokens
 

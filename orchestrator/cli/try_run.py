@@ -59,21 +59,15 @@ def dry_run_of(
     """Check what `run` would check, and show what it would do."""
     from orchestrator.checkpoint.identity import check_same_run
     from orchestrator.cli import plan_table
+    from orchestrator.launch.planned_job import planned_of
     from orchestrator.launch.preflight import preflight
     from orchestrator.launch.run import done_already
-    from orchestrator.planning.machines import machine_for
     from orchestrator.resolve.continued import begun_from
-    from orchestrator.resolve.precision import choice_of
-    from orchestrator.tracing.of_plan import confirmed
 
     done = done_already(spec, directory) is not None
     job = preflight(spec, directory, until, address)
-    choice, spec = choice_of(spec, job), job.spec
-    source, commit = begun_from(spec, directory, check_same_run(spec, directory))
-    machine = machine_for(None, spec.resources.per_worker.bundle, spec.train.dtype)
-    sure = confirmed(job, spec.resources.workers.max, machine, always=True)
-    found, traced, on_cpu = sure.plan, sure.traced, not spec.resources.per_worker.gpu
-    assert traced is not None
+    source, commit = begun_from(job.spec, directory, check_same_run(job.spec, directory))
+    found = planned_of(spec, job)
     begins = "does nothing: it is finished" if done else "begins anew"
     if commit is not None and not done:
         begins = f"goes on from step {commit.step}" + (f" of {source.uri}" if source else "")
@@ -83,12 +77,12 @@ def dry_run_of(
                 "run_dir": directory.uri,
                 "step": commit.step if commit else None,
                 "done": done,
-                **traced.told(found, on_cpu),
-                **({"precision": choice.to_json()} if choice else {}),
+                **found.traced.told(found.plan, found.on_cpu),
+                **({"precision": found.choice.to_json()} if found.choice else {}),
             }
         )
     else:
-        plan_table.show(spec, job.shape, found)
-        plan_table.show_memory(found, traced, on_cpu)
-        plan_table.show_precision(choice)
+        plan_table.show(job.spec, job.shape, found.plan)
+        plan_table.show_memory(found.plan, found.traced, found.on_cpu)
+        plan_table.show_precision(found.choice)
         print(f"{directory.uri} {begins}; nothing was started or written")

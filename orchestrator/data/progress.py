@@ -36,3 +36,7 @@ class StageLine:
             if done < total:
                 words.append(f"{(total - done) * seconds / made:.0f} s left")
         self._tell(", ".join(words))
+
+
+def silent(stage: str, done: int, total: int, text_bytes: int = 0) -> None:
+    """Progress that nobody follows."""

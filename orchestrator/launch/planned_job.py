@@ -74,8 +74,8 @@ def planned_on_paper(spec: JobSpec, device: str) -> PlannedJob:
     though it may not fit. Raises InputError."""
     job, assumed = check_on_paper(on_paper(spec, device))
     job = in_chosen_precision(job, partial(worker_on_paper, device=device))
-    found = _planned(job, worker_on_paper(job.spec, device), job.spec.searches_layout)
-    return dataclasses.replace(found, choice=choice_of(spec, job), assumed=tuple(assumed))
+    found = _planned(spec, job, worker_on_paper(job.spec, device), job.spec.searches_layout)
+    return dataclasses.replace(found, assumed=tuple(assumed))
 
 
 def planned_here(spec: JobSpec, run: RunDir | None) -> PlannedJob:
@@ -86,17 +86,20 @@ def planned_here(spec: JobSpec, run: RunDir | None) -> PlannedJob:
         check_places(spec, run)
         check_written(spec, run, None)
         spec = as_its_run(spec, run)
-    job = check_here(spec, None)
+    found = planned_of(asked, check_here(spec, None))
+    return dataclasses.replace(found, refused=_refused(found.job, run)) if run is not None else found
+
+
+def planned_of(asked: JobSpec, job: ResolvedJob) -> PlannedJob:
+    """The plan of a job that is checked, which was `asked` for, for workers like this machine. Raises InputError."""
     machine = machine_for(None, job.spec.resources.per_worker.bundle, job.spec.train.dtype)
-    found = _planned(job, machine, True)
-    refused = _refused(job, run) if run is not None else ""
-    return dataclasses.replace(found, choice=choice_of(asked, job), refused=refused)
+    return _planned(asked, job, machine, True)
 
 
-def _planned(job: ResolvedJob, machine: Machine, must_fit: bool) -> PlannedJob:
+def _planned(asked: JobSpec, job: ResolvedJob, machine: Machine, must_fit: bool) -> PlannedJob:
     sure = confirmed(job, job.spec.resources.workers.max, machine, must_fit, always=True)
     assert sure.traced is not None
-    return PlannedJob(job, machine, must_fit, sure.plan, sure.traced, None)
+    return PlannedJob(job, machine, must_fit, sure.plan, sure.traced, choice_of(asked, job))
 
 
 def _refused(job: ResolvedJob, run: RunDir) -> str:

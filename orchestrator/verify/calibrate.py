@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -143,10 +143,7 @@ def profile_of(
 ) -> Profile:
     """The profile that these measurements make; `steps` are the least seconds of each of ALONE and NARROW, None of
     those that take too long."""
-    rates = {
-        name: [(sizes, 2.0 * math.prod(sizes) / seconds) for sizes, seconds in rows]
-        for name, rows in operators["matrix"].items()
-    }
+    rates = rates_of(operators["matrix"])
     peaks = {name: max(rate for _, rate in rows) for name, rows in rates.items()}
     # a cache that holds a small model is faster than the memory behind it
     bandwidth = max(operators["copy"], operators["elements"], operators["optimizer"])
@@ -180,6 +177,14 @@ def profile_of(
         both = _launch_and_passes(Profile.model_validate(document), "bf16", NARROW, of_narrow)
         document["narrow"] |= dict(zip(("launch", "eager"), both, strict=True))
     return Profile.model_validate(document)
+
+
+def rates_of(matrix: Mapping[str, Sequence[Any]]) -> dict[str, list[tuple[Sequence[int], float]]]:
+    """Sizes and FLOP/s of each product that was measured, by precision."""
+    return {
+        name: [(sizes, 2.0 * math.prod(sizes) / seconds) for sizes, seconds in rows]
+        for name, rows in matrix.items()
+    }
 
 
 def attention_of(measured: Sequence[Sequence[float]], peak: float) -> dict[str, float]:

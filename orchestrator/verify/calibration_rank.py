@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from orchestrator.planning.layout import Layout
 from orchestrator.planning.simulation.update import PASSED
 from orchestrator.train.device import COMPUTE, Device, close_device, open_device
 from orchestrator.train.engines.torch_engine import TorchEngine
-from orchestrator.verify.calibrate import job, needed_flops_of
+from orchestrator.verify.calibrate import job, needed_flops_of, rates_of
 from workloads.load import load
 from workloads.workload import Vocabulary
 
@@ -57,21 +56,14 @@ def measure(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
     if config.get("collectives"):
         found["collectives"] = [[size, _all_reduce(size, device.device)] for size in MESSAGES]
     if config.get("steps"):
-        rates = _best_rates(found["operators"]["matrix"]) if config.get("operators") else {}
+        measured = rates_of(found["operators"]["matrix"]) if config.get("operators") else {}
+        rates = {name: max(rate for _, rate in rows) for name, rows in measured.items()}
         found["steps"] = [
             _step(each["job"], each["layout"], device) if _ends_soon(each["job"], rates) else None
             for each in config["steps"]
         ]
     close_device()
     return found
-
-
-def _best_rates(matrix: dict[str, Any]) -> dict[str, float]:
-    """FLOP/s of the fastest product, by precision."""
-    return {
-        name: max(2.0 * math.prod(sizes) / seconds for sizes, seconds in rows)
-        for name, rows in matrix.items()
-    }
 
 
 def _ends_soon(asked: dict[str, Any], rates: dict[str, float]) -> bool:

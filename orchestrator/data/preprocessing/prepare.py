@@ -37,7 +37,7 @@ from orchestrator.data.preprocessing.fingerprint import SOURCES, chosen_tokenize
 from orchestrator.data.preprocessing.gather import gather, gather_some
 from orchestrator.data.preprocessing.part_text import sample
 from orchestrator.data.preprocessing.shards import TokenFormat
-from orchestrator.data.progress import Progress
+from orchestrator.data.progress import Progress, silent
 from orchestrator.data.sections import published
 from orchestrator.data.sections.plan import SectionPlan
 from orchestrator.data.sections.publisher import Publisher
@@ -119,7 +119,7 @@ def prepare(
                 kind,
                 data_format,
                 folder,
-                progress or _silent,
+                progress or silent,
                 where,
             )
             preparation.make(begin, leave)
@@ -152,10 +152,6 @@ def _tokenizer_of(uri: str) -> tuple[str, dict[str, int]]:
     if (found := published.read(folder)) is None:
         raise InputError("there is no prepared data", uri, AGAIN)
     return read_tokenizer(folder, found), found.roles
-
-
-def _silent(stage: str, done: int, total: int, text_bytes: int = 0) -> None:
-    """Progress that nobody follows."""
 
 
 @dataclass(frozen=True)
@@ -209,7 +205,8 @@ class _Preparation:
         key = reuse.tokens_key(given, written, cleaning.key if cleaning else "")
         keys = [part_key(part) for part in parts]
         there = reuse.there_already(folder, key, keys)
-        self._tokenise(parts, written, text, publisher, there, leave)
+        tasks = _shard_tasks(folder.uri, written, given, self.data.encode_with != REFERENCE, text)
+        self._tokenise(parts, written, tasks, publisher, there, leave)
         if begin:
             return
         found = gather(folder, self._name, self._uris, parts, written, self.where)
@@ -258,7 +255,7 @@ class _Preparation:
         self,
         parts: list[Part],
         written: TokenFormat,
-        text: CleanedText | None,
+        tasks: _ShardTasks,
         publisher: Publisher | None,
         there: Mapping[int, tuple[str, int]],
         leave: float,
@@ -273,7 +270,7 @@ class _Preparation:
             together,
         )
 
-        task, is_there = _shard_task(folder, written, self.data.encode_with != REFERENCE, text)
+        task, is_there = tasks
         refuted = None
         wanted = publisher.parts if publisher else range(len(parts))
         text_bytes = sum(span.bytes for number in wanted for span in parts[number])
@@ -306,11 +303,14 @@ class _Preparation:
                 progress("tokens", before + done, len(wanted), text_bytes)
 
 
-def _shard_task(
-    folder: DataFolder, written: TokenFormat, fast: bool, text: CleanedText | None
-) -> tuple[Callable[[dict[str, Any]], Callable[[], None] | None], Callable[[dict[str, Any]], bool]]:
-    """What makes the shard of a row, and what says whether it is there. Both are sent to other processes."""
-    uri, given = folder.uri, (folder.read("tokenizer.json") or b"").decode()
+_ShardTasks = tuple[Callable[[dict[str, Any]], Callable[[], None] | None], Callable[[dict[str, Any]], bool]]
+
+
+def _shard_tasks(
+    uri: str, written: TokenFormat, given: str, fast: bool, text: CleanedText | None
+) -> _ShardTasks:
+    """What makes the shard of a row by the tokenizer that is `given`, and what says whether it is there. Both are sent
+    to other processes."""
 
     def task(row: dict[str, Any]) -> Callable[[], None] | None:
         if row["there"]:

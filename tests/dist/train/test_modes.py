@@ -19,34 +19,38 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "muon": {"optimizer": {"name": "muon"}},
 }
 Z_LOSS = {"train": {"z_loss": 1e-2}}
-EXACT: dict[str, dict[str, Any]] = {
-    f"{name} {layout}": {"layout": {"micro_batch": 2, **layout}, **fields}
-    for name, layout, fields in [
-        ("recompute", {**PP, "recompute": "selective"}, {}),
-        ("recompute", {**CP, "recompute": "full"}, {}),
-        ("offload", {**FULL, "offload": "optimizer"}, {}),
-        ("lamb", FULL, OPTIMIZERS["lamb"]),
-        ("lars", TP, OPTIMIZERS["lars"]),
-        ("lion", FULL, OPTIMIZERS["lion"]),
-        ("muon", PP, OPTIMIZERS["muon"]),
-        ("layers", PP, {"optimizer": {"layer_decay": 0.5}}),
-        ("z-loss", TP, Z_LOSS),
-    ]
-}
-EXACT_LATER: dict[str, dict[str, Any]] = {
-    f"{name} {layout}": {"layout": {"micro_batch": 2, **layout}, **fields}
-    for name, layout, fields in [
-        ("recompute", {**TP, "recompute": "full", "sequence": True}, {}),
-        ("recompute", {**FULL, "recompute": "selective"}, {}),
-        ("recompute", {**SPLIT, "recompute": "full"}, {}),
-        ("offload", {**DP, "offload": "optimizer"}, {}),
-        ("lamb", TP, OPTIMIZERS["lamb"]),
-        ("lars", DP, OPTIMIZERS["lars"]),
-        ("lion", PP, OPTIMIZERS["lion"]),
-        ("muon", FULL, OPTIMIZERS["muon"]),
-        ("z-loss", PP, Z_LOSS),
-    ]
-}
+
+
+def named(*rows: tuple[str, dict[str, Any], dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Cases by the name of a mode and its layout."""
+    return {
+        f"{name} {layout}": {"layout": {"micro_batch": 2, **layout}, **fields}
+        for name, layout, fields in rows
+    }
+
+
+EXACT = named(
+    ("recompute", {**PP, "recompute": "selective"}, {}),
+    ("recompute", {**CP, "recompute": "full"}, {}),
+    ("offload", {**FULL, "offload": "optimizer"}, {}),
+    ("lamb", FULL, OPTIMIZERS["lamb"]),
+    ("lars", TP, OPTIMIZERS["lars"]),
+    ("lion", FULL, OPTIMIZERS["lion"]),
+    ("muon", PP, OPTIMIZERS["muon"]),
+    ("layers", PP, {"optimizer": {"layer_decay": 0.5}}),
+    ("z-loss", TP, Z_LOSS),
+)
+EXACT_LATER = named(
+    ("recompute", {**TP, "recompute": "full", "sequence": True}, {}),
+    ("recompute", {**FULL, "recompute": "selective"}, {}),
+    ("recompute", {**SPLIT, "recompute": "full"}, {}),
+    ("offload", {**DP, "offload": "optimizer"}, {}),
+    ("lamb", TP, OPTIMIZERS["lamb"]),
+    ("lars", DP, OPTIMIZERS["lars"]),
+    ("lion", PP, OPTIMIZERS["lion"]),
+    ("muon", FULL, OPTIMIZERS["muon"]),
+    ("z-loss", PP, Z_LOSS),
+)
 """Of the long suite: `test_dropout` recomputes under these layouts in the default one."""
 WIDER: dict[str, dict[str, Any]] = {
     "muon in copies": {
