@@ -49,13 +49,15 @@ def calibrate(
     if as_json:
         emit({"path": str(path), "profile": found.model_dump(mode="json")})
         return
+    message = found.message or found.collective
     rows = [
         ["matrix products, fp32", f"{found.peak.fp32 * found.matrix.share / 1e9:.0f} GFLOP/s"],
         ["matrix products, bf16", f"{found.peak.bf16 * found.matrix.share / 1e9:.0f} GFLOP/s"],
         ["memory", f"{found.memory_bandwidth.value / 1e9:.1f} GB/s"],
         ["an operation's launch", f"{found.launch.value * 1e6:.0f} us"],
         ["a collective's beginning and end", f"{found.collective.value * 1e6:.0f} us"],
-        ["a message between processes", f"{found.inside.latency * 1e6:.0f} us"],
+        ["a message's between stages of a pipeline", f"{message.value * 1e6:.0f} us"],
+        ["latency between processes", f"{found.inside.latency * 1e6:.0f} us"],
         ["bytes between processes", f"{found.inside.bandwidth / 1e9:.2f} GB/s"],
         ["computation beside another process", f"{found.crowding.value:.1f} times as long"],
         ["a step beyond its least, in the mean", f"{found.delay.value:.1%}"],

@@ -40,7 +40,8 @@ class Machine:
         optimizer_share: share of that bandwidth which the optimizer reaches.
         launch: seconds to launch an operation.
         launches_ahead: whether operations are launched while earlier ones run, as on a GPU.
-        collective: seconds in which a collective or a message begins and ends, whatever its size and ranks.
+        collective: seconds in which a collective begins and ends, whatever its size and ranks.
+        message: the same of what a stage of a pipeline sends to another.
         per_node: workers on a node.
         inside, between: the links between workers of a node and of different nodes.
         crowding: how many times as long a rank computes while others of its node do, which share clock and caches.
@@ -69,6 +70,7 @@ class Machine:
     launch: float = 1e-5
     launches_ahead: bool = False
     collective: float = 0.0
+    message: float = 0.0
     per_node: int = 8
     inside: Link = Link(1e-4, 1e9)
     between: Link = Link(1e-4, 1e9)

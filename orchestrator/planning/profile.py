@@ -139,7 +139,10 @@ class Profile(StrictModel):
     narrow: Narrow | None = Field(default=None, description="of steps in 16 bits, where they differ")
     collective: Figure = Field(
         default=Figure(value=0.0, source="taken to be in the latency"),
-        description="seconds in which a collective or a message begins and ends, whatever its size and ranks",
+        description="seconds in which a collective begins and ends, whatever its size and ranks",
+    )
+    message: Figure | None = Field(
+        default=None, description="of what a stage of a pipeline sends; as of a collective if it is not told"
     )
     per_node: Annotated[int, Field(gt=0)]
     inside: Connection
@@ -179,6 +182,7 @@ class Profile(StrictModel):
             launch=narrow.launch if narrow else self.launch.value,
             launches_ahead=self.kind == "cuda",
             collective=self.collective.value,
+            message=(self.message or self.collective).value,
             per_node=self.per_node,
             inside=Link(self.inside.latency, self.inside.bandwidth),
             between=Link(self.between.latency, self.between.bandwidth),

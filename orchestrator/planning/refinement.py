@@ -28,7 +28,12 @@ SLOWS: Mapping[str, tuple[tuple[str, int], ...]] = {
         ("launch.value", 1),
     ),
     "optimizer": (("optimizer_share.value", -1),),
-    "communication": (("collective.value", 1), ("inside.latency", 1), ("inside.bandwidth", -1)),
+    "communication": (
+        ("collective.value", 1),
+        ("message.value", 1),
+        ("inside.latency", 1),
+        ("inside.bandwidth", -1),
+    ),
     "delay": (("delay.value", 1),),
 }
 """By part of a step, and by the delay of a rank, the figures that it is predicted by, and whether it takes longer with
@@ -56,6 +61,8 @@ def refined(
         if part == "optimizer":  # whose share is of a bandwidth that has moved already
             factor /= compute
         for key, sign in SLOWS[part]:
+            if document[key.partition(".")[0]] is None:
+                continue
             before = _value(document, key)
             after = _bounded(profile, key, before, before * factor**sign)
             if after != before:

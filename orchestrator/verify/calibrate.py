@@ -99,17 +99,23 @@ NARROW = tuple(
 PAIRED = (
     (SMALL[1], Layout(tp=2, micro_batch=4)),
     (SMALL[3], Layout(tp=2, micro_batch=4)),
+    (SMALL[4], Layout(tp=2, micro_batch=2)),
     (SMALL[2], Layout(tp=2, micro_batch=4, sequence=True)),
+    (SMALL[5], Layout(tp=2, micro_batch=4, sequence=True)),
     (SMALL[2], Layout(dp=2, micro_batch=2, zero=3)),
+    (SMALL[4], Layout(dp=2, micro_batch=1, zero=2)),
     (SMALL[1], Layout(dp=2, micro_batch=4, zero=1)),
-    (SMALL[1], Layout(pp=2, micro_batch=1)),
-    (SMALL[4], Layout(pp=2, micro_batch=1, schedule="gpipe")),
     (SMALL[4], Layout(dp=2, micro_batch=2)),
+    (SMALL[1], Layout(pp=2, micro_batch=1)),
+    (SMALL[2], Layout(pp=2, micro_batch=2)),
+    (SMALL[4], Layout(pp=2, micro_batch=1, schedule="gpipe")),
+    (SMALL[2], Layout(pp=2, micro_batch=1, schedule="interleaved")),
+    (SMALL[1], Layout(pp=2, micro_batch=2, schedule="interleaved")),
 )
 """Jobs of two processes whose steps are measured."""
-BEGINNINGS = [1e-5 * 1.2**n for n in range(34)]
-"""Seconds of the beginning of a collective that are tried."""
-CROWDINGS = [1.0 + 0.1 * n for n in range(11)]
+BEGINNINGS = [2e-5 * 1.25**n for n in range(28)]
+"""Seconds of the beginning of a collective, and of a message between stages, that are tried."""
+CROWDINGS = [1.0 + 0.05 * n for n in range(21)]
 """How many times as long computation may take beside others, as tried."""
 SHARES = (0.5, 0.75, 1.0, 1.5)
 """Shares of the bandwidth of large messages that are tried."""
@@ -127,7 +133,7 @@ def calibrate() -> Profile:
     delay = statistics.median(each[-1] for each in alone["steps"] if each)
     least = [each[0] if each else None for each in alone["steps"]]
     profile = profile_of(alone["operators"], pair["collectives"], least, delay)
-    return with_messages(profile, [least for least, *_ in pair["steps"]])
+    return with_messages(profile, [median for _, median, *_ in pair["steps"]])
 
 
 def measured(world: int, config: dict[str, Any]) -> Any:
@@ -215,26 +221,30 @@ def link_of(messages: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 
 def with_messages(profile: Profile, steps: Sequence[float]) -> Profile:
-    """The profile with the beginning of a collective, the bandwidth and the crowding that meet the measured steps of
-    two processes best: within a step threads that sleep are woken, a message waits for the slower process, and both
-    compute at once."""
+    """The profile with the beginning of a collective and of a message between stages, the bandwidth and the crowding
+    that meet the medians of the steps of two processes best: within a step threads that sleep are woken, a message
+    waits for the slower process, and both compute at once. The least of such steps has luck in all its waits."""
     machine = profile.machine("fp32")
     jobs = [
         (*predicted_with(asked), layout, seconds)
         for (asked, layout), seconds in zip(PAIRED, steps, strict=True)
     ]
+    flat = [each for each in jobs if each[3].pp == 1]
+    staged = [each for each in jobs if each[3].pp > 1]
 
-    def error(tried: tuple[float, float, float]) -> float:
-        begins, bandwidth, crowding = tried
-        link = Link(machine.inside.latency, bandwidth)
-        return _error(jobs, replace(machine, collective=begins, inside=link, crowding=crowding))
-
-    speeds = [machine.inside.bandwidth * share for share in SHARES]
-    begins, bandwidth, crowding = min(itertools.product(BEGINNINGS, speeds, CROWDINGS), key=error)
+    found = []
+    for share, crowding in itertools.product(SHARES, CROWDINGS):
+        link = Link(machine.inside.latency, share * machine.inside.bandwidth)
+        tried = replace(machine, inside=link, crowding=crowding)
+        error, collective = min((_error(flat, replace(tried, collective=each)), each) for each in BEGINNINGS)
+        tried = replace(tried, collective=collective)
+        of_stages, message = min((_error(staged, replace(tried, message=each)), each) for each in BEGINNINGS)
+        found.append((error + of_stages, collective, message, link.bandwidth, crowding))
+    _, collective, message, bandwidth, crowding = min(found)
     source = "fitted to steps of two processes measured by orchestrator calibrate"
     document = profile.model_dump()
-    document["collective"] = {"value": begins, "source": source}
-    document["crowding"] = {"value": crowding, "source": source}
+    for name, value in (("collective", collective), ("message", message), ("crowding", crowding)):
+        document[name] = {"value": value, "source": source}
     document["inside"] |= {"bandwidth": bandwidth, "source": f"{source}; latency alone"}
     return Profile.model_validate(document)
 
@@ -243,9 +253,7 @@ Measured = tuple[ModelShape, int, Program, Layout, float]
 
 
 def _error(jobs: Sequence[Measured], machine: Machine) -> float:
-    """How far the predicted steps are from the measured ones, which are the least of each and have no delay: the sum of
-    absolute logarithms of their ratios."""
-    machine = replace(machine, delay=0.0)
+    """How far the predicted steps are from the measured ones: the sum of absolute logarithms of their ratios."""
     return sum(
         abs(math.log(step_time(shape, layout, batch, machine, program).seconds / seconds))
         for shape, batch, program, layout, seconds in jobs
@@ -267,7 +275,9 @@ def _launch_and_passes(
     ]
 
     def error(tried: tuple[float, float]) -> float:
-        return _error(jobs, replace(machine, launch=tried[0], eager=tried[1]))
+        return _error(
+            jobs, replace(machine, launch=tried[0], eager=tried[1], delay=0.0)
+        )  # the least have none
 
     launch, passes = min(itertools.product(LAUNCHES[::4], PASSES[::4]), key=error)
     finer = [1.25**n for n in range(-3, 4)]

@@ -170,7 +170,7 @@ def _handed(layout: Layout, machine: Machine, stage: int) -> float:
         return 0.0
     rank, near = layout.pipeline_rank_of(stage), (stage - 1, stage + 1)
     others = [layout.pipeline_rank_of(each) for each in near if 0 <= each < layout.stages]
-    return machine.collective * sum(other != rank for other in others)
+    return machine.message * sum(other != rank for other in others)
 
 
 def _launched(shape: ModelShape, layout: Layout, parts: int, machine: Machine, program: Program) -> float:
@@ -224,7 +224,7 @@ def pipeline(
         ends_at = sorted((rank_of[a] * boundary, rank_of[b] * boundary))
         crosses = ends_at[0] // machine.per_node != ends_at[1] // machine.per_node
         link = machine.between if crosses else machine.inside
-        return machine.collective + link.latency + size / link.bandwidth
+        return machine.message + link.latency + size / link.bandwidth
 
     def of(count: int) -> Played:
         row = scheduled(layout.schedule, layout.pp, count, stages // layout.pp)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec, parse
 from orchestrator.launch import worker
 from orchestrator.launch.worker import worker_at, worker_here, worker_named
+from orchestrator.planning import profile
 from orchestrator.resolve.precision import in_chosen_precision
 from orchestrator.resolve.resolved_job import resolve
 
@@ -44,7 +46,12 @@ def test_the_label_says_it_before_the_cluster_does(offers: list[Any]) -> None:
     assert worker_at(ADDRESS)(spec()).name == "a100-40-fused"
 
 
-def test_a_gpu_that_nobody_knows_is_not_guessed(offers: list[Any]) -> None:
+def test_a_gpu_that_nobody_knows_is_not_guessed(
+    offers: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        profile, "stored_at", lambda: tmp_path / "none"
+    )  # whoever has calibrated this machine
     with pytest.raises(InputError, match=r"no such worker yet.*ray\.io/accelerator-type"):
         in_chosen_precision(resolve(spec("auto")), worker_at(ADDRESS))
     assert in_chosen_precision(resolve(spec("auto", device="H100")), worker_at(ADDRESS)).precision is not None

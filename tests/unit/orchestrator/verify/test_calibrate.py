@@ -78,14 +78,15 @@ def test_a_cache_may_be_faster_than_the_memory() -> None:
 
 
 def test_messages_are_fitted_to_steps_of_two_processes() -> None:
-    core = replace(CORE, collective=8e-4, inside=Link(1e-4, 5e8), crowding=1.4)
+    core = replace(CORE, collective=8e-4, message=2e-3, inside=Link(1e-4, 5e8), crowding=1.4, delay=0.2)
     steps = [predicted(core, asked, layout) for asked, layout in PAIRED]
     alone = profile_of(OPERATORS, MESSAGES, ALONE_STEPS, 0.2)
-    assert alone.delay.value == 0.2
-    machine = replace(with_messages(alone, steps).machine("fp32"), delay=0.0)
+    machine = with_messages(alone, steps).machine("fp32")
+    assert machine.delay == 0.2
     for (asked, layout), seconds in zip(PAIRED, steps, strict=True):
         assert predicted(machine, asked, layout) == pytest.approx(seconds, rel=0.2)
     assert machine.collective == pytest.approx(8e-4, rel=0.3)
+    assert machine.message == pytest.approx(2e-3, rel=0.3)
     assert machine.crowding == pytest.approx(1.4, abs=0.11)
     assert machine.inside.latency == pytest.approx(1e-4)
 
