@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 from orchestrator.checkpoint.manifest import CommitManifest
+from orchestrator.checkpoint.retention import rewind
 from orchestrator.checkpoint.snapshot_backend import peers_uri
 from orchestrator.checkpoint.store import Store
 from orchestrator.storage.retry import Retry
@@ -21,6 +23,19 @@ def peer_store(token: str, servers: list[str], write_to: list[str], attempt: str
     """
     retry = Retry(attempts=2, first=0.05, deadline=10.0)
     return Store(peers_uri(token, servers, write_to), attempt=attempt, retry=retry, timeout=10.0)
+
+
+def rewind_memory(peers: Store | None, step: int) -> None:
+    """Remove what is newer than `step` from the memory of peers, of those that can be reached."""
+    if peers is not None:
+        with contextlib.suppress(OSError):
+            rewind(peers, step)
+
+
+def rewind_all(peers: Store | None, durable: Store, step: int) -> None:
+    """Remove what is newer than `step` from the memory of peers, see `rewind_memory`, and from the durable store."""
+    rewind_memory(peers, step)
+    rewind(durable, step)
 
 
 def newest_commit(

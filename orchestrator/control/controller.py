@@ -97,10 +97,10 @@ class Controller:
         Raises InputError if the job turns out to be wrong once its data is seen.
         """
         history = self._history = self._stored(self._opened)
-        begun = history.state(self._state.phase)
-        self._state = resume(self._spec.limits, begun, history.event_history.died_last)
-        if self._died and (asked := history.event_history.stop_asked):
-            self._stop = Stop("request", asked)  # who asked may be gone
+        past = history.event_history
+        self._state = resume(self._spec.limits, history.state(self._state.phase), past.died_last)
+        if self._died and past.stop_asked:  # who asked may be gone
+            self._stop = Stop("request", past.stop_asked)
         self._write_status(force=True)
         try:
             while self._state.phase not in ENDED:
@@ -281,8 +281,8 @@ class Controller:
         commit, notes = self._stored(lambda: history.roll_back(bad, attempt))
         for note in notes:
             self._event("wait", f"a commit is passed over: {note}")
-        begun = self._spec, self._run, self._shards, self._data, self._base
-        commit = commit or self._stored(lambda: take_over(*begun))
+        begun = self._run, self._shards, self._data, self._base
+        commit = commit or self._stored(lambda: take_over(self._spec, *begun))
         self._stored(lambda: self._beside.find(history))
         self._restored = commit.step if commit else 0
         history.trace.begin(self._planner, attempt, layout.world)
@@ -305,9 +305,8 @@ class Controller:
 
     def _note_first_step(self, history: RunHistory) -> None:
         self._note, attempt = "", self._state.attempt
-        machines = market(self._spec.limits, self._workers.machines())
-        fields = machines | {"time": history.training_began(attempt)}
-        self._event("train", f"the first step of attempt {attempt} is done", **fields)
+        here, unpriced = market(self._spec.limits, self._workers.machines(), history.training_began(attempt))
+        self._event("train", f"the first step of attempt {attempt} is done{unpriced}", **here)
 
     def _halt(self, history: RunHistory, action: Action, before: State) -> None:
         """End the gang; after a fault, count what must be done again."""
@@ -324,6 +323,7 @@ class Controller:
                     self._queue.leave()
             return
         self._note = f"recovering: {action.fault.text}"
+        self._write_status(force=True)
         # A rank may be a step further than the last row that was seen.
         self._faults = remaining_faults(self._faults, step + 2)
         history.leave_out(self._workers.lost_nodes())

@@ -141,7 +141,8 @@ def _wait(policy: Policy, state: State, seen: Observation) -> tuple[State, Actio
 
 def _train(policy: Policy, state: State, seen: Observation) -> tuple[State, Action]:
     if state.phase == "start" and seen.restored is not None:
-        state = dataclasses.replace(state, step=seen.restored)
+        # What was damaged is gone with all that came after this commit, and will be committed anew.
+        state = dataclasses.replace(state, step=seen.restored, bad_commits=frozenset())
     if seen.placement_failed:
         unplaced = Failure(seen.now, state.step, "", seen.placement_failed, Cause("unplaced"))
         return _failed(policy, state, seen, unplaced)
@@ -233,11 +234,14 @@ def _failed(policy: Policy, state: State, seen: Observation, fault: Failure) -> 
     recent = [f for f in state.failures if seen.now - f.time < limits.restart_window]
     cause, same = fault.cause, fault.repeats(recent)
     changes: dict[str, Any] = {"failures": (*recent, fault)}
-    if cause.kind == "corrupt_commit" and cause.step >= 0 and cause.step not in state.bad_commits:
+    is_corrupt = cause.kind == "corrupt_commit" and cause.step >= 0
+    if is_corrupt:
         changes["bad_commits"] = state.bad_commits | {cause.step}
+    if is_corrupt and not any(f.cause == cause for f in recent):
+        pass  # the budget is for what ends gangs, and the next one starts from another commit
     elif cause.kind == "unstable":
         changes |= _skip_samples(policy, state, fault)
-    elif cause.kind == "input" or same:
+    elif cause.kind == "input" or (same and not is_corrupt):
         why = "it would repeat" if same else "the input is wrong"
         text = f"{fault.text}; {why}, so the run stops here: {hint_for(cause)}"
         changes |= {"outcome": Outcome.FAILED, "reason": text}

@@ -13,6 +13,7 @@ from orchestrator.control.health import Failure
 from orchestrator.control.hints import hint_for
 from orchestrator.control.state import State
 from orchestrator.data.samples.skips import Skip, on_record
+from orchestrator.job.errors import InputError
 from orchestrator.job.limits import LimitSpec
 from orchestrator.job.outcome import ENDED
 from orchestrator.job.spec import JobSpec
@@ -184,15 +185,22 @@ def fault_event(
     return reason, fields
 
 
-def market(limits: LimitSpec, machines: Sequence[Mapping[str, str]]) -> EventFields:
+def market(limits: LimitSpec, machines: Sequence[Mapping[str, str]], began: float) -> tuple[EventFields, str]:
     """What an event tells of the machines that a gang is on: type, market, zone, and USD an hour if known, of all and
-    by zone and market.
-
-    Raises InputError if limits.prices is no table of prices.
-    """
-    table = prices.load(limits.prices)
+    by zone and market, and when training on them `began`, unix seconds. And what is wrong with limits.prices, which
+    was a table of prices when the run began: training goes on without it."""
+    try:
+        table, told = prices.load(limits.prices), ""
+    except InputError as error:
+        table, told = {}, f"; what its machines cost is not known: {error}"
     zones = prices.by_zone(machines, table)
-    return {"machines": list(machines), "zones": zones, "usd_per_hour": prices.rate(machines, table)}
+    fields: EventFields = {
+        "machines": list(machines),
+        "zones": zones,
+        "usd_per_hour": prices.rate(machines, table),
+        "time": began,
+    }
+    return fields, told
 
 
 def memory_seen(status: Mapping[str, Any]) -> str:

@@ -11,9 +11,9 @@ from typing import Any, Unpack
 
 from cluster.workers.clock import wall
 from orchestrator.checkpoint import identity
+from orchestrator.checkpoint.doubted import Doubted
 from orchestrator.checkpoint.manifest import CommitManifest
-from orchestrator.checkpoint.retention import rewind
-from orchestrator.checkpoint.snapshots import newest_commit, peer_store
+from orchestrator.checkpoint.snapshots import newest_commit, peer_store, rewind_all, rewind_memory
 from orchestrator.checkpoint.store import Store
 from orchestrator.control.controller_log import ControllerLog
 from orchestrator.control.evaluation_rows import EvaluationRows
@@ -67,6 +67,7 @@ class RunHistory:
         self.newest = commit = identity.check_same_run(spec, run)  # the commit that there was
         extension = identity.extension_of(spec, run, commit)
         self.store = Store(run.commits)
+        self._doubted = Doubted(self.store)
         self._peers: Store | None = None
         self._holders: tuple[str, tuple[Mapping[str, str], ...]] = ("", ())
         self._metrics = RowWriter(run, METRICS, 0.0 if run.local else HOLD, self._stored)
@@ -271,9 +272,9 @@ class RunHistory:
         self._peers = peer_store(token, held, held[:1]) if held else None
 
     def last_commit(self, bad: frozenset[int] = frozenset()) -> tuple[CommitManifest | None, list[str]]:
-        """The newest commit but those in `bad`, those that have used samples which are to be left out and those of a
-        decay before the run was extended, and a line for each bad one."""
-        notes = [f"step {step}: a rank found it damaged or gone" for step in sorted(bad)]
+        """The newest commit but those in `bad` that are damaged indeed, those that have used samples which are to be
+        left out and those of a decay before the run was extended, and a line for each that a rank found bad."""
+        bad, notes = self._doubted.damaged(bad)
         at_most: int | None = None
         while True:
             found = newest_commit(self._stores, at_most, deep=False)
@@ -291,17 +292,16 @@ class RunHistory:
         self._run.require_lock()
         self._fenced = max(self._fenced, attempt)
         self.store.fence(attempt)
+        if bad:  # the copy in memory may be what is damaged
+            rewind_memory(self._peers, min(bad) - 1)
         commit, notes = self.last_commit(bad)
         step = commit.step if commit else 0
         self.evaluations.withdraw(step)
-        for store in self._stores:
-            with contextlib.suppress(OSError) if store is self._peers else contextlib.nullcontext():
-                rewind(store, step if commit else -1)
+        rewind_all(self._peers, self.store, step if commit else -1)
         # Those of the steps before another run's commit, if it began with one, are that run's.
         first = int((self._run.read_json(ORIGIN) or {}).get("step", 0)) + 1
         carried = [row for row in commit.meta["rows"] if row["step"] >= first] if commit else []
-        mark = self._metrics.mark
-        missing = [] if self._checked else self._metrics.missing(mark, first, step)
+        missing = [] if self._checked else self._metrics.missing(self._metrics.mark, first, step)
         self._metrics.cut(step, carried)
         if not self._metrics.problem:
             self._checked = True
@@ -338,8 +338,7 @@ class RunHistory:
         recent = self.recent
         if recent and recent[0]["step"] <= step:
             return [row for row in recent if row["step"] > step]
-        later = itertools.takewhile(lambda row: row["step"] > step, self._metrics.newest())
-        return list(later)[::-1]
+        return list(itertools.takewhile(lambda row: row["step"] > step, self._metrics.newest()))[::-1]
 
     def _is_usable(self, commit: CommitManifest) -> bool:
         skips, ours = merged(commit.meta.get("skips", ())), self.event_history.skips

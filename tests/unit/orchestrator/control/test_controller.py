@@ -503,6 +503,16 @@ def test_a_damaged_commit_is_passed_over(runs: Runs, quiet_curve: list[Any]) -> 
     assert Store(runs.run.at("checkpoints")).verify(8) == []
 
 
+def test_a_commit_made_anew_where_one_was_damaged_is_restored(runs: Runs, quiet_curve: list[Any]) -> None:
+    runs.controller(until=8).drive()
+    (shard,) = (runs.path / "checkpoints/step-00000008").glob("*.safetensors")
+    shard.write_bytes(shard.read_bytes()[:-1] + b"?")
+    summary = runs.controller(faults=("kill@1:11/3",)).drive()
+    assert summary["state"] == "done"
+    assert [gang.config["restore"] for gang in runs.training.gangs] == [None, 8, 4, 8]
+    assert curve(runs.path) == quiet_curve
+
+
 def test_a_commit_without_its_manifest_never_was(runs: Runs, quiet_curve: list[Any]) -> None:
     runs.controller(until=8).drive()
     (runs.path / "checkpoints/step-00000008/manifest.json").write_text("{")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.control import events as module
-from orchestrator.control.events import EventHistory, Spending
+from orchestrator.control.events import EventHistory, Spending, market
 from orchestrator.job.limits import LimitSpec
 from orchestrator.track.goodput import timeline
 from orchestrator.track.summary import cost
@@ -126,3 +127,16 @@ def test_a_clock_that_jumps_makes_nothing_negative_and_counts_no_second_twice(
     hours, usd = spending.count((), last)
     assert hours >= 0.0
     assert usd >= 0.0
+
+
+def test_a_table_of_prices_that_is_gone_stops_nothing(tmp_path: Path) -> None:
+    machines = [{"machine": "m1", "market": "spot", "zone": "a"}]
+    table = tmp_path / "prices.csv"
+    table.write_text("machine,market,zone,usd_per_hour\nm1,spot,a,2.5\n")
+    limits = LimitSpec(prices=str(table))
+    fields, told = market(limits, machines, 7.0)
+    assert (fields["usd_per_hour"], fields["time"], told) == (2.5, 7.0, "")
+    table.unlink()
+    fields, told = market(limits, machines, 7.0)
+    assert (fields["usd_per_hour"], fields["machines"]) == (None, machines)
+    assert told.startswith("; what its machines cost is not known: ")

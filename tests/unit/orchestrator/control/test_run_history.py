@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from jobs import job
 from sockets import silent
 
+from orchestrator.checkpoint.pieces import TensorPiece
 from orchestrator.checkpoint.store import Store
 from orchestrator.control.run_history import RunHistory
 from orchestrator.job.spec import load, parse
@@ -165,3 +167,36 @@ def test_a_recovery_costs_what_it_costs_however_long_the_run(
         spent.append((count["rows"], count["bytes"]))
     assert spent[1][0] <= spent[0][0] + 5, spent
     assert spent[1][1] <= 12 * (1 << 16), spent
+
+
+def committed(run: RunDir, step: int) -> Path:
+    """A commit of one tensor; returns its shard."""
+    store = Store(run.commits)
+    values = torch.full((64, 3), float(step))
+    records = store.write_shard(step, 0, [TensorPiece("model.w", (64, 3), (0, 0), values)])
+    meta = {"position": step, "receipt": "0" * 32, "rows": [row(step)]}
+    store.publish(step, records, meta)
+    (shard,) = Path(run.path, f"checkpoints/step-{step:08d}").glob("*.safetensors")
+    return shard
+
+
+def test_a_commit_is_passed_over_that_is_damaged_indeed(run: RunDir) -> None:
+    """A rank that reads wrongly does not take the run back, and removes no commit."""
+    committed(run, 4)
+    shard = committed(run, 8)
+    record = RunHistory(parse(job("a.txt")), run)
+    commit, notes = record.roll_back(frozenset({8}), 1)
+    assert (commit.step if commit else 0, notes) == (
+        8,
+        ["not step 8: a rank found it damaged, and it is sound"],
+    )
+    assert record.store.steps() == [4, 8]
+    shard.write_bytes(shard.read_bytes()[:-1] + b"?")
+    commit, notes = record.roll_back(frozenset({12}), 2)
+    assert (commit.step if commit else 0, notes) == (8, ["step 12: a rank found it damaged or gone"])
+    commit, notes = record.roll_back(frozenset({8}), 3)
+    assert (commit.step if commit else 0, notes) == (4, ["step 8: a rank found it damaged or gone"])
+    assert record.store.steps() == [4]
+    committed(run, 8)
+    commit, notes = record.roll_back(frozenset(), 4)
+    assert (commit.step if commit else 0, notes) == (8, [])
