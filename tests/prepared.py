@@ -71,7 +71,7 @@ def _prepare(spec: JobSpec, cache: str) -> str:
         text, roles = chosen
         entries = tokenizer.size_of(tokenizer.encoder(text))
     folder.write("tokenizer.json", text.encode())
-    written = shards.TokenFormat(entries, roles, kind=kind)
+    written = shards.TokenFormat(entries, roles, manifest.newest_format(kind is not None), kind)
     for number, part in enumerate(parts):
         shards.make_shard(folder.uri, number, part, written)()
     uris = [source.uri for source in spec.data.sources]

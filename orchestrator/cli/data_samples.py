@@ -141,9 +141,11 @@ def _places(inputs: TrainingInputs, spec: JobSpec, wanted: Wanted) -> list[dict[
     if wanted.sample is None:
         positions = range(wanted.at or 0, (wanted.at or 0) + wanted.count)
         return samples_at(batches, positions, spec.train.global_batch)
-    if wanted.sample >= len(batches.read):
+    if wanted.sample not in batches.read:
         what = f"there is no sample {wanted.sample}"
-        raise InputError(what, "--sample", f"they are 0 to {len(batches.read) - 1}")
+        raise InputError(
+            what, "--sample", f"there are {len(batches.read)}; --at shows the numbers of those that come"
+        )
     source, pieces = batches.read.origin(wanted.sample)
     place = {"position": None, "step": None, "turn": wanted.turn, "sample": wanted.sample, "source": source}
     return [{**place, "pieces": [[start, start + length] for start, length in pieces]}]

@@ -128,7 +128,7 @@ def evaluate_export(spec: JobSpec, data: PreparedData, step: int) -> EvaluationR
     Raises RuntimeError if the evaluation fails.
     """
     micro_batch = (_facts(spec.workload.model.removeprefix("hf:")).get("evaluation") or {}).get("micro_batch")
-    size = micro_batch or spec.train.global_batch
+    size = min(micro_batch or spec.train.global_batch, spec.train.global_batch)
     with tempfile.TemporaryDirectory(prefix="evaluation-") as folder:
         run = RunDir(folder).uri
         task = Task.of_evaluation(spec, size, run=run, data=data.uri, restore=None, sets=data.sets)

@@ -189,9 +189,11 @@ def _record_batches(tokens: Tokens, objective: Objective, workload: Workload) ->
     from orchestrator.data.samples.windows import windows_of
     from workloads.hf.compare import probes
 
-    source = max(range(tokens.sources), key=tokens.length)
-    read = SampleReader(tokens, [windows_of(tokens, source, objective.reading)], objective)
-    batch = read.collate(range(min(4, len(read))), 0)
+    windows = [windows_of(tokens, source, objective.reading) for source in range(tokens.sources)]
+    read = SampleReader(tokens, windows, objective)
+    largest = max(range(tokens.sources), key=tokens.length)
+    first = sum(len(found) for found in windows[:largest])
+    batch = read.collate(range(first, first + min(4, len(windows[largest]))), 0)
     if getattr(objective, "compares", False):  # two answers in a row, which transformers reads one by one
         half = batch["tokens"].shape[1] // 2
         batch = {name: batch[name].view(-1, half) for name in ("tokens", "padding")}

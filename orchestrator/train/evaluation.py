@@ -128,10 +128,9 @@ class Evaluator:
         passes = shares(samples, self._layout.micro_batch, self._batch_size, self._layout.dp, rank)
 
         def make(number: int) -> list[Batch]:
-            parts = passes[number] if number < len(passes) else []
-            return [self._micro_batch(held_out, part, samples) for part in parts]
+            return [self._micro_batch(held_out, part, samples) for part in passes[number]]
 
-        with Prefetch(make, 0) as prefetched:
+        with Prefetch(make, 0, stop=len(passes)) as prefetched:
             for _ in passes:
                 batches = prefetched.next()
                 if agree(0, heeds_stop and self._context.stop_requested()).stop:

@@ -134,8 +134,8 @@ class Rank:
     def train(self) -> dict[str, Any]:
         """Train to the end of the task. The last commit is published when this returns."""
         profiler = self._profiler = StepProfiler(self._context, self._task, lambda: self._engine.clock)
-        ahead = self._batches.ahead
-        with self._commits, profiler, Prefetch(self._samples, self._progress.step, ahead) as prefetched:
+        made = Prefetch(self._samples, self._progress.step, self._batches.ahead, self._last)
+        with self._commits, profiler, made as prefetched:
             # Before the first step, or when a stop came before it.
             stop = self._stopped or (not self._is_over and not self._evaluate())
             if not self._is_over:

@@ -244,7 +244,8 @@ class Kto(SampledObjective):
 
     def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
         words, (label,) = unpack(read(sample))
-        other, _ = unpack(read((sample + 1) % len(read)))
+        near = read.companions(sample)
+        other, _ = unpack(read(near[((sample - near.start) // near.step + 1) % len(near)]))
         prompt, answer = words[: _begin(words)], other[_begin(other) :]
         answers = [kept(each, self) for each in (words, np.concatenate([prompt, answer]))]
         row = two_answers(self, answers, all(map(predicted, answers)))

@@ -10,7 +10,7 @@ import numpy as np
 import xxhash
 
 from orchestrator.data import sources
-from orchestrator.data.clean.documents import texts
+from orchestrator.data.clean.documents import aligned, texts
 from orchestrator.data.clean.plan import PlannedStep, others
 from orchestrator.data.clean.removed import Removed
 from orchestrator.data.clean.signatures import WordHashes
@@ -38,7 +38,7 @@ def write_index(folder: DataFolder, step: PlannedStep) -> None:
     rule: Decontaminate = step.rule
     hashes, found = WordHashes(), [np.zeros(0, ENTRY)]
     files = sources.resolve(others(rule, ()), "data.clean.decontaminate.sources")
-    for part in sources.cut(files, PART_BYTES):
+    for part in aligned(sources.cut(files, PART_BYTES)):
         for text, _ in texts(part):
             words = plain_words(text)
             entries = np.zeros(max(1, len(words) - rule.words + 1) if words else 0, ENTRY)

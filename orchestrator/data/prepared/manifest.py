@@ -14,15 +14,23 @@ from orchestrator.job.errors import InputError
 FORMAT = 3
 """The format of data that is prepared now. It also determines how samples are cut and drawn, since a run keeps its
 data."""
-FORMATS = (1, 2, 3)
+RECORDS_FORMAT = 4
+"""The same of records."""
+FORMATS = (1, 2, 3, 4)
 """Formats that can be read, and prepared again for runs that began with them.
 
 1: a sample starts every sequence_length tokens, whatever the objective reads; its randomness depends on the epoch.
 2: samples tile the text; a sample's randomness depends on the pass over its source. Blocks have checksums, and the ends
 of documents are recorded.
 3: as 2; the length and a hash of each document's text are recorded too, so that documents can be held out by content.
+4: as 3, of records alone; a token that begins before an answer and ends in it is predicted, and no answer is empty.
 """
 NAME = "manifest.json"
+
+
+def newest_format(records: bool) -> int:
+    """The format of data that is prepared now, of text or of `records`."""
+    return RECORDS_FORMAT if records else FORMAT
 
 
 @dataclass(frozen=True)

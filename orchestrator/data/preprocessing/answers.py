@@ -3,86 +3,103 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
+from orchestrator.data.prepared.manifest import RECORDS_FORMAT
 from orchestrator.data.preprocessing.conversations import Template
+from orchestrator.data.sources.repair import is_unicode
 from workloads.objectives.records import MARK
 
 
-def marked(
-    text: str, answers: Sequence[tuple[int, int]], encoder: Tokenizer, special: bool = True
-) -> np.ndarray:
-    """The tokens of a text, uint32, with MARK on those within the answers at these characters. The names of special
-    tokens are read as such if they are `special`, as in what a chat template writes."""
-    encoder.encode_special_tokens = not special
-    found: Encoding = encoder.encode(text, add_special_tokens=False)
-    ids = np.array(found.ids, dtype=np.int64)
-    starts, stops = (np.array([pair[side] for pair in found.offsets], dtype=np.int64) for side in (0, 1))
-    predicted = np.zeros(len(ids), dtype=bool)
-    for begin, end in answers:
-        predicted |= (starts >= begin) & (starts < end) & (stops <= end) & (stops > starts)
-    return (ids | np.where(predicted, MARK, 0)).astype(np.uint32)
+@dataclass(frozen=True)
+class Answers:
+    """Makes marked tokens of answers and what comes before them.
+
+    Attributes:
+        encoder: the tokenizer.
+        template: the chat template that writes messages, None if there is none.
+        eos: the token that ends a text.
+        data_format: of the prepared data, see `manifest.FORMATS`.
+    """
+
+    encoder: Tokenizer
+    template: Template | None
+    eos: int
+    data_format: int = RECORDS_FORMAT
+
+    def marked(self, text: str, answers: Sequence[tuple[int, int]], special: bool = True) -> np.ndarray:
+        """The tokens of a text, uint32, with MARK on those of the answers at these characters. A token that begins
+        before an answer and ends in it is the answer's: a byte-level tokenizer joins the space before a word to it.
+        The names of special tokens are read as such if they are `special`, as in what a chat template writes."""
+        self.encoder.encode_special_tokens = not special
+        found: Encoding = self.encoder.encode(text, add_special_tokens=False)
+        ids = np.array(found.ids, dtype=np.int64)
+        starts, stops = (np.array([pair[side] for pair in found.offsets], dtype=np.int64) for side in (0, 1))
+        predicted = np.zeros(len(ids), dtype=bool)
+        for begin, end in answers:
+            reached = starts >= begin if self.data_format < RECORDS_FORMAT else stops > begin
+            predicted |= reached & (starts < end) & (stops <= end) & (stops > starts)
+        return (ids | np.where(predicted, MARK, 0)).astype(np.uint32)
+
+    def of_messages(self, messages: Any) -> np.ndarray:
+        """A conversation as marked tokens, of which the assistant's answers are predicted. Raises ValueError in one
+        line."""
+        assert self.template is not None
+        return self.marked(*self.template.render(messages))
+
+    def paired(self, values: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+        """Both answers of a row, each after the prompt, as marked tokens. Raises ValueError in one line."""
+        chosen, rejected, prompt = values["chosen"], values["rejected"], values.get("prompt")
+        if chosen == rejected:
+            raise ValueError("its chosen and its rejected answer are equal")
+        if prompt is None:
+            prompt, chosen, rejected = _without_prompt(chosen, rejected)
+        return self.after(prompt, chosen, "chosen"), self.after(prompt, rejected, "rejected")
+
+    def after(self, prompt: Any, answer: Any, name: str) -> np.ndarray:
+        """A prompt and the answer to it as marked tokens, of which only the answer is predicted.
+
+        Both are texts, which the end of a document follows; or the prompt is a list of messages, and the answer one
+        more or the text of one. `name` is that of the answer's column. Raises ValueError in one line.
+        """
+        if isinstance(prompt, str):
+            if not isinstance(answer, str):
+                raise ValueError(
+                    f"its prompt is a text, and its {name} is none; give both as texts or as messages"
+                )
+            _check_text(prompt, "prompt")
+            _check_text(answer, name)
+            if not answer and self.data_format >= RECORDS_FORMAT:
+                raise ValueError(f"its {name} is empty")
+            whole = [(len(prompt), len(prompt) + len(answer))]
+            found = np.append(self.marked(prompt + answer, whole, special=False), np.uint32(self.eos | MARK))
+        elif isinstance(prompt, list):
+            found = self._spoken(prompt, _messages(answer, name))
+        else:
+            raise ValueError(f"its prompt is {type(prompt).__name__}, not a text or a list of messages")
+        if not (found[1:] & MARK).any():
+            raise ValueError(f"its {name} is empty")
+        return found
+
+    def _spoken(self, prompt: list[Any], said: list[Any]) -> np.ndarray:
+        if self.template is None:
+            raise ValueError(
+                "it holds messages, and the tokenizer has no chat template; name one in data.chat_template"
+            )
+        text, answers = self.template.render([*prompt, *said])
+        count = sum(message["role"] == "assistant" for message in said)
+        if not count:
+            raise ValueError("it has no answer of the assistant")
+        return self.marked(text, answers[-count:])
 
 
 def unmarked(words: np.ndarray) -> np.ndarray:
     """The token ids of marked tokens, int64."""
     return np.asarray(words, dtype=np.int64) & ~MARK
-
-
-def paired(
-    values: Mapping[str, Any], encoder: Tokenizer, template: Template | None, eos: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Both answers of a row, each after the prompt, as marked tokens. Raises ValueError in one line."""
-    chosen, rejected, prompt = values["chosen"], values["rejected"], values.get("prompt")
-    if chosen == rejected:
-        raise ValueError("its chosen and its rejected answer are equal")
-    if prompt is None:
-        prompt, chosen, rejected = _without_prompt(chosen, rejected)
-    return (
-        answered(prompt, chosen, "chosen", encoder, template, eos),
-        answered(prompt, rejected, "rejected", encoder, template, eos),
-    )
-
-
-def answered(
-    prompt: Any, answer: Any, name: str, encoder: Tokenizer, template: Template | None, eos: int
-) -> np.ndarray:
-    """A prompt and the answer to it as marked tokens, of which only the answer is predicted.
-
-    Both are texts, which the end of a document follows; or the prompt is a list of messages, and the answer one more or
-    the text of one. `name` is that of the answer's column. Raises ValueError in one line.
-    """
-    if isinstance(prompt, str):
-        if not isinstance(answer, str):
-            raise ValueError(
-                f"its prompt is a text, and its {name} is none; give both as texts or as messages"
-            )
-        _check_text(prompt, "prompt")
-        _check_text(answer, name)
-        found = marked(prompt + answer, [(len(prompt), len(prompt) + len(answer))], encoder, special=False)
-        found = np.append(found, np.uint32(eos | MARK))
-    elif isinstance(prompt, list):
-        found = _spoken(prompt, _messages(answer, name), encoder, template)
-    else:
-        raise ValueError(f"its prompt is {type(prompt).__name__}, not a text or a list of messages")
-    if not (found[1:] & MARK).any():
-        raise ValueError(f"its {name} is empty")
-    return found
-
-
-def _spoken(prompt: list[Any], said: list[Any], encoder: Tokenizer, template: Template | None) -> np.ndarray:
-    if template is None:
-        raise ValueError(
-            "it holds messages, and the tokenizer has no chat template; name one in data.chat_template"
-        )
-    text, answers = template.render([*prompt, *said])
-    count = sum(message["role"] == "assistant" for message in said)
-    if not count:
-        raise ValueError("it has no answer of the assistant")
-    return marked(text, answers[-count:], encoder)
 
 
 def _messages(answer: Any, name: str) -> list[Any]:
@@ -106,7 +123,5 @@ def _without_prompt(chosen: Any, rejected: Any) -> tuple[list[Any], list[Any], l
 
 
 def _check_text(text: str, name: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ValueError(f"has half a surrogate pair in its {name}") from None
+    if not is_unicode(text):
+        raise ValueError(f"has half a surrogate pair in its {name}")

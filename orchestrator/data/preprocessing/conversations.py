@@ -8,6 +8,7 @@ from typing import Any
 
 from orchestrator.data.encoding.tokenizer import named_tokens
 from orchestrator.data.prepared.data_folder import DataFolder
+from orchestrator.data.sources.repair import is_unicode
 from orchestrator.job.errors import InputError
 
 ROLES = ("system", "user", "assistant", "tool", "developer")
@@ -103,6 +104,8 @@ def _check(messages: Any) -> None:
     for number, message in enumerate(messages, 1):
         if not isinstance(message, dict) or not isinstance(message.get("content"), str):
             raise ValueError(f"its message {number} has no content of text")
+        if not is_unicode(message["content"]):
+            raise ValueError(f"has half a surrogate pair in its message {number}")
         if message.get("role") not in ROLES:
             raise ValueError(
                 f"the role {message.get('role')!r} of its message {number} is none of {', '.join(ROLES)}"

@@ -68,7 +68,8 @@ def format_and_fingerprint(
         for data_format in manifest.FORMATS
     }
     if not before:
-        return manifest.FORMAT, names[manifest.FORMAT]
+        newest = manifest.newest_format(kind is not None)
+        return newest, names[newest]
     for data_format, name in names.items():
         if name == before:
             return data_format, name
@@ -82,12 +83,13 @@ def fingerprint(
     files: Sequence[SourceFile],
     chosen: Any,
     part_bytes: int,
-    data_format: int = manifest.FORMAT,
+    data_format: int | None = None,
     kind: RecordKind | None = None,
     clean: str = "",
 ) -> str:
     """xxh3_128 of everything that determines the shards' bytes; where the files are does not. `clean` is the key of the
-    steps that clean the text."""
+    steps that clean the text, `data_format` the newest if it is not said."""
+    data_format = data_format or manifest.newest_format(kind is not None)
     content = [_content(file) for file in files]
     records = [kind.to_json()] if kind else []
     cleaned = [{"clean": clean}] if clean else []

@@ -6,13 +6,13 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
-from orchestrator.data.preprocessing.answers import answered, marked, paired, unmarked
+from orchestrator.data.prepared.manifest import RECORDS_FORMAT
+from orchestrator.data.preprocessing.answers import Answers, unmarked
 from orchestrator.data.preprocessing.conversations import Template
 from orchestrator.data.sources import Span, opened
 from orchestrator.data.sources.arrow_files import label_names
@@ -21,7 +21,7 @@ from orchestrator.data.sources.rejected import Rejected, Unfit
 from orchestrator.data.sources.repair import is_unicode
 from orchestrator.data.sources.rows import rows
 from orchestrator.job.errors import InputError
-from orchestrator.job.records import COLUMNS, COMPARED, PREFERENCES
+from orchestrator.job.records import COLUMNS, COMPARED
 from workloads.objectives.records import pack, to_bits
 
 
@@ -62,23 +62,30 @@ class WrongRow(Unfit):
 
 
 def records_of(
-    span: Span, kind: RecordKind, encoder: Tokenizer, eos: int, rejected: Rejected | None = None
+    span: Span,
+    kind: RecordKind,
+    encoder: Tokenizer,
+    eos: int,
+    rejected: Rejected | None = None,
+    data_format: int = RECORDS_FORMAT,
 ) -> Iterator[Record]:
     """The records of a span, in order; `eos` is the token that ends a text. What cannot be used goes to `rejected`, see
-    `rows`.
+    `rows`. `data_format` is that of the prepared data.
 
     Raises InputError that names file and row if the policy of the file is to fail.
     """
     rejected = rejected or Rejected()
-    encode = _ENCODERS[kind.objective]
-    encode = partial(encode, eos=eos) if kind.objective in PREFERENCES else encode
     columns = span.file.field if isinstance(span.file.field, dict) else {}
     template = Template(kind.template, dict(kind.tokens)) if kind.template else None
+    answers = Answers(encoder, template, eos, data_format)
     _check_label_names(span, kind)
     for row in rows(span, rejected):
         try:
             values = _values(row.values, columns, kind.objective)
-            words, tokens = encode(values, kind, encoder, template)
+            if kind.objective in _ANSWERS:
+                words, tokens = _of_answers(values, kind.objective, answers)
+            else:
+                words, tokens = _ENCODERS[kind.objective](values, kind, encoder)
         except Unfit as error:
             rejected.refuse(span.file, error, row.at, row.values)
             continue
@@ -149,7 +156,7 @@ def _joined(*parts: Sequence[int] | np.ndarray) -> np.ndarray:
     return np.concatenate([np.asarray(part, dtype=np.int64) for part in parts])
 
 
-def _labelled(values: Mapping[str, Any], kind: RecordKind, encoder: Tokenizer, _: Template | None) -> Encoded:
+def _labelled(values: Mapping[str, Any], kind: RecordKind, encoder: Tokenizer) -> Encoded:
     first = _ids(encoder, _text(values, "text"))
     second = _ids(encoder, _text(values, "pair")) if values.get("pair") is not None else []
     if "pair" in values and not second:
@@ -167,10 +174,12 @@ def _labelled(values: Mapping[str, Any], kind: RecordKind, encoder: Tokenizer, _
     return pack([first, second, [word]]), _joined(first, second)
 
 
-def _by_word(values: Mapping[str, Any], kind: RecordKind, encoder: Tokenizer, _: Template | None) -> Encoded:
+def _by_word(values: Mapping[str, Any], kind: RecordKind, encoder: Tokenizer) -> Encoded:
     words, labels = values["words"], values["labels"]
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise WrongRow("its words are no list of texts")
+    if not all(map(is_unicode, words)):
+        raise WrongRow("has half a surrogate pair in its words")
     if not isinstance(labels, list) or len(labels) != len(words):
         raise WrongRow(f"it has {len(words)} words and not as many labels")
     numbers = [_label(label, kind.labels) for label in labels]
@@ -182,7 +191,7 @@ def _by_word(values: Mapping[str, Any], kind: RecordKind, encoder: Tokenizer, _:
     return pack([found.ids, marks]), _joined(found.ids)
 
 
-def _answered(values: Mapping[str, Any], kind: RecordKind, encoder: Tokenizer, _: Template | None) -> Encoded:
+def _answered(values: Mapping[str, Any], kind: RecordKind, encoder: Tokenizer) -> Encoded:
     question, context = _ids(encoder, _text(values, "question")), _text(values, "context")
     found: Encoding = encoder.encode(context, add_special_tokens=False)
     place = [0, 0]
@@ -200,49 +209,37 @@ def _answered(values: Mapping[str, Any], kind: RecordKind, encoder: Tokenizer, _
     return pack([question, found.ids, place]), _joined(question, found.ids)
 
 
-def _translated(
-    values: Mapping[str, Any], kind: RecordKind, encoder: Tokenizer, _: Template | None
-) -> Encoded:
+def _translated(values: Mapping[str, Any], kind: RecordKind, encoder: Tokenizer) -> Encoded:
     source, target = (_ids(encoder, _text(values, name)) for name in ("source", "target"))
     if not target:
         raise WrongRow("its target is empty")
     return pack([source, target]), _joined(source, target)
 
 
-def _spoken(
-    values: Mapping[str, Any], kind: RecordKind, encoder: Tokenizer, template: Template | None
-) -> Encoded:
-    assert template is not None
+def _of_answers(values: Mapping[str, Any], objective: str, answers: Answers) -> Encoded:
     try:
-        text, answers = template.render(values["messages"])
+        return _ANSWERS[objective](values, answers)
     except ValueError as error:
         raise WrongRow(str(error)) from None
-    words = marked(text, answers, encoder)
+
+
+def _spoken(values: Mapping[str, Any], answers: Answers) -> Encoded:
+    words = answers.of_messages(values["messages"])
     ids = unmarked(words)
     if np.array_equal(ids, words):
         raise WrongRow("it has no answer of the assistant", "remove it")
     return words, ids
 
 
-def _compared(
-    values: Mapping[str, Any], kind: RecordKind, encoder: Tokenizer, template: Template | None, eos: int
-) -> Encoded:
-    try:
-        chosen, rejected = paired(values, encoder, template, eos)
-    except ValueError as error:
-        raise WrongRow(str(error)) from None
+def _compared(values: Mapping[str, Any], answers: Answers) -> Encoded:
+    chosen, rejected = answers.paired(values)
     return pack([chosen, rejected]), _joined(unmarked(chosen), unmarked(rejected))
 
 
-def _judged(
-    values: Mapping[str, Any], kind: RecordKind, encoder: Tokenizer, template: Template | None, eos: int
-) -> Encoded:
+def _judged(values: Mapping[str, Any], answers: Answers) -> Encoded:
     if not isinstance(values["label"], bool):
         raise WrongRow(f"its label {values['label']!r} is not true or false")
-    try:
-        words = answered(values["prompt"], values["completion"], "completion", encoder, template, eos)
-    except ValueError as error:
-        raise WrongRow(str(error)) from None
+    words = answers.after(values["prompt"], values["completion"], "completion")
     return pack([words, [int(values["label"])]]), unmarked(words)
 
 
@@ -252,6 +249,8 @@ _ENCODERS: Mapping[str, Callable[..., Encoded]] = {
     "token_classification": _by_word,
     "span_extraction": _answered,
     "seq2seq": _translated,
+}
+_ANSWERS: Mapping[str, Callable[[Mapping[str, Any], Answers], Encoded]] = {
     "conversation": _spoken,
     **dict.fromkeys(COMPARED, _compared),
     "kto": _judged,

@@ -199,7 +199,9 @@ def _records(part: Part, written: TokenFormat, kind: RecordKind, encoder: Tokeni
     contents, counts = ContentIndex(), np.zeros(written.vocabulary, dtype=np.int64)
     text_bytes = length = 0
     rejected, eos = Rejected(), written.roles["eos"]
-    for record in (one for span in part for one in records_of(span, kind, encoder, eos, rejected)):
+    for record in (
+        one for span in part for one in records_of(span, kind, encoder, eos, rejected, written.version)
+    ):
         found.append(np.append(record.words, [CLOSE]).astype("<u4"))
         length += len(found[-1])
         ends.append(length)

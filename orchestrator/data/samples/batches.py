@@ -174,14 +174,15 @@ class Batches:
 
 
 class Prefetch(Generic[T]):
-    """Computes `make(first)`, `make(first + 1)`, ... in a thread, `depth` items ahead of their use.
+    """Computes `make(first)`, `make(first + 1)`, ... in a thread, `depth` items ahead of their use; those from `stop`
+    on never.
 
     An exception of `make` is raised by the `next` that would have returned its item.
     """
 
-    def __init__(self, make: Callable[[int], T], first: int, depth: int = 1) -> None:
+    def __init__(self, make: Callable[[int], T], first: int, depth: int = 1, stop: int | None = None) -> None:
         self._make = make
-        self._number = first
+        self._number, self._stop = first, stop
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
         self._ahead: deque[Future[T]] = deque()
         for _ in range(depth):
@@ -209,5 +210,7 @@ class Prefetch(Generic[T]):
         self.close(wait=kind is None)  # an error is told at once
 
     def _submit(self) -> None:
+        if self._stop is not None and self._number >= self._stop:
+            return
         self._ahead.append(self._pool.submit(self._make, self._number))
         self._number += 1

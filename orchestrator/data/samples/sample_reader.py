@@ -33,6 +33,13 @@ class SampleReader:
     def __len__(self) -> int:
         return sum(map(len, self._windows)) if self._growing else int(self._ends[-1])
 
+    def __contains__(self, sample: int) -> bool:
+        """Whether this is the id of a sample, as far as they are known."""
+        if not self._growing:
+            return 0 <= sample < len(self)
+        source, index = self._place(sample)
+        return 0 <= index < len(self._windows[source])
+
     def __call__(self, sample: int) -> np.ndarray:
         """The tokens of a sample, int64 [window or fewer]."""
         if sample in self._held:

@@ -117,8 +117,7 @@ class StepLosses:
         if self._compares:
             labels = sum(int(batch["compared"].sum()) for batch in micro_batches)
         else:
-            named = [batch.get("labels", batch.get("sequence_labels")) for batch in micro_batches]
-            labels = sum(int((found != IGNORED).sum()) for found in named if found is not None)
+            labels = sum(map(_predicted, micro_batches))
         total = torch.tensor([labels if mine else 0])
         dist.all_reduce(total)
         return int(total)
@@ -235,6 +234,14 @@ class StepLosses:
             everyone = gather_json(mine) if self._layout.pp > 1 else [mine]
             self._names[self._evaluating] = list(dict.fromkeys(name for names in everyone for name in names))
         return self._names[self._evaluating]
+
+
+def _predicted(batch: Batch) -> int:
+    """Labels in a micro-batch as its loss counts them: a sequence has one, of a span the first token and the last."""
+    if "labels" in batch:
+        return int((batch["labels"] != IGNORED).sum())
+    found = batch.get("sequence_labels")
+    return 0 if found is None else int((found != IGNORED).reshape(len(found), -1).all(1).sum())
 
 
 def _flat(loss: Loss) -> dict[str, Tensor]:

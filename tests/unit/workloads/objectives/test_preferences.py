@@ -121,3 +121,26 @@ def test_rows_are_of_even_length_and_positions_those_of_half_of_them() -> None:
         objectives.build("dpo", vocabulary=KNOWN, sequence_length=15, seed=0)
     with pytest.raises(WorkloadError, match=r"label_smoothing is 0.5; make it at least 0 and below 0.5"):
         made("dpo", label_smoothing=0.5)
+
+
+class Sectioned(Samples):
+    """Samples of two sources of unequal size, whose ids are index x 2 + source."""
+
+    def companions(self, sample: int) -> range:
+        return range(sample % 2, 2 * (10 if sample % 2 else 100), 2)
+
+
+def test_an_unpaired_answer_is_compared_with_one_that_may_be_read_along() -> None:
+    """Where more text may come later these are of the same section and source, whatever is there by chance."""
+    asked: list[int] = []
+
+    def read(number: int) -> np.ndarray:
+        assert number % 2 == 0 or number < 20, "there is no such sample"
+        asked.append(number)
+        return pack([[5, 6, *(token | MARK for token in [7, 8])], [1]])
+
+    text = Sectioned(read, 110)
+    for sample, other in ((120, 122), (198, 0), (3, 5), (19, 1)):
+        asked.clear()
+        made("kto").collate(text, [sample], 0)
+        assert asked == [sample, other]

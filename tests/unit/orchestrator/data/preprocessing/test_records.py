@@ -285,6 +285,8 @@ def test_a_judged_answer(encoder: Tokenizer, tmp_path: Path) -> None:
         ({"p": "a", "c": TALK[1:2], "r": "it"}, "its prompt is a text, and its chosen is none"),
         ({"p": 3, "c": "a", "r": "it"}, "its prompt is int, not a text or a list of messages"),
         ({"p": "", "c": "", "r": "it"}, "its chosen is empty"),
+        ({"p": "a", "c": "", "r": "it"}, "its chosen is empty"),
+        ({"p": TALK[:1], "c": "\ud83d", "r": "it"}, "has half a surrogate pair in its message 2"),
         ({"p": [{"role": "judge", "content": "a"}], "c": "it", "r": "a"}, "the role 'judge' of its message 1"),
         ({"p": TALK[:1], "c": TALK[:1], "r": "it"}, "it has no answer of the assistant"),
     ],
@@ -297,3 +299,33 @@ def test_what_is_wrong_with_a_pair(
         one(row, kind, PAIR, encoder, tmp_path)
     assert "line 1, at byte 0: " in str(found.value)
     assert "\n" not in str(found.value)
+
+
+@pytest.fixture(scope="module")
+def joining() -> Tokenizer:
+    """Of bytes, which joins the space before a word to it, as GPT-2's does."""
+    return tokenizer.encoder(tokenizer.train(["Q: capital? A: Paris\nQ: capital? A: London\n"] * 50, 300, ()))
+
+
+def test_a_token_that_begins_before_an_answer_is_the_answers(joining: Tokenizer, tmp_path: Path) -> None:
+    """A prompt that ends with a space, the usual slip: of an answer of one word nothing but the end was predicted."""
+    row = {"p": "Q: capital? A: ", "c": "Paris", "r": "London"}
+    path = written(tmp_path / "rows.jsonl", [row])
+    (span,) = sources.cut(sources.resolve([Source(uri=str(path), field=PAIR)]), 2**20)[0]
+
+    def predicted(data_format: int) -> list[list[str]]:
+        (record,) = records_of(span, RecordKind("dpo"), joining, 0, data_format=data_format)
+        return [
+            [joining.decode([int(word) & ~MARK]) for word in answer.astype(np.int64) if word & MARK]
+            for answer in unpack(record.words)
+        ]
+
+    assert "".join(predicted(4)[0][:-1]) == " Paris"
+    assert "".join(predicted(4)[1][:-1]) == " London"
+    assert [len(answer) for answer in predicted(3)] == [len(answer) - 1 for answer in predicted(4)]
+
+
+def test_half_a_surrogate_pair_among_words_is_told(encoder: Tokenizer, tmp_path: Path) -> None:
+    kind, columns = RecordKind("token_classification", ("x",)), {"words": "w", "labels": "l"}
+    with pytest.raises(InputError, match="line 1, at byte 0: has half a surrogate pair in its words"):
+        one({"w": ["a", "\ud83d"], "l": ["x", "x"]}, kind, columns, encoder, tmp_path)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.data.preprocessing import part_tasks, prepare, shards
+from orchestrator.data.preprocessing import part_tasks, prepare, reuse, shards
 from orchestrator.data.preprocessing.prepare import prepare as prepare_data
 from orchestrator.job.data import DataSpec
 
@@ -69,3 +69,10 @@ def test_only_what_is_new_is_tokenised(tmp_path: Path, monkeypatch: pytest.Monke
     made.clear()
     third = prepared("cache")
     assert content(third) == content(prepared("elsewhere"))
+
+
+def test_a_tokenizer_of_another_vocabulary_reuses_nothing() -> None:
+    """BPE stops early on little text: another size was asked for, and the tokenizer is the same. Counts of ids are of
+    the size that was asked for."""
+    small, large = (shards.TokenFormat(size, {"eos": 0}) for size in (4096, 8192))
+    assert reuse.tokens_key("{}", small, "") != reuse.tokens_key("{}", large, "")

@@ -130,6 +130,17 @@ def test_prefetch_gives_all_items_in_turn_and_works_ahead() -> None:
     assert len(made) <= 7
 
 
+def test_prefetch_makes_nothing_that_is_not_used() -> None:
+    """What comes after the last step may not be there for hours."""
+    made: list[int] = []
+    with Prefetch(lambda number: made.append(number) or number, first=3, depth=4, stop=6) as prefetch:
+        assert [prefetch.next() for _ in range(3)] == [3, 4, 5]
+    assert made == [3, 4, 5]
+    with Prefetch(lambda number: made.append(number), first=6, stop=6):
+        pass
+    assert made == [3, 4, 5]
+
+
 def test_prefetch_raises_what_its_thread_raised_in_its_turn() -> None:
     def make(number: int) -> int:
         if number == 1:

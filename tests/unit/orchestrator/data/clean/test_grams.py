@@ -1,0 +1,38 @@
+"""The words in a row by which evaluation text is found again."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from orchestrator.data.clean import grams
+from orchestrator.data.prepared.data_folder import DataFolder
+from orchestrator.job.clean import Decontaminate
+
+
+@pytest.mark.parametrize(("between", "documents"), [("\n<|endoftext|>\n", 30), ("\n", 1)])
+def test_text_that_is_cut_into_parts_is_indexed_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, between: str, documents: int
+) -> None:
+    """A document that is larger than a part, too."""
+    letters = itertools.product("abcdefghij", repeat=4)
+    texts = ["\n".join("".join(next(letters)) for _ in range(40)) for _ in range(30)]
+    (tmp_path / "eval.txt").write_text(between.join(texts))
+    rule = Decontaminate.model_validate({"sources": [{"uri": str(tmp_path / "eval.txt")}]})
+
+    def index(part_bytes: int) -> Any:
+        monkeypatch.setattr(grams, "PART_BYTES", part_bytes)
+        step: Any = SimpleNamespace(rule=rule, key=f"cut-{part_bytes}", name="decontaminate")
+        folder = DataFolder(str(tmp_path / "cache"))
+        grams.write_index(folder, step)
+        found = grams.read_index(folder, step)
+        assert found is not None
+        return set(found["gram"].tolist())
+
+    whole = index(2**25)
+    assert len(whole) == 1200 - documents * (rule.words - 1)
+    assert index(700) == whole
