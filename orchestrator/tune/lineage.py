@@ -14,6 +14,7 @@ import yaml
 
 from orchestrator.checkpoint.copying import copy_commit
 from orchestrator.checkpoint.identity import IDENTITY, read_job
+from orchestrator.checkpoint.retention import rewind
 from orchestrator.checkpoint.store import Store
 from orchestrator.control.run_history import RECENT
 from orchestrator.job.spec import parse
@@ -73,7 +74,9 @@ def exploit(sweep: RunDir, trial: str, donor: str, step: int, config: Config) ->
     taken = min(found for found in source.steps() if found >= step)
     base = read_job(sweep)
     own = {IDENTITY: job_of(base, config).identity()} if base else {}
-    copy_commit(source, taken, Store(run.commits), {"attempt": 0, **own})
+    target = Store(run.commits)
+    rewind(target, -1)  # a copy that was interrupted, maybe of another commit
+    copy_commit(source, taken, target, {"attempt": 0, **own})
     run.write_json(ORIGIN, {"donor": donor, "asked": step, "step": taken, "config": config})
     return name
 

@@ -30,7 +30,7 @@ def publish(spec: JobSpec, sweep: RunDir, found: dict[str, Any]) -> str | None:
     except TimeoutError:
         return f"no answer within {timeout:g} s"
     except Exception as error:  # whatever MLflow and its transport raise
-        return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        return redact(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
     return None
 
 

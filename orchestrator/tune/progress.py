@@ -126,8 +126,9 @@ class SearchProgress:
         elif not result["limited"] and (result["finished"] or not self.limit()):
             full = result["finished"]
             state = "done" if full else "stopped"
-            reason = "" if full else f"stopped by {self._tune.scheduler}"
-            self._records.end(trial, TrialEnd(state, result["run"], result["step"], result["value"], reason))
+            reason = "" if full else result.get("ended") or f"stopped by {self._tune.scheduler}"
+            value = result["value"] if math.isfinite(result["value"]) else None
+            self._records.end(trial, TrialEnd(state, result["run"], result["step"], value, reason))
         self.show()
 
     def show(self) -> None:

@@ -82,8 +82,16 @@ class Asha(FIFOScheduler):
         return None
 
     def _note(self, trial: Any, result: dict[str, Any]) -> None:
-        if result[STEP] in self._values and not result["failed"]:
-            self._values[result[STEP]][trial] = self._sign * result[VALUE]
+        if result["failed"]:
+            return
+        # A run that has ended itself between two rungs is compared at the next one.
+        at = (
+            next((rung for rung in self._values if rung >= result[STEP]), None)
+            if result.get("ended")
+            else result[STEP]
+        )
+        if at in self._values:
+            self._values[at][trial] = self._sign * result[VALUE]
 
     def _best(self, rung: int) -> list[Any]:
         values = self._values[rung]

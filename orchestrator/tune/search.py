@@ -16,6 +16,7 @@ from orchestrator.job.errors import InputError
 from orchestrator.job.outcome import Outcome
 from orchestrator.job.spec import JobSpec, dump
 from orchestrator.job.tune import POPULATION, TuneSpec
+from orchestrator.launch.places import check_places, check_written
 from orchestrator.launch.preflight import check_job, check_labels
 from orchestrator.launch.submission import no_cluster
 from orchestrator.launch.worker import worker_at
@@ -57,6 +58,8 @@ def tune(
     """
     spec = as_its_run(spec, sweep)
     search = check_space(spec)
+    check_places(spec, sweep)
+    check_written(spec, sweep, address)
     first = grid(search)[0] if search.sampler == "grid" else drawn(search, spec.seed, 0)
     job = check_job(job_of(spec, first), machine_of=worker_at(address))
     if spec.train.precision == "auto":  # once, so that no trial differs from others in it

@@ -87,11 +87,12 @@ class Trial(ray_tune.Trainable):
             spec = self._job()
             every = rungs(self._tune, spec.train.steps)
             rung = reached = next((step for step in every if step > self._at), every[-1])
+            limited, ended = False, ""
             if (reason := run.read_json_or_empty(FAILED).get("reason")) is not None:
                 return self._failed(str(reason))
             if self._assignment["ended"] is None and _committed(run) < rung:
-                reached = self._drive(spec, run, rung)
-            return self._result(spec, run, rung, reached)
+                reached, ended, limited = self._drive(spec, run, rung)
+            return self._result(spec, run, rung, reached, limited, ended)
         except InputError as error:
             reason = str(error)
         except RunFailed as error:
@@ -122,16 +123,18 @@ class Trial(ray_tune.Trainable):
             spec = spec.model_copy(update={"checkpoint": checkpoint})
         return spec
 
-    def _drive(self, spec: JobSpec, run: RunDir, rung: int) -> int:
-        """Train to the rung, or until a limit is reached; returns the step reached. Raises RunFailed."""
+    def _drive(self, spec: JobSpec, run: RunDir, rung: int) -> tuple[int, str, bool]:
+        """Train to the rung, or until a limit is reached or the run ends itself; returns the step reached, why it ended
+        there, and whether the hours of the search have ended it. Raises RunFailed."""
         document = spec.model_dump(mode="json")
         for promotion in self._tune.promote:
             if promotion.at <= self._at:
                 for key, value in promotion.set.items():
                     set_key(document, key, value, "tune.promote")
+        hours = math.inf  # of the search
         if (deadline := self._assignment["deadline"]) is not None:
-            left = max(deadline - time.time(), 1.0) / 3600
-            document["limits"]["hours"] = min(self._hours(spec, run) + left, spec.limits.hours or math.inf)
+            hours = self._hours(spec, run) + max(deadline - time.time(), 1.0) / 3600
+            document["limits"]["hours"] = min(hours, spec.limits.hours or math.inf)
         spec = parse(document, self._name)
         run.create()
         cluster = dataclasses.replace(on_ray(), gang=lambda: self._gang)
@@ -140,28 +143,41 @@ class Trial(ray_tune.Trainable):
             found = Controller(as_begun(spec, commit), run, rung, cluster).drive()
         if found["state"] == "failed":
             raise RunFailed(found["reason"] or "the run failed")
-        return int(found["commit"] or 0)
+        reached = int(found["commit"] or 0)
+        limited = (
+            reached < rung and hours <= (spec.limits.hours or math.inf) and self._hours(spec, run) >= hours
+        )
+        return reached, str(found["reason"] or ""), limited
 
     def _hours(self, spec: JobSpec, run: RunDir) -> float:
         """Hours that the run has taken so far, counted as `limits.hours` does."""
         found = summary(spec, None, run.rows("events.jsonl"), totals_of(run))["ledger"]
         return float(found["wall_seconds"] - found["seconds"].get("down", 0.0)) / 3600
 
-    def _result(self, spec: JobSpec, run: RunDir, rung: int, reached: int) -> dict[str, Any]:
-        """The result that the scheduler decides by, from the metrics rows up to the rung."""
+    def _result(
+        self, spec: JobSpec, run: RunDir, rung: int, reached: int, limited: bool, why: str
+    ) -> dict[str, Any]:
+        """The result that the scheduler decides by, from the metrics rows up to the rung. `limited`: the search's hours
+        ended it, and it goes on with the next command; else a run that ended before the rung has ended for good."""
         ended = self._assignment["ended"]
-        value = self._evaluated(spec, rung) if "." in self._tune.metric else self._trained(rung)
+        try:
+            value = self._evaluated(spec, rung) if "." in self._tune.metric else self._trained(rung)
+        except InputError:
+            if not limited:
+                raise
+            value = math.nan
         self._at = rung
         done = rung >= spec.train.steps or reached < rung or (ended is not None and rung >= ended)
         return {
             STEP: min(rung, reached),
-            VALUE: value,
+            VALUE: self._worst if math.isnan(value) else value,
             "failed": "",
             "trial": self._trial,
             "run": self._name,
             "own_steps": lineage.own_steps(self._sweep, self._name, min(rung, reached)),
             "cost_usd": run.read_json_or_empty("summary.json").get("cost_usd") or 0.0,
-            "limited": reached < rung,
+            "limited": limited,
+            "ended": why if reached < rung and not limited else "",
             "finished": rung >= spec.train.steps,  # Tune sets "done" where its scheduler stops a trial
             "done": done,
         }
@@ -191,15 +207,26 @@ class Trial(ray_tune.Trainable):
     def _failed(self, reason: str) -> dict[str, Any]:
         """The result of a failed trial: the worst possible value, and the steps and USD it has spent."""
         steps, usd = lineage.spent(self._sweep, self._name)
-        worst = math.inf if self._tune.mode == "min" else -math.inf
-        result = {STEP: self._at, VALUE: worst, "failed": reason, "trial": self._trial, "run": self._name}
+        result = {
+            STEP: self._at,
+            VALUE: self._worst,
+            "failed": reason,
+            "trial": self._trial,
+            "run": self._name,
+        }
         return result | {
             "own_steps": steps,
             "cost_usd": usd,
             "limited": False,
+            "ended": "",
             "finished": False,
             "done": True,
         }
+
+    @property
+    def _worst(self) -> float:
+        """The value of a trial that failed or has diverged: no scheduler and no sampler orders what is not a number."""
+        return math.inf if self._tune.mode == "min" else -math.inf
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Write down which commit the last result belongs to. The weights stay where they are."""

@@ -53,3 +53,16 @@ def test_where_the_donor_has_pruned_the_commit_the_next_one_is_taken(tmp_path: P
     sweep = RunDir(str(tmp_path))
     name = lineage.exploit(sweep, "0000", "0001", 8, {"lr": 2})
     assert lineage.origin(sweep, name) == {"donor": "0001", "asked": 8, "step": 12, "config": {"lr": 2}}
+
+
+def test_an_exploit_that_was_interrupted_is_made_anew(tmp_path: Path) -> None:
+    """Its copy is of another commit, maybe, and not whole."""
+    committed(tmp_path, "0001", 8)
+    left = committed(tmp_path, "0000-1", 12)
+    sweep = RunDir(str(tmp_path))
+    assert lineage.exploit(sweep, "0000", "0001", 8, {"lr": 2}) == "0000-1"
+    assert left.steps() == [8]
+    assert left.verify(8) == []
+    (tmp_path / "0000-1" / "origin.json").unlink()
+    assert lineage.exploit(sweep, "0000", "0001", 8, {"lr": 2}) == "0000-1"
+    assert left.verify(8) == []

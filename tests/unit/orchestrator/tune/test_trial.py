@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -69,3 +70,41 @@ def test_a_metric_of_an_evaluation_is_that_of_the_last_one(tmp_path: Path) -> No
     assert [found._evaluated(spec, rung) for rung in (4, 6, 10)] == [3.0, 3.0, 2.0]
     with pytest.raises(InputError, match=r"evaluate\.every.*up to step 2.*lower it to 2"):
         found._evaluated(spec, 2)
+
+
+def one(tmp_path: Path, losses: dict[int, float], **more: Any) -> tuple[Trial, Any]:
+    """A trial whose run has these losses by step, and its job."""
+    sweep = RunDir(str(tmp_path))
+    sweep.write_text("job.yaml", dump(spec := parse(job("a.txt") | {"tune": {**TUNE, "window": 1}})))
+    run = RunDir(str(tmp_path / "0001"))
+    run.create()
+    rows = [
+        {"step": n, "attempt": 1, "time": float(n), "step_seconds": 0.1, "loss": loss}
+        for n, loss in losses.items()
+    ]
+    run.append("metrics.jsonl", rows)
+    found = object.__new__(Trial)
+    given = {"sweep": str(tmp_path), "trial": "0001", "params": {}, "ended": None, "deadline": None}
+    found._begin(given | more)
+    return found, spec
+
+
+def test_a_run_that_ends_itself_before_the_rung_has_ended(tmp_path: Path) -> None:
+    """By a plateau, or by the job's own limits: the search does not ask for it again."""
+    trial, spec = one(tmp_path, {n: 5.0 - n / 10 for n in range(1, 7)})
+    found = trial._result(spec, RunDir(str(tmp_path / "0001")), 8, 6, False, "no better for 3 evaluations")
+    assert (found["step"], found["done"], found["limited"], found["finished"]) == (6, True, False, False)
+    assert (found["value"], found["ended"]) == (pytest.approx(4.4), "no better for 3 evaluations")
+
+
+def test_a_run_that_the_hours_of_the_search_cut_short_has_not_failed(tmp_path: Path) -> None:
+    trial, spec = one(tmp_path, {})
+    found = trial._result(spec, RunDir(str(tmp_path / "0001")), 8, 0, True, "limits.hours")
+    assert (found["failed"], found["limited"], found["value"], found["ended"]) == ("", True, math.inf, "")
+    with pytest.raises(InputError, match="no row has the metric"):
+        trial._result(spec, RunDir(str(tmp_path / "0001")), 8, 0, False, "")
+
+
+def test_what_is_no_number_is_the_worst_value(tmp_path: Path) -> None:
+    trial, spec = one(tmp_path, dict.fromkeys(range(1, 9), math.nan))
+    assert trial._result(spec, RunDir(str(tmp_path / "0001")), 8, 8, False, "")["value"] == math.inf
