@@ -61,11 +61,11 @@ if [ -z "$asked" ]; then
   {command} --address "$address:{port}" &
   run=$!
   [ -n "$asked" ] && kill -TERM "$run"
-  code=129
-  while [ "$code" -gt 128 ] && kill -0 "$run" 2> /dev/null; do  # a signal interrupts the wait
+  while kill -0 "$run" 2> /dev/null; do  # a signal interrupts the wait
     wait "$run"
-    code=$?
   done
+  wait "$run"  # whose code the shell keeps
+  code=$?
 else
   code=3
 fi

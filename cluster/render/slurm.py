@@ -41,11 +41,11 @@ trap 'asked=stop; [ -n "$run" ] && kill -TERM "$run"' TERM
 {command} --address "$address:$port" &
 run=$!
 [ -n "$asked" ] && kill -TERM "$run"
-code=129
-while [ "$code" -gt 128 ]; do  # a signal interrupts the wait
+while kill -0 "$run" 2> /dev/null; do  # a signal interrupts the wait
   wait "$run"
-  code=$?
 done
+wait "$run"  # whose code the shell keeps
+code=$?
 kill -TERM "$nodes" 2> /dev/null
 wait "$nodes"
 rm -rf "$folder"

@@ -33,8 +33,11 @@ if TYPE_CHECKING:
     from orchestrator.job.spec import JobSpec
     from orchestrator.storage.run_directory import RunDir
 
-SILENCE = 60.0
-"""Seconds without a sign of whoever drives a run after which nobody waits for it any more."""
+SILENCE = 300.0
+"""Seconds without a sign of whoever drives a run after which nobody waits for it any more: while workers are placed and
+begin on new nodes there is none for minutes."""
+SUMMARY = 60.0
+"""Seconds that a summary may come later than the status of a run that has ended."""
 EVERY = 0.5
 """Seconds between looks at it."""
 
@@ -143,7 +146,7 @@ def _watch(run: RunDir, as_json: bool, how: str | None) -> None:
 
     seen, heard = None, time.monotonic()
     ended_before = run.read_json_or_empty("status.json").get("phase") in ENDED
-    since = 0.0 if ended_before else time.time()
+    before = None if ended_before else run.read_json("summary.json")
     try:
         with ProgressDisplay(how=how) as progress:
             while True:
@@ -165,7 +168,7 @@ def _watch(run: RunDir, as_json: bool, how: str | None) -> None:
     except KeyboardInterrupt:
         print(f"\n{run.uri} goes on", file=sys.stderr)
         raise typer.Exit(0) from None
-    summary = _summary_of(run, since)
+    summary = _summary_of(run, before)
     if as_json:
         emit(summary)
     else:
@@ -173,12 +176,12 @@ def _watch(run: RunDir, as_json: bool, how: str | None) -> None:
     raise typer.Exit(Outcome(summary["state"]).exit_code)
 
 
-def _summary_of(run: RunDir, since: float) -> dict[str, Any]:
-    """The summary of a run that has ended, which is written a moment after its status; none of a time before."""
-    deadline = time.monotonic() + SILENCE
+def _summary_of(run: RunDir, before: dict[str, Any] | None) -> dict[str, Any]:
+    """The summary of a run that has ended, which is written a moment after its status; not that of a time `before`."""
+    deadline = time.monotonic() + SUMMARY
     while time.monotonic() < deadline:
         found = run.read_json_or_empty("summary.json")
-        if found and (found.get("ended") or 0.0) >= since:
+        if found and found != before:
             return found
         time.sleep(EVERY)
     raise InputError("has ended and has no summary", run.uri, "see `orchestrator logs` and events.jsonl")

@@ -280,7 +280,9 @@ def _where_next(run_dir: str, tracking: str | None, form: str | None, summary: d
         # A server shows its runs itself; a database or a folder is shown by a server of one's own.
         served = tracking.startswith(("http://", "https://"))
         _say(
-            f"  {redact(tracking)}" if served else f"  mlflow ui --backend-store-uri {shlex.quote(tracking)}"
+            f"  {redact(tracking)}"
+            if served
+            else f"  mlflow ui --backend-store-uri {shlex.quote(redact(tracking))}"
         )
     problem = (summary.get("tracking") or {}).get("problem")
     if problem:

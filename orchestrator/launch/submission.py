@@ -65,13 +65,19 @@ def sent_along(folder: Path, exclude: Sequence[str], where: str) -> dict[str, An
 def entrypoint(spec: JobSpec | ChainSpec, run: RunDir, until: int | None, priority: int) -> str:
     """The shell command that drives the run on the cluster, the job file included.
 
-    Raises InputError if the job carries a credential: whoever may list jobs could read it.
+    Raises InputError if the job or the address of the run directory carries a credential: whoever may list jobs could
+    read it.
     """
     document = spec.document() if isinstance(spec, ChainSpec) else spec.model_dump(mode="json")
     if redact(document) != document:
         hint = "take it out, and set it in the environment of the cluster's nodes"
         raise InputError(
             "the job carries a credential, and a submitted job can be read by many", spec.name, hint
+        )
+    if redact(run.uri) != run.uri:
+        hint = "take it out, and set it in the environment of the cluster's nodes"
+        raise InputError(
+            "carries a credential, and a submitted job can be read by many", redact(run.uri), hint
         )
     words = [
         "python",

@@ -5,7 +5,14 @@ from __future__ import annotations
 import errno
 import os
 
-from orchestrator.storage.atomic import draft_of, remove_file, replace_file, sync_folder, write_file
+from orchestrator.storage.atomic import (
+    draft_of,
+    link_file,
+    remove_file,
+    replace_file,
+    sync_folder,
+    write_file,
+)
 from orchestrator.storage.backend import Buffers
 
 
@@ -73,7 +80,7 @@ class PosixBackend:
         self._sync_parents(folder)
         write_file(draft, [data])
         try:
-            self._link(draft, target)
+            link_file(draft, target)
         finally:
             remove_file(draft)
         sync_folder(folder)
@@ -94,17 +101,6 @@ class PosixBackend:
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
                 raise
-
-    def _link(self, draft: str, target: str) -> None:
-        """Give the draft its name. A hard link, unlike a rename, fails where another attempt was faster."""
-        try:
-            os.link(draft, target)
-        except OSError as error:
-            if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EMLINK):
-                raise
-            if os.path.lexists(target):
-                raise FileExistsError(errno.EEXIST, "the file exists", target) from None
-            os.rename(draft, target)  # this file system has no hard links
 
     def _make_folder(self, folder: str) -> None:
         """Make a folder and its parents, durably."""

@@ -8,6 +8,8 @@ import re
 import secrets
 from typing import Any
 
+from orchestrator.storage.atomic import link_file
+
 SQLITE = re.compile(r"sqlite(?:\+\w+)?:///([^?]+)(?:\?.*)?")
 """The URI of a database in a file, with the file's path."""
 
@@ -31,7 +33,7 @@ def _make_database(path: str) -> None:
     try:
         MlflowClient(tracking_uri=f"sqlite:///{draft}").search_experiments(max_results=1)
         with contextlib.suppress(FileExistsError):  # another run has made it meanwhile
-            os.link(draft, path)  # unlike a renaming it replaces nothing
+            link_file(draft, path)  # unlike a renaming it replaces nothing
     finally:
         for suffix in ("", "-journal", "-wal", "-shm"):
             with contextlib.suppress(FileNotFoundError):

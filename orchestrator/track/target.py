@@ -8,6 +8,7 @@ from importlib.metadata import entry_points
 from urllib.parse import urlsplit
 
 from orchestrator.job.errors import InputError
+from orchestrator.track.redact import redact
 
 SCHEMES = {"", "file", "http", "https", "databricks", "uc", "sqlite", "postgresql", "mysql", "mssql"}
 """Of MLflow's own; others come with plugins."""
@@ -16,24 +17,23 @@ HEADER = b"SQLite format 3\0"
 
 def check_tracking(uri: str) -> None:
     """Refuse a URI that MLflow cannot know, or a database file that is none. Raises InputError."""
+    where = f"tracking.uri {redact(uri)}"
     try:
         scheme = urlsplit(uri).scheme.split("+")[0]
     except ValueError as error:
-        raise InputError(
-            f"is no URI ({error})", f"tracking.uri {uri}", "see MLflow's tracking URIs"
-        ) from None
+        raise InputError(f"is no URI ({error})", where, "see MLflow's tracking URIs") from None
     plugins = {point.name for point in entry_points(group="mlflow.tracking_store")}
     if scheme not in SCHEMES | plugins and uri not in SCHEMES:
         hint = "use http(s)://, sqlite:/// or another of MLflow's"
-        raise InputError(f"MLflow knows no {scheme}://", f"tracking.uri {uri}", hint)
+        raise InputError(f"MLflow knows no {scheme}://", where, hint)
     if scheme in ("http", "https") and not urlsplit(uri).hostname:
-        raise InputError("names no server", f"tracking.uri {uri}", "write for example http://localhost:5000")
+        raise InputError("names no server", where, "write for example http://localhost:5000")
     if (found := re.match(r"sqlite:///([^?]+)", uri)) and os.path.lexists(found[1]):
         hint = "name another file"
         if os.path.isdir(found[1]):
-            raise InputError("is a folder", f"tracking.uri {uri}", hint)
+            raise InputError("is a folder", where, hint)
         if not _is_database(found[1]):
-            raise InputError("is no SQLite database", f"tracking.uri {uri}", hint)
+            raise InputError("is no SQLite database", where, hint)
 
 
 def _is_database(path: str) -> bool:

@@ -149,17 +149,28 @@ def sinks_of(spec: JobSpec, run: RunDir) -> list[Followed]:
     return found
 
 
+def _begun(run: RunDir) -> list[Followed] | None:
+    """The sinks of a run; None while storage does not give what it began with. Never raises."""
+    try:
+        spec = parse(yaml.safe_load(run.read_text("job.yaml") or ""))
+        return sinks_of(spec, run)
+    except Exception as error:  # of a store's library too; an event may still be on its way
+        print(f"the run is not read yet: {redact(one_line(error))}", flush=True)
+        return None
+
+
 def main() -> None:
     """Follow the run until the end of standard input."""
     die_with_parent(int(sys.argv[2]))
     run = RunDir(sys.argv[1])
-    sinks = sinks_of(parse(yaml.safe_load(run.read_text("job.yaml") or "")), run)
+    sinks: list[Followed] | None = None
     closing, tries = False, 0
     while not closing:
         closing = bool(select.select([sys.stdin], [], [], EVERY if run.local else EVERY_REMOTE)[0])
-        for sink in sinks:
+        sinks = _begun(run) if sinks is None else sinks
+        for sink in sinks or ():
             sink.update(run, closing)
-    while any(sink.failed for sink in sinks) and tries < LAST_TRIES:
+    while sinks and any(sink.failed for sink in sinks) and tries < LAST_TRIES:
         time.sleep(PAUSES[0])
         tries += 1
         for sink in sinks:

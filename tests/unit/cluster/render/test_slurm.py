@@ -45,3 +45,16 @@ def test_the_first_task_is_the_head(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURMD_NODENAME", "127.0.0.9")
     worker = spec_of("/f", "10.0.0.1", 6000, 8, 2, 1)
     assert (worker.ip, worker.head_address) == ("127.0.0.9", "10.0.0.1:6000")
+
+
+@pytest.mark.parametrize("code", [0, 3, 137])
+def test_it_waits_for_the_commands_own_end(code: int, tmp_path: Path) -> None:
+    """By a signal too, whose code the shell gives for every further wait; and a signal to itself ends no wait."""
+    whole = rendered(ClusterNeeds("gpt", "i", 2, 2))
+    command = "orchestrator run 'a b.yaml' --address \"$address:$port\" &"
+    part = whole[whole.index("asked=''") : whole.index('kill -TERM "$nodes"')]
+    assert command in part
+    part = part.replace(command, f"bash -c 'trap \"sleep 0.2; exit {code}\" TERM; sleep 0.6 & wait; wait' &")
+    part = part.replace("run=$!", "run=$!; (sleep 0.2; kill -USR1 $$) &", 1)
+    (tmp_path / "part.sh").write_text(f'{part}exit "$code"\n')
+    assert subprocess.run(["bash", tmp_path / "part.sh"], check=False, timeout=20).returncode == code

@@ -68,3 +68,10 @@ def test_other_folders_and_this_program_itself_are_sent_along(tmp_path: Path) ->
     (tmp_path / "orchestrator" / "notes.txt").touch()  # no package: this program's own comes before it
     assert sent_along(tmp_path, [], "--working-dir")["working_dir"] == str(tmp_path)
     assert sent_along(ROOT, [], "--working-dir")["working_dir"] == str(ROOT)
+
+
+def test_a_credential_of_the_run_directory_is_none_of_others(tmp_path: Path) -> None:
+    run = RunDir("memory://x?password=hunter2")
+    with pytest.raises(InputError, match="carries a credential, and a submitted job can be read") as error:
+        entrypoint(parse(job("a.txt")), run, None, 0)
+    assert "hunter2" not in str(error.value)

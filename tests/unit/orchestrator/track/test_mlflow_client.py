@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -46,3 +48,15 @@ def test_one_that_another_has_made_meanwhile_is_kept(tmp_path: Path, monkeypatch
     client_of(f"sqlite:///{database}").create_experiment("theirs")
     monkeypatch.setattr(mlflow_client.os.path, "exists", lambda path: False)
     assert client_of(f"sqlite:///{database}").get_experiment_by_name("theirs") is not None
+
+
+def test_a_file_system_without_hard_links_has_one_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(errno.EPERM, "there are no hard links")
+
+    monkeypatch.setattr(os, "link", refused)
+    database = tmp_path / "mlflow.db"
+    client_of(f"sqlite:///{database}").create_experiment("first")
+    assert [path.name for path in tmp_path.iterdir()] == [database.name]

@@ -215,3 +215,14 @@ def test_the_process_delivers_what_is_left_when_the_run_ends(
     assert [step for step, _ in scalars(tmp_path / "run" / "tensorboard")["loss"]] == list(range(1, 2501))
     assert len(Collector.bodies) == 1
     assert "sinks: opentelemetry: OSError: the collector has not taken the spans" in caplog.text
+
+
+def test_a_run_whose_first_event_is_on_its_way_has_its_sinks_a_moment_later(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = new_run(tmp_path)
+    run.write_text("job.yaml", dump(job(tensorboard=True)))
+    assert follow._begun(run) is None
+    assert "the run is not read yet" in capsys.readouterr().out
+    run.append("events.jsonl", [event(1, "prepare", 0)])
+    assert [each._name for each in follow._begun(run) or ()] == ["tensorboard"]
