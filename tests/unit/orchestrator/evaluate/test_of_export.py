@@ -10,8 +10,10 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from orchestrator.data.encoding import tokenizer as tokenizers
-from orchestrator.evaluate.of_export import is_export, spec_of_export, workload_of_export
+from orchestrator.evaluate import of_export
+from orchestrator.evaluate.of_export import evaluate_export, is_export, spec_of_export, workload_of_export
 from orchestrator.job.errors import InputError
+from orchestrator.resolve.prepared_data import PreparedData
 from workloads.hf.parity_table import CASES, random_state
 from workloads.transformer_workload import TransformerWorkload
 from workloads.workload import Vocabulary
@@ -105,3 +107,17 @@ def test_a_head_that_a_class_run_as_it_is_lacks_is_not_drawn_at_random(tmp_path:
     spec, _ = spec_of_export(folder, {}, told)
     with pytest.raises(InputError, match=r"has no weights for classifier\.dense\.weight"):
         workload_of_export(spec)
+
+
+@pytest.mark.parametrize(("batch", "size"), [(4, 2), (1, 1)])
+def test_a_batch_that_is_lowered_lowers_the_micro_batch(
+    batch: int, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one does where the memory was too little."""
+    folder = folder_of("GPT-2", tmp_path / "export", step=12, evaluation=FACTS)
+    spec, _ = spec_of_export(folder, {"wiki": "/w/*.txt"}, [f"train.global_batch={batch}"])
+    found: list[int] = []
+    monkeypatch.setattr(of_export.Task, "of_evaluation", lambda spec, size, **more: found.append(size))
+    monkeypatch.setattr(of_export, "row_of", lambda spec, task: {})
+    assert evaluate_export(spec, PreparedData("/data"), 12) == {"step": 12}
+    assert found == [size]

@@ -3,6 +3,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from orchestrator.data.mixture.shares import Mixture
 from orchestrator.data.prepared.tokens import Tokens
 from orchestrator.data.samples import receipt
 from orchestrator.data.samples.batches import Batches, Prefetch, batches_of, slices
+from orchestrator.data.samples.sample_reader import SampleReader
 from orchestrator.job.errors import InputError
 from workloads.workload import Batch, Reading, Text
 
@@ -173,3 +175,19 @@ def test_a_mixture_has_its_proportions_whatever_the_sizes(prepare_here: Prepare)
     batch, _ = mixed.batch(100, 100)
     assert batch["epoch"].tolist() == turns[100:200].tolist()
     assert len(set(turns[ids < first].tolist())) > 4
+
+
+def test_which_numbers_are_of_samples() -> None:
+    class Some:
+        def __init__(self, count: int) -> None:
+            self.count = count
+
+        def __len__(self) -> int:
+            return self.count
+
+    windows: Any = [Some(100), Some(10)]
+    nothing: Any = None
+    dense = SampleReader(nothing, windows, nothing)
+    assert [number in dense for number in (-1, 0, 109, 110)] == [False, True, True, False]
+    growing = SampleReader(nothing, windows, nothing, growing=True)  # index x sources + source
+    assert [number in growing for number in (198, 150, 19, 21, 61)] == [True, True, True, False, False]
