@@ -15,7 +15,7 @@ from cluster.render.schema import load_schemas, violations
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec
 from orchestrator.launch.rendering_paths import reads, writes
-from orchestrator.track.redact import redact
+from orchestrator.track.redact import hidden_at, redact
 
 NOT_TEXT = re.compile(r"[yYnN]|[-+]?\.?\d[\d_.:]*([eE][-+]?\d*)?|0[xXoObB][\da-fA-F_]+")
 """Text that kubectl's reader of YAML may take for something else, such as n for no and 1e6 for a number, though
@@ -26,8 +26,7 @@ MARK = "# written by `orchestrator cluster render`, which may write it anew"
 
 def refuse_secrets(spec: JobSpec, path: Path) -> None:
     """Raise InputError, with the key, if the job carries a credential: rendered files are read by many and kept."""
-    plain = spec.model_dump(mode="json")
-    if where := _difference(plain, redact(plain)):
+    if where := hidden_at(spec.model_dump(mode="json")):
         hint = "take it out; the pods get credentials from a Secret"
         raise InputError("carries a credential, and rendered files must not", f"{path}: {where}", hint)
 
@@ -37,18 +36,6 @@ def refuse_labels(spec: JobSpec, system: str, unit: str) -> None:
     if spec.resources.per_worker.labels:
         where, hint = "resources.per_worker.labels", f"leave it out: all nodes of the {unit} are the job's"
         raise InputError(f"nodes of {system} are started without labels", where, hint)
-
-
-def _difference(before: Any, after: Any, where: str = "") -> str:
-    """The place of the first value that differs, empty if none does."""
-    if isinstance(before, dict) and isinstance(after, dict):
-        pairs: list[tuple[Any, Any]] = [(key, key) for key in before]
-    elif isinstance(before, list) and isinstance(after, list):
-        pairs = [(i, i) for i in range(len(before))]
-    else:
-        return where if before != after else ""
-    found = (_difference(before[k], after[k], f"{where}.{k}".lstrip(".")) for k, _ in pairs)
-    return next((place for place in found if place), "")
 
 
 def warn_of_local_paths(spec: JobSpec, mounted: str = "") -> None:

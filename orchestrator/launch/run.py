@@ -262,26 +262,36 @@ def attach(
     """The run's controller: the one that is at work with the same job, else a new one. `shared` names a process of this
     machine with the imports of ranks, if there is one: see `imports_begun`."""
     import ray
+    from ray.exceptions import RayActorError
 
     from orchestrator.launch.controller_actor import controller_of, start_controller
 
     job = spec.model_dump(mode="json")
+    hint = "stop it first, or attach with the same job and --until"
+    other = InputError("this run is at work with another job file", run_dir.uri, hint)
+
+    def is_ours(found: Any) -> bool:
+        return bool(json.loads(json.dumps(_answer(found.job))) == [job, until])
+
     controller = controller_of(run_dir)
     if controller is not None:
         status = _answer(controller.status)
-        same = json.loads(json.dumps(_answer(controller.job))) == [job, until]
+        same = is_ours(controller)
         if same and status["summary"] and status["summary"]["state"] == "done":
             return controller  # it ended a moment ago, and can tell
         if not (status["summary"] or status["error"]):
             if not same:
-                hint = "stop it first, or attach with the same job and --until"
-                raise InputError("this run is at work with another job file", run_dir.uri, hint)
+                raise other
             return controller
         ray.kill(controller)
         deadline = time.monotonic() + 10
         while controller_of(run_dir) is not None and time.monotonic() < deadline:
             time.sleep(0.1)
-    return start_controller(job, run_dir, until, faults, priority, launched, shared)
+    started = start_controller(job, run_dir, until, faults, priority, launched, shared)
+    with contextlib.suppress(RayActorError):  # of one that does not start whoever watches it tells
+        if not is_ours(started):
+            raise other  # of a command that was given at the same time
+    return started
 
 
 def _outcome(status: dict[str, Any]) -> RunOutcome:

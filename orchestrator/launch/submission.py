@@ -13,7 +13,7 @@ from orchestrator.job.errors import Absent, InputError
 from orchestrator.job.outcome import Outcome
 from orchestrator.job.spec import JobSpec
 from orchestrator.storage.run_directory import RunDir
-from orchestrator.track.redact import redact
+from orchestrator.track.redact import hidden_at, redact
 
 if TYPE_CHECKING:
     from cluster.jobs.ray_jobs import Jobs, Submission
@@ -69,16 +69,12 @@ def entrypoint(spec: JobSpec | ChainSpec, run: RunDir, until: int | None, priori
     read it.
     """
     document = spec.document() if isinstance(spec, ChainSpec) else spec.model_dump(mode="json")
-    if redact(document) != document:
-        hint = "take it out, and set it in the environment of the cluster's nodes"
-        raise InputError(
-            "the job carries a credential, and a submitted job can be read by many", spec.name, hint
-        )
-    if redact(run.uri) != run.uri:
-        hint = "take it out, and set it in the environment of the cluster's nodes"
-        raise InputError(
-            "carries a credential, and a submitted job can be read by many", redact(run.uri), hint
-        )
+    hint = "take it out, and set it in the environment of the cluster's nodes"
+    if where := hidden_at(document):
+        what = "the job carries a credential, or what looks like one, and a submitted job can be read by many"
+        raise InputError(what, f"{spec.name}: {where}", hint)
+    if (shown := redact(run.uri)) != run.uri:
+        raise InputError("carries a credential, and a submitted job can be read by many", shown, hint)
     words = [
         "python",
         "-P",

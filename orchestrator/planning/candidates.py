@@ -127,20 +127,10 @@ class _Families:
             sliced = gpu and tp > 1 and not shape.no_sequence_split and shape.sequence_length % (tp * cp) == 0
             (sequence,) = _choices(pins, "sequence", (sliced,))
             degrees = Layout(pp=pp, cp=cp, tp=tp, ep=ep, micro_batch=self.micros[-1], sequence=sequence)
-            for wide in self._widths(degrees):
-                wide = wide.but(recompute=recomputes[0], recompute_layers=some)
-                yield Degrees(wide, partial(self._with, wide, recomputes))
-
-    def _widths(self, degrees: Layout) -> Iterator[Layout]:
-        """Those degrees with the widest data parallelism that fits, and on processors with every narrower one that the
-        job may have: of a small model a sum of gradients takes longer than what a second rank computes."""
-        most, train = self.workers, self.spec.train
-        fewest = self.workers if self._gpu else self.spec.resources.workers.min
-        while (found := fit(degrees, most, train.global_batch, train.bitwise_shards)) is not None:
-            if most < self.workers and found.world < fewest:
-                return
-            yield found
-            most = found.world - 1
+            widest = fit(degrees, workers, self.spec.train.global_batch, self.spec.train.bitwise_shards)
+            if widest is not None:
+                widest = widest.but(recompute=recomputes[0], recompute_layers=some)
+                yield Degrees(widest, partial(self._with, widest, recomputes))
 
     def _with(self, widest: Layout, recomputes: Sequence[str]) -> Iterator[Family]:
         """Those with the degrees of that layout: of all micro-batches and schedules."""

@@ -29,6 +29,22 @@ def redact(value: T) -> T:
     return _redact(value)
 
 
+def hidden_at(value: Any) -> str:
+    """The place of the first secret in a document, its keys joined by dots; empty if there is none."""
+    return _difference(value, redact(value), "")
+
+
+def _difference(before: Any, after: Any, where: str) -> str:
+    if isinstance(before, dict) and isinstance(after, dict):
+        keys: list[Any] = list(before)
+    elif isinstance(before, list) and isinstance(after, list):
+        keys = list(range(len(before)))
+    else:
+        return where if before != after else ""
+    found = (_difference(before[key], after[key], f"{where}.{key}".lstrip(".")) for key in keys)
+    return next((place for place in found if place), "")
+
+
 def told(error: BaseException) -> str:
     """Why a server was not reached, as one line without secrets: what the network said, where that is the cause, else
     the error."""

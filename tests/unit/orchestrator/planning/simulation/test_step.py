@@ -134,11 +134,11 @@ def test_traffic_hides_behind_the_backward_pass_where_the_device_launches_ahead(
 def test_a_processor_of_a_pipeline_sends_and_receives_itself() -> None:
     """Two micro-batches pass over one boundary of two ranks in each direction; a GPU computes meanwhile."""
     shape, layout, program = gpt(4, 256, 4, 128, 512), Layout(pp=2, micro_batch=1), Program(4.0)
-    core = dataclasses.replace(load("cpu-core").machine("fp32"), collective=0.0)
+    core = dataclasses.replace(load("cpu-core").machine("fp32"), message=0.0)
     found = []
     for ahead in (False, True):
         machine = dataclasses.replace(core, launches_ahead=ahead)
-        with_begin = dataclasses.replace(machine, collective=1.0)
+        with_begin = dataclasses.replace(machine, message=1.0)
         quick, slow = (step_time(shape, layout, 2, each, program) for each in (machine, with_begin))
         found.append(slow.seconds - quick.seconds)
         assert slow.compute == pytest.approx(quick.compute)
