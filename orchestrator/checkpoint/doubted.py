@@ -9,6 +9,11 @@ from orchestrator.checkpoint.store import Store
 from orchestrator.job.errors import InputError
 
 
+def passed_over(why: str) -> str:
+    """A line for a commit that is not restored."""
+    return f"a commit is passed over: {why}"
+
+
 class Doubted:
     """Which commits of a store are damaged indeed, each of which is read whole, once while it is asked for."""
 
@@ -22,10 +27,10 @@ class Doubted:
         found, notes = set[int](), []
         for step in sorted(steps):
             if self._is_sound(step):
-                notes.append(f"not step {step}: a rank found it damaged, and it is sound")
+                notes.append(f"the commit at step {step} is kept: a rank found it damaged, and it is sound")
             else:
                 found.add(step)
-                notes.append(f"step {step}: a rank found it damaged or gone")
+                notes.append(passed_over(f"step {step}: a rank found it damaged or gone"))
         return frozenset(found), notes
 
     def _is_sound(self, step: int) -> bool:

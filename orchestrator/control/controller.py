@@ -280,7 +280,7 @@ class Controller:
         bad, attempt = self._state.bad_commits, self._state.attempt
         commit, notes = self._stored(lambda: history.roll_back(bad, attempt))
         for note in notes:
-            self._event("wait", f"a commit is passed over: {note}")
+            self._event("wait", note)
         begun = self._run, self._shards, self._data, self._base
         commit = commit or self._stored(lambda: take_over(self._spec, *begun))
         self._stored(lambda: self._beside.find(history))

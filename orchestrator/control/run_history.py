@@ -11,7 +11,7 @@ from typing import Any, Unpack
 
 from cluster.workers.clock import wall
 from orchestrator.checkpoint import identity
-from orchestrator.checkpoint.doubted import Doubted
+from orchestrator.checkpoint.doubted import Doubted, passed_over
 from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.checkpoint.snapshots import newest_commit, peer_store, rewind_all, rewind_memory
 from orchestrator.checkpoint.store import Store
@@ -273,13 +273,13 @@ class RunHistory:
 
     def last_commit(self, bad: frozenset[int] = frozenset()) -> tuple[CommitManifest | None, list[str]]:
         """The newest commit but those in `bad` that are damaged indeed, those that have used samples which are to be
-        left out and those of a decay before the run was extended, and a line for each that a rank found bad."""
+        left out and those of a decay before the run was extended, and a line for each passed over or doubted."""
         bad, notes = self._doubted.damaged(bad)
         at_most: int | None = None
         while True:
             found = newest_commit(self._stores, at_most, deep=False)
             skipped = found[2] if found else [f"step {step}: {why}" for step, why in self.store.skipped]
-            notes += [note for note in skipped if note not in notes]
+            notes += [note for note in map(passed_over, skipped) if note not in notes]
             if found is None or (found[1].step not in bad and self._is_usable(found[1])):
                 return (found[1] if found else None), notes
             at_most = found[1].step - 1

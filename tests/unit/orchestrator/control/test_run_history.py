@@ -188,14 +188,20 @@ def test_a_commit_is_passed_over_that_is_damaged_indeed(run: RunDir) -> None:
     commit, notes = record.roll_back(frozenset({8}), 1)
     assert (commit.step if commit else 0, notes) == (
         8,
-        ["not step 8: a rank found it damaged, and it is sound"],
+        ["the commit at step 8 is kept: a rank found it damaged, and it is sound"],
     )
     assert record.store.steps() == [4, 8]
     shard.write_bytes(shard.read_bytes()[:-1] + b"?")
     commit, notes = record.roll_back(frozenset({12}), 2)
-    assert (commit.step if commit else 0, notes) == (8, ["step 12: a rank found it damaged or gone"])
+    assert (commit.step if commit else 0, notes) == (
+        8,
+        ["a commit is passed over: step 12: a rank found it damaged or gone"],
+    )
     commit, notes = record.roll_back(frozenset({8}), 3)
-    assert (commit.step if commit else 0, notes) == (4, ["step 8: a rank found it damaged or gone"])
+    assert (commit.step if commit else 0, notes) == (
+        4,
+        ["a commit is passed over: step 8: a rank found it damaged or gone"],
+    )
     assert record.store.steps() == [4]
     committed(run, 8)
     commit, notes = record.roll_back(frozenset(), 4)
