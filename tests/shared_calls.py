@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -28,3 +29,13 @@ def clean_up_late(folder: str) -> None:
         time.sleep(60)
     finally:
         Path(folder, "cleaned").touch()
+
+
+def die_once(folder: str) -> int:
+    """End without a result the first time; how often it was called."""
+    marks = Path(folder)
+    marks.mkdir(exist_ok=True)
+    (marks / str(os.getpid())).touch()
+    if len(list(marks.iterdir())) == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return len(list(marks.iterdir()))

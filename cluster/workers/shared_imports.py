@@ -89,29 +89,48 @@ def connect(name: str, target: str) -> tuple[socket.socket, SharedImports | None
 
 
 class CallInCopy:
-    """A `RemoteTask` in a copy of the process of that name, which has its imports done. Raises OSError if there is
-    none."""
+    """A `RemoteTask` in a copy of the process of that name, which has its imports done. One that ends without a result
+    is called once more, in another copy, as Ray does. Raises OSError if there is no such process."""
 
     def __init__(self, name: str, function: Callable[..., Any], *arguments: Any) -> None:
-        self._what = getattr(function, "__name__", str(function))
-        self._channel = Connection(_asked(name, "call").detach())
-        self._channel.send((function, arguments))
+        self._name, self._call = name, (function, arguments)
+        self._again, self._answer = True, None
+        self._channel = self._begun()
+
+    def _begun(self) -> Connection:
+        channel = Connection(_asked(self._name, "call").detach())
+        channel.send(self._call)
+        return channel
 
     def done(self) -> bool:
         """See `RemoteTask.done`."""
-        return self._channel.closed or self._channel.poll()
+        while self._answer is None and not self._channel.closed and self._channel.poll():
+            self._receive()
+        return self._answer is not None or self._channel.closed
 
     def result(self) -> Any:
-        """See `RemoteTask.result`. Raises ChildProcessError if the copy has ended without one."""
-        try:
-            failed, result = self._channel.recv()
-        except (EOFError, OSError):
-            raise ChildProcessError(f"the process of {self._what} has ended") from None
-        finally:
-            self._channel.close()
+        """See `RemoteTask.result`. Raises ChildProcessError if both copies have ended without one."""
+        while self._answer is None and not self._channel.closed:
+            self._receive()
+        if self._answer is None:
+            what = getattr(self._call[0], "__name__", str(self._call[0]))
+            raise ChildProcessError(f"the process of {what} has ended")
+        failed, result = self._answer
+        self._channel.close()
         if failed:
             raise result
         return result
+
+    def _receive(self) -> None:
+        """Take what the copy says; where it has ended, begin another."""
+        try:
+            self._answer = self._channel.recv()
+        except (EOFError, OSError):
+            self._channel.close()
+            if self._again:
+                self._again = False
+                with contextlib.suppress(OSError):
+                    self._channel = self._begun()
 
     def cancel(self) -> None:
         """See `RemoteTask.cancel`."""

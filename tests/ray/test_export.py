@@ -50,6 +50,7 @@ def test_a_kill_in_the_middle_of_an_export_costs_only_time(tmp_path: Path, victi
     """Of the process that exports, of the controller, or of everything, after which the same command is given again."""
     document = job(write_text(tmp_path / "corpus"), steps=4)
     document["checkpoint"] |= {"export": "hf"}
+    document["workload"]["changes"] |= {"hidden": 512, "layers": 6}  # of which an export takes a while
     path, run = write_job(tmp_path, document), tmp_path / "runs" / "small"
     with started("run", path, cwd=tmp_path) as process:
         wait_for(lambda: [*run.glob(".export.*.tmp/*")], "the export to be written")
@@ -72,6 +73,6 @@ def test_a_kill_in_the_middle_of_an_export_costs_only_time(tmp_path: Path, victi
 
 
 def exporter(driver: int) -> int:
-    """The process of Ray that runs the export."""
+    """The copy of the process with all imports that runs the export; those of the ranks have ended."""
     family = psutil.Process(driver).children(recursive=True)
-    return next(p.pid for p in family if p.cmdline()[:1] == ["ray::export"])
+    return next(p.pid for p in family if p.cmdline() == psutil.Process(p.ppid()).cmdline())

@@ -42,6 +42,7 @@ def test_what_dies_while_data_is_streamed_costs_no_sample(who: str, cluster: Clu
         if who == "controller":
             psutil.Process(status(run)["pid"]).kill()
         else:
+            wait_for(lambda: status(run)["ranks"], "the status of a gang")  # which is written a moment later
             lost = status(run)["ranks"][0]["node"]
             node = next(node for node in cluster.worker_nodes if node.node_ip_address == lost)
             cluster.remove_node(node, allow_graceful=False)

@@ -85,6 +85,18 @@ def test_a_call_returns_and_raises_what_the_function_does(imports: SharedImports
         CallInCopy(imports.name, os._exit, 3).result()
 
 
+def test_a_call_whose_copy_is_killed_is_made_once_more(imports: SharedImports, tmp_path: Path) -> None:
+    """The kernel ends what takes too much memory, an export among it."""
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    task = CallInCopy(imports.name, shared_calls.die_once, str(marks))
+    assert task.result() == 2
+    again = CallInCopy(imports.name, shared_calls.die_once, str(tmp_path / "others"))
+    while not again.done():
+        time.sleep(0.01)
+    assert again.result() == 2
+
+
 def test_a_call_that_is_cancelled_cleans_up_and_is_gone(imports: SharedImports, tmp_path: Path) -> None:
     task = CallInCopy(imports.name, shared_calls.clean_up_late, str(tmp_path))
     wait_for((tmp_path / "begun").exists)
