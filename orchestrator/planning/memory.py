@@ -133,9 +133,9 @@ def held(spec: JobSpec, shape: ModelShape, layout: Layout, indices: Sequence[int
             tables = table * (1 if shape.tied else 2)
             inner = max(mean * layout.pp - tables, 0.0) * layers / max(shape.layers, 1)
             parameters = inner + table * (min(first + last, 1) if shape.tied else first + last)
-        all_forward = layout.schedule == "gpipe"  # before any backward pass
+        all_forward = layout.schedule == "gpipe" and layout.pp > 1  # before any backward pass
         kept = accumulation if all_forward else min(_ahead(layout, index), accumulation)
-        passes = accumulation if all_forward and layout.pp > 1 else 1
+        passes = accumulation if all_forward else 1
         head = _head(spec, shape, tokens, passes) / layout.tp if last else 0.0
         at_once = max(head, scores_at_once)
         at_once += _gathered(spec, shape, layout, mean)

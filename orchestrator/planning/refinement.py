@@ -26,6 +26,7 @@ SLOWS: Mapping[str, tuple[tuple[str, int], ...]] = {
         ("peak.fp16", -1),
         ("memory_bandwidth.value", -1),
         ("launch.value", 1),
+        ("narrow.launch", 1),
     ),
     "optimizer": (("optimizer_share.value", -1),),
     "communication": (
@@ -77,7 +78,7 @@ def undone(profile: Profile) -> Profile:
     record is damaged."""
     if not profile.refined:
         raise ValueError("no run has refined it")
-    found = profile
+    found = profile.model_copy(update={"refined": profile.refined[:-1]})
     document = profile.model_dump(mode="json")
     for change in profile.refined[-1].changes:
         try:

@@ -101,7 +101,10 @@ class TracedMemory:
 
     def fits(self, plan: Plan, on_cpu: bool) -> bool:
         """Whether the rank that needs most fits the plan's machine."""
-        return fits(self.needed(plan.chosen.memory, on_cpu), plan.machine, on_cpu)
+        needed = self.needed(plan.chosen.memory, on_cpu)
+        if self.reasons or not self.traces:  # with what a commit copies
+            needed = max(needed, *plan.needed)
+        return fits(needed, plan.machine, on_cpu)
 
     def needed(self, formula: float, on_cpu: bool) -> float:
         """The bytes that the rank takes which needs most: where not all were traced, the most of what those take that

@@ -144,7 +144,8 @@ def with_update(
     price = DEEPSPEED.get(layout.zero, 1.0) if layout.engine == "deepspeed" else 1.0
     compute, optimizer = price * compute, price * optimizer if layout.offload == "none" else 0.0
     late = machine.delay * (compute + optimizer)
-    saved = 4.0 * (1.0 + kept_numbers(program.optimizer, shape)) * own / machine.host_bandwidth
+    share = trained / (layout.dp * layout.cp)  # ranks that hold the same divide it, see `memory.saved_bytes`
+    saved = 4.0 * (1.0 + kept_numbers(program.optimizer, shape)) * share / machine.host_bandwidth
     return StepTime(
         compute * (1.0 + machine.delay),
         price * sent,

@@ -107,6 +107,18 @@ def test_no_rank_of_a_pipeline_needs_more_than_is_planned_for(model: str) -> Non
     assert inner
 
 
+def test_a_schedule_without_a_pipeline_costs_nothing() -> None:
+    shape = model_shape(describe("gpt-tiny"), 256)
+    spec = parse({
+        "name": "alone",
+        "workload": {"model": "gpt-tiny"},
+        "data": {"sources": [{"uri": "a"}], "tokenizer": {"train_bpe": 512}, "sequence_length": 256},
+        "train": {"steps": 10, "global_batch": 64},
+    })  # fmt: skip
+    one, other = (peak_bytes(spec, shape, Layout(micro_batch=1, schedule=name)) for name in ("1f1b", "gpipe"))
+    assert one == other
+
+
 @pytest.mark.parametrize(("objective", "parts"), [("causal_lm", 8), ("dpo", 8)])
 def test_gpipe_holds_what_each_forward_pass_of_the_head_leaves(objective: str, parts: int) -> None:
     """All forward passes are before any backward pass: of chunks the gradient of the table, else the logits."""

@@ -57,5 +57,6 @@ def test_each_refinement_is_taken_back() -> None:
     third = by(second, compute=0.5, optimizer=0.2)
     assert undone(third) == second
     assert undone(undone(third)) == first
+    assert undone(by(second)) == second, "a run that changed nothing"
     with pytest.raises(ValueError, match="no run"):
         undone(first)

@@ -121,6 +121,8 @@ def test_parts_are_told() -> None:
     saved = step_time(shape, Layout(), 8, machine, Program(commit_every=10))
     assert saved.commit > 0
     assert saved.seconds == pytest.approx(sum(saved.to_json().values()) - saved.commit)
+    replicas = step_time(shape, Layout(dp=4), 8, machine, Program(commit_every=10))
+    assert replicas.commit == pytest.approx(saved.commit / 4), "which divide it"
     assert alone.seconds == pytest.approx(sum(alone.to_json().values()))
 
 
