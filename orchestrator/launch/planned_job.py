@@ -90,9 +90,10 @@ def planned_here(spec: JobSpec, run: RunDir | None) -> PlannedJob:
     return dataclasses.replace(found, refused=_refused(found.job, run)) if run is not None else found
 
 
-def planned_of(asked: JobSpec, job: ResolvedJob) -> PlannedJob:
-    """The plan of a job that is checked, which was `asked` for, for workers like this machine. Raises InputError."""
-    machine = machine_for(None, job.spec.resources.per_worker.bundle, job.spec.train.dtype)
+def planned_of(asked: JobSpec, job: ResolvedJob, machine: Machine | None = None) -> PlannedJob:
+    """The plan of a job that is checked, which was `asked` for, for such workers, or for those like this machine.
+    Raises InputError."""
+    machine = machine or machine_for(None, job.spec.resources.per_worker.bundle, job.spec.train.dtype)
     return _planned(asked, job, machine, True)
 
 

@@ -320,6 +320,15 @@ def test_what_a_run_refuses_its_plan_and_its_dry_run_refuse(
     assert (says in said[0].err, said[0].err.count("\n")) == (True, 1)
 
 
+def test_a_dry_run_for_a_cluster_is_planned_for_its_workers(command: Any, folder: Path) -> None:
+    asked = job(write_text(folder, 20_000), precision="bf16")
+    asked["resources"]["per_worker"] = {"gpu": 1, "labels": {"ray.io/accelerator-type": "H100"}}
+    write_job(folder, asked)
+    said = command("run", "job.yaml", "--dry-run", "--address", "127.0.0.1:1", "--json")
+    assert said.code == 0, said.err
+    assert json.loads(said.out)["machine"]["name"] == "h100"
+
+
 def test_a_plan_tells_what_does_not_fit_the_run_of_its_name(command: Any, folder: Path) -> None:
     asked = job(write_text(folder, 20_000))
     write_job(folder, asked)
