@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError
 
 from orchestrator.job.errors import InputError
 from orchestrator.job.strict import StrictModel
+from orchestrator.job.yaml_text import read_yaml
 
 LEAST, MOST = 1e-15, 1e30
 """Nothing that is measured lies beyond these bounds, within which no step overflows."""
@@ -25,13 +26,18 @@ def read_model(path: Path, model: type[Model], what: str, hint: str, unreadable:
     """The model that a file describes. Raises InputError, which says that the file is no `what`, with the hint for a
     file with wrong keys or the one for a file that is no YAML at all."""
     try:
-        return model.model_validate(yaml.safe_load(path.read_text()))
+        return model.model_validate(read_yaml(path.read_text()))
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"]) or "the file"
         raise InputError(
             f"is no {what}: {key}: {first['msg'].removeprefix('Value error, ').lower()}", str(path), hint
         ) from None
-    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+    except (
+        OSError,
+        yaml.YAMLError,
+        ValueError,
+        RecursionError,
+    ) as error:  # an impossible date is a ValueError
         reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
         raise InputError(f"is no {what} ({reason})", str(path), unreadable) from None

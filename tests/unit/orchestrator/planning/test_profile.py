@@ -128,3 +128,20 @@ def test_a_share_is_one_at_most(tmp_path: Path, name: str) -> None:
     path.write_text(yaml.safe_dump(document))
     with pytest.raises(InputError, match=rf"{name}.*1 at most"):
         read(path)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("device: 2024-13-45", "month must be in 1..12"),
+        ("device: a\ndevice: b", "device"),
+        ("per_node: 010", "010 is one number in YAML 1.1"),
+        ("device: " + "[" * 5000, "is no device profile"),
+    ],
+)
+def test_a_file_is_read_as_strictly_as_a_job(line: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "here.yaml"
+    path.write_text(line + "\n")
+    with pytest.raises(InputError, match="is no device profile") as error:
+        read(path)
+    assert says in str(error.value)
