@@ -39,3 +39,15 @@ def die_once(folder: str) -> int:
     if len(list(marks.iterdir())) == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     return len(list(marks.iterdir()))
+
+
+class Odd(Exception):
+    """One that pickle cannot make again, as of some libraries."""
+
+    def __init__(self, what: str, why: str) -> None:
+        super().__init__(f"{what}: {why}")
+
+
+def fail_oddly() -> None:
+    """Raise it."""
+    raise Odd("a", "b")

@@ -94,7 +94,8 @@ class CallInCopy:
 
     def __init__(self, name: str, function: Callable[..., Any], *arguments: Any) -> None:
         self._name, self._call = name, (function, arguments)
-        self._again, self._answer = True, None
+        self._again = True
+        self._answer: tuple[bool, Any] | None = None  # whether it failed, and its result or why
         self._channel = self._begun()
 
     def _begun(self) -> Connection:
@@ -131,6 +132,10 @@ class CallInCopy:
                 self._again = False
                 with contextlib.suppress(OSError):
                     self._channel = self._begun()
+        except (
+            Exception
+        ) as error:  # of an answer that cannot be unpickled: `done` is asked outside of any handler
+            self._answer = (True, error)
 
     def cancel(self) -> None:
         """See `RemoteTask.cancel`."""

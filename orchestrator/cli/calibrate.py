@@ -56,7 +56,7 @@ def calibrate(
         ["memory", f"{found.memory_bandwidth.value / 1e9:.1f} GB/s"],
         ["an operation's launch", f"{found.launch.value * 1e6:.0f} us"],
         ["a collective's beginning and end", f"{found.collective.value * 1e6:.0f} us"],
-        ["a message's between stages of a pipeline", f"{message.value * 1e6:.0f} us"],
+        ["a message's, between stages", f"{message.value * 1e6:.0f} us"],
         ["latency between processes", f"{found.inside.latency * 1e6:.0f} us"],
         ["bytes between processes", f"{found.inside.bandwidth / 1e9:.2f} GB/s"],
         ["computation beside another process", f"{found.crowding.value:.1f} times as long"],

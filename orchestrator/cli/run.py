@@ -279,11 +279,8 @@ def _where_next(run_dir: str, tracking: str | None, form: str | None, summary: d
     if tracking:
         # A server shows its runs itself; a database or a folder is shown by a server of one's own.
         served = tracking.startswith(("http://", "https://"))
-        _say(
-            f"  {redact(tracking)}"
-            if served
-            else f"  mlflow ui --backend-store-uri {shlex.quote(redact(tracking))}"
-        )
+        uri = redact(tracking)
+        _say(f"  {uri}" if served else f"  mlflow ui --backend-store-uri {shlex.quote(uri)}")
     problem = (summary.get("tracking") or {}).get("problem")
     if problem:
         _say(

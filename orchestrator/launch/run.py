@@ -262,7 +262,7 @@ def attach(
     """The run's controller: the one that is at work with the same job, else a new one. `shared` names a process of this
     machine with the imports of ranks, if there is one: see `imports_begun`."""
     import ray
-    from ray.exceptions import RayActorError
+    from ray.exceptions import RayError
 
     from orchestrator.launch.controller_actor import controller_of, start_controller
 
@@ -288,7 +288,7 @@ def attach(
         while controller_of(run_dir) is not None and time.monotonic() < deadline:
             time.sleep(0.1)
     started = start_controller(job, run_dir, until, faults, priority, launched, shared)
-    with contextlib.suppress(RayActorError):  # of one that does not start whoever watches it tells
+    with contextlib.suppress(RayError):  # of one that does not start whoever watches it tells
         if not is_ours(started):
             raise other  # of a command that was given at the same time
     return started

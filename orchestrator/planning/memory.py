@@ -88,13 +88,6 @@ def needed_bytes(layout: Layout, tensors: float, saved: float, on_cpu: bool) -> 
     return (1.0 + SLACK) * tensors + copies * saved + PROCESS
 
 
-def saved_bytes(spec: JobSpec, shape: ModelShape, layout: Layout) -> float:
-    """Bytes that a rank copies for a commit: of weights and optimiser state in fp32 its share, as the ranks that hold
-    the same divide them."""
-    numbers = 1.0 + kept_numbers(str(spec.train.optimizer.name), shape)
-    return 4.0 * numbers * shape.trained_share * local_parameters(shape, layout) / (layout.dp * layout.cp)
-
-
 def offered(machine: Machine, on_cpu: bool) -> float:
     """The memory that a worker offers a rank: on a CPU what the libraries leave."""
     share = machine.memory * MEMORY_SHARE

@@ -33,11 +33,7 @@ def read_model(path: Path, model: type[Model], what: str, hint: str, unreadable:
         raise InputError(
             f"is no {what}: {key}: {first['msg'].removeprefix('Value error, ').lower()}", str(path), hint
         ) from None
-    except (
-        OSError,
-        yaml.YAMLError,
-        ValueError,
-        RecursionError,
-    ) as error:  # an impossible date is a ValueError
+    except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
+        # an impossible date is a ValueError
         reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
         raise InputError(f"is no {what} ({reason})", str(path), unreadable) from None

@@ -27,7 +27,6 @@ from orchestrator.planning.memory import (
     offloaded_bytes,
     peak_by_stage,
     peak_bytes,
-    saved_bytes,
 )
 from orchestrator.planning.no_layout import needs, no_layout
 from orchestrator.planning.own_cost import Refusal, with_own
@@ -36,6 +35,7 @@ from orchestrator.planning.simulation.operators import Program
 from orchestrator.planning.simulation.step import (
     ends_in_layers,
     in_share_of_steps,
+    saved_bytes,
     step_time,
 )
 
@@ -205,7 +205,7 @@ def plan(
             spec, shape, workers, search.refused or rejected, [] if search.refused else large, offered
         )
     layout, on_cpu = best[0].layout, not spec.resources.per_worker.gpu
-    by_stage, saved = tuple(peak_by_stage(spec, shape, layout)), saved_bytes(spec, shape, layout)
+    by_stage, saved = tuple(peak_by_stage(spec, shape, layout)), saved_bytes(shape, layout, program.optimizer)
     return Plan(
         best[0],
         tuple(best),

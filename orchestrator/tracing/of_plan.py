@@ -15,6 +15,7 @@ from orchestrator.planning.layout import Layout
 from orchestrator.planning.memory import MEMORY_SHARE, fits, needed_bytes, offered
 from orchestrator.planning.plan import Plan, Refused
 from orchestrator.planning.planner import is_roomy, planned
+from orchestrator.planning.simulation.step import saved_bytes
 from orchestrator.planning.step_trace import CATEGORIES, NotTraced, StepTrace
 from orchestrator.resolve.resolved_job import ResolvedJob
 from orchestrator.resolve.training_inputs import load_workload, vocabulary_before_data
@@ -29,11 +30,13 @@ SECONDS = 40.0
 
 @dataclass(frozen=True)
 class TracedMemory:
-    """What the traced ranks of a layout hold; `layout` and ranks as in a plan."""
+    """What the traced ranks of a layout hold; `layout` and ranks as in a plan, `saved` bytes are what a rank that was
+    not traced copies for a commit."""
 
     layout: Layout
     ranks: tuple[StepTrace | NotTraced, ...]
     seconds: float
+    saved: float = 0.0
 
     @property
     def traces(self) -> list[StepTrace]:
@@ -101,16 +104,13 @@ class TracedMemory:
 
     def fits(self, plan: Plan, on_cpu: bool) -> bool:
         """Whether the rank that needs most fits the plan's machine."""
-        needed = self.needed(plan.chosen.memory, on_cpu)
-        if self.reasons or not self.traces:  # with what a commit copies
-            needed = max(needed, *plan.needed)
-        return fits(needed, plan.machine, on_cpu)
+        return fits(self.needed(plan.chosen.memory, on_cpu), plan.machine, on_cpu)
 
     def needed(self, formula: float, on_cpu: bool) -> float:
         """The bytes that the rank takes which needs most: where not all were traced, the most of what those take that
         were, and of what the `formula` says of the tensors."""
-        found = [(float(each.memory.peak), each.saved) for each in self.traces]
-        found += [(formula, 0)] if self.reasons or not found else []
+        found = [(float(each.memory.peak), float(each.saved)) for each in self.traces]
+        found += [(formula, self.saved)] if self.reasons or not found else []
         return max(needed_bytes(self.layout, tensors, saved, on_cpu) for tensors, saved in found)
 
     def to_json(self) -> dict[str, Any]:
@@ -131,12 +131,13 @@ def traced_memory(job: ResolvedJob, layout: Layout, seconds: float = SECONDS) ->
     from orchestrator.tracing.step import traces  # all of the engine: most jobs fit without
 
     began, ranks, depths = time.process_time(), ranks_of(layout), depths_of(job, layout)
+    saved = saved_bytes(job.shape, layout, str(job.spec.train.optimizer.name))
     models = [depths.few, depths.more] if depths else [job.model]
     try:
         vocabulary = vocabulary_before_data(job)
         workloads = [load_workload(job.spec, vocabulary, FORMAT, model) for model in models]
     except InputError as error:
-        return TracedMemory(layout, tuple(NotTraced(rank, str(error)) for rank in ranks), 0.0)
+        return TracedMemory(layout, tuple(NotTraced(rank, str(error)) for rank in ranks), 0.0, saved)
 
     accumulation = layout.accumulation(job.spec.train.global_batch)
     on_cpu = not job.spec.resources.per_worker.gpu
@@ -161,7 +162,7 @@ def traced_memory(job: ResolvedJob, layout: Layout, seconds: float = SECONDS) ->
         if len(every) >= ENDS and spent + spent / len(every) > seconds:
             break  # what is between the ends follows from them
         every.append(whole(rank))
-    return TracedMemory(layout, tuple(every), time.process_time() - began)
+    return TracedMemory(layout, tuple(every), time.process_time() - began, saved)
 
 
 def with_all(

@@ -266,8 +266,8 @@ def _launch_and_passes(
     measured: Sequence[tuple[dict[str, Any], Layout]],
     steps: Sequence[float | None],
 ) -> tuple[float, float]:
-    """Seconds of a launch, and how often bytes pass, that meet the measured steps best."""
-    machine = profile.machine(precision)
+    """Seconds of a launch, and how often bytes pass, that meet the measured steps best, which are the least of each."""
+    machine = replace(profile.machine(precision), delay=0.0)
     jobs = [
         (*predicted_with(asked), layout, seconds)
         for (asked, layout), seconds in zip(measured, steps, strict=True)
@@ -275,9 +275,7 @@ def _launch_and_passes(
     ]
 
     def error(tried: tuple[float, float]) -> float:
-        return _error(
-            jobs, replace(machine, launch=tried[0], eager=tried[1], delay=0.0)
-        )  # the least have none
+        return _error(jobs, replace(machine, launch=tried[0], eager=tried[1]))
 
     launch, passes = min(itertools.product(LAUNCHES[::4], PASSES[::4]), key=error)
     finer = [1.25**n for n in range(-3, 4)]

@@ -41,7 +41,7 @@ class Answers:
         starts, stops = (np.array([pair[side] for pair in found.offsets], dtype=np.int64) for side in (0, 1))
         predicted = np.zeros(len(ids), dtype=bool)
         for begin, end in answers:
-            reached = starts >= begin if self.data_format < RECORDS_FORMAT else stops > begin
+            reached = stops > begin if self.data_format > 3 else starts >= begin
             predicted |= reached & (starts < end) & (stops <= end) & (stops > starts)
         return (ids | np.where(predicted, MARK, 0)).astype(np.uint32)
 
@@ -73,7 +73,7 @@ class Answers:
                 )
             _check_text(prompt, "prompt")
             _check_text(answer, name)
-            if not answer and self.data_format >= RECORDS_FORMAT:
+            if not answer and self.data_format > 3:
                 raise ValueError(f"its {name} is empty")
             whole = [(len(prompt), len(prompt) + len(answer))]
             found = np.append(self.marked(prompt + answer, whole, special=False), np.uint32(self.eos | MARK))

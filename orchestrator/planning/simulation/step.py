@@ -144,8 +144,7 @@ def with_update(
     price = DEEPSPEED.get(layout.zero, 1.0) if layout.engine == "deepspeed" else 1.0
     compute, optimizer = price * compute, price * optimizer if layout.offload == "none" else 0.0
     late = machine.delay * (compute + optimizer)
-    share = trained / (layout.dp * layout.cp)  # ranks that hold the same divide it, see `memory.saved_bytes`
-    saved = 4.0 * (1.0 + kept_numbers(program.optimizer, shape)) * share / machine.host_bandwidth
+    saved = saved_bytes(shape, layout, program.optimizer) / machine.host_bandwidth
     return StepTime(
         compute * (1.0 + machine.delay),
         price * sent,
@@ -187,6 +186,13 @@ def local_parameters(shape: ModelShape, layout: Layout) -> float:
     """Parameters of a rank's part of the model, before ZeRO, in the mean of the stages."""
     experts = shape.expert_share * shape.parameters
     return (shape.parameters - experts + experts / layout.ep) / (layout.tp * layout.pp)
+
+
+def saved_bytes(shape: ModelShape, layout: Layout, optimizer: str) -> float:
+    """Bytes that a rank copies for a commit: of weights and optimiser state in fp32 its share, as the ranks that hold
+    the same divide them."""
+    trained = shape.trained_share * local_parameters(shape, layout)
+    return 4.0 * (1.0 + kept_numbers(optimizer, shape)) * trained / (layout.dp * layout.cp)
 
 
 @lru_cache(maxsize=256)

@@ -150,6 +150,10 @@ def test_a_rank_that_is_traced_counts_where_another_could_not_be() -> None:
     small = Machine(memory=float(one.memory.peak), flops=1e12)
     predicted, _ = some.beside([1.0, 1.0], 1.0, small, False)
     assert predicted == {"memory_bytes": one.memory.peak, "fits": False}
+    untraced = TracedMemory(Layout(), (NotTraced(0, "no"),), 0.0)
+    with_commit = dataclasses.replace(untraced, saved=1e9)  # which a processor has in the same memory
+    assert with_commit.needed(1e9, True) > untraced.needed(1e9, True) + 1e9
+    assert with_commit.needed(1e9, False) == untraced.needed(1e9, False) == 1e9
     assert TracedMemory(Layout(), (NotTraced(0, "no"),), 0.0).beside([1.0], 1.0, small, False)[0] == {}
 
 

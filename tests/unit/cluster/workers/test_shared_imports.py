@@ -85,6 +85,15 @@ def test_a_call_returns_and_raises_what_the_function_does(imports: SharedImports
         CallInCopy(imports.name, os._exit, 3).result()
 
 
+def test_an_answer_that_cannot_be_read_is_a_failure(imports: SharedImports) -> None:
+    """Which `result` raises; who only asks whether a task is done has no handler."""
+    task = CallInCopy(imports.name, shared_calls.fail_oddly)
+    while not task.done():
+        time.sleep(0.01)
+    with pytest.raises(TypeError, match="argument"):
+        task.result()
+
+
 def test_a_call_whose_copy_is_killed_is_made_once_more(imports: SharedImports, tmp_path: Path) -> None:
     """The kernel ends what takes too much memory, an export among it."""
     marks = tmp_path / "marks"
