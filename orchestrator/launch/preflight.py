@@ -28,6 +28,7 @@ from orchestrator.planning import prices
 from orchestrator.planning.commit_space import check_space
 from orchestrator.planning.device import BOUNDLESS, Machine
 from orchestrator.planning.host_memory import check_host_memory
+from orchestrator.planning.no_layout import too_narrow
 from orchestrator.planning.plan import plan
 from orchestrator.planning.precision import MachineOf
 from orchestrator.resolve.commit_model import as_begun, check_implementation
@@ -314,11 +315,7 @@ def check_layouts(job: ResolvedJob) -> None:
     workers = job.spec.resources.workers
     best = plan(job.spec, job.shape, workers.max, BOUNDLESS).chosen.layout
     if best.world < workers.min:
-        raise InputError(
-            f"no legal layout uses {workers.min} to {workers.max} workers; the widest is {best}",
-            "resources.workers.min",
-            "lower it, or choose a train.global_batch that divides",
-        )
+        raise too_narrow(job.spec, best)
 
 
 def gpus_here(spec: JobSpec) -> int:

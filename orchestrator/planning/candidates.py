@@ -126,11 +126,22 @@ class _Families:
             # as fast as without in every prediction, with less memory
             sliced = gpu and tp > 1 and not shape.no_sequence_split and shape.sequence_length % (tp * cp) == 0
             (sequence,) = _choices(pins, "sequence", (sliced,))
-            degrees = Layout(pp=pp, cp=cp, tp=tp, ep=ep, micro_batch=self.micros[-1], sequence=sequence)
-            widest = fit(degrees, workers, self.spec.train.global_batch, self.spec.train.bitwise_shards)
+            degrees = Layout(pp=pp, cp=cp, tp=tp, ep=ep, sequence=sequence)
+            widest = self._widest(degrees)
             if widest is not None:
                 widest = widest.but(recompute=recomputes[0], recompute_layers=some)
                 yield Degrees(widest, partial(self._with, widest, recomputes))
+
+    def _widest(self, degrees: Layout) -> Layout | None:
+        """Of layouts with these degrees the widest that leaves enough micro-batches, all of the size that is pinned if
+        one is; with the largest of them."""
+        batch, virtual = self.spec.train.global_batch, self.spec.train.bitwise_shards
+        least = self.micros[0] if batch % self.micros[0] == 0 else 1
+        asked = degrees.but(micro_batch=1, schedule=self.pins.get("schedule", degrees.schedule))
+        found = fit(asked, self.workers, batch // least, virtual)
+        if found is None:
+            return None
+        return degrees.but(dp=found.dp, micro_batch=_divisors_up_to(self.micros, batch // found.dp)[-1])
 
     def _with(self, widest: Layout, recomputes: Sequence[str]) -> Iterator[Family]:
         """Those with the degrees of that layout: of all micro-batches and schedules."""

@@ -126,7 +126,7 @@ class Layout:
             *split_problems(self, shape),
             *_combinations(self, shape),
             *_engine(self),
-            *_batches(self, global_batch),
+            *batch_problems(self, global_batch),
         ]
 
     def but(self, **changes: Any) -> Layout:
@@ -281,7 +281,7 @@ def _cut(layout: Layout, shape: ModelShape) -> list[str]:
     return found
 
 
-def _batches(layout: Layout, global_batch: int) -> list[str]:
+def batch_problems(layout: Layout, global_batch: int) -> list[str]:
     """Whether the global batch divides into micro-batches that fill the pipeline."""
     if global_batch % (layout.dp * layout.micro_batch):
         return [

@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 
-from orchestrator.planning.layout import SCHEDULES, Layout, ModelShape, divisors
+from orchestrator.planning.layout import SCHEDULES, Layout, ModelShape, batch_problems, divisors
 
 
 def legal(
@@ -76,18 +76,21 @@ def fit(degrees: Layout, workers: int, global_batch: int, virtual_shards: int = 
     """The widest data-parallel layout with these pp, cp, tp and ep degrees on at most `workers` ranks.
 
     The width divides the global batch, which never changes, and the number of virtual shards if there are any. A
-    micro-batch that does not divide a rank's share is lowered to the largest that does, and so is `shard`. None if no
-    width fits.
+    micro-batch that does not divide a rank's share is lowered to the largest that does, and so is `shard`. A width that
+    leaves too few micro-batches for the pipeline is taken only if every one does. None if no width fits.
     """
     replica = degrees.pp * degrees.cp * degrees.tp
+    widest = None
     for width in reversed(divisors(global_batch)):
         if width * replica > workers or width % degrees.ep or virtual_shards % width:
             continue
         share = global_batch // width
         micro = max(d for d in divisors(share) if d <= degrees.micro_batch)
         found = degrees.but(dp=width, micro_batch=micro)
-        return found.but(shard=shard_of(found, degrees.shard))
-    return None
+        widest = widest or found
+        if not batch_problems(found, global_batch):
+            return found.but(shard=shard_of(found, degrees.shard))
+    return widest and widest.but(shard=shard_of(widest, degrees.shard))
 
 
 def shard_of(layout: Layout, most: int) -> int:

@@ -20,19 +20,33 @@ def no_layout(
     rejected: list[tuple[Layout, str]],
     large: list[tuple[Layout, float]],
     offered: float,
+    narrow: Layout | None = None,
 ) -> InputError:
-    """Why there is no layout. Of those that are too `large` the least is told, and none of them is recommended."""
+    """Why there is no layout. Of those that are too `large` the least is told, and none of them is recommended; the
+    widest of those that use too few workers is `narrow`."""
     if not spec.searches_layout and rejected:
         return _not_by_hand(spec, shape, *rejected[0], offered if large else math.inf)
     pinned = _pinned_problem(spec, shape, workers)
     if large and not pinned:
         layout, memory = min(large, key=lambda each: each[1])
         pinned = f"{layout} needs least, {needs(memory, offered)}"
+    elif narrow and not pinned:
+        return too_narrow(spec, narrow)
     why = pinned or (rejected[-1][1] if rejected else "")
     return InputError(
         f"no legal layout for {workers} workers{f': {why}' if why else ''}",
         "parallel",
         "change resources or train.global_batch",
+    )
+
+
+def too_narrow(spec: JobSpec, widest: Layout) -> InputError:
+    """That no layout uses as many workers as the job wants at least."""
+    workers = spec.resources.workers
+    return InputError(
+        f"no legal layout uses {workers.min} to {workers.max} workers; the widest is {widest}",
+        "resources.workers.min",
+        "lower it, or choose a train.global_batch that divides",
     )
 
 

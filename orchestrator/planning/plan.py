@@ -140,7 +140,8 @@ def plan(
     refused: Mapping[Layout, Refused] = NOTHING,
 ) -> Plan:
     """The fastest legal layout on at most `workers` ranks that fits; without `must_fit`, or where the job says so, that
-    which needs least memory if none does. What the job's objective asks for, `planner.planned` says. Those that are
+    which needs least memory if none does. Of those that are searched it uses as many ranks as the job wants at least,
+    if there are so many. What the job's objective asks for, `planner.planned` says. Those that are
     `refused` are rejected, and of layouts with their degrees the formula is taken to be off by as much.
 
     Raises InputError if a layout given by hand is illegal, or if none is legal and fits, with the reason.
@@ -148,6 +149,9 @@ def plan(
     offered = machine.memory * MEMORY_SHARE
     large: list[tuple[Layout, float]] = []
     rejected: list[tuple[Layout, str]] = []
+    narrow: list[Layout] = []
+    wanted = spec.resources.workers.min
+    least_world = wanted if spec.searches_layout and wanted <= workers else 1
     batch, program = spec.train.global_batch, program_of(spec)
     sizes: dict[Layout, float] = {}
     off: dict[tuple[int, ...], float] = {}
@@ -166,6 +170,8 @@ def plan(
         for layout in family.layouts():
             if problem := _problem(spec, shape, layout, workers, machine):
                 rejected.append((layout, problem))
+            elif layout.world < least_world:
+                narrow.append(layout)
             elif refused and layout in refused:
                 rejected.append((layout, refused[layout].reason))
             elif (memory := size_of(layout)) > offered:
@@ -200,9 +206,11 @@ def plan(
     for layout, memory in large:
         rejected.append((layout, f"needs {needs(memory, offered)}"))
     rejected += search.refused
+    widest = max(narrow, key=lambda layout: layout.world, default=None)
+    rejected += [(each, f"uses fewer than the {wanted} workers of workers.min") for each in narrow]
     if not best:
         raise no_layout(
-            spec, shape, workers, search.refused or rejected, [] if search.refused else large, offered
+            spec, shape, workers, search.refused or rejected, [] if search.refused else large, offered, widest
         )
     layout, on_cpu = best[0].layout, not spec.resources.per_worker.gpu
     by_stage, saved = tuple(peak_by_stage(spec, shape, layout)), saved_bytes(shape, layout, program.optimizer)

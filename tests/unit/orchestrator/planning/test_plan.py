@@ -414,3 +414,18 @@ def test_what_does_not_fit_is_not_recommended_either() -> None:
     hint = str(error.value)
     assert "the nearest layouts that fit are" in hint
     assert "zero0" not in hint.split("that fit are")[1]
+
+
+def test_as_many_workers_are_used_as_the_job_wants_at_least() -> None:
+    """Nine samples divide over three replicas; four workers can share the columns of the model."""
+    few = job(9)
+    assert plan(few, TINY, 4, ROOMY).chosen.layout.world == 3
+    resources = few.resources.model_copy(
+        update={"workers": few.resources.workers.model_copy(update={"min": 4, "max": 4})}
+    )
+    all_four = few.model_copy(update={"resources": resources})
+    assert plan(all_four, TINY, 4, ROOMY).chosen.layout.world == 4
+    assert plan(all_four, TINY, 3, ROOMY).chosen.layout.world == 3
+    whole = dataclasses.replace(TINY, no_model_split="it is whole")
+    with pytest.raises(InputError, match="no legal layout uses 4 to 4 workers; the widest is dp3"):
+        plan(all_four, whole, 4, ROOMY)
