@@ -122,7 +122,7 @@ def controller_here(
     place.create()
     cluster = Cluster(
         gang=gang or (lambda: LocalGang([2])),
-        offer=lambda bundle: Offer(8e9),
+        offer=lambda bundle, most: Offer(8e9),
         run_task=lambda *call: pytest.fail("nothing is exported"),
         services=SnapshotServers,
     )

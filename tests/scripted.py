@@ -282,7 +282,7 @@ def fake_cluster(
     """A cluster whose gangs are fakes."""
     return Cluster(
         gang=gang,
-        offer=lambda bundle: Offer(8e9),
+        offer=lambda bundle, most: Offer(8e9),
         run_task=run_task,
         services=services,
     )

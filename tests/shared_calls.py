@@ -24,8 +24,9 @@ def pid_and_module(name: str) -> tuple[int, bool]:
 
 def clean_up_late(folder: str) -> None:
     """Tell that it has begun, and that it was interrupted."""
-    Path(folder, "begun").write_text(str(os.getpid()))
     try:
+        Path(folder, "begins").write_text(str(os.getpid()))
+        os.rename(Path(folder, "begins"), Path(folder, "begun"))
         time.sleep(60)
     finally:
         Path(folder, "cleaned").touch()

@@ -18,6 +18,7 @@ from cluster.local.address import NoCluster, WrongToken, check_reachable, resolv
 from cluster.local.node import COMMON
 from cluster.local.reaped import reaped
 from cluster.workers import ray_internals
+from cluster.workers.machine import host_memory
 from cluster.workers.program import hidden_packages, keeper
 
 NAMESPACE = "orchestrator"
@@ -64,6 +65,7 @@ def connected_ray(
             "num_cpus": max(int(cpus + 0.999), processors_here()),
             "include_dashboard": False,
             "object_store_memory": OBJECT_STORE_BYTES,
+            "_memory": host_memory(),
             "_node_ip_address": LOOPBACK,
             "_system_config": COMMON,
             **({"num_gpus": int(gpus)} if gpus else {}),

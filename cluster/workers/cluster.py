@@ -52,16 +52,16 @@ def _unknown(addresses: Sequence[str]) -> list[dict[str, str]]:
 class Cluster:
     """The operations of a cluster, each a function.
 
-    `gang()` makes a gang that is not started. `offer(bundle)` is what the smallest worker has, None if no node can hold
-    one. `run_task(function, *arguments)` calls a function in another process. `services("module:Class", token)` keeps
-    an object of that class on every node, made with the token and the node's address. `call(function, *arguments)`
-    returns what that does, and has its imports done already where it can. `request_workers(bundle, count)` asks an
-    autoscaler for room; it is called often, with 0 once no workers are needed. `machines(addresses)` is
-    {"node", "machine", "market", "zone"} of each node.
+    `gang()` makes a gang that is not started. `offer(bundle, most)` is what the smallest of so many workers has, None
+    if no node can hold one. `run_task(function, *arguments)` calls a function in another process.
+    `services("module:Class", token)` keeps an object of that class on every node, made with the token and the node's
+    address. `call(function, *arguments)` returns what that does, and has its imports done already where it can.
+    `request_workers(bundle, count)` asks an autoscaler for room; it is called often, with 0 once no workers are needed.
+    `machines(addresses)` is {"node", "machine", "market", "zone"} of each node.
     """
 
     gang: Callable[[], Gang]
-    offer: Callable[[Bundle], Offer | None]
+    offer: Callable[[Bundle, int], Offer | None]
     run_task: Callable[..., RemoteTask]
     services: Callable[[str, str], NodeServices]
     call: Callable[..., Any] = _call

@@ -3,6 +3,8 @@ zone."""
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import os
 import platform
 import socket
@@ -12,17 +14,39 @@ from pathlib import Path
 from typing import Any
 
 from cluster.workers.gang import Bundle
+from cluster.workers.nvml import Nvml
 
 MACHINE_TYPE = "node.kubernetes.io/instance-type"
 """Node label with the cloud's name of the machine type; Ray has none of its own."""
 
+CONTAINER_LIMITS = (
+    Path("/sys/fs/cgroup/memory.max"),
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+)
+"""Where Linux says how much memory a container may use, by cgroups of version 2 and 1."""
+DRIVER_TIMEOUT = 30.0
+"""Seconds that the drivers of the nodes' GPUs have to say what these are."""
+
 
 @dataclass(frozen=True)
 class Offer:
-    """What a node offers one worker: bytes of host memory, and the name of its accelerator, empty on CPU."""
+    """What a node offers one worker: bytes of host memory, the name of its accelerator, empty on CPU, and the bytes of
+    that, 0 where its driver does not tell."""
 
     memory: float
     accelerator: str = ""
+    accelerator_memory: float = 0.0
+
+
+def host_memory() -> float:
+    """Bytes of memory that this machine has, or the container may use in which this process is."""
+    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for file in CONTAINER_LIMITS:
+        try:
+            found.append(int(file.read_text()))
+        except (OSError, ValueError):  # there is none, or it is "max"
+            continue
+    return float(min(found))
 
 
 def this_machine() -> dict[str, Any]:
@@ -36,24 +60,64 @@ def this_machine() -> dict[str, Any]:
     return {"processor": processor, "cores": os.cpu_count() or 1, "host": socket.gethostname()}
 
 
-def smallest_offer(bundle: Bundle) -> Offer | None:
-    """What a worker has on the alive node that offers it least; None if no node can hold one.
+def smallest_offer(bundle: Bundle, most: int) -> Offer | None:
+    """What one of at most so many workers has on the alive node that offers it least; None if no node can hold one.
 
-    Host memory is divided among the workers that fit on a node. Ray does not know a GPU's own memory; the planner
-    looks it up by the accelerator's name.
+    Host memory is divided among the workers that fit on a node, and that there are. Of several kinds of GPUs that with
+    least memory counts, as their drivers say; Ray's own name of an accelerator leaves open which of two it is.
     """
     import ray
 
     from cluster.workers.nodes import fitting_workers
 
-    offers = []
+    found = {}
     for node in ray.nodes():
         total = node["Resources"]
         workers = fitting_workers(total, node.get("Labels", {}), bundle)
         if node["Alive"] and workers:
             kinds = [key.split(":", 1)[1] for key in total if key.startswith("accelerator_type:")]
-            offers.append(Offer(total.get("memory", 0.0) / workers, kinds[0] if kinds and bundle.gpu else ""))
-    return min(offers, key=lambda offer: offer.memory, default=None)
+            memory = total.get("memory", 0.0) / min(workers, most)
+            found[node["NodeID"]] = Offer(memory, kinds[0] if kinds and bundle.gpu else "")
+    if not found:
+        return None
+    offers = [*found.values()]
+    if bundle.gpu:
+        known = _by_driver([*found])
+        offers = [Offer(each.memory, *known.get(node, (each.accelerator,))) for node, each in found.items()]
+    smallest = min(offers, key=lambda offer: (offer.accelerator_memory or math.inf, offer.memory))
+    return dataclasses.replace(smallest, memory=min(offer.memory for offer in offers))
+
+
+def _by_driver(nodes: list[str]) -> dict[str, tuple[str, float]]:
+    """The name and bytes of each node's smallest GPU, as far as the drivers say them in time."""
+    import ray
+    from ray.exceptions import RayError
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    remote: Any = ray.remote(smallest_gpu)
+    asked = {}
+    for node in nodes:
+        strategy = NodeAffinitySchedulingStrategy(node, soft=False)
+        asked[remote.options(num_cpus=0, max_retries=0, scheduling_strategy=strategy).remote()] = node
+    done, late = ray.wait([*asked], num_returns=len(asked), timeout=DRIVER_TIMEOUT)
+    for reference in late:
+        ray.cancel(reference, force=True)
+    found = {}
+    for reference in done:
+        try:
+            name, memory = ray.get(reference)
+        except RayError:  # its node is gone
+            continue
+        if name:
+            found[asked[reference]] = name, memory
+    return found
+
+
+def smallest_gpu() -> tuple[str, float]:
+    """The name and bytes of this machine's GPU with least memory, as its driver says; ("", 0) if it says nothing."""
+    driver = Nvml()
+    found = zip(driver.names(), (reading.total or 0.0 for reading in driver.read()), strict=False)
+    return min(found, key=lambda each: each[1], default=("", 0.0))
 
 
 def machines(addresses: Sequence[str]) -> list[dict[str, str]]:

@@ -25,7 +25,6 @@ def smoke_of(spec: JobSpec) -> JobSpec:
     from orchestrator.job.smoke import smoke_of as small
     from orchestrator.launch.preflight import check_here
     from orchestrator.launch.worker import worker_here
-    from orchestrator.planning.machines import machine_for
     from orchestrator.planning.planner import planned
     from orchestrator.resolve.precision import in_chosen_precision
     from orchestrator.resolve.resolved_job import resolve
@@ -45,7 +44,7 @@ def smoke_of(spec: JobSpec) -> JobSpec:
         raise
     spec = whole.spec
     workers = spec.resources.workers.max
-    machine = machine_for(None, spec.resources.per_worker.bundle, spec.train.dtype)
+    machine = worker_here(spec)
     refused: Mapping[Layout, Refused] = {}
     with suppress(InputError):
         refused = confirmed(whole, workers, machine).refused

@@ -159,7 +159,7 @@ class Workers:
     def planner(self, shape: ModelShape, is_stopped: Callable[[], bool]) -> Planner:
         """Plans by what the least of the workers has; what is traced for that ends when the run `is_stopped`. Raises
         InputError if their memory cannot hold what is saved."""
-        offer = self._cluster.offer(self.bundle)
+        offer = self._cluster.offer(self.bundle, self._spec.resources.workers.max)
         if offer:
             check_workers_memory(self._spec, shape, offer.memory)
         machine = machine_for(offer, self.bundle, self._spec.train.dtype)

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from cluster.workers.machine import host_memory
+
 PACKAGES = ("torch", "ray", "transformers", "deepspeed", "mlflow", "fsspec", "s3fs", "tokenizers")
 LEAST_MEMORY = 6 * 2**30
 LEAST_DISK = 5 * 2**30
@@ -62,7 +64,7 @@ def _packages() -> Iterator[Finding]:
 
 
 def _machine() -> Iterator[Finding]:
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = round(host_memory())
     free = shutil.disk_usage(os.getcwd()).free
     shm = shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else 0
     yield Finding("ok", "processors", str(os.cpu_count()))

@@ -14,9 +14,10 @@ from orchestrator.launch.beginning import check_begins
 from orchestrator.launch.on_paper import check_on_paper
 from orchestrator.launch.places import check_places, check_written
 from orchestrator.launch.preflight import check_here, check_room, preflight
+from orchestrator.launch.worker import worker_here
 from orchestrator.planning.device import Machine
 from orchestrator.planning.feed import feed
-from orchestrator.planning.machines import machine_for, on_paper, worker_on_paper
+from orchestrator.planning.machines import on_paper, worker_on_paper
 from orchestrator.planning.plan import Plan
 from orchestrator.planning.precision import Choice
 from orchestrator.resolve.precision import as_its_run, choice_of, in_chosen_precision
@@ -79,8 +80,7 @@ def planned_on_paper(spec: JobSpec, device: str) -> PlannedJob:
 
 
 def planned_here(spec: JobSpec, run: RunDir | None) -> PlannedJob:
-    """The plan for workers like this machine; with a `run` directory all is checked that `run` checks. Raises
-    InputError."""
+    """The plan for a run on this machine; with a `run` directory all that `run` checks is. Raises InputError."""
     asked = spec
     if run is not None:
         check_places(spec, run)
@@ -91,10 +91,9 @@ def planned_here(spec: JobSpec, run: RunDir | None) -> PlannedJob:
 
 
 def planned_of(asked: JobSpec, job: ResolvedJob, machine: Machine | None = None) -> PlannedJob:
-    """The plan of a job that is checked, which was `asked` for, for such workers, or for those like this machine.
+    """The plan of a job that is checked, which was `asked` for, for such workers, or for those of this machine.
     Raises InputError."""
-    machine = machine or machine_for(None, job.spec.resources.per_worker.bundle, job.spec.train.dtype)
-    return _planned(asked, job, machine, True)
+    return _planned(asked, job, machine or worker_here(job.spec), True)
 
 
 def _planned(asked: JobSpec, job: ResolvedJob, machine: Machine, must_fit: bool) -> PlannedJob:

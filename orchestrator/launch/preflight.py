@@ -6,10 +6,10 @@ each other are all made: a user reads all problems at once.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
+from cluster.workers.machine import host_memory
 from orchestrator.checkpoint.identity import check_same_run
 from orchestrator.export.converted import Conversion, check_conversion, form_of
 from orchestrator.export.peft_adapter import check_adapter_export
@@ -97,7 +97,7 @@ def check_here(
         check_machine(spec, address)
     problems.raise_noted()
     if address is None:
-        check_host_memory(spec, job.shape, float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")))
+        check_host_memory(spec, job.shape, host_memory())
     return job
 
 

@@ -170,7 +170,7 @@ class RankZeroHistory:
         base, needed = bases_of(self._spec, self._history.base, begun)
         job, shards, _ = resolve_over(self._spec, self._data, needed, source)
         check_shards(self._history.newest, shards, self._data.uri)
-        machine = machine_for(smallest_offer(bundle), bundle, self._spec.train.dtype)
+        machine = machine_for(smallest_offer(bundle, world), bundle, self._spec.train.dtype)
         confirm = partial(refused_before, self._spec, machine, lambda: False)
         planner = Planner(self._spec, job.shape, machine, confirm=confirm)
         layout = planner.choose(world)

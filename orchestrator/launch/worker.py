@@ -56,7 +56,7 @@ def worker_there(spec: JobSpec, address: str) -> Machine:
     if (named := worker_named(spec)) is not None:
         return named(spec)
     bundle = spec.resources.per_worker.bundle
-    offer = _offer(bundle, address)
+    offer = _offer(bundle, spec.resources.workers.max, address)
     if offer is None and bundle.gpu:
         what = "the cluster has no such worker yet, and nothing tells which GPU it will have"
         hint = f"name it by resources.per_worker.labels: {{{ACCELERATOR}: H100}}, or the precision"
@@ -64,16 +64,16 @@ def worker_there(spec: JobSpec, address: str) -> Machine:
     return machine_for(offer, bundle, spec.train.dtype)
 
 
-def _offer(bundle: Bundle, address: str) -> Offer | None:
+def _offer(bundle: Bundle, most: int, address: str) -> Offer | None:
     from cluster.local.ray_session import NoCluster, connected_ray
 
     if "ray" in sys.modules:  # to be imported, it has to know whether it asks for a token
         import ray
 
         if ray.is_initialized():
-            return smallest_offer(bundle)
+            return smallest_offer(bundle, most)
     try:
         with connected_ray(address):
-            return smallest_offer(bundle)
+            return smallest_offer(bundle, most)
     except NoCluster as error:
         raise no_cluster(error, address) from None

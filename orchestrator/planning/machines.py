@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
 from cluster.workers.gang import Bundle
-from cluster.workers.machine import Offer
+from cluster.workers.machine import Offer, host_memory
 from cluster.workers.nvml import Nvml
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning.device import Machine
@@ -34,16 +33,18 @@ def machine_for(offer: Offer | None, bundle: Bundle, precision: str = "fp32") ->
     """The machine of a worker that needs `bundle`: a GPU by the name in `offer`, a CPU by what `orchestrator calibrate`
     has stored on this machine, or by a short measurement here.
 
-    An unknown GPU counts as the smallest known one, which the machine says, see `told`. Without an offer no such worker
-    fits the cluster yet, and this machine is taken instead.
+    An unknown GPU counts as the smallest known one, which the machine says, see `told`, but for its memory if its
+    driver has told that. Without an offer no such worker fits the cluster yet, and this machine is taken instead.
     """
     if bundle.gpu:
-        name = offer.accelerator if offer else next(iter(Nvml().names()), "")
-        if profile := of_accelerator(name):
-            return replace(profile.machine(precision), host_memory=math.inf)  # that of the node is not known
-        small = replace(load(SMALLEST).machine(precision), host_memory=math.inf)
-        return replace(small, stands_for=name or "a GPU without a name")
-    memory = offer.memory if offer else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        offer = offer or Offer(math.inf, next(iter(Nvml().names()), ""))
+        name, profile = offer.accelerator, of_accelerator(offer.accelerator)
+        machine = (profile or load(SMALLEST)).machine(precision)
+        machine = replace(machine, host_memory=math.inf)  # that of the node is not known
+        if offer.accelerator_memory:
+            machine = replace(machine, memory=offer.accelerator_memory)
+        return machine if profile else replace(machine, stands_for=name or "a GPU without a name")
+    memory = offer.memory if offer else host_memory()
     stored = calibrated()
     if stored is not None and stored.kind == "cpu":
         return replace(stored.machine(precision).scaled(bundle.cpu), memory=memory)

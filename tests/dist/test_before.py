@@ -27,7 +27,7 @@ def drive(run: RunDir) -> dict[str, Any]:
     """Go on with the run at `run` to its end; its data is there, and needs no Ray."""
     cluster = Cluster(
         gang=lambda: LocalGang([1]),
-        offer=lambda bundle: Offer(8e9),
+        offer=lambda bundle, most: Offer(8e9),
         run_task=lambda *call: pytest.fail("nothing is exported"),
         services=SnapshotServers,
     )

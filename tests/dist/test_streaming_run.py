@@ -115,7 +115,7 @@ def controller(
     place.create()
     cluster = Cluster(
         gang=lambda: LocalGang(rooms),
-        offer=lambda bundle: Offer(8e9),
+        offer=lambda bundle, most: Offer(8e9),
         run_task=lambda *call: pytest.fail("nothing is exported"),
         services=SnapshotServers,
     )

@@ -18,7 +18,6 @@ from orchestrator.tracing.step import follow, pipeline_followed, settle, step
 from orchestrator.train.device import COMPUTE, Device, close_device, open_device
 from orchestrator.train.engines.torch_engine import TorchEngine
 
-
 LETS_GO = 2e-3
 """Seconds in which gloo's thread lets go of a message's tensors, after the caller has been told of its end."""
 

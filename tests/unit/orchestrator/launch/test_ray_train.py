@@ -27,7 +27,7 @@ from orchestrator.train.instability import NonFinite
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """A job over prepared data, on a machine that nobody asks Ray for."""
-    monkeypatch.setattr(ray_train, "smallest_offer", lambda bundle: None)
+    monkeypatch.setattr(ray_train, "smallest_offer", lambda bundle, most: None)
     monkeypatch.setattr(machines, "probe", lambda cpu: 1e10)
     spec = parse(job(write_text(tmp_path, 20_000)))
     run = RunDir(str(tmp_path / "run"))

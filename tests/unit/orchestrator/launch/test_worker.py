@@ -33,7 +33,7 @@ def spec(precision: str = "bf16", gpu: int = 1, **labels: str) -> JobSpec:
 def offers(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What the cluster offers, which is asked for each time."""
     found: list[Any] = [None]
-    monkeypatch.setattr(worker, "_offer", lambda bundle, address: found[0])
+    monkeypatch.setattr(worker, "_offer", lambda bundle, most, address: found[0])
     return found
 
 

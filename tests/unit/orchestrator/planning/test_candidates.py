@@ -75,7 +75,7 @@ def test_between_many_nodes_copies_are_faster_than_one() -> None:
 @pytest.mark.parametrize(("pins", "width"), [({"micro_batch": 16}, 2), ({"pp": 4, "micro_batch": 1}, 8)])
 def test_fewer_replicas_where_more_leave_too_few_micro_batches(pins: dict[str, Any], width: int) -> None:
     """On 64 workers 16 replicas would leave 2 samples, which are no micro-batch of 16 and do not fill a pipeline."""
-    alone = {axis: 1 for axis in ("pp", "cp", "tp", "ep")}
+    alone = dict.fromkeys(("pp", "cp", "tp", "ep"), 1)
     spec, machine = job(**{**alone, **pins}), load("a100-80").machine("bf16")
     layout = plan(spec, SHAPE, 64, machine).chosen.layout
     assert (layout.dp, layout.micro_batch, layout.pp) == (width, pins["micro_batch"], pins.get("pp", 1))

@@ -19,6 +19,15 @@ def test_a_gpu_is_known_by_its_name() -> None:
     assert (h100.memory, h100.flops, h100.name) == (80e9, 989e12, "h100")
 
 
+def test_its_memory_is_what_its_driver_says() -> None:
+    large = machine_for(Offer(1e12, "NVIDIA A100-SXM4-80GB", 85e9), Bundle(1, 1))
+    assert (large.memory, large.name) == (85e9, machine_for(Offer(1e12, "A100-80G"), Bundle(1, 1)).name)
+    unknown = machine_for(Offer(1e12, "NVIDIA Z9", 99e9), Bundle(1, 1))
+    assert told(unknown, "bf16") == [
+        "no profile is known of NVIDIA Z9: it is taken as the t4 with 99 GB, of which all predictions are"
+    ]
+
+
 @pytest.mark.parametrize("offer", [None, Offer(1e12, "Z9")])
 def test_an_unknown_gpu_is_the_smallest_known(offer: Offer | None) -> None:
     smallest = min(
