@@ -219,7 +219,8 @@ def _plan(
     told = forecast(spec, shape, found.plan, cluster) if cluster else None
     points = []
     if by_workers:
-        points = frontier(spec, shape, spec.resources.workers.max, found.machine, found.must_fit)
+        most = spec.resources.workers.max
+        points = frontier(spec, shape, most, found.machine, found.must_fit, found.verdicts)
     if as_json:
         more: dict[str, Any] = {"frontier": [point.to_json() for point in points]} if by_workers else {}
         return found.to_json() | more | ({"cluster": told} if told else {})

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from orchestrator.job.spec import JobSpec
     from orchestrator.planning.layout import Layout
-    from orchestrator.planning.plan import Refused
+    from orchestrator.planning.plan import Verdict
     from orchestrator.storage.run_directory import RunDir
 
 
@@ -32,7 +32,7 @@ def smoke_of(spec: JobSpec) -> JobSpec:
 
     def layout_of(job: JobSpec) -> Layout | None:
         try:
-            found = planned(job, whole.shape, workers, machine, refused=refused).chosen.layout
+            found = planned(job, whole.shape, workers, machine, verdicts=verdicts).chosen.layout
         except InputError:  # there is none: `preflight` says why
             return None
         return replace(found, micro_batch=1)
@@ -45,9 +45,9 @@ def smoke_of(spec: JobSpec) -> JobSpec:
     spec = whole.spec
     workers = spec.resources.workers.max
     machine = worker_here(spec)
-    refused: Mapping[Layout, Refused] = {}
+    verdicts: Mapping[Layout, Verdict] = {}
     with suppress(InputError):
-        refused = confirmed(whole, workers, machine).refused
+        verdicts = confirmed(whole, workers, machine).verdicts
     wanted = layout_of(spec)
     return small(spec, lambda job: layout_of(job) == wanted)
 

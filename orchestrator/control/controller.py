@@ -286,7 +286,7 @@ class Controller:
         self._stored(lambda: self._beside.find(history))
         self._restored = commit.step if commit else 0
         history.trace.begin(self._planner, attempt, layout.world)
-        reason, fields = start_event(self._spec, layout, layout_before, commit, len(self._planner.refused))
+        reason, fields = start_event(self._spec, layout, layout_before, commit, self._planner.refused)
         self._note = f"starting {reason}"
         self._event("start", reason, step=self._restored, **fields)
         self._write_status(force=True)

@@ -15,7 +15,7 @@ from cluster.workers.program import command_of
 from orchestrator.job.spec import JobSpec, dump
 from orchestrator.planning.device import Machine
 from orchestrator.planning.layout import Layout
-from orchestrator.planning.plan import Refused
+from orchestrator.planning.plan import Verdict
 from orchestrator.planning.planner import Planner
 
 AFTER = 120.0
@@ -29,10 +29,10 @@ LOOK = 0.2
 """Seconds between two looks at them."""
 
 
-def refused_before(
+def verdicts_before(
     spec: JobSpec, machine: Machine, is_stopped: Callable[[], bool], workers: int
-) -> dict[Layout, Refused]:
-    """The layouts for so many workers that fit by the formula and not by traces, which a process of its own makes; none
+) -> dict[Layout, Verdict]:
+    """What traces say of layouts for so many workers, which a process of its own makes; nothing
     where it fails, takes too long, or the run `is_stopped`: then the formula decides."""
     asked = {"job": dump(spec), "workers": workers, "machine": dataclasses.asdict(machine)}
     end = time.monotonic() + BEFORE
@@ -45,8 +45,8 @@ def refused_before(
             time.sleep(LOOK)
         process.kill()
         process.wait()
-        found = _read(answer).get("refused", [])
-    return {Layout.from_json(layout): Refused(**why) for layout, why in found}
+        found = _read(answer).get("verdicts", [])
+    return {Layout.from_json(layout): Verdict(**verdict) for layout, verdict in found}
 
 
 def _asked(asked: dict[str, Any], answer: IO[bytes]) -> subprocess.Popen[bytes]:

@@ -15,7 +15,7 @@ from orchestrator.control.health import Failure
 from orchestrator.control.profile_requests import ProfileRequests
 from orchestrator.control.snapshot_servers import SnapshotServers
 from orchestrator.control.state import Phase
-from orchestrator.control.trace_beside import refused_before
+from orchestrator.control.trace_beside import verdicts_before
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning.host_memory import check_workers_memory
 from orchestrator.planning.layout import Layout, ModelShape
@@ -163,7 +163,7 @@ class Workers:
         if offer:
             check_workers_memory(self._spec, shape, offer.memory)
         machine = machine_for(offer, self.bundle, self._spec.train.dtype)
-        confirm = partial(refused_before, self._spec, machine, is_stopped)
+        confirm = partial(verdicts_before, self._spec, machine, is_stopped)
         host = offer.memory if offer else None
         return Planner(self._spec, shape, machine, host, confirm, lambda: self.running)
 

@@ -4,6 +4,7 @@ here."""
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,8 +18,9 @@ from orchestrator.launch.preflight import check_here, check_room, preflight
 from orchestrator.launch.worker import worker_here
 from orchestrator.planning.device import Machine
 from orchestrator.planning.feed import feed
+from orchestrator.planning.layout import Layout
 from orchestrator.planning.machines import on_paper, worker_on_paper
-from orchestrator.planning.plan import Plan
+from orchestrator.planning.plan import Plan, Verdict
 from orchestrator.planning.precision import Choice
 from orchestrator.resolve.precision import as_its_run, choice_of, in_chosen_precision
 from orchestrator.resolve.resolved_job import ResolvedJob
@@ -37,6 +39,7 @@ class PlannedJob:
         plan: the plan.
         traced: memory of the chosen layout by its trace.
         choice: why the precision is what it is, of a job that leaves it open.
+        verdicts: what traces said of layouts, see `confirmed`.
         assumed: what is taken of what is not here, a line each.
         refused: why `run` would refuse the job in the run directory of its name, empty where it would not.
     """
@@ -47,6 +50,7 @@ class PlannedJob:
     plan: Plan
     traced: TracedMemory
     choice: Choice | None
+    verdicts: Mapping[Layout, Verdict] = dataclasses.field(default_factory=dict)
     assumed: tuple[str, ...] = ()
     refused: str = ""
 
@@ -99,7 +103,7 @@ def planned_of(asked: JobSpec, job: ResolvedJob, machine: Machine | None = None)
 def _planned(asked: JobSpec, job: ResolvedJob, machine: Machine, must_fit: bool) -> PlannedJob:
     sure = confirmed(job, job.spec.resources.workers.max, machine, must_fit, always=True)
     assert sure.traced is not None
-    return PlannedJob(job, machine, must_fit, sure.plan, sure.traced, choice_of(asked, job))
+    return PlannedJob(job, machine, must_fit, sure.plan, sure.traced, choice_of(asked, job), sure.verdicts)
 
 
 def _refused(job: ResolvedJob, run: RunDir) -> str:

@@ -38,7 +38,7 @@ from orchestrator.control.events import EventHistory, fault_event, start_event
 from orchestrator.control.health import GRACE
 from orchestrator.control.run_history import RunHistory
 from orchestrator.control.state import Observation, Policy, State
-from orchestrator.control.trace_beside import refused_before
+from orchestrator.control.trace_beside import verdicts_before
 from orchestrator.data.progress import StageLine
 from orchestrator.data.samples.skips import on_record
 from orchestrator.job.errors import InputError
@@ -171,7 +171,7 @@ class RankZeroHistory:
         job, shards, _ = resolve_over(self._spec, self._data, needed, source)
         check_shards(self._history.newest, shards, self._data.uri)
         machine = machine_for(smallest_offer(bundle, world), bundle, self._spec.train.dtype)
-        confirm = partial(refused_before, self._spec, machine, lambda: False)
+        confirm = partial(verdicts_before, self._spec, machine, lambda: False)
         planner = Planner(self._spec, job.shape, machine, confirm=confirm)
         layout = planner.choose(world)
         if layout is None or layout.world != world:

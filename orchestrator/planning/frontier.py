@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,7 @@ from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning.device import Machine
 from orchestrator.planning.layout import Layout, ModelShape
-from orchestrator.planning.plan import plan
+from orchestrator.planning.plan import NOTHING, Verdict, plan
 from orchestrator.planning.planner import widths
 
 
@@ -33,17 +34,22 @@ class Point:
 
 
 def frontier(
-    spec: JobSpec, shape: ModelShape, workers: int, machine: Machine, must_fit: bool = True
+    spec: JobSpec,
+    shape: ModelShape,
+    workers: int,
+    machine: Machine,
+    must_fit: bool = True,
+    verdicts: Mapping[Layout, Verdict] = NOTHING,
 ) -> list[Point]:
     """The points that no other beats in both time and cost, quickest first, of 1, 2, 4, .. and `workers` workers;
-    without `must_fit` also of layouts that do not fit.
+    without `must_fit` also of layouts that do not fit. Of traced ones the `verdicts` count, see `plan`.
 
     Raises InputError if no layout on so many is legal and fits.
     """
     points: dict[int, Point] = {}
     for width in widths(1, workers):
         try:
-            found = plan(spec, shape, width, machine, must_fit)
+            found = plan(spec, shape, width, machine, must_fit, verdicts)
         except InputError:
             if width == workers and not points:
                 raise

@@ -41,13 +41,13 @@ from orchestrator.planning.simulation.step import (
 
 SHARES = (0.05, 0.5, 0.95)
 """Of the steps, for which it is told what they take at most."""
-NOTHING: Mapping[Layout, Refused] = MappingProxyType({})
+NOTHING: Mapping[Layout, Verdict] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
-class Refused:
-    """Why a layout is not taken that fits by the formula: the `reason` in words, and how many `times` as much as the
-    formula says its trace needs."""
+class Verdict:
+    """What the trace of a layout says, whatever the formula does: the `reason` why it is not taken, empty if it fits,
+    and how many `times` as much as the formula says it needs."""
 
     reason: str
     times: float
@@ -137,12 +137,13 @@ def plan(
     workers: int,
     machine: Machine,
     must_fit: bool = True,
-    refused: Mapping[Layout, Refused] = NOTHING,
+    verdicts: Mapping[Layout, Verdict] = NOTHING,
 ) -> Plan:
     """The fastest legal layout on at most `workers` ranks that fits; without `must_fit`, or where the job says so, that
     which needs least memory if none does. Of those that are searched it uses as many ranks as the job wants at least,
-    if there are so many. What the job's objective asks for, `planner.planned` says. Those that are
-    `refused` are rejected, and of layouts with their degrees the formula is taken to be off by as much.
+    if there are so many. What the job's objective asks for, `planner.planned` says. Of traced
+    ones the `verdicts` count; where they do not fit, the formula is taken to be off by as much for all with their
+    degrees.
 
     Raises InputError if a layout given by hand is illegal, or if none is legal and fits, with the reason.
     """
@@ -155,8 +156,9 @@ def plan(
     batch, program = spec.train.global_batch, program_of(spec)
     sizes: dict[Layout, float] = {}
     off: dict[tuple[int, ...], float] = {}
-    for layout, why in refused.items():
-        off[_degrees(layout)] = max(off.get(_degrees(layout), 1.0), why.times)
+    for layout, verdict in verdicts.items():
+        if verdict.reason:
+            off[_degrees(layout)] = max(off.get(_degrees(layout), 1.0), verdict.times)
 
     def size_of(layout: Layout) -> float:
         found = sizes.get(layout)
@@ -172,8 +174,11 @@ def plan(
                 rejected.append((layout, problem))
             elif layout.world < least_world:
                 narrow.append(layout)
-            elif refused and layout in refused:
-                rejected.append((layout, refused[layout].reason))
+            elif verdicts and (verdict := verdicts.get(layout)) is not None:
+                if verdict.reason:
+                    rejected.append((layout, verdict.reason))
+                else:
+                    legal.append((layout, verdict.times * peak_bytes(spec, shape, layout)))
             elif (memory := size_of(layout)) > offered:
                 large.append((layout, memory))
             else:

@@ -12,8 +12,8 @@ from orchestrator.job.spec import JobSpec
 from orchestrator.planning.device import Machine
 from orchestrator.planning.host_memory import worker_bytes
 from orchestrator.planning.layout import Layout, ModelShape
-from orchestrator.planning.memory import fits, needed_bytes
-from orchestrator.planning.plan import NOTHING, Plan, Refused, plan, predict, program_of
+from orchestrator.planning.memory import MEMORY_SHARE, fits, needed_bytes
+from orchestrator.planning.plan import NOTHING, Plan, Verdict, plan, predict, program_of
 from orchestrator.planning.search import TIE
 from orchestrator.planning.simulation.operators import needed_flops
 from orchestrator.planning.simulation.step import pipeline
@@ -24,6 +24,9 @@ MOST_ACTIONS = 5000
 
 NEAR = 2.5
 """How many times what the formula says a layout may need."""
+OVER = 1.35
+"""How many times what a layout needs the formula may say: of small ones it was found to say 1.26
+(docs/predictions.md)."""
 
 
 def planned(
@@ -32,21 +35,21 @@ def planned(
     workers: int,
     machine: Machine,
     must_fit: bool = True,
-    refused: Mapping[Layout, Refused] = NOTHING,
+    verdicts: Mapping[Layout, Verdict] = NOTHING,
 ) -> Plan:
     """What the job's objective asks for on at most so many workers: the fastest layout; or of those on `workers.min`,
     on twice as many and so on, that which takes least of all workers' time, if it is done within `limits.hours` as
     predicted. If none is, the fastest. Of layouts that cost the same the faster one is taken.
 
-    `refused` and InputError as of `plan`.
+    `verdicts` and InputError as of `plan`.
     """
-    fastest = plan(spec, shape, workers, machine, must_fit, refused)
+    fastest = plan(spec, shape, workers, machine, must_fit, verdicts)
     if spec.resources.objective == "time" or not fastest.fits:
         return fastest
     found = [fastest]
     for width in widths(spec.resources.workers.min, fastest.chosen.layout.world)[:-1]:
         try:
-            each = plan(spec, shape, width, machine, must_fit, refused)
+            each = plan(spec, shape, width, machine, must_fit, verdicts)
         except InputError:
             continue
         if each.fits and each.chosen.layout.world >= spec.resources.workers.min:
@@ -73,6 +76,11 @@ def is_roomy(spec: JobSpec, found: Plan) -> bool:
     return fits(needed_bytes(found.chosen.layout, most, most, on_cpu), found.machine, on_cpu)
 
 
+def may_fit(found: Plan) -> bool:
+    """Whether the chosen layout, which needs too much by the formula, may fit by its trace."""
+    return found.chosen.memory <= OVER * found.machine.memory * MEMORY_SHARE
+
+
 def widths(least: int, most: int) -> list[int]:
     """Numbers of workers to compare: `least`, twice as many and so on, and `most`."""
     found = []
@@ -95,37 +103,55 @@ def _cost(found: Plan) -> float:
 class Planner:
     """Plans for one job, which the controller asks for repeatedly: each number of workers is planned once. `host` is
     how many bytes a worker has beside its GPU, None where that is not known. `confirm` is asked, once for each number
-    of workers, which layouts do not fit by their traces, where the chosen one is not roomy; while the controller
-    `is_busy` with ranks it is not, and the formula decides until it is."""
+    of workers, what the traces of layouts say, where the formula does not settle whether the chosen one fits; while the
+    controller `is_busy` with ranks it is not, and the formula decides until it is."""
 
     spec: JobSpec
     shape: ModelShape
     machine: Machine
     host: float | None = None
-    confirm: Callable[[int], Mapping[Layout, Refused]] | None = None
+    confirm: Callable[[int], Mapping[Layout, Verdict]] | None = None
     is_busy: Callable[[], bool] = lambda: False
-    refused: dict[Layout, Refused] = dataclasses.field(default_factory=dict, repr=False, compare=False)
+    verdicts: dict[Layout, Verdict] = dataclasses.field(default_factory=dict, repr=False, compare=False)
     _confirmed: set[int] = dataclasses.field(default_factory=set, repr=False, compare=False)
     _unasked: set[int] = dataclasses.field(default_factory=set, repr=False, compare=False)
     _known: dict[int, Layout | None] = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
     def plan(self, workers: int) -> Plan:
-        """See `planned`; without the layouts whose traces are known not to fit."""
-        found = self._planned(workers)
-        if self.confirm is None or workers in self._confirmed or not found.fits or is_roomy(self.spec, found):
-            return found
-        if self.is_busy():
+        """See `planned`; with the layouts, and without them, of which it is known that their traces fit or do not."""
+        found = self._planned(workers, must_fit=False)
+        if self._is_open(workers, found):
+            if not self.is_busy():
+                return self._confirmed_plan(workers, found)
             self._unasked.add(workers)
-            return found
+        return found if found.fits else self._planned(workers)
+
+    def _is_open(self, workers: int, found: Plan) -> bool:
+        """Whether traces have still to say that the chosen layout fits."""
+        if self.confirm is None or workers in self._confirmed:
+            return False
+        if found.fits:
+            return not is_roomy(self.spec, found)
+        return self.spec.resources.must_fit and may_fit(found)
+
+    def _confirmed_plan(self, workers: int, found: Plan) -> Plan:
+        assert self.confirm is not None
         self._unasked.discard(workers)
+        self._confirmed.add(workers)
         more = self.confirm(workers)
-        self.refused.update(more)
-        found = self._planned(workers) if more else found
-        self._confirmed.update((workers, found.chosen.layout.world))
+        self.verdicts.update(more)
+        if more or not found.fits:
+            found = self._planned(workers)
+        self._confirmed.add(found.chosen.layout.world)
         return found
 
-    def _planned(self, workers: int) -> Plan:
-        return planned(self.spec, self.shape, workers, self.machine, refused=self.refused)
+    def _planned(self, workers: int, must_fit: bool = True) -> Plan:
+        return planned(self.spec, self.shape, workers, self.machine, must_fit, self.verdicts)
+
+    @property
+    def refused(self) -> int:
+        """How many layouts were not taken since their traces do not fit."""
+        return sum(bool(verdict.reason) for verdict in self.verdicts.values())
 
     def document(self, found: Plan) -> dict[str, Any]:
         """The content of plan.json for such a plan, with the timeline of a pipeline's step under `timeline`: rank

@@ -18,7 +18,7 @@ from cluster.workers.rank_process import die_with_parent
 def answer(asked: dict[str, Any]) -> dict[str, Any]:
     """What of plan.json a trace changes: `predicted` and `memory`. `asked` has the `job` as YAML, the `layout`, and of
     the closed formula the bytes `by_stage` and those of the rank that needs most; the bytes that a worker has.
-    Where it has a number of `workers` and their `machine` instead, the layouts `refused` in a plan for these."""
+    Where it has a number of `workers` and their `machine` instead, the `verdicts` on layouts for these."""
     from orchestrator.job.document import parse_yaml
     from orchestrator.job.spec import parse
     from orchestrator.planning.device import Machine
@@ -29,8 +29,8 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
     spec = parse(parse_yaml(asked["job"], "job.yaml"), "job.yaml")
     if "workers" in asked:
         found = confirmed(resolve(spec), asked["workers"], Machine.from_json(asked["machine"]))
-        refused = [(layout.to_json(), dataclasses.asdict(why)) for layout, why in found.refused.items()]
-        return {"refused": refused}
+        verdicts = [(layout.to_json(), dataclasses.asdict(each)) for layout, each in found.verdicts.items()]
+        return {"verdicts": verdicts}
     traced = traced_memory(resolve(spec), Layout.from_json(asked["layout"]))
     on_cpu, machine = not spec.resources.per_worker.gpu, Machine(memory=asked["memory"], flops=1.0)
     predicted, memory = traced.beside(asked["by_stage"], asked["formula"], machine, on_cpu)

@@ -13,8 +13,8 @@ from orchestrator.job.errors import InputError
 from orchestrator.planning.device import Machine
 from orchestrator.planning.layout import Layout
 from orchestrator.planning.memory import MEMORY_SHARE, fits, needed_bytes, offered
-from orchestrator.planning.plan import Plan, Refused
-from orchestrator.planning.planner import is_roomy, planned
+from orchestrator.planning.plan import Plan, Verdict
+from orchestrator.planning.planner import is_roomy, may_fit, planned
 from orchestrator.planning.simulation.step import saved_bytes
 from orchestrator.planning.step_trace import CATEGORIES, NotTraced, StepTrace
 from orchestrator.resolve.resolved_job import ResolvedJob
@@ -177,49 +177,59 @@ def with_all(
 
 @dataclass(frozen=True)
 class Confirmed:
-    """A plan whose layout fits by its trace as well, if there is one, and the layouts that were `refused` for it;
-    `traced` is None where the formula settles it."""
+    """A plan whose layout fits by its trace as well, if there is one, and what the traces said of layouts where it is
+    not what the formula says; `traced` is None where the formula settles it."""
 
     plan: Plan
     traced: TracedMemory | None
-    refused: Mapping[Layout, Refused] = dataclasses.field(default_factory=dict)
+    verdicts: Mapping[Layout, Verdict] = dataclasses.field(default_factory=dict)
 
 
 def confirmed(
     job: ResolvedJob, workers: int, machine: Machine, must_fit: bool = True, always: bool = False
 ) -> Confirmed:
     """See `planned`; where the trace of its layout does not fit, that of the next best which does, found within
-    SECONDS of the processor. Where none is, the first stays. `always` traces it where there is room enough, too.
+    SECONDS of the processor. Where none is, the first stays. Where none fits by the formula, the one that needs least
+    is taken if its trace fits. `always` traces it where there is room enough, too.
 
     Raises InputError as `planned` does.
     """
-    spec, began, refused = job.spec, time.process_time(), dict[Layout, Refused]()
-    on_cpu, first = not spec.resources.per_worker.gpu, planned(spec, job.shape, workers, machine, must_fit)
+    spec, began, verdicts = job.spec, time.process_time(), dict[Layout, Verdict]()
+    on_cpu = not spec.resources.per_worker.gpu
+    first = planned(spec, job.shape, workers, machine, must_fit=False)
+    must_fit = must_fit and spec.resources.must_fit
+    if must_fit and not first.fits and not may_fit(first):
+        return Confirmed(planned(spec, job.shape, workers, machine), None)  # which tells why none does
     if not always and is_roomy(spec, first):
         return Confirmed(first, None)
     found, left = first, SECONDS
     traced = first_traced = traced_memory(job, first.chosen.layout)
-    while not traced.fits(found, on_cpu) or (refused and traced.reasons):
-        refused[found.chosen.layout] = _refused(found, traced, on_cpu)
+    if must_fit and not first.fits:
+        if traced.largest is not None and traced.fits(first, on_cpu):
+            times = traced.largest.memory.peak / first.chosen.memory
+            verdicts[first.chosen.layout] = Verdict("", times)
+        return Confirmed(planned(spec, job.shape, workers, machine, verdicts=verdicts), traced, verdicts)
+    while not traced.fits(found, on_cpu) or (verdicts and traced.reasons):
+        verdicts[found.chosen.layout] = _too_large(found, traced, on_cpu)
         left = SECONDS - (time.process_time() - began)
         try:
-            found = planned(spec, job.shape, workers, machine, must_fit, refused)
+            found = planned(spec, job.shape, workers, machine, must_fit, verdicts)
         except InputError:
             left = 0.0
         if left <= 0.0 or not found.fits:
-            others = [(each, why.reason) for each, why in refused.items() if each != first.chosen.layout]
+            others = [(each, why.reason) for each, why in verdicts.items() if each != first.chosen.layout]
             return Confirmed(dataclasses.replace(first, rejected=(*first.rejected, *others)), first_traced)
         traced = traced_memory(job, found.chosen.layout, left)
-    return Confirmed(found, traced, refused)
+    return Confirmed(found, traced, verdicts)
 
 
-def _refused(found: Plan, traced: TracedMemory, on_cpu: bool) -> Refused:
+def _too_large(found: Plan, traced: TracedMemory, on_cpu: bool) -> Verdict:
     needed, there = traced.needed(found.chosen.memory, on_cpu), offered(found.machine, on_cpu)
     if needed <= there:
-        return Refused(f"others do not fit by their traces, and it has none: {traced.reasons[0]}", 1.0)
+        return Verdict(f"others do not fit by their traces, and it has none: {traced.reasons[0]}", 1.0)
     reason = f"needs {needed / 2**30:.2f} GiB a worker by its trace, which offers {there / 2**30:.2f} GiB"
     share = found.chosen.memory / (found.machine.memory * MEMORY_SHARE)
-    return Refused(reason, needed / max(there, 1.0) / share)
+    return Verdict(reason, needed / max(there, 1.0) / share)
 
 
 def check_fits(job: ResolvedJob, machine: Machine) -> None:
@@ -230,11 +240,7 @@ def check_fits(job: ResolvedJob, machine: Machine) -> None:
     spec = job.spec
     if not spec.resources.must_fit:
         return
-    workers = spec.resources.workers.max
-    try:
-        found = confirmed(job, workers, machine)
-    except InputError:  # none fits by the formula: how much would the fastest need?
-        found = confirmed(job, workers, machine, must_fit=False)
+    found = confirmed(job, spec.resources.workers.max, machine, must_fit=False)
     if found.traced is None:
         return
     on_cpu, layout = not spec.resources.per_worker.gpu, found.plan.chosen.layout

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning.device import Machine
 from orchestrator.planning.layout import Layout
@@ -77,10 +76,7 @@ def real_size(job: ResolvedJob, device: str | None) -> tuple[ResolvedJob, Real]:
         job, machine = replace(job, spec=spec), worker_on_paper(spec, device)
     else:
         machine, known = _worker(spec)
-    try:
-        found = confirmed(job, spec.resources.workers.max, machine)
-    except InputError:  # none that fits: which would be fastest?
-        found = confirmed(job, spec.resources.workers.max, machine, must_fit=False)
+    found = confirmed(job, spec.resources.workers.max, machine, must_fit=False)
     return job, Real(found.plan, known, not spec.resources.per_worker.gpu, found.traced)
 
 

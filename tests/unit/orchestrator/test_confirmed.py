@@ -13,14 +13,14 @@ from jobs import job, write_text
 
 from orchestrator.control import trace_beside
 from orchestrator.control.events import start_event
-from orchestrator.control.trace_beside import refused_before
+from orchestrator.control.trace_beside import verdicts_before
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import dump, parse
 from orchestrator.planning import plan as planning
 from orchestrator.planning.device import Machine
 from orchestrator.planning.layout import Layout
 from orchestrator.planning.memory import MEMORY_SHARE, peak_bytes
-from orchestrator.planning.plan import Refused
+from orchestrator.planning.plan import Verdict
 from orchestrator.planning.planner import Planner
 from orchestrator.resolve.resolved_job import ResolvedJob, resolve
 from orchestrator.tracing import beside, of_plan
@@ -62,7 +62,7 @@ def test_a_layout_gives_way_to_the_next_whose_trace_fits(resolved: ResolvedJob, 
     assert found.traced.largest is not None
     reasons = dict(found.plan.rejected)
     assert "by its trace, which offers" in reasons[by_formula]
-    assert set(found.refused) <= set(reasons)
+    assert set(found.verdicts) <= set(reasons)
 
 
 def test_where_none_fits_in_the_time_the_first_stays_and_is_refused(
@@ -75,9 +75,38 @@ def test_where_none_fits_in_the_time_the_first_stays_and_is_refused(
     monkeypatch.setattr(of_plan, "SECONDS", 0.0)
     found = confirmed(resolved, 1, machine)
     assert found.plan.chosen.layout.micro_batch == 8
-    assert found.refused == {}
+    assert found.verdicts == {}
     assert found.traced is not None
     assert not found.traced.fits(found.plan, False)
+
+
+def test_what_the_formula_alone_refuses_is_taken_where_its_trace_fits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By `plan`, by `submit` and by the controller; not where the formula would be off by more than it ever was."""
+    pinned = _job(tmp_path, {"micro_batch": 4, "recompute": "none"})
+    layout = Layout(micro_batch=4)
+    traced = of_plan.traced_memory(pinned, layout).largest
+    assert traced is not None
+    tight = Machine(1.01 * traced.memory.peak / MEMORY_SHARE, 1e12, launch=1e-4)
+    monkeypatch.setattr(planning, "peak_bytes", lambda *_: 1.2 * traced.memory.peak)
+    with pytest.raises(InputError, match="GiB a rank and a worker offers"):
+        planning.plan(pinned.spec, pinned.shape, 1, tight)
+    found = confirmed(pinned, 1, tight)
+    assert (found.plan.chosen.layout, found.plan.fits) == (layout, True)
+    check_fits(pinned, tight)
+
+    planner = Planner(pinned.spec, pinned.shape, tight, confirm=lambda _: found.verdicts)
+    assert (planner.choose(1), planner.refused) == (layout, 0)
+    unsure = Planner(pinned.spec, pinned.shape, tight, confirm=lambda _: {})
+    assert unsure.choose(1) is None
+
+    smaller = dataclasses.replace(tight, memory=0.95 * tight.memory)
+    with pytest.raises(InputError, match="GiB a rank and a worker offers"):
+        confirmed(pinned, 1, smaller)
+    monkeypatch.setattr(planning, "peak_bytes", lambda *_: 1.5 * traced.memory.peak)
+    with pytest.raises(InputError, match="GiB a rank and a worker offers"):
+        confirmed(pinned, 1, tight)
 
 
 def test_the_run_starts_with_what_fits(
@@ -86,13 +115,13 @@ def test_the_run_starts_with_what_fits(
     """What the controller's process is asked, and what it does with the answer."""
     asked: list[int] = []
 
-    def confirm(workers: int) -> dict[Layout, Refused]:
+    def confirm(workers: int) -> dict[Layout, Verdict]:
         asked.append(workers)
         given = {"job": dump(resolved.spec), "workers": workers, "machine": dataclasses.asdict(machine)}
         said = json.dumps(beside.answer(json.loads(json.dumps(given))))
         program = [sys.executable, "-c", f"import sys; sys.stdin.read(); print({said!r})"]
         monkeypatch.setattr(trace_beside, "command_of", lambda *_: program)
-        return refused_before(resolved.spec, machine, lambda: False, workers)
+        return verdicts_before(resolved.spec, machine, lambda: False, workers)
 
     busy = [True]
     planner = Planner(resolved.spec, resolved.shape, machine, confirm=confirm, is_busy=lambda: busy[0])
@@ -107,7 +136,7 @@ def test_the_run_starts_with_what_fits(
     assert plan.chosen.layout == layout
     assert any("by its trace" in reason for _, reason in plan.rejected)
     assert asked == [1]
-    assert start_event(resolved.spec, layout, None, None, len(planner.refused))[0].endswith(
+    assert start_event(resolved.spec, layout, None, None, planner.refused)[0].endswith(
         "1 layout does not fit by the trace, see plan.json"
     )
     roomy = Planner(resolved.spec, resolved.shape, dataclasses.replace(machine, memory=1e12), confirm=confirm)
@@ -121,6 +150,6 @@ def test_what_says_nothing_leaves_the_formula(
 ) -> None:
     monkeypatch.setattr(trace_beside, "command_of", lambda *_: program)
     monkeypatch.setattr(trace_beside, "BEFORE", 0.3)
-    assert refused_before(resolved.spec, Machine(1e9, 1e12), lambda: False, 1) == {}
+    assert verdicts_before(resolved.spec, Machine(1e9, 1e12), lambda: False, 1) == {}
     monkeypatch.setattr(trace_beside, "BEFORE", 30.0)
-    assert refused_before(resolved.spec, Machine(1e9, 1e12), lambda: True, 1) == {}
+    assert verdicts_before(resolved.spec, Machine(1e9, 1e12), lambda: True, 1) == {}
