@@ -8,7 +8,7 @@ from collections.abc import Set
 from cluster.workers.cluster import Cluster
 from orchestrator.checkpoint.snapshot_server import LIMIT
 from orchestrator.job.spec import JobSpec
-from orchestrator.planning.host_memory import AVERAGE, STATE
+from orchestrator.planning.host_memory import state_bytes
 from orchestrator.planning.layout import ModelShape
 from orchestrator.train.task import SNAPSHOT_SERVER
 
@@ -20,8 +20,7 @@ class SnapshotServers:
     """The holders of one run. `token` is what they are known by."""
 
     def __init__(self, spec: JobSpec, cluster: Cluster) -> None:
-        self._every = spec.checkpoint.snapshot_every
-        self._bytes = STATE + (AVERAGE if spec.checkpoint.ema is not None else 0.0)
+        self._spec, self._every = spec, spec.checkpoint.snapshot_every
         self.token = secrets.token_hex(16)
         self._services = cluster.services(SNAPSHOT_SERVER, self.token) if self._every else None
 
@@ -35,7 +34,7 @@ class SnapshotServers:
         found = [
             p for p in self._services.ensure_running(min_nodes=2 if open_ else 1) if p["node"] not in lost
         ]
-        fits = HELD * self._bytes * shape.parameters <= LIMIT * len(found)
+        fits = HELD * state_bytes(self._spec, shape) <= LIMIT * len(found)
         return found if fits or not open_ else []
 
     def stop(self) -> None:

@@ -5,18 +5,20 @@ from __future__ import annotations
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning.layout import ModelShape
+from orchestrator.planning.simulation.update import KEPT, kept_numbers
 
-STATE, AVERAGE = 12.0, 4.0
-"""Bytes of a snapshot for each parameter: weights and the two moments of Adam, all fp32; and of a moving average."""
 FORCED = "must_fit: false runs it all the same"
 GENERATIONS = 2
 """Copies of the state that a saver holds: one that is written, one that is filled."""
 
 
-def state_bytes(spec: JobSpec, shape: ModelShape) -> float:
-    """The bytes of a commit, over all ranks."""
-    each = STATE + (AVERAGE if spec.checkpoint.ema is not None else 0.0)
-    return each * shape.parameters * shape.trained_share
+def state_bytes(spec: JobSpec, shape: ModelShape, least: bool = False) -> float:
+    """The bytes of a commit within 1 %, over all ranks: weights, what the optimiser keeps and a moving average, all
+    fp32. An optimiser of one's own is taken for AdamW, or at `least` for one that keeps nothing."""
+    name = str(spec.train.optimizer.name)
+    numbers = 1.0 if least and name not in KEPT else 1.0 + kept_numbers(name, shape)
+    numbers += 1.0 if spec.checkpoint.ema is not None else 0.0
+    return 4.0 * numbers * shape.parameters * shape.trained_share
 
 
 def worker_bytes(spec: JobSpec, shape: ModelShape, workers: int) -> float:

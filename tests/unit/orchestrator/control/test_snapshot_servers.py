@@ -9,7 +9,7 @@ import pytest
 from fake_gang import FakeGang
 from scripted import fake_cluster
 
-from orchestrator.control.snapshot_servers import HELD, LIMIT, STATE, SnapshotServers
+from orchestrator.control.snapshot_servers import HELD, LIMIT, SnapshotServers
 from orchestrator.job.spec import parse
 from orchestrator.planning.layout import ModelShape
 
@@ -58,11 +58,14 @@ def test_they_are_where_they_help(every: Any, nodes: int, count: int) -> None:
 
 
 def test_left_open_they_must_have_the_memory() -> None:
-    fits = dataclasses.replace(SHAPE, parameters=int(2 * LIMIT / (HELD * STATE)))
+    state = 12  # bytes of a parameter: its weight and the two moments of Adam
+    fits = dataclasses.replace(SHAPE, parameters=int(2 * LIMIT / (HELD * state)))
     large = dataclasses.replace(SHAPE, parameters=fits.parameters + 1_000)
     assert len(holders("auto", Nodes(2)).places(fits)) == 2
     assert holders("auto", Nodes(2)).places(large) == []
     assert holders("auto", Nodes(2), {"ema": 0.9}).places(fits) == []
+    adapted = dataclasses.replace(large, trained_share=0.01)
+    assert len(holders("auto", Nodes(2)).places(adapted)) == 2
     assert len(holders(1, Nodes(2)).places(large)) == 2  # who asks for them knows better
 
 

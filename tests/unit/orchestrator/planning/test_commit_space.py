@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from pathlib import Path
 
@@ -10,7 +11,8 @@ from jobs import job
 
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec, parse
-from orchestrator.planning.commit_space import check_space, commit_bytes
+from orchestrator.planning.commit_space import check_space
+from orchestrator.planning.host_memory import state_bytes
 from orchestrator.planning.layout import ModelShape
 
 SHAPE = ModelShape(1_000_000, 8, 64, 8, 8, 256, 1000, 64)
@@ -28,9 +30,19 @@ def _over(changes: dict[str, dict[str, object]]) -> dict[str, object]:
 
 
 def test_the_bytes_are_those_of_weights_moments_and_the_moving_average() -> None:
-    assert commit_bytes(spec(), SHAPE) == 12e6
-    assert commit_bytes(spec(ema=0.99), SHAPE) == 16e6
-    assert commit_bytes(spec("lion"), SHAPE) == 8e6
+    assert state_bytes(spec(), SHAPE) == 12e6
+    assert state_bytes(spec(ema=0.99), SHAPE) == 16e6
+    assert state_bytes(spec("lion"), SHAPE) == 8e6
+    adapted = dataclasses.replace(SHAPE, trained_share=0.01)
+    assert state_bytes(spec(), adapted) == 12e4
+
+
+def test_an_own_optimiser_keeps_as_much_as_adamw_or_nothing() -> None:
+    """Of memory the most is taken; for want of space nothing is refused that may need none."""
+    own = spec("mine.py:Plain")
+    assert state_bytes(own, SHAPE) == 12e6
+    assert state_bytes(own, SHAPE, least=True) == 4e6
+    assert state_bytes(spec(), SHAPE, least=True) == 12e6
 
 
 def test_a_disk_without_room_for_a_commit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
