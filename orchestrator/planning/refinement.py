@@ -56,11 +56,11 @@ def refined(
         if predicted.get(part, 0.0) > 0.0 and measured.get(part, 0.0) > 0.0
     }
     document, changes = profile.model_dump(mode="json"), []
-    compute = _moved(ratios.get("compute", 1.0))
+    bandwidth = profile.memory_bandwidth.value
     for part, ratio in ratios.items():
         factor = _moved(ratio)
         if part == "optimizer":  # whose share is of a bandwidth that has moved already
-            factor /= compute
+            factor /= bandwidth / _value(document, "memory_bandwidth.value")
         for key, sign in SLOWS[part]:
             if document[key.partition(".")[0]] is None:
                 continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import getpass
+import os
 import statistics
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -48,12 +49,22 @@ def refine(spec: JobSpec, run: RunDir, path: Path) -> Profile:
     layout = Layout.from_json({key: value for key, value in chosen.items() if key != "text"})
     machine = profile.machine(spec.train.dtype).scaled(spec.resources.per_worker.cpu)
     time = predict(spec, resolve(spec).shape, layout, machine).time
-    measured = measured_parts(means, summary.get("late_seconds"))
-    predicted = {**time.to_json(), "delay": profile.delay.value}
+    late = summary.get("late_seconds")
+    measured, predicted = measured_parts(means, late), {**time.to_json(), "delay": profile.delay.value}
+    if late is None:  # waiting for the last rank is among what rank 0 has measured of communication
+        predicted["communication"] += time.stragglers
     measured["delay"] = delay_of(line.row for line in run.log(METRICS).backward() if line.row is not None)
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    record = {"time": now, "by": getpass.getuser(), "run": run.uri, "steps": steps}
+    record = {"time": now, "by": _who(), "run": run.uri, "steps": steps}
     return refined(profile, predicted, measured, record)
+
+
+def _who() -> str:
+    """The name of the user; of one without a name, as in a container, the number."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
 
 
 def delay_of(newest_first: Iterable[Row]) -> float:

@@ -130,7 +130,7 @@ def with_update(
     sent += data_parallel(
         layout, parameters, trained, parts, machine, program, forward, backward, units, most
     )
-    if layout.pp > 1 and shape.tied:
+    if shape.tied and layout.pipeline_rank_of(layout.stages - 1) != 0:
         # first and last stage hold the embedding both, and sum its gradients
         weight = shape.table / layout.tp * program.gradient_width
         sent += Group(2, (layout.pp - 1) * layout.world // layout.pp, machine).all_reduce(weight)

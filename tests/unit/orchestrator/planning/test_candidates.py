@@ -67,7 +67,7 @@ def test_weights_are_also_divided_over_a_node_where_there_are_several() -> None:
 
 def test_between_many_nodes_copies_are_faster_than_one() -> None:
     machine = load("h100").machine("bf16")
-    spec = job(zero=3)
+    spec = job(zero=3, pp=1)
     spec = spec.model_copy(update={"train": spec.train.model_copy(update={"global_batch": 2048})})
     assert plan(spec, SHAPE, 2048, machine).chosen.layout.shard > 1
 

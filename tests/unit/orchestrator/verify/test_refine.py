@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import getpass
+import os
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +37,7 @@ def profile(tmp_path: Path) -> Path:
 
 
 def run_of(tmp_path: Path, spec: JobSpec, slower: float = 1.0, **changes: Any) -> RunDir:
-    """A run whose passes took so many times what is predicted of them."""
+    """A run whose passes took so many times what is predicted of them; how late its last rank was is not known."""
     run = RunDir(str(tmp_path / "run"))
     run.create()
     machine = load("cpu-core").machine(spec.train.precision)
@@ -43,7 +45,7 @@ def run_of(tmp_path: Path, spec: JobSpec, slower: float = 1.0, **changes: Any) -
     parts = {
         "forward": slower * time.compute / 3,
         "backward": slower * time.compute * 2 / 3,
-        "communication": time.communication,
+        "communication": time.communication + time.stragglers,
         "optimizer": time.optimizer,
     }
     summary = {"step_parts": parts, "step": FEWEST, "layouts": [str(LAYOUT)], "machine": this_machine()}
@@ -96,6 +98,16 @@ def test_a_slower_run_makes_later_plans_slower_and_is_taken_back(
     assert read(profile) == before
     with pytest.raises(InputError, match="no run has refined it"):
         undo(profile)
+
+
+def test_who_has_no_name_is_told_by_number(
+    tmp_path: Path, spec: JobSpec, profile: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nameless() -> str:
+        raise KeyError("getpwuid(): uid not found: 4711")
+
+    monkeypatch.setattr(getpass, "getuser", nameless)
+    assert refine(spec, run_of(tmp_path, spec), profile).refined[0].by == str(os.getuid())
 
 
 def test_how_late_a_rank_is_is_read_off_the_rows(tmp_path: Path, spec: JobSpec, profile: Path) -> None:

@@ -147,6 +147,20 @@ def test_a_processor_of_a_pipeline_sends_and_receives_itself() -> None:
     assert found[0] > found[1] + 2.0
 
 
+def test_a_tied_embedding_that_one_rank_has_twice_is_not_sent() -> None:
+    """Of a pipeline that turns back the first and the last stage are on one rank."""
+    shape, machine = gpt(8, 1024, 16), MACHINES["a100-80"]
+    untied = dataclasses.replace(shape, tied=False)
+    assert shape.tied
+
+    def sent(schedule: str) -> float:
+        layout = Layout(pp=4, schedule=schedule)
+        both = (step_time(each, layout, 8, machine, MEGATRON).communication for each in (shape, untied))
+        return next(both) - next(both)
+
+    assert sent("1f1b") > sent("zbv") == pytest.approx(0.0, abs=1e-9)
+
+
 def test_gradients_of_further_micro_batches_are_added_on_a_processor() -> None:
     shape, program = gpt(4, 256, 4, 128, 512), Program(4.0)
     core = dataclasses.replace(load("cpu-core").machine("fp32"), delay=0.0)
