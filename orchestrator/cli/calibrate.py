@@ -36,6 +36,7 @@ def calibrate(
     as_json: Json = False,
 ) -> None:
     """Measure this machine in about a minute, so that plans for its processors are right."""
+    from orchestrator.planning.device import TURN
     from orchestrator.planning.profile import check_stores, store, stored_at
     from orchestrator.verify.calibrate import calibrate as measure
 
@@ -56,6 +57,7 @@ def calibrate(
         ["memory", f"{found.memory_bandwidth.value / 1e9:.1f} GB/s"],
         ["an operation's launch", f"{found.launch.value * 1e6:.0f} us"],
         ["a collective's beginning and end", f"{found.collective.value * 1e6:.0f} us"],
+        ["more behind computation", f"{found.waking.value:.0%} of it, up to {TURN * 1e3:.0f} ms"],
         ["a message's, between stages", f"{message.value * 1e6:.0f} us"],
         ["latency between processes", f"{found.inside.latency * 1e6:.0f} us"],
         ["bytes between processes", f"{found.inside.bandwidth / 1e9:.2f} GB/s"],

@@ -11,6 +11,13 @@ SLOWEST_SHARE = 1e-3
 """Least share of the peak that a matrix product is said to reach, however small."""
 
 
+TURN = 4e-3
+"""Seconds of computation beyond which a collective behind it takes no longer: about a turn of Linux's scheduler."""
+HEAD_TOKENS = {"cpu": 256, "cuda": 2048}
+"""Tokens whose logits a head computes at once. Fewer make matrix products slower: on a CPU 256 are as fast as all
+(docs/benchmarks.md), on a GPU a guess by its ratio of FLOPs to bandwidth. The bits of a run depend on them."""
+
+
 @dataclass(frozen=True)
 class Link:
     """A link that each rank has to its peers: seconds that a message takes by itself, and bytes per second that a rank
@@ -41,7 +48,9 @@ class Machine:
         launch: seconds to launch an operation.
         launches_ahead: whether operations are launched while earlier ones run, as on a GPU.
         collective: seconds in which a collective begins and ends, whatever its size and ranks.
-        message: the same of what a stage of a pipeline sends to another.
+        waking: how much longer it takes behind computation, as a share of that: a processor that has computed for
+            longer has to wait for longer, see `behind`.
+        message: as `collective`, of what a stage of a pipeline sends to another.
         per_node: workers on a node.
         inside, between: the links between workers of a node and of different nodes.
         crowding: how many times as long a rank computes while others of its node do, which share clock and caches.
@@ -70,6 +79,7 @@ class Machine:
     launch: float = 1e-5
     launches_ahead: bool = False
     collective: float = 0.0
+    waking: float = 0.0
     message: float = 0.0
     per_node: int = 8
     inside: Link = Link(1e-4, 1e9)
@@ -116,6 +126,10 @@ class Machine:
         """Seconds of so many operations that keep the device busy for `seconds`."""
         launches = operations * self.launch
         return max(seconds, launches) if self.launches_ahead else seconds + launches
+
+    def behind(self, seconds: float) -> float:
+        """How many seconds longer a collective takes that comes behind so many of computation."""
+        return self.waking * min(seconds, TURN)
 
     def among(self, ranks: int) -> Machine:
         """A worker of a job of so many ranks, which compute at the same time: a node has no more of them."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from orchestrator.job.records import PREFERENCES
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning.cuts import layers_by_rank
-from orchestrator.planning.device import Machine
+from orchestrator.planning.device import HEAD_TOKENS, Machine
 from orchestrator.planning.layout import SPLIT, Layout, ModelShape
 from orchestrator.planning.shape import Bias
 from orchestrator.planning.simulation.step import local_parameters, recomputed_share
@@ -58,9 +58,6 @@ NORM_BYTES = 9.5
 fitted to traces of Gemma 2 and Qwen3."""
 KEPT_LOGITS = 1.3
 """Copies of its logits that a pass keeps whose head computes all tokens at once: fitted to a trace of DPO in GPipe."""
-HEAD_TOKENS = {"cpu": 256, "cuda": 2048}
-"""Tokens whose logits a head computes at once. Fewer make matrix products slower: on a CPU 256 are as fast as all
-(docs/benchmarks.md), on a GPU a guess by its ratio of FLOPs to bandwidth. The bits of a run depend on them."""
 
 
 class Held(NamedTuple):

@@ -141,6 +141,10 @@ class Profile(StrictModel):
         default=Figure(value=0.0, source="taken to be in the latency"),
         description="seconds in which a collective begins and ends, whatever its size and ranks",
     )
+    waking: Figure = Field(
+        default=Figure(value=0.0, source="not measured"),
+        description="how much longer a collective takes behind computation, as a share of that, up to 4 ms of it",
+    )
     message: Figure | None = Field(
         default=None, description="of what a stage of a pipeline sends; as of a collective if it is not told"
     )
@@ -182,6 +186,7 @@ class Profile(StrictModel):
             launch=narrow.launch if narrow else self.launch.value,
             launches_ahead=self.kind == "cuda",
             collective=self.collective.value,
+            waking=self.waking.value,
             message=(self.message or self.collective).value,
             per_node=self.per_node,
             inside=Link(self.inside.latency, self.inside.bandwidth),

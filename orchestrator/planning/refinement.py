@@ -31,6 +31,7 @@ SLOWS: Mapping[str, tuple[tuple[str, int], ...]] = {
     "optimizer": (("optimizer_share.value", -1),),
     "communication": (
         ("collective.value", 1),
+        ("waking.value", 1),
         ("message.value", 1),
         ("inside.latency", 1),
         ("inside.bandwidth", -1),

@@ -26,8 +26,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from orchestrator.checkpoint.shared_memory import room_for
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec
+from orchestrator.planning.device import HEAD_TOKENS
 from orchestrator.planning.layout import Layout
-from orchestrator.planning.memory import HEAD_TOKENS
 from orchestrator.planning.step_trace import CATEGORIES, Memory, NotTraced, StepTrace
 from orchestrator.tracing.assumed import stand_in, values_assumed
 from orchestrator.tracing.messages import Messages

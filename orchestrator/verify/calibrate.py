@@ -115,9 +115,11 @@ PAIRED = (
 """Jobs of two processes whose steps are measured."""
 BEGINNINGS = [2e-5 * 1.25**n for n in range(28)]
 """Seconds of the beginning of a collective, and of a message between stages, that are tried."""
+WAKINGS = [0.1 * n for n in range(8)]
+"""How much longer a collective takes behind computation, as a share of that, as tried."""
 CROWDINGS = [1.0 + 0.05 * n for n in range(21)]
 """How many times as long computation may take beside others, as tried."""
-SHARES = (0.5, 0.75, 1.0, 1.5)
+SHARES = (0.5, 0.75, 1.0)
 """Shares of the bandwidth of large messages that are tried."""
 LEAST_DELAY = 0.001
 """Of a rank beyond its least seconds, as a share of them: a run can refine no zero."""
@@ -236,15 +238,17 @@ def with_messages(profile: Profile, steps: Sequence[float]) -> Profile:
     for share, crowding in itertools.product(SHARES, CROWDINGS):
         link = Link(machine.inside.latency, share * machine.inside.bandwidth)
         tried = replace(machine, inside=link, crowding=crowding)
-        error, collective = min((_error(flat, replace(tried, collective=each)), each) for each in BEGINNINGS)
-        tried = replace(tried, collective=collective)
+        error, collective, waking = min(
+            (_error(flat, replace(tried, collective=begins, waking=more)), begins, more)
+            for begins, more in itertools.product(BEGINNINGS, WAKINGS)
+        )
         of_stages, message = min((_error(staged, replace(tried, message=each)), each) for each in BEGINNINGS)
-        found.append((error + of_stages, collective, message, link.bandwidth, crowding))
-    _, collective, message, bandwidth, crowding = min(found)
+        found.append((error + of_stages, collective, waking, message, link.bandwidth, crowding))
+    _, collective, waking, message, bandwidth, crowding = min(found)
     source = "fitted to steps of two processes measured by orchestrator calibrate"
     document = profile.model_dump()
-    for name, value in (("collective", collective), ("message", message), ("crowding", crowding)):
-        document[name] = {"value": value, "source": source}
+    fitted = {"collective": collective, "waking": waking, "message": message, "crowding": crowding}
+    document |= {name: {"value": value, "source": source} for name, value in fitted.items()}
     document["inside"] |= {"bandwidth": bandwidth, "source": f"{source}; latency alone"}
     return Profile.model_validate(document)
 

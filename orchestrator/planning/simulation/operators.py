@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from orchestrator.planning.device import Machine
+from orchestrator.planning.device import HEAD_TOKENS, Machine
 from orchestrator.planning.layout import ModelShape
 from orchestrator.planning.simulation.collectives import Group
 
@@ -27,6 +27,9 @@ DRAWN_SCORE_BYTES = 48.0
 """Bytes that pass for each random number of a score: twelve operations on 64 bits, which serve four."""
 LOGIT_BYTES = 24.0
 """Bytes that pass for each logit in fp32: maximum, exponential and sum forward, the softmax's gradient backward."""
+LOSS_SUMS = 3.0
+"""Messages of a loss whose logits are cut over ranks, for the tokens that a head computes at once: the largest logit,
+the sum of the exponentials, and the logit of the label, each a number for each token."""
 OPERATIONS = 20.0
 """Operations that a layer of fused kernels launches forward; backward it is twice as many."""
 EAGER_OPERATIONS, EAGER_GATED = 26.0, 45.0
@@ -141,15 +144,20 @@ def layer(
     whole = machine.launched(forward + ahead + element + shown, launches) - shown
     # without fused attention the scores are what is dear to keep, with it everything but products is
     selective = (ahead if machine.score_bytes else element) + program.products_again * forward
+    for_inputs = machine.launched(inputs + back + 1.5 * element + shown, launches) - shown
+    for_weights = machine.launched(weights, launches)
+    again = sent + experts if recompute == "full" else 0.0
+    halves = 2.0 if tp > 1 else 0.0  # of a layer, each with a sum behind it
+    woken = halves * machine.behind(whole / 2.0)
+    woken_back = halves * machine.behind((for_inputs + for_weights) / 2.0) + (woken if again else 0.0)
     found = Times(
         whole,
-        machine.launched(inputs + back + 1.5 * element + shown, launches) - shown,
-        machine.launched(weights, launches),
+        for_inputs,
+        for_weights,
         {"none": 0.0, "selective": selective, "full": whole}[recompute],
-        sent + experts + max(0.0, ring - ahead),
-        (2.0 if recompute == "full" else 1.0) * sent + experts + max(0.0, 2.0 * ring - back)
-        + (experts if recompute == "full" else 0.0),
-    )  # fmt: skip
+        sent + experts + max(0.0, ring - ahead) + woken,
+        sent + experts + max(0.0, 2.0 * ring - back) + again + woken_back,
+    )
     return found.twice_forward() if program.reference else found
 
 
@@ -178,12 +186,16 @@ def ends(shape: ModelShape, machine: Machine, program: Program, part: tuple[int,
     head = Times()
     if rows:
         logits = machine.elements(rows * columns * LOGIT_BYTES)
-        head = Times(
-            machine.launched(machine.matrix(rows, columns, inner, width) + logits / 2, OPERATIONS),
-            machine.launched(machine.matrix(rows, inner, columns, width) + logits / 2, OPERATIONS),
-            shape.trained_share * machine.matrix(inner, columns, rows, width),
-            sent_backward=group.all_reduce(rows * shape.hidden * width),
-        )
+        at_once = HEAD_TOKENS["cuda" if machine.launches_ahead else "cpu"]
+        sums = LOSS_SUMS * math.ceil(rows / at_once) * group.all_reduce(4.0 * min(rows, at_once))
+        forward = machine.launched(machine.matrix(rows, columns, inner, width) + logits / 2, OPERATIONS)
+        inputs = machine.launched(machine.matrix(rows, inner, columns, width) + logits / 2, OPERATIONS)
+        weights = shape.trained_share * machine.matrix(inner, columns, rows, width)
+        summed = group.all_reduce(rows * shape.hidden * width)
+        if tp > 1:
+            sums += machine.behind(forward)
+            summed += machine.behind(inputs + weights)
+        head = Times(forward, inputs, weights, sent_forward=sums, sent_backward=summed)
     return (embedding.twice_forward(), head.twice_forward()) if program.reference else (embedding, head)
 
 

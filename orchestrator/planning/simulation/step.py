@@ -130,6 +130,7 @@ def with_update(
     sent += data_parallel(
         layout, parameters, trained, parts, machine, program, forward, backward, units, most
     )
+    sent += _woken(layout, parts, machine, inner, compute, units)
     if shape.tied and layout.pipeline_rank_of(layout.stages - 1) != 0:
         # first and last stage hold the embedding both, and sum its gradients
         weight = shape.table / layout.tp * program.gradient_width
@@ -154,6 +155,20 @@ def with_update(
         commit=saved / program.commit_every if program.commit_every else 0.0,
         stragglers=late * (last_of(layout.world) - 1.0),
     )
+
+
+def _woken(layout: Layout, parts: int, machine: Machine, inner: Times, compute: float, units: int) -> float:
+    """Seconds that data-parallel traffic takes longer since it comes behind computation: that of a step, or under ZeRO
+    2 and 3 that of each of `units` layers, `inner`."""
+    if layout.replicas == 1:
+        return 0.0
+    if layout.zero < 2:
+        return machine.behind(compute)
+    passes = 1 if layout.pp > 1 else parts
+    back = machine.behind(inner.inputs + inner.weights)
+    if layout.zero == 2:
+        return units * (machine.behind(inner.forward) + passes * back)
+    return units * passes * (machine.behind(inner.forward) + 2.0 * back)
 
 
 def _added(shape: ModelShape, layout: Layout, machine: Machine) -> float:

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from orchestrator.job.spec import JobSpec
+from orchestrator.planning.device import HEAD_TOKENS
 from orchestrator.planning.layout import Layout
-from orchestrator.planning.memory import HEAD_TOKENS
 from orchestrator.train.device import Device
 from orchestrator.train.engines.engine import EvaluationSums
 from orchestrator.train.parallel.collectives import reduce

@@ -9,13 +9,13 @@ from fsdp_steps import HELD_OUT
 from megatron_steps import BIGSCIENCE, BLIND, DAO, MEGATRON_FITTED, NANOTRON, NEMO, NVIDIA, SIMUMAX
 from published_steps import MEGATRON, PTDP_1, ROWS, Published, gpt, llama
 
-from orchestrator.planning.device import Machine
+from orchestrator.planning.device import TURN, Machine
 from orchestrator.planning.layout import Layout
 from orchestrator.planning.model_shape import model_shape
 from orchestrator.planning.profile import load
 from orchestrator.planning.simulation.bounds import least_time, passes_time
 from orchestrator.planning.simulation.data_parallel import CONTENTION
-from orchestrator.planning.simulation.operators import Program, needed_flops
+from orchestrator.planning.simulation.operators import Program, ends, needed_flops
 from orchestrator.planning.simulation.step import (
     in_share_of_steps,
     pipeline,
@@ -159,6 +159,30 @@ def test_a_tied_embedding_that_one_rank_has_twice_is_not_sent() -> None:
         return next(both) - next(both)
 
     assert sent("1f1b") > sent("zbv") == pytest.approx(0.0, abs=1e-9)
+
+
+@pytest.mark.parametrize(("sequences", "messages"), [(1, 3), (2, 6)])
+def test_a_loss_over_ranks_sends_three_messages_for_the_tokens_at_once(sequences: int, messages: int) -> None:
+    """256 tokens on a processor; besides, the embeddings are summed forward and the hidden states' gradients back."""
+    shape = gpt(4, 256, 4, length=256)
+    core = dataclasses.replace(load("cpu-core").machine("fp32"), collective=1.0)
+    first, head = ends(shape, core, Program(4.0), (sequences, 2, 1, 1, 0))
+    assert first.sent_forward == pytest.approx(1.0, abs=0.1)
+    assert head.sent_forward == pytest.approx(messages, abs=0.1)
+    assert head.sent_backward == pytest.approx(1.0, abs=0.1)
+
+
+def test_collectives_behind_computation_take_longer_up_to_a_turn() -> None:
+    machine = dataclasses.replace(load("cpu-core").machine("fp32"), waking=0.5)
+    assert [machine.behind(seconds) for seconds in (0.0, 1e-3, TURN, 1.0)] == [0.0, 5e-4, 2e-3, 2e-3]
+    shape, program = gpt(4, 256, 4), Program(4.0)
+    for layout, messages in ((Layout(tp=2), 4 * 4 + 2), (Layout(dp=2), 1), (Layout(dp=2, zero=3), 5 * 3)):
+        quick = dataclasses.replace(machine, waking=0.0)
+        with_it, without = (step_time(shape, layout, 2, each, program) for each in (machine, quick))
+        more = with_it.communication - without.communication
+        parts = layout.accumulation(2)
+        assert 0.0 < more <= parts * messages * machine.behind(TURN) + 1e-9
+        assert with_it.compute == without.compute
 
 
 def test_gradients_of_further_micro_batches_are_added_on_a_processor() -> None:
