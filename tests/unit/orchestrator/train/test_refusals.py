@@ -26,7 +26,7 @@ def chosen(workers: int, shape: ModelShape | None = None, gpu: int = 0, **job: A
         "workload": {"model": "gpt-tiny"},
         "data": {"sources": [{"uri": "x"}], "tokenizer": "t", "sequence_length": 128},
         "train": train,
-        "resources": {"workers": workers, "per_worker": {"gpu": gpu}},
+        "resources": {"workers": {"min": 1, "max": workers}, "per_worker": {"gpu": gpu}},
         **job,
     }
     return plan(parse(document), shape or shape_of(), workers, MACHINE).chosen.layout
