@@ -134,10 +134,22 @@ class Run:
         return target
 
     def model(self, step: int | None = None, raw: bool = False) -> nn.Module:
-        """The model of a commit, the newest by default, on the CPU and in evaluation mode: a model of transformers, or
-        the user's own module. Raises InputError if there is no such commit."""
+        """The model of a commit, the newest by default, on the CPU and in evaluation mode: a model of transformers, the
+        user's own module, or this project's where transformers has no class for it. Raises InputError if there is no
+        such commit."""
+        from orchestrator.resolve.commit_model import model_of_run
+        from workloads.errors import WorkloadError
+        from workloads.load import with_weights
+        from workloads.own.object_reference import is_object_reference
+
+        commit = model_of_run(self.uri, self._step(step), raw=raw)
+        if not is_object_reference(commit.spec.workload.model):
+            try:
+                commit.workload.check_hf()
+            except WorkloadError:
+                return with_weights(commit.workload, commit.read)
         with tempfile.TemporaryDirectory(prefix="orchestrator-model-") as folder:
-            target = self.export(Path(folder) / "model", step, raw)
+            target = self.export(Path(folder) / "model", step, raw, form="hf")
             if (Path(target) / "own.json").exists():
                 from orchestrator.export.own_model import load_own
 

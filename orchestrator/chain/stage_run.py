@@ -10,6 +10,7 @@ from orchestrator.job.spec import JobSpec, parse
 from orchestrator.job.tokenizer_training import TrainedTokenizer
 from orchestrator.resolve.prepared_data import EXCERPT, data_cache
 from orchestrator.storage.run_directory import RunDir
+from workloads.own.object_reference import is_object_reference
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,6 @@ def placed(chain: ChainSpec, stage: Stage, root: RunDir) -> JobSpec:
             data["tokenizer"] = trained
             continue
         data["tokenizer"] = f"{root.at(origin.name)}/{EXCERPT}"
-        if not workload["model"].startswith("hf:"):
+        if not workload["model"].startswith("hf:") and not is_object_reference(workload["model"]):
             workload["changes"] = {"vocab_size": trained.recipe.vocabulary, **workload["changes"]}
     return parse(document, f"stages.{stage.name}")

@@ -44,7 +44,7 @@ class WorkloadLM(TemplateLM):
         self.tokenizer, self.truncated = tokenizer, 0
         self._pair = workload.config.architecture == "encoder-decoder"
         self.backend = "seq2seq" if self._pair else "causal"
-        self.max_length = longest(workload.config) or DEFAULT_LENGTH
+        self.max_length = longest(workload) or DEFAULT_LENGTH
 
     @property
     def eot_token_id(self) -> int:

@@ -223,7 +223,7 @@ def check_fits(workload: Workload, tasks: Sequence[TaskFile], where: str) -> Non
 
     with wrong_input(where):
         check_scores(workload)
-    room = longest(workload.config) if workload.config.architecture == "decoder" else None
+    room = longest(workload) if workload.config.architecture == "decoder" else None
     for task in tasks:
         if room is not None and task.max_tokens >= room:
             what = f"{task.max_tokens} generated tokens leave no room for a prompt in the model's {room} positions"

@@ -141,7 +141,8 @@ def write(
         write_tokenizer(tokens, workload, spec, folder)
         tried = batches(spec, tokens, workload)
         return write_adapter(spec, cast("TransformerWorkload", workload), read, folder, tried)
-    workload.to_hf(read, folder)
+    with wrong_input("checkpoint.export"):
+        workload.to_hf(read, folder)
     write_tokenizer(tokens, workload, spec, folder)
     return _compare(spec, tokens, workload, read, folder)
 

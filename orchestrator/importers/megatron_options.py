@@ -57,6 +57,11 @@ def options_of(args: Mapping[str, Any], version: float) -> Options:
         ("use_rope_scaling", bool(said("use_rope_scaling", False)), False),
         ("qk_layernorm", bool(said("qk_layernorm", False)), False),
         ("squared_relu", bool(said("squared_relu", False)), False),
+        ("window_size", said("window_size", None), None),
+        ("softmax_type", said("softmax_type", "vanilla"), "vanilla"),
+        ("softmax_scale", said("softmax_scale", None), None),
+        ("no_rope_freq", said("no_rope_freq", None), None),
+        ("activation_func_clamp_value", said("activation_func_clamp_value", None), None),
         ("multi_latent_attention", bool(said("multi_latent_attention", False)), False),
         *(_of_experts(said) if said("num_experts", 0) else ()),
     ):  # fmt: skip

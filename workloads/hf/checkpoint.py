@@ -65,6 +65,11 @@ def check_export(
 
     What has passed on this machine is remembered: to import transformers' class takes several seconds.
     """
+    if config.causal and config.head == "sequence" and vocabulary.pad is None:
+        raise WorkloadError(
+            "transformers finds the last token of a text by the padding behind it, and this tokenizer has no pad "
+            "token; give it one, or set checkpoint.export to null"
+        )
     passed = _passed(config, vocabulary, shapes, decoder_start)
     if passed.exists():
         return

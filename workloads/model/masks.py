@@ -171,7 +171,7 @@ def self_mask(config: TransformerConfig, batch: Batch, length: int, windowed: bo
     if SEGMENTS in batch:
         parts.append((batch[SEGMENTS][:, :, None] == batch[SEGMENTS][:, None, :]).unsqueeze(1))
     if window:
-        parts.append(_window(config, length, device))
+        parts.append(_window(config, batch, length, device))
     if not parts:
         return Mask(causal=config.causal)
     allowed = parts[0]
@@ -188,9 +188,13 @@ def self_mask(config: TransformerConfig, batch: Batch, length: int, windowed: bo
     return Mask(Mask(allowed, True).dense(length, device) if causal else allowed)
 
 
-def _window(config: TransformerConfig, length: int, device: torch.device) -> Tensor:
-    steps = torch.arange(length, device=device)
-    return near(config, steps[:, None], steps[None, :], length)[None, None]
+def _window(config: TransformerConfig, batch: Batch, length: int, device: torch.device) -> Tensor:
+    """By the places of tokens within their documents, where these see none of each other."""
+    places = torch.arange(length, device=device).unsqueeze(0)
+    if SEGMENTS in batch:
+        begun = torch.where(_begins(batch[SEGMENTS]), places, 0).cummax(1).values
+        places = places - begun
+    return near(config, places[:, :, None], places[:, None, :], length).unsqueeze(1)
 
 
 def attends(batch: Batch) -> Tensor | None:

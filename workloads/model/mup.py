@@ -97,6 +97,9 @@ def logit_scale(config: TransformerConfig) -> float:
     return scale * (base.embedding_size / config.embedding_size) if config.tied else scale
 
 
+RELATIVE_BIASES = tuple(f"attention.relative.{each}" for each in ("content", "distance", "segment"))
+
+
 def folded(config: TransformerConfig, name: str) -> float:
     """Factor of tensor `name` with which the model without a base computes the same (for an export).
 
@@ -107,7 +110,9 @@ def folded(config: TransformerConfig, name: str) -> float:
         return 1.0
     plain = replace(config, base=None)
     module = name.rpartition(".")[0]
-    if module.endswith(_query(config)):
+    # XLNet adds biases to the queries of a score
+    of_scores = name.endswith(RELATIVE_BIASES) if config.positions == "relative_keys" else False
+    if module.endswith(_query(config)) or of_scores:
         if config.latent:
             return latent_score_scale(config) / latent_score_scale(plain)
         return score_scale(config) / score_scale(plain)

@@ -6,7 +6,7 @@ Texts are read in batches of similar length, one forward pass each, in an order 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -82,10 +82,13 @@ def check_scores(workload: Workload) -> None:
         raise WorkloadError("the decoder has no token to begin with; give the vocabulary a pad token")
 
 
-def longest(config: Any) -> int | None:
-    """The most tokens that the model reads at once, None where nothing limits them."""
+def longest(workload: Workload) -> int | None:
+    """The most tokens that the model reads at once beside those of an adapter, None where nothing limits them."""
+    config, adapter = workload.config, getattr(workload, "adapter", None)
     bounded = getattr(config, "positions", "learned") in ("learned", "rotary")
-    return int(config.max_positions) if bounded and config.max_positions < UNLIMITED else None
+    if not bounded or config.max_positions >= UNLIMITED:
+        return None
+    return int(config.max_positions) - (adapter.positions if adapter else 0)
 
 
 UNLIMITED = 1_000_000

@@ -304,6 +304,7 @@ class Bomb:
         ({"ffn_hidden_size": 64}, r"mlp.c_fc.weight is \[32, 48\], and its options make it \[32, 64\]"),
         ({"tensor_model_parallel_size": 1}, "tensor-parallel rank 1 and pipeline rank 0 is one too many"),
         ({"apply_layernorm_1p": True}, "apply_layernorm_1p True"),
+        ({"window_size": (4096, 0)}, r"window_size \(4096, 0\) is not imported"),
         ({"swiglu": True}, "are neither GPT-2's .* nor Llama's"),
         ({"num_layers": 5}, "its ranks have 4 layers together, and its options say 5"),
         (

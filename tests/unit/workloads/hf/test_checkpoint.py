@@ -2,6 +2,7 @@
 
 import importlib.metadata
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -170,6 +171,15 @@ def test_a_model_that_transformers_lacks_is_refused(tmp_path: Path) -> None:
     with pytest.raises(WorkloadError, match="bert of transformers cannot have positions 'rotary'"):
         export(bert, VOCABULARY, {}, {}.__getitem__, str(tmp_path))
     assert not any(tmp_path.iterdir())
+
+
+def test_classes_of_a_decoder_need_a_pad_token_to_be_exported() -> None:
+    """By which transformers finds the last token of a text; that is told before a run, not when it is over."""
+    config = preset("gpt-tiny").changed({"head": "sequence", "classes": 3})
+    shapes = TransformerWorkload("gpt", config, None, VOCABULARY).shapes
+    check_export(config, VOCABULARY, shapes)
+    with pytest.raises(WorkloadError, match="this tokenizer has no pad token"):
+        check_export(config, replace(VOCABULARY, pad=None), shapes)
 
 
 def test_the_class_is_built_once_for_the_same_shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

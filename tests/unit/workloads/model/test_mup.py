@@ -210,6 +210,8 @@ EXPORTS = [
     Wide("T5 1.1", "t5-v1.1-tiny", {}, ("padding",), base=HALF),
     Wide("BART", "bart-tiny", {}, ("padding",), base=HALF),
     Wide("Switch", "switch-tiny", SWITCH, ("padding",), base=HALF),
+    Wide("XLNet", "xlnet-base", {"layers": 2, "kv_heads": 0, "head_dim": 0}, ("padding",),
+         base={"hidden": 16, "heads": 4, "head_dim": 4}),
     Wide("classes", "gpt-tiny", {"head": "sequence", "classes": 3}, ("padding",), base=HALF),
 ]  # fmt: skip
 

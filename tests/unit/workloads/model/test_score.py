@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from workloads.adapters.adapter import Adapter
 from workloads.errors import WorkloadError
 from workloads.hf.compare import load
 from workloads.hf.parity_table import CASES, VOCABULARY, Case, random_state
 from workloads.model import score as scores
-from workloads.model.score import score
+from workloads.model.score import longest, score
 from workloads.transformer_workload import TransformerWorkload
 
 TITLES = ("GPT-2", "Llama 3", "Mixtral, window", "DeepSeek-V3", "T5", "BART", "Switch")
@@ -42,6 +44,14 @@ def theirs(hf_model: Any, context: list[int], continuation: list[int]) -> tuple[
     shares = logits.log_softmax(-1)
     total = shares.gather(2, wanted.unsqueeze(2)).sum()
     return float(total), bool((shares.argmax(-1) == wanted).all())
+
+
+def test_an_adapter_s_tokens_are_among_those_that_a_model_reads_at_once() -> None:
+    case = next(case for case in CASES if case.title == "GPT-2")
+    workload = TransformerWorkload(case.model, case.config, None, VOCABULARY)
+    adapted = replace(workload, adapter=Adapter("prefix", 3, 1.0, ()))
+    assert longest(workload) == case.config.max_positions
+    assert longest(adapted) == case.config.max_positions - 3
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.title in TITLES], ids=lambda case: case.title)

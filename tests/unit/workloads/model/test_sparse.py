@@ -11,7 +11,7 @@ import torch
 from workloads.model.cache import Cache
 from workloads.model.config import TransformerConfig
 from workloads.model.count import flops
-from workloads.model.masks import self_mask
+from workloads.model.masks import SEGMENTS, self_mask
 from workloads.model.presets import preset
 from workloads.model.sparse import near
 
@@ -69,6 +69,20 @@ def test_a_text_that_grows_sees_the_same() -> None:
     for place in range(LENGTH):
         cache.advance(torch.tensor([[place]]))
         assert torch.equal(cache.visible(config)[0, 0, 0], whole[place, : place + 1])
+
+
+@pytest.mark.parametrize("model", ["bert-tiny", "gpt-tiny"])
+def test_a_document_of_a_packed_row_sees_what_it_sees_alone(model: str) -> None:
+    config = tiny(model, window=3, global_tokens=2, random_blocks=1, block_size=4)
+    lengths = (21, 7, LENGTH - 28)
+    numbers = torch.repeat_interleave(torch.arange(3), torch.tensor(lengths))[None]
+    batch = {"tokens": torch.zeros(1, LENGTH, dtype=torch.long), "segments": numbers}
+    assert SEGMENTS in batch
+    allowed = self_mask(config, batch, LENGTH).dense(LENGTH, torch.device("cpu"))
+    assert allowed is not None
+    whole = pattern(config)  # what a block draws in both directions depends on how many there may be
+    alone = [whole[:length, :length] for length in lengths]
+    assert torch.equal(allowed[0, 0], torch.block_diag(*alone).bool())
 
 
 def test_a_window_alone_is_what_it_was() -> None:
