@@ -12,7 +12,11 @@ import re
 from cluster.workers.gang import Cause, ErrorKind
 
 OF_LIBRARIES: tuple[tuple[str, ErrorKind], ...] = (
-    (r"ran out of memory|OutOfMemoryError.*CUDA|CUDA out of memory", "gpu_memory"),
+    (
+        r"ran out of memory|OutOfMemoryError.*CUDA|CUDA out of memory|(CUDA error|Cuda failure).*out of memory"
+        r"|CU[A-Z]+_STATUS_ALLOC_FAILED",
+        "gpu_memory",
+    ),
     (r"memory monitor|OutOfMemoryError|MemoryError|Cannot allocate memory|DefaultCPUAllocator", "memory"),
     (r"No space left|ENOSPC|Errno 28", "storage_full"),
     (

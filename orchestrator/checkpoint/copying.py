@@ -22,9 +22,15 @@ def copy_commit(
     when they are loaded.
     """
     commit = source.manifest(step)
+    there = target.retry(target.backend.list, commit_folder(step))
     for name in commit.files:
         path = f"{commit_folder(step)}/{name}"
-        target.retry(target.backend.write, path, [source.retry(source.backend.read, path)])
+        data = source.retry(source.backend.read, path)
+        if there.get(path) == len(data):
+            continue
+        if path in there:  # cut short
+            target.retry(target.backend.remove, path)
+        target.retry(target.backend.write, path, [data])
     path = f"{commit_folder(step)}/{MANIFEST}"
     with contextlib.suppress(FileExistsError):  # it was copied before
         copied = dataclasses.replace(

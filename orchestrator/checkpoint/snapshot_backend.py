@@ -6,6 +6,7 @@ which makes those commits unsound; earlier ones or the durable store are then us
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import time
@@ -117,6 +118,10 @@ class PeerBackend:
             if "error" in answer:
                 code = ERRNO[answer["error"]]
                 raise OSError(code, os.strerror(code), request.get("path", ""))
+            if request["do"] == "list":
+                answer["files"] = json.loads(
+                    bytes(receive(connection, memoryview(bytearray(answer["size"]))))
+                )
             if target is not None:
                 receive(connection, target[: answer["size"]])
         return answer

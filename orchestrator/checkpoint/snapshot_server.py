@@ -95,7 +95,8 @@ class SnapshotServer:
         match request["do"]:
             case "list":
                 with self._lock:
-                    return {"files": {name: len(data) for name, data in self._files.items()}}, nothing
+                    files = {name: len(data) for name, data in self._files.items()}
+                return {}, memoryview(json.dumps(files).encode())
             case "read":
                 held = self._files.get(path)
                 if held is None:

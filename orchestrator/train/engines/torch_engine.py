@@ -71,7 +71,7 @@ class TorchEngine:
             self._stages, workload, layout, self._mesh, self._data, self._losses, device, self.clock
         )
         self._scale = LossScale(spec.train.dtype == "fp16")
-        self._full = FullMatrices(self._matrices(), self._data.shards, self._mesh)
+        self._full = FullMatrices(self._matrices(), self._data.shards, self._mesh, device.device)
         self._slots = partial(slots_of, spec.train.optimizer, matrices=self._full.names)
         self._optimizer, self._steps = self._make_optimizer(), 0
         # Of the weights that the run began with, where the job holds them: divided as they are, once for a layout.
@@ -277,12 +277,12 @@ class TorchEngine:
         return 1.0 if most is None else min(1.0, most / (norm + 1e-6))
 
     def _make_optimizer(self) -> torch.optim.Optimizer:
-        shards, spec = self._data.shards, self._spec.optimizer
+        shards, spec, full = self._data.shards, self._spec.optimizer, self._full
         rate = rates_of(spec, self._workload)
         if spec.name == "muon":
             dtype = torch.float32 if self._device.compute is torch.float32 else torch.bfloat16
-            return make_muon(spec, shards, self._full, rate, dtype)
-        return make_optimizer(spec, shards, GlobalNorms(shards, self._workload.shapes), rate)
+            return make_muon(spec, shards, full, rate, dtype)
+        return make_optimizer(spec, shards, GlobalNorms(shards, self._workload.shapes, full.device), rate)
 
     def _matrices(self) -> dict[str, Cut]:
         """Those of the layers that are trained, which Muon updates: also every expert of a stack."""

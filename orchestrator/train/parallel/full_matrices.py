@@ -22,11 +22,15 @@ class FullMatrices:
     """The matrices of this rank's pipeline stages; of a stack of experts, those that its expert rank holds.
 
     `cuts` are those of the matrices by name, the same names on all ranks of the stages; `shards` are the parts that
-    this rank updates, of some of them perhaps none.
+    this rank updates, of some of them perhaps none. `device` is where they are updated: that of the rank, or its host
+    if they are offloaded.
     """
 
-    def __init__(self, cuts: Mapping[str, Cut], shards: Sequence[ParameterShard], mesh: Mesh) -> None:
+    def __init__(
+        self, cuts: Mapping[str, Cut], shards: Sequence[ParameterShard], mesh: Mesh, device: torch.device
+    ) -> None:
         self._cuts, self._mesh = cuts, mesh
+        self.device = torch.device("cpu") if mesh.layout.offload != "none" else device
         self._shards = {shard.name: shard for shard in shards if shard.name in cuts}
         self._is_sharded = mesh.layout.zero >= 1
 
@@ -102,8 +106,7 @@ class FullMatrices:
         return change(full)[mine].contiguous()
 
     def _buffer(self, cut: Cut, make: Callable[..., Tensor]) -> Tensor:
-        device = next((s.parameter.device for s in self._shards.values()), torch.device("cpu"))
-        return make(cut.extent, device=device)
+        return make(cut.extent, device=self.device)
 
 
 def _of(box: Box, cut: Cut, local: Tensor) -> Tensor:

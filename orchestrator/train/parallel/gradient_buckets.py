@@ -38,6 +38,7 @@ class GradientBuckets:
         self.members: list[list[nn.Parameter]] = []
         self.flats: list[Tensor] = []
         self._missing: list[int] = []
+        self._next = 0
         self._work: list[dist.Work] = []
         bucket: list[nn.Parameter] = []
         # The backward pass reaches the last parameters first.
@@ -56,13 +57,12 @@ class GradientBuckets:
 
     def arm(self) -> None:
         """Sum during the backward pass that comes next: the last micro-batch of the step."""
-        self._missing = [len(members) for members in self.members]
+        self._missing, self._next = [len(members) for members in self.members], 0
 
     def wait(self) -> None:
         """Finish all sums, those that the backward pass did not begin included."""
-        for index in range(len(self.flats)):
-            if not self._missing or self._missing[index]:
-                self._begin(index)
+        for index in range(self._next if self._missing else 0, len(self.flats)):
+            self._begin(index)
         for work in self._work:
             work.wait()
         self._work, self._missing = [], []
@@ -83,8 +83,10 @@ class GradientBuckets:
         if not self._missing:
             return
         self._missing[index] -= 1
-        if self._missing[index] == 0:
-            self._begin(index)
+        # In one order on all ranks: a model may leave parameters out that others' samples reach.
+        while self._next < len(self.flats) and self._missing[self._next] == 0:
+            self._begin(self._next)
+            self._next += 1
 
     def _begin(self, index: int) -> None:
         work = self._start(index, self.flats[index])

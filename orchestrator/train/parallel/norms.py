@@ -23,11 +23,10 @@ class GlobalNorms:
     """The norm of each full parameter under any layout, by one small all-reduce over all ranks.
 
     `names` are the canonical names of all parameters, those of other pipeline stages too, so that every rank
-    brings a vector of the same length.
+    brings a vector of the same length. `device` is that of the shards, of which a rank may have none.
     """
 
-    def __init__(self, shards: Sequence[ParameterShard], names: Iterable[str]) -> None:
-        device = shards[0].parameter.device if shards else torch.device("cpu")
+    def __init__(self, shards: Sequence[ParameterShard], names: Iterable[str], device: torch.device) -> None:
         place = {name: i for i, name in enumerate(names)}
         self._size = len(place)
         self._places = torch.tensor([place[s.name] for s in shards], dtype=torch.int64, device=device)

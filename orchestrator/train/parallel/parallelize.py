@@ -40,6 +40,7 @@ from orchestrator.train.parallel.tied_gradients import TiedGradients
 from orchestrator.train.parallel.zero1 import Zero1
 from workloads.adapters.lora import LoraLinear
 from workloads.adapters.nf4 import QuantisedLinear, QuantisedWeight, product
+from workloads.hf.dropout import CountedDropout
 from workloads.hf.network import HuggingFaceNetwork
 from workloads.own.network import OwnNetwork
 from workloads.workload import Workload
@@ -203,6 +204,9 @@ def recompute(blocks: Sequence[nn.Module], layout: Layout, compiled: bool = Fals
         # Dropout counts instead of drawing, so there is no random state to put back.
         # A checkpoint is not compiled, nor what is around it: what is compiled stands inside.
         forward = torch.compile(layer.forward) if compiled else layer.forward
+        if dropouts := [each for each in layer.modules() if isinstance(each, CountedDropout)]:
+            layer.forward = partial(_again, partial(_of_rows, forward, dropouts), dropouts, context)
+            continue
         layer.forward = partial(
             checkpoint,
             partial(_with_own_casts, forward),
@@ -210,6 +214,31 @@ def recompute(blocks: Sequence[nn.Module], layout: Layout, compiled: bool = Fals
             preserve_rng_state=False,
             **context,
         )
+
+
+def _again(
+    forward: Callable[..., Any],
+    dropouts: Sequence[CountedDropout],
+    context: dict[str, Any],
+    *given: Any,
+    **named: Any,
+) -> Any:
+    """A block whose dropouts are told the keys of a micro-batch: another one may be told them before it is computed
+    again, so that they are among what a checkpoint keeps."""
+    rows, inside = dropouts[0].rows, partial(_with_own_casts, forward)
+    return checkpoint(inside, rows, *given, use_reentrant=False, preserve_rng_state=False, **context, **named)
+
+
+def _of_rows(
+    forward: Callable[..., Any],
+    dropouts: Sequence[CountedDropout],
+    rows: torch.Tensor | None,
+    *given: Any,
+    **named: Any,
+) -> Any:
+    for each in dropouts:
+        each.rows = rows
+    return forward(*given, **named)
 
 
 def _with_own_casts(forward: Callable[..., Any], *given: Any, **named: Any) -> Any:

@@ -81,6 +81,7 @@ PLAIN = {**BARE, "layer_drop": 0.0, "id": "decoder-plain"}
 HF_CLASSES = [
     {"dp": 2, "zero": 0},
     {"dp": 2, "zero": 3, "recompute": "full"},
+    {"pp": 2, "recompute": "full"},  # where the next micro-batch goes forward before one is computed again
     {"dp": 2, "zero": 1, "engine": "deepspeed"},
 ]
 

@@ -81,6 +81,13 @@ def test_peers_hold_a_commit_and_any_node_reads_it(nodes: list[Node]) -> None:
         assert torch.equal(store.reader(found).read("model.w"), rows)
 
 
+def test_the_files_of_thousands_of_ranks_are_listed(nodes: list[Node]) -> None:
+    backend = PeerBackend(peers_uri(TOKEN, [nodes[0].address], [nodes[0].address]), 5.0)
+    for rank in range(1500):
+        backend.replace(f"00000004/notes/rank-{rank:06d}-of-001500.json", b"{}")
+    assert len(backend.list("00000004")) == 1500
+
+
 def test_a_lost_node_costs_what_it_held_and_no_more(nodes: list[Node]) -> None:
     stores = [neighbour(nodes, writer) for writer in range(3)]
     commit(stores, 1)

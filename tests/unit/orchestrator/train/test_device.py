@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import platform
 import resource
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -18,11 +20,13 @@ from orchestrator.job.errors import InputError
 from orchestrator.train import device as module
 from orchestrator.train.device import (
     BITWISE,
+    KEPT_BY_MALLOC,
     WORKSPACE,
     Device,
     allow_locked_memory,
     check_own_gpu,
     gpu_of,
+    keep_freed_memory,
     make_ready,
     peak_memory,
     set_numerics,
@@ -129,33 +133,26 @@ def test_batches_are_pinned_for_the_ranks_own_device(monkeypatch: pytest.MonkeyP
     devices.assert_called_once_with(torch.device("cuda", 3))
 
 
-FAULTS = """
-import resource
-import torch
-from orchestrator.train.device import keep_freed_memory
-
-def faults():
-    for _ in range(13):
-        made = [torch.ones(2**21) for _ in range(3)]
-        del made
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-
-faults()
-found = [faults() - faults()]
-keep_freed_memory()
-faults()
-found.append(faults() - faults())
-print(*(-each for each in found))
-"""
+def test_memory_that_tensors_have_left_is_kept_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has set thresholds of his own keeps them; another C library has none."""
+    for name in ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"):
+        monkeypatch.delenv(name, raising=False)
+    asked: list[tuple[int, int]] = []
+    library = SimpleNamespace(mallopt=lambda option, value: asked.append((option, value)))
+    monkeypatch.setattr(module.ctypes, "CDLL", lambda name: library)
+    keep_freed_memory()
+    assert asked == [(-3, 2**25), (-1, 2**31 - 1)]
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "131072")
+    keep_freed_memory()
+    monkeypatch.delenv("MALLOC_TRIM_THRESHOLD_")
+    del library.mallopt
+    keep_freed_memory()
+    assert len(asked) == 2
 
 
-@pytest.mark.parametrize("asked", [{}, {"MALLOC_TRIM_THRESHOLD_": "131072"}], ids=str)
-def test_memory_that_tensors_have_left_is_kept_for_the_next(asked: dict[str, str]) -> None:
-    """A page that the kernel has to clear is a fault; of three tensors of 8 MiB there are 6,144. Who has set his own
-    threshold keeps it."""
-    told = subprocess.run(
-        [sys.executable, "-c", FAULTS], env=os.environ | asked, capture_output=True, text=True, check=True
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library has no such options")
+def test_glibc_takes_these_thresholds() -> None:
+    program = "import ctypes, sys; sys.exit(not all(ctypes.CDLL(None).mallopt(*each) for each in "
+    assert (
+        subprocess.run([sys.executable, "-c", f"{program}{list(KEPT_BY_MALLOC.items())}))"]).returncode == 0
     )
-    before, after = map(int, told.stdout.split())
-    assert before > 1000
-    assert (after > 1000) is bool(asked)

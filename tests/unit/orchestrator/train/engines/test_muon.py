@@ -15,6 +15,7 @@ from orchestrator.train.engines.muon import orthogonal
 from orchestrator.train.engines.optimizers import Rate, make_muon, set_lr, slots_of
 from orchestrator.train.parallel.full_matrices import FullMatrices
 from orchestrator.train.parallel.mesh import ProcessGroup
+from orchestrator.train.parallel.norms import GlobalNorms
 from orchestrator.train.parallel.parameter_shard import ParameterShard, boxes_of
 from orchestrator.train.parallel.partition import Cut
 
@@ -36,11 +37,19 @@ def shard_of(name: str, shape: tuple[int, ...], expert: bool = False) -> Paramet
 
 def ours(shards: list[ParameterShard], dtype: torch.dtype, rate: Any = lambda name: Rate()) -> Any:
     cuts = {s.name: s.cut for s in shards if s.name in BODY or s.cut.expert}
-    return make_muon(SPEC, shards, FullMatrices(cuts, shards, MESH), rate, dtype)
+    return make_muon(SPEC, shards, FullMatrices(cuts, shards, MESH, torch.device("cpu")), rate, dtype)
 
 
 def gradient(name: str, step: int, shape: tuple[int, ...]) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(100 * step + len(name)))
+
+
+def test_a_rank_without_a_part_takes_part_with_its_own_device() -> None:
+    """Tensors on another device go through another library, in which nobody else waits."""
+    cut = Cut((6, 10), (0, 0), (6, 10))
+    full = FullMatrices({"wide": cut}, [], MESH, torch.device("meta"))
+    assert full._buffer(cut, torch.empty).device.type == "meta"
+    assert GlobalNorms([], SHAPES, torch.device("meta"))._counted.device.type == "meta"
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2**-8)])
