@@ -99,6 +99,7 @@ def check_model(
         _check_comparing(workload, model, batch)
         return metrics
     apart = [_run(workload, model, {k: v[i : i + 1] for k, v in batch.items()}, 1)[0] for i in range(size)]
+    _check_reach(name, model, apart)
     if changed := [key for key, value in model.state_dict().items() if not torch.equal(value, before[key])]:
         raise WorkloadError(
             f"{name}: its forward pass changes {changed[0]}; what is learnt must be a parameter"
@@ -110,6 +111,21 @@ def check_model(
             "depends on the layout; use layers that look at one sample (group or layer normalisation)"
         )
     return metrics
+
+
+def _check_reach(name: str, model: nn.Module, losses: Sequence[Tensor]) -> None:
+    """Raise WorkloadError if one sample's loss has a gradient in a parameter and another's has none: ZeRO 2 and 3 sum
+    what there is, in order, and would sum the gradients of different parameters with each other."""
+    trained = {key: parameter for key, parameter in model.named_parameters() if parameter.requires_grad}
+    reached = []
+    for loss in losses:
+        found = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
+        reached.append({key for key, each in zip(trained, found, strict=True) if each is not None})
+    if some := sorted(set.union(*reached) - set.intersection(*reached)):
+        raise WorkloadError(
+            f"{name}: {some[0]} has a gradient from one sample and none from another, where ranks would sum different "
+            "parameters with each other; compute all of them for each sample, if only times 0"
+        )
 
 
 def check_blocks(workload: OwnWorkload, model: nn.Module, batch: Batch) -> None:

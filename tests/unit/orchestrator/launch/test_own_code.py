@@ -46,6 +46,11 @@ class Mean(Line):
     def loss(self, batch): return super().loss(batch).mean()
 class Drops(Line):
     def forward(self, x): return super().forward(nn.functional.dropout(x, 0.5))
+class Experts(Line):
+    def __init__(self): super().__init__(); self.each = nn.ModuleList(nn.Linear(4, 4) for _ in range(6))
+    def loss(self, batch):
+        x = torch.stack([self.each[int(y)](x) for x, y in zip(batch["x"], batch["y"])])
+        return (self(x) - batch["y"]).square()
 class Norms(Line):
     def forward(self, x): return super().forward(x - x.mean(0))
 class Counts(Line):
@@ -226,6 +231,7 @@ def refusal(spec: JobSpec) -> str:
             "workload.model: own_things:Mean: the loss has shape () for (2,); give that of each sample",
         ),
         ("Drops", "Points", "draws random numbers in its loss"),
+        ("Experts", "Points", "has a gradient from one sample and none from another"),
         ("Norms", "Points", "one by one, so that it depends on the layout"),
         ("Counts", "Points", "its forward pass changes network.norm.running_mean"),
         ("Reads", "Points", "cannot be made with its options"),
