@@ -117,11 +117,12 @@ def _check_reach(name: str, model: nn.Module, losses: Sequence[Tensor]) -> None:
     """Raise WorkloadError if one sample's loss has a gradient in a parameter and another's has none: ZeRO 2 and 3 sum
     what there is, in order, and would sum the gradients of different parameters with each other."""
     trained = {key: parameter for key, parameter in model.named_parameters() if parameter.requires_grad}
-    reached = []
+    times = dict.fromkeys(trained, 0)
     for loss in losses:
         found = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
-        reached.append({key for key, each in zip(trained, found, strict=True) if each is not None})
-    if some := sorted(set.union(*reached) - set.intersection(*reached)):
+        for key, gradient in zip(trained, found, strict=True):
+            times[key] += gradient is not None
+    if some := [key for key, count in times.items() if 0 < count < len(losses)]:
         raise WorkloadError(
             f"{name}: {some[0]} has a gradient from one sample and none from another, where ranks would sum different "
             "parameters with each other; compute all of them for each sample, if only times 0"
