@@ -42,6 +42,9 @@ def check_own_code(job: ResolvedJob, workload: Any, prepared: str = "") -> None:
 
         with wrong_input("evaluate.metrics"):
             OwnMetrics(spec.evaluate.own_metrics)
+        if spec.workload.objective == "replaced_token_detection":
+            what = "own metrics are given the logits of one network, and this objective trains two"
+            raise InputError(what, "evaluate.metrics", "leave them out")
     if isinstance(workload.config, OwnModel):
         _check_model(job, workload, prepared)
 

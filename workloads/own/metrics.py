@@ -9,10 +9,21 @@ from typing import Any
 import torch
 
 from workloads.errors import WorkloadError
+from workloads.model.electra import ElectraOutput
 from workloads.own.network import Losses
 from workloads.own.object_reference import load
 from workloads.own.rows import there
 from workloads.workload import Batch, Loss
+
+
+def _given(output: Any) -> Any:
+    if isinstance(output, Losses):
+        return output.values
+    if isinstance(output, ElectraOutput):
+        raise WorkloadError(
+            "ELECTRA has two networks' logits, and an own metric is given those of one; leave it out"
+        )
+    return output.sentence if output.logits is None else output.logits
 
 
 class OwnMetrics:
@@ -30,7 +41,7 @@ class OwnMetrics:
 
         What is no sample, but fills up a batch, does not count.
         """
-        given = output.values if isinstance(output, Losses) else output.logits
+        given = _given(output)
         found = dict(loss.sums)
         for name, function in self._functions.items():
             try:

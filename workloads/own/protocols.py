@@ -136,8 +136,8 @@ class Metric(Protocol):
     def __call__(self, output: Any, batch: Batch) -> Tensor:
         """The metric of each sample, [B]; its mean over a set is the set's.
 
-        output: the logits of a model of this project, [B, L, vocabulary]; of an own model the further values that its
-        loss has returned.
+        output: the logits of a model of this project, [B, L, vocabulary], of masked objectives [predicted, vocabulary],
+        of classes and values of a text [B, classes]; of an own model the further values that its loss has returned.
         """
 
 

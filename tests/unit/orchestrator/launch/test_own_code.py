@@ -431,3 +431,17 @@ def test_own_metrics_are_of_each_sample() -> None:
     labels = torch.tensor([[1, -100], [-100, -100]])
     assert there({"labels": labels}).tolist() == [True, False]
     assert there({"counted": torch.tensor([True, False])}).tolist() == [True, False]
+
+
+def test_own_metrics_are_given_what_a_model_says_of_its_samples() -> None:
+    from workloads.model.transformer import Output
+    from workloads.own.metrics import OwnMetrics
+    from workloads.workload import Loss
+
+    metrics = OwnMetrics(())
+    metrics._functions = {"second": lambda output, batch: output[..., 1].reshape(len(output), -1).sum(1)}
+    ours, batch = torch.arange(4.0).view(2, 2), {"labels": torch.ones(2, 1, dtype=torch.long)}
+    loss = Loss(torch.zeros(()), torch.ones(()))
+    for output in (Output(ours, None, ours.unsqueeze(1)), Output(ours, None, sentence=ours)):
+        total, count = metrics.beside(loss, output, batch).sums["second"]
+        assert (float(total), float(count)) == (4.0, 2.0)
