@@ -41,7 +41,8 @@ def most_waits(case: dict[str, Any]) -> Counter[str]:
     parts = layout.accumulation(8)
     waits = Counter({SUMS: 1})
     if "moe" in case["of"].get("changes", {}):
-        forward = LAYERS * parts // layout.pp * (1 if layout.recompute == "none" else 2)
+        layers = max(LAYERS, layout.stages)  # a stage has one at least
+        forward = layers * parts // layout.pp * (1 if layout.recompute == "none" else 2)
         waits["router_load.py:ratios"] = 1
         waits["expert.py:rows_by_rank"] = forward if layout.ep > 1 else 0
         waits["moe.py:rows_by_expert"] = forward if precision != "bf16" else 0
