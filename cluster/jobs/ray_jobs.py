@@ -103,7 +103,9 @@ class Jobs:
     def find(self, name: str) -> Submission | None:
         """The newest submission of the job of that name or run directory, or the submission of that id; None if there
         is none."""
-        found = [job for job in self.all() if name in (job.name, job.run_dir, job.id)]
+        every = self.all()
+        found = [job for job in every if name in (job.name, job.run_dir)]
+        found = found or [job for job in every if name == job.id]  # which may be another job's name
         return found[-1] if found else None
 
     def get(self, submission: str) -> Submission:

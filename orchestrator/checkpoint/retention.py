@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -90,8 +90,9 @@ def _best(store: Store, sound: Mapping[int, CommitManifest], metric: str) -> int
     return min(rated)[1] if rated else None
 
 
-def prune(store: Store, retention: Retention) -> list[int]:
-    """Remove the commits that `retention` does not keep, and files that interrupted attempts left behind.
+def prune(store: Store, retention: Retention, spared: Collection[int] = ()) -> list[int]:
+    """Remove the commits that `retention` does not keep, but those that are `spared`, and files that interrupted
+    attempts left behind.
 
     Only what is older than the newest sound commit is removed, and nothing while there is none. Damaged commits do not
     count towards `keep`. Returns the steps whose commits were removed.
@@ -107,7 +108,7 @@ def prune(store: Store, retention: Retention) -> list[int]:
     kept = set(sorted(sound)[-keep:]) | {
         step for step in published_steps(sizes) if every and step % every == 0
     }
-    averaged = {newest}
+    averaged = {newest, *spared}
     if retention.unevaluated:  # before the best is looked for: one may be evaluated just now
         asked = sound.keys() - (set() if retention.averaged else kept)
         averaged |= {step for step in asked if awaits(store, sound[step])}

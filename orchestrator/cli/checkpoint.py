@@ -56,6 +56,7 @@ def verify(run_dir: Run, step: Step = None, as_json: Json = False) -> None:
     """Check every byte of one commit, or of all, of their token shards, and that weights which commits lack since they
     were not trained are where the run began with them. Exit code 1 if something is damaged."""
     from orchestrator.data.prepared.tokens import problems as problems_of
+    from orchestrator.resolve.prepared_data import place_of_data
 
     store = _store(run_dir)
     steps = store.steps() if step is None else [step]
@@ -66,7 +67,13 @@ def verify(run_dir: Run, step: Step = None, as_json: Json = False) -> None:
     known = {store.manifest(number).meta.get("data") for number in steps if not problems[f"step {number}"]}
     sound = [number for number in steps if not problems[f"step {number}"]]
     problems |= {f"step {number}": [line] for number in sound if (line := _lacking(run_dir, number))}
-    problems |= {f"data {uri}": lines for uri in sorted(filter(None, known)) if (lines := problems_of(uri))}
+    run, spec = existing_run(run_dir)
+    for uri in sorted(filter(None, known)):
+        place = place_of_data(spec, run, uri)
+        if place is None:  # which is no problem: it is made again
+            print(f"data {uri} is not there, and was not looked at", file=sys.stderr)
+        elif lines := problems_of(place):
+            problems[f"data {place}"] = lines
     if as_json:
         emit({key.removeprefix("step "): lines for key, lines in problems.items()})
     else:
@@ -123,14 +130,19 @@ def export(
 
 
 def prune(run_dir: Run, keep: Annotated[int, typer.Option(min=1, help="commits that stay")] = 1) -> None:
-    """Remove all but the newest commits."""
+    """Remove all but the newest commits, and the newest whose every byte is right."""
     from orchestrator.checkpoint.retention import prune as prune_commits
     from orchestrator.checkpoint.retention import retention_of
     from orchestrator.checkpoint.store import Store
 
     run, spec = existing_run(run_dir)
     retention = dataclasses.replace(retention_of(spec), keep=keep)
-    removed = prune_commits(Store(run.commits), retention)
+    store = Store(run.commits)
+    sound = store.latest()
+    if sound is None and store.steps():
+        hint = "`orchestrator checkpoint verify` says what is wrong with each"
+        raise InputError("no commit is whole, and nothing is removed", run.uri, hint)
+    removed = prune_commits(store, retention, [sound.step] if sound else [])
     print(f"removed steps {', '.join(map(str, removed)) or 'none'}")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, WithJsonSchema, model_validator
 
 from orchestrator.job.object_reference import ObjectReference
 from orchestrator.job.strict import LARGEST, Count, Fraction, StrictModel
@@ -34,7 +34,11 @@ def in_steps(optimizer: Any, steps: Any) -> Any:
     if not isinstance(optimizer, dict):
         return optimizer
     # of steps that are wrong themselves, no share is another error
-    of = steps if isinstance(steps, int) and 0 < steps <= LARGEST else 0
+    try:
+        whole = TypeAdapter(int).validate_python(steps)
+    except ValidationError:
+        whole = 0
+    of = whole if 0 < whole <= LARGEST else 0
     shares = {
         key: int(of * float(value[:-1]) / 100)
         for key in ("warmup", "decay")

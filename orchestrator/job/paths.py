@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from orchestrator.job.data import Source
+from orchestrator.job.resources import CLOUD_NOTICES
 from orchestrator.job.spec import JobSpec
 
 REFERENCE = "stage:"
@@ -34,6 +35,9 @@ def resolve_paths(spec: JobSpec, base: Path) -> JobSpec:
     cache = spec.data.cache and absolute(spec.data.cache, base)
     target = spec.checkpoint.export_to and absolute(spec.checkpoint.export_to, base)
     prices = spec.limits.prices and absolute(spec.limits.prices, base)
+    notices = spec.resources.notices
+    if notices and notices not in CLOUD_NOTICES:
+        notices = absolute(notices, base)
     model = spec.workload.model
     if model.startswith("hf:"):
         model = "hf:" + absolute(model[3:], base)
@@ -62,6 +66,7 @@ def resolve_paths(spec: JobSpec, base: Path) -> JobSpec:
             "tracking": tracking,
             "checkpoint": spec.checkpoint.model_copy(update={"export_to": target}),
             "limits": spec.limits.model_copy(update={"prices": prices}),
+            "resources": spec.resources.model_copy(update={"notices": notices}),
         }
     )
 

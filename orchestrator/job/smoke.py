@@ -26,7 +26,7 @@ def smoke_of(spec: JobSpec, is_alike: Callable[[JobSpec], bool]) -> JobSpec:
     steps = min(spec.train.steps, STEPS)
     half = min(HALF, steps)
     shorter(spec, steps, document)["train"]["steps"] = steps
-    document["train"]["continue_from"] = None
+    document["train"] |= {"continue_from": None, "thaw": {}}
     document["checkpoint"] |= {"every": half, "keep_every": None, "export_to": None}
     if spec.evaluate is not None:
         document["evaluate"] |= {"every": half, "batches": min(spec.evaluate.batches or BATCHES, BATCHES)}
@@ -44,6 +44,7 @@ def shorter(spec: JobSpec, steps: int, document: dict[str, Any]) -> dict[str, An
         optimizer[key] = min(optimizer[key], max(round(share * steps), 1))
     if optimizer["warmup"] >= steps:
         optimizer["warmup"] = 0
+    optimizer["decay"] = min(optimizer["decay"], steps - optimizer["warmup"])
     return document
 
 

@@ -11,6 +11,7 @@ from pydantic import (
     model_validator,
 )
 
+from orchestrator.job.metric_names import larger_is_better
 from orchestrator.job.strict import Positive, StrictModel
 
 KINDS = ("grid", "choice", "uniform", "loguniform", "integer")
@@ -106,7 +107,10 @@ class TuneSpec(StrictModel):
         description="a number of metrics.jsonl, mean over the last steps; or one of the last evaluation, as in "
         "validation.loss",
     )
-    mode: Literal["min", "max"] = Field(default="min", description="whether less or more of metric is better")
+    mode: Literal["min", "max"] = Field(
+        default="min",
+        description="whether less or more of metric is better; max for accuracy and its kin if it is left out",
+    )
     window: Positive = Field(
         default=10, description="last steps that the metric is the mean of, at most a quarter of those done"
     )
@@ -134,6 +138,12 @@ class TuneSpec(StrictModel):
         "it is better than what has it",
     )
     limits: SweepLimits = Field(default_factory=SweepLimits)
+
+    @model_validator(mode="before")
+    @classmethod
+    def more_of_an_accuracy_is_better(cls, given: Any) -> Any:
+        metric = given.get("metric") if isinstance(given, dict) and "mode" not in given else None
+        return {**given, "mode": "max"} if isinstance(metric, str) and larger_is_better(metric) else given
 
     @model_validator(mode="after")
     def the_sampler_fits_the_space(self) -> TuneSpec:

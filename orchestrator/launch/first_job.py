@@ -102,13 +102,13 @@ def job_text(
     chosen = tokenizer or folder
     has_none = objective == "conversation" and chosen and find_template(chosen, None) is None
     return TEMPLATE.format(
-        name=json.dumps(name),
-        model=json.dumps(model),
+        name=json.dumps(name, ensure_ascii=False),
+        model=json.dumps(model, ensure_ascii=False),
         objective=objective,
         dropout=dropout,
-        sources=json.dumps(sources),
-        tokenizer=json.dumps(chosen) if chosen else "{train_bpe: 4096}",
-        template=f"\n  chat_template: {json.dumps(template)}" if has_none else "",
+        sources=json.dumps(sources, ensure_ascii=False),
+        tokenizer=json.dumps(chosen, ensure_ascii=False) if chosen else "{train_bpe: 4096}",
+        template=f"\n  chat_template: {json.dumps(template, ensure_ascii=False)}" if has_none else "",
         length=length,
         lr="1.0e-3" if folder is None else "5.0e-5",
         precision="bf16" if gpus else "fp32",

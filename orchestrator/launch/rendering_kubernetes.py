@@ -10,6 +10,7 @@ from typing import Any
 
 from orchestrator.job.errors import InputError
 from orchestrator.launch.rendering import yaml_of
+from orchestrator.track.redact import redact
 
 SECONDS = 60
 """So long an API server may take."""
@@ -31,6 +32,9 @@ def settings(given: Iterable[str]) -> dict[str, str]:
         name, equals, value = text.partition("=")
         if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             raise InputError(f"{text!r} is no variable with its value", "--env", "write NAME=VALUE")
+        if redact({name: value}) != {name: value}:
+            what = f"{name} carries its value, a credential that manifests would show"
+            raise InputError(what, "--env", "have the pods get it from a Secret")
         if name in found:
             raise InputError(f"{name} is given twice", "--env", "give each once")
         found[name] = value

@@ -31,9 +31,10 @@ def needs_of(
         )
     if len(set(accelerators)) < len(accelerators):
         raise InputError("a device type is given twice", "--accelerator", "give each once")
+    most = workers.max + spec.evaluates_beside
     needs = ClusterNeeds(
-        dns_name(spec.name), _image(image, bool(worker.gpu)), workers.min, workers.max, worker.cpu, int(worker.gpu),
-        memory, _per_node(spec, per_node), accelerators, spot, worker.labels, spec.resources.notices in CLOUDS.values(),
+        dns_name(spec.name), _image(image, bool(worker.gpu)), workers.min, most, worker.cpu, int(worker.gpu), memory,
+        _per_node(spec, per_node), accelerators, spot, worker.labels, spec.resources.notices in CLOUDS.values(),
     )  # fmt: skip
     one_value(spec, [label for label in worker.labels if not label.startswith("ray.io/")])
     groups = [group.labels for group in needs.groups()]

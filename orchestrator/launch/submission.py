@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import yaml
 
 from orchestrator.job.chain import ChainSpec
 from orchestrator.job.errors import Absent, InputError
@@ -90,7 +91,9 @@ def entrypoint(spec: JobSpec | ChainSpec, run: RunDir, until: int | None, priori
     words += ["--until", str(until)] if until is not None else []
     words += ["--priority", str(priority)] if priority else []
     # The shell becomes the command, which then gets the signal when the job is stopped.
-    text = json.dumps(document)
+    text = yaml.safe_dump(document, sort_keys=False).rstrip(
+        "\n"
+    )  # which reads back as it is, unlike JSON's 1e-06
     return f"exec {shlex.join(words)} <<'{END_OF_JOB}'\n{text}\n{END_OF_JOB}"
 
 

@@ -205,18 +205,24 @@ def data_of(run: RunDir, data: str, retry: Retry | None = None) -> Tokens:
     return Tokens.open(kept if gone else data, retry, keep=0)
 
 
+def place_of_data(spec: JobSpec, run: RunDir, data: str, retry: Retry | None = None) -> str | None:
+    """Where prepared data is that a commit of the run names, see `tokens_of`; None if it is in neither place."""
+    from orchestrator.data.prepared.data_folder import DataFolder
+    from orchestrator.data.sections import published
+
+    places = (data, f"{data_cache(spec, run)}/{data.rsplit('/', 1)[-1]}")
+    return next((place for place in places if published.read(DataFolder(place, retry))), None)
+
+
 def tokens_of(spec: JobSpec, run: RunDir, data: str, retry: Retry | None = None) -> Tokens:
     """The prepared data that a commit of the run names: where it was, or in the cache that the run has now, since both
     may have been moved.
 
     Raises InputError if it is in neither.
     """
-    from orchestrator.data.prepared.data_folder import DataFolder
     from orchestrator.data.prepared.tokens import Tokens
-    from orchestrator.data.sections import published
 
-    for place in (data, f"{data_cache(spec, run)}/{data.rsplit('/', 1)[-1]}"):
-        if published.read(DataFolder(place, retry)):
-            return Tokens.open(place, retry)
+    if (place := place_of_data(spec, run, data, retry)) is not None:
+        return Tokens.open(place, retry)
     hint = f"make it again with `orchestrator data prepare {run.at('job.yaml')} --run-dir {run.uri}`"
     raise InputError("the prepared data of this run is gone", data, hint)

@@ -44,6 +44,10 @@ def check_generates(job: ResolvedJob) -> None:
         model = f"{spec.workload.model} ({job.model.architecture})"
         what = f"{model}, trained by {spec.workload.objective}, generates no text"
         raise InputError(what, WHERE, "leave it out, or train a decoder or an encoder-decoder")
+    tokens, length = spec.evaluate.samples.tokens, spec.data.sequence_length
+    if job.model.architecture == "decoder" and tokens >= length:
+        what = f"{tokens} generated tokens leave no room for a prompt in the {length} of data.sequence_length"
+        raise InputError(what, f"{WHERE}.tokens", "lower it")
 
 
 def generates(job: ResolvedJob) -> bool:

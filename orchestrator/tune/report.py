@@ -8,7 +8,9 @@ from typing import Any
 
 from orchestrator.checkpoint.identity import read_job
 from orchestrator.job.errors import InputError
+from orchestrator.job.metric_names import by_name
 from orchestrator.job.tune import TuneSpec
+from orchestrator.storage.row_line import evaluations_in
 from orchestrator.storage.run_directory import Row, RunDir
 from orchestrator.track.page import render
 from orchestrator.track.redact import redact
@@ -43,15 +45,19 @@ def report(sweep: RunDir) -> str:
 def _charts(sweep: RunDir, tune: TuneSpec, trained: list[dict[str, Any]], best: str) -> dict[str, Any]:
     """The charts of the trials that have a value of the metric, for the template."""
     rows = {t["trial"]: _with_metric(lineage.history(sweep, t["runs"][-1]), tune.metric) for t in trained}
+    trained = [t for t in trained if rows[t["trial"]]]
+    if not trained:
+        return {}
+    window = 1 if "." in tune.metric else tune.window  # the last evaluation counts
     lines = []
     for trial in trained:
         mine = rows[trial["trial"]]
-        means = _smooth([row[tune.metric] for row in mine], tune.window)
+        means = _smooth([row[tune.metric] for row in mine], window)
         points = [(float(row["step"]), mean) for row, mean in zip(mine, means, strict=True)]
         lines.append(charts.Curve(trial["trial"], trial["state"], points))
-    shared = min(t["step"] for t in trained)
+    shared = max(min(t["step"] for t in trained), *(mine[0]["step"] for mine in rows.values() if mine))
     values = [
-        _smooth([r[tune.metric] for r in rows[t["trial"]] if r["step"] <= shared], tune.window)[-1]
+        _smooth([r[tune.metric] for r in rows[t["trial"]] if r["step"] <= shared], window)[-1]
         for t in trained
     ]
     several = len(tune.space) > 1  # one key explains everything
@@ -67,7 +73,9 @@ def _charts(sweep: RunDir, tune: TuneSpec, trained: list[dict[str, Any]], best: 
 
 
 def _with_metric(rows: list[Row], metric: str) -> list[Row]:
-    return [row for row in rows if isinstance(row.get(metric), int | float)]
+    """The rows that have the metric, those of evaluations among them."""
+    every = [*rows, *({**row, **by_name(row.get("sets") or {})} for row in evaluations_in(rows))]
+    return [row for row in every if isinstance(row.get(metric), int | float)]
 
 
 def _smooth(values: list[float], window: int) -> list[float]:

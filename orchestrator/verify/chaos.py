@@ -145,9 +145,11 @@ def _chaos(
 
 
 def _job(spec: JobSpec, runs: Path) -> Path:
-    """The job without tracking, exports, tasks and labels, and with as many restarts as it takes."""
+    """The job with nothing that leaves it or ends it early, and with as many restarts as it takes."""
     spec = spec.model_copy(update={"evaluate": without_tasks(spec.evaluate, spec.set_names)})
-    changed = {"tracking": None, "limits.restarts": 100_000, "checkpoint.export": None}
+    changed = dict.fromkeys(("tracking", "notify", "sinks", "limits.hours", "limits.cost_usd"))
+    changed |= dict.fromkeys(f"checkpoint.export{of}" for of in ("", "_to", "_names", "_numbers"))
+    changed |= {"limits.restarts": 100_000}
     path = runs / "job.yaml"
     path.write_text(dump(job_of(spec, {**changed, "resources.per_worker.labels": {}})))
     return path

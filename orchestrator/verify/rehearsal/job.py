@@ -99,6 +99,8 @@ def _short(spec: JobSpec) -> dict[str, Any]:
         "snapshot_every": None,
         "export": None,
         "export_to": None,
+        "export_names": None,
+        "export_numbers": None,
     }
     document["limits"] = {"hours": HOURS}
     if document["evaluate"]:

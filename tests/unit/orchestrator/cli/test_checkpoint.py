@@ -77,6 +77,38 @@ def test_a_missing_shard_is_found(command: Any, run: Path) -> None:
     assert (said.code, said.out) == (1, f"step 12: step 12: {path.name} is missing\n")
 
 
+def test_pruning_keeps_the_newest_whose_every_byte_is_right(command: Any, run: Path) -> None:
+    flip(run, 12, "*.safetensors")
+    assert command("checkpoint", "prune", run).out == "removed steps 4\n"
+    assert command("checkpoint", "verify", run, "--step", 8).code == 0
+    flip(run, 8, "*.safetensors")
+    said = command("checkpoint", "prune", run)
+    assert said.code == 2
+    assert "no commit is whole, and nothing is removed" in said.err
+    assert sorted(path.name for path in (run / "checkpoints").glob("step-*")) == [
+        "step-00000008",
+        "step-00000012",
+    ]
+
+
+def test_the_data_of_a_run_that_was_moved_is_verified_where_it_is(
+    command: Any, runs: Path, tmp_path: Path
+) -> None:
+    there = Path(shutil.copytree(runs / "runs", tmp_path / "elsewhere"))
+    (shard, *_) = sorted(there.glob("_data/*/shards/*.bin"))
+    shard.write_bytes(bytes(shard.stat().st_size))
+    assert command("checkpoint", "verify", runs / "runs" / "small").code == 0
+    for path in (runs / "runs" / "_data").iterdir():
+        path.rename(path.with_name(path.name + "-away"))
+    try:
+        said = command("checkpoint", "verify", there / "small")
+    finally:
+        for path in (runs / "runs" / "_data").iterdir():
+            path.rename(path.with_name(path.name.removesuffix("-away")))
+    assert said.code == 1
+    assert f"data {there}" in said.out
+
+
 def test_a_damaged_commit_is_not_exported(command: Any, run: Path) -> None:
     flip(run, 12, "manifest.json")
     said = command("checkpoint", "export", run, "--step", 12)

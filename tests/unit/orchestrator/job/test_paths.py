@@ -53,6 +53,15 @@ def test_relative_paths_become_absolute_and_others_stay() -> None:
     assert job.tracking.uri == "sqlite:////work/here/mlflow.db"
 
 
+@pytest.mark.parametrize(
+    ("notices", "there"),
+    [("aws", "aws"), ("http://x/notice", "http://x/notice"), ("notice", "/here/notice"), (None, None)],
+)
+def test_where_notices_of_preemption_come_from(notices: str | None, there: str | None) -> None:
+    job = resolve_paths(spec.parse({**SMALLEST, "resources": {"notices": notices}}), Path("/here"))
+    assert job.resources.notices == there
+
+
 def test_what_is_not_given_stays_so() -> None:
     job = resolve_paths(spec.parse(SMALLEST), Path("/here"))
     assert (job.data.cache, job.checkpoint.export_to, job.tracking) == (None, None, None)

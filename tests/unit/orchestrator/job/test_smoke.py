@@ -42,6 +42,15 @@ def test_it_is_short_and_touches_nothing_of_the_job() -> None:
     assert (small.workload, small.data, small.resources) == (whole.workload, whole.data, whole.resources)
 
 
+def test_what_no_longer_fits_so_few_steps_is_left_out() -> None:
+    document = large(thaw={20: ["layers.0.*"]}, freeze=["layers.0.*"])
+    document["train"]["optimizer"] = {"schedule": "wsd", "warmup": "4%", "decay": "96%"}
+    small = smoke_of(parse(document), lambda _: True)
+    assert small.train.thaw == {}
+    optimizer = small.train.optimizer
+    assert (optimizer.warmup, optimizer.decay) == (1, 11)
+
+
 @pytest.mark.parametrize(
     ("determinism", "least", "batch"),
     [("rerun", 2, 2), ("rerun", 7, 8), ("bitwise", 2, 8), ("bitwise", 9, 16)],

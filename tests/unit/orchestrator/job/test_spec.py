@@ -247,10 +247,11 @@ def test_a_key_that_stands_twice_is_refused() -> None:
         parse_yaml("? [a, b]\n: 1\n", "job.yaml")
 
 
-def test_a_warm_up_may_be_a_share_of_the_steps() -> None:
+@pytest.mark.parametrize("steps", [200, 200.0, "200"], ids=repr)
+def test_a_warm_up_may_be_a_share_of_the_steps(steps: Any) -> None:
     shares = {"warmup": "2.5%", "decay": "20%", "schedule": "wsd"}
     optimizer = spec.parse(
-        changed("train", {"steps": 200, "global_batch": 8, "optimizer": shares})
+        changed("train", {"steps": steps, "global_batch": 8, "optimizer": shares})
     ).train.optimizer
     assert (optimizer.warmup, optimizer.decay) == (5, 40)
 

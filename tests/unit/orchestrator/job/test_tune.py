@@ -90,3 +90,18 @@ def test_a_job_without_a_search_says_so() -> None:
 
 def test_the_search_is_no_part_of_the_run_s_identity() -> None:
     assert parsed().identity() == spec.parse(JOB).identity()
+
+
+@pytest.mark.parametrize(
+    ("tune", "mode"),
+    [
+        ({}, "min"),
+        ({"metric": "validation.loss"}, "min"),
+        ({"metric": "validation.accuracy"}, "max"),
+        ({"metric": "validation.accuracy", "mode": "min"}, "min"),
+    ],
+    ids=str,
+)
+def test_more_of_an_accuracy_is_better(tune: dict[str, Any], mode: str) -> None:
+    found = spec.TuneSpec.model_validate({"space": {LR: {"uniform": [0.1, 0.2]}}, "trials": 4, **tune})
+    assert found.mode == mode

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from pathlib import Path
 
 import pytest
 from jobs import job
 
+from orchestrator.job.document import parse_yaml
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import parse
 from orchestrator.launch.submission import entrypoint, sent_along
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[4]
 
 
 def test_the_shell_becomes_the_command_and_hands_it_the_job(tmp_path: Path) -> None:
-    spec = parse({**job("it's a $HOME of `quotes`.txt"), "name": "small"})
+    spec = parse({**job("it's a $HOME of `quotes` 😀.txt"), "name": "small"})
     command = entrypoint(spec, RunDir(str(tmp_path / "a run")), 7, 3)
     fake = tmp_path / "python"
     fake.write_text('#!/bin/sh\nprintf "%s\\n" $$ "$@"\nfor file; do [ -e "$file" ] && cat "$file"; done\n')
@@ -29,8 +29,11 @@ def test_the_shell_becomes_the_command_and_hands_it_the_job(tmp_path: Path) -> N
     pid, *words = shell.communicate(timeout=20)[0].splitlines()
     assert int(pid) == shell.pid
     options = ["--address", "auto", "--run-dir", str(tmp_path / "a run"), "--until", "7", "--priority", "3"]
-    assert words[:-1] == ["-P", "-m", "orchestrator", "run", "/dev/stdin", *options]
-    assert parse(json.loads(words[-1])) == spec
+    said = ["-P", "-m", "orchestrator", "run", "/dev/stdin", *options]
+    assert words[: len(said)] == said
+    given = parse_yaml("\n".join(words[len(said) :]), "/dev/stdin")
+    assert parse(given) == spec
+    assert given["train"]["optimizer"]["eps"] == 1e-08  # which YAML would read as a text where JSON wrote it
 
 
 @pytest.mark.parametrize(

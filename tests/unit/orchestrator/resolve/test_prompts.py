@@ -18,7 +18,7 @@ def resolved(model: str, objective: str, evaluate: dict[str, Any]) -> ResolvedJo
     return resolve(parse(job("a.txt") | {"workload": workload, "evaluate": evaluate}))
 
 
-SAMPLES = {"samples": {"prompts": ["Once "]}}
+SAMPLES = {"samples": {"prompts": ["Once "], "tokens": 8}}
 
 
 @pytest.mark.parametrize(("model", "objective"), [("gpt-tiny", "causal_lm"), ("t5-tiny", "span_corruption")])

@@ -68,6 +68,22 @@ def test_the_page_has_every_trial_two_charts_and_the_importance(tmp_path: Path) 
     assert "https:" not in page, "nothing is loaded from elsewhere"
 
 
+def test_the_page_of_a_search_by_an_evaluation(tmp_path: Path) -> None:
+    sweep = sweep_of(tmp_path, [("done", 9, 3.0), ("stopped", 3, 5.0), ("done", 9, 4.0), ("stopped", 3, 6.0)])
+    document = spec.load(tmp_path / "job.yaml").model_dump(mode="json")
+    document["evaluate"], document["data"]["validation"] = {"every": 3}, {"share": 0.1}
+    document["tune"]["metric"] = "validation.loss"
+    sweep.write_text("job.yaml", spec.dump(spec.parse(document)))
+    for folder in sorted(tmp_path.glob("000*")):
+        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        for row in rows[2::3]:
+            row["evaluations"] = [{"step": row["step"], "sets": {"validation": {"loss": row["loss"] + 1.0}}}]
+        (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    page = report(sweep)
+    assert len(re.findall(r"<svg.*?</svg>", page, re.S)) == 2
+    assert "at step 3, which" in page
+
+
 def test_a_search_whose_trials_all_failed_has_its_reasons(tmp_path: Path) -> None:
     page = report(sweep_of(tmp_path, [("failed", 0, 0.0), ("failed", 0, 0.0)]))
     assert "<svg" not in page
