@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from orchestrator.data.prepared.tokens import Tokens
     from orchestrator.data.samples.look import Decode, Spot
     from orchestrator.job.spec import JobSpec
+    from orchestrator.resolve.continued import Source
     from orchestrator.resolve.training_inputs import TrainingInputs
 
 STYLES = {
@@ -37,14 +38,15 @@ class Wanted:
     count: int = 1
 
 
-def inputs_of(target: str) -> tuple[TrainingInputs, Tokens] | None:
-    """What the job of a job file or a run directory trains on, and its prepared data; None for a folder of prepared
-    data. Raises InputError, also if the data is not there."""
+def inputs_of(target: str) -> tuple[TrainingInputs, Tokens, Source | None] | None:
+    """What the job of a job file or a run directory trains on, its prepared data, and what it goes on from, if from
+    anything; None for a folder of prepared data. Raises InputError, also if the data is not there."""
     from orchestrator.checkpoint.identity import read_job
     from orchestrator.checkpoint.store import Store
     from orchestrator.cli.options import job_of, place_of, run_of
     from orchestrator.data.prepared.tokens import Tokens
     from orchestrator.data.progress import silent
+    from orchestrator.resolve.continued import source_of
     from orchestrator.resolve.prepared_data import PreparedData, prepared, tokens_of
     from orchestrator.resolve.training_inputs import training_inputs
     from orchestrator.storage.run_directory import RunDir
@@ -62,10 +64,10 @@ def inputs_of(target: str) -> tuple[TrainingInputs, Tokens] | None:
         commit = Store(run.commits).latest(deep=False)
         if commit is not None:
             tokens = whole(tokens_of(spec, run, commit.meta["data"]))
-            return training_inputs(spec, tokens), tokens
+            return training_inputs(spec, tokens), tokens, source_of(spec, run)
     data = prepared(spec, run, PreparedData(), silent, make=False)
     tokens = Tokens.open(data.uri)
-    return training_inputs(spec, tokens), tokens
+    return training_inputs(spec, tokens), tokens, source_of(spec, run)
 
 
 def whole(tokens: Tokens) -> Tokens:
@@ -78,14 +80,14 @@ def whole(tokens: Tokens) -> Tokens:
     return tokens
 
 
-def look(inputs: TrainingInputs, tokens: Tokens, wanted: Wanted) -> dict[str, Any]:
+def look(inputs: TrainingInputs, tokens: Tokens, begun: Source | None, wanted: Wanted) -> dict[str, Any]:
     """The course of the run, and the samples that are wanted, as plain data. Raises InputError."""
     from orchestrator.data.mixture.passes import MANY
     from orchestrator.data.samples.look import documents_cut
     from orchestrator.resolve.training_inputs import course_of
 
     spec, batches = inputs.job.spec, inputs.text[0]
-    found: dict[str, Any] = {"name": spec.name, **course_of(inputs, spec)}
+    found: dict[str, Any] = {"name": spec.name, **course_of(inputs, spec, begun)}
     for source in found["sources"]:
         source["too_often"] = source["passes"] > MANY
     reading, streams = batches.read.objective.reading, batches.read.streams
@@ -96,7 +98,9 @@ def look(inputs: TrainingInputs, tokens: Tokens, wanted: Wanted) -> dict[str, An
         found["padding"] = round(batches.padding(0, size), 6)
     if wanted.at is not None or wanted.sample is not None:
         decode = _decoder(tokens.tokenizer())
-        found["samples"] = [_shown(inputs, spec, place, decode) for place in _places(inputs, spec, wanted)]
+        found["samples"] = [
+            _shown(inputs, spec, place, decode) for place in _places(inputs, spec, begun, wanted)
+        ]
     return found
 
 
@@ -118,9 +122,8 @@ def show(found: dict[str, Any]) -> None:
             )
         )
     for sample in found.get("samples", ()):
-        place = (
-            "" if sample["position"] is None else f"position {sample['position']}, step {sample['step']}, "
-        )
+        place = "" if sample["position"] is None else f"position {sample['position']}, "
+        place += "" if sample["step"] is None else f"step {sample['step']}, "
         pieces = ", ".join(f"{a} to {b}" for a, b in sample["pieces"])
         title = f"{place}sample {sample['sample']} of source {sample['source']}, turn {sample['turn']}: tokens {pieces}"
         console.print(Text(title, style="bold"))
@@ -134,13 +137,16 @@ def show(found: dict[str, Any]) -> None:
                 console.print(Text(f"{name}: {value}"))
 
 
-def _places(inputs: TrainingInputs, spec: JobSpec, wanted: Wanted) -> list[dict[str, Any]]:
+def _places(
+    inputs: TrainingInputs, spec: JobSpec, begun: Source | None, wanted: Wanted
+) -> list[dict[str, Any]]:
     from orchestrator.data.samples.look import samples_at
 
     batches = inputs.text[0]
     if wanted.sample is None:
         positions = range(wanted.at or 0, (wanted.at or 0) + wanted.count)
-        return samples_at(batches, positions, spec.train.global_batch)
+        first = (begun.commit.step, begun.first_position(spec)) if begun else (0, 0)
+        return samples_at(batches, positions, spec.train.global_batch, first)
     if wanted.sample not in batches.read:
         what = f"there is no sample {wanted.sample}"
         raise InputError(

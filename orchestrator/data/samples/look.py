@@ -114,16 +114,20 @@ def others(batch: Batch, row: int) -> dict[str, Any]:
     }
 
 
-def samples_at(batches: Batches, positions: Sequence[int], global_batch: int) -> list[dict[str, Any]]:
-    """Where the samples at these positions come from: step, turn, sample, source, and its pieces of the stream."""
+def samples_at(
+    batches: Batches, positions: Sequence[int], global_batch: int, begun: tuple[int, int] = (0, 0)
+) -> list[dict[str, Any]]:
+    """Where the samples at these positions come from: step, turn, sample, source, and its pieces of the stream. The run
+    has `begun` at that step with the sample at that position; what comes before has no step of its."""
     turns, ids = batches.order.at(np.array(positions))
     found = []
+    step, first = begun
     for position, turn, sample in zip(positions, turns.tolist(), ids.tolist(), strict=True):
         source, pieces = batches.read.origin(sample)
         found.append(
             {
                 "position": position,
-                "step": position // global_batch + 1,
+                "step": step + (position - first) // global_batch + 1 if position >= first else None,
                 "turn": turn,
                 "sample": sample,
                 "source": source,
