@@ -36,6 +36,12 @@ def test_the_shell_becomes_the_command_and_hands_it_the_job(tmp_path: Path) -> N
     assert given["train"]["optimizer"]["eps"] == 1e-08  # which YAML would read as a text where JSON wrote it
 
 
+def test_a_webhook_stays_out_of_a_submitted_job() -> None:
+    spec = parse({**job("a.txt"), "name": "small", "notify": {"webhook": "https://hooks.example/T1/secret"}})
+    with pytest.raises(InputError, match=r"small: notify\.webhook: .*leave notify out of a submitted job"):
+        entrypoint(spec, RunDir("/runs/a"), None, 0)
+
+
 @pytest.mark.parametrize(
     "changes",
     [
