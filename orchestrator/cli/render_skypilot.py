@@ -43,6 +43,7 @@ def skypilot(
     spec = load(job, overrides or ())
     rendering.refuse_secrets(spec, job)
     rendering.no_password(runs, "--runs")
+    rendering.no_password(setup, "--setup")
     check_uri(runs, "--runs")
     if is_local(runs) or runs.split("://")[0] in ("memory", "http", "https"):
         raise InputError(

@@ -45,6 +45,8 @@ def slurm(
     spec = load(job, overrides or ())
     rendering.refuse_secrets(spec, job)
     rendering.no_password(runs, "--runs")
+    for option in more or ():
+        rendering.no_password(option, "--sbatch")
     if time is not None and not TIME.fullmatch(time):
         raise InputError("is no time of Slurm", f"--time {time}", "write it as in 1-12:00:00 or 30")
     rendering.refuse_labels(spec, "Slurm", "allocation")

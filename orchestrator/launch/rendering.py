@@ -52,13 +52,11 @@ def note(text: str) -> None:
     print(f"note: {text}", file=sys.stderr)
 
 
-def no_password(uri: str, option: str) -> str:
-    """`uri` itself. Raises InputError if it carries a credential."""
-    if redact(uri) != uri:
-        raise InputError(
-            "carries a credential, and rendered files must not", option, "take it out of the URI"
-        )
-    return uri
+def no_password(text: str, option: str) -> str:
+    """What was given for the `option`. Raises InputError if it carries a credential."""
+    if redact(text) != text:
+        raise InputError("carries a credential, and rendered files must not", option, "take it out of it")
+    return text
 
 
 def check(files: dict[str, Any], crds: Path | None) -> None:

@@ -118,6 +118,14 @@ def test_a_job_that_carries_a_credential_is_refused(
         (["kuberay", "--runs", "runs"], "would be lost with the pod"),
         (["skypilot", "--runs", f"s3://me:{PLANTED}@bucket/runs"], "--runs"),
         (["skypilot", "--runs", "/shared/runs"], "would be lost with the machine"),
+        (
+            ["skypilot", *TARGETS["skypilot"], "--setup", f"pip install git+https://me:{PLANTED}@host/x"],
+            "--setup: carries a credential",
+        ),
+        (
+            ["slurm", "--runs", "/shared/runs", "--sbatch=--export=WANDB_API_KEY=" + PLANTED],
+            "--sbatch: carries a credential",
+        ),
         (["skypilot", *TARGETS["skypilot"], "--set", "resources.per_worker.gpu=1"], "name one, such as H100"),
         (
             ["skypilot", *TARGETS["skypilot"], "--set", "resources.per_worker.labels={team: blue}"],
