@@ -132,9 +132,8 @@ class CallInCopy:
                 self._again = False
                 with contextlib.suppress(OSError):
                     self._channel = self._begun()
-        except (
-            Exception
-        ) as error:  # of an answer that cannot be unpickled: `done` is asked outside of any handler
+        except Exception as error:
+            # Of an answer that cannot be unpickled: `done` is asked outside of any handler.
             self._answer = (True, error)
 
     def cancel(self) -> None:

@@ -79,11 +79,12 @@ def check_same_run(spec: JobSpec, run: RunDir) -> CommitManifest | None:
 
 def _check_same_sets(spec: JobSpec, before: JobSpec | None) -> None:
     """Raise InputError if a set of the run is read otherwise than until now: its values are compared."""
-    for name, (where, sources) in spec.set_sources.items() if before else ():
-        was = before.set_sources.get(name) if before else None
-        if was is None or [each.name for each in was[1]] != [each.name for each in sources]:
+    known = before.set_sources if before else {}
+    for name, (where, sources) in spec.set_sources.items():
+        _, was = known.get(name, (where, []))
+        if [each.name for each in was] != [each.name for each in sources]:
             continue  # another text is noticed where it is prepared
-        for number, (old, new) in enumerate(zip(was[1], sources, strict=True)):
+        for number, (old, new) in enumerate(zip(was, sources, strict=True)):
             if (old.field, old.format) != (new.field, new.format):
                 what = f"the run has read this set as field {old.field}, format {old.format} so far"
                 hint = "put that back, or add a set of another name"

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from cluster.workers.preemption import GRACE
 from orchestrator.job.data import Source
-from orchestrator.job.resources import CLOUD_NOTICES
 from orchestrator.job.spec import JobSpec
 
 REFERENCE = "stage:"
@@ -36,7 +36,7 @@ def resolve_paths(spec: JobSpec, base: Path) -> JobSpec:
     target = spec.checkpoint.export_to and absolute(spec.checkpoint.export_to, base)
     prices = spec.limits.prices and absolute(spec.limits.prices, base)
     notices = spec.resources.notices
-    if notices and notices not in CLOUD_NOTICES:
+    if notices and notices not in GRACE:
         notices = absolute(notices, base)
     model = spec.workload.model
     if model.startswith("hf:"):

@@ -9,9 +9,6 @@ from pydantic import Field, field_validator, model_validator
 from cluster.workers.gang import LABEL, SELECTOR, Bundle
 from orchestrator.job.strict import Count, Positive, StrictModel
 
-CLOUD_NOTICES = ("aws", "gcp", "azure")
-"""Clouds whose notices of preemption are known by name."""
-
 
 class Workers(StrictModel):
     """Least and most workers of the run."""

@@ -93,9 +93,8 @@ def entrypoint(spec: JobSpec | ChainSpec, run: RunDir, until: int | None, priori
     words += ["--until", str(until)] if until is not None else []
     words += ["--priority", str(priority)] if priority else []
     # The shell becomes the command, which then gets the signal when the job is stopped.
-    text = yaml.safe_dump(document, sort_keys=False).rstrip(
-        "\n"
-    )  # which reads back as it is, unlike JSON's 1e-06
+    # As YAML it reads back as it is; JSON's 1e-06 would be a text.
+    text = yaml.safe_dump(document, sort_keys=False).rstrip("\n")
     return f"exec {shlex.join(words)} <<'{END_OF_JOB}'\n{text}\n{END_OF_JOB}"
 
 

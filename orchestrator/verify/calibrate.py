@@ -238,8 +238,13 @@ def with_messages(profile: Profile, steps: Sequence[float]) -> Profile:
     for share, crowding in itertools.product(SHARES, CROWDINGS):
         link = Link(machine.inside.latency, share * machine.inside.bandwidth)
         tried = replace(machine, inside=link, crowding=crowding)
+        parts = [(*_by_collectives(each, tried), each[-1]) for each in flat]
         error, collective, waking = min(
-            (_error(flat, replace(tried, collective=begins, waking=more)), begins, more)
+            (
+                sum(abs(math.log((own + a * begins + b * more) / real)) for own, a, b, real in parts),
+                begins,
+                more,
+            )
             for begins, more in itertools.product(BEGINNINGS, WAKINGS)
         )
         of_stages, message = min((_error(staged, replace(tried, message=each)), each) for each in BEGINNINGS)
@@ -254,6 +259,17 @@ def with_messages(profile: Profile, steps: Sequence[float]) -> Profile:
 
 
 Measured = tuple[ModelShape, int, Program, Layout, float]
+
+
+def _by_collectives(job: Measured, machine: Machine) -> tuple[float, float, float]:
+    """The predicted step without a pipeline, which is linear in both: its seconds where collectives begin at once, and
+    how much `collective` and `waking` add to it."""
+    shape, batch, program, layout, _ = job
+    own, begun, woken = (
+        step_time(shape, layout, batch, replace(machine, collective=begins, waking=more), program).seconds
+        for begins, more in ((0.0, 0.0), (1.0, 0.0), (0.0, 1.0))
+    )
+    return own, begun - own, woken - own
 
 
 def _error(jobs: Sequence[Measured], machine: Machine) -> float:

@@ -98,6 +98,7 @@ def logit_scale(config: TransformerConfig) -> float:
 
 
 RELATIVE_BIASES = tuple(f"attention.relative.{each}" for each in ("content", "distance", "segment"))
+"""What XLNet adds to the queries of a score."""
 
 
 def folded(config: TransformerConfig, name: str) -> float:
@@ -110,9 +111,7 @@ def folded(config: TransformerConfig, name: str) -> float:
         return 1.0
     plain = replace(config, base=None)
     module = name.rpartition(".")[0]
-    # XLNet adds biases to the queries of a score
-    of_scores = name.endswith(RELATIVE_BIASES) if config.positions == "relative_keys" else False
-    if module.endswith(_query(config)) or of_scores:
+    if module.endswith(_query(config)) or name.endswith(RELATIVE_BIASES):
         if config.latent:
             return latent_score_scale(config) / latent_score_scale(plain)
         return score_scale(config) / score_scale(plain)

@@ -42,9 +42,8 @@ class Offload:
         for host, device in zip(self.shards, self._inner.shards, strict=True):
             device.parameter.copy_(host.parameter, non_blocking=True)
         self._inner.publish()
-        if (
-            torch.cuda.is_available()
-        ):  # who writes to the host's next, such as a reference, does not wait for a device
+        # Who writes to the host's next, such as a reference, does not wait for a device.
+        if torch.cuda.is_available():
             torch.cuda.current_stream().synchronize()
 
 

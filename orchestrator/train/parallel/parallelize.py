@@ -197,36 +197,30 @@ def recompute(blocks: Sequence[nn.Module], layout: Layout, compiled: bool = Fals
     again = 0 if layout.recompute == "none" else layout.recompute_layers or len(blocks)
     for layer in blocks[again:] if compiled else ():
         layer.compile()
-    context: dict[str, Any] = {}
+    # Dropout counts instead of drawing, so there is no random state to put back.
+    options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
     if layout.recompute == "selective":
-        context["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
+        options["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
     for layer in blocks[:again]:
-        # Dropout counts instead of drawing, so there is no random state to put back.
         # A checkpoint is not compiled, nor what is around it: what is compiled stands inside.
         forward = torch.compile(layer.forward) if compiled else layer.forward
         if dropouts := [each for each in layer.modules() if isinstance(each, CountedDropout)]:
-            layer.forward = partial(_again, partial(_of_rows, forward, dropouts), dropouts, context)
+            layer.forward = partial(_of_micro_batch, forward, dropouts, options)
             continue
-        layer.forward = partial(
-            checkpoint,
-            partial(_with_own_casts, forward),
-            use_reentrant=False,
-            preserve_rng_state=False,
-            **context,
-        )
+        layer.forward = partial(checkpoint, partial(_with_own_casts, forward), **options)
 
 
-def _again(
+def _of_micro_batch(
     forward: Callable[..., Any],
     dropouts: Sequence[CountedDropout],
-    context: dict[str, Any],
+    options: dict[str, Any],
     *given: Any,
     **named: Any,
 ) -> Any:
     """A block whose dropouts are told the keys of a micro-batch: another one may be told them before it is computed
     again, so that they are among what a checkpoint keeps."""
-    rows, inside = dropouts[0].rows, partial(_with_own_casts, forward)
-    return checkpoint(inside, rows, *given, use_reentrant=False, preserve_rng_state=False, **context, **named)
+    inside = partial(_with_own_casts, partial(_of_rows, forward, dropouts))
+    return checkpoint(inside, dropouts[0].rows, *given, **options, **named)
 
 
 def _of_rows(
