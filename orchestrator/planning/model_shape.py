@@ -101,7 +101,7 @@ def _splits(config: TransformerConfig, shape: ModelShape, predicted: Predicted) 
     moe, stacks = config.moe, (config.layers, config.decoder_layers)
     experts = layers = 0
     if moe:
-        layers = sum(moe.at(i) for count in stacks for i in range(count))
+        layers = sum(map(moe.routed, stacks))
         experts = layers * moe.experts * (3 if config.gated else 2) * config.hidden * moe.intermediate
     return dataclasses.replace(
         shape,

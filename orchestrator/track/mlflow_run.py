@@ -22,6 +22,7 @@ from orchestrator.job.metric_names import by_name
 from orchestrator.storage.row_line import Row, evaluations_in
 from orchestrator.track.code_version import code_tags
 from orchestrator.track.mlflow_client import SQLITE, client_of
+from orchestrator.track.received import Received
 from orchestrator.track.redact import redact
 
 T = TypeVar("T")
@@ -33,8 +34,10 @@ KEY_LENGTH = 250
 INTEGERS = ("step", "attempt", "tokens", "memory_bytes")
 """Metrics that are integers in a row; MLflow stores all as floats."""
 URI_TAG, BORN_TAG = "orchestrator.run_uri", "orchestrator.born"
-LAST_TAG, ATTEMPTS_TAG = "orchestrator.last_step", "orchestrator.attempts"
-"""The last step that is logged, and the first step of each attempt, as JSON: [[step, attempt], ...]."""
+LAST_TAG, SAMPLES_TAG = "orchestrator.last_step", "orchestrator.last_samples"
+"""The last step that is logged, and the samples of the last ones (`Received`)."""
+ATTEMPTS_TAG = "orchestrator.attempts"
+"""The first step of each attempt, as JSON: [[step, attempt], ...]."""
 ORIGIN_TAG, ORIGIN_RUN_TAG = "orchestrator.continued_from", "orchestrator.continued_run_id"
 """The commit of another run that a run goes on from, and that run on this server, if it is there."""
 LAST_NODE_TAG = "orchestrator.last_node_row"
@@ -60,8 +63,8 @@ _CLIENT_DEFAULTS = {
 class MlflowRun:
     """The run tagged with `run_uri` and `born` (unix seconds of its first event) in `experiment`.
 
-    Two runs that used the same directory one after the other differ in `born`. `last` is the last step that
-    the server has, `last_node` the last row of nodes.jsonl, `client` what talks to it.
+    Two runs that used the same directory one after the other differ in `born`. `received` is what the server has of
+    the steps, `last_node` the last row of nodes.jsonl that it has, `client` what talks to it.
     """
 
     def __init__(
@@ -92,7 +95,8 @@ class MlflowRun:
         self.run_id = run.info.run_id
         seen = run.data.tags
         # Versions before this one logged the step as a metric.
-        self.last = int(max(float(seen.get(LAST_TAG, -1)), run.data.metrics.get("step", -1)))
+        last = int(max(float(seen.get(LAST_TAG, -1)), run.data.metrics.get("step", -1)))
+        self.received = Received.from_text(last, seen.get(SAMPLES_TAG, "[]"))
         self._attempts: list[list[int]] = json.loads(seen.get(ATTEMPTS_TAG, "[]"))
         self.last_node = int(seen.get(LAST_NODE_TAG, 0))
         self._keys = tuple(key for key in run.data.metrics if not key.startswith(SYSTEM))
@@ -100,19 +104,20 @@ class MlflowRun:
             self._log_params(params, known=run.data.params)
 
     def log_rows(self, rows: Iterable[Row]) -> None:
-        """Log the rows after `last`, in order and in batches of full rows; `last` is updated after each batch.
+        """Log the rows that the server lacks, in order and in batches of full rows; `received` follows each batch.
 
-        A step that was computed again after a rollback is logged once, as it was first reported. What the model says
-        after prompts is an artefact for each evaluation.
+        A step that was computed again after a rollback is logged once, as it was first reported, unless it was of other
+        samples. What the model says after prompts is an artefact for each evaluation.
         """
-        for batch in _batches(rows, self.last):
+        for batch, received in _batches(rows, self.received):
             self._log_samples(evaluations_in(batch))
             metrics = [metric for row in batch for metric in _metrics(row)]
             told = {key: batch[-1].get(key) for key in ("layout", "samples") if batch[-1].get(key)}
-            told |= {LAST_TAG: batch[-1]["step"], ATTEMPTS_TAG: self._attempts_with(batch)}
+            told |= {LAST_TAG: received.last, SAMPLES_TAG: received.to_text()}
+            told |= {ATTEMPTS_TAG: self._attempts_with(batch)}
             # A store writes metrics first, so that what the tags say is there, whenever it is killed.
             self.client.log_batch(self.run_id, metrics=metrics, tags=_tags(told))
-            self.last = batch[-1]["step"]
+            self.received = received
 
     def _attempts_with(self, rows: Iterable[Row]) -> str:
         for row in rows:
@@ -151,7 +156,10 @@ class MlflowRun:
         for key in self._keys:
             if closing.is_set():
                 return []
-            for metric in self.client.get_metric_history(self.run_id, key):
+            logged = self.client.get_metric_history(self.run_id, key)
+            for metric in sorted(
+                logged, key=lambda each: each.timestamp
+            ):  # the last time that a step was done
                 if "." not in key and any(first <= metric.step <= last for first, last in steps):
                     row = found.setdefault(metric.step, self._coordinates(metric))
                     row[key] = int(metric.value) if key in INTEGERS else metric.value
@@ -253,21 +261,19 @@ def _artifacts(uri: str, experiment: str) -> str | None:
     return (Path(database[1]).resolve().parent / "mlartifacts" / re.sub(r"[^\w.-]", "_", experiment)).as_uri()
 
 
-def _batches(rows: Iterable[Row], last: int) -> Iterator[list[Row]]:
+def _batches(rows: Iterable[Row], received: Received) -> Iterator[tuple[list[Row], Received]]:
     batch: list[Row] = []
     size = 0
-    for row in rows:
-        if not isinstance(row.get("step"), int) or row["step"] <= last:
-            continue
-        last = row["step"]
+    for row, with_row in received.lacking(rows):
         count = len(_metric_keys(row)) + sum(map(_evaluated_values, evaluations_in([row])))
         if batch and size + count > METRICS_A_BATCH:
-            yield batch
+            yield batch, received
             batch, size = [], 0
         batch.append(row)
+        received = with_row
         size += count
     if batch:
-        yield batch
+        yield batch, received
 
 
 def _metric_keys(row: Row) -> list[str]:

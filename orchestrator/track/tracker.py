@@ -179,16 +179,16 @@ class Tracker:
             self._behind = False
         if behind:
             # Rows are in the run directory before the tracker is notified, so this reading has all of them.
-            waiting = itertools.takewhile(lambda _: log.cuts == cuts, log.after(run.last))
+            waiting = itertools.takewhile(lambda _: log.cuts == cuts, log.after(run.received.since))
         run.log_rows(waiting)
-        self._last = run.last
+        self._last = run.received.last
         with self._changed:
             if behind and log.cuts != cuts:  # rows were removed while they were read
                 self._fall_behind()
-            while self._rows and self._rows[0].get("step", -1) <= run.last:
+            while self._rows and not run.received.lacks(self._rows[0]):
                 self._rows.popleft()
             if not (self._rows or self._behind):
-                self._newest = run.last  # rolled back steps are no longer missing
+                self._newest = self._last  # rolled back steps are no longer missing
             documents, status = sorted(self._documents), self._status
             evaluated, self._documents, self._evaluations = self._evaluations, set(), False
             committed, self._commits = self._commits, False

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from workloads.errors import WorkloadError
+from workloads.hf import router_weights
 from workloads.hf.decoders import BODY, FIELDS, GATED, GROUPED, decoder_heads, read_rope, write_rope
 from workloads.hf.family import Family, Row, both, one
 from workloads.model.config import TransformerConfig
@@ -21,7 +22,9 @@ def _read_mixtral(hf_config: Any) -> dict[str, Any]:
         experts=hf_config.num_local_experts,
         top_k=hf_config.num_experts_per_tok,
         intermediate=hf_config.intermediate_size,
-        auxiliary=hf_config.router_aux_loss_coef,
+        auxiliary=router_weights.of_each(
+            hf_config.router_aux_loss_coef, hf_config.num_hidden_layers, hf_config.num_experts_per_tok
+        ),
     )
     window = hf_config.sliding_window or 0
     return read_rope(hf_config) | {"moe": moe, "window": window}
@@ -35,7 +38,7 @@ def _write_mixtral(config: TransformerConfig) -> dict[str, Any]:
         "num_local_experts": moe.experts,
         "num_experts_per_tok": moe.top_k,
         "intermediate_size": moe.intermediate,
-        "router_aux_loss_coef": moe.auxiliary,
+        "router_aux_loss_coef": router_weights.of_all(moe.auxiliary, config.layers, moe.top_k),
         "sliding_window": config.window or None,
     }
 

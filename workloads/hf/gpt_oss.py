@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from workloads.errors import WorkloadError
+from workloads.hf import router_weights
 from workloads.hf.decoders import BODY, FIELDS, GROUPED, decoder_heads, read_rope, write_rope
 from workloads.hf.experts import moe_of
 from workloads.hf.family import Family, Row, one
@@ -23,7 +24,9 @@ def _read(hf_config: Any) -> dict[str, Any]:
         intermediate=hf_config.intermediate_size,
         bias=True,
         normalise=True,
-        auxiliary=hf_config.router_aux_loss_coef,
+        auxiliary=router_weights.of_each(
+            hf_config.router_aux_loss_coef, hf_config.num_hidden_layers, hf_config.num_experts_per_tok
+        ),
     )
     own = {"moe": moe, "output_bias": hf_config.attention_bias}
     return read_rope(hf_config) | read_windows(hf_config) | own
@@ -42,7 +45,7 @@ def _write(config: TransformerConfig) -> dict[str, Any]:
         "sliding_window": config.window or PRESETS["gpt-oss-20b"].window,
         "num_local_experts": moe.experts,
         "num_experts_per_tok": moe.top_k,
-        "router_aux_loss_coef": moe.auxiliary,
+        "router_aux_loss_coef": router_weights.of_all(moe.auxiliary, config.layers, moe.top_k),
     }  # fmt: skip
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from workloads.errors import WorkloadError
+from workloads.hf import router_weights
 from workloads.hf.decoders import BODY, GATED, GROUPED, QWEN3, decoder_heads, read_rope, write_rope
 from workloads.hf.experts import moe_of
 from workloads.hf.family import Family, both, one
@@ -30,15 +31,16 @@ def _read_moe(hf_config: Any) -> MoE:
             "turn them off"
         )
     step = hf_config.decoder_sparse_step
-    return MoE(
+    moe = MoE(
         experts=hf_config.num_experts,
         top_k=hf_config.num_experts_per_tok,
         intermediate=hf_config.moe_intermediate_size,
         every=step,
         first=step - 1,
         normalise=hf_config.norm_topk_prob,
-        auxiliary=hf_config.router_aux_loss_coef,
     )
+    routed = moe.routed(hf_config.num_hidden_layers)
+    return replace(moe, auxiliary=router_weights.of_each(hf_config.router_aux_loss_coef, routed, moe.top_k))
 
 
 def _write_moe(config: TransformerConfig) -> dict[str, Any]:
@@ -54,7 +56,7 @@ def _write_moe(config: TransformerConfig) -> dict[str, Any]:
         "moe_intermediate_size": moe.intermediate,
         "decoder_sparse_step": moe.every,
         "norm_topk_prob": moe.normalise,
-        "router_aux_loss_coef": moe.auxiliary,
+        "router_aux_loss_coef": router_weights.of_all(moe.auxiliary, moe.routed(config.layers), moe.top_k),
     }
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from workloads.errors import WorkloadError
+from workloads.hf import router_weights
 from workloads.hf.family import ACTIVATIONS, Family, Head, Row, both, one
 from workloads.model.config import TransformerConfig
 from workloads.model.presets import PRESETS
@@ -169,8 +170,12 @@ def _read_switch(hf_config: Any) -> dict[str, Any]:
         first=1 if step > 1 else 0,
         capacity_factor=None,
         capacity=capacity if capacity < UNLIMITED else None,
-        auxiliary=hf_config.router_aux_loss_coef,
-        z_loss=hf_config.router_z_loss_coef,
+    )
+    routed = moe.routed(hf_config.num_layers) + moe.routed(hf_config.num_decoder_layers)
+    moe = replace(
+        moe,
+        auxiliary=router_weights.of_each(hf_config.router_aux_loss_coef, routed, stacks=2),
+        z_loss=router_weights.of_each(hf_config.router_z_loss_coef, routed, stacks=2),
     )
     tied = hf_config.tie_word_embeddings
     own = {"moe": moe, "activation": hf_config.dense_act_fn, "tied": tied, "scaled_head": tied}
@@ -193,14 +198,15 @@ def _write_switch(config: TransformerConfig) -> dict[str, Any]:
             "Switch of transformers has one capacity for every length; give moe.capacity in tokens and set "
             "moe.capacity_factor to null"
         )
+    routed = moe.routed(config.layers) + moe.routed(config.decoder_layers)
     return {
         "num_experts": moe.experts,
         "n_positions": config.max_positions,
         "expert_capacity": UNLIMITED if moe.capacity is None else moe.capacity,
         "num_sparse_encoder_layers": config.layers // moe.every,
         "num_sparse_decoder_layers": config.decoder_layers // moe.every,
-        "router_aux_loss_coef": moe.auxiliary,
-        "router_z_loss_coef": moe.z_loss,
+        "router_aux_loss_coef": router_weights.of_all(moe.auxiliary, routed, stacks=2),
+        "router_z_loss_coef": router_weights.of_all(moe.z_loss, routed, stacks=2),
         "dense_act_fn": ACTIVATIONS[config.activation],
         "tie_word_embeddings": config.tied,
     }

@@ -84,8 +84,8 @@ class MoE:
     shared: that many experts, as one, take every token; shared_gate: weighed by the sigmoid of a map of it (Qwen2-MoE).
     bias: router and experts have biases (gpt-oss).
     groups, top_groups: the router first keeps the best groups of experts (DeepSeek-V3, section 2.1.2).
-    auxiliary and z_loss are weights of the balancing loss and of the router z-loss; bias_rate is the step of
-    the auxiliary-loss-free bias, None for no bias.
+    auxiliary and z_loss are weights of the balancing loss and of the router z-loss of each layer; bias_rate is the step
+    of the auxiliary-loss-free bias, None for no bias.
     """
 
     experts: int
@@ -135,6 +135,10 @@ class MoE:
         if self.capacity_factor is None:
             return self.capacity
         return math.ceil(self.capacity_factor * length * self.top_k / self.experts)
+
+    def routed(self, layers: int) -> int:
+        """How many of so many layers have experts."""
+        return sum(map(self.at, range(layers)))
 
     def at(self, layer: int) -> bool:
         """Whether layer `layer` has experts."""

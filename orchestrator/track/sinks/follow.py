@@ -9,6 +9,7 @@ output; a sink that fails is made anew after a pause, and goes on from where it 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import select
@@ -25,8 +26,9 @@ from cluster.workers.program import command_of
 from cluster.workers.rank_process import die_with_parent
 from orchestrator.job.errors import InputError, one_line
 from orchestrator.job.spec import JobSpec, parse
-from orchestrator.storage.row_line import EVENTS, METRICS, Row
+from orchestrator.storage.row_line import EVENTS, METRICS
 from orchestrator.storage.run_directory import RunDir
+from orchestrator.track.received import Received
 from orchestrator.track.redact import redact
 from orchestrator.track.sinks.sink import Sink
 
@@ -96,6 +98,7 @@ class Followed:
     def __init__(self, name: str, make: Callable[[], Sink]) -> None:
         self._name, self._make = name, make
         self._sink: Sink | None = None
+        self._received = Received()
         self._pause, self._at = PAUSES[0], 0.0
         self.failed = False
 
@@ -104,25 +107,23 @@ class Followed:
         if time.monotonic() < self._at and not closing:
             return
         try:
-            sink = self._sink = self._sink or self._make()
-            self._give(run, sink)
+            if self._sink is None:
+                self._sink = self._make()
+                self._received = self._received.at(self._sink.last_step)
+            self._give(run, self._sink)
             self._pause, self.failed = PAUSES[0], False
             if closing:
-                sink.close()
+                self._sink.close()
         except Exception as error:  # whatever a library raises
             print(f"{self._name}: {redact(one_line(error))}", flush=True)
             self._sink, self._at, self.failed = None, time.monotonic() + self._pause, True
             self._pause = min(2 * self._pause, PAUSES[1])
 
     def _give(self, run: RunDir, sink: Sink) -> None:
-        batch: list[Row] = []
-        for row in run.log(METRICS).after(sink.last_step):
-            if row["step"] > (batch[-1]["step"] if batch else sink.last_step):  # else it was done again
-                batch.append(row)
-            if len(batch) == BATCH:
-                sink.rows(batch)
-                batch = []
-        sink.rows(batch)
+        found = self._received.lacking(run.log(METRICS).after(self._received.since))
+        while batch := list(itertools.islice(found, BATCH)):
+            sink.rows([row for row, _ in batch])
+            self._received = batch[-1][1]
         events = [event for event in run.rows(EVENTS) if event.get("number", 0) > sink.last_event]
         sink.events(redact(events))
 

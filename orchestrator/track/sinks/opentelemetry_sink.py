@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,7 +24,7 @@ class OpenTelemetrySink:
     """Ids are made of the run and of the numbers of events, so that a span that is sent again is the same span. Raises
     OSError if the collector does not take one."""
 
-    last_step = -1
+    last_step = sys.maxsize  # it takes none
 
     def __init__(self, spec: JobSpec, asked: OpenTelemetrySpec, run: RunDir, born: float) -> None:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter

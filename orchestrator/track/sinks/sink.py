@@ -13,8 +13,10 @@ NO_METRICS = frozenset({"time", "step", "attempt", "number"})
 
 
 class Sink(Protocol):
-    """Takes rows of steps and events, each once and in order. Every method may raise whatever its library does; then
-    the sink is made anew, and told from where it says that it is."""
+    """Takes rows of steps and events, each once and in order, a step that was trained again on other samples once more.
+
+    Every method may raise whatever its library does; then the sink is made anew, and told from where it says it is.
+    """
 
     last_step: int
     """The last step that it has; rows up to it are not given again."""
@@ -22,7 +24,7 @@ class Sink(Protocol):
     """The number of the last event that it has."""
 
     def rows(self, rows: Sequence[Row]) -> None:
-        """Take these rows of metrics.jsonl."""
+        """Take these rows of metrics.jsonl. Where the first is not after `last_step`, what is beyond it never was."""
 
     def events(self, events: Sequence[Row]) -> None:
         """Take these rows of events.jsonl, secrets hidden."""

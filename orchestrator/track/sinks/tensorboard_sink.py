@@ -43,7 +43,8 @@ class TensorBoardSink:
         if not self._path:
             self._path = self._new()
             self._add([_version()])
-        self._add([_record(row) for row in rows])
+        again = [_restart(rows[0]["step"])] if rows[0]["step"] <= self.last_step else []
+        self._add(again + [_record(row) for row in rows])
         self.last_step = rows[-1]["step"]
         if not self._run.local:
             self._path = ""
@@ -83,9 +84,9 @@ class TensorBoardSink:
         times = [name.rpartition(PREFIX)[2] for name in names]
         self._newest = max((int(found) for found in times if found.isdigit()), default=0)
         for name in reversed(names):
-            steps = [Event.FromString(data).step for data in _records(self._run.fs.cat_file(name))]
-            if any(steps):
-                return max(steps)
+            events = map(Event.FromString, _records(self._run.fs.cat_file(name)))
+            if steps := [event.step for event in events if event.HasField("summary")]:
+                return steps[-1]
         return -1
 
 
@@ -105,6 +106,13 @@ def _version() -> bytes:
     from tensorboard.compat.proto.event_pb2 import Event
 
     return bytes(Event(wall_time=0.0, file_version="brain.Event:2").SerializeToString())
+
+
+def _restart(step: int) -> bytes:
+    """By which TensorBoard forgets that step and those after it."""
+    from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
+    return bytes(Event(step=step, session_log=SessionLog(status=SessionLog.START)).SerializeToString())
 
 
 def _record(row: Row) -> bytes:

@@ -44,7 +44,7 @@ class WandbSink:
         self.last_step = max(told, int(self._run.step) - 1) if wandb_spec.mode == "online" else told
 
     def rows(self, rows: Sequence[Row]) -> None:
-        """See `Sink`."""
+        """See `Sink`. wandb keeps what a step had first."""
         for row in rows:
             self._run.log({**metrics_of(row), "time": row["time"]}, step=row["step"], commit=True)
             self.last_step = row["step"]

@@ -18,7 +18,7 @@ from orchestrator.storage.run_directory import RunDir
 from orchestrator.track import mlflow_run, tracker
 from orchestrator.track.code_version import code_tags
 from orchestrator.track.totals import totals_of
-from orchestrator.track.tracker import Tracker, deliver
+from orchestrator.track.tracker import Tracker, deliver, rows_on_server
 
 BORN = 1_700_000_000.0
 
@@ -188,6 +188,34 @@ def test_a_controller_killed_goes_on_after_the_last_step(tmp_path: Path, store: 
     assert [attempt for _, attempt in json.loads(run.data.tags["orchestrator.attempts"])] == [1, 2]
     assert run.info.status == "FAILED"
     assert run.data.params["train.steps"] == "5", "MLflow keeps the first value of a parameter"
+
+
+def test_steps_trained_again_on_other_samples_are_logged_again(
+    tmp_path: Path, store: str, client: Any
+) -> None:
+    """As after the second retry of an instability; the one controller is told of them, and another reads them."""
+    run_dir = new_run(tmp_path / "run")
+    first = Tracker(job(store, "unstable"), run_dir)
+    write(run_dir, first, [row(step, samples=f"first {step}") for step in (1, 2, 3)])
+    end = time.monotonic() + 60
+    while first._last < 3 and time.monotonic() < end:
+        time.sleep(0.05)
+    run_dir.log("metrics.jsonl").cut(2)
+    write(run_dir, first, [row(3, samples="second 3", loss=30.0, time=BORN + 60)])
+    assert first.close(60).missing == 0
+    run_dir.log("metrics.jsonl").cut(1)
+    again = [
+        row(step, samples=f"third {step}", loss=10.0 * step, time=BORN + 90 + step) for step in (2, 3, 4)
+    ]
+    run_dir.append("metrics.jsonl", again)
+    assert deliver(job(store, "unstable"), run_dir).missing == 0
+    [run] = runs(client, "unstable")
+    logged = client.get_metric_history(run.info.run_id, "loss")
+    in_turn = [(each.step, each.value) for each in sorted(logged, key=lambda each: each.timestamp)]
+    assert in_turn == [(1, 10.0), (2, 5.0), (3, 10 / 3), (3, 30.0), (2, 20.0), (3, 30.0), (4, 40.0)]
+    assert [found["loss"] for found in rows_on_server(job(store, "unstable"), run_dir, [(1, 4)], 60)] == [
+        10.0, 20.0, 30.0, 40.0
+    ]  # fmt: skip
 
 
 def test_a_directory_used_anew_is_another_run(tmp_path: Path, store: str, client: Any) -> None:
