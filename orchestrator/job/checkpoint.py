@@ -36,6 +36,16 @@ class AverageSpec(StrictModel):
         return self
 
 
+NO_EXPORT = {
+    "export": None,
+    "export_to": None,
+    "export_at": "end",
+    "export_names": None,
+    "export_numbers": None,
+}
+"""The keys of `checkpoint` in a job of which nothing is exported."""
+
+
 class CheckpointSpec(StrictModel):
     """When to commit, what to keep, and the export."""
 
@@ -90,6 +100,11 @@ class CheckpointSpec(StrictModel):
         for key, of in (("export_names", "dcp"), ("export_numbers", "gguf")):
             if getattr(self, key) is not None and self.export != of:
                 raise ValueError(f"{key} is for export {of}, and export is {self.export}; leave it out")
+        if self.export is None and (self.export_to or self.export_at == "commit"):
+            key = "export_to" if self.export_to else "export_at"
+            raise ValueError(
+                f"nothing is exported, since export is null; leave out {key}, or set export to hf"
+            )
         return self
 
     @property

@@ -93,6 +93,10 @@ def check(spec: JobSpec) -> TuneSpec:
     tune = spec.tune
     if tune is None:
         raise InputError("there is no search", "tune", "say which keys to search, see `orchestrator schema`")
+    if tune.register_as and spec.tracking is None:
+        raise InputError(
+            "there is no server to register a model on", "tune.register_as", "set tracking, or leave it out"
+        )
     for key, dimension in tune.space.items():
         where = f"tune.space.{key}"
         if key.split(".")[0] in NOT_SEARCHED:

@@ -21,6 +21,7 @@ from cluster.workers.on_ray import on_ray
 from orchestrator.checkpoint.identity import read_job
 from orchestrator.checkpoint.store import Store
 from orchestrator.control.controller import Controller
+from orchestrator.job.checkpoint import NO_EXPORT
 from orchestrator.job.errors import InputError
 from orchestrator.job.evaluate import without_tasks
 from orchestrator.job.overrides import set_key
@@ -112,7 +113,7 @@ class Trial(ray_tune.Trainable):
             ),
             self._assignment["params"],
             name=f"{self._base.name[:50]}-{self._name}",
-            checkpoint__export=None,
+            **{f"checkpoint__{key}": value for key, value in NO_EXPORT.items()},
             data__cache=data_cache(self._base, self._sweep),
             **unregistered,
         )

@@ -21,6 +21,7 @@ from cluster.local.local_cluster import LocalCluster, NodeSpec, claimed, down, u
 from cluster.local.node_processes import ClusterError
 from cluster.local.ray_session import connected_ray
 from orchestrator.control.run_history import EVENTS, METRICS
+from orchestrator.job.checkpoint import NO_EXPORT
 from orchestrator.job.errors import InputError
 from orchestrator.job.evaluate import without_tasks
 from orchestrator.job.outcome import Outcome
@@ -148,7 +149,7 @@ def _job(spec: JobSpec, runs: Path) -> Path:
     """The job with nothing that leaves it or ends it early, and with as many restarts as it takes."""
     spec = spec.model_copy(update={"evaluate": without_tasks(spec.evaluate, spec.set_names)})
     changed = dict.fromkeys(("tracking", "notify", "sinks", "limits.hours", "limits.cost_usd"))
-    changed |= dict.fromkeys(f"checkpoint.export{of}" for of in ("", "_to", "_names", "_numbers"))
+    changed |= {f"checkpoint.{key}": value for key, value in NO_EXPORT.items()}
     changed |= {"limits.restarts": 100_000}
     path = runs / "job.yaml"
     path.write_text(dump(job_of(spec, {**changed, "resources.per_worker.labels": {}})))

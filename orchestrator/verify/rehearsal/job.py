@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from orchestrator.job.checkpoint import NO_EXPORT
 from orchestrator.job.data import Source
 from orchestrator.job.smoke import shorter
 from orchestrator.job.spec import JobSpec, parse
@@ -97,10 +98,7 @@ def _short(spec: JobSpec) -> dict[str, Any]:
         "keep_every": None,
         "keep_best": False,
         "snapshot_every": None,
-        "export": None,
-        "export_to": None,
-        "export_names": None,
-        "export_numbers": None,
+        **NO_EXPORT,
     }
     document["limits"] = {"hours": HOURS}
     if document["evaluate"]:

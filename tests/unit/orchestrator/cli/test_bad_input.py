@@ -104,7 +104,7 @@ SOURCE = "data.sources=[{uri: %s}]"
         (["job.yaml", "--run-dir", "file/runs/a"], ["the run directory cannot be written", "--run-dir"]),
         (["job.yaml", "--run-dir", "memory://a/b"], ["--run-dir: memory://a/b is the memory of one process", "s3://"]),
         (["job.yaml", "--set", "data.cache=memory://a"], ["data.cache: memory://a is the memory of one process"]),
-        (["job.yaml", "--set", "checkpoint.export_to=memory://a"], ["checkpoint.export_to: memory://a is the memory"]),
+        (["job.yaml", "--set", "checkpoint.export=hf", "--set", "checkpoint.export_to=memory://a"], ["checkpoint.export_to: memory://a is the memory"]),
         (["job.yaml", "--set", SOURCE % "memory://a/b.txt"], ["data.sources.0.uri: memory://a/b.txt is the memory"]),
         (["job.yaml", "--run-dir", "nosuch://a/b"], ["'nosuch://a/b' is not a path or URI (Protocol not known"]),
     ],

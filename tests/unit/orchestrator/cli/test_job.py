@@ -270,7 +270,7 @@ def test_a_plan_checks_what_a_run_checks_and_tells_all_of_it(command: Any, folde
     asked = job("nowhere.txt")
     asked["resources"]["per_worker"] = {"labels": {"zone": "a"}}
     asked["workload"]["objective"] = "masked_lm"
-    asked["checkpoint"] = {**asked.get("checkpoint", {}), "export_to": str(folder)}
+    asked["checkpoint"] = {**asked.get("checkpoint", {}), "export": "hf", "export_to": str(folder)}
     (folder / "mine.txt").write_text("mine")
     write_job(folder, asked)
     for words in (["plan"], ["run", "--dry-run"]):
@@ -298,7 +298,7 @@ def test_wrong_keys_and_what_is_not_there_are_told_together(command: Any, folder
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"checkpoint": {"every": 4, "export_to": "file/x"}}, "checkpoint.export_to"),
+        ({"checkpoint": {"every": 4, "export": "hf", "export_to": "file/x"}}, "checkpoint.export_to"),
         ({"data": {"cache": "file/x"}}, "data.cache"),
         ({"data": {"cache": "memory://x"}}, "the memory of one process"),
         ({"tracking": {"uri": "http://", "experiment": "a"}}, "names no server"),

@@ -41,6 +41,12 @@ def test_the_keys_are_those_of_the_command() -> None:
             {"export": "dcp", "export_numbers": "f16"},
             "export_numbers is for export gguf",
         ),
+        (
+            {"model": "llama-tiny"},
+            {"export": None, "export_to": "/x"},
+            "leave out export_to, or set export to hf",
+        ),
+        ({"model": "llama-tiny"}, {"export": None, "export_at": "commit"}, "leave out export_at"),
     ],
 )
 def test_what_a_format_has_not_is_told_before_the_run(

@@ -86,6 +86,7 @@ def test_a_job_without_stages_is_a_job(tmp_path: Path) -> None:
 
 
 BASE = {"name": "base"}
+EXPORTED = {"export": "hf", "export_to": "/x"}
 LORA = {"kind": "lora", "rank": 4}
 
 
@@ -131,7 +132,7 @@ def on(reference: str, **more: Any) -> dict[str, Any]:
         ([BASE, on("stage:base", workload={"init_from": "stage:base", "adapter": LORA}, checkpoint={"export": "hf"}),
           {"name": "more", "workload": {"init_from": "stage:next@8"}, "data": {"tokenizer": "stage:base"}}],
          "next trains an adapter, whose export is that of @last; name that"),
-        ([BASE | {"checkpoint": {"export_to": "/x"}}, {"name": "b", "checkpoint": {"export_to": "/x"}}],
+        ([BASE | {"checkpoint": EXPORTED}, {"name": "b", "checkpoint": EXPORTED}],
          "base and b are exported to the same place"),
     ],
 )  # fmt: skip

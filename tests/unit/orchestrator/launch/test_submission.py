@@ -47,7 +47,7 @@ def test_a_webhook_stays_out_of_a_submitted_job() -> None:
     [
         {"tracking": {"uri": "https://me:hunter2@tracking.example"}},
         {"data": {"sources": [{"uri": "https://x.example/a.txt?X-Amz-Signature=hunter2"}]}},
-        {"checkpoint": {"export_to": "s3://AKIAABCDEFGHIJKLMNOP@bucket/x"}},
+        {"checkpoint": {"export": "hf", "export_to": "s3://AKIAABCDEFGHIJKLMNOP@bucket/x"}},
     ],
 )
 def test_a_credential_is_never_submitted(changes: dict[str, dict[str, object]]) -> None:

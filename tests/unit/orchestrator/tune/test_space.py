@@ -77,3 +77,13 @@ def test_a_trial_s_job_is_the_job_with_its_values_and_no_search() -> None:
 def test_values_that_make_no_job_together_are_told() -> None:
     with pytest.raises(InputError, match="warmup 200 is not below steps 100"):
         job_of(spec.parse(JOB), {"train.optimizer.warmup": 200})
+
+
+def test_a_model_is_registered_where_there_is_a_server() -> None:
+    tune = {"space": SPACE, "trials": 2, "register_as": "best"}
+    with pytest.raises(InputError, match="no server to register a model on"):
+        check(spec.parse({**JOB, "tune": tune}))
+    assert (
+        check(spec.parse({**JOB, "tune": tune, "tracking": {"uri": "http://127.0.0.1:5000"}})).register_as
+        == "best"
+    )

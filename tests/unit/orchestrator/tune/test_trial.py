@@ -108,3 +108,20 @@ def test_a_run_that_the_hours_of_the_search_cut_short_has_not_failed(tmp_path: P
 def test_what_is_no_number_is_the_worst_value(tmp_path: Path) -> None:
     trial, spec = one(tmp_path, dict.fromkeys(range(1, 9), math.nan))
     assert trial._result(spec, RunDir(str(tmp_path / "0001")), 8, 8, False, "")["value"] == math.inf
+
+
+def test_nothing_of_a_trial_is_exported_whatever_the_job_exports(tmp_path: Path) -> None:
+    document = job("a.txt") | {"tune": TUNE}
+    exports = {
+        "export": "gguf",
+        "export_numbers": "q8_0",
+        "export_to": str(tmp_path / "e"),
+        "export_at": "commit",
+    }
+    document["checkpoint"] |= exports
+    sweep = RunDir(str(tmp_path))
+    sweep.write_text("job.yaml", dump(parse(document)))
+    found = object.__new__(Trial)
+    found._begin({"sweep": str(tmp_path), "trial": "0001", "params": {}, "ended": None, "deadline": None})
+    kept = found._job().checkpoint
+    assert (kept.export, kept.export_to, kept.export_at, kept.export_numbers) == (None, None, "end", None)

@@ -38,7 +38,8 @@ def test_all_layers_together_weigh_what_they_do_in_transformers(case: Case, tmp_
     with torch.no_grad():
         own = model({"tokens": tokens, "decoder_tokens": tokens}).extra
         plain, whole = (
-            theirs(input_ids=tokens, labels=tokens, output_router_logits=asked).loss for asked in (False, True)
+            theirs(input_ids=tokens, labels=tokens, output_router_logits=asked).loss
+            for asked in (False, True)
         )
     assert own > 0
     assert float(whole - plain) == pytest.approx(float(own), rel=1e-3)
