@@ -209,13 +209,20 @@ def inspect(
     from orchestrator.cli import data_samples
 
     if removed_by is None and (found := data_samples.inputs_of(data)) is not None:
+        _refuse({"--share": share is not None}, data, "name the folder of prepared data")
+        _refuse({"--turn": bool(turn and sample is None)}, data, "give --sample")
+        _refuse({"--count": count > 1 and at is None}, data, "give --at")
         seen = data_samples.look(*found, data_samples.Wanted(at, sample, turn, count))
         emit(seen) if as_json else data_samples.show(seen)
         return
-    if at is not None or sample is not None:
-        hint = "name a job file or a run directory"
-        raise InputError("is prepared data, of which an objective makes samples", data, hint)
+    asked = {"--at": at is not None, "--sample": sample is not None, "--turn": turn > 0, "--count": count > 1}
+    _refuse(asked, data, "name a job file or a run directory, whose objective makes samples")
     _inspect_prepared(data, share, removed_by, as_json)
+
+
+def _refuse(given: dict[str, bool], data: str, hint: str) -> None:
+    for option in (option for option, is_given in given.items() if is_given):
+        raise InputError(f"{option} does nothing here", data, hint)
 
 
 def _inspect_prepared(data: str, share: float | None, removed_by: str | None, as_json: bool) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestrator.cli.chain import refuse_chain
-from orchestrator.cli.options import Cluster, Json, emit, table
+from orchestrator.cli.options import Cluster, Json, emit, finite, table
 from orchestrator.cli.targets import Target, job_at, run_at
 from orchestrator.job.errors import InputError
 from orchestrator.job.outcome import ENDED
@@ -32,7 +32,9 @@ def profile(
     target: Target,
     ranks: Annotated[str, typer.Option(metavar="N[,N...]", help="the ranks to profile")] = "0",
     steps: Annotated[int, typer.Option(min=1, max=50, help="how many steps")] = 2,
-    timeout: Annotated[float, typer.Option(min=1, help="seconds to wait for the traces")] = 300.0,
+    timeout: Annotated[
+        float, typer.Option(min=1, callback=finite, help="seconds to wait for the traces")
+    ] = 300.0,
     address: Cluster = None,
     as_json: Json = False,
 ) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.cli.options import Cluster, Json, emit, existing_folder, table
+from orchestrator.cli.options import Cluster, Json, emit, existing_folder, finite, table
 
 if TYPE_CHECKING:
     from orchestrator.storage.run_directory import RunDir
@@ -27,7 +27,7 @@ def top(
         str | None,
         typer.Argument(metavar="[FOLDER]", help="the runs in it [default: a cluster's]", show_default=False),
     ] = None,
-    every: Annotated[float, typer.Option(min=0.2, help="seconds between looks")] = 2.0,
+    every: Annotated[float, typer.Option(min=0.2, callback=finite, help="seconds between looks")] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="look once, as where there is no terminal")] = False,
     address: Cluster = None,
     as_json: Json = False,

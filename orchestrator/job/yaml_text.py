@@ -11,9 +11,24 @@ _UNCLEAR = re.compile(r"[-+]?(0[0-9_]+|[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?)"
 """Numbers that YAML 1.1 takes for octal, or for so many times 60, and YAML 1.2 does not."""
 
 
+_HALF = re.compile("[\ud800-\udfff]")
+
+
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that stands twice in a mapping, of which YAML takes the last, and numbers that two versions of YAML
-    read as two numbers; `on` is a key, and not true."""
+    """Refuses a key that stands twice in a mapping, of which YAML takes the last, numbers that two versions of YAML
+    read as two numbers, and half a surrogate pair, which no file takes; `on` is a key, and not true."""
+
+    def compose_scalar_node(self, anchor: Any) -> yaml.ScalarNode:
+        """See `yaml.SafeLoader`."""
+        node = super().compose_scalar_node(anchor)
+        if _HALF.search(node.value):
+            raise yaml.constructor.ConstructorError(
+                None,
+                None,
+                f"{node.value!a} has half a surrogate pair, which is no character",
+                node.start_mark,
+            )
+        return node
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         """See `yaml.SafeLoader`; keys that are merged in are not in the node yet."""

@@ -235,9 +235,16 @@ def calibrated() -> Profile | None:
 
 
 def check_stores(path: Path) -> None:
-    """Raise InputError if no profile can be written to a file, before one is measured for it."""
+    """Raise InputError if no profile can be written to a file, or another kind of file is there, before one is
+    measured for it."""
     if why := os.strerror(errno.EISDIR) if path.is_dir() else unwritable(str(path.absolute().parent)):
         raise InputError(f"cannot be written ({why})", str(path), "give another with --to")
+    if path.exists():
+        try:
+            read(path)
+        except InputError as error:
+            what = f"a file is there that is no profile ({error.what})"
+            raise InputError(what, str(path), "remove it, or give another with --to") from None
 
 
 def store(profile: Profile, path: Path) -> None:

@@ -62,7 +62,7 @@ class Evaluator:
         workload, asked = inputs.workload, spec.evaluate and spec.evaluate.samples
         self._has_routers = bool(workload.config.moe)
         self._metrics = spec.evaluate.metrics_for(workload.objective.name) if spec.evaluate else ()
-        self._is_own = isinstance(workload.config, OwnModel)
+        self._is_own, self._classes = isinstance(workload.config, OwnModel), len(spec.data.labels)
         length = spec.data.sequence_length
         self._sampler = (
             Sampler(inputs.prompts, asked, layout, context, engine, workload, self._batch_size, length)
@@ -119,7 +119,8 @@ class Evaluator:
             if self._is_own:
                 found[name] = {**_ratios_of(sums), "tokens": sums.tokens}
             else:
-                found[name] = measures(sums, held_out.tokens / max(held_out.bytes, 1), self._metrics)
+                tokens_per_byte = held_out.tokens / max(held_out.bytes, 1)
+                found[name] = measures(sums, tokens_per_byte, self._metrics, self._classes)
         return found
 
     def _sums(self, held_out: HeldOut | OwnHeldOut, step: int, heeds_stop: bool) -> EvaluationSums | None:
@@ -168,7 +169,9 @@ def _ratios_of(sums: EvaluationSums) -> dict[str, float]:
     return {"loss": sums.loss / max(sums.tokens, 1.0), **means(sums.sums)}
 
 
-def measures(sums: EvaluationSums, tokens_per_byte: float, metrics: Iterable[str]) -> dict[str, float]:
+def measures(
+    sums: EvaluationSums, tokens_per_byte: float, metrics: Iterable[str], classes: int = 0
+) -> dict[str, float]:
     """The metrics that these sums give, with the number of predicted tokens.
 
     bits_per_byte: the loss of a token, in bits, times the tokens that a byte of text takes (The Pile, Gao et al., 2020,
@@ -182,7 +185,7 @@ def measures(sums: EvaluationSums, tokens_per_byte: float, metrics: Iterable[str
         "accuracy": sums.correct / max(sums.tokens, 1.0),
         **means(sums.sums),
         **{
-            name: _of_predictions(name, sums.predictions)
+            name: _of_predictions(name, sums.predictions, classes)
             for name in metrics
             if name in get_args(OfPredictions)
         },
@@ -191,13 +194,13 @@ def measures(sums: EvaluationSums, tokens_per_byte: float, metrics: Iterable[str
     return {**wanted, **ratios(sums.routed), "tokens": sums.tokens}
 
 
-def _of_predictions(metric: str, predictions: Tensor) -> float:
+def _of_predictions(metric: str, predictions: Tensor, classes: int) -> float:
     from workloads.objectives.metrics import measure  # whose libraries no other run needs
 
     found = sorted(predictions.tolist())  # so that the order of samples changes no bit
     kind = float if metric == "spearman" else int
     values, labels = ([kind(row[side]) for row in found] for side in (0, 1))
-    return measure(metric, values, labels)
+    return measure(metric, values, labels, classes)
 
 
 def _samples(held_out: HeldOut | OwnHeldOut, spec: EvaluateSpec | None, batch_size: int) -> int:

@@ -20,6 +20,7 @@ from cluster.local.external_faults import ExternalFault, wait_for
 from cluster.local.local_cluster import LocalCluster, NodeSpec, claimed, down, up
 from cluster.local.node_processes import ClusterError
 from cluster.local.ray_session import connected_ray
+from cluster.workers.injected_faults import FaultSpec
 from orchestrator.control.run_history import EVENTS, METRICS
 from orchestrator.job.checkpoint import NO_EXPORT
 from orchestrator.job.errors import InputError
@@ -39,7 +40,7 @@ STANDARD = (
     "kill@1:{a}", "kill@0:{a}", "stop@1:{a}", "raise@0:{a}", "slow@1:{a}=0.2", "nan@0:{a}", "driver@{a}",
     "controller@{a}", "node@1:{a}", "drain@1:{a}", "flip@{a}", "torn@{a}", "outage@{a}=2",
 )  # fmt: skip
-"""Faults injected if none are named, at a step in the middle."""
+"""Faults injected if none are named, at a step in the middle, as far as there is such a rank."""
 
 
 def expand(faults: Sequence[str], randoms: int, seed: int, spec: JobSpec) -> list[tuple[str, ...]]:
@@ -49,25 +50,24 @@ def expand(faults: Sequence[str], randoms: int, seed: int, spec: JobSpec) -> lis
     """
     steps, world = spec.train.steps, spec.resources.workers.max
     if not faults and not randoms:
-        faults = [text.format(a=max(steps // 2, 2)) for text in STANDARD]
+        standard = [text.format(a=max(steps // 2, 2)) for text in STANDARD]
+        faults = [text for text in standard if _fault(text).rank < world]
     for text in faults:
-        _check(text, steps, world)
+        fault = _fault(text)
+        if not 1 <= fault.step <= steps or fault.rank >= world:
+            what = f"{text} is beyond the job's {steps} steps and {world} workers"
+            raise InputError(what, "--fault", "choose a step and a rank that there are")
     runs: list[tuple[str, ...]] = [(text,) for text in faults]
     if randoms:
         runs.append(tuple(_random(randoms, seed, steps, world)))
     return runs
 
 
-def _check(text: str, steps: int, world: int) -> None:
-    from cluster.workers.injected_faults import FaultSpec
-
+def _fault(text: str) -> ExternalFault | FaultSpec:
     try:
-        fault = ExternalFault.parse(text) or FaultSpec.parse(text)
+        return ExternalFault.parse(text) or FaultSpec.parse(text)
     except ValueError as error:
         raise InputError(f"{text!r} is no fault", "--fault", str(error)) from None
-    if not 1 <= fault.step <= steps or fault.rank >= world:
-        what = f"{text} is beyond the job's {steps} steps and {world} workers"
-        raise InputError(what, "--fault", "choose a step and a rank that there are")
 
 
 def _random(count: int, seed: int, steps: int, world: int) -> Iterator[str]:

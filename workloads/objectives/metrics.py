@@ -2,7 +2,7 @@
 
 name                    library        values  of
 accuracy                scikit-learn   0 to 1  labels
-f1                      scikit-learn   0 to 1  labels: of class 1 where they are 0 and 1, else the mean over the classes
+f1                      scikit-learn   0 to 1  labels: of class 1 of two classes, else the mean over the classes
 matthews                scikit-learn   -1 to 1 labels (Matthews 1975)
 spearman                scipy          -1 to 1 numbers, or texts of numbers
 exact_match             own            0 to 1  texts, compared to the letter
@@ -29,9 +29,10 @@ EXTRA = "pip install 'training-orchestrator[eval]'"
 """What installs the libraries that are optional."""
 
 
-def measure(name: str, predictions: Sequence[Any], references: Sequence[Any]) -> float:
+def measure(name: str, predictions: Sequence[Any], references: Sequence[Any], classes: int = 0) -> float:
     """The metric `name` of predictions, one for each reference.
 
+    Of labels that are numbers `classes` says how many there are; where it is 0, those that are seen are all.
     Of texts a reference may be a list of texts: the best of them counts, and BLEU and chrF take all as in the paper.
     Raises WorkloadError for an unknown metric (with the nearest names), lists of different lengths or of none, values
     that the metric is not defined for, and a library that is not installed.
@@ -43,7 +44,8 @@ def measure(name: str, predictions: Sequence[Any], references: Sequence[Any]) ->
         raise WorkloadError(
             f"{name} of {len(predictions)} predictions and {len(references)} references; give one for each"
         )
-    found = float(METRICS[name](predictions, references))
+    options = {"classes": classes} if name == "f1" else {}
+    found = float(METRICS[name](predictions, references, **options))
     if not math.isfinite(found):
         raise WorkloadError(f"{name} is not finite; look at the predictions")
     return found
@@ -55,10 +57,10 @@ def _accuracy(predictions: Sequence[Any], references: Sequence[Any]) -> float:
     return float(accuracy_score(list(references), list(predictions)))
 
 
-def _f1(predictions: Sequence[Any], references: Sequence[Any]) -> float:
+def _f1(predictions: Sequence[Any], references: Sequence[Any], classes: int) -> float:
     from sklearn.metrics import f1_score
 
-    binary = {*predictions, *references} <= {0, 1}
+    binary = classes == 2 if classes else {*predictions, *references} <= {0, 1}
     average = "binary" if binary else "macro"
     return float(f1_score(list(references), list(predictions), average=average, zero_division=0.0))
 
@@ -125,7 +127,7 @@ def _library(module: str, metric: str) -> Any:
         raise WorkloadError(f"{metric} needs {error.name}; {EXTRA} installs it") from None
 
 
-METRICS: Mapping[str, Callable[[Sequence[Any], Sequence[Any]], float]] = {
+METRICS: Mapping[str, Callable[..., float]] = {
     "accuracy": _accuracy,
     "f1": _f1,
     "matthews": _matthews,

@@ -41,10 +41,11 @@ class RouterLoad:
 
 
 def ratios(routed: Mapping[str, Tensor]) -> dict[str, float]:
-    """Metrics of a step, empty for a model without experts.
+    """Metrics of a step, means over the layers; empty for a model without experts.
 
-    `router_load` is the most loaded expert's tokens over the mean, a mean over the layers; `router_dropped` the
-    share of choices that found no room; `router_entropy` the mean entropy of a token's scores, in nats.
+    `router_load` is the most loaded expert's tokens over the mean; `router_dropped` the share of choices that found no
+    room; `router_entropy` the mean entropy of a token's scores, in nats. Each is a ratio within its layer: one that is
+    recomputed has counted every token twice.
     """
     if not routed:
         return {}
@@ -53,6 +54,6 @@ def ratios(routed: Mapping[str, Tensor]) -> dict[str, float]:
     load = chosen.amax(1) / chosen.mean(1).clamp(min=1e-9)
     return {
         "router_load": float(load.mean()),
-        "router_dropped": float(dropped.sum() / (dropped.sum() + chosen.sum()).clamp(min=1.0)),
-        "router_entropy": float(entropy.sum() / tokens.sum().clamp(min=1.0)),
+        "router_dropped": float((dropped / (dropped + chosen.sum(1)).clamp(min=1.0)).mean()),
+        "router_entropy": float((entropy / tokens.clamp(min=1.0)).mean()),
     }

@@ -149,6 +149,10 @@ def test_a_sample_that_is_not_there_is_refused(looked_at: Any, runs: Path, comma
     said = looked_at({"model": "gpt-tiny"}, {}, "--sample", "100000")
     assert said.code == 2
     assert "there is no sample 100000" in said.err
+    for option, value in (("--share", "0.5"), ("--turn", "1"), ("--count", "2")):
+        said = looked_at({"model": "gpt-tiny"}, {}, option, value)
+        assert said.code == 2
+        assert f"{option} does nothing here" in said.err
     (data,) = (runs / "runs" / "_data").iterdir()
     said = command("data", "inspect", data, "--at", "1")
     assert said.code == 2

@@ -29,3 +29,9 @@ def test_other_values_are_what_they_look_like(written: str, read: object) -> Non
     document: dict[str, object] = {}
     override(document, f"value={written}")
     assert document == {"value": read}
+
+
+@pytest.mark.parametrize("text", ['name: "a\\ud800"', '"\\udc00": 1', '{a: ["\\ud83d"]}'])
+def test_half_a_surrogate_pair_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match=r"job.yaml:1: is not YAML \(.* has half a surrogate pair"):
+        parse_yaml(text, "job.yaml")

@@ -10,7 +10,7 @@ import yaml
 
 from orchestrator.job.errors import InputError
 from orchestrator.planning import profile
-from orchestrator.planning.profile import Profile, check_stores, load, names, of_accelerator, read
+from orchestrator.planning.profile import Profile, check_stores, load, names, of_accelerator, read, store
 
 
 @pytest.mark.parametrize("name", names())
@@ -115,9 +115,11 @@ def test_an_accelerator_is_known_by_its_drivers_name_and_the_memory_that_this_te
 def test_where_a_profile_cannot_be_written_is_said_before_it_is_measured(tmp_path: Path) -> None:
     check_stores(tmp_path / "new" / "machine.yaml")
     (tmp_path / "file").write_text("")
-    for path in (tmp_path, tmp_path / "file" / "machine.yaml"):
+    for path in (tmp_path, tmp_path / "file" / "machine.yaml", tmp_path / "file"):
         with pytest.raises(InputError, match="give another with --to"):
             check_stores(path)
+    store(load("cpu-core"), tmp_path / "machine.yaml")
+    check_stores(tmp_path / "machine.yaml")
 
 
 @pytest.mark.parametrize("name", ["element_share", "optimizer_share"])

@@ -65,5 +65,8 @@ def test_metrics_of_all_predictions_do_not_depend_on_how_they_were_divided() -> 
         found = measures(sums, 1.0, ("f1", "matthews"))
         assert found["f1"] == pytest.approx((0.5 + 2 / 3 + 1) / 3)
         assert found["matthews"] == matthews_corrcoef(pairs[:, 1].int(), pairs[:, 0].int())
+    few = EvaluationSums(predictions=pairs[:5])  # of three classes two are seen
+    assert measures(few, 1.0, ("f1",), 3)["f1"] == pytest.approx((0.5 + 2 / 3) / 2)
+    assert measures(few, 1.0, ("f1",), 2)["f1"] == pytest.approx(2 / 3)
     numbers = torch.tensor([[0.1, 1.0], [0.9, 2.5], [0.5, 2.0], [0.7, 3.0]]).double()
     assert measures(EvaluationSums(predictions=numbers), 1.0, ("spearman",))["spearman"] == pytest.approx(0.8)

@@ -21,3 +21,14 @@ def test_a_second_chaos_is_refused_before_it_writes(tmp_path: Path, monkeypatch:
     ):
         chaos.chaos(parse(job("a.txt")), tmp_path / "runs", [("kill@1:2",)], lambda news: None)
     assert [path.name for path in tmp_path.iterdir()] == ["tmp"]
+
+
+def test_only_faults_of_ranks_that_there_are_are_injected() -> None:
+    document = job("a.txt")
+    one, two = (
+        parse({**document, "resources": {"workers": {"min": workers, "max": workers}}}) for workers in (1, 2)
+    )
+    alone = [text for run in chaos.expand([], 0, 0, one) for text in run]
+    assert len(chaos.expand([], 0, 0, two)) == len(chaos.STANDARD)
+    assert not any("@1:" in text for text in alone)
+    assert {text.partition("@")[0] for text in alone} >= {"kill", "raise", "nan", "driver", "flip"}

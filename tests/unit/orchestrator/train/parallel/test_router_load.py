@@ -22,8 +22,11 @@ def test_loads_are_of_layers_and_shares_of_all_choices() -> None:
 
 
 def test_recomputation_changes_no_ratio() -> None:
-    sums = torch.tensor([[1.0, 8.0, 3.0, 1.0, 8.0]], dtype=torch.float64)
+    sums = torch.tensor([[1.0, 8.0, 3.0, 1.0, 8.0], [3.0, 4.0, 5.0, 5.0, 8.0]], dtype=torch.float64)
     assert ratios(of(sums)) == ratios(of(2 * sums))
+    recomputed = sums.clone()
+    recomputed[0] *= 2  # in one of the layers alone
+    assert ratios(of(recomputed)) == ratios(of(sums))
 
 
 def test_routers_that_saw_nothing_divide_by_nothing() -> None:
