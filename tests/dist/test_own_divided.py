@@ -59,6 +59,8 @@ TWO = {"workers": {"min": 2, "max": 2}}
 LAYOUTS: dict[str, dict[str, Any]] = {
     "tp2": {"workers": 2, "tp": 2, "micro_batch": 4},
     "pp2": {"workers": 2, "pp": 2, "micro_batch": 2},
+    "dp2 zero2": {"workers": 2, "zero": 2, "micro_batch": 1},
+    "dp2 zero3": {"workers": 2, "zero": 3, "micro_batch": 1},
     "tp2 dp2": {"workers": 4, "tp": 2, "micro_batch": 2, "zero": 3, "recompute": "full"},
     "pp2 zero1": {"workers": 4, "pp": 2, "zero": 1, "micro_batch": 2},
     "pp2 tp2 zbv": {"workers": 4, "pp": 2, "tp": 2, "schedule": "zbv", "micro_batch": 2},
@@ -84,9 +86,30 @@ def test_tensors_and_stages_are_divided_as_in_one_process(document: dict[str, An
     check(document, tmp_path, ["tp2", "pp2"])
 
 
+RARE = """
+        x = x + self.down(F.gelu(self.up(self.after(x))))
+        here = batch["tokens"] == 285
+        return x + self.rare(x) * here.unsqueeze(-1) if here.any() else x
+"""
+
+
+def test_a_part_that_few_samples_reach_is_summed_over_ranks_as_in_one_process(
+    document: dict[str, Any], tmp_path: Path
+) -> None:
+    """Neither of the first samples reaches it, so that it is not refused, and in no step do all ranks."""
+    place = tmp_path / "small_gpt.py"
+    code = place.read_text()
+    code = code.replace("        return x + self.down(F.gelu(self.up(self.after(x))))\n", RARE.lstrip("\n"))
+    code = code.replace(
+        "        self.after =", "        self.rare = nn.Linear(width, width)\n        self.after ="
+    )
+    place.write_text(code)
+    check(document, tmp_path, ["dp2 zero2", "dp2 zero3"])
+
+
 @pytest.mark.slow
 def test_more_layouts(document: dict[str, Any], tmp_path: Path) -> None:
-    check(document, tmp_path, list(LAYOUTS)[2:])
+    check(document, tmp_path, list(LAYOUTS)[4:])
 
 
 @pytest.mark.slow

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 from torch.distributed.tensor import DTensor
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from orchestrator.planning.layout import SPLIT
 from orchestrator.train.device import Device
@@ -26,6 +26,7 @@ from orchestrator.train.parallel.parameter_shard import Box, ParameterShard, box
 from orchestrator.train.parallel.parameters import Held
 from orchestrator.train.parallel.tensor import RowLinear
 from workloads.adapters.lora import LoraLinear
+from workloads.hf.network import HuggingFaceNetwork
 from workloads.model.moe import Experts
 from workloads.model.transformer import Layer
 from workloads.own.network import OwnNetwork
@@ -47,7 +48,13 @@ def shard_fully(model: nn.Module, blocks: Iterable[nn.Module], mesh: Mesh, zero:
     defers = mesh.layout.pp > 1 and mesh.layout.schedule in SPLIT
     shares = getattr(getattr(model, "config", None), "shared_layers", False)
     lowers = compute is torch.bfloat16 and free and not (defers or shares)
-    for layer in _apart(model, blocks):
+    apart = list(_apart(model, blocks))
+    if isinstance(model, OwnNetwork | HuggingFaceNetwork) and not defers:
+        inside = {module for layer in apart for module in layer.modules()}
+        for layer in apart:
+            layer.register_forward_hook(_Reaches(set()))
+        model.register_forward_hook(_Reaches(inside))
+    for layer in apart:
         if isinstance(model, OwnNetwork):
             layer.register_forward_hook(_without_views)
         experts = getattr(getattr(layer, "feedforward", None), "experts", None)
@@ -73,6 +80,49 @@ def shard_fully(model: nn.Module, blocks: Iterable[nn.Module], mesh: Mesh, zero:
             if kind == "cpu":  # elsewhere they are queued
                 module.set_custom_all_gather(_TimedAllGather(mesh.shard))
                 module.set_custom_reduce_scatter(_TimedReduceScatter(mesh.shard))
+
+
+class _Reaches:
+    """A forward hook by which every trained parameter of the module, but for those of the modules `apart`, has a
+    gradient in each backward pass, of zeros where the samples of this rank do not reach it.
+
+    FSDP2 sums the gradients that there are, in order: those of different parameters with each other, where the ranks'
+    samples have not reached the same ones.
+    """
+
+    def __init__(self, apart: set[nn.Module]) -> None:
+        self._apart = apart
+
+    def __call__(self, module: nn.Module, _: Any, output: Any) -> Any:
+        trained = [
+            parameter
+            for inner in module.modules()
+            if inner not in self._apart
+            for parameter in inner._parameters.values()
+            if parameter is not None and parameter.requires_grad
+        ]
+        leaves, form = tree_flatten(output)
+        for place, leaf in enumerate(leaves):
+            if torch.is_grad_enabled() and isinstance(leaf, Tensor) and leaf.requires_grad:
+                leaves[place] = _WithZeros.apply(leaf, *trained)
+                return tree_unflatten(leaves, form)
+        return output
+
+
+class _WithZeros(torch.autograd.Function):
+    """A copy of a tensor, whose backward pass gives the parameters behind it gradients of zeros too."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, *parameters: Tensor) -> Tensor:
+        """See the class."""
+        ctx.parameters = [(parameter.shape, parameter.dtype) for parameter in parameters]
+        return tensor.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:
+        """The gradient as it is, and zeros that take no memory."""
+        zeros = (gradient.new_zeros((), dtype=dtype).expand(shape) for shape, dtype in ctx.parameters)
+        return gradient, *zeros
 
 
 def _without_views(_: nn.Module, __: Any, output: Any) -> Any:
