@@ -28,7 +28,7 @@ from orchestrator.storage.input_files import open_input
 CORPUS = ("exact_duplicates", "near_duplicates")
 """Steps that compare all documents."""
 CHANGE_TEXT = ("normalize", "c4", "pii", "own")
-VERSION = 1
+VERSION = 2
 """Raised when a rule comes to other decisions."""
 
 
@@ -104,7 +104,7 @@ def cleaning_of(data: DataSpec, files: Sequence[SourceFile], part_bytes: int) ->
         return None
     validation = data.validation.sources if data.validation else []
     held_out = tuple(source for source in validation if isinstance(source.field, str))
-    whole = [part_bytes, [identity_of(file) for file in files]]
+    whole = [part_bytes, _in_order(files)]
     key, steps = _hash([VERSION, manifest.FORMAT]), []
     local = key
     for step in data.clean:
@@ -170,7 +170,7 @@ def _beside(step: CleanStep, held_out: Sequence[Source], on_error: str) -> Any:
     rule = step.options
     if step.name in CORPUS or isinstance(rule, Decontaminate):
         files = sources.resolve(others(rule, held_out), f"data.clean.{step.name}", on_error)
-        return [_how(step), [identity_of(file) for file in files]]
+        return [_how(step), _in_order(files)]
     if isinstance(rule, Url):
         return _hash(lists_of(rule))
     if isinstance(rule, Own):
@@ -180,6 +180,11 @@ def _beside(step: CleanStep, held_out: Sequence[Source], on_error: str) -> Any:
     if step.name == "normalize" and rule.fix:
         return needs_extra("normalize with fix", "ftfy").__version__
     return None
+
+
+def _in_order(files: Sequence[SourceFile]) -> list[Any]:
+    """What the numbers of parts and documents follow from: no part is of two sources."""
+    return [[file.source, identity_of(file)] for file in files]
 
 
 def _without_places(options: dict[str, Any]) -> dict[str, Any]:

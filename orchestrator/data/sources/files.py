@@ -36,6 +36,7 @@ class SourceFile:
         sums: for a local file the checksums of its blocks, see `orchestrator.data.sources.verified`.
         compression: what it is compressed by: gz, bz2, xz or zst; empty if it is plain.
         on_error: what is done about input that cannot be used: fail, skip or repair.
+        copy: how many of the files before it have the same text.
     """
 
     source: int
@@ -47,6 +48,7 @@ class SourceFile:
     sums: str = dataclasses.field(default="", repr=False)
     compression: str = ""
     on_error: str = "fail"
+    copy: int = 0
 
     @property
     def fields(self) -> tuple[str, ...]:

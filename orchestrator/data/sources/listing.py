@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from orchestrator.data.sources.arrow_files import saved_files
 from orchestrator.data.sources.files import VANISHED, SourceFile
+from orchestrator.data.sources.identity import numbered
 from orchestrator.data.sources.kinds import ROWS, kind_of
 from orchestrator.data.sources.verified import identify, tag
 from orchestrator.job.data import Source
@@ -51,7 +52,7 @@ def resolve(
             found += pool.map(
                 lambda file, n=number, s=source, k=key: _identify(n, s, k, file, on_error), listed
             )
-    return found
+    return numbered(found)
 
 
 def _files(place: str, key: str, source: Source, on_error: str, pool: ThreadPoolExecutor) -> list[Listed]:

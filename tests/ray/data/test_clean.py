@@ -111,6 +111,29 @@ def test_what_is_left_is_what_the_steps_keep_whatever_the_parts(tmp_path: Path) 
     assert "near_duplicates: 41 removed, with" in page(found_in)
 
 
+def test_of_a_file_that_is_there_twice_one_copy_is_kept_however_files_are_grouped(tmp_path: Path) -> None:
+    """A part of a copy has the same text as another part; and what is known of parts holds for one grouping alone."""
+    draw = random.Random(2)
+    texts = {name: [document(draw) for _ in range(4)] for name in "abc"}
+    texts["b"][3] = texts["b"][1]
+    for name, of in (("a", "a"), ("b", "b"), ("c", "c"), ("d", "a")):
+        rows = "".join(json.dumps({"text": text}) + "\n" for text in texts[of])
+        (tmp_path / f"{name}.jsonl").write_text(rows)
+
+    def kept(*groups: str) -> list[str]:
+        sources = [{"uri": [str(tmp_path / f"{name}.jsonl") for name in group]} for group in groups]
+        tokenizer = {"train_bpe": 300}
+        data = DataSpec(
+            sources=sources, tokenizer=tokenizer, sequence_length=16, clean=["exact_duplicates", "normalize"]
+        )
+        found = documents(prepare(data, (), str(tmp_path / "cache"), part_bytes=1000))
+        return [text for source in found for text in source]
+
+    wanted = [*texts["a"], *texts["b"][:3], *texts["c"]]
+    for groups in (("a", "bcd"), ("ab", "cd"), ("abcd",), ("a", "b", "c", "d")):
+        assert kept(*groups) == wanted, groups
+
+
 def test_a_changed_step_redoes_itself_and_what_comes_after_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
