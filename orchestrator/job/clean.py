@@ -166,7 +166,10 @@ class Own(StrictModel):
 
     function: str = Field(pattern=r"^[\w.]+:\w+$", description="module:function")
     options: dict[str, Any] = Field(default_factory=dict, description="more arguments, by name")
-    columns: list[str] = Field(default_factory=list, description="columns that the row has; none if empty")
+    columns: list[str] = Field(
+        default_factory=list,
+        description="columns that the row has, and paths into them, where they are not null; none if empty",
+    )
 
 
 class CleanStep(StrictModel):

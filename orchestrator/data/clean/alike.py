@@ -14,7 +14,7 @@ from orchestrator.data.clean.clusters import PAIR, Clusters, Slice
 from orchestrator.data.clean.decisions import Decision
 from orchestrator.data.clean.documents import texts
 from orchestrator.data.clean.passes import kept_of
-from orchestrator.data.clean.plan import PlannedStep
+from orchestrator.data.clean.plan import VERSION, PlannedStep
 from orchestrator.data.clean.signatures import EXACT, Compared, Comparison
 from orchestrator.data.prepared.data_folder import DataFolder
 from orchestrator.data.samples.order import mix
@@ -67,11 +67,12 @@ def comparison_of(step: PlannedStep) -> Comparison:
     return signatures.comparison(step.options["threshold"], step.options["hashes"])
 
 
-def other_key(step: PlannedStep) -> str:
-    """The key of what documents of text that is not trained on are compared by: no other step changes that text."""
+def other_key(step: PlannedStep, before: Sequence[PlannedStep]) -> str:
+    """The key of what documents of text that is not trained on are compared by, as the steps `before` change it."""
     how = [step.options.get(name) for name in ("threshold", "words", "hashes", "seed")]
     algorithm = signatures.algorithm() if step.name == "near_duplicates" else ""
-    return xxhash.xxh3_128_hexdigest(f"others {step.name} {how} {algorithm}".encode())
+    changes = [[each.name, each.options] for each in before]
+    return xxhash.xxh3_128_hexdigest(f"others {VERSION} {step.name} {how} {algorithm} {changes}".encode())
 
 
 def pairs_name(piece: Slice) -> str:

@@ -18,7 +18,9 @@ from orchestrator.job.errors import InputError
 DOCUMENT_BYTES = 2**26
 """A longer document is refused, since all of it must be in memory."""
 BLOCK = 2**20
-_SEPARATOR = re.compile(rb"(?:^|\n)" + re.escape(SEPARATOR) + rb"\r?\n")
+_LINE = re.escape(SEPARATOR) + rb"\r?\n"
+_SEPARATOR, _FIRST = re.compile(rb"(?<=\n)" + _LINE), re.compile(rb"\A" + _LINE + rb"|(?<=\n)" + _LINE)
+"""A line that separates documents, within a file and at its beginning."""
 _LONGEST = len(SEPARATOR) + 3
 
 
@@ -59,7 +61,7 @@ def _next_document(file: BinaryIO, at: int, span: Span) -> int:
     file.seek(begin)
     held = file.read(BLOCK)
     while held:
-        for match in _SEPARATOR.finditer(held):
+        for match in (_SEPARATOR if begin else _FIRST).finditer(held):
             if begin + match.end() >= at:
                 return begin + match.end()
         if begin - at > DOCUMENT_BYTES:
@@ -103,3 +105,5 @@ def texts(
             if row.ends:
                 yield "".join(held), {}
                 held, size = [], 0
+        if held:
+            yield "".join(held), {}

@@ -1,7 +1,7 @@
 """Words in a row of evaluation text, by which documents that hold some of it are found (Brown et al., 2020, app. C).
 
-As datatrove 0.10 has it, with all of the evaluation text as what is looked for. A text of fewer words is looked for
-whole, where datatrove does not find it.
+As datatrove 0.10 has it, with all of the evaluation text as what is looked for. A text of fewer words, though not of
+very few, is looked for whole, where datatrove does not find it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ ENTRY = np.dtype([("gram", "<u8"), ("source", "<u2"), ("words", "<u2")])
 SUM = 8
 """Bytes of the checksum at the end of a stored index."""
 PART_BYTES = 2**25
+LEAST = 8
+"""Words of a text that is looked for though it has fewer than are asked for, as in Brown et al.: an answer of one word
+stands in most documents."""
 
 
 def index_name(step: PlannedStep) -> str:
@@ -41,7 +44,9 @@ def write_index(folder: DataFolder, step: PlannedStep) -> None:
     for part in aligned(sources.cut(files, PART_BYTES)):
         for text, _ in texts(part):
             words = plain_words(text)
-            entries = np.zeros(max(1, len(words) - rule.words + 1) if words else 0, ENTRY)
+            if len(words) < min(rule.words, LEAST):
+                continue
+            entries = np.zeros(max(1, len(words) - rule.words + 1), ENTRY)
             entries["gram"] = hashes.of_rows(words, rule.words)
             entries["source"], entries["words"] = part[0].file.source, min(rule.words, len(words))
             found.append(entries)
@@ -49,7 +54,9 @@ def write_index(folder: DataFolder, step: PlannedStep) -> None:
     index = index[np.concatenate([[True], index["gram"][1:] != index["gram"][:-1]])] if len(index) else index
     if not len(index):
         raise InputError(
-            "there are no words in it", "data.clean.decontaminate.sources", "give evaluation text"
+            f"none of its texts has {min(rule.words, LEAST)} words",
+            "data.clean.decontaminate.sources",
+            "give evaluation text, or lower words",
         )
     data = index.tobytes()
     folder.write(index_name(step), data + xxhash.xxh3_64_digest(data))

@@ -204,11 +204,19 @@ def changed(text: str, row: Row, steps: Sequence[Decide], part: Part) -> str:
     return text
 
 
-def compare_part(uri: str, step: PlannedStep, key: str, part: Part) -> None:
-    """Store what the documents of a part of other text are compared by, under `key`."""
+def compare_part(uri: str, step: PlannedStep, before: Sequence[PlannedStep], key: str, part: Part) -> None:
+    """Store what the documents of a part of other text are compared by, as the steps `before` change it, under `key`.
+
+    What one of those would remove is compared as it was.
+    """
     os.environ["RAYON_NUM_THREADS"] = "1"
-    comparing = _Comparing(step)
-    for number, (text, _) in enumerate(texts(part)):
+    comparing, steps = _Comparing(step), [_decide(uri, each) for each in before]
+    for number, (text, row) in enumerate(texts(part)):
+        for decide in steps:
+            after = decide(text, row)
+            if isinstance(after, Removed) or not after:
+                break
+            text = after
         comparing.add(number, text, len(text.encode()))
     comparing.write(DataFolder(uri), key, part_key(part))
 

@@ -15,7 +15,7 @@ import xxhash
 
 from orchestrator.data import sources
 from orchestrator.data.clean import signatures
-from orchestrator.data.clean.text_steps import language, needs_extra
+from orchestrator.data.clean.text_steps import language, needs_extra, unusable
 from orchestrator.data.prepared import manifest
 from orchestrator.data.sources import SourceFile
 from orchestrator.data.sources.identity import identity_of
@@ -75,6 +75,11 @@ class Cleaning:
             rule = step.rule
             found += [rule.column] if isinstance(rule, Url) else rule.columns if isinstance(rule, Own) else []
         return tuple(dict.fromkeys(found))
+
+    def changing(self, until: PlannedStep) -> tuple[PlannedStep, ...]:
+        """The steps before `until` that change a text by itself alone: other text is compared as they leave it."""
+        before = self.steps[: self.steps.index(until)]
+        return tuple(step for step in before if step.name in CHANGE_TEXT and step.name != "own")
 
     def passes(self) -> list[tuple[PlannedStep, ...]]:
         """The steps, divided after those that compare all documents: a pass reads the text once."""
@@ -142,6 +147,9 @@ def lists_of(rule: Url) -> dict[str, list[str]]:
         if isinstance(given, str):
             lines = _read(given, f"data.clean.url.{name}").splitlines()
             given = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+        for entry in given:
+            if why := unusable(name, entry):
+                raise InputError(f"{entry!r} {why}", f"data.clean.url.{name}", "change it or leave it out")
         found[name] = sorted(set(given))
     if not any(found.values()):
         raise InputError("names nothing to remove", "data.clean.url", "give domains, urls, words or parts")
@@ -151,7 +159,7 @@ def lists_of(rule: Url) -> dict[str, list[str]]:
 def _read(uri: str, where: str) -> str:
     try:
         with open_input(uri) as file:
-            return file.read().decode()
+            return file.read().decode("utf-8-sig")
     except (OSError, ValueError, ImportError) as error:
         raise InputError(f"cannot be read ({error})", f"{where} {uri}", "give a file of UTF-8 text") from None
 

@@ -37,6 +37,7 @@ from orchestrator.data.progress import Progress
 from orchestrator.data.sources import Part, from_json, to_json
 from orchestrator.data.sources.identity import part_key
 from orchestrator.job.clean import Url
+from orchestrator.job.errors import InputError
 from orchestrator.storage.read_at_once import read_at_once
 
 OTHER_PART_BYTES = 2**25
@@ -80,11 +81,18 @@ def _prepare_steps(work: Work, steps: Sequence[PlannedStep]) -> None:
     for step in steps:
         rule = step.rule
         if isinstance(rule, Url):
+            _refuse_text_files(work.parts)
             lists = json.dumps(lists_of(rule)).encode()
             if work.folder.read(f"{step.key}/lists.json") != lists:
                 work.folder.write(f"{step.key}/lists.json", lists)
         if step.name == "decontaminate":
             run_alone(_write_index, work.folder.uri, work.folder.uri, step)
+
+
+def _refuse_text_files(parts: Sequence[Part]) -> None:
+    if found := next((span.file.uri for part in parts for span in part if span.file.kind == ".txt"), None):
+        what = f"goes by a column with an address, which a text file has not: {found}"
+        raise InputError(what, "data.clean.url", "clean these sources in a job of their own")
 
 
 def _write_index(uri: str, step: PlannedStep) -> None:
@@ -161,12 +169,17 @@ def _compare_others(work: Work, step: PlannedStep) -> list[str]:
     if not texts:
         return []
     files = sources.resolve(texts, f"data.clean.{step.name}.against", work.cleaning.on_error)
-    parts, key, uri = aligned(sources.cut(files, OTHER_PART_BYTES)), other_key(step), work.folder.uri
+    parts, before, uri = (
+        aligned(sources.cut(files, OTHER_PART_BYTES)),
+        work.cleaning.changing(step),
+        work.folder.uri,
+    )
+    key = other_key(step, before)
     there = work.folder.sizes(key)
     rows = [{"part": to_json(part)} for part in parts if f"{part_key(part)}.bin" not in there]
 
     def task(row: dict[str, Any]) -> None:
-        compare_part(uri, step, key, from_json(row["part"]))
+        compare_part(uri, step, before, key, from_json(row["part"]))
 
     for _ in run_tasks(task, rows, uri):
         pass

@@ -18,6 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from orchestrator.data.clean.removed import Removed
+from orchestrator.data.sources.fields import value_of
 from orchestrator.data.sources.repair import is_unicode
 from orchestrator.job.clean import Language, Normalize, Own, Pii, Url
 from orchestrator.job.errors import InputError
@@ -86,13 +87,13 @@ def language(rule: Language) -> Decide:
 
 def url(rule: Url, lists: Mapping[str, frozenset[str]]) -> Decide:
     """Remove documents whose address is in one of the `lists`, by the names of the rule's options."""
-    domains, urls = {entry.lower().rstrip(".") for entry in lists["domains"]}, lists["urls"]
+    domains, urls = {_domain(entry) for entry in lists["domains"]}, lists["urls"]
     words, soft, parts = (
         {_letters(entry) for entry in lists[name]} for name in ("words", "soft_words", "parts")
     )
 
     def decide(text: str, row: Row) -> str | Removed:
-        address = row.get(rule.column)
+        address = value_of(row, rule.column)
         if not isinstance(address, str) or not address:
             return Removed("no address")
         host = _host(address).split(".")
@@ -109,6 +110,24 @@ def url(rule: Url, lists: Mapping[str, frozenset[str]]) -> Decide:
         return Removed("a part of its address") if any(part in letters for part in parts) else text
 
     return decide
+
+
+def unusable(name: str, entry: str) -> str:
+    """Why an entry of a list of the rule `url` would mean nothing, or everything; empty if it is sound."""
+    if name == "domains":
+        return "" if re.fullmatch(r"[^\s/:*?#@]+\.?", _domain(entry)) else "is no host"
+    if name == "urls":
+        return ""
+    if not _letters(entry):
+        return "has no letter from a to z and no digit, by which addresses are compared"
+    if name != "parts" and _NOT_LETTERS.search(entry):
+        return "is not one word of letters from a to z and digits, into which an address is divided"
+    return ""
+
+
+def _domain(entry: str) -> str:
+    """A host as it is written with a protocol, or with a star or a dot before it."""
+    return entry.lower().partition("://")[2 if "://" in entry else 0].removeprefix("*").strip("./")
 
 
 def _letters(text: str) -> str:
@@ -154,8 +173,10 @@ def own(rule: Own) -> Decide:
     called = cleaning_function(rule)
 
     def decide(text: str, row: Row) -> str | Removed:
+        # What is read of a file beside the text goes by its kind.
+        asked = {name: value for name in rule.columns if (value := value_of(row, name)) is not None}
         try:
-            found = called(text, row, **rule.options)
+            found = called(text, asked, **rule.options)
         except Exception as error:
             raise _wrong(rule, f"failed ({type(error).__name__}: {error}) on {text[:80]!r}") from None
         if found is None:

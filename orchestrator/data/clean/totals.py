@@ -64,6 +64,11 @@ def read_totals(folder: DataFolder) -> list[dict[str, Any]]:
     return found
 
 
+def removed_in_all(folder: DataFolder) -> int:
+    """How many documents cleaning has removed of prepared data."""
+    return sum(source["removed"] for step in read_totals(folder) for source in step["sources"])
+
+
 def removed_by(uri: str, step: str) -> list[dict[str, Any]]:
     """The totals of the steps of this name of prepared data. Raises InputError if there is none."""
     folder = DataFolder(uri)

@@ -15,8 +15,8 @@ import xxhash
 
 from orchestrator.data.sources import Span, resolve, tar_rows
 from orchestrator.data.sources.files import SourceFile
-from orchestrator.data.sources.plain import opened_plain
 from orchestrator.data.sources.rejected import Rejected, Unfit
+from orchestrator.data.sources.rows import opened_sound
 from orchestrator.job.data import Source
 from orchestrator.job.errors import InputError
 from orchestrator.storage.file_system import open_file_system
@@ -80,8 +80,8 @@ class ImageSource:
 
     def _in_tars(self, rejected: Rejected) -> Iterator[RawImage]:
         for file in self._archives():
-            with opened_plain(file) as plain:
-                span = Span(file, 0, file.size, file.size)
+            span = Span(file, 0, file.size, file.size)
+            with opened_sound(span, rejected, checked=file.on_error != "fail") as plain:
                 for row, values in tar_rows.read(span, plain, rejected, 0, ()):
                     try:
                         yield _of_row(values, file, row)
@@ -140,7 +140,8 @@ class ImageSource:
 
 def decoded(data: bytes, size: int, channels: int) -> np.ndarray:
     """An image as uint8 [size, size, channels]: its shorter side is scaled to `size`, and the middle is cut out, as
-    transformers' CLIPImageProcessor does it. Of one that moves it is the first image.
+    transformers' CLIPImageProcessor does it; what is transparent is white, as there. Of one that moves it is the first
+    image.
 
     Raises Unfit if it cannot be decoded whole, or not in a fixed way.
     """
@@ -149,8 +150,8 @@ def decoded(data: bytes, size: int, channels: int) -> np.ndarray:
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as opened:
             _check_image(*opened.size, opened.mode)
-            image = _of_8_bits(_turned(opened)).convert("L" if channels == 1 else "RGB")
-            image = image.resize((size, size), Image.Resampling.BICUBIC, _middle(*image.size, size))
+            image = _on_white(_of_8_bits(_turned(opened))).convert("L" if channels == 1 else "RGB")
+            image = _middle(image, size)
     except Unfit:
         raise
     except UnidentifiedImageError:
@@ -189,13 +190,30 @@ def _of_8_bits(image: Image.Image) -> Image.Image:
     return Image.fromarray(((np.asarray(image).astype(np.uint32) * 255 + 32767) // 65535).astype(np.uint8))
 
 
-def _middle(width: int, height: int, size: int) -> tuple[float, float, float, float]:
-    """The square of an image whose shorter side becomes `size`; its place is a whole number of the new pixels."""
-    short = min(width, height)
-    new = [int(size * side / short) for side in (width, height)]
+def _on_white(image: Image.Image) -> Image.Image:
+    """An image with transparency on a white ground."""
+    if "A" not in image.getbands() and image.info.get("transparency") is None:
+        return image
+    from PIL import Image
+
+    image = image.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+
+
+def _middle(image: Image.Image, size: int) -> Image.Image:
+    """The square in the middle of an image whose shorter side becomes `size`. Of one that is so narrow that it would be
+    too large, that square alone is scaled, which rounds a few pixels in another way."""
+    from PIL import Image
+
+    short = min(image.size)
+    new = [int(size * side / short) for side in image.size]
     left, top = ((side - size) // 2 for side in new)
-    across, down = width / new[0], height / new[1]
-    return left * across, top * down, (left + size) * across, (top + size) * down
+    if new[0] * new[1] <= PIXELS:
+        whole = image.resize((new[0], new[1]), Image.Resampling.BICUBIC)
+        return whole.crop((left, top, left + size, top + size))
+    across, down = (side / scaled for side, scaled in zip(image.size, new, strict=True))
+    place = left * across, top * down, (left + size) * across, (top + size) * down
+    return image.resize((size, size), Image.Resampling.BICUBIC, place)
 
 
 def _of_row(values: dict[str, Any], file: SourceFile, row: int) -> RawImage:

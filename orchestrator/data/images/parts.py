@@ -19,12 +19,19 @@ PART, CAPTIONS, SUMS = "part", "captions", "sums"
 
 class Found:
     """What has been decoded so far, written in parts of at most `each` images; `ids` makes token ids of captions, and
-    `is_cut` is called with each caption that is too long for them."""
+    `is_cut` is called with each caption that is too long for them. `named` are the classes, if these are known before.
+    """
 
     def __init__(
-        self, folder: DataFolder, each: int, ids: Encoder | None, is_cut: Callable[[str], None]
+        self,
+        folder: DataFolder,
+        each: int,
+        ids: Encoder | None,
+        is_cut: Callable[[str], None],
+        named: Sequence[str] = (),
     ) -> None:
         self._folder, self._each, self._ids, self._is_cut = folder, each, ids, is_cut
+        self._named = list(named)
         self._pixels, self._captions = list[np.ndarray](), list[str]()
         self._numbers, self._labels = dict[str | None, int]({None: -1}), array("i")
         self.sizes = list[int]()
@@ -63,15 +70,19 @@ class Found:
 
     @property
     def classes(self) -> list[str]:
-        """The names of the classes, sorted."""
-        return sorted(name for name in self._numbers if name is not None)
+        """The names of the classes by their numbers: as they were named, else sorted, numbers as such; empty if no
+        image has one."""
+        found = [name for name in self._numbers if name is not None]
+        if self._named:
+            return self._named if found else []
+        return sorted(found, key=(lambda name: (int(name), name)) if all(map(str.isdecimal, found)) else None)
 
     @property
     def labels(self) -> np.ndarray:
         """The class of each image, by its place in `classes`, int32; -1 for none."""
-        place = {self._numbers[name]: place for place, name in enumerate(self.classes)} | {-1: -1}
-        sorted_places = np.array([place[number] for number in range(-1, len(place) - 1)], np.int32)
-        return sorted_places[np.array(self._labels, np.int32) + 1]
+        places = {name: place for place, name in enumerate(self.classes)}
+        of_numbers = [-1 if name is None else places[name] for name in self._numbers]  # that of None is -1
+        return np.array(of_numbers, np.int32)[np.array(self._labels, np.int32) + 1]
 
 
 def sum_of(pixels: np.ndarray, caption: np.ndarray | None) -> int:

@@ -40,7 +40,7 @@ from orchestrator.job.errors import InputError
 
 WHERE = "data.samples.options"
 INDEX = "index.json"
-FORMAT = 3
+FORMAT = 4
 """Of what is prepared; it changes with what is decoded of an image."""
 PART_BYTES = 2**26
 AT_ONCE = 64
@@ -57,7 +57,8 @@ class Images:
             or a path or glob of .tar files as WebDataset has them (jpg, png, ..; txt; cls).
         size, channels: of the arrays.
         caption: one for an image that has none of its own, in which {} is its class.
-        classes: names of the classes, where files say their numbers.
+        classes: names of the classes, whose places are the labels and may stand for names in the files; without them
+            the labels are places among the sorted names.
         tokenizer: bytes, or a tokenizer.json.
         tokens: of a caption, start and end included; 0 for none.
         patches: how many random numbers a sample has.
@@ -88,6 +89,10 @@ class Images:
     ) -> None:
         if find_spec("PIL") is None:
             raise ValueError("images need Pillow; install the extra [image]")
+        if not isinstance(uri, str):
+            raise ValueError(f"uri is {uri!r}; give one folder, or a path or glob of archives")
+        if type(mirror) is not bool:
+            raise ValueError(f"mirror is {mirror!r}; make it true or false")
         for name, value in (("size", size), ("channels", channels), ("tokens", tokens), ("patches", patches)):
             if type(value) is not int or value < 0:
                 raise ValueError(f"{name} is {value!r}; give a whole number")
@@ -138,6 +143,7 @@ class Images:
             max(1, PART_BYTES // (self._size**2 * self._channels)),
             ids,
             lambda caption: rejected.repair(whole, cut, sample=caption),
+            self._named,
         )
         with warnings.catch_warnings():
             # Of sizes there is a limit of ours; of metadata that is damaged nothing depends.

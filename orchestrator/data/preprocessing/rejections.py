@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from orchestrator.data.clean.totals import removed_in_all
 from orchestrator.data.prepared import manifest
 from orchestrator.data.prepared.data_folder import DataFolder
 from orchestrator.data.prepared.manifest import DataManifest
@@ -96,7 +97,7 @@ def check(limit: int | str | None, folder: DataFolder) -> None:
     """Raise InputError if more is left out of prepared data than `limit`, which is `data.max_rejected`."""
     found = manifest.read(folder) if limit is not None else None
     if found and found.rejected:
-        _check(limit, read(folder), found.documents, 0.0, folder)
+        _check(limit, read(folder), found.documents + removed_in_all(folder), 0.0, folder)
 
 
 class Ceiling:
@@ -108,7 +109,7 @@ class Ceiling:
         self._limit, self.folder = limit, folder
         self._left: dict[int, float] = {}
         self._findings: list[Finding] = []
-        self._documents = 0
+        self._documents = removed_in_all(folder) if self.limited else 0  # a share is of all that was read
 
     def check(self, number: int, record: Mapping[str, Any] | None, parts: Sequence[Part]) -> None:
         """Raise InputError after part `number`, of which `record` is the record; rejected.jsonl then tells what was

@@ -10,6 +10,7 @@ import io
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, BinaryIO, NamedTuple
 
 from orchestrator.data.prepared.manifest import FORMAT
@@ -47,14 +48,23 @@ def rows(
         rejected.refuse(file, Unfit("vanished", "there is no such file", "remove it from the list"))
         return
     read = _READERS[file.kind]
+    with opened_sound(span, rejected, checked) as handle:
+        for at, values, *ends in read(span, handle, rejected, data_format, columns):
+            if file.on_error == "fail" or file.kind == ".txt" or _is_sound(span, at, values, rejected):
+                yield Row(at, values, *ends)
+
+
+@contextmanager
+def opened_sound(span: Span, rejected: Rejected, checked: bool) -> Iterator[BinaryIO]:
+    """The plain bytes of a span's file; that they end early is told to `rejected` after they were read. If it is
+    `checked`, a compressed file is read once before, and then as far as it can be trusted."""
+    file = span.file
     with opened(span) as raw:
         handle = raw
         if file.compression:
             known = measured(raw, file.compression) if checked else None
             handle = io.BufferedReader(Plain(raw, file.compression, known), lines.BLOCK)
-        for at, values, *ends in read(span, handle, rejected, data_format, columns):
-            if file.on_error == "fail" or file.kind == ".txt" or _is_sound(span, at, values, rejected):
-                yield Row(at, values, *ends)
+        yield handle
         if damage := damage_of(handle):
             rejected.refuse(file, _unfit(damage))
 

@@ -134,6 +134,38 @@ def test_of_a_file_that_is_there_twice_one_copy_is_kept_however_files_are_groupe
         assert kept(*groups) == wanted, groups
 
 
+def test_held_out_text_is_compared_as_the_steps_before_leave_it(tmp_path: Path) -> None:
+    draw = random.Random(3)
+    texts = [document(draw) + "." for _ in range(6)]
+    texts[1] += "\n{not a sentence}"  # c4 drops that line
+    texts[2] = "Cafe\u0301 " + texts[2]
+    for name, some in (("train", texts), ("held", texts[:3])):
+        rows = "".join(json.dumps({"text": text}) + "\n" for text in some)
+        (tmp_path / f"{name}.jsonl").write_text(rows)
+    (tmp_path / "bad.jsonl").write_text(json.dumps({"text": texts[5]}) + "\nno JSON\n")
+    c4 = {"c4": {"min_sentences": 1}}
+    for steps in (["exact_duplicates"], [c4, "exact_duplicates"], ["normalize", c4, "exact_duplicates"]):
+        data = DataSpec(
+            sources=[{"uri": str(tmp_path / "train.jsonl")}],
+            tokenizer={"train_bpe": 300},
+            sequence_length=16,
+            clean=steps,
+            validation={"sources": [{"uri": str(tmp_path / "held.jsonl")}]},
+        )
+        assert documents(prepare(data, (), str(tmp_path / "cache"))) == [texts[3:]], steps
+    # a share of what may be left out is of all that was read, not of what cleaning has left
+    mixed = [{"uri": str(tmp_path / name)} for name in ("train.jsonl", "bad.jsonl")]
+    limited = data.model_copy(
+        update={"sources": DataSpec(**{**data.model_dump(), "sources": mixed}).sources, "on_error": "skip"}
+    )
+    assert prepare(limited.model_copy(update={"max_rejected": "13%"}), (), str(tmp_path / "cache"))
+    with pytest.raises(InputError, match="1 of 8 documents are left out"):
+        prepare(limited.model_copy(update={"max_rejected": "12%"}), (), str(tmp_path / "cache"))
+    with pytest.raises(InputError, match="goes by a column with an address"):
+        corpus(tmp_path / "texts")
+        prepare(spec(tmp_path / "texts", [{"url": {"words": ["bad"]}}]), (), str(tmp_path / "cache"))
+
+
 def test_a_changed_step_redoes_itself_and_what_comes_after_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

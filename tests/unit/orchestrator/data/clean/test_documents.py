@@ -35,6 +35,32 @@ def test_documents_are_whole_in_whatever_parts(tmp_path: Path, end: str) -> None
             assert spans[-1].stop == path.stat().st_size
 
 
+def test_a_line_that_only_ends_in_the_separator_divides_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever a window of the file begins, and where separators follow each other."""
+    monkeypatch.setattr(documents, "BLOCK", 40)
+    draw = random.Random(5)
+    for trial in range(60):
+        kinds = [
+            "text<|endoftext|>\n",
+            "<|endoftext|>\n",
+            "<|endoftext|>\r\n",
+            "more of it\n",
+            "x<|endoftext|>\n",
+        ]
+        text = "".join(draw.choice(kinds) for _ in range(draw.randint(1, 60)))
+        path = tmp_path / f"{trial}.txt"
+        path.write_text(text, newline="")
+        files = resolve([Source(uri=str(path))])
+        whole = [found for part in cut(files, 10**9) for found, _ in texts(part)]
+        for size in (17, 64, 200):
+            parts = aligned(cut(files, size))
+            assert [found for part in parts for found, _ in texts(part)] == whole, (trial, size)
+            spans = [span for part in parts for span in part]
+            assert [span.start for span in spans] == [0, *(span.stop for span in spans[:-1])]
+
+
 def test_a_document_that_is_too_long_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(documents, "DOCUMENT_BYTES", 10_000)
     monkeypatch.setattr(documents, "BLOCK", 1000)

@@ -75,6 +75,29 @@ def test_documents_go_by_their_address(address: object, reason: str) -> None:
     assert found == (Removed(reason) if reason else "text")
 
 
+def test_an_address_may_be_inside_a_column() -> None:
+    step = text_steps.url(
+        Url(column="meta.url"), lists(domains=["https://bad.org/", "*.worse.org", ".worst.org"])
+    )
+    for host, kept in (("bad.org", False), ("a.worse.org", False), ("worst.org", False), ("good.org", True)):
+        found = step("text", {"meta": {"url": f"https://{host}/page"}})
+        assert found == ("text" if kept else Removed("its domain"))
+
+
+@pytest.mark.parametrize(
+    ("name", "entry", "why"),
+    [
+        ("parts", "порно", "no letter from a to z"), ("words", "порно", "no letter"), ("words", "sex-shop", "one word"),
+        ("soft_words", "two words", "one word"), ("domains", "bad.org/page", "no host"), ("domains", "*", "no host"),
+        ("domains", "a.*.org", "no host"), ("domains", "Bad.org", ""), ("domains", "https://bad.org/", ""),
+        ("words", "casino", ""), ("parts", "sex-shop", ""), ("urls", "https://x.com/ю", ""),
+    ],
+)  # fmt: skip
+def test_an_entry_that_would_mean_nothing_or_all_is_none(name: str, entry: str, why: str) -> None:
+    assert bool(why) == bool(found := text_steps.unusable(name, entry))
+    assert why in found
+
+
 def test_languages_are_told_apart() -> None:
     german = "Der Fluss ist hier breit, und die Leute der Stadt haben immer mit ihm gelebt. Im Sommer baden sie darin."
     keep = text_steps.language(Language(keep=["en"]))
@@ -101,13 +124,17 @@ def test_a_step_names_the_extra_that_it_needs(monkeypatch: pytest.MonkeyPatch) -
 def test_own_functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own_steps.py").write_text(
         "def keep(text, row, least=3):\n    return text.upper() + row.get('mark', '') if len(text) >= least else None\n"
+        "def told(text, row):\n    return str(row)\n"
         "def wrong(text, row):\n    return 3\n"
         "def half(text, row):\n    return chr(0xd800)\n"
         "value = 1\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    keep = text_steps.own(Own(function="own_steps:keep", options={"least": 2}))
+    keep = text_steps.own(Own(function="own_steps:keep", options={"least": 2}, columns=["mark"]))
     assert keep("ab", {"mark": "!"}) == "AB!"
+    inner = text_steps.own(Own(function="own_steps:told", columns=["meta.score", "gone", "null"]))
+    assert inner("ab", {"meta": {"score": 3}, "more": 1, "null": None}) == "{'meta.score': 3}"
+    assert text_steps.own(Own(function="own_steps:told"))("ab", {"more": 1}) == "{}"
     assert keep("a", {}) == Removed("own_steps:keep")
     for name, problem in (("wrong", "returned int and no text"), ("half", "returned str and no text")):
         with pytest.raises(InputError, match=problem):

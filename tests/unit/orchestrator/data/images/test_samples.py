@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import io
 import json
+import lzma
 import tarfile
 import threading
 from pathlib import Path
@@ -205,6 +208,53 @@ def test_endings_may_be_in_capitals_and_classes_are_numbered_by_name(tmp_path: P
     assert [int(images.sample(n, np.random.default_rng())["label"]) for n in range(2)] == [1, 0]
 
 
+@pytest.mark.parametrize(
+    ("options", "said", "labels", "classes"),
+    [
+        ({}, ["0", "2", "10", "1"], [0, 2, 3, 1], ["0", "1", "2", "10"]),
+        ({"classes": ["zebra", "ant", "bee"]}, ["0", "bee", "1", "0"], [0, 2, 1, 0], ["zebra", "ant", "bee"]),
+        (
+            {"classes": ["ant", "bee", "cat", "dog"]},
+            ["3", "1", "2", "1"],
+            [3, 1, 2, 1],
+            ["ant", "bee", "cat", "dog"],
+        ),
+    ],
+)
+def test_a_label_is_the_place_of_its_class(
+    tmp_path: Path, options: dict[str, Any], said: list[str], labels: list[int], classes: list[str]
+) -> None:
+    members = [
+        pair for n, name in enumerate(said) for pair in ((f"{n}.png", png(n)), (f"{n}.cls", name.encode()))
+    ]
+    archive_of(tmp_path / "set.tar", *members)
+    images = Images(str(tmp_path / "set.tar"), **OPTIONS, **options)
+    images.prepare(str(tmp_path / "out"))
+    images.open(str(tmp_path / "out"))
+    assert [int(images.sample(n, np.random.default_rng())["label"]) for n in range(4)] == labels
+    assert json.loads((tmp_path / "out" / "index.json").read_text())["classes"] == classes
+    assert len(images.of_set()["classes"]) == len(classes)
+
+
+@pytest.mark.parametrize("how", ["cut", "flipped"])
+@pytest.mark.parametrize("kind", ["gz", "bz2", "xz"])
+def test_a_damaged_archive_that_is_compressed_is_told(
+    folder: Path, tmp_path: Path, kind: str, how: str
+) -> None:
+    plain = tar_of(folder, tmp_path / "set.tar").read_bytes()
+    packed = {"gz": gzip, "bz2": bz2, "xz": lzma}[kind].compress(plain)
+    archive = tmp_path / f"cut.tar.{kind}"
+    if how == "cut":
+        archive.write_bytes(packed[: len(packed) // 2])
+    else:  # the checksum alone
+        archive.write_bytes(packed[:-6] + bytes([packed[-6] ^ 1]) + packed[-5:])
+    with pytest.raises(InputError, match=r"is (damaged|cut off)"):
+        Images(str(archive), **OPTIONS).prepare(str(tmp_path / "fails"))
+    sound = tmp_path / f"whole.tar.{kind}"
+    sound.write_bytes(packed)
+    assert Images(str(sound), **OPTIONS).prepare(str(tmp_path / "whole"))["count"] == 5
+
+
 def encoded(image: Image.Image, kind: str, **how: Any) -> bytes:
     held = io.BytesIO()
     image.save(held, kind, **how)
@@ -264,15 +314,31 @@ def test_what_is_not_decoded(data: bytes, message: str) -> None:
         decoded(data, 8, 3)
 
 
-@pytest.mark.parametrize("size", [(12, 12), (30, 11), (9, 40), (5, 7), (8, 2000)])
-def test_pixels_are_those_of_transformers(size: tuple[int, int]) -> None:
+def transparent(mode: str) -> bytes:
+    """Random colours, of which some are transparent."""
+    rng = np.random.default_rng(5)
+    if mode == "P":
+        image = Image.fromarray(rng.integers(0, 9, (40, 30), np.uint8), "P")
+        image.putpalette(rng.integers(0, 256, 27, np.uint8).tobytes())
+        return encoded(image, "PNG", transparency=3)
+    return encoded(Image.fromarray(rng.integers(0, 256, (40, 30, len(mode)), np.uint8), mode), "PNG")
+
+
+@pytest.mark.parametrize(
+    ("data", "size"),
+    [
+        *((png(3, given), 8) for given in ((12, 12), (30, 11), (9, 40), (5, 7), (8, 2000))),
+        *((png(4, given), 96) for given in ((480, 640), (60, 4508), (301, 97))),
+        *((transparent(mode), 16) for mode in ("RGBA", "LA", "P")),
+    ],
+)
+def test_pixels_are_those_of_transformers(data: bytes, size: int) -> None:
     from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-    data = png(3, size)
     theirs = CLIPImageProcessorPil(
-        size={"shortest_edge": 8}, crop_size=8, do_rescale=False, do_normalize=False
+        size={"shortest_edge": size}, crop_size=size, do_rescale=False, do_normalize=False
     )(Image.open(io.BytesIO(data)))["pixel_values"][0]
-    assert np.array_equal(decoded(data, 8, 3).transpose(2, 0, 1), theirs)
+    assert np.array_equal(decoded(data, size, 3).transpose(2, 0, 1), theirs)
 
 
 def word_tokenizer(path: Path, ends: bool = True) -> Path:
