@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import re
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from orchestrator.job.strict import StrictModel, WebAddress
+from orchestrator.job.strict import StrictModel, web_address
+
+VARIABLE = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")
+"""A variable of the environment of the node on which a run's controller is."""
 
 Occasion = Literal["done", "failed", "landed", "stalled", "attention"]
 OCCASIONS: tuple[Occasion, ...] = ("done", "failed", "landed", "stalled", "attention")
 
 
+def _address(value: str) -> str:
+    return value if VARIABLE.fullmatch(value) else web_address(value)
+
+
 class NotifySpec(StrictModel):
     """Messages about a run to a webhook, in the form that Slack and what is compatible with it take."""
 
-    webhook: WebAddress = Field(
-        description="an http or https URL. It is a secret: reports and trackers have it as ***"
+    webhook: Annotated[str, AfterValidator(_address)] = Field(
+        description="an http or https URL, or as $NAME the variable of the environment that has it where the run's "
+        "controller is. The URL is a secret: reports and trackers have it as ***"
     )
     on: tuple[Occasion, ...] = Field(
         default=OCCASIONS,

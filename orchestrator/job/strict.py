@@ -15,14 +15,15 @@ Count = Annotated[int, Field(ge=0, le=LARGEST)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
-def _web_address(value: str) -> str:
+def web_address(value: str) -> str:
+    """The value. Raises ValueError if it is no http or https URL."""
     place = urlsplit(value)
     if place.scheme not in ("http", "https") or not place.hostname:
         raise ValueError("is no http or https URL")
     return value
 
 
-WebAddress = Annotated[str, AfterValidator(_web_address)]
+WebAddress = Annotated[str, AfterValidator(web_address)]
 """An http or https URL."""
 
 

@@ -73,7 +73,7 @@ def entrypoint(spec: JobSpec | ChainSpec, run: RunDir, until: int | None, priori
     hint = "take it out, and set it in the environment of the cluster's nodes"
     if where := hidden_at(document):
         if "notify" in where.split("."):
-            hint = "leave notify out of a submitted job: whoever has such an address can write there"
+            hint = "write $NAME, and set that variable in the environment of the cluster's nodes"
         what = "the job carries a credential, or what looks like one, and a submitted job can be read by many"
         raise InputError(what, f"{spec.name}: {where}", hint)
     if (shown := redact(run.uri)) != run.uri:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import logging
+import os
 import queue
 import threading
 import time
 
-from orchestrator.job.notify import NotifySpec, Occasion
+from orchestrator.job.notify import VARIABLE, NotifySpec, Occasion
 from orchestrator.job.outcome import Outcome
 from orchestrator.storage.row_line import Row
 from orchestrator.track.redact import redact
 
+LOGGER = logging.getLogger("orchestrator.notify")
 TIMEOUT = 10.0
 """Seconds for an answer."""
 PAUSES = (0.0, 1.0, 5.0, 25.0)
@@ -34,6 +37,10 @@ def occasion_of(event: Row) -> Occasion | None:
         return "stalled"
     needs = event.get("saving") == "failed" or any(event.get(key) not in (None, []) for key in _ATTENTION)
     return "attention" if needs else None
+
+
+class _Unset(LookupError):
+    """There is no such variable."""
 
 
 class Notifier:
@@ -84,7 +91,9 @@ class Notifier:
             try:
                 self._send(text)
             except Exception as error:  # whatever urllib raises: it may be the URL's own, which is a secret
-                self.problem = f"the webhook was not told: {type(error).__name__}"
+                why = str(error) if isinstance(error, _Unset) else type(error).__name__
+                self.problem = f"the webhook was not told: {why}"
+                LOGGER.info(self.problem)
             finally:
                 self._unsent -= 1
 
@@ -94,7 +103,10 @@ class Notifier:
 
         assert self._spec is not None
         data = json.dumps({"text": text}).encode()
-        request = urllib.request.Request(self._spec.webhook, data, {"Content-Type": "application/json"})
+        address = self._spec.webhook
+        if (named := VARIABLE.fullmatch(address)) and not (address := os.environ.get(named[1], "")):
+            raise _Unset(f"{named[0]} is not set where the run's controller is")
+        request = urllib.request.Request(address, data, {"Content-Type": "application/json"})
         for number, pause in enumerate(PAUSES, 1):
             time.sleep(pause)
             try:

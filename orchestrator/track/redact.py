@@ -16,6 +16,7 @@ _IN_URI = re.compile(r"(?<=://)([^\s/@:]*):[^\s/]+(?=@)")
 _QUERY_NAMES = r"(?:[\w.-]*(?:token|secret|password|signature|credential|key)|sig)"
 _IN_QUERY = re.compile(rf"(?i)([?&]{_QUERY_NAMES}=)[^&\s\"'<]+")
 _AWS_ID = re.compile(r"\b(?:AKIA|ASIA|AROA|AIDA)[0-9A-Z]{16}\b")
+_VARIABLE = re.compile(r"\$[A-Za-z_][A-Za-z0-9_]*")
 _VALUE = r"""(?P<value>"[^"\n]+"|'[^'\n]+'|[^\s"',}&{\[]+)"""
 _ASSIGNED = re.compile(rf"""(?P<key>{_SECRET}[\w.-]{{0,64}}["']?[ \t]*[:=][ \t]*){_VALUE}""")
 
@@ -67,7 +68,14 @@ def _redact(value: Any) -> Any:
 
 
 def _hides(key: Any, value: Any) -> bool:
-    return isinstance(value, str) and bool(value) and isinstance(key, str) and bool(_SECRET_KEY.search(key))
+    if not (isinstance(value, str) and value and isinstance(key, str)) or _is_variable(key, value):
+        return False
+    return bool(_SECRET_KEY.search(key))
+
+
+def _is_variable(key: str, value: str) -> bool:
+    """Whether a webhook is said by the name of a variable; a password may look so."""
+    return "webhook" in key and bool(_VARIABLE.fullmatch(value))
 
 
 def _text(text: str) -> str:
@@ -79,7 +87,8 @@ def _text(text: str) -> str:
 
 def _hide_assigned(match: re.Match[str]) -> str:
     value = match["value"]
-    if re.fullmatch(r"[-+.\d]+|null|true|false|\*\*\*", value.strip("\"'")):
+    bare = value.strip("\"'")
+    if re.fullmatch(r"[-+.\d]+|null|true|false|\*\*\*", bare) or _is_variable(match["key"], bare):
         return match[0]
     quote = value[0] if value[0] in "\"'" else ""
     return f"{match['key']}{quote}{HIDDEN}{quote}"

@@ -32,6 +32,12 @@ def read(
     for at, values in reader:
         if names is None:
             names = values
+            if twice := [name for name in span.file.columns if names.count(name) > 1]:
+                what = f"has several columns called '{twice[0]}'"
+                rejected.refuse(
+                    span.file, Unfit("columns", what, "give each a name of its own"), at, ",".join(values)
+                )
+                return
         elif len(values) > len(names) or (len(values) < len(names) and span.file.on_error != "fail"):
             what = f"has {len(values)} values, and there are {len(names)} columns"
             rejected.refuse(span.file, Unfit("columns", what), at, ",".join(values))

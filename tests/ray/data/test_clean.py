@@ -161,8 +161,8 @@ def test_held_out_text_is_compared_as_the_steps_before_leave_it(tmp_path: Path) 
     assert prepare(limited.model_copy(update={"max_rejected": "13%"}), (), str(tmp_path / "cache"))
     with pytest.raises(InputError, match="1 of 8 documents are left out"):
         prepare(limited.model_copy(update={"max_rejected": "12%"}), (), str(tmp_path / "cache"))
+    corpus(tmp_path / "texts")
     with pytest.raises(InputError, match="goes by a column with an address"):
-        corpus(tmp_path / "texts")
         prepare(spec(tmp_path / "texts", [{"url": {"words": ["bad"]}}]), (), str(tmp_path / "cache"))
 
 

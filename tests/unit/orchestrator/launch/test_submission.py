@@ -38,8 +38,10 @@ def test_the_shell_becomes_the_command_and_hands_it_the_job(tmp_path: Path) -> N
 
 def test_a_webhook_stays_out_of_a_submitted_job() -> None:
     spec = parse({**job("a.txt"), "name": "small", "notify": {"webhook": "https://hooks.example/T1/secret"}})
-    with pytest.raises(InputError, match=r"small: notify\.webhook: .*leave notify out of a submitted job"):
+    with pytest.raises(InputError, match=r"small: notify\.webhook: .*write \$NAME, and set that variable"):
         entrypoint(spec, RunDir("/runs/a"), None, 0)
+    named = parse({**job("a.txt"), "notify": {"webhook": "$HOOK"}})
+    assert "webhook: $HOOK" in entrypoint(named, RunDir("/runs/a"), None, 0)
 
 
 @pytest.mark.parametrize(

@@ -118,6 +118,19 @@ def test_only_what_is_asked_for_is_told(hook: Hook) -> None:
     nobody.close(10)
 
 
+def test_the_address_may_be_in_the_environment(hook: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOOK", raising=False)
+    lost = Notifier(NotifySpec(webhook="$HOOK"), "base", "runs/base")
+    lost.event(event("done"))
+    lost.close(20)
+    assert lost.problem == "the webhook was not told: $HOOK is not set where the run's controller is"
+    monkeypatch.setenv("HOOK", hook.url)
+    told = Notifier(NotifySpec(webhook="$HOOK"), "base", "runs/base")
+    told.event(event("done"))
+    told.close(20)
+    assert (len(hook.got), told.problem) == (1, "")
+
+
 def test_a_webhook_that_never_answers_is_not_waited_for() -> None:
     with silent() as (address, _):
         told = Notifier(NotifySpec(webhook=f"http://{address}/x"), "base", "runs/base")
@@ -132,6 +145,7 @@ def test_a_webhook_that_never_answers_is_not_waited_for() -> None:
     ("notify", "line"),
     [
         ({"webhook": "hooks.slack.com/x"}, "notify.webhook"),
+        ({"webhook": "$A-B"}, "notify.webhook"),
         ({"webhook": "http://h/x", "on": ["lunch"]}, "notify.on"),
         ({}, "notify.webhook"),
     ],

@@ -29,6 +29,8 @@ from orchestrator.track.redact import redact
         ("password: hunter2\nuser: ann", "password: ***\nuser: ann"),
         ('{"hf_token": "hf_x y", "a": 1}', '{"hf_token": "***", "a": 1}'),
         ("notify:\n  webhook: https://hooks.example/T0/B0/x\n", "notify:\n  webhook: ***\n"),
+        ("notify:\n  webhook: $HOOK\n", "notify:\n  webhook: $HOOK\n"),
+        ("password: $HOOK\n", "password: ***\n"),
         ("storage: {key: abc, endpoint: e}", "storage: {key: ***, endpoint: e}"),
     ],
 )
