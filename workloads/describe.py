@@ -104,7 +104,11 @@ def headed(
         if head is None or objective == "reward":
             return found
         return found.with_head(head, CLASSES.get(objective, classes or 2))
-    if head is None or head in OWN_HEADS.get(found.architecture, ()):
+    if head is None:
+        return found
+    if head in OWN_HEADS.get(found.architecture, ()) and not (
+        model.startswith(FOLDER) and _lacks(found, head)
+    ):
         return found
     if not model.startswith(FOLDER):
         raise WorkloadError(
@@ -113,6 +117,14 @@ def headed(
         )
     theirs = describe_hf_class(model.removeprefix(FOLDER)).changed(changes)
     return theirs.with_head(head, CLASSES.get(objective, classes or 2))
+
+
+def _lacks(config: TransformerConfig, head: str) -> bool:
+    """Whether no weights with such a head could be read of transformers' class, or written for it."""
+    from workloads.hf.families import FAMILIES
+
+    family = FAMILIES.get(config.family)
+    return family is not None and head not in family.heads
 
 
 def for_objective(config: TransformerConfig, objective: str, classes: int | None = None) -> TransformerConfig:

@@ -212,7 +212,22 @@ class TransformerWorkload:
         from workloads.hf.checkpoint import check_export
 
         self._check_merges()
+        self._check_last_token()
         check_export(self.config, self.vocabulary, shapes_of(self.config), self._decoder_start)
+
+    def _check_last_token(self) -> None:
+        known = self.vocabulary
+        if not (self.config.causal and self.config.head == "sequence") or known.pad != known.eos:
+            return
+        ends_in_eos = getattr(self.objective, "name", "") == "reward" or (
+            known.frame is not None
+            and any(after[-1:] == (known.eos,) for _, *_, after in (known.frame.single, known.frame.pair))
+        )
+        if ends_in_eos:
+            raise WorkloadError(
+                "transformers finds the last token of a text by the padding behind it, and this tokenizer pads with "
+                "the token that ends a text; give it a pad token of its own, or set checkpoint.export to null"
+            )
 
     def to_hf(self, read: Callable[[str], Tensor], folder: str) -> None:
         """Write config.json and model.safetensors (fp32) that transformers loads, with the adapter merged into the

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import glob
 import importlib.util
+import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -41,6 +42,13 @@ METRICS: Mapping[str, frozenset[str]] = {
 """The metrics of each `output_type`."""
 LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 """The keys of `generation_kwargs` that say how long a text may become, the first that is there counts."""
+DRAWS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
+    "do_sample": ("true or false", lambda value: isinstance(value, bool)),
+    "temperature": ("a number of at least 0", lambda value: _is_number(value) and value >= 0),
+    "top_k": ("a whole number of at least 0", lambda value: type(value) is int and value >= 0),
+    "top_p": ("a share above 0, and 1 at most", lambda value: _is_number(value) and 0 < value <= 1),
+}
+"""How tokens are drawn: what each key takes."""
 GENERATION = frozenset(("until", "do_sample", "temperature", "top_k", "top_p", *LENGTHS))
 LONGEST = 256
 """Tokens that are generated at most where the file does not say, as in lm-eval."""
@@ -198,12 +206,26 @@ def _check_metrics(document: Mapping[str, Any], kind: str, place: str) -> None:
             raise InputError(what, key, f"did you mean {' or '.join(near)}?")
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
 def _generated(document: Mapping[str, Any], place: str) -> int:
     """How many tokens are generated at most."""
     given = document.get("generation_kwargs") or {}
     if unknown := sorted(set(given) - GENERATION):
         hint = f"known keys: {', '.join(sorted(GENERATION))}"
         raise InputError(f"{unknown[0]} is not supported", f"{place}: generation_kwargs", hint)
+    for key, (what, fits) in DRAWS.items():
+        if key in given and not fits(given[key]):
+            raise InputError(
+                f"{given[key]!r} is not {what}", f"{place}: generation_kwargs.{key}", "change it"
+            )
+    if given.get("do_sample") and given.get("temperature") == 0:
+        hint = "leave one of them out"
+        raise InputError(
+            "do_sample draws, and 0 takes the likeliest", f"{place}: generation_kwargs.temperature", hint
+        )
     return most_tokens(given, place)
 
 

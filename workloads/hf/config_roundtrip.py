@@ -7,6 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from workloads.errors import WorkloadError
+from workloads.hf.decoders import rope_as_read
 from workloads.hf.family import HF_ACTIVATIONS, Family
 from workloads.model.config import TransformerConfig
 
@@ -58,6 +59,7 @@ def check(family: Family, config: TransformerConfig, hf_config: Any) -> None:
             continue
         read, written = _plain(getattr(hf_config, name, None)), _plain(getattr(written_config, name, None))
         if name == "rope_parameters":
+            read = rope_as_read(hf_config, read) if "rope_type" in read else read
             kinds = [read, written] if "rope_type" in written else None
             for one, other in [kinds] if kinds else [(read[kind], written[kind]) for kind in written]:
                 _compare_rope(family, one, other)

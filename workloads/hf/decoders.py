@@ -72,7 +72,7 @@ def read_rope(hf_config: Any) -> dict[str, Any]:
 
 def read_rope_of(hf_config: Any, parameters: Mapping[str, Any]) -> dict[str, Any]:
     """The same from these parameters, which may be of some layers alone."""
-    rope = dict(parameters)
+    rope = rope_as_read(hf_config, parameters)
     kind, theta = rope.get("rope_type", "default"), rope["rope_theta"]
     if kind == "default":
         return {"rope_theta": theta, "rope_scaling": None}
@@ -94,6 +94,14 @@ def read_rope_of(hf_config: Any, parameters: Mapping[str, Any]) -> dict[str, Any
         rope.get("truncate", True),
     )
     return {"rope_theta": theta, "rope_scaling": scaling}
+
+
+def rope_as_read(hf_config: Any, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters as transformers' classes take them: original_max_position_embeddings beside them comes first."""
+    rope, beside = dict(parameters), getattr(hf_config, "original_max_position_embeddings", None)
+    if beside is not None and rope.get("rope_type") in ("llama3", "yarn"):
+        rope["original_max_position_embeddings"] = beside
+    return rope
 
 
 def _stretch(hf_config: Any, rope: dict[str, Any]) -> float:

@@ -125,7 +125,13 @@ class Family:
                 )
             values["activation"] = HF_ACTIVATIONS[values["activation"]]
         fresh = {"kv_heads": 0, "head_dim": 0, "embedding_size": 0}
-        return self.base.changed(fresh | values)
+        found = self.base.changed(fresh | values)
+        size = None if "head_dim" in values else getattr(hf_config, "head_dim", None)
+        if size not in (None, found.head_dim):  # the class reads it, though it is none of its fields
+            raise WorkloadError(
+                f"head_dim {size} of this {self.model_type} is not hidden / heads, as it is here"
+            )
+        return found
 
     def write_config(self, config: TransformerConfig) -> dict[str, Any]:
         """The fields of transformers' configuration for `config`."""

@@ -50,7 +50,9 @@ class HuggingFaceNetwork(nn.Module):
         self._entered: Passing | None = None
         self._last: nn.Module | None = None
         self._cut = False
-        self._fixed_buffers, self._causal, self.balance = fixed_buffers, causal, balance_of(network)
+        self._fixed_buffers, self._causal = fixed_buffers, causal
+        # As in transformers, whose classes with other heads have no such loss.
+        self.balance = balance_of(network) if head == "language" else None
 
     def keep(self, start: int, stop: int) -> None:
         """Become a stage of a pipeline with the layers from `start` to before `stop`."""

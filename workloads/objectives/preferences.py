@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from workloads.errors import WorkloadError
 from workloads.model.masks import SEGMENTS
 from workloads.objectives.causal_lm import positions_in
 from workloads.objectives.options import at_least, choice, fraction_or_zero
@@ -29,6 +30,8 @@ from workloads.workload import Batch, Loss, Objective
 
 REFERENCE, BASELINE = "reference", "baseline"
 """The batch's entries with the log-probabilities under the reference, and with what rewards are counted from."""
+CERTAIN = -1e-6
+"""The largest mean log-probability of a token whose odds are taken: of a certain answer fp32 has no odds."""
 DIVERGENCE = "divergence"
 """The sum whose mean over the global batch, at least 0, is the baseline."""
 
@@ -160,6 +163,13 @@ class Dpo(SampledObjective):
     sft: float = at_least(0.0, 0.0)
     sample, is_cut, is_lost = _sample_pair, _is_pair_cut, _is_pair_lost
 
+    def __post_init__(self) -> None:
+        SampledObjective.__post_init__(self)
+        if self.loss == "hinge" and self.label_smoothing:
+            raise WorkloadError(
+                "label_smoothing is not of the loss hinge; set it to 0, or loss to sigmoid or robust"
+            )
+
     def compare(self, said: Tensor, batch: Batch) -> Loss:
         """The loss of log-probabilities [B, 2]."""
         rewards = self.beta * (said - batch[REFERENCE])
@@ -217,6 +227,7 @@ class Orpo(SampledObjective):
         """The loss of log-probabilities [B, 2]."""
         mean = said / batch["answer_tokens"].clamp(min=1)
         mean = mean.where(batch["compared"][:, None], -1.0)  # of what is left out there may be no token
+        mean = mean.clamp(max=CERTAIN)
         odds = mean - torch.log(-torch.expm1(mean))
         each = -mean[:, 0] - self.beta * F.logsigmoid(odds[:, 0] - odds[:, 1])
         return judged(each, self.beta * mean, batch, said)

@@ -61,7 +61,7 @@ class FeedForward(nn.Module):
     def __init__(self, width: Width) -> None:
         super().__init__()
         self.fc1 = linear(width.hidden, width.intermediate, width.std[2])
-        self.fc2 = linear(width.intermediate, width.hidden, width.std[1])
+        self.fc2 = linear(width.intermediate, width.hidden, width.std[0])
         self.activation = ACTIVATIONS[width.activation]
 
     def forward(self, x: Tensor) -> Tensor:

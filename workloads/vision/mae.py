@@ -41,6 +41,17 @@ NAMES = (
     ("layer_norm2", "layernorm_after"),
 )
 """Ours and those of transformers, in this order."""
+SAVED = (
+    ("decoder.decoder_encoder.layer.", "decoder.decoder_layers."),
+    ("vit.encoder.layer.", "vit.layers."),
+    ("attention.attention.query", "attention.q_proj"),
+    ("attention.attention.key", "attention.k_proj"),
+    ("attention.attention.value", "attention.v_proj"),
+    ("attention.output.dense", "attention.o_proj"),
+    ("intermediate.dense", "mlp.fc1"),
+    ("output.dense", "mlp.fc2"),
+)
+"""Names by which transformers writes such a model, and those that it has there; in this order."""
 STD = 0.02
 
 
@@ -121,7 +132,7 @@ class Mae(nn.Module):
     def from_hf(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The inverse of `to_hf`."""
         back = tuple((theirs, ours) for ours, theirs in NAMES)
-        return {_renamed(name, back): tensor for name, tensor in tensors.items()}
+        return {_renamed(_renamed(name, SAVED), back): tensor for name, tensor in tensors.items()}
 
 
 class _Encoder(nn.Module):

@@ -117,7 +117,8 @@ class StepLosses:
         if self._compares:
             labels = sum(int(batch["compared"].sum()) for batch in micro_batches)
         else:
-            labels = sum(map(_predicted, micro_batches))
+            of_spans = getattr(self._workload.config, "head", "") == "span"
+            labels = sum(_predicted(batch, of_spans) for batch in micro_batches)
         total = torch.tensor([labels if mine else 0])
         dist.all_reduce(total)
         return int(total)
@@ -236,12 +237,13 @@ class StepLosses:
         return self._names[self._evaluating]
 
 
-def _predicted(batch: Batch) -> int:
-    """Labels in a micro-batch as its loss counts them: a sequence has one, of a span the first token and the last."""
-    if "labels" in batch:
-        return int((batch["labels"] != IGNORED).sum())
-    found = batch.get("sequence_labels")
-    return 0 if found is None else int((found != IGNORED).reshape(len(found), -1).all(1).sum())
+def _predicted(batch: Batch, of_spans: bool = False) -> int:
+    """Labels in a micro-batch as its loss counts them: the first token and the last of a span are one."""
+    labels = batch.get("labels", batch.get("sequence_labels"))
+    if labels is None:
+        return 0
+    known = ~labels.isnan() if labels.is_floating_point() else labels != IGNORED
+    return int((known.all(-1) if of_spans else known).sum())
 
 
 def _flat(loss: Loss) -> dict[str, Tensor]:

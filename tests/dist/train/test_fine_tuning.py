@@ -5,11 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from base_run import save_class
 from harness import Results, check_equal, reference_of
+from rank_cases import job, micro_batches, workload_of
+from rendezvous import recorded
 
 from cluster.workers.process_gang import ProcessGang
+from orchestrator.job.records import PREFERENCES
 from orchestrator.planning.layout import Layout
+from orchestrator.train.parallel.losses import _predicted
 
 LABELS = ["bad", "fair", "good"]
 TASKS: dict[str, dict[str, Any]] = {
@@ -79,6 +84,23 @@ def test_fine_tuning_is_the_same_under_every_layout(
             check_equal(results.of(case), results.of(alone[case["id"]]))
         except AssertionError as error:
             raise AssertionError(f"{case['id']}: {error}") from None
+
+
+@pytest.mark.parametrize("task", [name for name in TASKS if TASKS[name]["objective"] not in PREFERENCES])
+def test_what_is_predicted_is_counted_before_as_by_the_loss(task: str) -> None:
+    """Else a mean beside the sum, as of routers, has another weight."""
+    case = {"changes": {}, **TASKS[task]}
+    spec = job(case)
+    workload: Any = workload_of(spec)
+    model = workload.build()
+    model.load_state_dict({name: workload.initial(name, 3) for name in workload.shapes})
+    of_spans = getattr(workload.config, "head", "") == "span"
+    with recorded(0, 1):
+        batches = micro_batches(workload, spec, Layout(micro_batch=4), 0)
+    counted = [_predicted(batch, of_spans) for batch in batches]
+    with torch.no_grad():
+        assert counted == [int(workload.loss(model, batch).count) for batch in batches]
+    assert sum(counted) > 0
 
 
 @pytest.mark.slow

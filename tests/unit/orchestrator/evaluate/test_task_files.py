@@ -85,6 +85,12 @@ def test_what_is_wrong_is_told(changes: dict[str, Any], told: str, tmp_path: Pat
         ({"num_beams": 4}, "generation_kwargs: num_beams is not supported; known keys: do_sample, "),
         ({"max_gen_toks": 0}, "max_gen_toks: 0 is no number of tokens; give one of at least 1"),
         ({"max_new_tokens": "many"}, "'many' is no number of tokens"),
+        ({"do_sample": "yes"}, "generation_kwargs.do_sample: 'yes' is not true or false"),
+        ({"do_sample": True, "temperature": -1.0}, "temperature: -1.0 is not a number of at least 0"),
+        ({"do_sample": True, "temperature": 0.0}, "temperature: do_sample draws, and 0 takes the likeliest"),
+        ({"do_sample": True, "top_k": -1}, "top_k: -1 is not a whole number of at least 0"),
+        ({"do_sample": True, "top_p": 0.0}, "top_p: 0.0 is not a share above 0"),
+        ({"do_sample": True, "top_p": 1.5}, "top_p: 1.5 is not a share above 0"),
     ],
 )
 def test_what_cannot_be_generated_is_told(generation: dict[str, Any], told: str, tmp_path: Path) -> None:

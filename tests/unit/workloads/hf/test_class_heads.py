@@ -40,6 +40,9 @@ CONFIGS: dict[str, tuple[str, str, dict[str, Any]]] = {
            "pad_token_id": 1, "eos_token_id": 4, "decoder_start_token_id": 1, "dropout_rate": 0.0}),
     "bart": ("Bart", "Seq2SeqLM", PAIR),
     "llama": ("Llama", "CausalLM", SIZES),
+    "mixtral": ("Mixtral", "CausalLM", {**SIZES, "num_key_value_heads": 2, "num_local_experts": 4}),
+    "xlnet": ("XLNet", "CausalLM", {"vocab_size": 97, "d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 64,
+              "pad_token_id": 1}),
     "gpt2": ("GPT2", "CausalLM", {"vocab_size": 97, "n_positions": 64, "n_embd": 32, "n_layer": 2, "n_head": 4}),
 }  # fmt: skip
 KNOWN = Vocabulary(97, eos=4, pad=1, bos=2, cls=3, sep=5, mask=6, sentence_end=np.ones(97, bool))
@@ -56,12 +59,16 @@ CASES = [
     ),
     *(("t5", objective) for objective in SUPERVISED),
     *(("bart", objective) for objective in SUPERVISED if objective != "token_classification"),
-    *((model, "span_extraction") for model in ("llama", "gpt2")),
+    *((model, "span_extraction") for model in ("llama", "gpt2", "mixtral")),
+    ("xlnet", "sequence_classification"),
     *((model, "sequence_classification") for model in ("gemma3", "bloom")),
     *((model, o) for model in ("ministral", "gemma3") for o in ("conversation", "dpo", "ipo", "kto", "orpo")),
     ("marian", "seq2seq"),
 ]
-QUICK = (("camembert", "sequence_classification"), ("ministral", "dpo"), ("bart", "span_extraction"))
+QUICK = (
+    ("camembert", "sequence_classification"), ("ministral", "dpo"), ("bart", "span_extraction"),
+    ("mixtral", "span_extraction"),
+)  # fmt: skip
 
 
 def loaded(folder: Path, model: str, objective: str, adapter: Adapter | None = None) -> HuggingFaceWorkload:

@@ -223,6 +223,37 @@ def test_what_our_classes_cannot_compute_is_named(
         read_as_it_computes(folder, CLASSES[model_type][2])
 
 
+@pytest.mark.parametrize("scaling", [
+    {"type": "yarn", "factor": 4.0}, {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+    {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+])  # fmt: skip
+def test_original_positions_beside_the_rotary_ones_come_first(
+    scaling: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = saved(tmp_path, "llama")
+    config = json.loads((folder / "config.json").read_text())
+    del config["rope_parameters"]
+    config |= {"rope_theta": 777.0, "original_max_position_embeddings": 16, "rope_scaling": scaling}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert read_as_it_computes(folder, "causal_lm") <= TOLERANCE
+    rope = load(f"hf:{folder}", "causal_lm", KNOWN, sequence_length=LENGTH).config.rope_scaling
+    assert rope is not None
+    assert rope.original_positions == 16
+
+
+def test_a_size_of_heads_that_is_no_field_of_the_class_is_that_of_its_weights(tmp_path: Path) -> None:
+    config = transformers.Qwen2Config(**ENCODER, num_key_value_heads=2)
+    config.head_dim = 12
+    transformers.Qwen2ForCausalLM(config).save_pretrained(tmp_path)
+    for path in (tmp_path, tmp_path / "model.safetensors"):
+        if path.is_file():
+            path.unlink()
+        found = describe_folder(str(tmp_path))
+        assert isinstance(found, HuggingFaceModel), "run as it is"
+    with pytest.raises(WorkloadError, match="head_dim 12 of this qwen2 is not hidden / heads"):
+        read_as_it_computes(tmp_path, "causal_lm")
+
+
 def test_heads_that_transformers_leaves_out_are_named(tmp_path: Path) -> None:
     folder = saved(tmp_path, "deberta-v2")
     stored = {n: t for n, t in load_file(folder / "model.safetensors").items() if not n.startswith("cls.")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -87,6 +88,23 @@ def test_a_pair_that_is_lost_changes_neither_loss_nor_gradient(name: str) -> Non
         torch.testing.assert_close(one, other)
 
 
+def test_an_answer_that_is_certain_has_a_gradient() -> None:
+    orpo, batch = made("orpo"), {"answer_tokens": torch.tensor([[3, 3]]), "compared": torch.tensor([True])}
+    for other in (-4.0, 0.0):
+        said = torch.tensor([[0.0, other]], requires_grad=True)
+        loss = orpo.compare(said, batch).total  # type: ignore[attr-defined]
+        loss.backward()
+        assert torch.isfinite(loss)
+        assert said.grad is not None
+        assert torch.isfinite(said.grad).all()
+
+
+def test_smoothing_is_not_of_the_hinge_loss() -> None:
+    with pytest.raises(WorkloadError, match="label_smoothing is not of the loss hinge"):
+        made("dpo", loss="hinge", label_smoothing=0.3)
+    assert made("dpo", loss="hinge")
+
+
 def test_label_smoothing_is_the_loss_of_pairs_of_which_some_are_the_wrong_way_round() -> None:
     said, batch = torch.tensor([[-3.0, -4.0], [-9.0, -2.0]]), {
         "reference": torch.tensor([[-3.5, -3.5], [-5.0, -5.0]]), "compared": torch.ones(2, dtype=torch.bool)
@@ -144,3 +162,12 @@ def test_an_unpaired_answer_is_compared_with_one_that_may_be_read_along() -> Non
         asked.clear()
         made("kto").collate(text, [sample], 0)
         assert asked == [sample, other]
+
+
+def test_a_reward_model_whose_padding_ends_answers_cannot_be_exported() -> None:
+    """transformers would read the token before the last one."""
+    for pad, is_refused in ((KNOWN.eos, True), (KNOWN.pad, False)):
+        known = Vocabulary(60, eos=2, pad=pad, bos=0)
+        workload = load("gpt-tiny", "reward", known, changes=SMALL, sequence_length=LENGTH)
+        with pytest.raises(WorkloadError, match="a pad token of its own") if is_refused else nullcontext():
+            workload.check_hf()

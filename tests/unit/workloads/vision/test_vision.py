@@ -116,6 +116,29 @@ def test_a_folder_of_transformers_is_read(tmp_path: Path) -> None:
             assert read.state_dict().keys() == type(first)(folder=str(tmp_path / "saved")).state_dict().keys()
 
 
+def test_a_folder_that_transformers_has_begun_is_read(tmp_path: Path) -> None:
+    """Not one that was read from ours, whose names it keeps."""
+    from transformers import ViTMAEConfig, ViTMAEForPreTraining
+
+    theirs = ViTMAEForPreTraining(ViTMAEConfig(**MAE))
+    theirs.save_pretrained(tmp_path)
+    ours = Mae(folder=str(tmp_path))
+    assert ours.difference_to(theirs.eval()) < 1e-6
+
+
+def test_weights_begin_as_those_of_transformers() -> None:
+    from transformers import CLIPConfig, CLIPModel
+
+    wide = {**SIDE, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4}
+    text, vision = {**TEXT, **wide}, {**VISION, **wide}
+    ours = Clip(text=text, vision=vision, projection_dim=48)
+    theirs = CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=48))
+    _, named = ours.to_hf(ours.state_dict())
+    for name, weight in theirs.state_dict().items():
+        if weight.dim() > 1 and weight.numel() > 1000:
+            assert float(named[name].std()) == pytest.approx(float(weight.std()), rel=0.2), name
+
+
 def test_what_does_not_count_is_no_counterpart() -> None:
     model, batch = clip(), pairs(5)
     features, _ = model.embed(batch)

@@ -15,6 +15,7 @@ from workloads.model.transformer import IGNORED
     [
         ({"labels": torch.tensor([[5, IGNORED, 7]])}, 2),
         ({"sequence_labels": torch.tensor([1, IGNORED, 0])}, 2),
+        ({"sequence_labels": torch.tensor([1.5, torch.nan, 0.0])}, 2),
         ({"tokens": torch.tensor([[1, 2]])}, 0),
     ],
 )
@@ -25,4 +26,6 @@ def test_labels_are_counted(batch: dict[str, torch.Tensor], count: int) -> None:
 def test_a_span_is_one_prediction_as_in_its_loss() -> None:
     """Else the loss of a router, a mean beside the sum, would weigh twice as much."""
     labels = torch.tensor([[1, 2], [IGNORED, IGNORED], [0, 3]])
-    assert _predicted({"sequence_labels": labels}) == int(_span(torch.zeros(3, 4, 2), labels).count) == 2
+    assert (
+        _predicted({"labels": labels}, of_spans=True) == int(_span(torch.zeros(3, 4, 2), labels).count) == 2
+    )
