@@ -25,6 +25,10 @@ class NoAddress(NoCluster):
     """No address is given, and no local cluster is up."""
 
 
+class Connected(NoCluster):
+    """This process is connected to Ray already, which it can be once."""
+
+
 class WrongToken(NoCluster):
     """The cluster refuses this token."""
 

@@ -14,7 +14,7 @@ from typing import Any, TextIO
 
 import psutil
 
-from cluster.local.address import NoCluster, WrongToken, check_reachable, resolve_address
+from cluster.local.address import Connected, NoCluster, WrongToken, check_reachable, resolve_address
 from cluster.local.node import COMMON
 from cluster.local.reaped import reaped
 from cluster.workers import ray_internals
@@ -30,6 +30,10 @@ OBJECT_STORE_BYTES = 300 * 2**20
 """A small object store is enough, since token shards go through files."""
 LOOPBACK = "127.0.0.2"
 """Ray replaces 127.0.0.1 by the machine's outward address; any other loopback address it keeps."""
+
+
+_ALONE = threading.Lock()
+"""Held by who is connected: a process has one connection to Ray, which a second would end."""
 
 
 class NotStarted(RuntimeError):
@@ -55,8 +59,25 @@ def connected_ray(
 
     An embedded cluster has at least `cpus` and `gpus` to schedule on, and requires its token. `node` is the address of
     the node to connect through, if several are on this machine. What Ray prints goes to `output`, else to standard
-    error. Raises NoCluster, and NotStarted.
+    error. Raises NoCluster, and NotStarted; Connected if this process is connected already.
     """
+    if not _ALONE.acquire(blocking=False):
+        raise Connected(
+            "another thread of this process is connected to Ray, which takes one connection a process"
+        )
+    try:
+        if "ray" in sys.modules and sys.modules["ray"].is_initialized():
+            raise Connected("this process has initialised Ray already, and its connection would be lost")
+        with _connection(address, cpus, gpus, node, output):
+            yield
+    finally:
+        _ALONE.release()
+
+
+@contextlib.contextmanager
+def _connection(
+    address: str | None, cpus: float, gpus: float, node: str | None, output: TextIO | None
+) -> Iterator[None]:
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR, "namespace": NAMESPACE}
     options |= _environment()
     if address is None:

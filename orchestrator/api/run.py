@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.api.job import Job
 from orchestrator.api.place import RUNS, run_directory
 from orchestrator.checkpoint.identity import read_job
+from orchestrator.checkpoint.manifest import CorruptCommit
 from orchestrator.checkpoint.store import Store
 from orchestrator.job.errors import InputError
 from orchestrator.job.outcome import ENDED
 from orchestrator.job.spec import JobSpec
-from orchestrator.storage.row_line import EVALS, EVENTS, METRICS
+from orchestrator.storage.row_line import EVALS, EVENTS, METRICS, TRIALS, Row
 from orchestrator.storage.run_directory import RunDir
 
 if TYPE_CHECKING:
@@ -26,6 +28,11 @@ if TYPE_CHECKING:
 
 EVERY = 0.5
 """Seconds between looks at a run that is waited for."""
+SILENCE = 300.0
+"""Seconds without a sign of life after which nobody drives a run; while workers begin on new nodes there is none."""
+ROW = ("loss", "lr", "grad_norm", "tokens", "step_seconds")
+"""Columns of the rows of a run, before there is one."""
+COMMIT = ("position", "receipt", "created", "bytes", "loss", "problem")
 FINAL = 60.0
 """Seconds that the summary may come after the last status."""
 
@@ -72,10 +79,7 @@ class Run:
 
     def metrics(self) -> pandas.DataFrame:
         """A row for each step: loss, learning rate, gradient norm, tokens, seconds and more; its index is the step."""
-        import pandas
-
-        rows = self._directory.rows(METRICS)
-        return pandas.DataFrame(rows).set_index("step") if rows else pandas.DataFrame()
+        return _by_step(self._directory.rows(METRICS), ROW)
 
     def events(self) -> pandas.DataFrame:
         """A row for each change of phase, with its reason."""
@@ -85,31 +89,32 @@ class Run:
 
     def evaluations(self) -> pandas.DataFrame:
         """A row for each evaluation, by step, with a column for each metric, as in `validation.loss`."""
-        import pandas
-
         from orchestrator.job.metric_names import by_name
 
         rows = [{"step": row["step"], **by_name(row["sets"])} for row in self._directory.rows(EVALS)]
-        return pandas.DataFrame(rows).set_index("step") if rows else pandas.DataFrame()
+        return _by_step(rows, ())
 
     def commits(self) -> pandas.DataFrame:
-        """A row for each commit, by step: position, receipt, time, bytes and training loss."""
-        import pandas
-
+        """A row for each commit, by step: position, receipt, time, bytes and training loss; `problem` says why one
+        cannot be read, and is empty for all others."""
         store = self._store
-        found = [store.manifest(step) for step in store.steps()]
-        rows = [
-            {
-                "step": commit.step,
-                "position": commit.position,
-                "receipt": commit.receipt,
-                "created": commit.created,
-                "bytes": commit.total_bytes,
-                "loss": commit.meta.get("loss"),
-            }
-            for commit in found
-        ]
-        return pandas.DataFrame(rows).set_index("step") if rows else pandas.DataFrame()
+        rows: list[dict[str, Any]] = []
+        for step in store.steps():
+            try:
+                commit = store.manifest(step)
+            except CorruptCommit as error:
+                rows.append({"step": step, "problem": str(error)})
+                continue
+            told = (
+                commit.position,
+                commit.receipt,
+                commit.created,
+                commit.total_bytes,
+                commit.meta.get("loss"),
+                "",
+            )
+            rows.append({"step": step, **dict(zip(COMMIT, told, strict=True))})
+        return _by_step(rows, COMMIT)
 
     def export(
         self,
@@ -120,9 +125,9 @@ class Run:
         names: Names | None = None,
         numbers: Numbers | None = None,
     ) -> str:
-        """Export a commit, the newest by default, and return where: a folder that transformers loads, or of an own
-        model its weights under its own names. raw: the weights of training where the job has an average of them. form,
-        names and numbers: another format, as the options of `checkpoint export`.
+        """Export a commit, the newest sound one by default, and return where: a folder that transformers loads, or of
+        an own model its weights under its own names. raw: the weights of training where the job has an average of them.
+        form, names and numbers: another format, as the options of `checkpoint export`.
 
         Raises InputError if there is no such commit or format, or `to` holds something else.
         """
@@ -130,13 +135,14 @@ class Run:
         from orchestrator.export.hugging_face import export
 
         target = self._directory.at("export") if to is None else run_directory("", to).uri
-        export(self.uri, self._step(step), target, raw=raw, form=asked_form(form, names, numbers))
+        asked = asked_form(form, names, numbers)
+        export(self.uri, self._step(step), target, raw=raw, form=asked)
         return target
 
     def model(self, step: int | None = None, raw: bool = False) -> nn.Module:
-        """The model of a commit, the newest by default, on the CPU and in evaluation mode: a model of transformers, the
-        user's own module, or this project's where transformers has no class for it. Raises InputError if there is no
-        such commit."""
+        """The model of a commit, the newest sound one by default, on the CPU and in evaluation mode: a model of
+        transformers, the user's own module, or this project's where transformers has no class for it. Raises InputError
+        if there is no such commit."""
         from orchestrator.resolve.commit_model import model_of_run
         from workloads.errors import WorkloadError
         from workloads.load import with_weights
@@ -160,17 +166,24 @@ class Run:
             return found
 
     def wait(self, timeout: float | None = None) -> Run:
-        """Wait for its end, for so many seconds at most. Raises RunFailed if it fails, and TimeoutError."""
+        """Wait for its end, for so many seconds at most. Raises RunFailed if it fails or nobody drives it any more, and
+        TimeoutError."""
         deadline = None if timeout is None else time.monotonic() + timeout
         ended: float | None = None
+        seen, heard = None, time.monotonic()
         while True:
             state, now = self.state, time.monotonic()
+            if (told := self.status.get("time")) != seen:
+                seen, heard = told, now
             if state in ENDED:
                 ended = now if ended is None else ended
                 if self.summary or now - ended > FINAL:
                     break
             elif self._submission is not None and self._job_state() in ("failed", "wrong input"):
                 raise RunFailed(self._submission[1].message or "the submission has failed")
+            elif self._submission is None and now - heard > SILENCE:
+                what = f"nobody has driven {self.uri} for {SILENCE:.0f} s"
+                raise RunFailed(f"{what}; the same command goes on from its last commit")
             if deadline is not None and now > deadline:
                 raise TimeoutError(f"{self.uri} is at {state} after {timeout:g} s")
             time.sleep(EVERY)
@@ -206,6 +219,13 @@ class Run:
         return f"Run({self.uri!r}, {self.state})"
 
 
+def _by_step(rows: Sequence[Row], columns: Sequence[str]) -> pandas.DataFrame:
+    """The rows by their step; without any their `columns`."""
+    import pandas
+
+    return pandas.DataFrame(rows, columns=None if rows else ["step", *columns]).set_index("step")
+
+
 def load_run(place: str | Path) -> Run:
     """The run in a run directory, or of that name in the folder `runs`. Raises InputError if there is none."""
     named = str(place)
@@ -213,6 +233,9 @@ def load_run(place: str | Path) -> Run:
         named = f"{RUNS}/{named}"
     directory = run_directory("", named)
     spec = read_job(directory)
+    if spec is not None and directory.read_text(TRIALS) is not None:
+        hint = "its trials are runs in this folder; `orchestrator report` shows all of them"
+        raise InputError("is a search, and no run", directory.uri, hint)
     if spec is None:
         raise InputError("there is no run here", directory.uri, "give a run directory, such as runs/<name>")
     return Run(directory, spec)

@@ -27,14 +27,16 @@ def run(
     Args:
         run_dir: the run directory, by default runs/<name>.
         until: end at this step, with a commit.
-        show: called with the status several times a second.
+        show: called with the status several times a second. What it raises ends the run with a commit, and is raised.
         priority: that of the run on a shared cluster.
 
     Returns the run, which is done, or stopped with a commit in place. Raises InputError before anything is written if
-    the job is wrong, and RunFailed if the run fails. Ctrl-C ends it with a commit.
+    the job is wrong or this process is connected to Ray already, and RunFailed if the run fails. Ctrl-C ends it with a
+    commit.
     """
     from orchestrator.launch.run import run as drive
 
+    _check(job, until, priority)
     directory = run_directory(job.name, run_dir)
     found = drive(job.spec, directory, until, address, show or (lambda status: None), (), priority)
     if found.outcome == Outcome.FAILED:
@@ -65,6 +67,7 @@ def submit(
     """
     from orchestrator.launch import submission
 
+    _check(job, until, priority)
     directory = run_directory(job.name, run_dir)
     environment: dict[str, Any] = {}
     if working_dir is not None:
@@ -76,3 +79,13 @@ def submit(
     jobs = submission.jobs_at(address)
     found, _ = submission.submit(jobs, job.spec, directory, until, priority, environment)
     return Run(directory, job.spec, (jobs, found))
+
+
+def _check(job: Job, until: int | None, priority: int) -> None:
+    """Raise InputError for arguments of a wrong kind, which would be told late, or do something else."""
+    if not isinstance(job, Job):
+        raise InputError(f"is {type(job).__name__} and no Job", "job", "give Job(...), or Job.load(FILE)")
+    if until is not None and (type(until) is not int or until < 1):
+        raise InputError(f"{until!r} is no step", "until", "give a whole number of at least 1, or None")
+    if type(priority) is not int:
+        raise InputError(f"{priority!r} is no whole number", "priority", "give one")

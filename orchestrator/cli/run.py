@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import sys
 import time
@@ -26,7 +27,7 @@ from orchestrator.cli.options import (
     run_of,
 )
 from orchestrator.cli.targets import Target, job_at, job_named, run_at
-from orchestrator.cli.try_run import dry_run_of, smoke_of
+from orchestrator.cli.try_run import begun_anew, dry_run_of, place_of_try, smoke_of
 from orchestrator.job.errors import InputError
 from orchestrator.job.outcome import ENDED, Outcome
 
@@ -66,7 +67,9 @@ def run(
     ] = False,
     smoke: Annotated[
         bool,
-        typer.Option("--smoke", help="try the job in a few small steps, in a run directory of its own"),
+        typer.Option(
+            "--smoke", help="try the job in a few small steps, in a run directory of its own, each time anew"
+        ),
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -88,12 +91,13 @@ def run(
         return
     if smoke:
         spec = smoke_of(spec)
-    directory = run_of(spec, run_dir)
+    directory = run_of(spec, place_of_try(run_dir) if smoke else run_dir)
     faults = _faults(fault or [])
     if dry_run:
         dry_run_of(spec, directory, until, address, as_json)
         return
-    with ProgressDisplay(how=progress) as display:
+    anew = begun_anew(directory) if smoke else contextlib.nullcontext()
+    with anew, ProgressDisplay(how=progress) as display:
         outcome = drive(spec, directory, until, address, display.update, faults, priority, _launched())
     if as_json:
         emit(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from orchestrator.cli.options import emit
@@ -15,6 +16,13 @@ if TYPE_CHECKING:
     from orchestrator.planning.layout import Layout
     from orchestrator.planning.plan import Verdict
     from orchestrator.storage.run_directory import RunDir
+
+
+def place_of_try(run_dir: str | None) -> str | None:
+    """The --run-dir of a try, beside that of the run."""
+    from orchestrator.job.smoke import SUFFIX
+
+    return f"{run_dir.rstrip('/')}{SUFFIX}" if run_dir else None
 
 
 def smoke_of(spec: JobSpec) -> JobSpec:
@@ -50,6 +58,31 @@ def smoke_of(spec: JobSpec) -> JobSpec:
         verdicts = confirmed(whole, workers, machine).verdicts
     wanted = layout_of(spec)
     return small(spec, lambda job: layout_of(job) == wanted)
+
+
+@contextmanager
+def begun_anew(directory: RunDir) -> Iterator[None]:
+    """The directory of a try without what an earlier one has left there, and without anything if the job is refused.
+
+    Raises InputError if another run is there, or the earlier try is at work.
+    """
+    from orchestrator.storage.run_directory import SMOKE, remove_empty
+
+    if directory.exists(SMOKE):
+        with directory.lock():
+            pass  # nobody is at work there
+        directory.fs.rm(directory.path, recursive=True)
+    elif directory.holds_a_run():
+        raise InputError("a run is here, and no earlier try", directory.uri, "give another --run-dir")
+    made = directory.create()
+    directory.write_json(SMOKE, {})
+    try:
+        yield
+    except InputError:
+        if not directory.holds_a_run(beside=SMOKE):
+            directory.remove(SMOKE)
+            remove_empty(made)
+        raise
 
 
 def dry_run_of(

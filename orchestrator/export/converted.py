@@ -36,9 +36,11 @@ class Conversion:
 def asked_form(form: str | None, names: Names | None, numbers: Numbers | None) -> Any:
     """What `export` takes for these options of the command. Raises InputError if they do not go together, or if a
     package is not installed."""
-    for value, option, of in ((names, NAMES, "dcp"), (numbers, NUMBERS, "gguf")):
+    for value, option, of, kinds in ((names, NAMES, "dcp", Names), (numbers, NUMBERS, "gguf", Numbers)):
         if value is not None and form != of:
             raise InputError(f"{value} is for {FORM} {of}", option, f"leave it out, or add {FORM} {of}")
+        if value is not None and value not in get_args(kinds):
+            raise InputError(f"there is no {value!r}", option, f"use {', '.join(get_args(kinds))}")
     if form in (None, "hf", "adapter"):
         return form
     if form not in get_args(Converted):

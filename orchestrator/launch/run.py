@@ -203,16 +203,24 @@ class WatchedRun:
 def _watch(run: WatchedRun, show: Callable[[dict[str, Any]], None]) -> RunOutcome:
     from cluster.workers.ray_internals import dead_main_process
 
+    wrong: Exception | None = None  # what `show` has raised: the run ends with a commit, as after Ctrl-C
     while True:
         if gone := dead_main_process():
+            if wrong is not None:
+                raise wrong
             show({**run.status, "phase": "wait", "note": f"Ray's {gone} has died; Ray is started again"})
             line = f"Ray's {gone} on this machine has died; the same command goes on from the last commit"
             return RunOutcome(Outcome.FAILED, None, line, fallen="" if run.stopping else gone)
         try:
             outcome = run.look()
-            if run.status:
-                show({**run.status, "note": _note(run)})
+            if run.status and wrong is None:
+                try:
+                    show({**run.status, "note": _note(run)})
+                except Exception as error:  # whatever the caller's function raises
+                    wrong, run.stopping = error, True
             if outcome is not None:
+                if wrong is not None:
+                    raise wrong
                 if run.stopping and outcome.outcome == Outcome.FAILED and _is_without_commit(outcome):
                     raise KeyboardInterrupt  # as before the run had begun: nothing is lost, and nothing has failed
                 return outcome

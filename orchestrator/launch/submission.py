@@ -36,8 +36,12 @@ def jobs_at(address: str | None) -> Jobs:
 
 def no_cluster(error: Exception, address: str | None) -> InputError:
     """What to tell when a cluster does not answer."""
-    from cluster.local.address import NoAddress, WrongToken
+    from cluster.local.address import Connected, NoAddress, WrongToken
 
+    if isinstance(error, Connected):
+        return InputError(
+            str(error), "", "wait for it, call ray.shutdown(), or do this in a process of its own"
+        )
     hint = "give another --address, or start a cluster with `orchestrator cluster up --local 2`"
     if isinstance(error, WrongToken):
         hint = "set RAY_AUTH_TOKEN, or RAY_AUTH_TOKEN_PATH, to the cluster's token"

@@ -36,6 +36,8 @@ ORIGIN = "origin.json"
 started from another trial's commit (`tune.lineage`) has {donor, asked, step, config}."""
 PRECISION = "precision.json"
 """Why a run has its precision, where the job left it open."""
+SMOKE = "smoke.json"
+"""Marks the directory of a try (`run --smoke`), which the next try of the job begins anew."""
 REMOTE_TIMEOUT = 15.0
 """Seconds for a small call to a remote store."""
 RETRY = Retry(attempts=5, first=0.1, cap=3.0, deadline=30.0)
@@ -54,7 +56,7 @@ FILES = (
     "summary.json",
     REPORT,
 )
-OURS = frozenset({LOCK, COMMITS, "events.jsonl", TRIALS, CHAIN, ORIGIN, PRECISION, "failed.json"})
+OURS = frozenset({LOCK, COMMITS, "events.jsonl", TRIALS, CHAIN, ORIGIN, PRECISION, SMOKE, "failed.json"})
 """Names that show that a directory belongs to a run, a search or a chain. A job.yaml alone may be the user's own."""
 PROBE = ".probe-"
 
@@ -126,13 +128,14 @@ class RunDir:
                 "is a file and should be the folder of commits", self.at(COMMITS), "move it away"
             )
 
-    def holds_a_run(self) -> bool:
-        """Whether this is the directory of a run. Raises InputError if it is a search's or cannot be read."""
+    def holds_a_run(self, beside: str = "") -> bool:
+        """Whether this is the directory of a run, also without the entry `beside`. Raises InputError if it is a
+        search's or cannot be read."""
         names = self._names()
         if TRIALS in names:
             hint = "name one of its trials, such as its folder 0000; `orchestrator tune --report` is for the search"
             raise InputError("is the folder of a search", self.uri, hint)
-        return bool(names & OURS)
+        return bool((names - {beside}) & OURS)
 
     def _names(self) -> set[str]:
         """The names of all entries; empty if there is no such directory."""

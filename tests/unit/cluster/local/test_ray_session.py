@@ -6,13 +6,17 @@ import os
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
+from cluster.local.address import Connected
 from cluster.local.ray_session import (
+    _ALONE,
     NoCluster,
     NotStarted,
     _require_token,
+    connected_ray,
     kept_interruptions,
     processors_here,
 )
@@ -100,3 +104,16 @@ def test_why_ray_did_not_start_has_its_own_mend() -> None:
         "Ray did not start on this machine: timed out; try again when this machine has less to do"
     )
     assert long.hint == "its sockets are below TMPDIR, or RAY_TMPDIR: set it to a shorter path"
+
+
+def test_a_connection_that_is_there_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second one would end it."""
+    ended: list[str] = []
+    theirs = SimpleNamespace(is_initialized=lambda: True, shutdown=lambda: ended.append("theirs"))
+    monkeypatch.setitem(sys.modules, "ray", theirs)
+    with pytest.raises(Connected, match="has initialised Ray already"), connected_ray(None):
+        pass
+    with _ALONE, pytest.raises(Connected, match="another thread of this process"), connected_ray(None):
+        pass
+    assert not ended
+    assert not _ALONE.locked()

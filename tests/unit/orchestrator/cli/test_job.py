@@ -12,10 +12,12 @@ import transformers
 import yaml
 from jobs import job, write_job, write_text
 
+from orchestrator.cli.try_run import begun_anew, place_of_try
 from orchestrator.data.encoding import tokenizer
 from orchestrator.data.preprocessing.conversations import Template
 from orchestrator.data.sources.fields import value_of
 from orchestrator.job import chain, spec
+from orchestrator.job.errors import InputError
 from orchestrator.job.spec import dump, parse
 from orchestrator.launch.doctor import Finding
 from orchestrator.launch.first_job import job_text
@@ -357,3 +359,25 @@ def test_doctor_fails_where_something_is_missing(
         "found": "none",
         "hint": "look up",
     }
+
+
+def test_a_try_begins_anew_and_takes_no_other_run_away(tmp_path: Path) -> None:
+    tried = RunDir(str(tmp_path / "runs" / "small-smoke"))
+    with begun_anew(tried):
+        tried.append("events.jsonl", [{"time": 1.0, "attempt": 1, "phase": "done"}])
+    with pytest.raises(InputError, match="at work"), tried.lock(), begun_anew(tried):
+        pass
+    assert tried.rows("events.jsonl")
+    with begun_anew(tried):
+        assert not tried.rows("events.jsonl")
+    other = RunDir(str(tmp_path / "runs" / "other-smoke"))
+    other.create()
+    other.append("events.jsonl", [{"time": 1.0, "attempt": 1, "phase": "done"}])
+    with pytest.raises(InputError, match="a run is here, and no earlier try"), begun_anew(other):
+        pass
+    assert other.rows("events.jsonl")
+    refused = RunDir(str(tmp_path / "runs" / "refused-smoke"))
+    with pytest.raises(InputError, match="is wrong"), begun_anew(refused):
+        raise InputError("is wrong")
+    assert refused.is_gone()
+    assert place_of_try("s3://b/runs/a/") == "s3://b/runs/a-smoke"

@@ -178,6 +178,26 @@ def test_a_run_that_is_asked_to_stop_still_says_what_holds_it_up(monkeypatch: py
     assert shown == [f"{runs.STOPPING}; saving pauses: the disk is full"]
 
 
+def test_what_a_callers_function_raises_ends_the_run_with_a_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Works:
+        def __init__(self) -> None:
+            self.status, self.stopping, self.looks = {"step": 3}, False, 0
+
+        def look(self) -> RunOutcome | None:
+            self.looks += 1
+            return RunOutcome(Outcome.STOPPED, {"commit": 4}) if self.stopping and self.looks > 3 else None
+
+    def show(status: dict[str, Any]) -> None:
+        shown.append(status["step"])
+        raise ValueError("the caller's own")
+
+    monkeypatch.setattr("cluster.workers.ray_internals.dead_main_process", lambda: "")
+    shown: list[int] = []
+    with pytest.raises(ValueError, match="the caller's own"):
+        runs._watch(works := Works(), show)  # type: ignore[arg-type]
+    assert (shown, works.stopping) == ([3], True)
+
+
 @pytest.mark.parametrize(("input_", "outcome"), [(True, Outcome.WRONG_INPUT), (False, Outcome.FAILED)])
 def test_a_controller_s_error_is_the_command_s(input_: bool, outcome: Outcome) -> None:
     status = {"summary": None, "error": {"line": "is wrong", "input": input_}}
