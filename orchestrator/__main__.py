@@ -13,8 +13,10 @@ INTERRUPTED = 130
 
 
 def main() -> None:
-    """Run the command line. SIGTERM is a KeyboardInterrupt from the first moment on."""
+    """Run the command line. SIGTERM and SIGHUP are a KeyboardInterrupt from the first moment on."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup has it
+        signal.signal(signal.SIGHUP, signal.default_int_handler)
     code = 1
     # Registered first, it is called last. To take torch and Ray apart would take most of a second for nothing.
     atexit.register(lambda: _leave(code))

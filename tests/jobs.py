@@ -71,10 +71,10 @@ def orchestrator(*words: object, cwd: Path, timeout: float = TIMEOUT) -> subproc
 
 
 @contextmanager
-def started(*words: object, cwd: Path) -> Iterator[subprocess.Popen[str]]:
+def started(*words: object, cwd: Path, **how: Any) -> Iterator[subprocess.Popen[str]]:
     """A command under way; it and all its descendants are gone at the end."""
     with open(cwd / "output.txt", "a") as output:
-        process = subprocess.Popen(command(*words), cwd=cwd, stdout=output, stderr=output, text=True)
+        process = subprocess.Popen(command(*words), cwd=cwd, stdout=output, stderr=output, text=True, **how)
     try:
         yield process
     finally:

@@ -101,7 +101,8 @@ def lean_start() -> Iterator[None]:
     """Have `ray.init` start a cluster without what nothing here reads: the autoscaler's monitor, the head of a
     dashboard that is not served and the agent that would report to it, and the forwarding of logs; the agent that makes
     runtime environments starts when one is asked for. Without it a start takes four seconds of a processor more and
-    140 MiB, and waits for those agents."""
+    140 MiB, and waits for those agents. Its processes are a group of their own: what ends that of this process, as a
+    job manager does, leaves them to commit."""
     from ray._private import node, parameter, services, utils
 
     kept = {"no_monitor": True, "include_log_monitor": False, "dashboard_agent_listen_port": 0}
@@ -116,10 +117,12 @@ def lean_start() -> Iterator[None]:
         _await_node(gcs_address, node_id)
         return get(gcs_address, node_id)
 
+    apart = functools.partial(services.ConsolePopen, process_group=0)
+
     with (
         _replaced(parameter.RayParams, __init__=begin),
         _replaced(node.Node, start_api_server=no_server),
-        _replaced(services, start_ray_process=idle, get_node=soon),
+        _replaced(services, start_ray_process=idle, get_node=soon, ConsolePopen=apart),
         _replaced(utils, get_dashboard_dependency_error=unasked),
     ):
         yield

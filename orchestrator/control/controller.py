@@ -254,6 +254,8 @@ class Controller:
         """Data first, in a thread, so that a stop is heard; then what can be planned only over its vocabulary."""
         if history.events[-1]["phase"] != "prepare":
             self._event("prepare", reason)
+            if self._state.attempt:  # data that is made again needs the processors that the last gang has
+                self._workers.give_back_processors()
         self._data = self._preparing.look(history, POLL)
         if not self._data.uri:
             return

@@ -12,6 +12,7 @@ from typing import Any
 
 from cluster.workers.clock import wall
 from orchestrator.checkpoint.identity import check_same_run
+from orchestrator.checkpoint.store import Store
 from orchestrator.job.errors import InputError
 from orchestrator.job.outcome import Outcome
 from orchestrator.job.spec import JobSpec
@@ -28,6 +29,8 @@ REFRESH = 0.25
 """Seconds between looks at the controller."""
 LOOK = 5.0
 """Seconds for one answer of the controller, after which it is looked whether Ray is there at all."""
+ENDED_TOGETHER = 0.5
+"""Seconds after the end of Ray within which this process may be told to end too."""
 SILENCE = 120.0
 """Seconds that a controller may be silent: Ray starts a dead one again meanwhile."""
 
@@ -183,9 +186,8 @@ class WatchedRun:
             return _outcome(self.status) if self.status["summary"] or self.status["error"] else None
         except (RayActorError, GetTimeoutError) as error:
             self._heeded = False  # Ray starts a dead controller again, and that one knows of no stop
-            summary = finished_summary(self._run_dir)
-            if summary and (summary["ended"] or 0.0) > self._began:
-                return RunOutcome(Outcome(summary["state"]), summary, summary["reason"] or "")
+            if (ended := self._ended()) is not None:
+                return ended
             if time.monotonic() - self._heard <= SILENCE:
                 return None
             folder = full_folder()
@@ -199,6 +201,24 @@ class WatchedRun:
             line = f"the controller does not answer: {type(error).__name__}: {why}"
             return RunOutcome(Outcome.FAILED, None, line)
 
+    def left_by_ray(self, gone: str) -> RunOutcome:
+        """How a run has ended that was to stop when Ray's process `gone` ended too, as where a job manager ends all
+        processes of a job. Raises KeyboardInterrupt if nothing was committed."""
+        if (ended := self._ended()) is not None:
+            return ended
+        commit = Store(self._run_dir.commits).latest(deep=False)
+        if commit is None:
+            raise KeyboardInterrupt
+        line = f"stopped, and Ray's {gone} with it: the newest commit is that of step {commit.step}"
+        return RunOutcome(Outcome.STOPPED, None, line)
+
+    def _ended(self) -> RunOutcome | None:
+        """How it has ended, if its controller has written that since it is watched."""
+        summary = finished_summary(self._run_dir)
+        if summary and (summary["ended"] or 0.0) > self._began:
+            return RunOutcome(Outcome(summary["state"]), summary, summary["reason"] or "")
+        return None
+
 
 def _watch(run: WatchedRun, show: Callable[[dict[str, Any]], None]) -> RunOutcome:
     from cluster.workers.ray_internals import dead_main_process
@@ -208,9 +228,15 @@ def _watch(run: WatchedRun, show: Callable[[dict[str, Any]], None]) -> RunOutcom
         if gone := dead_main_process():
             if wrong is not None:
                 raise wrong
+            try:
+                time.sleep(ENDED_TOGETHER)  # what has ended it may be about to end this process
+            except KeyboardInterrupt:
+                run.stopping = True
+            if run.stopping:
+                return run.left_by_ray(gone)
             show({**run.status, "phase": "wait", "note": f"Ray's {gone} has died; Ray is started again"})
             line = f"Ray's {gone} on this machine has died; the same command goes on from the last commit"
-            return RunOutcome(Outcome.FAILED, None, line, fallen="" if run.stopping else gone)
+            return RunOutcome(Outcome.FAILED, None, line, fallen=gone)
         try:
             outcome = run.look()
             if run.status and wrong is None:

@@ -4,6 +4,7 @@ test_ownership)."""
 from __future__ import annotations
 
 import json
+import os
 import signal
 import time
 from contextlib import suppress
@@ -47,6 +48,44 @@ def test_a_signal_before_ray_is_up_is_told_and_leaves_nothing(tmp_path: Path) ->
         assert alive == []
     assert (tmp_path / "output.txt").read_text().splitlines()[-1].startswith("orchestrator: interrupted")
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
+def test_a_signal_to_all_of_the_group_ends_the_run_with_a_commit(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    """As job managers and terminals that are closed send it: Ray itself is not hit."""
+    document = slow_job(write_text(tmp_path / "corpus", 40_000), steps=4000)
+    path, run = write_job(tmp_path, document), tmp_path / "runs" / document["name"]
+    with started("run", path, cwd=tmp_path, start_new_session=True) as process:
+        wait_for(lambda: status(run).get("step", 0) >= 3, "some steps", 120)
+        members = family(process.pid)
+        os.killpg(process.pid, number)
+        assert process.wait(timeout=60) == 3, (tmp_path / "output.txt").read_text()
+        assert psutil.wait_procs(members, timeout=30)[1] == []
+    assert (tmp_path / "output.txt").read_text().splitlines()[-1] == "orchestrator: stopped by the user"
+    assert json.loads((run / "summary.json").read_text())["commit"] == rows(run)[-1]["step"]
+
+
+def test_data_that_is_damaged_is_made_again_by_the_processors_of_the_gang(tmp_path: Path) -> None:
+    """All that there are."""
+    workers = len(os.sched_getaffinity(0))
+    document = job(write_text(tmp_path / "corpus"))
+    document["resources"] = {"workers": {"min": 1, "max": workers}}
+    document["train"]["global_batch"] = 4 * workers
+    document["data"]["cache"] = str(tmp_path / "cache")
+    path, run = write_job(tmp_path, document), tmp_path / "runs/small"
+    assert orchestrator("run", path, "--until", "4", cwd=tmp_path).returncode == 3
+    (shard,) = (tmp_path / "cache").glob("*/shards/000000.bin")
+    shard.chmod(0o644)
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 3] ^= 4
+    shard.write_bytes(data)
+    done = orchestrator("run", path, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [row["step"] for row in rows(run)] == list(range(1, 13))
+    told = [json.loads(line)["reason"] for line in (run / "events.jsonl").read_text().splitlines()]
+    assert "the data is gone, and is made again" in told
 
 
 @pytest.mark.slow
