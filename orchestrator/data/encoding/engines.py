@@ -11,6 +11,7 @@ not assigned.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -110,6 +111,10 @@ class FastEngine:
         return Encoded(np.frombuffer(ids, np.uint32), np.frombuffer(offsets, "<u8")[1:].astype(np.int64))
 
 
+LONG_ENTRY = 512
+"""Characters of a vocabulary's entry beyond which the faster engine reads it in the square of the length."""
+
+
 @lru_cache(maxsize=2)
 def reference(text: str) -> ReferenceEngine:
     """The reference for a tokenizer's JSON; kept, since a process encodes many parts."""
@@ -119,6 +124,10 @@ def reference(text: str) -> ReferenceEngine:
 @lru_cache(maxsize=2)
 def fast(text: str) -> Engine | None:
     """The faster engine for a tokenizer's JSON; None where there is none, or where it differs on hard texts."""
+    vocabulary = json.loads(text)["model"].get("vocab", {})
+    entries = vocabulary if isinstance(vocabulary, dict) else [entry[0] for entry in vocabulary]
+    if max(map(len, entries), default=0) > LONG_ENTRY:
+        return None
     try:
         found = FastEngine(text)
     except ImportError:

@@ -27,6 +27,11 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
 """Usual tokens of each role, the most common first."""
 
 
+LONGEST = 256
+"""Characters of a token that is trained: a text of one letter a thousand times would make tokens of all lengths, which
+serve nothing else and take long to read."""
+
+
 def train(texts: Iterable[str], entries: int, special_tokens: Sequence[str]) -> str:
     """Train a byte-level BPE tokenizer (Radford et al., 2019, section 2.2) with `entries` entries; returns its JSON.
 
@@ -39,6 +44,7 @@ def train(texts: Iterable[str], entries: int, special_tokens: Sequence[str]) -> 
         vocab_size=entries,
         special_tokens=all_special(special_tokens),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        max_token_length=LONGEST,
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)

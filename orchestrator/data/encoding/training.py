@@ -125,7 +125,9 @@ def _trainer(recipe: TokenizerRecipe, special: list[str], alphabet: list[str]) -
     if recipe.kind == "wordpiece":
         given["special_tokens"] = [*special, *alphabet, *(f"##{character}" for character in alphabet)]
         return trainers.WordPieceTrainer(**given, limit_alphabet=len(alphabet))
-    return trainers.BpeTrainer(**given, limit_alphabet=max(len(alphabet), 256))
+    return trainers.BpeTrainer(
+        **given, limit_alphabet=max(len(alphabet), 256), max_token_length=byte_level.LONGEST
+    )
 
 
 def _characters(texts: Sequence[str], limit: int, special: Sequence[str]) -> list[str]:

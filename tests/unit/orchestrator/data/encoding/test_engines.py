@@ -133,3 +133,15 @@ def test_what_was_compared_is_added_up_by_engine() -> None:
         engines.add_engine(found, record)
     assert found == {"x 1": {"parts": 2, "compared_documents": 3, "compared_bytes": 35}}
     assert np.dtype(np.uint32).itemsize == 4
+
+
+def test_no_token_is_made_of_a_letter_thousands_of_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The faster engine would read such a tokenizer in the square of that length."""
+    texts = ["x" * 20_000, *("some words of a text " * 40 for _ in range(30))]
+    trained = tokenizer.train(texts, 600, [])
+    assert max(map(len, Tokenizer.from_str(trained).get_vocab())) <= tokenizer.LONGEST
+    read: list[str] = []
+    monkeypatch.setattr(engines, "FastEngine", read.append)
+    foreign = Tokenizer(models.BPE({"a": 0, "a" * 1000: 1}, []))
+    assert fast(foreign.to_str()) is None
+    assert not read
