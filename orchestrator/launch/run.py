@@ -22,6 +22,7 @@ from orchestrator.launch.preflight import gpus_here, preflight
 from orchestrator.launch.submission import no_cluster
 from orchestrator.resolve.precision import choice_of, record_choice
 from orchestrator.resolve.resolved_job import ResolvedJob
+from orchestrator.storage.lease import is_locked
 from orchestrator.storage.run_directory import RunDir, remove_empty
 from orchestrator.track.goodput import with_end
 
@@ -63,6 +64,8 @@ def run(
 
     Raises InputError before anything is written if the job is wrong or belongs to another run.
     """
+    if address is None:
+        refuse_if_at_work(run_dir)
     if found := done_already(spec, run_dir):
         return RunOutcome(Outcome.DONE, found, f"{run_dir.uri} is finished: nothing to do")
     launched = launched or wall()
@@ -84,6 +87,22 @@ def run(
         if outcome.outcome is Outcome.DONE:
             checked_before.note(mark)
         return outcome
+
+
+def refuse_if_at_work(run_dir: RunDir) -> None:
+    """Raise InputError if another command of this machine trains the run: one that is locked, and goes on telling how
+    it is. The lock of a command that was just killed is held a little longer, too."""
+    before, deadline = None, time.monotonic() + LOOK
+    while run_dir.local and is_locked(run_dir.path) and time.monotonic() < deadline:
+        told = run_dir.read_json_or_empty("status.json").get("time")
+        if before is not None and told != before:
+            what, hint = (
+                "another command trains this run",
+                "wait for its end, or press Ctrl-C in its terminal",
+            )
+            raise InputError(what, run_dir.uri, hint)
+        before = told
+        time.sleep(REFRESH)
 
 
 def _run(

@@ -84,6 +84,16 @@ def lock_file(folder: str) -> Iterator[FolderLock]:
                     os.unlink(path)
 
 
+def is_locked(folder: str) -> bool:
+    """Whether a process holds the lock of a local folder now. Nothing is made."""
+    with contextlib.suppress(OSError), open(os.path.join(folder, LOCK)) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
 def _locked(folder: str, path: str) -> IO[str] | None:
     """The open and locked lock file; None while another process holds it."""
     with contextlib.suppress(FileNotFoundError):  # another process has just removed its folder
@@ -270,5 +280,7 @@ def _symlink_target(path: str) -> str:
 
 def _already_running(where: str) -> InputError:
     return InputError(
-        "another controller is at work on this run", where, "attach to it with --address, or stop it"
+        "another controller is at work on this run",
+        where,
+        "press Ctrl-C in its terminal, or attach to it with --address",
     )
