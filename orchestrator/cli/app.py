@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 import traceback
@@ -106,13 +107,11 @@ def _guarded(command: Callable[[], object], debug: bool, as_json: bool = False, 
         failure, code, line = error, Outcome.WRONG_INPUT.exit_code, _usage(error)
     except InputError as error:
         failure, code, line = error, Outcome.WRONG_INPUT.exit_code, str(error)
-    except PermissionError as error:  # of a file that nothing before has looked into
-        place = str(error.filename or "a file")
-        failure = InputError(f"{error.strerror or error}", place, "check its permissions, or give another")
-        code, line = Outcome.WRONG_INPUT.exit_code, str(failure)
     except Exception as error:
         failure, code = error, Outcome.FAILED.exit_code
         line = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        if refused := _refused(error):
+            failure, code, line = refused, Outcome.WRONG_INPUT.exit_code, str(refused)
     lines = [str(each) for each in failure.each()] if isinstance(failure, InputError) else [line]
     if debug and failure:
         traceback.print_exception(failure)
@@ -121,6 +120,17 @@ def _guarded(command: Callable[[], object], debug: bool, as_json: bool = False, 
     for each in lines:
         print(f"orchestrator: {each}", file=sys.stderr)
     return code
+
+
+def _refused(error: Exception) -> InputError | None:
+    """What to tell of a file or a store that nothing before has looked into, and that is not for this user."""
+    if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        place = str(error.filename or "a file")
+        return InputError(f"{error.strerror or error}", place, "check its permissions, or give another")
+    if type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError"):
+        hint = "set those of the store, as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        return InputError(" ".join(str(error).split()), "the object store", hint)
+    return None
 
 
 def _usage(error: typer.TyperException) -> str:

@@ -197,10 +197,14 @@ def inspect(
     ] = None,
     at: Annotated[
         int | None,
-        typer.Option(help="of a job or a run: show the sample at this position of its order", min=0),
+        typer.Option(
+            help="of a job or a run: show the sample at this position of its order", min=0, max=2**53
+        ),
     ] = None,
-    sample: Annotated[int | None, typer.Option(help="the same of the sample of this number", min=0)] = None,
-    turn: Annotated[int, typer.Option(help="the pass over its source, with --sample", min=0)] = 0,
+    sample: Annotated[
+        int | None, typer.Option(help="the same of the sample of this number", min=0, max=2**53)
+    ] = None,
+    turn: Annotated[int, typer.Option(help="the pass over its source, with --sample", min=0, max=2**53)] = 0,
     count: Annotated[int, typer.Option(help="samples, with --at", min=1, max=1000)] = 1,
     as_json: Json = False,
 ) -> None:

@@ -30,7 +30,7 @@ class Source(StrictModel):
         "have rows, other files are text; all but .parquet and .arrow may be compressed: .gz, .bz2, .xz, .zst; or a "
         "folder that Hugging Face's Dataset.save_to_disk wrote"
     )
-    weight: float = Field(default=1.0, gt=0.0, description="passes over this source in one epoch")
+    weight: float = Field(default=1.0, gt=0.0, le=1e6, description="passes over this source in one epoch")
     field: str | tuple[str, str] | dict[str, str] = Field(
         default="text",
         description="the column of the text in files of rows, a path into it such as a.b[0].text, or a template over "

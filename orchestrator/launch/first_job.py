@@ -193,7 +193,8 @@ def _row_of(fs: Any, name: str) -> Mapping[str, Any] | None:
             return rows[0] if rows else None
         if name.endswith(".csv"):
             return next(csv.DictReader(io.TextIOWrapper(file, "utf-8-sig", newline="")), None)
-        line = file.readline(PEEK)
+        while (line := file.readline(PEEK)).strip() == b"" and line:
+            pass  # as reading it passes over them
         if not line:
             raise InputError("is empty", name, "give a file with rows")
         row = json.loads(line)

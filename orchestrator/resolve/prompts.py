@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from orchestrator.data.sources.repair import is_unicode
 from orchestrator.job.errors import InputError
 from orchestrator.resolve.resolved_job import ResolvedJob
 
@@ -88,6 +89,8 @@ def prompts_of(job: ResolvedJob, workload: Workload, tokenizer: Callable[[], Tok
 def framed(workload: Workload, tokenizer: Tokenizer, prompt: str) -> list[int]:
     """The prompt's tokens as training frames a text, left open for a decoder to continue; a document's end where there
     are none, after which the next document begins."""
+    if not is_unicode(prompt):
+        raise InputError("has half a surrogate pair", f"{WHERE} {prompt!a}", "give text")
     vocabulary, objective = workload.vocabulary, workload.objective
     pair = workload.config.architecture == PAIR
     begin, end = (

@@ -154,3 +154,24 @@ def test_no_words_at_all_are_answered_with_help(command) -> None:  # type: ignor
         ended = command(*words)
         assert ended.code == 2
         assert "Usage: orchestrator" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (PermissionError(13, "Permission denied", "/x"), "/x: Permission denied; check its permissions"),
+        (OSError(30, "Read-only file system", "/x"), "/x: Read-only file system; check its permissions"),
+        (
+            type("NoCredentialsError", (Exception,), {})("Unable to locate"),
+            "the object store: Unable to locate; set",
+        ),
+    ],
+)
+def test_what_is_not_for_this_user_is_told_in_a_line(
+    error: Exception, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused() -> None:
+        raise error
+
+    assert _guarded(refused, debug=False) == 2
+    assert capsys.readouterr().err.startswith(f"orchestrator: {says}")
