@@ -254,8 +254,7 @@ class Controller:
         """Data first, in a thread, so that a stop is heard; then what can be planned only over its vocabulary."""
         if history.events[-1]["phase"] != "prepare":
             self._event("prepare", reason)
-            if self._state.attempt:  # data that is made again needs the processors that the last gang has
-                self._workers.give_back_processors()
+            self._workers.give_back_processors()  # of the last gang: data that is made again needs them
         self._data = self._preparing.look(history, POLL)
         if not self._data.uri:
             return
@@ -279,15 +278,14 @@ class Controller:
     def _start(self, history: RunHistory, layout: Layout, layout_before: Layout | None) -> None:
         """Roll back to the last sound commit, write the plan, start a gang from there."""
         assert self._planner is not None
-        bad, attempt = self._state.bad_commits, self._state.attempt
-        commit, notes = self._stored(lambda: history.roll_back(bad, attempt))
+        state, begun = self._state, (self._run, self._shards, self._data, self._base)
+        commit, notes = self._stored(lambda: history.roll_back(state.bad_commits, state.attempt))
         for note in notes:
             self._event("wait", note)
-        begun = self._run, self._shards, self._data, self._base
         commit = commit or self._stored(lambda: take_over(self._spec, *begun))
         self._stored(lambda: self._beside.find(history))
         self._restored = commit.step if commit else 0
-        history.trace.begin(self._planner, attempt, layout.world)
+        history.trace.begin(self._planner, state.attempt, layout.world)
         reason, fields = start_event(self._spec, layout, layout_before, commit, self._planner.refused)
         self._note = f"starting {reason}"
         self._event("start", reason, step=self._restored, **fields)

@@ -179,13 +179,15 @@ class Workers:
 
     def give_back(self) -> None:
         """Give back all that the run holds on the cluster, until it starts a gang again."""
+        self.free()
         self._snapshots.stop()
-        self.give_back_processors()
+        self._open()
 
     def give_back_processors(self) -> None:
         """Give back what its ranks occupied, until it starts a gang again."""
-        self.free()
-        self._open()
+        if self._gang.held():
+            self.free()
+            self._open()
 
     def close(self) -> None:
         """End everything."""

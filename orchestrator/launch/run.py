@@ -17,12 +17,12 @@ from orchestrator.job.errors import InputError
 from orchestrator.job.outcome import Outcome
 from orchestrator.job.spec import JobSpec
 from orchestrator.launch import checked_before
+from orchestrator.launch.at_work import refuse_if_at_work
 from orchestrator.launch.embedded import imports_begun
 from orchestrator.launch.preflight import gpus_here, preflight
 from orchestrator.launch.submission import no_cluster
 from orchestrator.resolve.precision import choice_of, record_choice
 from orchestrator.resolve.resolved_job import ResolvedJob
-from orchestrator.storage.lease import is_locked
 from orchestrator.storage.run_directory import RunDir, remove_empty
 from orchestrator.track.goodput import with_end
 
@@ -87,22 +87,6 @@ def run(
         if outcome.outcome is Outcome.DONE:
             checked_before.note(mark)
         return outcome
-
-
-def refuse_if_at_work(run_dir: RunDir) -> None:
-    """Raise InputError if another command of this machine trains the run: one that is locked, and goes on telling how
-    it is. The lock of a command that was just killed is held a little longer, too."""
-    before, deadline = None, time.monotonic() + LOOK
-    while run_dir.local and is_locked(run_dir.path) and time.monotonic() < deadline:
-        told = run_dir.read_json_or_empty("status.json").get("time")
-        if before is not None and told != before:
-            what, hint = (
-                "another command trains this run",
-                "wait for its end, or press Ctrl-C in its terminal",
-            )
-            raise InputError(what, run_dir.uri, hint)
-        before = told
-        time.sleep(REFRESH)
 
 
 def _run(

@@ -57,6 +57,13 @@ class HeldBytes:
         if is_at_peak:
             self.at_peak = dict(self.now)
 
+    def leave_out(self, tensors: Iterable[Tensor]) -> None:
+        """These tensors are elsewhere, and count no more."""
+        for tensor in tensors:
+            self.add(tensor, "other")
+            key = tensor.untyped_storage()._cdata
+            self._set(key, 0, self._known[key][2])
+
     def pass_by(self, size: int, category: str) -> None:
         """Count so many bytes that are held only for as long as an operator takes."""
         if self.total + size > self.peak:

@@ -35,6 +35,7 @@ class Recorder(TorchDispatchMode):
     Attributes:
         place: (stage, micro-batch) of what runs now, None outside of both passes.
         is_update: whether both passes are over.
+        updates_elsewhere: whether what the update makes is in host memory, and does not count.
         is_backward: whether a pipeline's backward pass runs, parts of it outside of autograd.
         steps_in: what memory a tensor made now is for, by default that of the phase.
     """
@@ -51,7 +52,7 @@ class Recorder(TorchDispatchMode):
         self.held = HeldBytes()
         self.events: list[Event] | None = None
         self.place: tuple[int | None, int | None] = (None, None)
-        self.is_update = self.is_backward = False
+        self.is_update = self.is_backward = self.updates_elsewhere = False
         self.crests: list[Crest] = []
         self.curve: list[tuple[int, int]] = []
         self.steady: dict[str, int] = {}
@@ -127,6 +128,8 @@ class Recorder(TorchDispatchMode):
         return out
 
     def _count(self, made: list[Tensor], given: list[Tensor], namespace: str, func: Any) -> None:
+        if self.is_update and self.updates_elsewhere and namespace != "c10d":
+            return
         category = "optimizer" if self.is_update else "activations"
         if self.place == (None, None) and not self.is_update and self.phase == "forward":
             category = "other"

@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.pipelining import schedules
 from torch.distributed.pipelining.stage import _PipelineStageBase
@@ -36,6 +36,7 @@ from orchestrator.tracing.remembered import Remembered
 from orchestrator.tracing.sample_batch import predicted_share, sample_batch
 from orchestrator.train.device import COMPUTE, Device
 from orchestrator.train.engines.torch_engine import TorchEngine
+from orchestrator.train.parallel.offload import Offload
 from workloads.errors import WorkloadError
 from workloads.workload import Batch, Workload
 
@@ -100,6 +101,7 @@ def traces(
                 if not on_cpu:
                     engine._losses._tokens_at_once = HEAD_TOKENS["cuda"]
                 messages.mesh = engine._mesh
+                recorder.updates_elsewhere = not on_cpu and isinstance(engine._data, Offload)
                 steps = _Steps(engine, shapes, spec.train.optimizer.lr, recorder, messages)
                 found = [_found(rank, layout, recorder) for _ in steps.of(warm_up(layout, counts[0]), counts)]
                 saved = room_for(engine.state())[0]
@@ -172,8 +174,17 @@ def settle(engine: TorchEngine, recorder: Recorder) -> None:
     gc.collect()
     for category, tensors in engine.held().items():
         recorder.held.move(tensors, category)
+    if recorder.updates_elsewhere:
+        recorder.held.leave_out(_on_host(engine))
     recorder.begin()
     recorder.steady = dict(recorder.held.now)
+
+
+def _on_host(engine: TorchEngine) -> list[Tensor]:
+    """What an engine that offloads its optimiser keeps in host memory."""
+    copies = [each for shard in engine._data.shards for each in (shard.parameter, shard.parameter.grad)]
+    slots = [each for state in engine._optimizer.state.values() for each in state.values()]
+    return [each for each in (*copies, *slots) if isinstance(each, Tensor)]
 
 
 def follow(engine: TorchEngine, recorder: Recorder) -> None:

@@ -22,6 +22,7 @@ from cluster.workers.worker_context import RankInfo, WorkerContext
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec
 from orchestrator.train.rank_messages import gather_json
+from workloads.model import casts
 from workloads.model.masks import with_starts
 from workloads.workload import Batch
 
@@ -75,7 +76,8 @@ class Device:
             return
         torch.autocast_increment_nesting()  # the copies are forgotten where the outermost context ends
         try:
-            yield
+            with casts.kept():
+                yield
         finally:
             if torch.autocast_decrement_nesting() == 0:
                 torch.clear_autocast_cache()

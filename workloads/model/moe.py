@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from workloads.model.casts import cast
 from workloads.model.config import TransformerConfig
 from workloads.model.feedforward import FeedForward
 from workloads.model.layers import activation, joined
@@ -259,8 +260,7 @@ def grouped_linear(rows: Tensor, weight: Tensor, counts: Tensor, sizes: list[int
     """x W_e^T for the rows of each expert: rows [R, in] sorted by expert, weight [experts, out, in]. Where the `sizes`
     are known, which are the counts, each expert has a product of its own."""
     if torch.is_autocast_enabled(rows.device.type):
-        dtype = torch.get_autocast_dtype(rows.device.type)
-        rows, weight = rows.to(dtype), weight.to(dtype)
+        rows, weight = rows.to(torch.get_autocast_dtype(rows.device.type)), cast(weight)
     aligned = all(size * weight.element_size() % 16 == 0 for size in weight.shape[1:])
     # torch 2.13 compiles the grouped kernel in bf16 alone.
     usable = (torch.bfloat16,) if torch.compiler.is_compiling() else KERNEL

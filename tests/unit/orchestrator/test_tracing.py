@@ -359,3 +359,28 @@ def test_gloo_reduces_a_copy_of_what_it_scatters(on_cpu: bool, copied: int) -> N
         dist.reduce_scatter_single(part, whole)
     assert recorder.peak[1] == whole.nbytes + part.nbytes + copied
     assert recorder.held.total == whole.nbytes + part.nbytes
+
+
+def test_an_offloaded_optimiser_is_not_in_the_memory_of_the_gpu() -> None:
+    """On a processor it is in the one memory that there is."""
+    changes = {"hidden": 32, "heads": 4, "layers": 2, "max_positions": 64}
+    case = case_of(0)
+    case["job"]["workload"] = {"model": "gpt-tiny", "changes": changes, "objective": "causal_lm"}
+    case["job"]["data"] |= {"sequence_length": 32, "labels": []}
+    case["job"] |= {"checkpoint": {}, "train": {"steps": 2, "global_batch": 2, "precision": "bf16"}}
+    found: dict[tuple[int, str], StepTrace] = {}
+    for gpu in (0, 1):
+        case["job"] |= {"resources": {"per_worker": {"gpu": gpu}}}
+        for offload in ("none", "optimizer"):
+            layout = Layout(micro_batch=1, offload=offload)  # type: ignore[arg-type]
+            each = trace(job_of(case), workload_of(case), layout, 0)
+            assert isinstance(each, StepTrace), each
+            found[gpu, offload] = each
+    there, plain = found[1, "optimizer"].memory, found[1, "none"].memory
+    assert (there.steady["weights"], there.steady["gradients"]) == (
+        plain.steady["weights"],
+        plain.steady["gradients"],
+    )
+    assert there.steady["optimizer"] == 0 < plain.steady["optimizer"]
+    assert there.peak < plain.peak
+    assert found[0, "optimizer"].memory.steady["optimizer"] == found[0, "none"].memory.steady["optimizer"] > 0

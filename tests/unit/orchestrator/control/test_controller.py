@@ -309,7 +309,7 @@ def test_tasks_that_cannot_be_evaluated_take_nothing_from_the_run(runs: Runs) ->
 
 
 def test_no_export_is_made_that_nobody_asked_for(runs: Runs) -> None:
-    runs.controller(runs.job(checkpoint={"every": 4, "export": None, "export_at": "commit"})).drive()
+    runs.controller(runs.job(checkpoint={"every": 4, "export": None})).drive()
     assert runs.calls == []
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -268,29 +267,3 @@ def test_a_run_is_not_begun_in_the_folder_of_a_search(document: dict[str, Any], 
     with pytest.raises(InputError, match="is the folder of a search"):
         runs.run(parse(document), run_dir, None, None, lambda status: None)
     assert run_dir.rows("events.jsonl") == []
-
-
-def test_a_run_that_another_command_trains_is_refused_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And one whose command was killed a moment ago, and still holds the lock, is not."""
-    monkeypatch.setattr(runs, "LOOK", 1.0)
-    monkeypatch.setattr(runs, "REFRESH", 0.05)
-    run = RunDir(str(tmp_path / "run"))
-    runs.refuse_if_at_work(run)
-    assert not (tmp_path / "run").exists()
-    run.create()
-    told = itertools.count()
-    holder = RunDir(run.uri)
-    with holder.lock():
-        holder.write_json("status.json", {"time": 1.0})
-        runs.refuse_if_at_work(run)
-        read = RunDir.read_json_or_empty
-        monkeypatch.setattr(
-            RunDir, "read_json_or_empty", lambda self, name: {**read(self, name), "time": next(told)}
-        )
-        with pytest.raises(
-            InputError, match="another command trains this run; wait for its end, or press Ctrl-C"
-        ):
-            runs.refuse_if_at_work(run)
-    runs.refuse_if_at_work(run)
