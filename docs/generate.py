@@ -36,7 +36,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, **context: Any) -> str:
-    """Draw the blocks of a page that are marked as `flow`."""
+    """Draw the blocks of a page that are marked as `flow`; a file that is a page here is linked as that."""
+    for page, file in COPIED.items():
+        markdown = markdown.replace(f"](../../{file}", f"]({Path(page).name}")
     return FLOW.sub(lambda match: f"{svg(match[1])}\n\n", markdown)
 
 

@@ -24,6 +24,7 @@ Target = Annotated[
     Path, typer.Argument(parser=on_this_machine, help="new folder for model.safetensors, for hf:<target>")
 ]
 Step = Annotated[int | None, typer.Option(help="the commit's step [default: the newest sound one]")]
+One = Annotated[int | None, typer.Option("--step", help="the commit's step [default: all commits]")]
 
 
 def register(app: typer.Typer) -> None:
@@ -52,7 +53,7 @@ def list_(run_dir: Run, as_json: Json = False) -> None:
     table("Commits", columns, rows)
 
 
-def verify(run_dir: Run, step: Step = None, as_json: Json = False) -> None:
+def verify(run_dir: Run, step: One = None, as_json: Json = False) -> None:
     """Check every byte of one commit, or of all, of their token shards, and that weights which commits lack since they
     were not trained are where the run began with them. Exit code 1 if something is damaged."""
     from orchestrator.data.prepared.tokens import problems as problems_of

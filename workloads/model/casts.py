@@ -5,23 +5,24 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from contextvars import ContextVar
 
 import torch
 from torch import Tensor
 
-_kept: dict[tuple[int, torch.dtype], Tensor] | None = None
-"""The casts of this process by the weight, while they are kept."""
+_KEPT: ContextVar[dict[tuple[int, torch.dtype], Tensor] | None] = ContextVar("casts", default=None)
+"""The casts by their weights, while they are kept."""
 
 
 @contextlib.contextmanager
 def kept() -> Iterator[None]:
     """Context manager within which a weight is cast once."""
-    global _kept
-    before, _kept = _kept, {} if _kept is None else _kept
+    before = _KEPT.get()
+    token = _KEPT.set({} if before is None else before)
     try:
         yield
     finally:
-        _kept = before
+        _KEPT.reset(token)
 
 
 def cast(weight: Tensor) -> Tensor:
@@ -30,11 +31,12 @@ def cast(weight: Tensor) -> Tensor:
     if not torch.is_autocast_enabled(kind):
         return weight
     dtype = torch.get_autocast_dtype(kind)
-    keeps = _kept is not None and torch.is_autocast_cache_enabled() and torch.is_grad_enabled()
-    if not keeps or not weight.is_leaf or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or not (torch.is_autocast_cache_enabled() and torch.is_grad_enabled()):
         return weight.to(dtype)
-    assert _kept is not None
+    known = _KEPT.get()
+    if known is None or not weight.is_leaf:
+        return weight.to(dtype)
     key = (id(weight), dtype)
-    if key not in _kept:
-        _kept[key] = weight.to(dtype)
-    return _kept[key]
+    if key not in known:
+        known[key] = weight.to(dtype)
+    return known[key]
