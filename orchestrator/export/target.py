@@ -19,7 +19,7 @@ from orchestrator.storage.atomic import replace_folder
 from orchestrator.storage.input_files import TIMEOUT
 from orchestrator.storage.open_backend import open_backend
 from orchestrator.storage.retry import Retry
-from orchestrator.storage.uri import check_uri, is_local, local_path, unwritable
+from orchestrator.storage.uri import check_uri, is_local, local_path
 
 MARK = "export.json"
 """Written last: an export that has it is complete."""
@@ -58,8 +58,6 @@ def draft(target: str) -> Iterator[str]:
     from safetensors import SafetensorError
 
     parent, name = os.path.split(local_path(target)) if is_local(target) else (None, "export")
-    if parent and (why := unwritable(parent)):
-        raise InputError(f"cannot be written ({why})", target, "give another folder")
     try:
         if parent:
             os.makedirs(parent, exist_ok=True)
