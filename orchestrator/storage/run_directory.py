@@ -167,12 +167,15 @@ class RunDir:
             hint = "check its permissions" if self.local else "check address and credentials"
             raise kind(f"cannot be read ({reason})", self.at(name), hint) from None
 
-    def write_text(self, name: str, text: str) -> None:
-        """Create or replace a document atomically. Raises LeaseLost if the run is another controller's, see `lock`."""
+    def write_text(self, name: str, text: str, private: bool = False) -> None:
+        """Create or replace a document atomically; one that is `private` is for the user alone, where there are users.
+        Raises LeaseLost if the run is another controller's, see `lock`."""
         self.require_lock()
         path = self._path(name)
         if self.local:
             replace_file(path, [text.encode()])
+            if private:
+                os.chmod(path, 0o600)
         else:
             self._call(self.fs.pipe_file, path, text.encode())
 

@@ -940,3 +940,14 @@ def test_a_run_on_another_file_system(runs: Runs, tmp_path: Path) -> None:
     summary = runs.controller().drive()
     assert summary["state"] == "done"
     assert [row["step"] for row in runs.run.rows("metrics.jsonl")] == list(range(1, 13))
+
+
+def test_a_job_file_with_a_secret_is_for_its_user_alone(runs: Runs) -> None:
+    path = Path(runs.run.path) / "job.yaml"
+    runs.controller(runs.job()).drive()
+    assert path.stat().st_mode & 0o044
+    secret = runs.job(notify={"webhook": "http://127.0.0.1:1/T0/secret"})
+    runs.controller(
+        secret.model_copy(update={"train": secret.train.model_copy(update={"steps": 12})})
+    ).drive()
+    assert path.stat().st_mode & 0o077 == 0
