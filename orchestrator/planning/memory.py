@@ -16,7 +16,7 @@ from orchestrator.planning.cuts import layers_by_rank
 from orchestrator.planning.device import HEAD_TOKENS, Machine
 from orchestrator.planning.layout import SPLIT, Layout, ModelShape
 from orchestrator.planning.shape import Bias
-from orchestrator.planning.simulation.step import local_parameters, recomputed_share
+from orchestrator.planning.simulation.step import divided, local_parameters, recomputed_share
 from orchestrator.planning.simulation.update import kept_numbers
 
 MEMORY_SHARE = 0.8
@@ -112,6 +112,10 @@ def held(spec: JobSpec, shape: ModelShape, layout: Layout, indices: Sequence[int
         layer *= again
         layer += (1.0 - again) * (_layer(spec, shape, whole, tokens) + _scores(spec, shape, "none", rows)[0])
     layer *= 1.0 + shape.generator
+    # a layer that is computed again is whole while it goes back
+    recomputed = (
+        _layer(spec, shape, layout.but(recompute="none"), tokens) if layout.recompute == "full" else 0.0
+    )
     waiting = _waiting(spec, shape, layout, tokens) if layout.pp > 1 and layout.schedule in SPLIT else 0.0
     state = (
         _states(spec, shape, layout) + _casts(spec, shape, layout) * (1.0 - shape.quantised_share) - summed
@@ -130,7 +134,7 @@ def held(spec: JobSpec, shape: ModelShape, layout: Layout, indices: Sequence[int
         kept = accumulation if all_forward else min(_ahead(layout, index), accumulation)
         passes = accumulation if all_forward else 1
         head = _head(spec, shape, tokens, passes) / layout.tp if last else 0.0
-        at_once = max(head, scores_at_once)
+        at_once = max(head, scores_at_once, recomputed)
         at_once += _gathered(spec, shape, layout, mean)
         # what the embedding's backward pass makes, when the activations of its micro-batch are gone
         made = _embedded(shape, first, last) / layout.tp - layers * layer
@@ -153,10 +157,8 @@ def fullest(layers: tuple[int, ...], defers: bool = False) -> tuple[int, ...]:
     layers above that of the first, and the last such where gradients of weights wait (`_deferred`)."""
     inner = range(1, len(layers) - 1)
     more = {layers[index]: index for index in reversed(inner) if layers[index] > layers[0]}
-    if defers:
-        later = {layers[index]: index for index in inner if layers[index] > layers[-1]}
-        return tuple(sorted({0, *more.values(), *later.values(), len(layers) - 1}))
-    return tuple(sorted({0, *more.values(), len(layers) - 1}))
+    later = {layers[index]: index for index in inner if defers and layers[index] > layers[-1]}
+    return tuple(sorted({0, *more.values(), *later.values(), len(layers) - 1}))
 
 
 def peak_by_stage(spec: JobSpec, shape: ModelShape, layout: Layout) -> list[float]:
@@ -191,8 +193,7 @@ def _deferred(layout: Layout, index: int) -> float:
 
 def _waiting(spec: JobSpec, shape: ModelShape, layout: Layout, tokens: float) -> float:
     """Bytes of a layer of which the gradients of the weights are still to come: what its products read, and the
-    gradients of what they gave. Fitted to traces of Llama 3 of 8 and 70 billion parameters under ZB-V.
-    """
+    gradients of what they gave. Fitted to traces of Llama 3 of 8 and 70 billion parameters under ZB-V."""
     width, tp = 4.0 if spec.train.dtype == "fp32" else 2.0, layout.tp
     share = shape.expert_layers / shape.layers if shape.layers else 0.0
     used = shape.experts_per_token + shape.shared_experts
@@ -201,7 +202,7 @@ def _waiting(spec: JobSpec, shape: ModelShape, layout: Layout, tokens: float) ->
     read = 2.0 * shape.hidden + (heads + columns) / tp
     given = 2.0 * shape.hidden + (heads + 2.0 * shape.kv_heads * shape.head_size) / tp
     given += (2.0 if shape.gated else 1.0) * columns / tp
-    # What norms read, in fp32; those by mean and variance keep as much again.
+    # in fp32; norms by mean and variance keep as much again
     residual = (8.0 if shape.gated else 16.0) * shape.hidden / (tp if layout.sequence else 1)
     residual += 2.0 * shape.hidden if layout.sequence else 0.0
     return tokens * (width * (read + given) + residual)
@@ -212,7 +213,7 @@ def _summed_anew(layout: Layout, accumulation: int, shape: ModelShape) -> float:
     activations are gone: ZeRO 2 and 3 begin each step without gradients."""
     if accumulation > 1 or layout.zero < 2 or layout.pp > 1 or layout.engine != "torch":
         return 0.0
-    return 4.0 * shape.trained_share / layout.sharded
+    return 4.0 * shape.trained_share / divided(shape, layout, layout.sharded)
 
 
 def _gathered(spec: JobSpec, shape: ModelShape, layout: Layout, parameters: float) -> float:
@@ -246,7 +247,9 @@ def _layer(spec: JobSpec, shape: ModelShape, layout: Layout, tokens: float) -> f
     share = shape.expert_layers / shape.layers if shape.layers else 0.0
     used = shape.experts_per_token + shape.shared_experts
     columns = (1.0 - share) * shape.feedforward + share * used * shape.expert_feedforward
-    sent = 3.0 * share * shape.experts_per_token * shape.hidden * width if none else 0.0
+    # of rows for experts those that are sorted, and those that other ranks have sent
+    copies = (3.0 if none else 0.0) + (1.0 if layout.ep > 1 else 0.0)
+    sent = copies * share * shape.experts_per_token * shape.hidden * width
     outer = (whole + max(residual - whole, 0.0) / layout.tp) * shape.hidden
     normed = (
         (shape.normed / (layout.tp if layout.sequence else 1) + shape.normed_heads / layout.tp)
@@ -315,7 +318,8 @@ def offloaded_bytes(spec: JobSpec, shape: ModelShape, layout: Layout) -> float:
     deepspeed = layout.engine == "deepspeed"
     each = 4.0 * kept_numbers(str(spec.train.optimizer.name), shape) + (8.0 if deepspeed else 0.0)
     each = each * shape.trained_share + (4.0 if layout.offload == "parameters" else 0.0)
-    return each * local_parameters(shape, layout) / (layout.sharded if layout.zero else 1)
+    ways = divided(shape, layout, layout.sharded) if layout.zero else 1
+    return each * local_parameters(shape, layout) / ways
 
 
 def _states(spec: JobSpec, shape: ModelShape, layout: Layout) -> float:
@@ -332,9 +336,10 @@ def _states(spec: JobSpec, shape: ModelShape, layout: Layout) -> float:
     slots = kept + (4.0 if deepspeed else 0.0) + (4.0 if spec.checkpoint.ema is not None else 0.0)
     slots += 4.0 if spec.train.reference == "held" else 0.0
     trained, small = shape.trained_share, shape.quantised_share  # of which every rank has all
-    optimizer = slots * trained / (layout.sharded if layout.zero >= 1 else 1)
-    gradients = 4.0 * trained / (layout.sharded if layout.zero >= 2 and layout.pp == 1 else 1)
-    weights = 4.0 * (1.0 - small) / (layout.sharded if layout.zero >= 3 else 1) + NF4 * small
+    ways = divided(shape, layout, layout.sharded)
+    optimizer = slots * trained / (ways if layout.zero >= 1 else 1)
+    gradients = 4.0 * trained / (ways if layout.zero >= 2 and layout.pp == 1 else 1)
+    weights = 4.0 * (1.0 - small) / (ways if layout.zero >= 3 else 1) + NF4 * small
     if layout.zero >= 3 and layout.pp > 1:
         low = spec.train.dtype == "bf16" and layout.schedule not in SPLIT
         weights += (2.0 if low else 4.0) * (1.0 - small)

@@ -140,7 +140,7 @@ def with_update(
     )  # of the loss, the norm and what else a step reports
     if layout.zero and not machine.launches_ahead:  # shards are taken out of their layers and put back
         sent += units * OPERATIONS * machine.launch
-    own = trained / (layout.sharded if layout.zero else 1)
+    own = trained / (divided(shape, layout, layout.sharded) if layout.zero else 1)
     optimizer = update_seconds(shape, layout, machine, program, own)
     price = DEEPSPEED.get(layout.zero, 1.0) if layout.engine == "deepspeed" else 1.0
     compute, optimizer = price * compute, price * optimizer if layout.offload == "none" else 0.0
@@ -203,11 +203,20 @@ def local_parameters(shape: ModelShape, layout: Layout) -> float:
     return (shape.parameters - experts + experts / layout.ep) / (layout.tp * layout.pp)
 
 
+def divided(shape: ModelShape, layout: Layout, ways: int) -> float:
+    """Into how many parts a rank's parameters are divided in the mean, where `ways` ranks divide those that all of them
+    have: experts are divided by those that have the same ones."""
+    experts = shape.expert_share / layout.ep
+    rest = 1.0 - shape.expert_share
+    return (rest + experts) / (rest / ways + experts / max(ways / layout.ep, 1.0))
+
+
 def saved_bytes(shape: ModelShape, layout: Layout, optimizer: str) -> float:
     """Bytes that a rank copies for a commit: of weights and optimiser state in fp32 its share, as the ranks that hold
     the same divide them."""
     trained = shape.trained_share * local_parameters(shape, layout)
-    return 4.0 * (1.0 + kept_numbers(optimizer, shape)) * trained / (layout.dp * layout.cp)
+    ways = divided(shape, layout, layout.dp * layout.cp)
+    return 4.0 * (1.0 + kept_numbers(optimizer, shape)) * trained / ways
 
 
 @lru_cache(maxsize=256)

@@ -158,12 +158,12 @@ def test_the_guide(tmp_path: Path) -> None:
     """The example of the page, as it stands."""
     code, parallel = (
         re.search(rf'```\w+ title="{title}"\n(.*?)```', GUIDE, re.DOTALL)
-        for title in (r"site\.py", "parallel")
+        for title in (r"our_site\.py", "parallel")
     )
     assert code is not None
     assert parallel is not None
     (tmp_path / "site_of_guide.py").write_text(code[1])
-    given = yaml.safe_load(parallel[1].replace("site:", "site_of_guide:"))["parallel"]
+    given = yaml.safe_load(parallel[1].replace("our_site:", "site_of_guide:"))["parallel"]
     roomy = {"per_rack": 1, "most_memory": 1e12}
     assert given["cost"]["options"] == {"per_rack": 1}
     spec = job({**given, "cost": {**given["cost"], "options": roomy}}, workers=2)
