@@ -15,7 +15,7 @@ import xxhash
 from orchestrator.data.prepared.data_folder import DataFolder
 from orchestrator.data.prepared.manifest import DataManifest, TokenShard
 from orchestrator.data.prepared.put_aside import put_aside
-from orchestrator.job.errors import InputError
+from orchestrator.data.prepared.verified_shard import DataGone
 from orchestrator.storage.atomic import replace_file
 
 AGAIN = "run or prepare the job again, which makes what is missing"
@@ -42,7 +42,7 @@ def downloaded(folder: DataFolder, found: DataManifest, shard: TokenShard) -> Pa
 
 
 def _download(folder: DataFolder, shard: TokenShard, path: Path) -> None:
-    """Download a shard to `path`, whose lock is held. Raises InputError if it is missing or damaged."""
+    """Download a shard to `path`, whose lock is held. Raises DataGone if it is missing or damaged."""
     for left in path.parent.glob(f"{path.name}.*.tmp"):  # by a download that was killed
         left.unlink()
     block = memoryview(bytearray(2**22))
@@ -55,13 +55,13 @@ def _download(folder: DataFolder, shard: TokenShard, path: Path) -> None:
             yield block[:count]
         if digest.hexdigest() != shard.xxh3:
             put_aside(folder, shard.file)
-            raise InputError(f"shard {shard.file} is damaged", folder.uri, AGAIN)
+            raise DataGone(f"shard {shard.file} is damaged", folder.uri, AGAIN)
 
     try:
         replace_file(str(path), blocks())
     except FileNotFoundError:
         put_aside(folder, shard.file)
-        raise InputError(f"shard {shard.file} is missing", folder.uri, AGAIN) from None
+        raise DataGone(f"shard {shard.file} is missing", folder.uri, AGAIN) from None
 
 
 @contextmanager

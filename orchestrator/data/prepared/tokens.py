@@ -19,7 +19,7 @@ from orchestrator.data.prepared.blocks import RemoteShard, cache_for
 from orchestrator.data.prepared.data_folder import DataFolder
 from orchestrator.data.prepared.manifest import DataManifest, TokenShard
 from orchestrator.data.prepared.node_copies import AGAIN, copies_of, downloaded
-from orchestrator.data.prepared.verified_shard import DamagedShard, VerifiedShard, quarantine
+from orchestrator.data.prepared.verified_shard import DamagedShard, DataGone, VerifiedShard, quarantine
 from orchestrator.data.preprocessing.contents import ENTRY, documents_by_part
 from orchestrator.data.preprocessing.shards import contents_name, ends_name
 from orchestrator.data.sections import published
@@ -47,7 +47,7 @@ class Tokens:
     ) -> None:
         """`sections` is how many are published of data that is still prepared; None if all is there.
 
-        Raises InputError if a shard is missing or damaged.
+        Raises DataGone if a shard is missing or damaged.
         """
         self.folder, self.manifest, self.sections, self.keep = folder, found, sections, keep
         self._cache = None if folder.local else cache_for(found, keep, sections is not None)
@@ -63,19 +63,19 @@ class Tokens:
 
         Local shards are mapped in place. Remote ones are kept in the system's temporary folder, of which they may take
         `keep` bytes, half of what is free if None: where all fit they are downloaded once per node and verified, else
-        their blocks are when they are read. Raises InputError if the data is missing or damaged.
+        their blocks are when they are read. Raises DataGone if the data is missing or damaged.
         """
         folder = DataFolder(uri, retry)
         if found := manifest.read(folder):
             return cls(folder, found, None, keep)
         if so_far := published.so_far(folder):
             return cls(folder, *so_far, keep)
-        raise InputError("there is no prepared data", folder.uri, "make it with `orchestrator data prepare`")
+        raise DataGone("there is no prepared data", folder.uri, "make it with `orchestrator data prepare`")
 
     def await_section(self, number: int) -> None:
         """Wait until a section is published, for as long as the process is not asked to stop.
 
-        Raises StoppedWaiting, and InputError if its shards are missing or damaged.
+        Raises StoppedWaiting, and DataGone if its shards are missing or damaged.
         """
         give_up = self.folder.retry.give_up
         while self.sections is not None and self.sections <= number:
@@ -94,7 +94,7 @@ class Tokens:
             try:
                 more = [self._opened(shard) for shard in source.shards]
             except ValueError as error:
-                raise InputError(str(error), self.folder.uri, AGAIN) from None
+                raise DataGone(str(error), self.folder.uri, AGAIN) from None
             self._shards[number] += more
             before = self.length(number)
             ends = before + np.cumsum([len(shard) for shard in more], dtype=np.int64)

@@ -11,12 +11,20 @@ import xxhash
 
 from orchestrator.data.prepared.manifest import TokenShard
 from orchestrator.data.preprocessing.shards import BLOCK_BYTES
+from orchestrator.job.errors import InputError
 
 SUM_DIGITS = 16
 
 
 class DamagedShard(Exception):
     """The bytes of a file are not those that were written. It has been quarantined, so that it is made again."""
+
+
+class DataGone(InputError):
+    """Prepared data is not there, or not all of it. To a command that is wrong input; a rank that raises it need not
+    end the run, whose controller makes the data again: another rank may have put a damaged file aside just before."""
+
+    kind = ""
 
 
 class VerifiedShard:

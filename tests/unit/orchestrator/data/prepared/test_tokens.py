@@ -14,11 +14,13 @@ import numpy as np
 import pytest
 from unpublished import plan_of, unpublished
 
+from cluster.workers.error_kind import cause_of
+from cluster.workers.gang import Cause
 from orchestrator.data.prepared import excerpt
 from orchestrator.data.prepared import tokens as tokens_module
 from orchestrator.data.prepared import verified_shard as checked
 from orchestrator.data.prepared.tokens import Tokens, problems
-from orchestrator.data.prepared.verified_shard import DamagedShard
+from orchestrator.data.prepared.verified_shard import DamagedShard, quarantine
 from orchestrator.data.preprocessing import shards
 from orchestrator.data.preprocessing.shards import is_complete
 from orchestrator.data.sections.published import StoppedWaiting
@@ -144,6 +146,18 @@ def test_missing_and_damaged_data_are_told(prepare_here: Prepare, tmp_path: Path
     (folder / "manifest.json").write_text('{"format": 1, "tokens": 3}')
     with pytest.raises(InputError, match=r"holds a damaged manifest.json"):
         Tokens.open(str(folder))
+
+
+def test_a_rank_that_finds_no_data_does_not_call_the_input_wrong(
+    prepare_here: Prepare, tmp_path: Path
+) -> None:
+    """Another rank of its gang may just have put the damaged file aside: the controller makes it again, and goes on."""
+    folder = Path(prepare_here([TEXT]))
+    quarantine(folder / "shards" / "000001.bin")
+    for gone in (str(folder), str(tmp_path / "nothing")):
+        with pytest.raises(InputError) as raised:
+            Tokens.open(gone)
+        assert cause_of(raised.value) == Cause("raised", name="DataGone")
 
 
 @pytest.fixture
