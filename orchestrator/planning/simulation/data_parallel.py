@@ -23,6 +23,7 @@ def data_parallel(
     layout: Layout,
     parameters: float,
     trained: float,
+    experts: float,
     parts: int,
     machine: Machine,
     program: Program,
@@ -33,37 +34,52 @@ def data_parallel(
 ) -> float:
     """Seconds that data-parallel traffic adds, which computation hides in part; `forward` and `backward` are those of a
     pass that may. Under ZeRO 2 and 3 each of `units` layers is gathered and scattered by itself, otherwise buckets are,
-    at `most` so many, each with a latency of its own.
+    at most `most` so many, each with a latency of its own. `experts` is the share of the rank's `parameters` that
+    belongs to experts, which under expert parallelism fewer ranks have.
 
     Gradients are summed once under ZeRO 0 and 1, behind the last backward pass where there is no pipeline; under 2 and
     3 they are scattered, and under 3 weights are gathered, for every micro-batch (Rajbhandari et al., 2020, section 7),
     under 2 once. A pipeline gathers and scatters once, since torch's keep both whole until the last micro-batch. Copies
     of what is sharded sum their gradients once.
     """
-    group = Group(layout.replicas, layout.tp, machine)
-    if group.size == 1:
+    if layout.replicas == 1:
         return 0.0
     gradients, weights = program.gradient_width * trained, program.gather_width * parameters
-    bucket = min(BUCKET, gradients)
-    count = max(min(gradients / BUCKET, most), 1.0)
-    if layout.zero == 0:
-        return _felt(count * group.all_reduce(gradients / count), backward, group.all_reduce(bucket))
-    if layout.zero == 1:
-        scatter = _felt(count * group.scatter(gradients / count), backward, group.scatter(bucket))
-        return scatter + count * group.gather(program.gather_width * trained / count)
-    group = Group(layout.sharded, layout.tp, machine)
-    last = group.scatter(bucket)
-    scatter = group.scatter(gradients) + (units - 1) * group.scatter(0.0)
-    gather = group.gather(weights) + (units - 1) * group.gather(0.0)
+    if layout.zero < 2:
+        sent = last = back = 0.0
+        for share, group in _alike(layout, experts, layout.replicas, machine):
+            part = share * gradients
+            bucket, count = min(BUCKET, part), max(min(part / BUCKET, most), 1.0)
+            collective = group.all_reduce if layout.zero == 0 else group.scatter
+            sent += count * collective(part / count)
+            last = max(last, collective(bucket))
+            if layout.zero == 1:
+                back += count * group.gather(share * program.gather_width * trained / count)
+        return _felt(sent, backward, last) + back
+    of_copy = _alike(layout, experts, layout.sharded, machine)
+    scatter = sum(g.scatter(share * gradients) + (units - 1) * g.scatter(0.0) for share, g in of_copy)
+    gather = sum(g.gather(share * weights) + (units - 1) * g.gather(0.0) for share, g in of_copy)
+    last = of_copy[0][1].scatter(min(BUCKET, gradients))
     if not machine.launches_ahead:  # by the cores that compute
-        gather += machine.elements(FSDP_GATHER * weights)
-        scatter += machine.elements(FSDP_SCATTER * gradients)
+        wrapped = 1.0 - experts if layout.ep == layout.replicas else 1.0
+        gather += machine.elements(FSDP_GATHER * wrapped * weights)
+        scatter += machine.elements(FSDP_SCATTER * wrapped * gradients)
     again = 2.0 * gather if layout.zero == 3 and layout.pp == 1 else gather
     copies = Group(layout.replicas // layout.sharded, layout.tp * layout.sharded, machine)
-    summed = copies.all_reduce(gradients / layout.sharded) if copies.size > 1 else 0.0
+    kept = sum(share / group.size for share, group in of_copy)
+    summed = copies.all_reduce(gradients * kept) if copies.size > 1 else 0.0
     others = 0 if layout.pp > 1 else parts - 1
     other, hidden = scatter + (again if layout.zero == 3 else 0.0), forward + backward
     return others * _felt(other, hidden, last) + _felt(scatter + again + summed, hidden, last)
+
+
+def _alike(layout: Layout, experts: float, ranks: int, machine: Machine) -> list[tuple[float, Group]]:
+    """Shares of a rank's parameters and, of so many consecutive replicas, those that have the same: all of them, of the
+    experts those that expert parallelism gives the same ones."""
+    if layout.ep == 1 or not experts:
+        return [(1.0, Group(ranks, layout.tp, machine))]
+    same = Group(max(ranks // layout.ep, 1), layout.tp * layout.ep, machine)
+    return [(1.0 - experts, Group(ranks, layout.tp, machine)), (experts, same)]
 
 
 def _felt(sent: float, behind: float, last: float) -> float:

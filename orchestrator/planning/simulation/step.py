@@ -128,7 +128,17 @@ def with_update(
     forward = shape.layers * inner.forward if hides else 0.0
     most = units * (GATED_MATRICES if shape.gated else MATRICES)
     sent += data_parallel(
-        layout, parameters, trained, parts, machine, program, forward, backward, units, most
+        layout,
+        parameters,
+        trained,
+        _experts(shape, layout),
+        parts,
+        machine,
+        program,
+        forward,
+        backward,
+        units,
+        most,
     )
     sent += _woken(layout, parts, machine, inner, compute, units)
     if shape.tied and layout.pipeline_rank_of(layout.stages - 1) != 0:
@@ -140,8 +150,8 @@ def with_update(
     )  # of the loss, the norm and what else a step reports
     if layout.zero and not machine.launches_ahead:  # shards are taken out of their layers and put back
         sent += units * OPERATIONS * machine.launch
-    own = trained / (divided(shape, layout, layout.sharded) if layout.zero else 1)
-    optimizer = update_seconds(shape, layout, machine, program, own)
+    ways = divided(shape, layout, layout.sharded) if layout.zero else 1.0
+    optimizer = update_seconds(shape, layout, machine, program, trained / ways)
     price = DEEPSPEED.get(layout.zero, 1.0) if layout.engine == "deepspeed" else 1.0
     compute, optimizer = price * compute, price * optimizer if layout.offload == "none" else 0.0
     late = machine.delay * (compute + optimizer)
@@ -151,7 +161,7 @@ def with_update(
         price * sent,
         price * bubble,
         optimizer * (1.0 + machine.delay),
-        host_seconds(layout, parameters, parts, machine),
+        host_seconds(layout, parameters / ways, parts, machine),
         commit=saved / program.commit_every if program.commit_every else 0.0,
         stragglers=late * (last_of(layout.world) - 1.0),
     )
@@ -206,9 +216,14 @@ def local_parameters(shape: ModelShape, layout: Layout) -> float:
 def divided(shape: ModelShape, layout: Layout, ways: int) -> float:
     """Into how many parts a rank's parameters are divided in the mean, where `ways` ranks divide those that all of them
     have: experts are divided by those that have the same ones."""
+    experts = _experts(shape, layout)
+    return 1.0 / ((1.0 - experts) / ways + experts / max(ways / layout.ep, 1.0))
+
+
+def _experts(shape: ModelShape, layout: Layout) -> float:
+    """Share of a rank's parameters, before ZeRO, that belongs to experts."""
     experts = shape.expert_share / layout.ep
-    rest = 1.0 - shape.expert_share
-    return (rest + experts) / (rest / ways + experts / max(ways / layout.ep, 1.0))
+    return experts / (1.0 - shape.expert_share + experts)
 
 
 def saved_bytes(shape: ModelShape, layout: Layout, optimizer: str) -> float:

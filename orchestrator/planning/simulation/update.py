@@ -47,12 +47,12 @@ def update_seconds(
 
 
 def host_seconds(layout: Layout, parameters: float, parts: int, machine: Machine) -> float:
-    """What offload adds to a step, for a rank's `parameters` before ZeRO and `parts` micro-batches: gradients to the
+    """What offload adds to a step, for the `parameters` that a rank keeps and `parts` micro-batches: gradients to the
     host, Adam there (reads four numbers of a parameter and writes three), weights back; offloaded weights come for
     every forward and backward pass (Ren et al., 2021)."""
     if layout.offload == "none":
         return 0.0
-    part = 4.0 * parameters / (layout.sharded if layout.zero >= 1 else 1)
+    part = 4.0 * parameters
     recomputed = 2 * parts if layout.offload == "parameters" else 0
     return (2 + recomputed) * part / machine.host_bandwidth + 7 * part / HOST_MEMORY
 
