@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import (
+    SAC_IGNORED_OPS,
     CheckpointPolicy,
     checkpoint,
     create_selective_checkpoint_contexts,
@@ -56,6 +57,11 @@ SAVED = (
     "_varlen_attn",
 )
 """Operators whose results selective recomputation keeps: what is dear to compute."""
+PROFILED = (
+    torch.ops.profiler._record_function_enter_new.default,
+    torch.ops.profiler._record_function_exit._RecordFunction,
+)
+"""Operators that compute nothing."""
 
 
 @dataclass(frozen=True)
@@ -200,6 +206,8 @@ def recompute(blocks: Sequence[nn.Module], layout: Layout, compiled: bool = Fals
     # Dropout counts instead of drawing, so there is no random state to put back.
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
     if layout.recompute == "selective":
+        # FSDP2 names what it does in experts within a layer for profilers, more often where they are computed again.
+        SAC_IGNORED_OPS.update(PROFILED)
         options["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
     for layer in blocks[:again]:
         # A checkpoint is not compiled, nor what is around it: what is compiled stands inside.

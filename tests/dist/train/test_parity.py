@@ -89,6 +89,7 @@ QUICK = {
         *some("decoder", Layout(dp=4, zero=2, shard=2, micro_batch=1)),
         *some("decoder", Layout(cp=2, dp=2, zero=3, shard=2, micro_batch=1)),
         *some("moe", Layout(dp=4, ep=2, zero=3, shard=2, micro_batch=1)),
+        *some("moe", Layout(dp=4, ep=2, zero=2, micro_batch=1, recompute="selective")),
         *some("sinks", Layout(**EXPERT, tp=2)),
         *some("moe", Layout(dp=2, tp=2, zero=3, sequence=True, micro_batch=2)),
     ],
