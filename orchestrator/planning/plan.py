@@ -286,6 +286,7 @@ def _program(
         dropout,
         attention,
         compiled=compiled,
+        products_again=float(compiled),
         commit_every=commit_every,
         optimizer=optimizer,
         reference=reference,

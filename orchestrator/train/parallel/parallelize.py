@@ -199,7 +199,7 @@ def _stages_with(workload: Workload, layout: Layout) -> dict[str, list[int]]:
 def recompute(blocks: Sequence[nn.Module], layout: Layout, compiled: bool = False) -> None:
     """Keep of each block that the layout recomputes only its input, or where it is selective also the results of matrix
     products and attention (Chen et al., 2016; Korthikanti et al., 2022, section 5). All are compiled if that is asked
-    for."""
+    for; what is compiled by Inductor keeps attention alone."""
     again = 0 if layout.recompute == "none" else layout.recompute_layers or len(blocks)
     for layer in blocks[again:] if compiled else ():
         layer.compile()
@@ -210,8 +210,9 @@ def recompute(blocks: Sequence[nn.Module], layout: Layout, compiled: bool = Fals
         SAC_IGNORED_OPS.update(PROFILED)
         options["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
     for layer in blocks[:again]:
-        # A checkpoint is not compiled, nor what is around it: what is compiled stands inside.
-        forward = torch.compile(layer.forward) if compiled else layer.forward
+        # A checkpoint is not compiled, nor what is around it: what is compiled stands inside. Of one shape both passes
+        # take the same program; one for all shapes, made between the two, keeps other tensors.
+        forward = torch.compile(layer.forward, dynamic=False) if compiled else layer.forward
         if dropouts := [each for each in layer.modules() if isinstance(each, CountedDropout)]:
             layer.forward = partial(_of_micro_batch, forward, dropouts, options)
             continue
@@ -258,4 +259,6 @@ def _with_own_casts(forward: Callable[..., Any], *given: Any, **named: Any) -> A
 
 def _policy(_: object, op: torch._ops.OpOverload, *args: object, **kwargs: object) -> CheckpointPolicy:
     kept = any(op.__name__.split(".")[0].startswith(name) for name in SAVED)
+    # What is compiled hands products the memory that they write, which it uses for others after them.
+    kept = kept and not op._schema.is_mutable
     return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE

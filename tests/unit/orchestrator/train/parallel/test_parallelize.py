@@ -29,6 +29,19 @@ def test_a_layer_that_is_recomputed_is_compiled_too(backend: str, monkeypatch: p
     torch.testing.assert_close(layer.weight.grad, plain)
 
 
+def test_a_compiled_layer_computes_its_products_again_where_recomputation_is_selective() -> None:
+    """Inductor has them written into memory of its own, which is not there any more in the backward pass."""
+    torch.manual_seed(0)
+    layer, x = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 6), nn.Linear(6, 4)), torch.randn(2, 4)
+    plain = torch.autograd.grad(layer(x).square().sum(), list(layer.parameters()))
+    torch._dynamo.reset()
+    recompute([layer], Layout(recompute="selective"), compiled=True)
+    for found, expected in zip(
+        torch.autograd.grad(layer(x).square().sum(), list(layer.parameters())), plain, strict=True
+    ):
+        torch.testing.assert_close(found, expected)
+
+
 @pytest.mark.parametrize("selective", [False, True])
 def test_what_two_layers_read_is_cast_by_each(selective: bool) -> None:
     """As the decoder's memory that a stage received: a leaf that autocast would cast for the first layer alone."""
