@@ -10,6 +10,7 @@ import copy
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -209,14 +210,38 @@ def recompute(blocks: Sequence[nn.Module], layout: Layout, compiled: bool = Fals
         # FSDP2 names what it does in experts within a layer for profilers, more often where they are computed again.
         SAC_IGNORED_OPS.update(PROFILED)
         options["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
+    own = _OwnCode()
     for layer in blocks[:again]:
         # A checkpoint is not compiled, nor what is around it: what is compiled stands inside. Of one shape both passes
         # take the same program; one for all shapes, made between the two, keeps other tensors.
-        forward = torch.compile(layer.forward, dynamic=False) if compiled else layer.forward
+        forward = torch.compile(own.of(layer), dynamic=False) if compiled else layer.forward
         if dropouts := [each for each in layer.modules() if isinstance(each, CountedDropout)]:
             layer.forward = partial(_of_micro_batch, forward, dropouts, options)
             continue
         layer.forward = partial(checkpoint, partial(_with_own_casts, forward), **options)
+
+
+class _OwnCode:
+    """The forwards of layers, with code of its own for each kind of them, as those of experts beside dense ones.
+
+    Dynamo has a list of programs for each code, and takes the first whose guards hold: one that was made of the
+    beginning of another kind's forward also serves this one, in the second pass if it was not there in the first.
+    """
+
+    def __init__(self) -> None:
+        self._code: dict[tuple[tuple[str, type], ...], CodeType] = {}
+
+    def of(self, layer: nn.Module) -> Callable[..., Any]:
+        """The layer's forward."""
+        forward = layer.forward
+        if not isinstance(forward, MethodType):
+            return forward
+        function = forward.__func__
+        kind = tuple((name, type(module)) for name, module in layer.named_modules())
+        code = self._code.setdefault(kind, function.__code__.replace())
+        copied = FunctionType(code, function.__globals__, None, function.__defaults__, function.__closure__)
+        copied.__kwdefaults__ = function.__kwdefaults__
+        return MethodType(copied, layer)
 
 
 def _of_micro_batch(

@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo.utils import counters
+from traced_cases import vocabulary_of
 
 from orchestrator.planning.layout import Layout
 from orchestrator.train.parallel.parallelize import recompute
+from workloads.load import load
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
@@ -39,6 +41,31 @@ def test_a_compiled_layer_computes_its_products_again_where_recomputation_is_sel
     for found, expected in zip(
         torch.autograd.grad(layer(x).square().sum(), list(layer.parameters())), plain, strict=True
     ):
+        torch.testing.assert_close(found, expected)
+
+
+def test_compiled_layers_of_two_kinds_are_computed_again_by_the_programs_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As DeepSeek-V3's: in the first pass the dense one is computed by the only program that there is."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    workload = load("deepseek-v3-tiny", "causal_lm", vocabulary_of(200), sequence_length=8)
+    model = workload.build()
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data.normal_(0.0, 0.02)
+    tokens = torch.randint(8, 150, (2, 9))
+
+    def gradients() -> list[torch.Tensor]:
+        model.zero_grad()
+        total = workload.loss(model, {"tokens": tokens[:, :-1], "labels": tokens[:, 1:]})
+        total.total.backward()
+        return [p.grad for p in model.parameters() if p.grad is not None]
+
+    plain = gradients()
+    recompute(workload.blocks(model), Layout(recompute="full"), compiled=True)
+    for found, expected in zip(gradients(), plain, strict=True):
         torch.testing.assert_close(found, expected)
 
 
