@@ -42,8 +42,8 @@ class ParallelSpec(StrictModel):
     micro_batch: Positive | None = Field(default=None, description="sequences that a rank computes at once")
     recompute: Literal["none", "selective", "full"] = Field(
         default="none",
-        description="activations that the backward pass computes again: none, those of attention's scores, or all "
-        "within a layer",
+        description="activations that the backward pass computes again: none, all within a layer but the results of "
+        "matrix products and attention (under train.compile of attention alone), or all within a layer",
     )
     recompute_layers: int = Field(
         default=0,
