@@ -26,7 +26,7 @@ from orchestrator.launch.submission import no_cluster
 from orchestrator.resolve.precision import record_choice
 from orchestrator.storage.file_names import CHAIN
 from orchestrator.storage.run_directory import REPORT, RunDir, remove_empty
-from orchestrator.track.redact import redact
+from orchestrator.track.redact import holds_secret
 
 Show = Callable[[Mapping[str, Any]], None]
 Faults = Mapping[str, tuple[str, ...]]
@@ -60,7 +60,7 @@ def run(
     try:
         with root.lock():
             text = yaml.safe_dump(chain.document(), sort_keys=False)
-            root.write_text("job.yaml", text, private=redact(text) != text)
+            root.write_text("job.yaml", text, private=holds_secret(text))
             driver = Driver(chain, stages, root, done, show, address, faults, priority)
             driver.record()
             if done != set(stages):

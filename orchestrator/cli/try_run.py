@@ -69,9 +69,8 @@ def begun_anew(directory: RunDir) -> Iterator[None]:
     from orchestrator.storage.run_directory import SMOKE, remove_empty
 
     if directory.exists(SMOKE):
-        with directory.lock():
-            pass  # nobody is at work there
-        directory.fs.rm(directory.path, recursive=True)
+        with directory.lock():  # so that nobody begins there meanwhile
+            directory.remove_all()
     elif directory.holds_a_run():
         raise InputError("a run is here, and no earlier try", directory.uri, "give another --run-dir")
     made = directory.create()

@@ -33,7 +33,7 @@ from orchestrator.storage.row_types import EventFields
 from orchestrator.storage.row_writer import HOLD, RowWriter
 from orchestrator.storage.run_directory import ORIGIN, Row, RunDir
 from orchestrator.track.notifier import TELLING, Notifier
-from orchestrator.track.redact import redact
+from orchestrator.track.redact import holds_secret
 from orchestrator.track.sinks.follow import SinkProcess
 from orchestrator.track.totals import RunTotals, is_number, longest_step, median_step, totals_of
 from orchestrator.track.tracker import Tracker
@@ -98,7 +98,7 @@ class RunHistory:
         self.events_stored = self.event_history.number = number
         self._metrics.mark, self._checked = status.get("rows"), False
         begun = "resumed" if self.events or self.recent else "begun"
-        run.write_text("job.yaml", text := dump(spec), private=redact(text) != text)
+        run.write_text("job.yaml", text := dump(spec), private=holds_secret(text))
         nowhere = spec.model_copy(update={"tracking": None, "sinks": None})
         self.tracker, self._sinks = Tracker(nowhere, run), SinkProcess(nowhere, run)
         told: EventFields = {"last_seen": status["time"] if is_number(status.get("time")) else None}

@@ -13,6 +13,7 @@ import glob
 import json
 import os
 import posixpath
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ParamSpec, TypeVar
 
@@ -207,6 +208,16 @@ class RunDir:
             self._call(self.fs.rm_file, self._path(name))
         else:
             self.log(name).remove()
+
+    def remove_all(self) -> None:
+        """Remove the directory, whose lock is held, with all that is in it. Raises OSError."""
+        if self.local:
+            shutil.rmtree(self.path)
+            return
+        for path in self._call(self.fs.find, self.path):
+            if posixpath.basename(posixpath.dirname(path)) != LOCK:  # the lock goes on
+                self._call(self.fs.rm_file, path)
+        self._logs.clear()
 
     def log(self, name: str) -> RowLog:
         """The row file `name`."""

@@ -21,6 +21,11 @@ _VALUE = r"""(?P<value>"[^"\n]+"|'[^'\n]+'|[^\s"',}&{\[]+)"""
 _ASSIGNED = re.compile(rf"""(?P<key>{_SECRET}[\w.-]{{0,64}}["']?[ \t]*[:=][ \t]*){_VALUE}""")
 
 
+def holds_secret(text: str) -> bool:
+    """Whether `redact` would hide something of the text."""
+    return redact(text) != text
+
+
 def redact(value: T) -> T:
     """The same text, mapping or list with secrets replaced by ***.
 

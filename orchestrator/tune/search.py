@@ -24,7 +24,7 @@ from orchestrator.planning.precision import in_precision
 from orchestrator.resolve import prepared_data
 from orchestrator.resolve.precision import as_its_run
 from orchestrator.storage.run_directory import RunDir, remove_empty
-from orchestrator.track.redact import redact
+from orchestrator.track.redact import holds_secret
 from orchestrator.tune.lineage import config_of
 from orchestrator.tune.progress import SearchProgress
 from orchestrator.tune.space import Config, drawn, grid, job_of
@@ -75,7 +75,7 @@ def tune(
     try:
         with connected_ray(address, at_once * workers.max * worker.cpu, at_once * workers.max * worker.gpu):
             with sweep.lock():
-                sweep.write_text("job.yaml", text := dump(spec), private=redact(text) != text)
+                sweep.write_text("job.yaml", text := dump(spec), private=holds_secret(text))
                 return _search(spec, search, sweep, show)
     except NoCluster as error:
         raise no_cluster(error, address) from None

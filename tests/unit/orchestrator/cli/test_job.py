@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -359,6 +360,16 @@ def test_doctor_fails_where_something_is_missing(
         "found": "none",
         "hint": "look up",
     }
+
+
+def test_a_try_begins_anew_on_an_object_store() -> None:
+    tried = RunDir(f"memory://{uuid.uuid4().hex}/small-smoke")
+    for _ in range(3):
+        with begun_anew(tried):
+            assert not tried.rows("events.jsonl")
+            with tried.lock():
+                tried.append("events.jsonl", [{"time": 1.0, "attempt": 1, "phase": "done"}])
+                tried.write_json("summary.json", {})
 
 
 def test_a_try_begins_anew_and_takes_no_other_run_away(tmp_path: Path) -> None:
