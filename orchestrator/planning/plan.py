@@ -143,7 +143,7 @@ def plan(
     which needs least memory if none does. Of those that are searched it uses as many ranks as the job wants at least,
     if there are so many. What the job's objective asks for, `planner.planned` says. Of traced
     ones the `verdicts` count; where they do not fit, the formula is taken to be off by as much for all with their
-    degrees.
+    degrees. One that fits rules out those on no more ranks that were not traced.
 
     Raises InputError if a layout given by hand is illegal, or if none is legal and fits, with the reason.
     """
@@ -159,6 +159,14 @@ def plan(
     for layout, verdict in verdicts.items():
         if verdict.reason:
             off[_degrees(layout)] = max(off.get(_degrees(layout), 1.0), verdict.times)
+    sure = [
+        layout
+        for layout, verdict in verdicts.items()
+        if not verdict.reason
+        and layout.world >= least_world
+        and not _problem(spec, shape, layout, workers, machine)
+    ]
+    known = max(sure, key=lambda layout: layout.world, default=None)
 
     def size_of(layout: Layout) -> float:
         found = sizes.get(layout)
@@ -177,10 +185,12 @@ def plan(
             elif verdicts and (verdict := verdicts.get(layout)) is not None:
                 if verdict.reason:
                     rejected.append((layout, verdict.reason))
-                else:
+                elif layout != known:
                     legal.append((layout, verdict.times * peak_bytes(spec, shape, layout)))
             elif (memory := size_of(layout)) > offered:
                 large.append((layout, memory))
+            elif known is not None and layout.world <= known.world:
+                rejected.append((layout, f"is not known to fit, as {known} is by its trace"))
             else:
                 legal.append((layout, peak_bytes(spec, shape, layout) if off else memory))
         return legal
@@ -199,6 +209,8 @@ def plan(
             else:
                 yield family
 
+    if known is not None:
+        search.add_legal([(known, verdicts[known].times * peak_bytes(spec, shape, known))])
     for degrees in all_degrees(spec, shape, workers, machine.per_node, rejected.append, room):
         search.add(degrees)
     best = search.best(possible_of, legal_of)

@@ -26,6 +26,8 @@ ENDS = 2
 """Ranks at the ends of a pipeline, which are traced first."""
 SECONDS = 40.0
 """Of the processor, that the traces of a layout may take together, and of those that are tried in its place."""
+LAST = 20.0
+"""More of them, for the layout that needs least where no other is known to fit."""
 
 
 @dataclass(frozen=True)
@@ -189,8 +191,8 @@ def confirmed(
     job: ResolvedJob, workers: int, machine: Machine, must_fit: bool = True, always: bool = False
 ) -> Confirmed:
     """See `planned`; where the trace of its layout does not fit, that of the next best which does, found within
-    SECONDS of the processor. Where none is, the first stays. Where none fits by the formula, the one that needs least
-    is taken if its trace fits. `always` traces it where there is room enough, too.
+    SECONDS of the processor. Where none is, or none fits by the formula, the one that needs least is taken if its trace
+    fits; else the first stays. `always` traces it where there is room enough, too.
 
     Raises InputError as `planned` does.
     """
@@ -198,29 +200,52 @@ def confirmed(
     on_cpu = not spec.resources.per_worker.gpu
     first = planned(spec, job.shape, workers, machine, must_fit=False)
     must_fit = must_fit and spec.resources.must_fit
-    if must_fit and not first.fits and not may_fit(first):
-        return Confirmed(planned(spec, job.shape, workers, machine), None)  # which tells why none does
+    if must_fit and not first.fits:
+        least = _least(job, workers, machine, verdicts)
+        return least or Confirmed(
+            planned(spec, job.shape, workers, machine), None
+        )  # which tells why none does
     if not always and is_roomy(spec, first):
         return Confirmed(first, None)
     found, left = first, SECONDS
     traced = first_traced = traced_memory(job, first.chosen.layout)
-    if must_fit and not first.fits:
-        if traced.largest is not None and traced.fits(first, on_cpu):
-            times = traced.largest.memory.peak / first.chosen.memory
-            verdicts[first.chosen.layout] = Verdict("", times)
-        return Confirmed(planned(spec, job.shape, workers, machine, verdicts=verdicts), traced, verdicts)
     while not traced.fits(found, on_cpu) or (verdicts and traced.reasons):
         verdicts[found.chosen.layout] = _too_large(found, traced, on_cpu)
         left = SECONDS - (time.process_time() - began)
         try:
             found = planned(spec, job.shape, workers, machine, must_fit, verdicts)
         except InputError:
-            left = 0.0
+            break
         if left <= 0.0 or not found.fits:
-            others = [(each, why.reason) for each, why in verdicts.items() if each != first.chosen.layout]
-            return Confirmed(dataclasses.replace(first, rejected=(*first.rejected, *others)), first_traced)
+            break
         traced = traced_memory(job, found.chosen.layout, left)
-    return Confirmed(found, traced, verdicts)
+    else:
+        return Confirmed(found, traced, verdicts)
+    if least := _least(job, workers, machine, verdicts):
+        return least
+    others = [(each, why.reason) for each, why in verdicts.items() if each != first.chosen.layout]
+    return Confirmed(dataclasses.replace(first, rejected=(*first.rejected, *others)), first_traced)
+
+
+def _least(
+    job: ResolvedJob, workers: int, machine: Machine, verdicts: Mapping[Layout, Verdict]
+) -> Confirmed | None:
+    """The plan with the layout that needs least by the formula, if its trace fits."""
+    spec, on_cpu = job.spec, not job.spec.resources.per_worker.gpu
+    without_room = dataclasses.replace(machine, memory=1.0)
+    try:
+        least = planned(spec, job.shape, workers, without_room, must_fit=False, verdicts=verdicts)
+    except InputError:
+        return None
+    layout, formula = least.chosen.layout, least.chosen.memory
+    if not may_fit(dataclasses.replace(least, machine=machine)):
+        return None
+    traced = traced_memory(job, layout, LAST)
+    if traced.largest is None or not fits(traced.needed(formula, on_cpu), machine, on_cpu):
+        return None
+    known = {**verdicts, layout: Verdict("", traced.largest.memory.peak / formula)}
+    found = planned(spec, job.shape, workers, machine, verdicts=known)
+    return Confirmed(found, traced, known) if found.chosen.layout == layout else None
 
 
 def _too_large(found: Plan, traced: TracedMemory, on_cpu: bool) -> Verdict:

@@ -65,6 +65,37 @@ def test_a_layout_gives_way_to_the_next_whose_trace_fits(resolved: ResolvedJob, 
     assert set(found.verdicts) <= set(reasons)
 
 
+def test_without_time_for_more_the_one_that_needs_least_is_taken(
+    resolved: ResolvedJob, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And by the controller, to which the verdicts are all it knows."""
+    monkeypatch.setattr(of_plan, "SECONDS", 0.0)
+    found = confirmed(resolved, 1, machine)
+    layout = found.plan.chosen.layout
+    assert found.traced is not None
+    assert found.traced.layout == layout
+    assert found.traced.fits(found.plan, False)
+    assert layout.micro_batch == 1
+    assert [not verdict.reason for verdict in found.verdicts.values()] == [False, True]
+    reasons = dict(found.plan.rejected)
+    assert reasons[layout.but(micro_batch=2)] == f"is not known to fit, as {layout} is by its trace"
+    planner = Planner(resolved.spec, resolved.shape, machine, confirm=lambda _: found.verdicts)
+    assert (planner.choose(1), planner.refused) == (layout, 1)
+
+
+def test_a_layout_that_is_known_to_fit_leaves_out_those_on_no_more_ranks(tmp_path: Path) -> None:
+    job = _job(tmp_path, {"pp": 1, "tp": 1, "cp": 1, "zero": 0, "recompute": "none"})
+    known, roomy = Layout(dp=2, micro_batch=1), Machine(1e12, 1e12, launch=1e-4)
+    verdicts = {known: Verdict("", 1.5)}
+
+    def chosen(workers: int) -> Layout:
+        return planning.plan(job.spec, job.shape, workers, roomy, verdicts=verdicts).chosen.layout
+
+    assert chosen(2) == known
+    assert chosen(4).dp == 4
+    assert chosen(1).dp == 1
+
+
 def test_where_none_fits_in_the_time_the_first_stays_and_is_refused(
     resolved: ResolvedJob, machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,6 +104,7 @@ def test_where_none_fits_in_the_time_the_first_stays_and_is_refused(
         check_fits(pinned, machine)
     check_fits(resolved, machine)
     monkeypatch.setattr(of_plan, "SECONDS", 0.0)
+    monkeypatch.setattr(of_plan, "LAST", 0.0)
     found = confirmed(resolved, 1, machine)
     assert found.plan.chosen.layout.micro_batch == 8
     assert found.verdicts == {}
