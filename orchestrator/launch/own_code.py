@@ -10,8 +10,13 @@ from orchestrator.job.object_reference import ObjectReference
 from orchestrator.job.own_code import code_of
 from orchestrator.job.parallel import cost_of
 from orchestrator.job.spec import JobSpec
+from orchestrator.planning.layout import Layout
 from orchestrator.planning.own_cost import check_cost
 from orchestrator.resolve.resolved_job import ResolvedJob, wrong_input
+from orchestrator.resolve.small_config import narrow
+
+TRIED_TOKENS = 64
+"""Of a text, of which own metrics are tried."""
 
 
 def check_own_code(job: ResolvedJob, workload: Any, prepared: str = "") -> None:
@@ -38,15 +43,42 @@ def check_own_code(job: ResolvedJob, workload: Any, prepared: str = "") -> None:
         ):
             own_share(optimizer.schedule, step, spec.train.steps)
     if spec.evaluate and spec.evaluate.own_metrics:
-        from workloads.own.metrics import OwnMetrics
-
-        with wrong_input("evaluate.metrics"):
-            OwnMetrics(spec.evaluate.own_metrics)
-        if spec.workload.objective == "replaced_token_detection":
-            what = "own metrics are given the logits of one network, and this objective trains two"
-            raise InputError(what, "evaluate.metrics", "leave them out")
+        _check_metrics(job, workload, prepared)
     if isinstance(workload.config, OwnModel):
         _check_model(job, workload, prepared)
+
+
+def _check_metrics(job: ResolvedJob, workload: Any, prepared: str) -> None:
+    """The metrics are there and give a number for each of two samples; of a model that transformers runs, and of the
+    user's own, which is tried whole later, only the former."""
+    import torch
+
+    from workloads.model.config import TransformerConfig
+    from workloads.own.metrics import OwnMetrics
+    from workloads.workload import Loss
+
+    spec = job.spec
+    assert spec.evaluate is not None
+    with wrong_input("evaluate.metrics"):
+        metrics = OwnMetrics(spec.evaluate.own_metrics)
+    if not isinstance(workload.config, TransformerConfig):
+        return
+    small = replace(workload, config=workload.config.changed(narrow(workload.config, Layout())), adapter=None)
+    with wrong_input("evaluate.metrics"), torch.random.fork_rng(devices=[]), torch.no_grad():
+        batch = _tried_batch(spec, small, prepared)
+        metrics.beside(Loss(torch.zeros(()), torch.ones(())), small.build().eval()(batch), batch)
+
+
+def _tried_batch(spec: JobSpec, workload: Any, prepared: str) -> Any:
+    """Two samples, short ones of text."""
+    from orchestrator.data.samples.own_samples import first_samples
+    from orchestrator.tracing.sample_batch import sample_batch
+
+    if spec.data.samples is not None:
+        return first_samples(spec.data.samples, spec.seed, of_set=True, prepared=prepared)
+    length = min(spec.data.sequence_length, TRIED_TOKENS)
+    short = spec.model_copy(update={"data": spec.data.model_copy(update={"sequence_length": length})})
+    return sample_batch(short, workload, 2)
 
 
 def _check_model(job: ResolvedJob, workload: Any, prepared: str) -> None:

@@ -11,13 +11,12 @@ from orchestrator.job.records import REFERENCED
 from orchestrator.planning.layout import Layout, ModelShape, split_problems
 from orchestrator.planning.model_shape import model_shape
 from orchestrator.resolve.resolved_job import ResolvedJob
+from orchestrator.resolve.small_config import narrow
 from workloads.model.config import TransformerConfig
 from workloads.own.object_reference import is_object_reference
 
 LARGEST = 8_000_000
 """Parameters of a model that is tried as it is."""
-HEAD, COLUMNS = 16, 128
-"""Numbers of a small attention head, and columns of a small feed-forward block."""
 DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers", "encoder_layers",
           "decoder_layers", "num_hidden_groups")  # fmt: skip
 """Names of the number of layers in configurations of transformers."""
@@ -59,49 +58,6 @@ def small_model(job: ResolvedJob, layout: Layout, folder: Path) -> SmallModel:
             found["mup"] = None
             notes.append("workload.mup was left out")
     return SmallModel(found, shape.parameters, tuple(notes))
-
-
-def narrow(config: TransformerConfig, layout: Layout) -> dict[str, Any]:
-    """Changes that make a model of this project small, and that `layout` divides as it divides the large one."""
-    grouped = config.kv_heads < config.heads
-    keys = layout.tp * (2 if config.kv_heads // layout.tp > 1 else 1)
-    heads = max(2 * keys, 4) if grouped else max(keys, 4 // layout.tp * layout.tp)
-    if not grouped:
-        keys = heads
-    whole = config.heads * config.head_dim == config.hidden
-    moe = config.moe
-    layers = max(layout.stages, 2, (moe.first + moe.every) if moe else 0)
-    layers = min(layers + layers % (moe.every if moe else 1), max(config.layers, layers))
-    found: dict[str, Any] = {
-        "layers": layers,
-        "hidden": heads * HEAD if whole else 4 * HEAD * layout.tp,
-        "heads": heads,
-        "kv_heads": keys,
-        "head_dim": HEAD,
-        "intermediate": COLUMNS * layout.tp,
-    }
-    if config.decoder_layers:
-        found["decoder_layers"] = layers
-    if config.embedding_size != config.hidden:
-        found["embedding_size"] = min(config.embedding_size, 2 * HEAD)
-    if config.generator:
-        found["generator"] = found["hidden"] // 2
-    if moe:
-        most = -(-max(2 * moe.top_k, 2 * layout.ep) // layout.ep) * layout.ep * moe.groups
-        found["moe"] = {
-            "experts": moe.experts if moe.experts <= most else most,
-            "intermediate": COLUMNS * layout.tp // (1 if moe.intermediate == config.intermediate else 2),
-        }
-    if config.latent:
-        found["latent"] = {
-            "query_rank": min(config.latent.query_rank, 2 * HEAD),
-            "key_value_rank": 2 * HEAD,
-            "nope_dim": HEAD,
-            "rope_dim": HEAD,
-            "value_dim": HEAD,
-        }
-        found["head_dim"] = 2 * HEAD
-    return found
 
 
 def _small_folder(job: ResolvedJob, layout: Layout, folder: Path) -> ModelShape:

@@ -10,6 +10,8 @@ from typing import Any, cast
 import pytest
 import torch
 import yaml
+from jobs import job as text_job
+from jobs import write_text
 from safetensors.torch import save_file
 
 from orchestrator.job.errors import InputError
@@ -180,6 +182,9 @@ class Whole(Sgd):
 class NoSlots: ...
 
 def fails(values, batch): return values["no such"]
+def broken(values, batch): return values / (len(values) // 3 // 0)
+def one(values, batch): return values.float().mean()
+def each(values, batch): return torch.zeros(len(next(iter(batch.values()))))
 def half(step, steps, to=0.5): return 1.0 - (1.0 - to) * step / steps
 def negative(step, steps): return -1.0
 """
@@ -399,6 +404,35 @@ def test_a_metric_that_fails_is_refused(here: Path) -> None:
     document["data"]["validation"] = {"share": 0.4}
     wanted = "evaluate.metrics: own_things:fails failed (KeyError: 'no such'); mend it"
     assert wanted in refusal(parse(document | {"evaluate": {"metrics": ["loss", "own_things:fails"]}}))
+
+
+@pytest.mark.parametrize(
+    ("model", "objective", "metric", "wanted"),
+    [
+        ("gpt-tiny", "causal_lm", "broken", "own_things:broken failed (ZeroDivisionError"),
+        (
+            "bert-tiny",
+            "masked_lm",
+            "one",
+            "own_things:one gives shape () for 2 samples; give a number for each",
+        ),
+        ("electra-tiny", "replaced_token_detection", "one", "ELECTRA has two networks' logits"),
+        ("gpt-tiny", "causal_lm", "each", ""),
+        ("t5-tiny", "span_corruption", "each", ""),
+    ],
+)
+def test_a_metric_of_a_model_of_this_project_is_tried(
+    model: str, objective: str, metric: str, wanted: str, here: Path
+) -> None:
+    document = text_job(write_text(here, 3000))
+    document["workload"] = {"model": model, "objective": objective}
+    document["evaluate"] = {"metrics": ["loss", f"own_things:{metric}"]}
+    document["data"]["validation"] = {"share": 0.3}
+    spec = parse(document)
+    if wanted:
+        assert wanted in refusal(spec)
+    else:
+        check_job(spec)
 
 
 def test_what_is_frozen_by_the_job_and_a_layer_that_is_used_twice_are_taken(here: Path) -> None:

@@ -1,4 +1,4 @@
-"""The small model of a rehearsal: of the same parts, and divided by the same axes."""
+"""The small copy of a model: of the same parts, and divided by the same axes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from orchestrator.planning.layout import Layout
 from orchestrator.planning.model_shape import model_shape
-from orchestrator.verify.rehearsal.model import narrow
+from orchestrator.resolve.small_config import narrow
 from workloads.describe import parameters
 from workloads.errors import WorkloadError
 from workloads.hf.parity_table import SIZE, VOCABULARY
