@@ -19,6 +19,7 @@ from orchestrator.chain.stage_run import StageRun, stage_runs
 from orchestrator.job.chain import ChainSpec
 from orchestrator.job.errors import InputError
 from orchestrator.job.outcome import Outcome
+from orchestrator.launch.at_work import refuse_if_at_work
 from orchestrator.launch.embedded import imports_begun
 from orchestrator.launch.preflight import gpus_here, preflight
 from orchestrator.launch.run import REFRESH, RunOutcome, WatchedRun, attach, done_already
@@ -56,6 +57,7 @@ def run(
     if done == set(stages) and before.get("state") == Outcome.DONE and root.exists(REPORT):
         line = f"{root.uri} is finished: nothing to do"
         return ChainOutcome(Outcome.DONE, record(chain, stages, root), line)
+    refuse_if_at_work(root, *(stage.run for stage in stages.values()))
     made = root.create()
     try:
         with root.lock():

@@ -1,4 +1,4 @@
-"""Whether another command of this machine trains a run already."""
+"""Whether another command of this machine trains a run or a chain already."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ LOOKS = 5.0
 EVERY = 0.25
 
 
-def refuse_if_at_work(run_dir: RunDir) -> None:
-    """Raise InputError if another command of this machine trains the run: one that is locked, and goes on telling how
-    it is. The lock of a command that was just killed is held a little longer, too."""
+def refuse_if_at_work(run_dir: RunDir, *stages: RunDir) -> None:
+    """Raise InputError if another command of this machine trains the run, or drives the chain of these `stages`: one
+    that is locked, and goes on telling how it is. The lock of a command that was just killed is held a little longer,
+    too."""
     before, deadline = None, time.monotonic() + LOOKS
     while run_dir.local and is_locked(run_dir.path) and time.monotonic() < deadline:
-        told = run_dir.read_json_or_empty("status.json").get("time")
+        told = [each.read_json_or_empty("status.json").get("time") for each in stages or (run_dir,)]
         if before is not None and told != before:
             what, hint = (
                 "another command trains this run",

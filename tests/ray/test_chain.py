@@ -134,7 +134,7 @@ def test_a_second_command_is_refused_and_a_stop_goes_on(quiet: Path, folder: Pat
         wait_for(lambda: is_frozen(rank_pid(root / "base", 1)), "rank 1 to freeze")
         second = orchestrator("run", path, cwd=tmp_path)
         assert second.returncode == 2, second.stderr
-        assert "another controller is at work" in second.stderr
+        assert "another command trains this run" in second.stderr
         # Meanwhile the frozen rank has been replaced. One of a stage on top of it freezes as well, so that there is
         # something to stop.
         wait_for(lambda: is_frozen(rank_pid(root / "left", 1)), "rank 1 of a stage on top of it to freeze")
