@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+from orchestrator.checkpoint.last_commit import refuse_lost
 from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.checkpoint.store import Store
 from orchestrator.job.document import parse_yaml
@@ -66,11 +67,14 @@ class Extension:
 def check_same_run(spec: JobSpec, run: RunDir) -> CommitManifest | None:
     """Refuse to continue in another run's directory, by its newest sound commit or else its job.yaml.
 
-    Returns that commit, if there is one. Raises InputError that names the first key that differs.
+    Returns that commit, if there is one. Raises InputError that names the first key that differs, or as `refuse_lost`.
     """
-    commit = Store(run.commits).latest(deep=False)
+    store = Store(run.commits)
+    commit = store.latest(deep=False)
     extension_of(spec, run, commit)
-    if commit is not None:
+    if commit is None:
+        refuse_lost(run, dict(store.skipped))
+    else:
         _check_same_sets(spec, job_of_commit(commit))
         check_same_code(spec, commit.meta.get(CODE) or {}, run.uri)
         check_same_cleaning(spec, commit.meta.get(CLEANED_BY) or {}, run.uri)

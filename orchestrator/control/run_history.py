@@ -11,9 +11,10 @@ from typing import Any, Unpack
 
 from cluster.workers.clock import wall
 from orchestrator.checkpoint import identity
-from orchestrator.checkpoint.doubted import Doubted, passed_over
+from orchestrator.checkpoint.doubted import Doubted
+from orchestrator.checkpoint.last_commit import LastCommit, last_commit, refuse_lost
 from orchestrator.checkpoint.manifest import CommitManifest
-from orchestrator.checkpoint.snapshots import newest_commit, peer_store, rewind_all, rewind_memory
+from orchestrator.checkpoint.snapshots import peer_store, rewind_all, rewind_memory
 from orchestrator.checkpoint.store import Store
 from orchestrator.control.controller_log import ControllerLog
 from orchestrator.control.evaluation_rows import EvaluationRows
@@ -275,18 +276,15 @@ class RunHistory:
     def last_commit(self, bad: frozenset[int] = frozenset()) -> tuple[CommitManifest | None, list[str]]:
         """The newest commit but those in `bad` that are damaged indeed, those that have used samples which are to be
         left out and those of a decay before the run was extended, and a line for each passed over or doubted."""
+        return (found := self._last_commit(bad))[0].commit, found[1]
+
+    def _last_commit(self, bad: frozenset[int]) -> tuple[LastCommit, list[str]]:
         bad, notes = self._doubted.damaged(bad)
-        at_most: int | None = None
-        while True:
-            found = newest_commit(self._stores, at_most, deep=False)
-            skipped = found[2] if found else [f"step {step}: {why}" for step, why in self.store.skipped]
-            notes += [note for note in map(passed_over, skipped) if note not in notes]
-            if found is None or (found[1].step not in bad and self._is_usable(found[1])):
-                return (found[1] if found else None), notes
-            at_most = found[1].step - 1
+        found = last_commit(self._stores, bad, self._is_usable)
+        return found, notes + [note for note in found.notes if note not in notes]
 
     def roll_back(self, bad: frozenset[int], attempt: int) -> tuple[CommitManifest | None, list[str]]:
-        """Return to the last sound commit: what is beyond it never was. As `last_commit`.
+        """Return to the last sound commit: what is beyond it never was. As `last_commit`; InputError as `refuse_lost`.
 
         From now on only that attempt may commit; what is left of earlier ones has lost its place.
         """
@@ -295,7 +293,9 @@ class RunHistory:
         self.store.fence(attempt)
         if bad:  # the copy in memory may be what is damaged
             rewind_memory(self._peers, min(bad) - 1)
-        commit, notes = self.last_commit(bad)
+        found, notes = self._last_commit(bad)
+        if (commit := found.commit) is None and not found.left_out:
+            refuse_lost(self._run, found.unsound)
         step = commit.step if commit else 0
         self.evaluations.withdraw(step)
         rewind_all(self._peers, self.store, step if commit else -1)

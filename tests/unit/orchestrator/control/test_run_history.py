@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from sockets import silent
 from orchestrator.checkpoint.pieces import TensorPiece
 from orchestrator.checkpoint.store import Store
 from orchestrator.control.run_history import RunHistory
+from orchestrator.job.errors import InputError
 from orchestrator.job.spec import load, parse
 from orchestrator.storage import row_files, row_log
 from orchestrator.storage.run_directory import ORIGIN, RunDir
@@ -206,3 +208,28 @@ def test_a_commit_is_passed_over_that_is_damaged_indeed(run: RunDir) -> None:
     committed(run, 8)
     commit, notes = record.roll_back(frozenset(), 4)
     assert (commit.step if commit else 0, notes) == (8, [])
+
+
+def test_a_run_whose_commits_are_all_damaged_or_gone_does_not_begin_anew(run: RunDir) -> None:
+    """Nothing of them is removed; one that never made a commit begins anew."""
+    record = RunHistory(parse(job("a.txt")), run)
+    record.take([row(1)])
+    assert record.roll_back(frozenset(), 1) == (None, [])
+    shards = [committed(run, step) for step in (4, 8)]
+    published = [{"step": 8, "state": "published"}]
+    record.take([row(step, saves=published if step == 9 else []) for step in range(1, 10)])
+    record.settle()
+    for shard in shards:
+        shard.write_bytes(shard.read_bytes()[:-1])
+    with pytest.raises(
+        InputError, match=r"no commit of the run is sound \(step 4: .*; step 8: .*\); put a copy"
+    ):
+        record.roll_back(frozenset(), 2)
+    assert record.store.steps() == [4, 8]
+    assert [stored["step"] for stored in run.rows("metrics.jsonl")] == list(range(1, 10))
+    record.close()
+    with pytest.raises(InputError, match="no commit of the run is sound"):
+        RunHistory(parse(job("a.txt")), run)
+    shutil.rmtree(Path(run.path, "checkpoints"))
+    with pytest.raises(InputError, match="the commits of the run are gone, of which one was at step 8"):
+        RunHistory(parse(job("a.txt")), run)
