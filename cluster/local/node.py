@@ -40,13 +40,15 @@ COMMON = {
 """System configuration of Ray wherever it is started here. Metrics would be served on every interface and without a
 token. A process for which a node's socket is not there yet looks for it again soon, and as long as by Ray's default,
 with which it sleeps a second between two looks: one start of seven took that second more."""
+LONG_PATH = "AF_UNIX path length"
+"""Part of what Ray says where the path of its folder leaves no room for the name of a socket."""
 NO_PORT = {"DASHBOARD_METRIC_PORT": "-1", "AUTOSCALER_METRIC_PORT": "-1"}
 """Keeps the metrics servers of dashboard and autoscaler from starting; they have no other switch."""
 
 
 @dataclass(frozen=True)
 class NodeSpec:
-    """A node at the loopback address `ip`, with the resources that it declares to Ray.
+    """A node at the address `ip`, with the resources that it declares to Ray.
 
     A head has no `head_address`, and `dashboard` is the port of its dashboard and Jobs API. With `autoscaling`, the
     path of a configuration file, Ray's autoscaler runs beside the head. `instance` and `kind` are the instance id and
@@ -72,36 +74,46 @@ class NodeSpec:
         return dataclasses.asdict(self)
 
     @property
+    def short_name(self) -> str:
+        """A name that no other node in the folder has, since it is part of the paths of sockets: 7 at 127.0.26.7."""
+        _, block, _, number = self.ip.split(".")
+        return number if self.owns_machine else str(int(block) * 256 + int(number))
+
+    @property
     def record(self) -> Path:
         """The file that the node writes once it is up."""
         return Path(self.folder) / "nodes" / f"{self.ip}.json"
 
 
 def main() -> None:
-    """Start the node, write its record, and keep it until SIGTERM or until one of its main processes has ended."""
-    spec = NodeSpec(**json.loads(sys.argv[1]))
-    os.environ |= NO_PORT
-    if spec.instance:
-        os.environ |= {"RAY_CLOUD_INSTANCE_ID": spec.instance, "RAY_NODE_TYPE_NAME": spec.kind}
+    """Keep the node of the command line until SIGTERM."""
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
+    keep(NodeSpec(**json.loads(sys.argv[1])), ended)
+
+
+def keep(spec: NodeSpec, ended: threading.Event) -> None:
+    """Start the node, write its record, and keep it until `ended` or until one of its main processes has ended."""
+    os.environ |= NO_PORT
+    if spec.instance:
+        os.environ |= {"RAY_CLOUD_INSTANCE_ID": spec.instance, "RAY_NODE_TYPE_NAME": spec.kind}
     with reaped():  # Ray's agents would live on for minutes after a SIGKILL
-        _keep(spec, ended)
+        node = _start(spec)
+        try:
+            _write_record(spec, node.address)
+            while not ended.wait(0.5) and not node.is_broken():
+                pass
+        finally:
+            node.stop()
 
 
-def _keep(spec: NodeSpec, ended: threading.Event) -> None:
-    node = _start(spec)
-    try:
-        me = psutil.Process()
-        record = {**spec.to_json(), "pid": me.pid, "born": me.create_time(), "address": node.address}
-        draft = spec.record.with_suffix(f".{me.pid}")
-        draft.write_text(json.dumps(record))
-        draft.replace(spec.record)
-        while not ended.wait(0.5) and not node.is_broken():
-            pass
-    finally:
-        node.stop()
+def _write_record(spec: NodeSpec, address: str) -> None:
+    me = psutil.Process()
+    record = {**spec.to_json(), "pid": me.pid, "born": me.create_time(), "address": address}
+    draft = spec.record.with_suffix(f".{me.pid}")
+    draft.write_text(json.dumps(record))
+    draft.replace(spec.record)
 
 
 def _start(spec: NodeSpec) -> RayNode:
@@ -112,7 +124,7 @@ def _start(spec: NodeSpec) -> RayNode:
     options |= {"labels": dict(spec.labels), "min_worker_port": 0, "max_worker_port": 0}
     options |= {"node_manager_port": 0, "dashboard_agent_listen_port": 0, "include_log_monitor": head}
     # A folder of its own: nodes that start at once would take the same names for their sockets.
-    options |= {"temp_dir": os.path.join(spec.folder, spec.ip.rsplit(".", 1)[1])}
+    options |= {"temp_dir": os.path.join(spec.folder, spec.short_name)}
     if head:
         options |= {"gcs_server_port": spec.port, "include_dashboard": True}
         options |= {

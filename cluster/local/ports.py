@@ -1,13 +1,26 @@
-"""Free TCP ports of this machine."""
+"""Addresses and free TCP ports of this machine."""
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 
+import psutil
 
-def free_port(host: str, preferred: int) -> int:
+
+def is_own(address: str) -> bool:
+    """Whether it is an IPv4 address of this machine."""
+    try:
+        if ipaddress.IPv4Address(address).is_loopback:
+            return True
+    except ValueError:
+        return False
+    return any(address == each.address for found in psutil.net_if_addrs().values() for each in found)
+
+
+def free_port(host: str, preferred: int = 0) -> int:
     """The preferred port of the address `host` if nobody listens there, else any free one."""
-    if _is_free(host, preferred):
+    if preferred and _is_free(host, preferred):
         return preferred
     with socket.socket() as found:
         found.bind((host, 0))

@@ -15,7 +15,7 @@ from typing import Any, TextIO
 import psutil
 
 from cluster.local.address import Connected, NoCluster, WrongToken, check_reachable, resolve_address
-from cluster.local.node import COMMON
+from cluster.local.node import COMMON, LONG_PATH
 from cluster.local.reaped import reaped
 from cluster.workers import ray_internals
 from cluster.workers.machine import host_memory
@@ -24,8 +24,6 @@ from cluster.workers.program import hidden_packages, keeper
 NAMESPACE = "orchestrator"
 ON_HEAD = {"node:__internal_head__": 0.001}
 """A resource of the head only, for small actors that must neither be lost with a worker's node nor keep it running."""
-LONG_PATH = "AF_UNIX path length"
-"""Part of what Ray says where the path of its folder leaves no room for the name of a socket."""
 OBJECT_STORE_BYTES = 300 * 2**20
 """A small object store is enough, since token shards go through files."""
 LOOPBACK = "127.0.0.2"

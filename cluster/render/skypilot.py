@@ -31,8 +31,9 @@ address=$(printf '%s\\n' "$SKYPILOT_NODE_IPS" | head -n 1)
 up() {{ (: < "/dev/tcp/$address/{port}") 2> /dev/null; }}
 asked=''
 run=''
-trap 'asked=1; kill -TERM ${{run:-$node}}' TERM INT
-{python} -m cluster.local.allocation "$address" {port} {cpus} {gpus} &
+trap 'asked=1; [ -n "$run" ] && kill -TERM "$run"' TERM INT
+# The node lives as long as this script holds its standard input, however it ends.
+exec 9> >(exec {python} -P -m cluster.local.allocation "$address" {port} {cpus} {gpus} "$folder")
 node=$!
 for _ in $(seq {patience}); do
   up && break
@@ -47,7 +48,7 @@ if [ "$SKYPILOT_NODE_RANK" != 0 ]; then  # a node lives as long as the head does
     wait "$!"
     if up; then missed=0; else missed=$((missed + 1)); fi
   done
-  kill -TERM "$node" 2> /dev/null
+  exec 9>&-
   wait "$node"
   code=$?
   rm -rf "$folder"
@@ -58,7 +59,7 @@ fi
 mkdir -p ~/.orchestrator
 echo "$$" > {pid}
 if [ -z "$asked" ]; then
-  {command} --address "$address:{port}" &
+  {command} --address "$address:{port}" 9>&- &
   run=$!
   [ -n "$asked" ] && kill -TERM "$run"
   while kill -0 "$run" 2> /dev/null; do  # a signal interrupts the wait
@@ -69,7 +70,7 @@ if [ -z "$asked" ]; then
 else
   code=3
 fi
-kill -TERM "$node" 2> /dev/null
+exec 9>&-
 wait "$node"
 rm -rf "$folder" {pid}
 if [ -n "$asked" ] && [ "$code" -eq 3 ]; then

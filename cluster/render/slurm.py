@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cluster.local.allocation import PREEMPTED
 from cluster.render.needs import ClusterNeeds
 
 _SCRIPT = """\
@@ -16,29 +17,44 @@ _SCRIPT = """\
 set -u
 cd "$SLURM_SUBMIT_DIR"
 umask 077
-# Seen by all nodes of the allocation, and by nobody else.
+# Seen by all nodes of the allocation, and by nobody else. A requeued job has the number that it had.
 folder="$PWD/.orchestrator-$SLURM_JOB_ID"
-mkdir -p "$folder"
+rm -rf "$folder"
+mkdir "$folder"
 head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \\n' > "$folder/token"
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH="$folder/token" RAY_USAGE_STATS_ENABLED=0
 first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 address=$(getent ahostsv4 "$first" | awk '{{print $1; exit}}')
 port=$((20000 + SLURM_JOB_ID % 20000))
 
-srun --ntasks-per-node=1 --kill-on-bad-exit=0 \\
-  {python} -m cluster.local.allocation "$address" "$port" {cpus} {gpus} &
+# The nodes live as long as this script holds their standard input, however it ends: no signal of Slurm's ends them.
+exec 9> >(exec srun --ntasks-per-node=1 --cpus-per-task={cpus} --kill-on-bad-exit=0 --input=all \\
+  {python} -P -m cluster.local.allocation "$address" "$port" {cpus} {gpus} "$folder")
 nodes=$!
 for _ in $(seq {patience}); do
   (: < "/dev/tcp/$address/$port") 2> /dev/null && break
+  kill -0 "$nodes" 2> /dev/null || break
   sleep 1
 done
 
-# Slurm's signal before the end of the time, or a preemption: commit, end, and go on in the next allocation.
+# Slurm's signal before the end of the time, or a preemption: commit, end, and go on in the next allocation. The run is
+# told once: a second signal would end it without a commit.
 asked=''
 run=''
-trap 'asked=requeue; [ -n "$run" ] && kill -TERM "$run"' USR1
-trap 'asked=stop; [ -n "$run" ] && kill -TERM "$run"' TERM
-{command} --address "$address:$port" &
+hear() {{
+  if [ -z "$asked" ]; then
+    asked=$1
+    [ -n "$run" ] && kill -TERM "$run"
+  fi
+}}
+trap 'hear time' USR1
+trap 'hear preemption' TERM
+# Of a preemption Slurm tells the nodes alone, and these tell it in the folder.
+while kill -0 $$ 2> /dev/null; do
+  [ -e "$folder/{preempted}" ] && kill -TERM $$ && break
+  sleep 1
+done 9>&- &
+{command} --address "$address:$port" 9>&- &
 run=$!
 [ -n "$asked" ] && kill -TERM "$run"
 while kill -0 "$run" 2> /dev/null; do  # a signal interrupts the wait
@@ -46,10 +62,18 @@ while kill -0 "$run" 2> /dev/null; do  # a signal interrupts the wait
 done
 wait "$run"  # whose code the shell keeps
 code=$?
-kill -TERM "$nodes" 2> /dev/null
-wait "$nodes"
+exec 9>&-
+for _ in $(seq {leaving}); do
+  kill -0 "$nodes" 2> /dev/null || break
+  sleep 1
+done
 rm -rf "$folder"
-if [ "$asked" = requeue ] && [ "$code" -eq 3 ]; then
+# Of the jobs that it preempts Slurm requeues those that it has to kill. One that was cancelled stays so.
+preempted() {{
+  [ "$asked" = preemption ] &&
+    scontrol show job --oneliner "$SLURM_JOB_ID" | grep -q 'JobState=RUNNING .*PreemptTime=[0-9]'
+}}
+if [ "$code" -eq 3 ] && {{ [ "$asked" = time ] || preempted; }}; then
   scontrol requeue "$SLURM_JOB_ID"
 fi
 exit "$code"
@@ -96,5 +120,7 @@ def batch_file(
         cpus=cpus,
         gpus=gpus,
         patience=120,
+        leaving=30,
+        preempted=PREEMPTED,
         command=shlex.join(command),
     )
