@@ -31,9 +31,11 @@ from cluster.local.node_processes import (
     UP_TIMEOUT,
     ClusterError,
     end_nodes,
+    end_unrecorded,
     launch_node,
     node_records,
     process_of,
+    processes_by_cluster,
     wait_until_up,
 )
 from cluster.local.ports import free_port
@@ -224,9 +226,11 @@ def remove(cluster: LocalCluster, ip: str, abruptly: bool = False) -> None:
 
 
 def down(name: str = NAME) -> bool:
-    """End all nodes and remove the folder; returns whether there was one."""
+    """End all nodes and remove the folder; returns whether there was any of it. Raises ClusterError if a process does
+    not end."""
     folder = folder_of(name)
-    if not folder.exists() or folder.stat().st_uid != os.getuid():
+    there = folder.exists()
+    if there and folder.stat().st_uid != os.getuid():
         return False
     records = node_records(folder)
     heads = [node for node in records if not node["head_address"]]
@@ -234,8 +238,20 @@ def down(name: str = NAME) -> bool:
     end_nodes(node_records(folder), abruptly=True)
     shutil.rmtree(folder, ignore_errors=True)
     with contextlib.suppress(OSError):
+    ended = end_unrecorded(str(folder))
         folder.parent.rmdir()
-    return True
+    return there or ended
+
+
+def elsewhere(name: str) -> dict[str, int]:
+    """Where clusters of that name live that were started with another TMPDIR: their folders, each with the number of
+    its processes."""
+    folder = folder_of(name)
+    return {
+        other: len(found)
+        for other, found in processes_by_cluster().items()
+        if Path(other) != folder and Path(other).parts[-2:] == folder.parts[-2:]
+    }
 
 
 def with_addresses(cluster: LocalCluster, nodes: Sequence[NodeSpec]) -> list[NodeSpec]:

@@ -17,7 +17,8 @@ from typing import Any
 
 import psutil
 
-from cluster.local.node import NodeSpec
+from cluster.local import reaper
+from cluster.local.node import LONG_PATH, NodeSpec
 from cluster.workers.program import command_of
 
 OF_CLUSTER = "ORCHESTRATOR_LOCAL_CLUSTER"
@@ -109,6 +110,39 @@ def end_nodes(nodes: Sequence[dict[str, Any]], abruptly: bool = False) -> None:
 def _wait_until_ended(processes: Sequence[psutil.Process]) -> None:
     """Wait for processes to end, at most DOWN_TIMEOUT seconds; one that nobody has reaped yet has ended."""
     deadline = time.monotonic() + DOWN_TIMEOUT
+def end_unrecorded(folder: str) -> bool:
+    """End what lives of the cluster in that folder without a record: nodes that were still starting, or all of it if
+    the folder was removed. Returns whether there was anything. Raises ClusterError if a process does not end."""
+    deadline, found = time.monotonic() + DOWN_TIMEOUT, False
+    while left := processes_by_cluster().get(folder):
+        if time.monotonic() > deadline:
+            raise ClusterError(f"processes of the cluster do not end: {', '.join(str(p.pid) for p in left)}")
+        found = True
+        for process in list(left):  # some that have a title now have lost the variable
+            with contextlib.suppress(psutil.Error):
+                left += process.children(recursive=True)
+        for process in left:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        time.sleep(0.05)
+    return found
+
+
+def processes_by_cluster() -> dict[str, list[psutil.Process]]:
+    """This user's live processes of local clusters, by the cluster's folder. Without reapers, which end by themselves,
+    and without those that this process descends from."""
+    me = psutil.Process()
+    above = {me, *me.parents()}
+    found: dict[str, list[psutil.Process]] = {}
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            folder = process.environ().get(OF_CLUSTER)
+            ours = process.uids().real == os.getuid() and process not in above and _is_alive(process)
+            if folder and ours and reaper.__file__ not in process.cmdline():
+                found.setdefault(folder, []).append(process)
+    return found
+
+
     while any(_is_alive(process) for process in processes) and time.monotonic() < deadline:
         time.sleep(0.05)
 

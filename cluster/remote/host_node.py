@@ -17,7 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from cluster.local.node import NodeSpec
-from cluster.local.node_processes import ClusterError, end_nodes, launch_node, node_records, wait_until_up
+from cluster.local.node_processes import (
+    ClusterError,
+    end_nodes,
+    end_unrecorded,
+    launch_node,
+    node_records,
+    wait_until_up,
+)
 from cluster.workers.nvml import Nvml
 
 
@@ -72,6 +79,7 @@ def _down(folder: Path) -> dict[str, Any]:
     """End the node, and remove what it wrote."""
     records = node_records(folder)
     end_nodes(records)
+    end_unrecorded(str(folder))
     shutil.rmtree(folder, ignore_errors=True)
     with contextlib.suppress(OSError):
         folder.parent.rmdir()

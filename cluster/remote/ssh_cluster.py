@@ -112,9 +112,9 @@ def up(name: str, hosts: Sequence[Host], ssh: Ssh, address: str = "") -> LocalCl
     return local_cluster.find(name) or cluster
 
 
-def down(name: str) -> list[str]:
-    """End a cluster with its nodes on hosts, if it has any; returns a line for each host that did not answer. A node
-    there ends by itself once it misses the head."""
+def down(name: str) -> tuple[bool, list[str]]:
+    """End a cluster with its nodes on hosts, if it has any; returns whether there was one, and a line for each host
+    that did not answer. A node there ends by itself once it misses the head."""
     hosts = local_cluster.hosts_of(name)
 
     def end(host: dict[str, Any]) -> str:
@@ -126,8 +126,7 @@ def down(name: str) -> list[str]:
 
     with ThreadPoolExecutor(TOGETHER) as pool:
         silent = [line for line in pool.map(end, hosts) if line]
-    local_cluster.down(name)
-    return silent
+    return local_cluster.down(name), silent
 
 
 def _write(cluster: LocalCluster, hosts: list[dict[str, Any]]) -> None:

@@ -177,10 +177,18 @@ def down(name: Name = "local", as_json: Json = False) -> None:
     from cluster.remote import ssh_cluster
 
     with _errors_of(name, quiet=True):
-        ended = loopback.folder_of(name).exists()
-        silent = ssh_cluster.down(name)
+        ended, silent = ssh_cluster.down(name)
+        elsewhere = loopback.elsewhere(name)
     for line in silent:
         print(f"not ended there, but by itself as it misses the head: {line}", file=sys.stderr)
+    for folder, count in elsewhere.items() if not ended else ():
+        place = Path(folder).parents[1]
+        hint = f"end it with TMPDIR={place} orchestrator cluster down --name {name}"
+        raise InputError(
+            f"there is none here, and {count} processes of one of that name elsewhere",
+            f"cluster {name}",
+            hint,
+        )
     if as_json:
         emit({"ended": ended} | ({"silent": silent} if silent else {}))
     else:

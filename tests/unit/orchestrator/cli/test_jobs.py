@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from run_directories import run_of
 
 from cluster.jobs.ray_jobs import Submission
 from cluster.local import local_cluster as loopback
+from cluster.local.node_processes import OF_CLUSTER
 from orchestrator.launch import submission
 
 
@@ -83,7 +86,24 @@ def test_a_secret_is_refused_and_not_repeated(command: Any, folder: Path) -> Non
 
 
 def test_there_is_nothing_to_end(command: Any, folder: Path) -> None:
-    assert command("cluster", "down").out == "there is no cluster 'local': nothing to do\n"
+    assert (
+        command("cluster", "down", "--name", "t-none").out == "there is no cluster 't-none': nothing to do\n"
+    )
+
+
+def test_a_cluster_of_another_tmpdir_is_told_with_the_command_that_ends_it(
+    command: Any, folder: Path, tmp_path: Path
+) -> None:
+    place = tmp_path / "theirs"
+    theirs = place / f"orchestrator-{os.getuid()}" / "t-none"
+    with subprocess.Popen(["sleep", "60"], env=os.environ | {OF_CLUSTER: str(theirs)}) as process:
+        try:
+            ended = command("cluster", "down", "--name", "t-none")
+        finally:
+            process.kill()
+    assert ended.code == 2
+    assert "there is none here, and 1 processes of one of that name elsewhere; " in ended.err
+    assert f"TMPDIR={place} orchestrator cluster down --name t-none" in ended.err
 
 
 def test_a_run_inside_a_command_is_stopped_there(folder: Path, command: Any) -> None:
