@@ -44,6 +44,8 @@ NAME = "local"
 """The cluster's name unless another is given."""
 GCS_PORT, DASHBOARD_PORT = 6379, 8265
 """Ray's own ports, used if they are free."""
+BLOCKS = 16
+"""Blocks of 253 addresses that a cluster may use up: 127.0.<network>.x, 127.1.<network>.x and so on."""
 HOSTS = "hosts.json"
 LONGEST_NAME = 12
 """Most characters of a name: paths of sockets within the folder are limited to 107 bytes."""
@@ -51,7 +53,7 @@ LONGEST_NAME = 12
 
 @dataclass(frozen=True)
 class LocalCluster:
-    """A local cluster: its folder, the addresses of Ray and of its dashboard, its network 127.0.<network>.x, and the
+    """A local cluster: its folder, the addresses of Ray and of its dashboard, its network 127.x.<network>.y, and the
     records of its nodes. Of a cluster with nodes on other machines the network is 0, and `hosts` are those, see
     `cluster.remote.ssh_cluster`."""
 
@@ -236,9 +238,9 @@ def down(name: str = NAME) -> bool:
     heads = [node for node in records if not node["head_address"]]
     end_nodes(heads, abruptly=True)  # first, since its autoscaler would start new nodes
     end_nodes(node_records(folder), abruptly=True)
+    ended = end_unrecorded(str(folder))
     shutil.rmtree(folder, ignore_errors=True)
     with contextlib.suppress(OSError):
-    ended = end_unrecorded(str(folder))
         folder.parent.rmdir()
     return there or ended
 
@@ -255,10 +257,15 @@ def elsewhere(name: str) -> dict[str, int]:
 
 
 def with_addresses(cluster: LocalCluster, nodes: Sequence[NodeSpec]) -> list[NodeSpec]:
-    """The nodes with addresses that no node had before, since Ray remembers dead nodes."""
+    """The nodes with addresses that no node had before, since Ray remembers dead nodes. Raises ClusterError if no
+    address is left."""
     found = []
+    places = [f"127.{block}.{cluster.network}.{n}" for block in range(BLOCKS) for n in range(2, 255)]
     for node in nodes:
-        ip = next(ip for n in range(2, 255) if _claim(cluster, ip := f"127.0.{cluster.network}.{n}"))
+        ip = next((ip for ip in places if _claim(cluster, ip)), None)
+        if ip is None:
+            what = f"the cluster has had {len(places)} nodes, and no address is left"
+            raise ClusterError(f"{what}; end it with `cluster down`, and start it anew")
         found.append(dataclasses.replace(node, folder=cluster.folder, ip=ip, head_address=cluster.address))
     return found
 

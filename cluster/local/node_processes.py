@@ -77,16 +77,19 @@ def wait_until_up(started: Sequence[tuple[NodeSpec, subprocess.Popen[bytes]]]) -
         for node, process in started:
             while not node.record.exists():
                 if process.poll() is not None or time.monotonic() > deadline:
-                    lines = (
-                        (Path(node.folder) / f"node-{node.ip}.log").read_text(errors="replace").splitlines()
-                    )
-                    last = next((line.strip() for line in reversed(lines) if line.strip()), "no reason given")
-                    raise ClusterError(f"the node at {node.ip} did not come up: {last[:300]}")
+                    raise ClusterError(f"the node at {node.ip} did not come up: {_last_words(node)}")
                 time.sleep(0.05)
     except BaseException:
         for _, process in started:
             process.kill()
         raise
+
+
+def _last_words(node: NodeSpec) -> str:
+    """Why a node has not come up, by the last line of its log, with the mend where that is known."""
+    lines = (Path(node.folder) / f"node-{node.ip}.log").read_text(errors="replace").splitlines()
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "no reason given")[:300]
+    return f"{last}; its sockets are below TMPDIR: set it to a shorter path" if LONG_PATH in last else last
 
 
 def end_nodes(nodes: Sequence[dict[str, Any]], abruptly: bool = False) -> None:
@@ -107,9 +110,6 @@ def end_nodes(nodes: Sequence[dict[str, Any]], abruptly: bool = False) -> None:
         NodeSpec(node["folder"], node["ip"]).record.unlink(missing_ok=True)
 
 
-def _wait_until_ended(processes: Sequence[psutil.Process]) -> None:
-    """Wait for processes to end, at most DOWN_TIMEOUT seconds; one that nobody has reaped yet has ended."""
-    deadline = time.monotonic() + DOWN_TIMEOUT
 def end_unrecorded(folder: str) -> bool:
     """End what lives of the cluster in that folder without a record: nodes that were still starting, or all of it if
     the folder was removed. Returns whether there was anything. Raises ClusterError if a process does not end."""
@@ -143,6 +143,9 @@ def processes_by_cluster() -> dict[str, list[psutil.Process]]:
     return found
 
 
+def _wait_until_ended(processes: Sequence[psutil.Process]) -> None:
+    """Wait for processes to end, at most DOWN_TIMEOUT seconds; one that nobody has reaped yet has ended."""
+    deadline = time.monotonic() + DOWN_TIMEOUT
     while any(_is_alive(process) for process in processes) and time.monotonic() < deadline:
         time.sleep(0.05)
 
@@ -157,7 +160,9 @@ def _is_alive(process: psutil.Process) -> bool:
 def node_records(folder: Path) -> list[dict[str, Any]]:
     """The records in a cluster's folder, by address."""
     found = []
-    for path in sorted((folder / "nodes").glob("*.json"), key=lambda p: int(p.stem.split(".")[3])):
+    for path in sorted(
+        (folder / "nodes").glob("*.json"), key=lambda p: [int(part) for part in p.stem.split(".")]
+    ):
         with contextlib.suppress(OSError, ValueError):
             found.append(json.loads(path.read_text()))
     return found

@@ -1,15 +1,20 @@
-"""Two commands at once under one name: the second one is refused, and ends nothing of the first."""
+"""Two commands at once under one name, of which the second one ends nothing of the first; what is ended of a cluster
+whose records do not name it; addresses of its nodes."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from cluster.local import local_cluster as loopback
-from cluster.local.local_cluster import claimed
-from cluster.local.node_processes import ClusterError
+from cluster.local.local_cluster import LocalCluster, NodeSpec, claimed
+from cluster.local.node_processes import OF_CLUSTER, ClusterError, wait_until_up
 
 
 @pytest.fixture(autouse=True)
@@ -49,3 +54,70 @@ def test_whoever_was_killed_holds_nothing() -> None:
     with claimed("a", "up"):
         pass
     assert not parent.exists()
+
+
+@pytest.fixture
+def process_of() -> Iterator[Callable[[Path], subprocess.Popen[bytes]]]:
+    """Starts a process of the cluster in a folder, without a record."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(folder: Path) -> subprocess.Popen[bytes]:
+        started.append(subprocess.Popen(["sleep", "60"], env=os.environ | {OF_CLUSTER: str(folder)}))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait(10)
+
+
+@pytest.mark.parametrize("there", [True, False], ids=["starting", "folder removed"])
+def test_what_has_no_record_is_ended_too(
+    there: bool, process_of: Callable[[Path], subprocess.Popen[bytes]]
+) -> None:
+    folder = loopback.folder_of("a")
+    if there:
+        (folder / "nodes").mkdir(parents=True)
+    lost, other = process_of(folder), process_of(loopback.folder_of("b"))
+    assert loopback.down("a")
+    assert lost.wait(10) != 0
+    assert other.poll() is None
+    assert not folder.exists()
+    assert not loopback.down("a")
+
+
+def test_a_cluster_of_another_tmpdir_is_named_and_left_alone(
+    process_of: Callable[[Path], subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    folder = tmp_path / "theirs" / f"orchestrator-{os.getuid()}" / "a"
+    process = process_of(folder)
+    assert not loopback.down("a")
+    assert loopback.elsewhere("a") == {str(folder): 1}
+    assert loopback.elsewhere("b") == {}
+    assert process.poll() is None
+
+
+def test_a_cluster_goes_on_in_the_next_block_of_addresses(tmp_path: Path) -> None:
+    """With paths that no two nodes share."""
+    cluster = LocalCluster("a", str(tmp_path), "127.0.77.1:6379", "", 77)
+    nodes = loopback.with_addresses(cluster, [NodeSpec("", "")] * 254)
+    assert [node.ip for node in (nodes[0], nodes[252], nodes[253])] == [
+        "127.0.77.2",
+        "127.0.77.254",
+        "127.1.77.2",
+    ]
+    assert len({node.short_name for node in nodes}) == 254
+    assert nodes[0].short_name == "2"
+    with pytest.raises(ClusterError, match="4048 nodes, and no address is left; end it with `cluster down`"):
+        loopback.with_addresses(cluster, [NodeSpec("", "")] * 4048)
+
+
+def test_a_folder_with_a_long_path_is_told_with_the_mend(tmp_path: Path) -> None:
+    node = NodeSpec(str(tmp_path), "127.0.77.2")
+    (tmp_path / f"node-{node.ip}.log").write_text(
+        "OSError: validate_socket_filename failed: AF_UNIX path length cannot exceed 107 bytes: /a/b\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    with pytest.raises(ClusterError, match="/a/b; its sockets are below TMPDIR: set it to a shorter path"):
+        wait_until_up([(node, process)])
+    process.wait(10)
