@@ -20,6 +20,7 @@ from typing import Any
 from cluster.local import local_cluster
 from cluster.local.local_cluster import HOSTS, LocalCluster
 from cluster.local.node_processes import UP_TIMEOUT, ClusterError
+from cluster.local.ports import is_own
 from cluster.remote.host_node import versions
 from cluster.remote.hosts_file import Host
 
@@ -35,10 +36,17 @@ SHOWN = 3
 
 @dataclass(frozen=True)
 class Ssh:
-    """How a host is asked: the ssh command, with its options, and the Python there that has this program."""
+    """How a host is asked: the ssh command, with its options, and the Python there that has this program. Raises
+    ClusterError for a command that no shell would take."""
 
     command: str
     python: str
+
+    def __post_init__(self) -> None:
+        try:
+            shlex.split(self.command)
+        except ValueError as error:
+            raise ClusterError(f"--ssh {self.command}: {error}; close what is quoted") from None
 
     def ask(self, host: str, what: str, given: dict[str, Any]) -> dict[str, Any]:
         """The answer of `cluster.remote.host_node`. Raises ClusterError, with what the host says."""
@@ -52,9 +60,14 @@ class Ssh:
             raise ClusterError(
                 f"{host} does not say from where it is asked; give --address, this machine's own"
             )
-        if words[0] == LOOPBACK:
+        if words[0] == LOOPBACK or not is_own(words[0]):
+            what = (
+                "which other machines do not reach"
+                if words[0] == LOOPBACK
+                else "which is no IPv4 address of it"
+            )
             raise ClusterError(
-                f"{host} sees this machine as {LOOPBACK}; give --address, another one of its own"
+                f"{host} sees this machine as {words[0]}, {what}; give --address, another of its own"
             )
         return words[0]
 
@@ -79,6 +92,10 @@ def up(name: str, hosts: Sequence[Host], ssh: Ssh, address: str = "") -> LocalCl
 
     Raises ClusterError that names the hosts which could not, with nothing left behind on any that answers.
     """
+    if address and not is_own(address):
+        raise ClusterError(
+            f"--address {address} is no IPv4 address of this machine; give the one at which the hosts reach it"
+        )
     address = address or ssh.own_address(hosts[0].name)
     cluster = local_cluster.up(name, [], address=address)
     token = Path(cluster.token_path).read_text() if cluster.token_path else _token_of_user()
