@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -41,11 +42,13 @@ def main() -> None:
     # What Ray starts here would look for Python's own modules in the working directory first, where a job's files are.
     os.environ["PYTHONSAFEPATH"] = "1"
     ended = threading.Event()
-    threading.Thread(target=_watch, args=[ended], daemon=True).start()
     number = int(os.environ.get("SKYPILOT_NODE_RANK") or os.environ.get("SLURM_PROCID", "0"))
-    if number and not reached(address, int(port), PATIENCE, ended):
-        sys.exit(f"{address}:{port}: no head has answered in {PATIENCE:.0f} s" if not ended.is_set() else 0)
     with tempfile.TemporaryDirectory(prefix="oa-", dir=short_folder(tempfile.gettempdir())) as folder:
+        threading.Thread(target=_watch, args=[ended, folder], daemon=True).start()
+        if number and not reached(address, int(port), PATIENCE, ended):
+            sys.exit(
+                f"{address}:{port}: no head has answered in {PATIENCE:.0f} s" if not ended.is_set() else 0
+            )
         (Path(folder) / "nodes").mkdir()
         node.keep(spec_of(folder, address, int(port), float(cpus), float(gpus), number), ended)
 
@@ -61,7 +64,7 @@ def _tell(folder: Path) -> None:
         (folder / PREEMPTED).touch()
 
 
-def _watch(ended: threading.Event) -> None:
+def _watch(ended: threading.Event, folder: str) -> None:
     """Wait for the end of the standard input. (Through its descriptor: a thread within `sys.stdin` would hinder the end
     of this process.)"""
     try:
@@ -70,6 +73,7 @@ def _watch(ended: threading.Event) -> None:
     finally:
         ended.set()
         time.sleep(LEAVING)
+        shutil.rmtree(folder, ignore_errors=True)
         os._exit(1)  # it waits for a head that has gone, say; the reaper ends what there is of Ray
 
 
