@@ -279,11 +279,11 @@ def _job(
     """
     from orchestrator.job.spec import load
     from orchestrator.launch import rendering as rendered
-    from orchestrator.launch.rendering_needs import needs_of
+    from orchestrator.launch.rendering_needs import needed_machines
 
     spec = load(path, overrides or ())
     rendered.refuse_secrets(spec, path)
-    return spec, needs_of(spec, image, spot, memory, per_node, tuple(accelerators or ()))
+    return spec, needed_machines(spec, image, spot, memory, per_node, tuple(accelerators or ()))
 
 
 def _cloud(

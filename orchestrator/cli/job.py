@@ -113,11 +113,11 @@ def doctor(
 def _needs(path: Path) -> list[Finding]:
     """Of each optional library that a job, or a stage of a chain, needs, whether it is here."""
     from orchestrator.job.chain import ChainSpec
-    from orchestrator.launch.job_needs import needs_of
+    from orchestrator.launch.job_needs import needed_libraries
 
     spec = jobs_of(path, None)
     jobs = [stage.job for stage in spec.stages] if isinstance(spec, ChainSpec) else [spec]
-    return [need.finding for need in dict.fromkeys(need for job in jobs for need in needs_of(job))]
+    return [need.finding for need in dict.fromkeys(need for job in jobs for need in needed_libraries(job))]
 
 
 def plan(

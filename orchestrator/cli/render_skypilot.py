@@ -37,7 +37,7 @@ def skypilot(
     from cluster.render.skypilot import TOKEN, SkyPilotOptions, task_file
     from orchestrator.job.spec import load
     from orchestrator.launch import rendering
-    from orchestrator.launch.rendering_needs import needs_of
+    from orchestrator.launch.rendering_needs import needed_machines
     from orchestrator.storage.uri import check_uri, is_local
 
     spec = load(job, overrides or ())
@@ -50,7 +50,7 @@ def skypilot(
             f"{runs!r} would be lost with the machine", "--runs", "give a URI, such as s3://bucket/runs"
         )
     rendering.refuse_labels(spec, "SkyPilot", "task")
-    needs = needs_of(spec, image, spot, memory, per_node, tuple(accelerator or ()))
+    needs = needed_machines(spec, image, spot, memory, per_node, tuple(accelerator or ()))
     if needs.gpu and not needs.accelerators:
         raise InputError(
             "the job needs GPUs, and SkyPilot asks which", "--accelerator", "name one, such as H100"

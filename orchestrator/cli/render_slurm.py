@@ -40,7 +40,7 @@ def slurm(
     from orchestrator.job.paths import absolute
     from orchestrator.job.spec import load
     from orchestrator.launch import rendering
-    from orchestrator.launch.rendering_needs import needs_of
+    from orchestrator.launch.rendering_needs import needed_machines
 
     spec = load(job, overrides or ())
     rendering.refuse_secrets(spec, job)
@@ -50,7 +50,7 @@ def slurm(
     if time is not None and not TIME.fullmatch(time):
         raise InputError("is no time of Slurm", f"--time {time}", "write it as in 1-12:00:00 or 30")
     rendering.refuse_labels(spec, "Slurm", "allocation")
-    needs = needs_of(spec, None, False, 4.0, per_node, ())
+    needs = needed_machines(spec, None, False, 4.0, per_node, ())
     place = absolute(f"{runs.rstrip('/')}/{spec.name}", Path.cwd())
     command = [
         sys.executable,

@@ -35,7 +35,7 @@ class Need:
         return Finding("ok", what, f"{version}, of the extra {self.extra}" if self.extra else version)
 
 
-def needs_of(spec: JobSpec) -> Iterator[Need]:
+def needed_libraries(spec: JobSpec) -> Iterator[Need]:
     """The libraries that the job needs beside those of every rank."""
     for step in spec.data.clean:
         if step.name == "near_duplicates":

@@ -15,7 +15,7 @@ CLOUDS = {"eks": "aws", "gke": "gcp", "aks": "azure"}
 """Where a platform of Kubernetes runs; Karpenter runs on several."""
 
 
-def needs_of(
+def needed_machines(
     spec: JobSpec,
     image: str | None,
     spot: bool,

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from orchestrator.job.spec import parse
-from orchestrator.launch.job_needs import needs_of
+from orchestrator.launch.job_needs import needed_libraries
 
 DOCUMENT: dict[str, Any] = {
     "name": "a",
@@ -31,7 +31,7 @@ machinery.PathFinder.find_spec = staticmethod(find_spec)
 
 
 def needs(**more: Any) -> set[tuple[str, str]]:
-    return {(need.library, need.extra) for need in needs_of(parse(DOCUMENT | more))}
+    return {(need.library, need.extra) for need in needed_libraries(parse(DOCUMENT | more))}
 
 
 def test_a_plain_job_needs_nothing() -> None:
@@ -59,7 +59,7 @@ def test_what_is_missing_is_told_with_its_extra(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(importlib.metadata, "version", version)
     data = DOCUMENT["data"] | {"clean": [{"near_duplicates": {}}]}
-    (need,) = needs_of(parse(DOCUMENT | {"data": data}))
+    (need,) = needed_libraries(parse(DOCUMENT | {"data": data}))
     assert need.finding.row() == [
         "missing",
         "data.clean.near_duplicates needs rensa",

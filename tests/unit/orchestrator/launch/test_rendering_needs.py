@@ -17,7 +17,7 @@ from cluster.render.schema import load_schemas, violations
 from cluster.workers.gang import Bundle
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec, dump, parse
-from orchestrator.launch.rendering_needs import CLOUDS, needs_of
+from orchestrator.launch.rendering_needs import CLOUDS, needed_machines
 
 Manifest = dict[str, Any]
 LABELS = st.fixed_dictionaries(
@@ -108,10 +108,10 @@ def test_a_manifest_promises_what_its_job_asks(
     given = (None, spot, 4.0, None, accelerators if worker.gpu else ())
     market = worker.labels.get("ray.io/market-type", "!")
     if Bundle(labels={"market": market}).suits({"market": "spot" if spot else "on-demand"}) or market == "!":
-        needs = needs_of(spec, *given)
+        needs = needed_machines(spec, *given)
     else:
         with pytest.raises(InputError, match="labels"):
-            needs_of(spec, *given)
+            needed_machines(spec, *given)
         return
     kubernetes = Kubernetes(claim=claim, platform=platform)
     base = RUNS_FOLDER if claim else "s3://b/runs"
@@ -208,12 +208,12 @@ def test_what_machines_could_never_give_is_refused(
 ) -> None:
     given = {"image": None, "spot": False, "memory": 4.0, "per_node": None, "accelerators": (), **options}
     with pytest.raises(InputError) as refused:
-        needs_of(job(**fields), **given)
+        needed_machines(job(**fields), **given)
     assert says in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
 def test_a_multiple_of_tensor_groups_may_share_a_node() -> None:
     spec = job(parallel={"tp": 2}, resources={"workers": 8})
-    assert needs_of(spec, None, False, 4.0, 4, ()).per_node == 4
-    assert needs_of(spec, None, False, 4.0, None, ()).per_node == 2
+    assert needed_machines(spec, None, False, 4.0, 4, ()).per_node == 4
+    assert needed_machines(spec, None, False, 4.0, None, ()).per_node == 2
