@@ -76,7 +76,9 @@ def local(needs: ClusterNeeds, head_ip: str, worker_ips: tuple[str, ...], ssh_us
 
 
 def _node_type(group: NodeGroup, node_config: Document) -> Document:
-    resources = {"CPU": math.ceil(group.cpu), "memory": int(group.memory_gib * 2**30)}
+    resources = {"CPU": math.ceil(group.cpu)}
+    if group.memory_gib:  # said here, it would count instead of what Ray finds on the machine
+        resources["memory"] = int(group.memory_gib * 2**30)
     if group.gpu:
         resources["GPU"] = group.gpu
     return {

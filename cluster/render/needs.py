@@ -40,10 +40,11 @@ class NodeGroup:
 class ClusterNeeds:
     """What a job needs: `min_workers` to `max_workers` ranks, and what each of them occupies.
 
-    `cpu` cores, `gpu` devices and `memory_gib` GiB are per worker; `per_node` workers share a node, which keeps a
-    tensor-parallel group on one machine. `accelerators` are the device types that are acceptable, the best first;
-    `spot` puts the workers, never the head, on spot machines; `labels` are the label selectors of the workers' nodes,
-    as in `cluster.workers.gang.Bundle`; with `notices` the nodes poll the cloud for preemption notices.
+    `cpu` cores, `gpu` devices and `memory_gib` GiB (0 for what their machines have) are per worker; `per_node` workers
+    share a node, which keeps a tensor-parallel group on one machine. `accelerators` are the device types that are
+    acceptable, the best first; `spot` puts the workers, never the head, on spot machines; `labels` are the label
+    selectors of the workers' nodes, as in `cluster.workers.gang.Bundle`; with `notices` the nodes poll the cloud for
+    preemption notices.
     """
 
     name: str

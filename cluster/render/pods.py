@@ -21,7 +21,7 @@ JOB_FOLDER, RUNS_FOLDER = "/etc/orchestrator", "/runs"
 GCS, CLIENT, DASHBOARD, METRICS, AGENT = 6379, 10001, 8265, 8080, 52365
 AUTOSCALER_METRICS, DASHBOARD_METRICS = 44217, 44227
 
-SHARED_MEMORY = "8Gi"
+SHARED_MEMORY_GIB = 8
 """Of /dev/shm, by which NCCL talks within a node: of the pod's own memory, and 64 MB unless told."""
 
 EFA = "vpc.amazonaws.com/efa"
@@ -124,7 +124,9 @@ def worker(needs: ClusterNeeds, group: NodeGroup, kubernetes: Kubernetes) -> Man
             {"key": SPOT_TAINT, "operator": "Exists", "effect": "NoSchedule"},
         ]
     if group.gpu:
-        spec["volumes"].append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": SHARED_MEMORY}})
+        spec["volumes"].append(
+            {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{SHARED_MEMORY_GIB}Gi"}}
+        )
         container["volumeMounts"].append({"name": "shm", "mountPath": "/dev/shm"})
         spec["tolerations"].append({"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"})
     return {"metadata": {"labels": labels(needs)}, "spec": spec}

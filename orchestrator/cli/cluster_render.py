@@ -5,15 +5,15 @@ The other commands of the group `cluster` are in `cluster_nodes`.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from orchestrator.cli import cluster_nodes as nodes
-from orchestrator.cli.options import Job, Set, on_this_machine, word, words
-from orchestrator.cli.render_options import Accelerator, Image, Memory, PerNode, Spot, To
+from orchestrator.cli.options import Job, Set, word, words
+from orchestrator.cli.render_kuberay import kuberay
+from orchestrator.cli.render_options import Accelerator, Image, Memory, PerNode, Spot, To, job_on_machines
 from orchestrator.cli.render_skypilot import skypilot
 from orchestrator.cli.render_slurm import slurm
 from orchestrator.job.errors import InputError
@@ -45,144 +45,13 @@ def register(app: typer.Typer) -> None:
     app.add_typer(cluster, name="cluster")
 
 
-def kuberay(
-    job: Job,
-    runs: Annotated[
-        str, typer.Option(callback=word, help="where runs are kept: a URI, or pvc:CLAIM (ReadWriteMany)")
-    ],
-    overrides: Set = None,
-    to: To = None,
-    image: Image = None,
-    spot: Spot = False,
-    memory: Memory = 4.0,
-    per_node: PerNode = None,
-    accelerator: Accelerator = None,
-    namespace: Annotated[str, typer.Option(callback=word, help="Kubernetes namespace")] = "default",
-    secret: Annotated[
-        str, typer.Option(help="name of the Secret with auth_token, redis_password, ...")
-    ] = "orchestrator-credentials",
-    service_account: Annotated[str, typer.Option(help="service account of the pods, for cloud roles")] = "",
-    queue: Annotated[str, typer.Option(help="kueue:LOCAL-QUEUE or volcano:QUEUE")] = "",
-    redis: Annotated[
-        str, typer.Option(help="host:port of the Redis that keeps the cluster's state")
-    ] = "redis:6379",
-    endpoint: Annotated[str, typer.Option(help="URL of an S3-compatible store that is not AWS")] = "",
-    platform: Annotated[
-        str, typer.Option(help="eks, karpenter, gke or aks: how spot nodes are marked")
-    ] = "eks",
-    rdma: Annotated[
-        str,
-        typer.Option(
-            metavar="RESOURCE[=N]",
-            help="network cards of a pod with GPUs: rdma/ib, vpc.amazonaws.com/efa=32",
-        ),
-    ] = "",
-    env: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="for the workers' pods, such as NCCL_DEBUG=INFO; repeat"),
-    ] = None,
-    worker_image: Annotated[
-        str | None,
-        typer.Option(
-            callback=word,
-            help="image of the workers, such as training-orchestrator:cuda-rank [default: --image]",
-        ),
-    ] = None,
-    submitter_image: Annotated[
-        str | None,
-        typer.Option(
-            callback=word,
-            help="image of the submitting pod, such as training-orchestrator:submitter [default: --image]",
-        ),
-    ] = None,
-    retries: Annotated[
-        int, typer.Option(min=0, max=1000, help="new clusters, on which the run goes on, after a failed one")
-    ] = 3,
-    keep_failed: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            max=10**8,
-            metavar="SECONDS",
-            help="keep the cluster of a failed job so long, by KubeRay's deletion rules [default: 600 for all]",
-        ),
-    ] = None,
-    crds: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", parser=on_this_machine, help="check against KubeRay's CRD files in DIR"),
-    ] = None,
-    kubeconfig: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            parser=on_this_machine,
-            help="have kubectl ask that API server, which changes nothing",
-        ),
-    ] = None,
-) -> None:
-    """RayJob, RayCluster, NetworkPolicy and ConfigMap for KubeRay."""
-    from cluster.render.kuberay import kustomization, manifests
-    from cluster.render.node_selection import ACCELERATOR, NODE_LABELS, accelerator_label
-    from cluster.render.pods import RUNS_FOLDER, SPOT, Kubernetes
-    from orchestrator.job.spec import dump
-    from orchestrator.launch import rendering as rendered
-    from orchestrator.launch.rendering_kubernetes import ask_server, counted, settings
-    from orchestrator.launch.rendering_needs import CLOUDS, of_one_cloud, one_value
-    from orchestrator.storage.uri import check_uri
-
-    spec, needs = _job(job, overrides, image, spot, memory, per_node, accelerator)
-    _known(platform, tuple(SPOT), "--platform")
-    of_one_cloud(spec, CLOUDS.get(platform))
-    one_value(spec, NODE_LABELS)
-    if queue and not re.fullmatch(r"(kueue|volcano):\S+", queue):
-        raise InputError(f"{queue!r} is no queue", "--queue", "write kueue:NAME or volcano:NAME")
-    cards, count = counted(rdma) if rdma else ("", 1)
-    if cards and not needs.gpu:
-        raise InputError(
-            "the job asks for no GPU", "--rdma", "set resources.per_worker.gpu=1 or leave it out"
-        )
-    claim = runs.removeprefix("pvc:") if runs.startswith("pvc:") else ""
-    if not claim:
-        check_uri(runs, "--runs")
-    if not claim and runs.split("://")[0] in (runs, "file", "local", "memory", "http", "https"):
-        raise InputError(
-            f"{runs!r} would be lost with the pod",
-            "--runs",
-            "give a URI, such as s3://bucket/runs, or pvc:CLAIM",
-        )
-    kubernetes = Kubernetes(
-        namespace, secret, service_account, claim, queue, rendered.no_password(redis, "--redis"),
-        rendered.no_password(endpoint, "--endpoint"), platform, cards, count, settings(env or ()),
-        worker_image or "", submitter_image or "", retries, keep_failed,
-    )  # fmt: skip
-    base = RUNS_FOLDER if claim else rendered.no_password(runs, "--runs").rstrip("/")
-    files = manifests(needs, kubernetes, dump(spec), f"{base}/{spec.name}")
-    rendered.check(files, crds)
-    if kubeconfig:
-        ask_server(files, kubeconfig)
-    rendered.write({**files, "kustomization.yaml": kustomization(list(files))}, to)
-    rendered.warn_of_local_paths(spec, RUNS_FOLDER if claim else "")
-    if needs.notices:
-        rendered.note(
-            "resources.notices lets the pods ask their node's metadata, which hold its credentials; on EKS its hop "
-            "limit must be 2"
-        )
-    kinds = [group.accelerator for group in needs.groups() if group.accelerator]
-    if unknown := [kind for kind in kinds if accelerator_label(kind, platform)[0] == ACCELERATOR]:
-        rendered.note(
-            f"the nodes must carry the label {ACCELERATOR}={' or '.join(unknown)}, as the pods select them by it"
-        )
-    if keep_failed is not None:
-        rendered.note("KubeRay's operator must have the feature gate RayJobDeletionPolicy for --keep-failed")
-
-
 def aws(
     job: Job,
     overrides: Set = None,
     to: To = None,
     image: Image = None,
     spot: Spot = True,
-    memory: Memory = 4.0,
+    memory: Memory = None,
     per_node: PerNode = None,
     accelerator: Accelerator = None,
     region: Region = None,
@@ -192,8 +61,8 @@ def aws(
     profile: Annotated[str, typer.Option(help="instance profile that may reach the bucket")] = "",
 ) -> None:
     """A cluster on EC2 for `ray up`."""
-    spec, needs = _job(job, overrides, image, spot, memory, per_node, accelerator)
-    _cloud("aws", spec, needs, to, region, zones, machine, head_machine, profile=profile)
+    spec, needs = job_on_machines(job, overrides, image, spot, per_node, accelerator)
+    _cloud("aws", spec, needs, to, memory, region, zones, machine, head_machine, profile=profile)
 
 
 def gcp(
@@ -203,7 +72,7 @@ def gcp(
     to: To = None,
     image: Image = None,
     spot: Spot = True,
-    memory: Memory = 4.0,
+    memory: Memory = None,
     per_node: PerNode = None,
     accelerator: Accelerator = None,
     region: Region = None,
@@ -212,8 +81,8 @@ def gcp(
     head_machine: HeadMachine = None,
 ) -> None:
     """A cluster on Compute Engine for `ray up`."""
-    spec, needs = _job(job, overrides, image, spot, memory, per_node, accelerator)
-    _cloud("gcp", spec, needs, to, region, zones, machine, head_machine, project=project)
+    spec, needs = job_on_machines(job, overrides, image, spot, per_node, accelerator)
+    _cloud("gcp", spec, needs, to, memory, region, zones, machine, head_machine, project=project)
 
 
 def azure(
@@ -222,7 +91,7 @@ def azure(
     to: To = None,
     image: Image = None,
     spot: Spot = True,
-    memory: Memory = 4.0,
+    memory: Memory = None,
     per_node: PerNode = None,
     accelerator: Accelerator = None,
     region: Region = None,
@@ -232,8 +101,8 @@ def azure(
     resource_group: Annotated[str, typer.Option(callback=word, help="the resource group")] = "ray-cluster",
 ) -> None:
     """A cluster on Azure for `ray up`."""
-    spec, needs = _job(job, overrides, image, spot, memory, per_node, accelerator)
-    _cloud("azure", spec, needs, to, region, zones, machine, head_machine, project=resource_group)
+    spec, needs = job_on_machines(job, overrides, image, spot, per_node, accelerator)
+    _cloud("azure", spec, needs, to, memory, region, zones, machine, head_machine, project=resource_group)
 
 
 def local(
@@ -249,7 +118,7 @@ def local(
     from cluster.render.launcher import local as document
     from orchestrator.launch import rendering as rendered
 
-    spec, needs = _job(job, overrides, image, False, 4.0, None, None)
+    spec, needs = job_on_machines(job, overrides, image, False, None, None)
     if wanted := [label for label, value in needs.labels.items() if not value.startswith("!")]:
         where, hint = (
             f"resources.per_worker.labels.{wanted[0]}",
@@ -264,33 +133,12 @@ def local(
     rendered.warn_of_local_paths(spec)
 
 
-def _job(
-    path: Path,
-    overrides: list[str] | None,
-    image: str | None,
-    spot: bool,
-    memory: float,
-    per_node: int | None,
-    accelerators: list[str] | None,
-) -> tuple[JobSpec, ClusterNeeds]:
-    """The job, its paths as written since they are those of the pods, and the machines it needs.
-
-    Raises InputError if the job is wrong or carries a secret.
-    """
-    from orchestrator.job.spec import load
-    from orchestrator.launch import rendering as rendered
-    from orchestrator.launch.rendering_needs import needed_machines
-
-    spec = load(path, overrides or ())
-    rendered.refuse_secrets(spec, path)
-    return spec, needed_machines(spec, image, spot, memory, per_node, tuple(accelerators or ()))
-
-
 def _cloud(
     kind: str,
     spec: JobSpec,
     needs: ClusterNeeds,
     to: Path | None,
+    memory: float | None,
     region: str | None,
     zones: str | None,
     machine: str | None,
@@ -302,6 +150,7 @@ def _cloud(
 
     from cluster.render.launcher import DEFAULT_REGIONS, cloud
     from orchestrator.launch import rendering as rendered
+    from orchestrator.launch.rendering_memory import with_host_memory
     from orchestrator.launch.rendering_needs import of_one_cloud
 
     of_one_cloud(spec, kind)
@@ -321,11 +170,10 @@ def _cloud(
         "project": project,
         "profile": profile,
     }
+    few = ""
+    if memory is not None:
+        needs, few = with_host_memory(spec, needs, memory)
     place = dataclasses.replace(DEFAULT_REGIONS[kind], **{k: v for k, v in given.items() if v is not None})
     rendered.write({"cluster.yaml": cloud(kind, needs, place)}, to)
     rendered.warn_of_local_paths(spec)
-
-
-def _known(value: str, choices: tuple[str, ...], option: str) -> None:
-    if value not in choices:
-        raise InputError(f"{value!r} is not known", option, f"choose one of {', '.join(choices)}")
+    rendered.note(few)

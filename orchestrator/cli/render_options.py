@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from orchestrator.cli.options import finite, on_this_machine, word, words
+
+if TYPE_CHECKING:
+    from cluster.render.needs import ClusterNeeds
+    from orchestrator.job.spec import JobSpec
 
 To = Annotated[
     Path | None,
@@ -24,7 +28,14 @@ Spot = Annotated[
     bool, typer.Option("--spot/--on-demand", help="workers on spot machines, which may be preempted")
 ]
 Memory = Annotated[
-    float, typer.Option("--memory-gib", min=0.5, max=65536, callback=finite, help="memory of one worker, GiB")
+    float | None,
+    typer.Option(
+        "--memory-gib",
+        min=0.5,
+        max=65536,
+        callback=finite,
+        help="memory of one worker, GiB [default: what it needs; of machines of a cloud all that they have]",
+    ),
 ]
 PerNode = Annotated[
     int | None,
@@ -39,3 +50,24 @@ Accelerator = Annotated[
 def arguments(overrides: Sequence[str] | None) -> list[str]:
     """The overrides of a job as words of a command."""
     return [part for text in overrides or () for part in ("--set", text)]
+
+
+def job_on_machines(
+    path: Path,
+    overrides: Sequence[str] | None,
+    image: str | None,
+    spot: bool,
+    per_node: int | None,
+    accelerators: Sequence[str] | None,
+) -> tuple[JobSpec, ClusterNeeds]:
+    """The job, its paths as written since they are those of the machines, and the machines that it needs.
+
+    Raises InputError if the job is wrong or carries a secret.
+    """
+    from orchestrator.job.spec import load
+    from orchestrator.launch.rendering import refuse_secrets
+    from orchestrator.launch.rendering_needs import needed_machines
+
+    spec = load(path, overrides or ())
+    refuse_secrets(spec, path)
+    return spec, needed_machines(spec, image, spot, per_node, tuple(accelerators or ()))

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.options import Job, Set, word
-from orchestrator.cli.render_options import Accelerator, Memory, PerNode, Spot, To, arguments
+from orchestrator.cli.render_options import Accelerator, Memory, PerNode, Spot, To, arguments, job_on_machines
 from orchestrator.job.errors import InputError
 
 
@@ -26,7 +26,7 @@ def skypilot(
     ] = "pip install training-orchestrator",
     python: Annotated[str, typer.Option(callback=word, help="its Python on the nodes")] = "python",
     spot: Spot = True,
-    memory: Memory = 4.0,
+    memory: Memory = None,
     per_node: PerNode = None,
     accelerator: Accelerator = None,
     notice: Annotated[
@@ -35,13 +35,11 @@ def skypilot(
 ) -> None:
     """A task file for SkyPilot, for `sky jobs launch`: it is started again after a preemption, and the run goes on."""
     from cluster.render.skypilot import TOKEN, SkyPilotOptions, task_file
-    from orchestrator.job.spec import load
     from orchestrator.launch import rendering
-    from orchestrator.launch.rendering_needs import needed_machines
+    from orchestrator.launch.rendering_memory import with_host_memory
     from orchestrator.storage.uri import check_uri, is_local
 
-    spec = load(job, overrides or ())
-    rendering.refuse_secrets(spec, job)
+    spec, needs = job_on_machines(job, overrides, image, spot, per_node, accelerator)
     rendering.no_password(runs, "--runs")
     rendering.no_password(setup, "--setup")
     check_uri(runs, "--runs")
@@ -50,11 +48,11 @@ def skypilot(
             f"{runs!r} would be lost with the machine", "--runs", "give a URI, such as s3://bucket/runs"
         )
     rendering.refuse_labels(spec, "SkyPilot", "task")
-    needs = needed_machines(spec, image, spot, memory, per_node, tuple(accelerator or ()))
     if needs.gpu and not needs.accelerators:
         raise InputError(
             "the job needs GPUs, and SkyPilot asks which", "--accelerator", "name one, such as H100"
         )
+    needs, memory_note = with_host_memory(spec, needs, memory)
     place, path = f"{runs.rstrip('/')}/{spec.name}", Path(job).absolute()
     command = [python, "-P", "-m", "orchestrator", "run", path.name, "--run-dir", place]
     command += arguments(overrides)
@@ -62,6 +60,7 @@ def skypilot(
     text = f"{rendering.MARK}\n{task_file(needs, options, command, python)}"
     rendering.write_text(f"{needs.name}.sky.yaml", text, to)
     rendering.warn_of_local_paths(spec)
+    rendering.note(memory_note)
     if to is not None:
         secret = f"--secret {TOKEN}=$(openssl rand -hex 32)"
         rendering.note(f"start it by: sky jobs launch {secret} {needs.name}.sky.yaml")

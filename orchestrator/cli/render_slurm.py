@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.options import Job, Set, word, words
-from orchestrator.cli.render_options import PerNode, To, arguments
+from orchestrator.cli.render_options import PerNode, To, arguments, job_on_machines
 from orchestrator.job.errors import InputError
 
 TIME = re.compile(r"\d+(-\d+(:\d+){0,2}|(:\d+){0,2})")
@@ -38,19 +38,15 @@ def slurm(
     """A batch file for Slurm, for `sbatch`: it is requeued before its time ends, and the run goes on."""
     from cluster.render.slurm import SlurmOptions, batch_file
     from orchestrator.job.paths import absolute
-    from orchestrator.job.spec import load
     from orchestrator.launch import rendering
-    from orchestrator.launch.rendering_needs import needed_machines
 
-    spec = load(job, overrides or ())
-    rendering.refuse_secrets(spec, job)
+    spec, needs = job_on_machines(job, overrides, None, False, per_node, None)
     rendering.no_password(runs, "--runs")
     for option in more or ():
         rendering.no_password(option, "--sbatch")
     if time is not None and not TIME.fullmatch(time):
         raise InputError("is no time of Slurm", f"--time {time}", "write it as in 1-12:00:00 or 30")
     rendering.refuse_labels(spec, "Slurm", "allocation")
-    needs = needed_machines(spec, None, False, 4.0, per_node, ())
     place = absolute(f"{runs.rstrip('/')}/{spec.name}", Path.cwd())
     command = [
         sys.executable,

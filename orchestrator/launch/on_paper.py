@@ -3,6 +3,8 @@ either."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from orchestrator.job.errors import InputError, Problems
 from orchestrator.job.spec import JobSpec
 from orchestrator.job.tokenizer_training import TrainBpe
@@ -36,15 +38,18 @@ def check_on_paper(spec: JobSpec) -> tuple[ResolvedJob, list[str]]:
     return job, assumed
 
 
-def with_vocabulary(spec: JobSpec) -> tuple[JobSpec, list[str]]:
+def with_vocabulary(
+    spec: JobSpec, is_there: Callable[[str], bool] | None = None
+) -> tuple[JobSpec, list[str]]:
     """The job with a tokenizer of as many tokens as its model has where that which it names is not here, and a line
-    that says so. Raises InputError where the model has no number of its own either."""
+    that says so; `is_there` tells, by default as the run would look for it. Raises InputError where the model has no
+    number of its own either."""
     from orchestrator.data.encoding import tokenizer
     from workloads.describe import describe
     from workloads.own.object_reference import is_object_reference
 
     named, asked = spec.data.tokenizer, spec.workload
-    if spec.data.samples is not None or not isinstance(named, str) or tokenizer.is_there(named):
+    if spec.data.samples is not None or not isinstance(named, str) or (is_there or tokenizer.is_there)(named):
         return spec, []
     if is_object_reference(asked.model):  # its size is what it is given
         hint = "write data.tokenizer: {train_bpe: N} with the size of its vocabulary"

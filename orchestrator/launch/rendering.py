@@ -48,8 +48,9 @@ def warn_of_local_paths(spec: JobSpec, mounted: str = "") -> None:
 
 
 def note(text: str) -> None:
-    """A line for whoever renders, beside the files."""
-    print(f"note: {text}", file=sys.stderr)
+    """A line for whoever renders, beside the files; none for an empty text."""
+    if text:
+        print(f"note: {text}", file=sys.stderr)
 
 
 def no_password(text: str, option: str) -> str:

@@ -19,7 +19,6 @@ def needed_machines(
     spec: JobSpec,
     image: str | None,
     spot: bool,
-    memory: float,
     per_node: int | None,
     accelerators: tuple[str, ...],
 ) -> ClusterNeeds:
@@ -33,7 +32,7 @@ def needed_machines(
         raise InputError("a device type is given twice", "--accelerator", "give each once")
     most = workers.max + spec.evaluates_beside
     needs = ClusterNeeds(
-        dns_name(spec.name), _image(image, bool(worker.gpu)), workers.min, most, worker.cpu, int(worker.gpu), memory,
+        dns_name(spec.name), _image(image, bool(worker.gpu)), workers.min, most, worker.cpu, int(worker.gpu), 0.0,
         _per_node(spec, per_node), accelerators, spot, worker.labels, spec.resources.notices in CLOUDS.values(),
     )  # fmt: skip
     one_value(spec, [label for label in worker.labels if not label.startswith("ray.io/")])

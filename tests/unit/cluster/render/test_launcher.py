@@ -41,6 +41,11 @@ def test_workers_may_be_spot_and_the_head_never(kind: str, spot: bool) -> None:
     assert worker["labels"]["ray.io/market-type"] == ("spot" if spot else "on-demand")
 
 
+def test_memory_that_is_not_given_is_what_ray_finds_on_the_machine() -> None:
+    document = cloud("aws", ClusterNeeds("c", "i", 1, 1, memory_gib=0.0), DEFAULT_REGIONS["aws"])
+    assert document["available_node_types"]["cpu"]["resources"] == {"CPU": 1}
+
+
 def test_labels_that_the_job_asks_for_are_on_the_nodes() -> None:
     wanted = {"team": "blue", "rack": "!in(r1,r2)", "ray.io/availability-zone": "us-west-2a"}
     document = cloud("aws", ClusterNeeds("c", "i", 1, 1, labels=wanted), DEFAULT_REGIONS["aws"])

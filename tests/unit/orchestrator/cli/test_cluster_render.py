@@ -138,6 +138,13 @@ def test_a_job_that_carries_a_credential_is_refused(
         (["kuberay", *TARGETS["kuberay"], "--kubeconfig", "nowhere"], "there is no file"),
         (["kuberay", *TARGETS["kuberay"], "--rdma", "rdma/ib"], "the job asks for no GPU"),
         (["kuberay", *TARGETS["kuberay"], "--rdma", "rdma/ib=0"], "write DOMAIN/NAME or DOMAIN/NAME=N"),
+        (
+            [
+                *("kuberay", *TARGETS["kuberay"], "--memory-gib", "4", "--set", "resources.per_worker.gpu=1"),
+                *("--set", "workload.model=llama-3-8b"),
+            ],
+            "--memory-gib 4: two copies of the run's state",
+        ),
         (["kuberay", *TARGETS["kuberay"], "--env", "NCCL_DEBUG"], "write NAME=VALUE"),
         (["kuberay", *TARGETS["kuberay"], "--env", "A=1", "--env", "A=2"], "A is given twice"),
         (["kuberay", *TARGETS["kuberay"], "--env", f"API_TOKEN={PLANTED}"], "carries its value"),
@@ -198,7 +205,8 @@ def test_paths_that_only_this_machine_has_are_pointed_out(
 def test_what_a_job_needs_of_the_cluster_is_said(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--set", "resources.per_worker.gpu=1", "--set", "resources.notices=aws", "--accelerator", "H100"]
     assert code_of("kuberay", job, *TARGETS["kuberay"], *words) == 0
-    metadata, nodes = capsys.readouterr().err.splitlines()
+    memory, metadata, nodes = capsys.readouterr().err.splitlines()
+    assert "a worker needs 13 GiB of memory" in memory
     assert "node's metadata" in metadata
     assert "ray.io/accelerator-type=H100" in nodes
 

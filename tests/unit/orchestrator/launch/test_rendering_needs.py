@@ -17,6 +17,7 @@ from cluster.render.schema import load_schemas, violations
 from cluster.workers.gang import Bundle
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec, dump, parse
+from orchestrator.launch.rendering_memory import with_host_memory
 from orchestrator.launch.rendering_needs import CLOUDS, needed_machines
 
 Manifest = dict[str, Any]
@@ -105,10 +106,10 @@ def test_a_manifest_promises_what_its_job_asks(
     pytestconfig: pytest.Config,
 ) -> None:
     worker = spec.resources.per_worker
-    given = (None, spot, 4.0, None, accelerators if worker.gpu else ())
+    given = (None, spot, None, accelerators if worker.gpu else ())
     market = worker.labels.get("ray.io/market-type", "!")
     if Bundle(labels={"market": market}).suits({"market": "spot" if spot else "on-demand"}) or market == "!":
-        needs = needed_machines(spec, *given)
+        needs, _ = with_host_memory(spec, needed_machines(spec, *given), None)
     else:
         with pytest.raises(InputError, match="labels"):
             needed_machines(spec, *given)
@@ -206,7 +207,7 @@ def labels_are_true(
 def test_what_machines_could_never_give_is_refused(
     fields: dict[str, Any], options: dict[str, Any], says: str
 ) -> None:
-    given = {"image": None, "spot": False, "memory": 4.0, "per_node": None, "accelerators": (), **options}
+    given = {"image": None, "spot": False, "per_node": None, "accelerators": (), **options}
     with pytest.raises(InputError) as refused:
         needed_machines(job(**fields), **given)
     assert says in str(refused.value)
@@ -215,5 +216,5 @@ def test_what_machines_could_never_give_is_refused(
 
 def test_a_multiple_of_tensor_groups_may_share_a_node() -> None:
     spec = job(parallel={"tp": 2}, resources={"workers": 8})
-    assert needed_machines(spec, None, False, 4.0, 4, ()).per_node == 4
-    assert needed_machines(spec, None, False, 4.0, None, ()).per_node == 2
+    assert needed_machines(spec, None, False, 4, ()).per_node == 4
+    assert needed_machines(spec, None, False, None, ()).per_node == 2
