@@ -16,6 +16,9 @@ TOKEN = "~/.ray/auth_token"
 """Where Ray itself looks for the token, here and on the nodes; `ray get-auth-token --generate` makes it."""
 HEAD = "head"
 DISK_GIB = 200
+GCP_IMAGES = "projects/deeplearning-platform-release/global/images/family/"
+GCP_IMAGE, GCP_GPU_IMAGE = "common-cpu", "common-cu129-ubuntu-2404-nvidia-580"
+"""Families of Google's images with Docker; the second has NVIDIA's driver and its container runtime too."""
 
 
 @dataclass(frozen=True)
@@ -45,13 +48,15 @@ def cloud(kind: str, needs: ClusterNeeds, region: CloudRegion) -> Document:
     types: Document = {
         HEAD: {
             "resources": {"CPU": 0},  # no ranks on the one node that must not be lost
-            "node_config": node(region, region.head_machine, False),
+            "node_config": node(region, region.head_machine, False, False),
             "min_workers": 0,
             "max_workers": 0,
         }
     }
     for group in needs.groups():
-        types[group.name] = _node_type(group, node(region, region.worker_machine, group.spot))
+        types[group.name] = _node_type(
+            group, node(region, region.worker_machine, group.spot, bool(group.gpu))
+        )
         types[group.name]["labels"][MACHINE_TYPE] = region.worker_machine
     return {
         "cluster_name": needs.name,
@@ -106,7 +111,7 @@ def _provider(kind: str, region: CloudRegion) -> Document:
     return {"type": kind, **location, "availability_zone": region.zones, "cache_stopped_nodes": False}
 
 
-def _aws(region: CloudRegion, machine: str, spot: bool) -> Document:
+def _aws(region: CloudRegion, machine: str, spot: bool, gpu: bool) -> Document:
     disk = {
         "DeviceName": "/dev/sda1",
         "Ebs": {"VolumeSize": DISK_GIB, "VolumeType": "gp3", "Encrypted": True},
@@ -123,8 +128,8 @@ def _aws(region: CloudRegion, machine: str, spot: bool) -> Document:
     return node
 
 
-def _gcp(region: CloudRegion, machine: str, spot: bool) -> Document:
-    image = "projects/deeplearning-platform-release/global/images/family/common-cpu"
+def _gcp(region: CloudRegion, machine: str, spot: bool, gpu: bool) -> Document:
+    image = GCP_IMAGES + (GCP_GPU_IMAGE if gpu else GCP_IMAGE)
     disk = {
         "boot": True,
         "autoDelete": True,
@@ -132,12 +137,15 @@ def _gcp(region: CloudRegion, machine: str, spot: bool) -> Document:
         "initializeParams": {"diskSizeGb": DISK_GIB, "sourceImage": image},
     }
     node: Document = {"machineType": machine, "disks": [disk]}
-    if spot:
-        node["scheduling"] = [{"preemptible": True}]
+    scheduling: Document = {"preemptible": True} if spot else {}
+    if gpu:  # a machine with GPUs cannot be moved to another host
+        scheduling["onHostMaintenance"] = "TERMINATE"
+    if scheduling:
+        node["scheduling"] = [scheduling]
     return node
 
 
-def _azure(region: CloudRegion, machine: str, spot: bool) -> Document:
+def _azure(region: CloudRegion, machine: str, spot: bool, gpu: bool) -> Document:
     parameters: Document = {
         "vmSize": machine,
         "imagePublisher": "microsoft-dsvm",
@@ -150,7 +158,7 @@ def _azure(region: CloudRegion, machine: str, spot: bool) -> Document:
     return {"azure_arm_parameters": parameters}
 
 
-NODE_CONFIGS: dict[str, Callable[[CloudRegion, str, bool], Document]] = {
+NODE_CONFIGS: dict[str, Callable[[CloudRegion, str, bool, bool], Document]] = {
     "aws": _aws,
     "gcp": _gcp,
     "azure": _azure,
@@ -163,14 +171,15 @@ def _software(needs: ClusterNeeds) -> Document:
     start = "ulimit -n 65536; RAY_AUTH_MODE=token ray start"
     shared = "--object-manager-port=8076"
     options = ["--ulimit nofile=65536:65536", "--env RAY_AUTH_MODE=token", "--shm-size=8g"]
-    if needs.gpu:
-        options.append("--gpus all")
+    # The head need not have GPUs, and Docker starts nothing with --gpus where there are none.
+    of_workers = {"worker_run_options": ["--gpus all"]} if needs.gpu else {}
     return {
         "docker": {
             "image": needs.image,
             "container_name": "orchestrator",
             "pull_before_run": True,
             "run_options": options,
+            **of_workers,
         },
         "file_mounts": {TOKEN: TOKEN},
         "setup_commands": [],

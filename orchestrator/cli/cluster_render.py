@@ -177,3 +177,7 @@ def _cloud(
     rendered.write({"cluster.yaml": cloud(kind, needs, place)}, to)
     rendered.warn_of_local_paths(spec)
     rendered.note(few)
+    if kind == "aws" and needs.gpu:
+        rendered.note(
+            "Ray takes an AWS image of 2022: name one with a newer NVIDIA driver as node_config.ImageId"
+        )

@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 from ray.autoscaler._private.util import prepare_config, validate_config
 
-from cluster.render.launcher import DEFAULT_REGIONS, HEAD, TOKEN, cloud, local
+from cluster.render.launcher import DEFAULT_REGIONS, GCP_GPU_IMAGE, HEAD, TOKEN, cloud, local
 from cluster.render.needs import ClusterNeeds
 from cluster.workers.machine import MACHINE_TYPE
 
 PREEMPTIBLE = {
     "aws": lambda node: node.get("InstanceMarketOptions") == {"MarketType": "spot"},
-    "gcp": lambda node: node.get("scheduling") == [{"preemptible": True}],
+    "gcp": lambda node: node.get("scheduling", [{}])[0].get("preemptible", False),
     "azure": lambda node: node["azure_arm_parameters"].get("priority") == "Spot",
 }
 
@@ -39,6 +39,35 @@ def test_workers_may_be_spot_and_the_head_never(kind: str, spot: bool) -> None:
     assert (worker["min_workers"], worker["max_workers"]) == (1, 4)
     assert worker["resources"] == {"CPU": 8, "GPU": 2, "memory": 8 * 2**30}
     assert worker["labels"]["ray.io/market-type"] == ("spot" if spot else "on-demand")
+
+
+@pytest.mark.parametrize("kind", [*sorted(DEFAULT_REGIONS), "local"])
+@pytest.mark.parametrize("gpu", [0, 1])
+def test_docker_is_asked_for_gpus_on_workers_alone(kind: str, gpu: int) -> None:
+    """As Ray puts the options of a node's container together."""
+    needs = ClusterNeeds("c", "i", 1, 2, gpu=gpu)
+    prepared = prepare_config(
+        local(needs, "a", ("b",), "u") if kind == "local" else cloud(kind, needs, DEFAULT_REGIONS[kind])
+    )
+    validate_config(prepared)
+    docker = prepared["docker"]
+    options = {
+        role: docker["run_options"] + docker.get(f"{role}_run_options", []) for role in ("head", "worker")
+    }
+    assert "--gpus all" not in options["head"]
+    assert ("--gpus all" in options["worker"]) is bool(gpu)
+
+
+def test_google_s_machines_with_gpus_have_a_driver_and_are_not_moved() -> None:
+    needs = ClusterNeeds("c", "i", 1, 2, gpu=1)
+    types = cloud("gcp", needs, DEFAULT_REGIONS["gcp"])["available_node_types"]
+    images = {
+        name: each["node_config"]["disks"][0]["initializeParams"]["sourceImage"].rpartition("/")[2]
+        for name, each in types.items()
+    }
+    assert images == {HEAD: "common-cpu", "gpu": GCP_GPU_IMAGE}
+    assert types["gpu"]["node_config"]["scheduling"] == [{"onHostMaintenance": "TERMINATE"}]
+    assert "scheduling" not in types[HEAD]["node_config"]
 
 
 def test_memory_that_is_not_given_is_what_ray_finds_on_the_machine() -> None:

@@ -211,6 +211,17 @@ def test_what_a_job_needs_of_the_cluster_is_said(job: Path, capsys: pytest.Captu
     assert "ray.io/accelerator-type=H100" in nodes
 
 
+def test_on_aws_a_gpu_job_is_told_of_the_image_s_driver(
+    job: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gpu = ["--set", "resources.per_worker.gpu=1"]
+    assert code_of("aws", job, *gpu, "--machine", "g5.xlarge") == 0
+    assert "node_config.ImageId" in capsys.readouterr().err
+    assert code_of("gcp", job, *TARGETS["gcp"], *gpu, "--machine", "g2-standard-8") == 0
+    assert code_of("aws", job) == 0
+    assert "ImageId" not in capsys.readouterr().err
+
+
 def test_two_device_types_are_two_groups(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [
         "--set",
