@@ -56,7 +56,8 @@ class Kubernetes:
     `claim` a ReadWriteMany volume claim mounted at /runs; `queue` is `kueue:NAME`, `volcano:NAME` or empty;
     `platform` a key of `SPOT`. `rdma` is the resource by which a device plugin gives a pod with GPUs `cards` of the
     network's cards, such as rdma/ib or vpc.amazonaws.com/efa; without it NCCL goes through TCP between nodes. `env` are
-    further environment variables of the workers, such as NCCL's. `worker_image` is that of the workers and
+    further environment variables of head and workers, such as NCCL's, and `secret_env` those whose values are in the
+    Secret, each with its key there. `worker_image` is that of the workers and
     `submitter_image` that of the pod that submits, empty for the run's own. After `retries` failures the job counts as
     failed; `keep_failed` is for how many seconds the cluster of a failed one is kept, None for as long as that of one
     that is done.
@@ -73,6 +74,7 @@ class Kubernetes:
     rdma: str = ""
     cards: int = 1
     env: Mapping[str, str] = field(default_factory=dict)
+    secret_env: Mapping[str, str] = field(default_factory=dict)
     worker_image: str = ""
     submitter_image: str = ""
     retries: int = 3
@@ -110,9 +112,8 @@ def worker(needs: ClusterNeeds, group: NodeGroup, kubernetes: Kubernetes) -> Man
             resources[kubernetes.rdma] = str(kubernetes.cards)
         if kubernetes.rdma == EFA:
             resources["hugepages-2Mi"] = EFA_PAGES
-    container = _container("ray-worker", needs, kubernetes, resources, {"metrics": METRICS})
-    settings = {**(EFA_SETTINGS if group.gpu and kubernetes.rdma == EFA else {}), **kubernetes.env}
-    container["env"] += [{"name": name, "value": value} for name, value in settings.items()]
+    settings = EFA_SETTINGS if group.gpu and kubernetes.rdma == EFA else {}
+    container = _container("ray-worker", needs, kubernetes, resources, {"metrics": METRICS}, settings)
     container["image"] = kubernetes.worker_image or needs.image
     spec = _pod(kubernetes, container)
     spec["automountServiceAccountToken"] = False  # only the head may scale the cluster
@@ -180,20 +181,21 @@ def autoscaler() -> Manifest:
 
 
 def _container(
-    name: str, needs: ClusterNeeds, kubernetes: Kubernetes, resources: dict[str, str], ports: dict[str, int]
+    name: str,
+    needs: ClusterNeeds,
+    kubernetes: Kubernetes,
+    resources: dict[str, str],
+    ports: dict[str, int],
+    settings: Mapping[str, str] | None = None,
 ) -> Manifest:
-    env: list[Manifest] = [
-        {"name": variable, "valueFrom": reference(kubernetes.secret, key, optional=True)}
-        for variable, key in CREDENTIALS.items()
-    ]
-    if kubernetes.endpoint:
-        env.append({"name": "AWS_ENDPOINT_URL", "value": kubernetes.endpoint})
     # One request checks the raylet and, on the head, the GCS; Ray requires no token for it.
     probe = {"httpGet": {"path": "/api/healthz", "port": AGENT}, "periodSeconds": 10, "timeoutSeconds": 5}
     container: Manifest = {
         "name": name,
         "image": needs.image,
-        "env": env,
+        "env": [
+            {"name": variable, **source} for variable, source in _env(kubernetes, settings or {}).items()
+        ],
         "ports": [{"name": k, "containerPort": v} for k, v in ports.items()],
         "resources": {"requests": dict(resources), "limits": dict(resources)},
         "securityContext": _unprivileged_container(),
@@ -205,6 +207,22 @@ def _container(
     if kubernetes.claim:
         container["volumeMounts"].append({"name": "runs", "mountPath": RUNS_FOLDER})
     return container
+
+
+def _env(kubernetes: Kubernetes, settings: Mapping[str, str]) -> dict[str, Manifest]:
+    """Each variable of a container once: what the user has given stands above `settings` and all else."""
+    secret = kubernetes.secret
+    found: dict[str, Manifest] = {
+        variable: {"valueFrom": reference(secret, key, optional=True)}
+        for variable, key in CREDENTIALS.items()
+    }
+    store = {"AWS_ENDPOINT_URL": kubernetes.endpoint} if kubernetes.endpoint else {}
+    found |= {
+        variable: {"value": value} for variable, value in {**store, **settings, **kubernetes.env}.items()
+    }
+    return found | {
+        variable: {"valueFrom": reference(secret, key)} for variable, key in kubernetes.secret_env.items()
+    }
 
 
 def _pod(kubernetes: Kubernetes, container: Manifest) -> Manifest:

@@ -47,7 +47,11 @@ def kuberay(
     ] = "",
     env: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="for the workers' pods, such as NCCL_DEBUG=INFO; repeat"),
+        typer.Option(metavar="NAME=VALUE", help="for head and workers, such as NCCL_DEBUG=INFO; repeat"),
+    ] = None,
+    secret_env: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME[=KEY]", help="the same, its value from that key of the Secret; repeat"),
     ] = None,
     worker_image: Annotated[
         str | None,
@@ -94,7 +98,7 @@ def kuberay(
     from cluster.render.pods import RUNS_FOLDER, SPOT, Kubernetes
     from orchestrator.job.spec import dump
     from orchestrator.launch import rendering as rendered
-    from orchestrator.launch.rendering_kubernetes import ask_server, counted, settings
+    from orchestrator.launch.rendering_kubernetes import ask_server, counted, secret_settings, settings
     from orchestrator.launch.rendering_memory import with_host_memory
     from orchestrator.launch.rendering_needs import CLOUDS, of_one_cloud, one_value
     from orchestrator.storage.uri import check_uri
@@ -121,10 +125,11 @@ def kuberay(
             "give a URI, such as s3://bucket/runs, or pvc:CLAIM",
         )
     needs, memory_note = with_host_memory(spec, needs, memory)
+    plain = settings(env or ())
     kubernetes = Kubernetes(
         namespace, secret, service_account, claim, queue, rendered.no_password(redis, "--redis"),
-        rendered.no_password(endpoint, "--endpoint"), platform, cards, count, settings(env or ()),
-        worker_image or "", submitter_image or "", retries, keep_failed,
+        rendered.no_password(endpoint, "--endpoint"), platform, cards, count, plain,
+        secret_settings(secret_env or (), plain), worker_image or "", submitter_image or "", retries, keep_failed,
     )  # fmt: skip
     base = RUNS_FOLDER if claim else rendered.no_password(runs, "--runs").rstrip("/")
     files = manifests(needs, kubernetes, dump(spec), f"{base}/{spec.name}")

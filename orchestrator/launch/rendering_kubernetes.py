@@ -34,10 +34,25 @@ def settings(given: Iterable[str]) -> dict[str, str]:
             raise InputError(f"{text!r} is no variable with its value", "--env", "write NAME=VALUE")
         if redact({name: value}) != {name: value}:
             what = f"{name} carries its value, a credential that manifests would show"
-            raise InputError(what, "--env", "have the pods get it from a Secret")
+            raise InputError(what, "--env", f"put it into the Secret and give --secret-env {name}")
         if name in found:
             raise InputError(f"{name} is given twice", "--env", "give each once")
         found[name] = value
+    return found
+
+
+def secret_settings(given: Iterable[str], plain: Iterable[str]) -> dict[str, str]:
+    """The key in the Secret by environment variable, each written NAME or NAME=KEY. Raises InputError for one that is
+    not, is given twice, or is among those with a `plain` value."""
+    found: dict[str, str] = {}
+    for text in given:
+        written = re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]*)(?:=([A-Za-z0-9._-]{1,253}))?", text)
+        if not written:  # which may be a value, given by mistake
+            raise InputError("is no variable with its key", "--secret-env", "write NAME or NAME=KEY")
+        name, key = written[1], written[2] or written[1]
+        if name in found or name in plain:
+            raise InputError(f"{name} is given twice", "--secret-env", "give each once, here or by --env")
+        found[name] = key
     return found
 
 

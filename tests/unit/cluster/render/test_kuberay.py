@@ -16,7 +16,7 @@ from cluster.render.schema import violations
 
 EVERYTHING = Kubernetes(
     *("training", "keys", "trainer", "runs", "kueue:team", "redis.ray:6379", "http://s3.store:8333", "gke"),
-    *("rdma/ib", 1, {"NCCL_DEBUG": "INFO"}, "image:rank", "image:submitter", 5, 86_400),
+    *("rdma/ib", 1, {"NCCL_DEBUG": "INFO"}, {"HF_TOKEN": "hf"}, "image:rank", "image:submitter", 5, 86_400),
 )
 EFA = Kubernetes(rdma="vpc.amazonaws.com/efa", cards=4)
 SETTINGS = {

@@ -71,6 +71,21 @@ def test_the_job_travels_whole(job: Path, tmp_path: Path) -> None:
     assert "--run-dir s3://bucket/runs/Big.Run\n" in files["run.sh"]
 
 
+def test_settings_reach_the_controller_too_and_secrets_by_reference(job: Path, tmp_path: Path) -> None:
+    words = ["--env", "HTTPS_PROXY=http://proxy", "--secret-env", "HF_TOKEN", "--secret", "mine"]
+    words += ["--secret-env", "AWS_ACCESS_KEY_ID=other.key", "--set", "notify.webhook=$SLACK"]
+    assert code_of("kuberay", job, *TARGETS["kuberay"], *words, "--to", tmp_path / "out") == 0
+    spec = yaml.safe_load((tmp_path / "out/raycluster.yaml").read_text())["spec"]
+    for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
+        (container,) = group["template"]["spec"]["containers"]
+        env = {each["name"]: each for each in container["env"]}
+        assert len(env) == len(container["env"])
+        assert env["HTTPS_PROXY"]["value"] == "http://proxy"
+        keys = {name: env[name]["valueFrom"]["secretKeyRef"] for name in ("HF_TOKEN", "AWS_ACCESS_KEY_ID")}
+        assert keys["HF_TOKEN"] == {"name": "mine", "key": "HF_TOKEN"}
+        assert keys["AWS_ACCESS_KEY_ID"] == {"name": "mine", "key": "other.key"}
+
+
 def test_a_claim_holds_the_runs(job: Path, tmp_path: Path) -> None:
     assert code_of("kuberay", job, "--runs", "pvc:shared", "--to", tmp_path / "out") == 0
     spec = yaml.safe_load((tmp_path / "out/rayjob.yaml").read_text())["spec"]
@@ -147,7 +162,12 @@ def test_a_job_that_carries_a_credential_is_refused(
         ),
         (["kuberay", *TARGETS["kuberay"], "--env", "NCCL_DEBUG"], "write NAME=VALUE"),
         (["kuberay", *TARGETS["kuberay"], "--env", "A=1", "--env", "A=2"], "A is given twice"),
-        (["kuberay", *TARGETS["kuberay"], "--env", f"API_TOKEN={PLANTED}"], "carries its value"),
+        (["kuberay", *TARGETS["kuberay"], "--env", f"API_TOKEN={PLANTED}"], "give --secret-env API_TOKEN"),
+        (["kuberay", *TARGETS["kuberay"], "--secret-env", f"a {PLANTED}"], "write NAME or NAME=KEY"),
+        (
+            ["kuberay", *TARGETS["kuberay"], "--secret-env", "A", "--env", "A=1"],
+            "--secret-env: A is given twice",
+        ),
         (["aws", "--set", "resources.per_worker.gpu=1"], "--machine: the job needs GPUs"),
         (["aws", "--set", "resources.per_worker.labels={ray.io/market-type: on-demand}"], "--spot"),
         (["aws", "--region", "eu-central-1"], "name the zones of eu-central-1"),
