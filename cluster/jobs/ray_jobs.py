@@ -30,10 +30,11 @@ STOP_GRACE = 600
 NAME, RUN_DIR, PRIORITY = "orchestrator.name", "orchestrator.run_dir", "orchestrator.priority"
 """Keys of a submission's metadata."""
 EXCLUDED = (
-    ".git", ".venv", "venv", "__pycache__", "*.pyc", "*.egg-info", ".pytest_cache", ".mypy_cache", ".ruff_cache",
-    "runs", "mlruns", "mlflow.db", "*.safetensors",
+    ".git", ".venv", "/venv", "__pycache__", "*.pyc", "*.egg-info", ".pytest_cache", ".mypy_cache", ".ruff_cache",
+    "/runs", "/mlruns", "/mlflow.db", "*.safetensors",
 )  # fmt: skip
-"""Files of a working tree that are never uploaded, beside those that .gitignore and .rayignore name."""
+"""Files of a working tree that are never uploaded, beside those that .gitignore and .rayignore name. A slash in
+front means its top alone: below it a package of the user's own may have such a name."""
 CHATTY = ("ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk", *UPLOAD_LOGGERS)
 """Loggers of Ray that would report every upload."""
 PACKAGES = ("orchestrator", "workloads", "cluster")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import http.server
 import threading
+import zipfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from cluster.jobs.ray_jobs import Jobs
+from cluster.jobs.ray_jobs import Jobs, working_tree
 from cluster.local.address import ClusterAddress, NoCluster
 
 
@@ -54,3 +56,28 @@ def test_what_is_no_cluster_is_told(url: str, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(Open, "status", 404)
     with pytest.raises(NoCluster, match="answers, but not as a Ray cluster does \\(404\\)"):
         Jobs(ClusterAddress(url, "", url), {})
+
+
+def test_own_code_below_the_top_is_sent_along_whatever_its_folder_is_called(tmp_path: Path) -> None:
+    """As Ray packs it."""
+    from ray._private.runtime_env.packaging import create_package
+
+    tree, package = tmp_path / "tree", tmp_path / "package.zip"
+    kept = ["job.yaml", "mine/runs/net.py", "mine/venv/net.py", "mine/mlruns/net.py"]
+    left = [
+        "runs/a/job.yaml",
+        "venv/a.py",
+        "mlruns/a",
+        "mlflow.db",
+        "mine/a.safetensors",
+        "mine/__pycache__/a.pyc",
+    ]
+    for name in (*kept, *left, "mine/extra.txt"):
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).write_text(name)
+    create_package(
+        str(tree), package, include_gitignore=False, excludes=working_tree(tree, ["*.txt"])["excludes"]
+    )
+    with zipfile.ZipFile(package) as archive:
+        found = {name for name in archive.namelist() if not name.endswith("/")}
+    assert found == set(kept)
