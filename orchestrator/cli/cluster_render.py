@@ -131,6 +131,7 @@ def local(
         raise InputError("an address is given twice", "--head-ip, --worker-ip", "give each machine once")
     rendered.write({"cluster.yaml": document(needs, head_ip, tuple(worker_ip), ssh_user)}, to)
     rendered.warn_of_local_paths(spec)
+    rendered.warn_of_libraries(spec)
 
 
 def _cloud(
@@ -176,6 +177,7 @@ def _cloud(
     place = dataclasses.replace(DEFAULT_REGIONS[kind], **{k: v for k, v in given.items() if v is not None})
     rendered.write({"cluster.yaml": cloud(kind, needs, place)}, to)
     rendered.warn_of_local_paths(spec)
+    rendered.warn_of_libraries(spec)
     rendered.note(few)
     if kind == "aws" and needs.gpu:
         rendered.note(

@@ -138,6 +138,7 @@ def kuberay(
         ask_server(files, kubeconfig)
     rendered.write({**files, "kustomization.yaml": kustomization(list(files))}, to)
     rendered.warn_of_local_paths(spec, RUNS_FOLDER if claim else "")
+    rendered.warn_of_libraries(spec, runs)
     rendered.note(memory_note)
     if needs.notices:
         rendered.note(

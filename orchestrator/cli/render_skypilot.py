@@ -60,6 +60,7 @@ def skypilot(
     text = f"{rendering.MARK}\n{task_file(needs, options, command, python)}"
     rendering.write_text(f"{needs.name}.sky.yaml", text, to)
     rendering.warn_of_local_paths(spec)
+    rendering.warn_of_libraries(spec, runs)
     rendering.note(memory_note)
     if to is not None:
         secret = f"--secret {TOKEN}=$(openssl rand -hex 32)"

@@ -25,7 +25,7 @@ from orchestrator.storage.uri import check_uri, is_local, local_path
 if TYPE_CHECKING:
     from workloads.workload import Workload
 
-EXTRA = "pip install 'training-orchestrator[eval]'"
+EXTRA = "pip install -e '.[eval]' in the checkout"
 FORMATS = ("json", "csv", "parquet", "text", "arrow")
 """The `dataset_path` of local files; json is also that of .jsonl."""
 ROUGE = ("rouge1", "rouge2", "rougeL", "rougeLsum")

@@ -119,5 +119,5 @@ def check_extra(modules: tuple[str, ...], extra: str, where: str = FORM) -> None
     """Raise InputError if a package that a form needs is not installed."""
     for module in modules:
         if find_spec(module) is None:
-            hint = f"pip install 'training-orchestrator[{extra}]'"
+            hint = f"pip install -e '.[{extra}]' in the checkout"
             raise InputError(f"needs {module}, which is not installed", where, hint)

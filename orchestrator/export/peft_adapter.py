@@ -24,7 +24,7 @@ def check_adapter_export(workload: Any) -> None:
     from workloads.hf.adapter_folder import check_adapter
 
     if find_spec("peft") is None:
-        hint = "pip install 'training-orchestrator[peft]', or set it to hf for the merged model"
+        hint = "pip install -e '.[peft]' in the checkout, or set it to hf for the merged model"
         raise InputError("an adapter is checked with peft, which is not installed", WHERE, hint)
     check_adapter(workload)
 

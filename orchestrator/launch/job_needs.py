@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from orchestrator.job.spec import JobSpec
 from orchestrator.launch.doctor import Finding
+from orchestrator.launch.rendering_paths import named
+from orchestrator.storage.uri import LIBRARIES, protocol_of
 
-NAME = "training-orchestrator"
 IMAGES = "orchestrator.data.images:Images"
 
 
@@ -25,7 +26,10 @@ class Need:
     @property
     def finding(self) -> Finding:
         """Whether it is here."""
-        what, install = f"{self.key} needs {self.library}", f"pip install '{NAME}[{self.extra}]'"
+        what, install = (
+            f"{self.key} needs {self.library}",
+            f"pip install -e '.[{self.extra}]' in the checkout",
+        )
         try:
             version = importlib.metadata.version(self.library)
         except importlib.metadata.PackageNotFoundError:
@@ -35,8 +39,16 @@ class Need:
         return Finding("ok", what, f"{version}, of the extra {self.extra}" if self.extra else version)
 
 
+def store_libraries(uri: str) -> Iterator[Need]:
+    """The library that reads and writes the store of a URI, if it is none of the default install's."""
+    if store := LIBRARIES.get(protocol_of(uri)):
+        yield Need(f"{protocol_of(uri)}://", store.library, store.extra)
+
+
 def needed_libraries(spec: JobSpec) -> Iterator[Need]:
     """The libraries that the job needs beside those of every rank."""
+    for uri in named(spec):
+        yield from store_libraries(uri)
     for step in spec.data.clean:
         if step.name == "near_duplicates":
             yield Need("data.clean.near_duplicates", "rensa", "data")

@@ -14,6 +14,7 @@ from cluster.render import checks
 from cluster.render.schema import load_schemas, violations
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec
+from orchestrator.launch.job_needs import needed_libraries, store_libraries
 from orchestrator.launch.rendering_paths import reads, writes
 from orchestrator.track.redact import hidden_at, redact
 
@@ -45,6 +46,15 @@ def warn_of_local_paths(spec: JobSpec, mounted: str = "") -> None:
         note(f"every worker reads {', '.join(local)} where it is: the image must hold it, or give {place}")
     if local := writes(spec, mounted):
         note(f"{', '.join(local)} would be of one machine, and gone with it; give {place}")
+
+
+def warn_of_libraries(spec: JobSpec, runs: str = "") -> None:
+    """Optional libraries that the job, or the store of its `runs`, needs are not in every image."""
+    needs = [need for need in (*store_libraries(runs), *needed_libraries(spec)) if need.extra]
+    if needs:
+        why = ", ".join(dict.fromkeys(f"{need.key} needs {need.library}" for need in needs))
+        extras = ",".join(dict.fromkeys(need.extra for need in needs))
+        note(f"{why}: install the extras {extras} there; infra/Dockerfile has --build-arg EXTRAS={extras}")
 
 
 def note(text: str) -> None:

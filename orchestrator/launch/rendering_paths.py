@@ -10,6 +10,20 @@ from orchestrator.job.spec import JobSpec
 
 def reads(spec: JobSpec, mounted: str = "") -> list[str]:
     """What workers must find where they are: paths without a protocol, but those under `mounted`."""
+    return [path for path in _read(spec) if _is_local(path, mounted)]
+
+
+def writes(spec: JobSpec, mounted: str = "") -> list[str]:
+    """What would be written on one machine and go with it."""
+    return [text for text, path in _written(spec) if _is_local(path, mounted)]
+
+
+def named(spec: JobSpec) -> list[str]:
+    """Every path and URI that the job reads or writes."""
+    return _read(spec) + [path for _, path in _written(spec)]
+
+
+def _read(spec: JobSpec) -> list[str]:
     tokenizer, model = spec.data.tokenizer, spec.workload.model
     paths = [place for source in spec.data.sources for place in source.places]
     paths += [
@@ -20,13 +34,7 @@ def reads(spec: JobSpec, mounted: str = "") -> list[str]:
     paths += [model.removeprefix("hf:")] if model.startswith("hf:") else []
     notices = spec.resources.notices
     paths += [notices] if notices and notices not in ("aws", "gcp", "azure") else []
-    paths += [spec.limits.prices] if spec.limits.prices else []
-    return [path for path in paths if _is_local(path, mounted)]
-
-
-def writes(spec: JobSpec, mounted: str = "") -> list[str]:
-    """What would be written on one machine and go with it."""
-    return [text for text, path in _written(spec) if _is_local(path, mounted)]
+    return paths + ([spec.limits.prices] if spec.limits.prices else [])
 
 
 def _written(spec: JobSpec) -> Iterator[tuple[str, str]]:

@@ -4,12 +4,33 @@ from __future__ import annotations
 
 import errno
 import os
-from urllib.parse import urlsplit
+from importlib.util import find_spec
+from typing import NamedTuple
 
 from orchestrator.job.errors import InputError
 
 INVALID_NAME = {errno.ENAMETOOLONG, errno.ELOOP}
 """Errors of a file system for a path that cannot exist."""
+
+
+class Library(NamedTuple):
+    """What reads and writes a store, and the extra that installs it."""
+
+    library: str
+    extra: str
+
+
+LIBRARIES = {
+    **dict.fromkeys(("gs", "gcs"), Library("gcsfs", "gcs")),
+    **dict.fromkeys(("az", "abfs", "abfss"), Library("adlfs", "azure")),
+}
+"""By protocol of a URI; that of s3:// is always installed."""
+
+
+def protocol_of(uri: str) -> str:
+    """The protocol of a URI, of a chained one that of its last; empty for a path."""
+    head, mark, _ = uri.split("::")[-1].partition("://")
+    return head.lower() if mark else ""
 
 
 def is_local(uri: str) -> bool:
@@ -27,8 +48,12 @@ def check_uri(uri: str, where: str = "") -> None:
 
     Nothing remote is asked. Raises InputError; `where` says where it was given.
     """
+    shown = uri.encode(errors="backslashreplace").decode()[:200]
+    store = LIBRARIES.get(protocol_of(uri))
+    if store and find_spec(store.library) is None:
+        hint = f"pip install -e '.[{store.extra}]' in the checkout"
+        raise InputError(f"{shown!r} needs {store.library}, which is not installed", where, hint)
     if problem := _problem(uri):
-        shown = uri.encode(errors="backslashreplace").decode()[:200]
         what = f"{shown!r} is not a path or URI ({problem})"
         raise InputError(what, where, "use a path or an fsspec URI such as s3://")
 
@@ -40,7 +65,7 @@ def _problem(uri: str) -> str:
         if is_local(uri):
             os.stat(local_path(uri))
             return ""
-        protocol, rest = urlsplit(uri.split("::")[-1]).scheme, uri.split("://", 1)[-1]
+        protocol, rest = protocol_of(uri), uri.split("://", 1)[-1]
         if not rest.strip("/"):
             return "it is empty"
         from fsspec import get_filesystem_class

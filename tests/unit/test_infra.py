@@ -5,6 +5,7 @@ import itertools
 import json
 import re
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -208,6 +209,15 @@ def test_the_image_has_all_that_is_installed() -> None:
     installs = re.findall(r"pip install.*", (INFRA / "Dockerfile").read_text())
     assert len(installs) == 3
     assert all("--constraint constraints.txt" in line for line in installs)
+    assert sum('".${EXTRAS:+[${EXTRAS}]}"' in line for line in installs) == 2
+
+
+def test_every_extra_that_an_image_may_have_is_pinned() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    pinned = {line.partition("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines()}
+    for extra, asked in project["project"]["optional-dependencies"].items():
+        names = {re.split("[<>=]", each)[0] for each in asked}
+        assert names <= pinned, extra
 
 
 def terraform() -> dict[str, list[dict[str, Any]]]:

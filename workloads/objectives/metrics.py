@@ -25,7 +25,7 @@ from typing import Any
 
 from workloads.errors import WorkloadError
 
-EXTRA = "pip install 'training-orchestrator[eval]'"
+EXTRA = "pip install -e '.[eval]' in the checkout"
 """What installs the libraries that are optional."""
 
 

@@ -49,7 +49,7 @@ def needs_extra(step: str, module: str) -> Any:
     try:
         return import_module(module)
     except ImportError:
-        hint = "install it: pip install 'training-orchestrator[data]'"
+        hint = "install it: pip install -e '.[data]' in the checkout"
         raise InputError(f"{step} needs {module}", "data.clean", hint) from None
 
 

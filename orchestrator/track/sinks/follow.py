@@ -53,7 +53,7 @@ def check_sinks(spec: JobSpec) -> None:
     for key, library in LIBRARIES.items():
         if getattr(spec.sinks, key, None) and not find_spec(library):
             what = f"needs the library {library.partition('.')[0]}, which is not installed"
-            raise InputError(what, f"sinks.{key}", "pip install 'training-orchestrator[sinks]'")
+            raise InputError(what, f"sinks.{key}", "pip install -e '.[sinks]' in the checkout")
 
 
 class SinkProcess:

@@ -142,7 +142,7 @@ def test_a_form_whose_package_is_not_there_says_which(
     monkeypatch.setattr("orchestrator.export.converted.find_spec", lambda name: None)
     said = command("checkpoint", "export", run, "--form", form)
     assert (said.code, said.err.count("\n")) == (2, 1)
-    assert f"pip install 'training-orchestrator[{form}]'" in said.err
+    assert f"pip install -e '.[{form}]' in the checkout" in said.err
 
 
 def test_pruning_keeps_what_the_job_wants_kept(command: Any, run: Path) -> None:

@@ -1,5 +1,6 @@
 """cluster render, as a user calls it: files or a stream, one line for wrong input, never a secret."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -220,6 +221,41 @@ def test_paths_that_only_this_machine_has_are_pointed_out(
     read, written = capsys.readouterr().err.splitlines()
     assert read.startswith("note: every worker reads corpus/*.txt where it is")
     assert written.startswith("note: tracking.uri sqlite:///mlflow.db would be of one machine")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_libraries_that_no_image_has_by_itself_are_pointed_out(
+    target: str, job: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--set", "sinks={wandb: {project: a}}", "--set", "data.clean=[{near_duplicates: {}}]"]
+    assert code_of(target, job, *TARGETS[target], *words) == 0
+    assert capsys.readouterr().err == (
+        "note: data.clean.near_duplicates needs rensa, sinks.wandb needs wandb: install the extras data,sinks "
+        "there; infra/Dockerfile has --build-arg EXTRAS=data,sinks\n"
+    )
+    assert code_of(target, job, *TARGETS[target]) == 0
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("runs", "module", "extra"), [("gs://b/x", "gcsfs", "gcs"), ("abfs://c@a/x", "adlfs", "azure")]
+)
+def test_a_store_names_the_extra_that_it_needs(
+    runs: str,
+    module: str,
+    extra: str,
+    job: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)  # as if it were not installed
+    assert code_of("kuberay", job, "--runs", runs) == 2
+    said = f"--runs: '{runs}' needs {module}, which is not installed; pip install -e '.[{extra}]' in the checkout"
+    assert capsys.readouterr().err == f"orchestrator: {said}\n"
+    monkeypatch.setattr("orchestrator.storage.uri.find_spec", lambda name: True)
+    monkeypatch.setattr("fsspec.get_filesystem_class", lambda name: None)
+    assert code_of("kuberay", job, "--runs", runs) == 0
+    assert f"--build-arg EXTRAS={extra}" in capsys.readouterr().err  # the image needs it too
 
 
 def test_what_a_job_needs_of_the_cluster_is_said(job: Path, capsys: pytest.CaptureFixture[str]) -> None:

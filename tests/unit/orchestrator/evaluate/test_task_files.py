@@ -124,7 +124,7 @@ def test_names_files_and_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyP
         read_tasks([str(tmp_path / "list.yaml")])
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(
-        InputError, match=r"tasks need lm-eval, which is not installed; pip install 'train.*\[eval\]'"
+        InputError, match=r"tasks need lm-eval, which is not installed; pip install -e '\.\[eval\]'"
     ):
         read_tasks([path])
     assert read_tasks([]) == []

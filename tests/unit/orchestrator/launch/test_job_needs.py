@@ -44,6 +44,12 @@ def test_images_need_pillow() -> None:
     assert needs(data={"samples": samples}, workload=model) == {("pillow", "image")}
 
 
+def test_a_store_needs_its_library() -> None:
+    data = DOCUMENT["data"] | {"sources": [{"uri": "gs://b/*.txt"}, {"uri": "s3://b/*.txt"}]}
+    assert needs(data=data) == {("gcsfs", "gcs")}
+    assert needs(checkpoint={"export_to": "az://c/x"}) == {("adlfs", "azure")}
+
+
 def test_each_key_names_its_library_and_extra() -> None:
     data = DOCUMENT["data"] | {
         "clean": [{"language": {"keep": ["en"]}}, {"near_duplicates": {}}],
@@ -64,7 +70,7 @@ def test_what_is_missing_is_told_with_its_extra(monkeypatch: pytest.MonkeyPatch)
         "missing",
         "data.clean.near_duplicates needs rensa",
         "not installed",
-        "pip install 'training-orchestrator[data]'",
+        "pip install -e '.[data]' in the checkout",
     ]
 
 

@@ -60,7 +60,5 @@ def test_bad_input_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(WorkloadError, match="spearman ranks numbers, and 'red' is none"):
         measure("spearman", ["red", "1"], [1, 2])
     monkeypatch.setitem(sys.modules, "sacrebleu", None)
-    with pytest.raises(
-        WorkloadError, match=r"bleu needs sacrebleu; pip install 'training-orchestrator\[eval\]'"
-    ):
+    with pytest.raises(WorkloadError, match=r"bleu needs sacrebleu; pip install -e '\.\[eval\]'"):
         measure("bleu", ["a"], ["a"])
