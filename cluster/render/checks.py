@@ -13,6 +13,9 @@ MAX_NAME_LENGTH = {"RayCluster": 53, "RayJob": 47}
 """Characters in a name; KubeRay's operator adds suffixes to it (MaxRayClusterNameLength, MaxRayJobNameLength)."""
 LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 """A DNS label of RFC 1035."""
+NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+"""A DNS label of RFC 1123, which may begin with a digit."""
+SUBDOMAIN = re.compile(rf"{NAMESPACE.pattern}(\.{NAMESPACE.pattern})*")
 MAX_REPLICAS = 2**31 - 1
 SECRET_NAME = re.compile(r"(?i)token|secret|password|credential|access_?key")
 
@@ -31,6 +34,29 @@ def names_are_dns_labels(manifest: Manifest) -> Iterator[str]:
     for where, (name, maximum) in names.items():
         if not LABEL.fullmatch(name) or len(name) > maximum:
             yield f"{where}: {name!r} is not a DNS label of at most {maximum} characters; use a-z, 0-9 and -"
+
+
+def references_are_dns_names(manifest: Manifest) -> Iterator[str]:
+    """A server takes no other names of a namespace, a Secret, a service account and a volume claim."""
+    namespace = manifest["metadata"].get("namespace", "default")
+    if not NAMESPACE.fullmatch(namespace) or len(namespace) > 63:
+        yield f"metadata.namespace: {namespace!r} is not a DNS label of at most 63 characters; use a-z, 0-9 and -"
+    secret = _cluster(manifest).get("authOptions", {}).get("secretName")
+    found = {"authOptions.secretName": secret} if secret else {}
+    for where, template in _templates(manifest):
+        spec = template["spec"]
+        if "serviceAccountName" in spec:
+            found[f"{where}: serviceAccountName"] = spec["serviceAccountName"]
+        for volume in spec.get("volumes", []):
+            if "persistentVolumeClaim" in volume:
+                found[f"{where}: claimName"] = volume["persistentVolumeClaim"]["claimName"]
+        for container in spec["containers"]:
+            for variable in container.get("env", []):
+                if referred := variable.get("valueFrom", {}).get("secretKeyRef"):
+                    found[f"{where}: Secret of {variable['name']}"] = referred["name"]
+    for where, name in found.items():
+        if not SUBDOMAIN.fullmatch(name) or len(name) > 253:
+            yield f"{where}: {name!r} is no name of at most 253 characters of a-z, 0-9, - and ."
 
 
 def group_names_are_unique(manifest: Manifest) -> Iterator[str]:
@@ -105,6 +131,7 @@ def secrets_are_references(manifest: Manifest) -> Iterator[str]:
 
 RULES = (
     names_are_dns_labels,
+    references_are_dns_names,
     group_names_are_unique,
     replicas_are_ordered,
     pods_are_replaced_not_restarted,

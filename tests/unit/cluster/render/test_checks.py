@@ -39,6 +39,31 @@ BROKEN: list[tuple[str, Callable[[Manifest], None], str]] = [
     ("names_are_dns_labels", put(lambda m: m["metadata"], name="a" * 54), "at most 53"),
     ("names_are_dns_labels", put(lambda m: m["metadata"], name="1a"), "'1a' is not a DNS label"),
     ("names_are_dns_labels", put(lambda m: groups(m)[1], groupName="A.b"), "workerGroupSpecs[1].groupName"),
+    ("references_are_dns_names", put(lambda m: m["metadata"], namespace="Foo_Bar"), "metadata.namespace"),
+    ("references_are_dns_names", put(lambda m: m["metadata"], namespace="a.b"), "'a.b' is not a DNS label"),
+    ("references_are_dns_names", put(lambda m: m["metadata"], namespace="a" * 64), "at most 63"),
+    (
+        "references_are_dns_names",
+        put(lambda m: m["spec"]["authOptions"], secretName="Foo_B"),
+        "authOptions.secretName: 'Foo_B'",
+    ),
+    (
+        "references_are_dns_names",
+        put(lambda m: container(m)["env"][0]["valueFrom"]["secretKeyRef"], name="a..b"),
+        "Secret of AWS_ACCESS_KEY_ID: 'a..b'",
+    ),
+    (
+        "references_are_dns_names",
+        put(lambda m: groups(m)[0]["template"]["spec"], serviceAccountName="A_B"),
+        "group 'h100': serviceAccountName: 'A_B'",
+    ),
+    (
+        "references_are_dns_names",
+        lambda m: groups(m)[0]["template"]["spec"]["volumes"].append(
+            {"name": "runs", "persistentVolumeClaim": {"claimName": "A_B"}}
+        ),
+        "group 'h100': claimName: 'A_B'",
+    ),
     ("group_names_are_unique", put(lambda m: groups(m)[1], groupName="h100"), "two groups are named 'h100'"),
     ("replicas_are_ordered", put(lambda m: groups(m)[0], minReplicas=5), "minReplicas 5 and maxReplicas 4"),
     ("replicas_are_ordered", put(lambda m: groups(m)[0], minReplicas=-1, replicas=0), "minReplicas -1"),
@@ -92,6 +117,11 @@ def test_each_rule_refuses_what_it_is_for(rule: str, breaks: Callable[[Manifest]
 
 def test_every_rule_has_a_case_that_breaks_it() -> None:
     assert {name for name, _, _ in BROKEN} == {rule.__name__ for rule in RULES}
+
+
+def test_names_that_a_server_takes_are_taken() -> None:
+    kubernetes = Kubernetes("1st-team", "keys.v2", "trainer.a", "1-runs")
+    assert check(kuberay.ray_job(NEEDS, kubernetes)) == []
 
 
 def test_a_job_name_leaves_room_for_its_cluster() -> None:
