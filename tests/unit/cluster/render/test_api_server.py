@@ -28,6 +28,7 @@ SETTINGS = {
     "everything": Kubernetes(
         **NAMESPACE, claim="runs", queue="kueue:team", endpoint="http://s3.store:8333", platform="gke",
         rdma="rdma/ib", env={"NCCL_DEBUG": "INFO", "NCCL_BUFFSIZE": "8388608", "OWN": "1e6"},
+        secret_env={"HF_TOKEN": "hf.token"},
         worker_image="image:rank", submitter_image="image:submitter",
         retries=5, keep_failed=86_400,
     ),
