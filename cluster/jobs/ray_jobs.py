@@ -61,6 +61,11 @@ class Submission:
         """Whether its command is over."""
         return self.state not in ("pending", "running")
 
+    def came_after(self, written: float | None) -> bool:
+        """Whether something was written, unix seconds, before this was submitted. Runs are controlled on the head of a
+        cluster, by whose clock submissions are dated too."""
+        return (written or 0.0) < (self.started or 0.0)
+
     def to_json(self) -> dict[str, Any]:
         """What `list --json` prints."""
         return {key: value for key, value in vars(self).items() if key != "entrypoint"}

@@ -14,7 +14,7 @@ from orchestrator.checkpoint.identity import read_job
 from orchestrator.checkpoint.manifest import CorruptCommit
 from orchestrator.checkpoint.store import Store
 from orchestrator.job.errors import InputError
-from orchestrator.job.outcome import ENDED
+from orchestrator.job.outcome import ENDED, Outcome
 from orchestrator.job.spec import JobSpec
 from orchestrator.storage.row_line import EVALS, EVENTS, METRICS, TRIALS, Row
 from orchestrator.storage.run_directory import RunDir
@@ -62,7 +62,7 @@ class Run:
     @property
     def status(self) -> dict[str, Any]:
         """Phase, step, attempt, layout and ranks, as `orchestrator status` shows them; empty before it begins."""
-        return self._directory.read_json_or_empty("status.json")
+        return self._told("status.json", "time")
 
     @property
     def state(self) -> str:
@@ -70,12 +70,12 @@ class Run:
         run that has not begun, what its submission does."""
         if found := self.status.get("phase"):
             return str(found)
-        return "unknown" if self._submission is None else self._job_state()
+        return "unknown" if self._submission is None else self._job_now().state
 
     @property
     def summary(self) -> dict[str, Any]:
         """How it ended, what it cost and how fast it was; empty before the end."""
-        return self._directory.read_json_or_empty("summary.json")
+        return self._told("summary.json", "ended")
 
     def metrics(self) -> pandas.DataFrame:
         """A row for each step: loss, learning rate, gradient norm, tokens, seconds and more; its index is the step."""
@@ -166,8 +166,8 @@ class Run:
             return found
 
     def wait(self, timeout: float | None = None) -> Run:
-        """Wait for its end, for so many seconds at most. Raises RunFailed if it fails or nobody drives it any more, and
-        TimeoutError."""
+        """Wait for its end, of a submitted run for that of its job, for so many seconds at most. Raises RunFailed if it
+        fails or nobody drives it any more, and TimeoutError."""
         deadline = None if timeout is None else time.monotonic() + timeout
         ended: float | None = None
         seen, heard = None, time.monotonic()
@@ -175,28 +175,41 @@ class Run:
             state, now = self.state, time.monotonic()
             if (told := self.status.get("time")) != seen:
                 seen, heard = told, now
-            if state in ENDED:
+            if self._submission is not None:
+                if self._job_now().has_ended:
+                    break
+            elif state in ENDED:
                 ended = now if ended is None else ended
                 if self.summary or now - ended > FINAL:
                     break
-            elif self._submission is not None and self._job_state() in ("failed", "wrong input"):
-                raise RunFailed(self._submission[1].message or "the submission has failed")
-            elif self._submission is None and now - heard > SILENCE:
+            elif now - heard > SILENCE:
                 what = f"nobody has driven {self.uri} for {SILENCE:.0f} s"
                 raise RunFailed(f"{what}; the same command goes on from its last commit")
             if deadline is not None and now > deadline:
                 raise TimeoutError(f"{self.uri} is at {state} after {timeout:g} s")
             time.sleep(EVERY)
-        if self.state == "failed":
-            raise RunFailed(self.summary.get("reason") or "see events()")
+        job = None if self._submission is None else self._job_now()
+        if self.state == Outcome.FAILED or (job and job.state in (Outcome.FAILED, Outcome.WRONG_INPUT)):
+            raise RunFailed(self.summary.get("reason") or (job and job.message) or "see events()")
         return self
 
-    def _job_state(self) -> str:
+    def _told(self, document: str, time_key: str) -> dict[str, Any]:
+        """What the run directory tells; of a submitted run nothing that stood there before, unless its job is done:
+        that of a run which was done already writes nothing."""
+        found = self._directory.read_json_or_empty(document)
+        if found and self._submission is not None:
+            _, job = self._submission
+            if job.came_after(found.get(time_key)):
+                is_done = self._job_now().state == Outcome.DONE
+                return self._directory.read_json_or_empty(document) if is_done else {}
+        return found
+
+    def _job_now(self) -> Submission:
         assert self._submission is not None
-        jobs, submission = self._submission
-        found = jobs.get(submission.id)
-        self._submission = (jobs, found)
-        return str(found.state)
+        jobs, job = self._submission
+        if not job.has_ended:
+            self._submission = jobs, job = jobs, jobs.get(job.id)
+        return job
 
     @property
     def _store(self) -> Store:

@@ -11,7 +11,7 @@ import yaml
 
 from orchestrator.job.chain import ChainSpec
 from orchestrator.job.errors import Absent, InputError
-from orchestrator.job.outcome import Outcome
+from orchestrator.job.outcome import ENDED, Outcome
 from orchestrator.job.spec import JobSpec
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.track.redact import hidden_at, redact
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 END_OF_JOB = "END-OF-JOB"
 PROGRAM = "orchestrator"
+ENDING = 150.0
+"""Seconds within which the job of a run that has ended ends too: a tracking server may have to be waited for."""
 
 
 def jobs_at(address: str | None) -> Jobs:
@@ -110,7 +112,8 @@ def submit(
     priority: int,
     runtime_env: dict[str, Any],
 ) -> tuple[Submission, bool]:
-    """The job's submission, and whether it is new: one that is at work already is found again.
+    """The job's submission, and whether it is new: one that is at work already is found again, while one whose run has
+    ended is given time to end.
 
     Raises InputError if it is at work with another job file.
     """
@@ -118,6 +121,8 @@ def submit(
 
     command = entrypoint(spec, run, until, priority)
     before = jobs.find(spec.name)
+    if before is not None and _is_ending(before, run):
+        before = jobs.wait(before.id, ENDING)
     if before is not None and not before.has_ended:
         if before.entrypoint != command:
             hint = "stop it first, or submit under another name"
@@ -131,6 +136,14 @@ def submit(
         raise InputError(
             " ".join(str(error).split())[:300], "the runtime environment", "see --exclude"
         ) from None
+
+
+def _is_ending(job: Submission, run: RunDir) -> bool:
+    """Whether a job has nothing more to do than to end."""
+    if job.has_ended or job.run_dir != run.uri:
+        return False
+    status = run.read_json_or_empty("status.json")
+    return status.get("phase") in ENDED and not job.came_after(status.get("time"))
 
 
 def existing(jobs: Jobs, name: str) -> Submission:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from jobs import job
 
+from cluster.jobs.ray_jobs import Submission
 from orchestrator.api import run as module
 from orchestrator.api.job import Job
-from orchestrator.api.run import RunFailed, load_run
+from orchestrator.api.run import Run, RunFailed, load_run
 from orchestrator.api.start import run, submit
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import dump, parse
@@ -53,6 +56,84 @@ def test_who_waits_for_a_run_that_nobody_drives_is_told(
         RunFailed, match=r"nobody has driven .* the same command goes on from its last commit"
     ):
         load_run(begun.uri).wait()
+
+
+class JobThatEnds:
+    """A cluster with one job, which is running, and has ended with `state` when it is looked at a sixth time; then it
+    has told `told`."""
+
+    def __init__(self, state: str, message: str, told: Callable[[], None]) -> None:
+        self.now = Submission("small-2", "small", "", 0, "pending", "", 100.0, None, None, "")
+        self._ended = dataclasses.replace(self.now, state=state, message=message)
+        self._looks, self._told = 0, told
+
+    def get(self, _: str) -> Submission:
+        self._looks += 1
+        if self._looks == 6:
+            self._told()
+        return self._ended if self._looks >= 6 else dataclasses.replace(self.now, state="running")
+
+
+def told(run: RunDir, state: str, time: float, reason: str = "") -> None:
+    run.write_json("status.json", {"phase": state, "step": int(time), "time": time})
+    run.write_json("summary.json", {"state": state, "ended": time, "reason": reason})
+
+
+def submitted(
+    run: RunDir, state: str, message: str = "", at_the_end: Callable[[], None] = lambda: None
+) -> Run:
+    jobs: Any = JobThatEnds(state, message, at_the_end)
+    return Run(run, parse(job("a.txt")), (jobs, jobs.now))
+
+
+@pytest.fixture
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "EVERY", 0.0)
+
+
+@pytest.mark.usefixtures("_at_once")
+@pytest.mark.parametrize("before", ["done", "stopped", "failed"])
+def test_the_end_of_a_run_that_goes_on_is_not_that_of_the_time_before(begun: RunDir, before: str) -> None:
+    told(begun, before, 60.0, "of the time before")
+    found = submitted(begun, "stopped", at_the_end=lambda: told(begun, "stopped", 160.0))
+    assert (found.state, found.status, found.summary) == ("running", {}, {})
+    assert found.wait(timeout=9).state == "stopped"
+    assert (found.status["step"], found.summary["ended"]) == (160, 160.0)
+
+
+@pytest.mark.usefixtures("_at_once")
+@pytest.mark.parametrize("state", ["failed", "wrong input"])
+def test_a_job_that_fails_before_its_run_begins_tells_why_itself(begun: RunDir, state: str) -> None:
+    told(begun, "failed", 60.0, "of the time before")
+    found = submitted(begun, state, "no such image")
+    with pytest.raises(RunFailed, match=r"^no such image$"):
+        found.wait(timeout=9)
+    assert (found.state, found.summary) == (state, {})
+
+
+@pytest.mark.usefixtures("_at_once")
+def test_a_run_that_fails_says_why(begun: RunDir) -> None:
+    found = submitted(begun, "failed", "exit code 1", lambda: told(begun, "failed", 160.0, "NaN at step 3"))
+    with pytest.raises(RunFailed, match=r"^NaN at step 3$"):
+        found.wait(timeout=9)
+
+
+@pytest.mark.usefixtures("_at_once")
+def test_a_run_that_was_done_before_is_done(begun: RunDir) -> None:
+    told(begun, "done", 60.0)
+    found = submitted(begun, "done").wait(timeout=9)
+    assert (found.state, found.summary["ended"]) == ("done", 60.0)
+
+
+@pytest.mark.usefixtures("_at_once")
+def test_a_run_that_has_ended_is_waited_for_until_its_job_has(begun: RunDir) -> None:
+    """Else what is submitted next would be taken for what is at work."""
+    told(begun, "done", 160.0)
+    found = submitted(begun, "done")
+    assert found.state == "done"
+    found.wait(timeout=9)
+    assert found._submission is not None
+    assert found._submission[1].has_ended
 
 
 def test_a_search_is_no_run(begun: RunDir) -> None:

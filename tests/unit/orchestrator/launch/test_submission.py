@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from jobs import job
 
+from cluster.jobs.ray_jobs import Submission
 from orchestrator.job.document import parse_yaml
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import parse
-from orchestrator.launch.submission import entrypoint, sent_along
+from orchestrator.launch.submission import entrypoint, sent_along, submit
 from orchestrator.storage.run_directory import RunDir
 
 ROOT = Path(__file__).parents[4]
@@ -86,3 +89,49 @@ def test_a_credential_of_the_run_directory_is_none_of_others(tmp_path: Path) -> 
     with pytest.raises(InputError, match="carries a credential, and a submitted job can be read") as error:
         entrypoint(parse(job("a.txt")), run, None, 0)
     assert "hunter2" not in str(error.value)
+
+
+class OneJob:
+    """A cluster with one job, which ends when it is waited for."""
+
+    def __init__(self, command: str, run: RunDir) -> None:
+        self.jobs = [Submission("small-1", "small", run.uri, 0, "running", command, 100.0, None, None, "")]
+
+    def find(self, _: str) -> Submission:
+        return self.jobs[-1]
+
+    def get(self, number: str) -> Submission:
+        return next(job for job in self.jobs if job.id == number)
+
+    def wait(self, number: str, _: float) -> Submission:
+        self.jobs = [dataclasses.replace(self.get(number), state="done")]
+        return self.jobs[0]
+
+    def submit(self, name: str, run_dir: str, command: str, *_: Any) -> str:
+        self.jobs.append(Submission(f"{name}-2", name, run_dir, 0, "pending", command, 200.0, None, None, ""))
+        return self.jobs[-1].id
+
+
+@pytest.mark.parametrize(
+    ("phase", "time", "number"),
+    [("done", 160.0, "small-2"), ("train", 160.0, "small-1"), ("done", 60.0, "small-1")],
+    ids=["has ended", "trains", "had ended before"],
+)
+def test_a_job_whose_run_has_ended_is_not_taken_for_one_at_work(
+    tmp_path: Path, phase: str, time: float, number: str
+) -> None:
+    spec, run = parse({**job("a.txt"), "name": "small"}), RunDir(str(tmp_path))
+    run.write_json("status.json", {"phase": phase, "time": time})
+    jobs: Any = OneJob(entrypoint(spec, run, None, 0), run)
+    found, new = submit(jobs, spec, run, None, 0, {})
+    assert (found.id, new) == (number, number == "small-2")
+
+
+def test_a_job_whose_run_has_ended_may_go_on_with_another_file(tmp_path: Path) -> None:
+    spec, run = parse({**job("a.txt"), "name": "small"}), RunDir(str(tmp_path))
+    longer = parse({**job("a.txt", steps=99), "name": "small"})
+    jobs: Any = OneJob(entrypoint(spec, run, None, 0), run)
+    with pytest.raises(InputError, match="at work with another job file"):
+        submit(jobs, longer, run, None, 0, {})
+    run.write_json("status.json", {"phase": "done", "time": 160.0})
+    assert submit(jobs, longer, run, None, 0, {})[0].id == "small-2"
