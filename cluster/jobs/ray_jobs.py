@@ -6,6 +6,7 @@ A job keeps its name over all its submissions, each of which has a number; the n
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import time
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.local.address import ClusterAddress, NoCluster, WrongToken, check_reachable
-from cluster.workers.ray_internals import UPLOAD_LOGGERS
+from cluster.workers.ray_internals import UPLOAD_LOGGERS, forget_token
 
 READY_TIMEOUT = 60.0
 """Seconds for a cluster that has just started to accept a job: its agents come up after its Jobs API."""
@@ -85,6 +86,7 @@ class Jobs:
             import ray.dashboard.utils
             from ray.job_submission import JobSubmissionClient
 
+            forget_token()
             if not address.api:
                 check_reachable(address.ray)
             url = address.api or ray.dashboard.utils.ray_address_to_api_server_url(address.ray)
@@ -93,9 +95,8 @@ class Jobs:
                 raise NoCluster(f"{url} asks for no token, so anyone may run code there; {hint}")
             for name in CHATTY:
                 logging.getLogger(name).setLevel(logging.ERROR)
-            # Ray prefers this variable to the address it is given.
-            os.environ["RAY_API_SERVER_ADDRESS"] = url
-            self._client = JobSubmissionClient(url)
+            with _instead_of_ray_s_variable(url):
+                self._client = JobSubmissionClient(url, headers=_own_token(address))
         except NoCluster:
             raise
         except Exception as error:  # Ray raises its own kinds, those of gRPC and those of requests
@@ -218,6 +219,26 @@ def _tail(client: Any, submission: str, printed: int) -> Iterator[str]:
         return
     finally:
         loop.close()
+
+
+@contextlib.contextmanager
+def _instead_of_ray_s_variable(url: str) -> Iterator[None]:
+    """Ray prefers its variable to the address that it is given."""
+    before = os.environ.get("RAY_API_SERVER_ADDRESS")
+    os.environ["RAY_API_SERVER_ADDRESS"] = url
+    try:
+        yield
+    finally:
+        del os.environ["RAY_API_SERVER_ADDRESS"]
+        if before is not None:
+            os.environ["RAY_API_SERVER_ADDRESS"] = before
+
+
+def _own_token(address: ClusterAddress) -> dict[str, str]:
+    """The header with a cluster's own token, for which Ray would look in this process's environment."""
+    if not address.token_path:
+        return {}
+    return {"Authorization": f"Bearer {Path(address.token_path).read_text().strip()}"}
 
 
 def _is_open(url: str) -> bool:

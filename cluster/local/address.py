@@ -35,19 +35,21 @@ class WrongToken(NoCluster):
 
 @dataclass(frozen=True)
 class ClusterAddress:
-    """A cluster's address as it was given, the address for `ray.init`, and the URL of its Jobs API.
+    """A cluster's address as it was given, the address for `ray.init`, the URL of its Jobs API, and the file of a token
+    of its own.
 
-    `ray` is empty if only the Jobs API is known; `api` is empty if Ray must be asked for it.
+    `ray` is empty if only the Jobs API is known; `api` is empty if Ray must be asked for it; `token_path` is empty if
+    the token is the user's.
     """
 
     given: str
     ray: str = ""
     api: str = ""
+    token_path: str = ""
 
 
 def resolve_address(address: str | None) -> ClusterAddress:
-    """The cluster at `address`; without one (None, "" or "auto"), that of Ray's variables or the local one. The token
-    is set in this process's environment.
+    """The cluster at `address`; without one (None, "" or "auto"), that of Ray's variables or the local one.
 
     Raises NoCluster if there is no cluster, or if Ray was imported without token authentication.
     """
@@ -56,10 +58,7 @@ def resolve_address(address: str | None) -> ClusterAddress:
     local = _local_at(given)
     require_token_mode()
     if local is not None:
-        if local.token_path:  # Ray would rather take the variable
-            os.environ.pop("RAY_AUTH_TOKEN", None)
-            os.environ["RAY_AUTH_TOKEN_PATH"] = local.token_path
-        return ClusterAddress(given or local.address, local.address, local.dashboard)
+        return ClusterAddress(given or local.address, local.address, local.dashboard, local.token_path)
     if not given:
         raise NoAddress("no address is given, and no local cluster is up")
     if "://" in given and not given.startswith("ray://"):

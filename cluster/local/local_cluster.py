@@ -47,6 +47,8 @@ GCS_PORT, DASHBOARD_PORT = 6379, 8265
 BLOCKS = 16
 """Blocks of 253 addresses that a cluster may use up: 127.0.<network>.x, 127.1.<network>.x and so on."""
 HOSTS = "hosts.json"
+TOKEN = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+"""Ray's variables for a user's token."""
 LONGEST_NAME = 12
 """Most characters of a name: paths of sockets within the folder are limited to 107 bytes."""
 
@@ -88,7 +90,7 @@ class LocalCluster:
 def user_token() -> bool:
     """Whether the user's environment has a Ray token. The one in ~/.ray/auth_token is not meant for this cluster: Ray
     itself writes such a file where a program has none."""
-    return any(os.environ.get(key) for key in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
+    return any(os.environ.get(key) for key in TOKEN)
 
 
 def folder_of(name: str = NAME) -> Path:

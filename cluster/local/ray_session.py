@@ -15,6 +15,7 @@ from typing import Any, TextIO
 import psutil
 
 from cluster.local.address import Connected, NoCluster, WrongToken, check_reachable, resolve_address
+from cluster.local.local_cluster import TOKEN, user_token
 from cluster.local.node import COMMON, LONG_PATH
 from cluster.local.reaped import reaped
 from cluster.workers import ray_internals
@@ -66,7 +67,7 @@ def connected_ray(
     try:
         if "ray" in sys.modules and sys.modules["ray"].is_initialized():
             raise Connected("this process has initialised Ray already, and its connection would be lost")
-        with _connection(address, cpus, gpus, node, output):
+        with _put_back(), _connection(address, cpus, gpus, node, output):
             yield
     finally:
         _ALONE.release()
@@ -93,6 +94,9 @@ def _connection(
         cluster = resolve_address(address)
         if not cluster.ray:
             raise NoCluster(f"{address} is a Jobs API, and a run needs Ray's own address; use `submit` there")
+        if cluster.token_path:  # Ray would rather take the other variable
+            os.environ.pop("RAY_AUTH_TOKEN", None)
+            os.environ["RAY_AUTH_TOKEN_PATH"] = cluster.token_path
         address = cluster.ray
         if _is_host_and_port(address):
             check_reachable(address)
@@ -113,6 +117,25 @@ def _connection(
                         process.kill()
 
 
+@contextlib.contextmanager
+def _put_back() -> Iterator[None]:
+    """Give this process back what a connection changes in it: the token, and what SIGTERM does. (The mode of
+    authentication stays: Ray reads it once.)"""
+    token = {name: os.environ.get(name) for name in TOKEN}
+    handler = signal.getsignal(signal.SIGTERM)
+    ray_internals.forget_token()
+    try:
+        yield
+    finally:
+        for name, value in token.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+        ray_internals.forget_token()
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, signal.SIG_DFL if handler is None else handler)
+
+
 def processors_here() -> int:
     """Processors that this process may use: not all of the machine's, in a container or under `taskset`."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -127,8 +150,8 @@ def _environment() -> dict[str, Any]:
 
 
 def _connect(address: str | None, options: dict[str, Any]) -> None:
-    """Connect, or start a cluster. From here on SIGTERM raises KeyboardInterrupt: Ray's own handler would exit without
-    a message."""
+    """Connect, or start a cluster. From here on, until `_put_back`, SIGTERM raises KeyboardInterrupt: Ray's own handler
+    would exit without a message."""
     import ray
 
     for last in (False, True):
@@ -203,5 +226,5 @@ def _require_token() -> None:
     if "ray" in sys.modules and os.environ.get("RAY_AUTH_MODE") != "token":
         raise NoCluster("Ray was imported without token authentication; set RAY_AUTH_MODE=token first")
     os.environ["RAY_AUTH_MODE"] = "token"
-    if not any(os.environ.get(key) for key in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")):
+    if not user_token():
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)

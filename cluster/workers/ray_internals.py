@@ -84,6 +84,15 @@ def raylet_pids() -> frozenset[int]:
     return frozenset(info.process.pid for info in node.all_processes["raylet"])
 
 
+def forget_token() -> None:
+    """Have Ray look for its token anew: it keeps the first that it finds. Without it a process uses the token of one
+    cluster at the next."""
+    if "ray" in sys.modules:
+        from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
+
+        AuthenticationTokenLoader.instance().reset_cache()
+
+
 def full_folder() -> str:
     """Ray's folder on this machine if its disk is full, else empty: Ray's processes cannot write their logs there and
     die without a word of it. Without it such deaths have no cause."""

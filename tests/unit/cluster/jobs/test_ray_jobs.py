@@ -1,8 +1,9 @@
-"""A cluster that asks for no token is refused, by a server that is one as far as that goes."""
+"""Which cluster is asked, and with which token, by servers that are one as far as that goes."""
 
 from __future__ import annotations
 
 import http.server
+import os
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -11,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from cluster.jobs.ray_jobs import Jobs, working_tree
-from cluster.local.address import ClusterAddress, NoCluster
+from cluster.local import local_cluster
+from cluster.local.address import ClusterAddress, NoCluster, resolve_address
+from cluster.local.ray_session import _put_back, _require_token
 
 
 class Open(http.server.BaseHTTPRequestHandler):
@@ -28,18 +31,50 @@ class Open(http.server.BaseHTTPRequestHandler):
         """Say nothing."""
 
 
-@pytest.fixture
-def url() -> Iterator[str]:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Open) as server:
+class Closed(Open):
+    """Answers those with a token, whatever that is."""
+
+    asked: list[tuple[int, str]]
+    """The port, and the token, of each question with one."""
+
+    def do_GET(self) -> None:
+        given = self.headers.get("Authorization")
+        self.status = 200 if given else 401
+        if given:
+            self.asked.append((self.server.server_address[1], given.removeprefix("Bearer ")))  # type: ignore[misc]
+        super().do_GET()
+
+
+def served(kind: type[http.server.BaseHTTPRequestHandler]) -> Iterator[str]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), kind) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
 
 
+@pytest.fixture
+def url() -> Iterator[str]:
+    yield from served(Open)
+
+
+@pytest.fixture
+def closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setattr(Closed, "asked", [], raising=False)
+    yield from served(Closed)
+
+
+@pytest.fixture
+def another() -> Iterator[str]:
+    yield from served(Closed)
+
+
 @pytest.fixture(autouse=True)
-def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test and `Jobs` set is undone."""
-    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "")
+def _environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What a test and `Jobs` set is undone; no local cluster."""
+    monkeypatch.setattr(local_cluster.tempfile, "tempdir", str(tmp_path))
+    for name in ("RAY_API_SERVER_ADDRESS", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
 
 
@@ -81,3 +116,45 @@ def test_own_code_below_the_top_is_sent_along_whatever_its_folder_is_called(tmp_
     with zipfile.ZipFile(package) as archive:
         found = {name for name in archive.namelist() if not name.endswith("/")}
     assert found == set(kept)
+
+
+def place(url: str) -> int:
+    return int(url.rsplit(":", 1)[1])
+
+
+def test_one_cluster_after_another_is_asked_with_its_own_token(
+    closed: str, another: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "c" * 64)
+    (tmp_path / "token").write_text("d" * 64)
+    Jobs(ClusterAddress(closed, "", closed, str(tmp_path / "token")), {})
+    assert set(Closed.asked) == {(place(closed), "d" * 64)}
+    assert resolve_address(another).api == another
+    Closed.asked.clear()
+    Jobs(resolve_address(another), {})
+    assert set(Closed.asked) == {(place(another), "c" * 64)}
+    assert "RAY_API_SERVER_ADDRESS" not in os.environ
+    with pytest.raises(NoCluster, match="no address is given"):
+        resolve_address(None)
+
+
+def test_the_variables_of_a_user_stay(closed: str, another: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", another)
+    Jobs(resolve_address(closed), {})
+    assert {port for port, _ in Closed.asked} == {place(closed)}
+    assert resolve_address(None).api == another
+
+
+def test_a_token_of_a_connection_is_that_of_no_cluster_after_it(
+    closed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray keeps the first token that it finds."""
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "")
+    with _put_back():
+        _require_token()
+        Jobs(resolve_address(closed), {})
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "c" * 64)
+    Jobs(resolve_address(closed), {})
+    tokens = list(dict.fromkeys(token for _, token in Closed.asked))
+    assert len(tokens) == 2
+    assert tokens[1] == "c" * 64

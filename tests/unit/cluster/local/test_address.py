@@ -76,13 +76,9 @@ def test_a_token_of_the_user_is_not_that_of_a_cluster_with_its_own(
     (tmp_path / ".ray").mkdir()
     (tmp_path / ".ray" / "auth_token").write_text("another")
     monkeypatch.setenv("RAY_AUTH_TOKEN", "another")
-    assert resolve_address(None).ray == found.address
-    assert (
-        os.environ["RAY_AUTH_TOKEN_PATH"]
-        == found.environment()["RAY_AUTH_TOKEN_PATH"]
-        == f"{found.folder}/token"
-    )
-    assert "RAY_AUTH_TOKEN" not in os.environ
+    place = resolve_address(None)
+    assert place.ray == found.address
+    assert place.token_path == found.environment()["RAY_AUTH_TOKEN_PATH"] == f"{found.folder}/token"
     assert not loopback.LocalCluster("b", str(tmp_path), "", "", 1).token_path
 
 
@@ -93,9 +89,10 @@ def test_the_local_cluster_is_meant_without_an_address_and_lends_its_token(
     for said in (None, "auto", default.address, default.dashboard):
         place = resolve_address(said)
         assert (place.ray, place.api) == (default.address, default.dashboard)
-        assert os.environ.pop("RAY_AUTH_TOKEN_PATH") == f"{default.folder}/token"
-    assert resolve_address(other.dashboard).ray == other.address
-    assert os.environ.pop("RAY_AUTH_TOKEN_PATH") == f"{other.folder}/token"
+        assert place.token_path == f"{default.folder}/token"
+    place = resolve_address(other.dashboard)
+    assert (place.ray, place.token_path) == (other.address, f"{other.folder}/token")
+    assert "RAY_AUTH_TOKEN_PATH" not in os.environ
 
 
 def test_a_head_that_is_gone_is_no_cluster(local: Callable[[str, int], loopback.LocalCluster]) -> None:

@@ -15,6 +15,7 @@ from cluster.local.ray_session import (
     _ALONE,
     NoCluster,
     NotStarted,
+    _put_back,
     _require_token,
     connected_ray,
     kept_interruptions,
@@ -54,6 +55,28 @@ def test_a_user_s_token_file_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PATH, "/home/me/token")
     _require_token()
     assert TOKEN not in os.environ
+
+
+@pytest.mark.parametrize("before", ["", "mine"])
+def test_what_a_connection_changes_is_as_before_after_it(
+    monkeypatch: pytest.MonkeyPatch, before: str
+) -> None:
+    if before:
+        monkeypatch.setenv(TOKEN, before)
+    handler = signal.signal(signal.SIGTERM, ignored)
+    try:
+        with _put_back():
+            os.environ.pop(TOKEN, None)
+            os.environ[PATH] = "/tmp/token"
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
+        assert (os.environ.get(TOKEN, ""), PATH in os.environ) == (before, False)
+        assert signal.getsignal(signal.SIGTERM) is ignored
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+
+
+def ignored(*_: object) -> None:
+    """What a caller may have SIGTERM do."""
 
 
 def test_ray_that_was_imported_without_a_token_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
