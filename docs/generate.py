@@ -162,7 +162,7 @@ def commands() -> str:
 
 EXITS = """
 Exit codes: 0 done, 1 the run failed, 2 the input is wrong, 3 stopped by a limit or by you, with a commit in place, 130
-interrupted before there was one to make.
+interrupted before there was one to make, or while it followed what goes on without it.
 `--json` prints one document on standard output; `--debug`, anywhere, adds the trace to an error.
 """
 

@@ -206,19 +206,21 @@ def _tail(client: Any, submission: str, printed: int) -> Iterator[str]:
     """What a submission prints after its first `printed` characters; ends with it, or with the connection."""
     import aiohttp
 
-    loop = asyncio.new_event_loop()
     parts = client.tail_job_logs(submission)
+
+    async def next_part() -> str:
+        return str(await anext(parts))
+
     seen = 0
     try:
-        while True:
-            part = loop.run_until_complete(anext(parts))
-            seen += len(part)
-            if seen > printed:  # Ray sends the whole log again
-                yield part[max(len(part) - (seen - printed), 0) :]
+        with asyncio.Runner() as runner:  # which ends what is under way, however this is left
+            while True:
+                part = runner.run(next_part())
+                seen += len(part)
+                if seen > printed:  # Ray sends the whole log again
+                    yield part[max(len(part) - (seen - printed), 0) :]
     except (StopAsyncIteration, RuntimeError, OSError, aiohttp.ClientError):
         return
-    finally:
-        loop.close()
 
 
 @contextlib.contextmanager

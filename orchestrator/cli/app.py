@@ -13,18 +13,15 @@ from typing import Annotated
 import typer
 
 from orchestrator.job.errors import InputError
-from orchestrator.job.outcome import Outcome
-
-INTERRUPTED = 130
-"""The exit code that typer makes of a KeyboardInterrupt, as shells do."""
+from orchestrator.job.outcome import INTERRUPTED, Outcome
 
 app = typer.Typer(
     name="orchestrator",
     help="Train Transformer and Mixture-of-Experts models on Ray: a run that survives anything and stays the same run.",
     no_args_is_help=True,
     epilog="Exit codes: 0 done, 1 failed, 2 wrong input, 3 stopped with a commit, "
-    "130 interrupted before there was one to make. --debug, given anywhere, adds the "
-    "trace of an error.",
+    "130 interrupted before there was one to make, or while it followed what goes on. --debug, given "
+    "anywhere, adds the trace of an error.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -93,7 +90,7 @@ def _guarded(command: Callable[[], object], debug: bool, as_json: bool = False, 
     failure: BaseException | None = None
     try:
         code = command()
-        if code != INTERRUPTED:
+        if code != INTERRUPTED:  # which typer makes of a KeyboardInterrupt
             return code if isinstance(code, int) else 0
         line = interrupted
     except SystemExit as end:

@@ -26,7 +26,7 @@ from orchestrator.cli.options import (
 )
 from orchestrator.cli.targets import Target, job_at, job_named, run_at
 from orchestrator.job.errors import InputError
-from orchestrator.job.outcome import ENDED, Outcome
+from orchestrator.job.outcome import ENDED, INTERRUPTED, Outcome
 
 if TYPE_CHECKING:
     from cluster.jobs.ray_jobs import Jobs, Submission
@@ -131,7 +131,7 @@ def _check_accelerator(spec: JobSpec) -> None:
 
 
 def attach(name: Target, address: Cluster = None, progress: Progress = None, as_json: Json = False) -> None:
-    """Follow a run or a job to its end, and exit with its code; Ctrl-C, or q on the screen, leaves it running."""
+    """Follow a run or a job to its end, and exit with its code; Ctrl-C, or q on the screen, leaves it running (130)."""
     run = None if address or chain_at(name) else run_at(name)
     named = job_at(name, address) if run is None else job_named(name, address)
     if named is not None:
@@ -167,7 +167,9 @@ def _watch(run: RunDir, as_json: bool, how: str | None) -> None:
                 time.sleep(EVERY)
     except KeyboardInterrupt:
         print(f"\n{run.uri} goes on", file=sys.stderr)
-        raise typer.Exit(0) from None
+        if as_json:
+            emit(run.read_json_or_empty("status.json"))
+        raise SystemExit(INTERRUPTED) from None
     summary = _summary_of(run, before)
     if as_json:
         emit(summary)
@@ -209,7 +211,9 @@ def _follow(jobs: Jobs, found: Submission, as_json: bool) -> None:
             print(part, end="", flush=True, file=sys.stderr)
     except KeyboardInterrupt:
         print(f"\n{found.id} is still running; `orchestrator stop {found.name}` ends it", file=sys.stderr)
-        raise typer.Exit(0) from None
+        if as_json:
+            emit(jobs.get(found.id).to_json())
+        raise SystemExit(INTERRUPTED) from None
     ended = jobs.get(found.id)
     if as_json:
         emit(ended.to_json())

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+INTERRUPTED = 130
+"""The exit code of a command that was interrupted, as shells have it: before there was anything to commit, or while it
+followed what goes on without it."""
+
 
 class Outcome(StrEnum):
     """How it ended. The value stands in summary.json, in the rows of events.jsonl and in what commands print.

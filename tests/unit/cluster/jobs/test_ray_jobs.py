@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.server
 import os
+import signal
 import threading
 import zipfile
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
-from cluster.jobs.ray_jobs import Jobs, working_tree
+from cluster.jobs.ray_jobs import Jobs, _tail, working_tree
 from cluster.local import local_cluster
 from cluster.local.address import ClusterAddress, NoCluster, resolve_address
 from cluster.local.ray_session import _put_back, _require_token
@@ -158,3 +160,41 @@ def test_a_token_of_a_connection_is_that_of_no_cluster_after_it(
     tokens = list(dict.fromkeys(token for _, token in Closed.asked))
     assert len(tokens) == 2
     assert tokens[1] == "c" * 64
+
+
+class Chatty:
+    """Ray's client, whose connection is to be closed; SIGINT or SIGTERM comes while it waits for more."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        self.closed, self._number = False, number
+
+    async def tail_job_logs(self, _: str) -> AsyncIterator[str]:
+        try:
+            yield "step 1\n"
+            asyncio.get_running_loop().call_soon(os.kill, os.getpid(), self._number)
+            await asyncio.sleep(9)
+        finally:
+            await asyncio.sleep(0)
+            self.closed = True
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_who_is_interrupted_while_following_leaves_no_connection(number: signal.Signals) -> None:
+    client = Chatty(number)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        parts = _tail(client, "small-1", 0)
+        assert next(parts) == "step 1\n"
+        with pytest.raises(KeyboardInterrupt):
+            next(parts)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert client.closed
+
+
+def test_who_stops_following_leaves_no_connection() -> None:
+    client = Chatty(signal.SIGINT)
+    parts = _tail(client, "small-1", 0)
+    next(parts)
+    parts.close()
+    assert client.closed

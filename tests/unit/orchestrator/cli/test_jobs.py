@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from run_directories import run_of
 from cluster.jobs.ray_jobs import Submission
 from cluster.local import local_cluster as loopback
 from cluster.local.node_processes import OF_CLUSTER
+from orchestrator.cli import jobs
 from orchestrator.launch import submission
 
 
@@ -130,8 +132,17 @@ class OneJob:
     def all(self) -> list[Submission]:
         return [found] if (found := self.find("small")) else []
 
+    def get(self, number: str) -> Submission:
+        found = self.find(number)
+        assert found is not None
+        return found
+
     def stop(self, job: str) -> None:
         self.stopped.append(job)
+
+    def follow(self, _: str) -> Iterator[str]:
+        yield "step 1\n"
+        raise KeyboardInterrupt  # as Ctrl-C and SIGTERM do
 
 
 @pytest.mark.parametrize(("phase", "stopped"), [("done", ["small-1"]), ("train", [])])
@@ -146,3 +157,31 @@ def test_a_name_is_of_the_clusters_job_where_the_run_of_that_name_has_ended(
         run.write_json("summary.json", {"state": "done"})
     said = command("stop", "small", "--no-wait")
     assert (jobs.stopped, said.code) == (stopped, 0 if stopped else 2)
+
+
+@pytest.mark.parametrize("words", [["attach", "small"], ["submit", "job.yaml", "--wait"]])
+def test_who_stops_following_a_job_is_not_told_that_it_is_done(
+    folder: Path, command: Any, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    """By Ctrl-C, or SIGTERM as a scheduler sends it: what follows in a script would go on without the model."""
+    monkeypatch.setattr(submission, "jobs_at", lambda address: OneJob())
+    monkeypatch.setattr(submission, "submit", lambda jobs, *_: (jobs.get("small"), True))
+    said = command(*words)
+    assert (said.code, said.out) == (130, "")
+    assert said.err.endswith("small-1 is still running; `orchestrator stop small` ends it\n")
+    said = command(*words, "--json")
+    assert said.code == 130
+    assert (json.loads(said.out)["id"], json.loads(said.out)["state"]) == ("small-1", "running")
+
+
+def test_who_stops_following_a_run_is_not_told_that_it_is_done(
+    folder: Path, command: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_: float) -> None:
+        raise KeyboardInterrupt
+
+    run = run_of(folder / "runs/small", phase="train")
+    monkeypatch.setattr(jobs.time, "sleep", interrupted)
+    said = command("attach", run.path, "--json", "--progress", "none")
+    assert (said.code, json.loads(said.out)["phase"]) == (130, "train")
+    assert said.err == f"\n{run.path} goes on\n"
