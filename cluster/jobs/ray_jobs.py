@@ -28,6 +28,8 @@ POLL_INTERVAL = 0.5
 """Seconds between two polls of a job."""
 STOP_GRACE = 600
 """Seconds that Ray gives a job after SIGTERM, for a last commit, before it kills it."""
+PENDING, RUNNING = "pending", "running"
+"""States of a submission that has not ended."""
 NAME, RUN_DIR, PRIORITY = "orchestrator.name", "orchestrator.run_dir", "orchestrator.priority"
 """Keys of a submission's metadata."""
 EXCLUDED = (
@@ -60,7 +62,7 @@ class Submission:
     @property
     def has_ended(self) -> bool:
         """Whether its command is over."""
-        return self.state not in ("pending", "running")
+        return self.state not in (PENDING, RUNNING)
 
     def came_after(self, written: float | None) -> bool:
         """Whether something was written, unix seconds, before this was submitted. Runs are controlled on the head of a
@@ -149,17 +151,21 @@ class Jobs:
 
     def logs(self, submission: str) -> str:
         """All that the submission has printed."""
-        return str(self._client.get_job_logs(submission))
+        return _printed(self.get(submission), str(self._client.get_job_logs(submission)))
 
     def follow(self, submission: str) -> Iterator[str]:
         """What the submission prints, from the beginning until it ends."""
         printed = 0
         while True:
-            ended = self.get(submission).has_ended
-            text = self.logs(submission) if printed == 0 or ended else ""
-            yield text[printed:]
-            printed += len(text[printed:])
-            if ended:
+            job = self.get(submission)
+            if job.state == PENDING:
+                time.sleep(POLL_INTERVAL)
+                continue
+            text = str(self._client.get_job_logs(submission)) if printed == 0 or job.has_ended else ""
+            part = text[printed:]
+            yield _printed(job, part)
+            printed += len(part)
+            if job.has_ended:
                 return
             for part in _tail(self._client, submission, printed):
                 printed += len(part)
@@ -176,7 +182,7 @@ class Jobs:
     def _submission(self, job: Any) -> Submission:
         """What Ray tells of a job."""
         metadata = job.metadata or {}
-        by_ray = {"PENDING": "pending", "RUNNING": "running", "SUCCEEDED": "done", "STOPPED": "stopped"}
+        by_ray = {"PENDING": PENDING, "RUNNING": RUNNING, "SUCCEEDED": "done", "STOPPED": "stopped"}
         return Submission(
             id=job.submission_id,
             name=metadata.get(NAME, ""),
@@ -200,6 +206,11 @@ def own_packages() -> dict[str, Any]:
     """A Ray runtime environment with the packages that this program runs from."""
     root = Path(__file__).parents[2]
     return {"py_modules": [str(root / name) for name in PACKAGES], "excludes": list(EXCLUDED)}
+
+
+def _printed(job: Submission, text: str) -> str:
+    """The text of a job's log without its command, which Ray writes there first: the job file is in it."""
+    return text.replace(f"Running entrypoint for job {job.id}: {job.entrypoint}\n", "", 1)
 
 
 def _tail(client: Any, submission: str, printed: int) -> Iterator[str]:
@@ -270,4 +281,6 @@ def _no_cluster(address: str, error: Exception) -> NoCluster:
 
 
 def _one_line(text: object) -> str:
-    return " ".join(str(text).split())[:300]
+    """At most 300 characters, of a longer text mostly the end, where a trace says what is wrong."""
+    line = " ".join(str(text).split())
+    return line if len(line) <= 300 else f"{line[:60]} ... {line[-235:]}"

@@ -219,4 +219,6 @@ def _follow(jobs: Jobs, found: Submission, as_json: bool) -> None:
         emit(ended.to_json())
     else:
         print(f"{ended.id}: {ended.state}")
+    if ended.state == Outcome.FAILED and ended.exit_code is None:  # it did not start, and has printed nothing
+        print(f"orchestrator: {ended.message}", file=sys.stderr)
     raise typer.Exit(Outcome(ended.state).exit_code)

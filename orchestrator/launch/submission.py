@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +22,10 @@ if TYPE_CHECKING:
     from cluster.jobs.ray_jobs import Jobs, Submission
 
 END_OF_JOB = "END-OF-JOB"
+READABLE = 2**15
+"""Characters of a job that whoever lists jobs may read; a longer one is packed."""
+LONGEST = 2**17 - 1
+"""Bytes of a command that a shell can be given on Linux."""
 PROGRAM = "orchestrator"
 ENDING = 150.0
 """Seconds within which the job of a run that has ended ends too: a tracking server may have to be waited for."""
@@ -73,7 +79,7 @@ def entrypoint(spec: JobSpec | ChainSpec, run: RunDir, until: int | None, priori
     """The shell command that drives the run on the cluster, the job file included.
 
     Raises InputError if the job or the address of the run directory carries a credential: whoever may list jobs could
-    read it.
+    read it; and if the job is too long for a command.
     """
     document = spec.document() if isinstance(spec, ChainSpec) else spec.model_dump(mode="json")
     hint = "take it out, and set it in the environment of the cluster's nodes"
@@ -100,8 +106,15 @@ def entrypoint(spec: JobSpec | ChainSpec, run: RunDir, until: int | None, priori
     words += ["--priority", str(priority)] if priority else []
     # The shell becomes the command, which then gets the signal when the job is stopped.
     # As YAML it reads back as it is; JSON's 1e-06 would be a text.
-    text = yaml.safe_dump(document, sort_keys=False).rstrip("\n")
-    return f"exec {shlex.join(words)} <<'{END_OF_JOB}'\n{text}\n{END_OF_JOB}"
+    text, end = yaml.safe_dump(document, sort_keys=False).rstrip("\n"), f"'{END_OF_JOB}'"
+    if len(text) > READABLE:
+        packed = base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
+        text, end = f"$(echo {packed} | base64 -d | gzip -d)", END_OF_JOB  # which the shell puts in here
+    command = f"exec {shlex.join(words)} <<{end}\n{text}\n{END_OF_JOB}"
+    if len(command.encode()) > LONGEST:
+        what = f"is too long to be submitted: {len(command.encode()) // 1024} KB packed, of {LONGEST // 1024}"
+        raise InputError(what, spec.name, "name many files by one pattern, such as data/*.jsonl")
+    return command
 
 
 def submit(

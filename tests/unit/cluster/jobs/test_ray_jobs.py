@@ -10,6 +10,7 @@ import threading
 import zipfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -198,3 +199,41 @@ def test_who_stops_following_leaves_no_connection() -> None:
     next(parts)
     parts.close()
     assert client.closed
+
+
+class Finished:
+    """Ray's client, with a job that has ended."""
+
+    def __init__(self, log: str, message: str = "") -> None:
+        self._log, self._message = log, message
+
+    def get_job_info(self, number: str) -> SimpleNamespace:
+        ended = {"start_time": 1000, "end_time": 2000, "driver_exit_code": None, "message": self._message}
+        return SimpleNamespace(
+            submission_id=number, metadata={}, status="FAILED", entrypoint="exec run <<X\na: 1\nX", **ended
+        )
+
+    def get_job_logs(self, _: str) -> str:
+        return self._log
+
+
+def jobs_of(client: Finished) -> Jobs:
+    found = object.__new__(Jobs)
+    found._client, found._exit_states = client, {}  # type: ignore[assignment]
+    return found
+
+
+def test_what_a_job_printed_is_told_without_its_file() -> None:
+    found = jobs_of(
+        Finished("set up\nRunning entrypoint for job a-1: exec run <<X\na: 1\nX\nstep 1\nstep 2\n")
+    )
+    assert found.logs("a-1") == "set up\nstep 1\nstep 2\n"
+    assert "".join(found.follow("a-1")) == found.logs("a-1")
+
+
+def test_of_a_trace_the_end_is_told() -> None:
+    trace = "Traceback (most recent call last):\n" + "  File a.py\n" * 99 + "OSError: Argument list too long"
+    message = jobs_of(Finished("", trace)).get("a-1").message
+    assert message.startswith("Traceback (most recent call last): File")
+    assert message.endswith("OSError: Argument list too long")
+    assert len(message) <= 300

@@ -185,3 +185,21 @@ def test_who_stops_following_a_run_is_not_told_that_it_is_done(
     said = command("attach", run.path, "--json", "--progress", "none")
     assert (said.code, json.loads(said.out)["phase"]) == (130, "train")
     assert said.err == f"\n{run.path} goes on\n"
+
+
+class NeverStarted(OneJob):
+    """The job has failed before its command could print anything."""
+
+    def find(self, name: str) -> Submission | None:
+        return Submission(
+            "small-1", "small", "s3://b/small", 0, "failed", "", 1.0, 2.0, None, "no such image"
+        )
+
+    def follow(self, _: str) -> Iterator[str]:
+        yield ""
+
+
+def test_why_a_job_did_not_start_is_told(folder: Path, command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(submission, "jobs_at", lambda address: NeverStarted())
+    said = command("attach", "small")
+    assert (said.code, said.out, said.err) == (1, "small-1: failed\n", "orchestrator: no such image\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,11 @@ from orchestrator.storage.run_directory import RunDir
 ROOT = Path(__file__).parents[4]
 
 
-def test_the_shell_becomes_the_command_and_hands_it_the_job(tmp_path: Path) -> None:
-    spec = parse({**job("it's a $HOME of `quotes` 😀.txt"), "name": "small"})
+@pytest.mark.parametrize("files", [0, 2500])
+def test_the_shell_becomes_the_command_and_hands_it_the_job(tmp_path: Path, files: int) -> None:
+    document = job("it's a $HOME of `quotes` 😀.txt")
+    document["data"]["sources"] += [{"uri": f"/data/part-{number:05}.jsonl"} for number in range(files)]
+    spec = parse({**document, "name": "small"})
     command = entrypoint(spec, RunDir(str(tmp_path / "a run")), 7, 3)
     fake = tmp_path / "python"
     fake.write_text('#!/bin/sh\nprintf "%s\\n" $$ "$@"\nfor file; do [ -e "$file" ] && cat "$file"; done\n')
@@ -37,6 +41,17 @@ def test_the_shell_becomes_the_command_and_hands_it_the_job(tmp_path: Path) -> N
     given = parse_yaml("\n".join(words[len(said) :]), "/dev/stdin")
     assert parse(given) == spec
     assert given["train"]["optimizer"]["eps"] == 1e-08  # which YAML would read as a text where JSON wrote it
+
+
+def test_a_job_that_no_shell_can_be_given_is_refused() -> None:
+    document = job("a.txt")
+    document["data"]["sources"] += [
+        {"uri": f"/{hashlib.sha256(bytes([n % 256, n // 256])).hexdigest()}"} for n in range(2500)
+    ]
+    with pytest.raises(
+        InputError, match=r"small: is too long to be submitted: \d+ KB packed, of 127; name many files"
+    ):
+        entrypoint(parse(document), RunDir("/runs/a"), None, 0)
 
 
 def test_a_webhook_stays_out_of_a_submitted_job() -> None:
