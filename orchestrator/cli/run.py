@@ -127,6 +127,14 @@ def status(target: Target, address: Cluster = None, as_json: Json = False) -> No
     local = None if address else run_at(target)
     named = job_named(target, address) if local else job_at(target, address)
     job = named[1] if named else None
+    other = ""
+    if job is not None and local is not None and job.run_dir != local.uri:  # two runs of one name
+        if job.has_ended or _status_of(local)["controller"] != "ended":  # as `stop` chooses
+            other = f"{job.id} is another run: {job.state}, run directory {job.run_dir}"
+            job = None
+        else:
+            other = f"{local.uri} is another run"
+            local = None
     if job is not None and (chain := chain_at(job.run_dir)) is not None:
         show_status(*chain, as_json)
         return
@@ -151,6 +159,8 @@ def status(target: Target, address: Cluster = None, as_json: Json = False) -> No
         print(f"{job.id}: {job.state}, run directory {job.run_dir}")
     if directory is not None:
         _show_status(found)
+    if other:
+        print(other)
 
 
 def stop(

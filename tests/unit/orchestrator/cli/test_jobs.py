@@ -203,3 +203,29 @@ def test_why_a_job_did_not_start_is_told(folder: Path, command: Any, monkeypatch
     monkeypatch.setattr(submission, "jobs_at", lambda address: NeverStarted())
     said = command("attach", "small")
     assert (said.code, said.out, said.err) == (1, "small-1: failed\n", "orchestrator: no such image\n")
+
+
+@pytest.mark.parametrize(
+    ("phase", "state", "shown"),
+    [("done", "running", "job"), ("done", "failed", "run"), ("train", "running", "run")],
+)
+def test_of_two_runs_of_one_name_one_is_shown_and_the_other_named(
+    folder: Path, command: Any, monkeypatch: pytest.MonkeyPatch, phase: str, state: str, shown: str
+) -> None:
+    """That of the job while it is at work and the other has ended; never keys of both in one document."""
+    elsewhere = run_of(folder / "elsewhere", phase="prepare")
+    job = Submission("small-2", "small", elsewhere.uri, 0, state, "", 1.0, None, None, "")
+    only: Any = OneJob()
+    only.find = lambda name: job if name in ("small", elsewhere.uri) else None
+    monkeypatch.setattr(submission, "jobs_at", lambda address: only)
+    near = run_of(folder / "runs/small", phase=phase)
+    said, found = command("status", "small").out, json.loads(command("status", "small", "--json").out)
+    first = said.splitlines()[0]
+    if shown == "job":
+        assert (found["phase"], found["job"]["run_dir"]) == ("prepare", elsewhere.uri)
+        assert first == f"small-2: running, run directory {elsewhere.uri}"
+        assert said.endswith(f"\n{near.uri} is another run\n")
+    else:
+        assert (found["phase"], "job" in found) == (phase, False)
+        assert first.startswith(f"small: {phase}, step 3")
+        assert said.endswith(f"\nsmall-2 is another run: {state}, run directory {elsewhere.uri}\n")
