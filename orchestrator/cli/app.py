@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import sys
@@ -90,6 +91,8 @@ def _guarded(command: Callable[[], object], debug: bool, as_json: bool = False, 
     failure: BaseException | None = None
     try:
         code = command()
+        with contextlib.suppress(BrokenPipeError):  # who reads it has enough
+            sys.stdout.flush()
         if code != INTERRUPTED:  # which typer makes of a KeyboardInterrupt
             return code if isinstance(code, int) else 0
         line = interrupted
@@ -112,10 +115,11 @@ def _guarded(command: Callable[[], object], debug: bool, as_json: bool = False, 
     lines = [str(each) for each in failure.each()] if isinstance(failure, InputError) else [line]
     if debug and failure:
         traceback.print_exception(failure)
-    if as_json:
-        print(json.dumps({"exit_code": code, "line": line}))
-    for each in lines:
-        print(f"orchestrator: {each}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # that nothing can be printed may be what failed
+        for each in lines:
+            print(f"orchestrator: {each}", file=sys.stderr)
+        if as_json:
+            print(json.dumps({"exit_code": code, "line": line}), flush=True)
     return code
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from importlib import metadata
@@ -175,3 +176,26 @@ def test_what_is_not_for_this_user_is_told_in_a_line(
 
     assert _guarded(refused, debug=False) == 2
     assert capsys.readouterr().err.startswith(f"orchestrator: {says}")
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    ("words", "to", "code"),
+    [
+        ("--version", ">&-", 0),
+        ("--version", ">/dev/full", 1),
+        ("status none --json", ">&-", 2),
+        ("status none --json", ">/dev/full", 2),
+    ],
+)
+def test_where_nothing_can_be_printed_the_code_tells(
+    words: str, to: str, code: int, unbuffered: str, tmp_path: Path
+) -> None:
+    shell = f"exec {sys.executable} -m orchestrator {words} {to}"
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run(
+        shell, shell=True, capture_output=True, text=True, timeout=60, cwd=tmp_path, env=environment
+    )
+    assert done.returncode == code, done.stderr
+    assert all(line.startswith("orchestrator: ") for line in done.stderr.splitlines()), done.stderr
+    assert bool(done.stderr) == bool(code)
