@@ -94,14 +94,17 @@ def doctor(
             parser=on_this_machine,
         ),
     ] = None,
+    overrides: Set = None,
     as_json: Json = False,
 ) -> None:
     """Check what this machine can run, and what is missing; with a job, which optional libraries that needs."""
     from orchestrator.launch.doctor import examine
 
+    if overrides and job is None:
+        raise InputError("there is no job to change", "--set", "give a job file")
     findings = examine()
     if job is not None:
-        findings += _needs(job)
+        findings += _needs(job, overrides)
     if as_json:
         emit([finding.to_json() for finding in findings])
     else:
@@ -110,12 +113,12 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _needs(path: Path) -> list[Finding]:
+def _needs(path: Path, overrides: list[str] | None) -> list[Finding]:
     """Of each optional library that a job, or a stage of a chain, needs, whether it is here."""
     from orchestrator.job.chain import ChainSpec
     from orchestrator.launch.job_needs import needed_libraries
 
-    spec = jobs_of(path, None)
+    spec = jobs_of(path, overrides)
     jobs = [stage.job for stage in spec.stages] if isinstance(spec, ChainSpec) else [spec]
     return [need.finding for need in dict.fromkeys(need for job in jobs for need in needed_libraries(job))]
 

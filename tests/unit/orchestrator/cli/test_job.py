@@ -362,6 +362,19 @@ def test_doctor_fails_where_something_is_missing(
     }
 
 
+def test_doctor_reads_a_job_as_other_commands_do(
+    command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.launch.doctor.examine", list)
+    path = write_job(tmp_path, job("corpus.txt"))
+    assert "onnx" not in command("doctor", path).out
+    assert (
+        "checkpoint.export onnx needs onnx" in command("doctor", path, "--set", "checkpoint.export=onnx").out
+    )
+    said = command("doctor", "--set", "checkpoint.export=onnx")
+    assert (said.code, said.err) == (2, "orchestrator: --set: there is no job to change; give a job file\n")
+
+
 def test_a_try_begins_anew_on_an_object_store() -> None:
     tried = RunDir(f"memory://{uuid.uuid4().hex}/small-smoke")
     for _ in range(3):
