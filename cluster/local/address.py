@@ -71,11 +71,14 @@ def resolve_address(address: str | None) -> ClusterAddress:
 
 
 def check_reachable(address: str) -> None:
-    """Raises NoCluster if nothing listens at `address` ("host:port"), for which Ray itself would wait minutes."""
+    """Raises NoCluster if `address` is not "host:port", or nothing listens there, for which Ray itself would wait
+    minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not (host and port.isdecimal() and int(port) < 2**16):
+        raise NoCluster(f"{address} is no address: give HOST:PORT, or the URL of a Jobs API")
     try:
         socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT).close()
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError) as error:  # a host may have no form that a name can have
         reason = getattr(error, "strerror", None) or error
         raise NoCluster(f"nobody answers at {address} ({reason})") from None
 

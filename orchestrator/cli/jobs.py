@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,7 +25,7 @@ from orchestrator.cli.options import (
     run_of,
     table,
 )
-from orchestrator.cli.targets import Target, job_at, job_named, run_at
+from orchestrator.cli.targets import Target, has_commit, job_at, job_named, run_at
 from orchestrator.job.errors import InputError
 from orchestrator.job.outcome import ENDED, INTERRUPTED, Outcome
 
@@ -175,7 +176,7 @@ def _watch(run: RunDir, as_json: bool, how: str | None) -> None:
         emit(summary)
     else:
         final_table(summary)
-    raise typer.Exit(Outcome(summary["state"]).exit_code)
+    raise _ended(Outcome(summary["state"]), lambda: summary.get("commit") is not None)
 
 
 def _summary_of(run: RunDir, before: dict[str, Any] | None) -> dict[str, Any]:
@@ -221,4 +222,12 @@ def _follow(jobs: Jobs, found: Submission, as_json: bool) -> None:
         print(f"{ended.id}: {ended.state}")
     if ended.state == Outcome.FAILED and ended.exit_code is None:  # it did not start, and has printed nothing
         print(f"orchestrator: {ended.message}", file=sys.stderr)
-    raise typer.Exit(Outcome(ended.state).exit_code)
+    raise _ended(Outcome(ended.state), lambda: has_commit(ended) is not False)
+
+
+def _ended(outcome: Outcome, can_go_on: Callable[[], bool]) -> typer.Exit:
+    """The end of a command that has followed something to its end; stopped is what can go on from a commit."""
+    if outcome == Outcome.STOPPED and not can_go_on():
+        print("orchestrator: there is no commit yet, and the same job begins anew", file=sys.stderr)
+        outcome = Outcome.FAILED
+    return typer.Exit(outcome.exit_code)

@@ -26,7 +26,7 @@ from orchestrator.cli.options import (
     jobs_of,
     run_of,
 )
-from orchestrator.cli.targets import Target, job_at, job_named, run_at
+from orchestrator.cli.targets import Target, has_commit, job_at, job_named, run_at
 from orchestrator.cli.try_run import begun_anew, dry_run_of, place_of_try, smoke_of
 from orchestrator.job.errors import InputError
 from orchestrator.job.outcome import ENDED, Outcome
@@ -203,7 +203,13 @@ def stop(
     if as_json:
         emit(found)
     elif ended:
-        print(f"{found['id']}: {found['state']}; the same job goes on from its last commit")
+        assert job is not None
+        known = {
+            True: "goes on from its last commit",
+            False: "begins anew: there is no commit yet",
+            None: "goes on",
+        }
+        print(f"{job.id}: {job.state}; the same job {known[has_commit(job)]}")
     else:
         print(f"{found['run_dir']} will commit and end")
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from orchestrator.cli.chain import chain_at
 from orchestrator.cli.options import existing_run, run_names
 from orchestrator.job.errors import Absent, InputError, Unreachable
 
@@ -49,4 +50,17 @@ def run_at(target: str) -> RunDir | None:
     try:
         return existing_run(target)[0] if target else None
     except (Absent, Unreachable):
+        return None
+
+
+def has_commit(job: Submission) -> bool | None:
+    """Whether there is a commit that a job can go on from. None if its run directory cannot be read from this machine,
+    or is not there yet; a chain has commits in its stages."""
+    from orchestrator.checkpoint.store import Store
+
+    try:
+        if chain_at(job.run_dir) is not None or (run := run_at(job.run_dir)) is None:
+            return None
+        return Store(run.commits).latest(deep=False) is not None
+    except (InputError, OSError):
         return None

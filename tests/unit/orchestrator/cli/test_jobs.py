@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -38,7 +39,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["list"], "no address is given, and no local cluster is up"),
         (["logs", "small"], "there is no run here"),
         (["attach", "small"], "there is no run here"),
-        (["list", "--address", "nonsense"], "--address nonsense: nobody answers at nonsense"),
+        (["list", "--address", "nonsense"], "--address nonsense: nonsense is no address: give HOST:PORT"),
+        (["list", "--address", "a:99999"], "--address a:99999: a:99999 is no address: give HOST:PORT"),
         (["list", "--address", "127.0.0.1:9"], "--address 127.0.0.1:9: nobody answers at 127.0.0.1:9"),
         (["list", "--address", "http://127.0.0.1:9"], "nobody answers at http://127.0.0.1:9"),
         (["submit", "nowhere.yaml"], "nowhere.yaml: there is no such job file"),
@@ -229,3 +231,52 @@ def test_of_two_runs_of_one_name_one_is_shown_and_the_other_named(
         assert (found["phase"], "job" in found) == (phase, False)
         assert first.startswith(f"small: {phase}, step 3")
         assert said.endswith(f"\nsmall-2 is another run: {state}, run directory {elsewhere.uri}\n")
+
+
+class Stopped(OneJob):
+    """The job was stopped, in this run directory."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = str(run_dir)
+
+    def find(self, name: str) -> Submission | None:
+        return Submission("small-1", "small", self._run_dir, 0, "stopped", "", 1.0, 2.0, None, "")
+
+    def follow(self, _: str) -> Iterator[str]:
+        yield ""
+
+    def wait(self, number: str, _: float) -> Submission:
+        return self.get(number)
+
+
+@pytest.mark.parametrize(
+    ("commit", "code", "next_time"),
+    [
+        (True, 3, "goes on from its last commit"),
+        (False, 1, "begins anew: there is no commit yet"),
+        (None, 3, "goes on"),
+    ],
+)
+def test_a_stopped_job_is_said_to_go_on_from_a_commit_that_is_there(
+    runs: Path,
+    tmp_path: Path,
+    command: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    commit: bool | None,
+    code: int,
+    next_time: str,
+) -> None:
+    place = {True: runs / "runs" / "half", False: tmp_path / "young", None: tmp_path / "elsewhere"}[commit]
+    if commit is False:
+        run_of(place, phase="stopped").write_json("summary.json", {"state": "stopped", "commit": None})
+    stopped = Stopped(place)
+    monkeypatch.setattr(submission, "jobs_at", lambda address: stopped)
+    said = command("attach", "small", "--address", "a:1")
+    assert (said.code, said.out) == (code, "small-1: stopped\n")
+    assert ("there is no commit yet" in said.err) == (commit is False)
+    at_work = dataclasses.replace(stopped.get("small"), state="running")
+    monkeypatch.setattr(submission, "existing", lambda *_: at_work)
+    monkeypatch.setattr(stopped, "stop", lambda _: None)
+    assert command("stop", "small", "--address", "a:1").out == f"small-1: stopped; the same job {next_time}\n"
+    if commit is False:
+        assert command("attach", place).code == 1
