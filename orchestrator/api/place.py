@@ -5,15 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 
 from orchestrator.job.paths import absolute
+from orchestrator.storage.file_names import RUNS
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.storage.uri import check_uri
 
-RUNS = "runs"
-"""The folder of runs that are called by their names."""
 
-
-def run_directory(name: str, place: str | Path | None) -> RunDir:
-    """The run directory at `place`, by default that of the job's name. Raises InputError if it cannot be one."""
+def run_directory(name: str, place: str | Path | None, where: str = "run_dir") -> RunDir:
+    """The run directory at `place`, by default that of the job's name. Raises InputError if it cannot be one; `where`
+    says where it was given."""
     if place is not None:
-        check_uri(str(place), "run_dir")
+        check_uri(str(place), where)
     return RunDir(absolute(str(place) if place is not None else f"{RUNS}/{name}", Path.cwd()))
+
+
+def place_of(run: str | Path) -> str:
+    """The absolute path or URI of what a user calls a run: a path or URI, or its name in the folder RUNS. Raises
+    InputError if it cannot be one."""
+    named = str(run)
+    check_uri(named)
+    if "/" not in named and not Path(named).exists() and (Path(RUNS) / named).is_dir():
+        named = f"{RUNS}/{named}"
+    return absolute(named, Path.cwd())

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.api.job import Job
-from orchestrator.api.place import RUNS, run_directory
+from orchestrator.api.place import place_of, run_directory
 from orchestrator.checkpoint.identity import read_job
 from orchestrator.checkpoint.manifest import CorruptCommit
 from orchestrator.checkpoint.store import Store
@@ -241,10 +241,7 @@ def _by_step(rows: Sequence[Row], columns: Sequence[str]) -> pandas.DataFrame:
 
 def load_run(place: str | Path) -> Run:
     """The run in a run directory, or of that name in the folder `runs`. Raises InputError if there is none."""
-    named = str(place)
-    if "/" not in named and not Path(named).exists() and (Path(RUNS) / named).is_dir():
-        named = f"{RUNS}/{named}"
-    directory = run_directory("", named)
+    directory = RunDir(place_of(place))
     spec = read_job(directory)
     if spec is not None and directory.read_text(TRIALS) is not None:
         hint = "its trials are runs in this folder; `orchestrator report` shows all of them"

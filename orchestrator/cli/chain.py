@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from orchestrator.cli.options import emit, place_of, table
+from orchestrator.cli.options import emit, table
 from orchestrator.job.errors import InputError
 
 if TYPE_CHECKING:
@@ -84,6 +84,7 @@ def plan_chain(chain: ChainSpec, root: RunDir, plan: Callable[[JobSpec], Any], a
 
 def chain_at(target: str) -> tuple[RunDir, ChainSpec] | None:
     """The directory of a chain and its job, None if there is none at that place."""
+    from orchestrator.api.place import place_of
     from orchestrator.job.chain import parse_chain
     from orchestrator.job.document import parse_yaml
     from orchestrator.job.spec import STAGES

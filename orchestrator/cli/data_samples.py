@@ -41,9 +41,10 @@ class Wanted:
 def inputs_of(target: str) -> tuple[TrainingInputs, Tokens, Source | None] | None:
     """What the job of a job file or a run directory trains on, its prepared data, and what it goes on from, if from
     anything; None for a folder of prepared data. Raises InputError, also if the data is not there."""
+    from orchestrator.api.place import place_of
     from orchestrator.checkpoint.identity import read_job
     from orchestrator.checkpoint.store import Store
-    from orchestrator.cli.options import job_of, place_of, run_of
+    from orchestrator.cli.options import job_of, run_of
     from orchestrator.data.prepared.tokens import Tokens
     from orchestrator.data.progress import silent
     from orchestrator.resolve.continued import source_of

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestrator.job.errors import Absent, InputError
+from orchestrator.storage.file_names import RUNS
 
 if TYPE_CHECKING:
     from orchestrator.job.chain import ChainSpec
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from orchestrator.job.validation_messages import WrongKeys
     from orchestrator.storage.run_directory import RunDir
 
-RUNS = "runs"
-"""Folder of run directories without --run-dir."""
 NAME_WIDTH = 14
 """Characters of a table's first column that are never wrapped, however narrow the terminal."""
 PIPE_WIDTH = 200
@@ -128,30 +127,15 @@ def _with_what_is_missing(problem: WrongKeys) -> InputError:
 
 def run_of(spec: JobSpec | ChainSpec, run_dir: str | None) -> RunDir:
     """The run directory of --run-dir, or the job's default. Raises InputError if it cannot be one."""
-    from orchestrator.job.paths import absolute
-    from orchestrator.storage.run_directory import RunDir
-    from orchestrator.storage.uri import check_uri
+    from orchestrator.api.place import run_directory
 
-    if run_dir is not None:
-        check_uri(run_dir, "--run-dir")
-    return RunDir(absolute(run_dir or f"{RUNS}/{spec.name}", Path.cwd()))
-
-
-def place_of(run: str) -> str:
-    """The absolute path or URI of what a user calls a run: a path or URI, or its name in the folder RUNS. Raises
-    InputError if it cannot be one."""
-    from orchestrator.job.paths import absolute
-    from orchestrator.storage.uri import check_uri
-
-    check_uri(run)
-    if "/" not in run and not Path(run).exists() and (Path(RUNS) / run).is_dir():
-        run = f"{RUNS}/{run}"
-    return absolute(run, Path.cwd())
+    return run_directory(spec.name, run_dir, "--run-dir")
 
 
 def existing_run(run_dir: str) -> tuple[RunDir, JobSpec]:
     """An existing run directory and its job; `run_dir` may be the name of one in the folder RUNS. Raises InputError if
     there is no run."""
+    from orchestrator.api.place import place_of
     from orchestrator.checkpoint.identity import read_job
     from orchestrator.storage.run_directory import RunDir
 

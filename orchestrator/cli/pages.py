@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.options import RUNS, Json, emit, existing_folder, existing_run, table
+from orchestrator.cli.options import Json, emit, existing_folder, existing_run, table
 from orchestrator.job.errors import InputError
+from orchestrator.storage.file_names import RUNS
 
 
 def register(app: typer.Typer) -> None:

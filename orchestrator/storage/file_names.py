@@ -1,4 +1,5 @@
-"""Names in a run directory that several packages must agree on. They are on users' disks and never change."""
+"""Names in a run directory, and of the folder of such, that several packages must agree on. They are on users' disks
+and never change."""
 
 from __future__ import annotations
 
@@ -12,3 +13,5 @@ ATTEMPT_FILE = "ATTEMPT"
 """Beside the commits: the number of the attempt that alone may publish more."""
 CHAIN = "chain.json"
 """In the directory of a chain of stages, each of which has a run directory in it: how far it has come."""
+RUNS = "runs"
+"""The folder of runs that are called by their names."""
