@@ -220,7 +220,7 @@ def _follow(jobs: Jobs, found: Submission, as_json: bool) -> None:
         emit(ended.to_json())
     else:
         print(f"{ended.id}: {ended.state}")
-    if ended.state == Outcome.FAILED and ended.exit_code is None:  # it did not start, and has printed nothing
+    if ended.state == Outcome.FAILED and ended.exit_code is None:  # its log does not say why
         print(f"orchestrator: {ended.message}", file=sys.stderr)
     raise _ended(Outcome(ended.state), lambda: has_commit(ended) is not False)
 
