@@ -7,7 +7,7 @@ it counts for the commit of its attempt only, so that one of a commit that was m
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.checkpoint.manifest import CommitManifest, commit_folder
 from orchestrator.checkpoint.store import Store
@@ -15,8 +15,21 @@ from orchestrator.job.metric_names import by_name
 from orchestrator.storage.file_names import EVALUATION
 from orchestrator.storage.row_line import EVALS, Row, decode, encode
 
+if TYPE_CHECKING:  # the process that writes commits imports this module and no job files
+    from orchestrator.job.spec import JobSpec
+
 TO_EVALUATE = "to_evaluate"
 """In a manifest: whether the commit is to be evaluated beside the run."""
+MEASURED = "measured"
+"""In a manifest, and in the row of an evaluation: how the job measures, see `measure_of`."""
+
+
+def measure_of(spec: JobSpec) -> dict[str, int | None]:
+    """What of a job decides the values of its evaluations and may change while its run goes on: how many global batches
+    of a set are read, and over how many commits the weights are averaged. Values measured otherwise are not compared.
+    """
+    batches = spec.evaluate.batches if spec.evaluate else None
+    return {"batches": batches, "averaged": spec.checkpoint.averaged if spec.evaluates_beside else 0}
 
 
 def attach(store: Store, row: Row) -> None:
@@ -40,10 +53,15 @@ def attached(store: Store, commit: CommitManifest) -> Row | None:
 
 def metrics_of(store: Store, commit: CommitManifest) -> Mapping[str, Any]:
     """The metrics of a commit by name, as in validation.loss; empty if it was not evaluated."""
+    return evaluated(store, commit)[0]
+
+
+def evaluated(store: Store, commit: CommitManifest) -> tuple[Mapping[str, Any], Any]:
+    """The metrics of a commit, see `metrics_of`, and how they were measured; None for what is not known."""
     if commit.meta.get("last_evaluation_step") == commit.step:
-        return dict(commit.meta.get("evaluation", {}))
+        return dict(commit.meta.get("evaluation", {})), commit.meta.get(MEASURED)
     row = attached(store, commit) if commit.meta.get(TO_EVALUATE) else None
-    return by_name(row["sets"]) if row else {}
+    return (by_name(row["sets"]), row.get(MEASURED)) if row else ({}, None)
 
 
 def awaits(store: Store, commit: CommitManifest) -> bool:

@@ -6,9 +6,9 @@ import math
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from orchestrator.checkpoint.evaluations import awaits, metrics_of
+from orchestrator.checkpoint.evaluations import awaits, evaluated
 from orchestrator.checkpoint.manifest import (
     FILE_NAME,
     FOLDER,
@@ -53,15 +53,17 @@ class Retention:
     regular: int = 1
 
 
-def rate(store: Store, commit: CommitManifest, metric: str) -> float | None:
-    """A number that is least for the best commit, None for one without that metric.
+def rate(store: Store, commit: CommitManifest, metric: str) -> tuple[float | None, Any]:
+    """A number that is least for the best commit, None for one without that metric; and how it was measured, None if
+    that is not known.
 
     `metric` is of an evaluation after the commit's step, as in validation.loss; empty for the loss of training.
     """
     if not metric:
-        return commit.meta.get("loss")
-    value = metrics_of(store, commit).get(metric)
-    return -value if value is not None and larger_is_better(metric) else value
+        return commit.meta.get("loss"), None
+    metrics, measured = evaluated(store, commit)
+    value = metrics.get(metric)
+    return -value if value is not None and larger_is_better(metric) else value, measured
 
 
 def retention_of(spec: JobSpec) -> Retention:
@@ -80,13 +82,16 @@ def retention_of(spec: JobSpec) -> Retention:
 
 
 def best_commit(store: Store, metric: str) -> int | None:
-    """The step of the best sound commit by a metric, the earliest of equals; None if none has it."""
+    """The step of the best sound commit by a metric, the earliest of equals; None if none has it. Those that were
+    measured otherwise than the newest that has it are left out, as where evaluate.batches has changed."""
     return _best(store, _sound(store, store.retry(store.backend.list), limit=None), metric)
 
 
 def _best(store: Store, sound: Mapping[int, CommitManifest], metric: str) -> int | None:
-    rates = ((rate(store, commit, metric), step) for step, commit in sound.items())
-    rated = [(value, step) for value, step in rates if value is not None and not math.isnan(value)]
+    rates = [(*rate(store, sound[step], metric), step) for step in sorted(sound, reverse=True)]
+    newest = next((measured for value, measured, _ in rates if value is not None and measured), None)
+    alike = [(value, step) for value, measured, step in rates if measured in (None, newest)]
+    rated = [(value, step) for value, step in alike if value is not None and not math.isnan(value)]
     return min(rated)[1] if rated else None
 
 

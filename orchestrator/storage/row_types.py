@@ -61,7 +61,8 @@ class EvaluationRow(TypedDict):
     """A row of evals.jsonl: one evaluation after `step`, which took `seconds`. `sets` has the metrics of each set.
 
     `weights` is "averaged" if the weights were: all along, or over the commits at `averaged_steps`. `samples`
-    has each "prompt" of the job and the "text" that the model said after it.
+    has each "prompt" of the job and the "text" that the model said after it. `measured` is how the job measures, see
+    `checkpoint.evaluations.measure_of`.
     """
 
     step: int
@@ -69,6 +70,7 @@ class EvaluationRow(TypedDict):
     time: float
     seconds: float
     sets: dict[str, dict[str, float]]
+    measured: NotRequired[dict[str, int | None]]
     weights: NotRequired[str]
     averaged_steps: NotRequired[list[int]]
     samples: NotRequired[list[dict[str, str]]]

@@ -15,7 +15,7 @@ from typing import Any
 from cluster.workers.worker_context import WorkerContext
 from orchestrator.checkpoint.averaged import weights_of
 from orchestrator.checkpoint.committer import CommitOutcome
-from orchestrator.checkpoint.evaluations import TO_EVALUATE
+from orchestrator.checkpoint.evaluations import MEASURED, TO_EVALUATE, measure_of
 from orchestrator.checkpoint.identity import BASE, CLEANED_BY, CODE, CONTINUED, IDENTITY, SHARDS, TILES
 from orchestrator.checkpoint.manifest import CommitManifest, CorruptCommit
 from orchestrator.checkpoint.reader import Reader
@@ -212,6 +212,7 @@ class Commits:
             "skips": progress["skips"],
             **{key: progress[key] for key in CARRIED},
             TO_EVALUATE: self._is_evaluated(progress),
+            MEASURED: measure_of(self._spec),
             "attempt": self._task.attempt,
             "layout": self._layout.to_json(),
             "engine": self._layout.engine,

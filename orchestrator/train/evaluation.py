@@ -16,6 +16,7 @@ from torch import Tensor
 
 from cluster.workers.clock import wall
 from cluster.workers.worker_context import WorkerContext
+from orchestrator.checkpoint.evaluations import measure_of
 from orchestrator.data.samples.batches import Prefetch
 from orchestrator.data.samples.held_out_set import HeldOut
 from orchestrator.data.samples.own_samples import OwnHeldOut
@@ -56,6 +57,7 @@ class Evaluator:
     ) -> None:
         """`between` is called with the step after each pass over a global batch; faults are injected there."""
         self._spec, self._layout, self._context, self._engine = spec.evaluate, layout, context, engine
+        self._measured = measure_of(spec)
         self._batch_size, self._steps, self._sets = spec.train.global_batch, spec.train.steps, inputs.sets
         self._has_average = spec.checkpoint.ema is not None
         self._between = between
@@ -98,6 +100,7 @@ class Evaluator:
             "time": wall(),
             "seconds": seconds,
             "sets": found,
+            "measured": self._measured,
         }
         if self._has_average:
             row["weights"] = "averaged"

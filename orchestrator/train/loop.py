@@ -14,6 +14,7 @@ from cluster.workers.clock import wall
 from cluster.workers.injected_faults import FaultSpec
 from cluster.workers.worker_context import WorkerContext
 from orchestrator.checkpoint.averaged import facts_of
+from orchestrator.checkpoint.evaluations import measure_of
 from orchestrator.checkpoint.identity import CODE
 from orchestrator.checkpoint.manifest import CorruptCommit
 from orchestrator.data.prepared.tokens import Tokens
@@ -204,9 +205,8 @@ class Rank:
         except CorruptCommit as error:
             # The controller learns the step from the exception, and takes the commit before.
             raise CorruptCommit(f"step {self._task.restore}: {error}", self._task.restore) from None
-        return TrainingProgress.of_commit(
-            manifest.step, manifest.position, manifest.receipt, manifest.meta, self._task.skips
-        )
+        told = manifest.step, manifest.position, manifest.receipt, manifest.meta, self._task.skips
+        return TrainingProgress.of_commit(*told, measure_of(self._spec))
 
     def _step(self, prefetched: Prefetch[StepSamples]) -> bool:
         """One optimiser step, its row of metrics and, if due, its commit. Returns whether to stop now."""

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from orchestrator.checkpoint.evaluations import MEASURED
 from orchestrator.checkpoint.identity import CONTINUED
 from orchestrator.data.samples.receipt import START
 from orchestrator.data.samples.skips import Skip, merged
@@ -56,9 +57,17 @@ class TrainingProgress:
 
     @classmethod
     def of_commit(
-        cls, step: int, position: int, receipt: str, meta: Mapping[str, Any], skips: Sequence[Any]
+        cls,
+        step: int,
+        position: int,
+        receipt: str,
+        meta: Mapping[str, Any],
+        skips: Sequence[Any],
+        measured: Mapping[str, Any] | None = None,
     ) -> TrainingProgress:
-        """What a commit says, which leaves out `skips` too. Commits of earlier versions have no evaluation."""
+        """What a commit says, which leaves out `skips` too. Commits of earlier versions have no evaluation. `measured`
+        is how the job that goes on measures: its values are not compared with those that were measured otherwise."""
+        comparable = meta.get(MEASURED) in (None, measured)
         return cls(
             step=step,
             position=position,
@@ -68,8 +77,8 @@ class TrainingProgress:
             skips=merged(skips, meta.get("skips", ())),
             last_evaluation_step=meta.get("last_evaluation_step", -1),
             evaluation=meta.get("evaluation", {}),
-            best=meta.get("best"),
-            stale=meta.get("stale", 0),
+            best=meta.get("best") if comparable else None,
+            stale=meta.get("stale", 0) if comparable else 0,
             best_of=meta.get("best_of", ""),
             chunks_head=meta.get(CHUNKS_HEAD, False),
             continued_from=meta.get(CONTINUED),

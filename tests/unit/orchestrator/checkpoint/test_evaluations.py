@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
+from jobs import job
 
-from orchestrator.checkpoint.evaluations import TO_EVALUATE, attach, attached, awaits, metrics_of
-from orchestrator.checkpoint.retention import Retention, best_commit, prune, rewind
+from orchestrator.checkpoint.evaluations import (
+    MEASURED,
+    TO_EVALUATE,
+    attach,
+    attached,
+    awaits,
+    measure_of,
+    metrics_of,
+)
+from orchestrator.checkpoint.retention import Retention, best_commit, prune, remove, rewind
 from orchestrator.checkpoint.shard import RawPiece
 from orchestrator.checkpoint.store import Store
+from orchestrator.job.spec import parse
 
 BESIDE = Retention(keep=1, best="validation.loss", unevaluated=True)
 
@@ -20,10 +32,16 @@ def store(in_memory: Path) -> Store:
     return Store(str(in_memory))
 
 
-def commit(store: Store, step: int, wanted: bool = True, attempt: int = 1) -> None:
+def commit(
+    store: Store,
+    step: int,
+    wanted: bool = True,
+    attempt: int = 1,
+    meta: Mapping[str, Any] = MappingProxyType({}),
+) -> None:
     piece = RawPiece("model.w", "F32", (1,), (0,), (1,), memoryview(bytes(4)))
-    meta = {"position": step, "receipt": "", "attempt": attempt, TO_EVALUATE: wanted}
-    store.publish(step, store.write_raw(step, 0, [piece]), meta)
+    told = {"position": step, "receipt": "", "attempt": attempt, TO_EVALUATE: wanted, **meta}
+    store.publish(step, store.write_raw(step, 0, [piece]), told)
 
 
 def row(step: int, loss: float, attempt: int = 1) -> dict[str, Any]:
@@ -74,3 +92,33 @@ def test_commits_of_earlier_versions_wait_for_nothing(store: Store) -> None:
     piece = RawPiece("model.w", "F32", (1,), (0,), (1,), memoryview(bytes(4)))
     store.publish(5, store.write_raw(5, 0, [piece]), {"position": 5, "receipt": ""})
     assert not awaits(store, store.manifest(5))
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_value_that_was_measured_otherwise_is_not_compared(store: Store, beside: bool) -> None:
+    """What is best over a few batches may be worse than all that is measured over the whole set."""
+    few, whole = {"batches": 1, "averaged": 0}, {"batches": None, "averaged": 0}
+    measures = ((10, 2.5, None), (20, 1.0, few), (30, 3.0, whole), (40, 4.0, whole))
+    for step, loss, measured in measures:
+        told = {"evaluation": {"validation.loss": loss}, "last_evaluation_step": step, MEASURED: measured}
+        commit(store, step, beside, meta={} if beside else told)
+        if beside:
+            attach(store, row(step, loss) | ({MEASURED: measured} if measured else {}))
+    assert best_commit(store, "validation.loss") == 10  # of an earlier version, which does not tell
+    rewind(store, 30)
+    assert prune(store, Retention(keep=1, best="validation.loss")) == [20]
+    remove(store, 10, store.backend.list())
+    assert best_commit(store, "validation.loss") == 30
+
+
+def test_what_may_change_while_a_run_goes_on_and_decides_values_is_how_a_job_measures() -> None:
+    document = job("none")
+
+    def measure(where: str, last: int, **evaluate: Any) -> dict[str, int | None]:
+        document["evaluate"] = {"sets": {"held": {"sources": [{"uri": "none"}]}}, "where": where, **evaluate}
+        document["checkpoint"] = {"average": {"last": last}}
+        return measure_of(parse(document))
+
+    assert measure("gang", 3) == measure("gang", 4, every=7) == {"batches": None, "averaged": 0}
+    assert measure("beside", 3) == {"batches": None, "averaged": 2}
+    assert measure("gang", 3, batches=5) == {"batches": 5, "averaged": 0}

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.checkpoint.evaluations import MEASURED
 from orchestrator.job.evaluate import StopWhen
 from orchestrator.train.commits import CARRIED
 from orchestrator.train.progress import CHUNKS_HEAD, TrainingProgress
@@ -81,6 +82,17 @@ def test_a_metric_that_a_job_goes_on_with_is_not_compared_with_values_of_another
         again = again.with_evaluation({"validation": {"loss": 3.0, "accuracy": value}}, accuracy)
         ended.append(again.is_on_plateau(accuracy))
     assert ended == [False, False, False, True]
+
+
+def test_a_value_over_other_text_is_no_bound_for_what_follows() -> None:
+    """What had gained nothing over the first batches may gain over the whole set."""
+    stop, few, whole = StopWhen(patience=2), {"batches": 1, "averaged": 0}, {"batches": None, "averaged": 0}
+    meta = {"tokens": 1, "best": 1.0, "stale": 2, "best_of": stop.metric, MEASURED: few}
+    assert TrainingProgress.of_commit(4, 0, "", meta, [], few).is_on_plateau(stop)
+    again = TrainingProgress.of_commit(4, 0, "", meta, [], whole)
+    assert not again.is_on_plateau(stop)
+    assert again.with_evaluation({"validation": {"loss": 3.0}}, stop).best == 3.0
+    assert TrainingProgress.of_commit(4, 0, "", {**meta, MEASURED: None}, [], whole).best == 1.0
 
 
 def test_a_run_that_began_with_whole_logits_keeps_them() -> None:
