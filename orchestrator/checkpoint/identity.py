@@ -13,7 +13,7 @@ from orchestrator.job.document import parse_yaml
 from orchestrator.job.errors import InputError
 from orchestrator.job.own_code import check_same_cleaning, check_same_code
 from orchestrator.job.spec import STAGES, JobSpec, parse
-from orchestrator.storage.run_directory import RunDir
+from orchestrator.storage.run_directory import ORIGIN, RunDir
 
 IDENTITY, SHARDS, BASE, CODE, CONTINUED = "identity", "shards", "base", "code", "continued_from"
 CLEANED_BY = "cleaned_by"
@@ -41,13 +41,13 @@ def read_job(run: RunDir) -> JobSpec | None:
     where = run.at(JOB)
     try:
         document = parse_yaml(text, where)
-        if STAGES in document:
-            places = [run.at(str(stage["name"])) for stage in document[STAGES]]
-            hint = f"name one of its stages: {', '.join(places)}"
-            raise InputError("is the directory of a chain, and no run", run.uri, hint)
-        return parse(document, where)
+        if STAGES not in document:
+            return parse(document, where)
     except InputError as error:
-        raise InputError(error.what, error.where, error.hint or DAMAGED) from None
+        raise InputError(error.what, error.where, DAMAGED) from None
+    places = [run.at(str(stage["name"])) for stage in document[STAGES]]
+    hint = f"name one of its stages: {', '.join(places)}"
+    raise InputError("is the directory of a chain, and no run", run.uri, hint)
 
 
 @dataclass(frozen=True)
@@ -129,6 +129,13 @@ def extension_of(spec: JobSpec, run: RunDir, commit: CommitManifest | None) -> E
         hint = "put it back; or set train.steps back, or begin a run of that length under another name"
         raise InputError(f"{what}: no commit up to step {settled} is left to go on from", run.uri, hint)
     return Extension(was, wanted, settled, commit.step)
+
+
+def restore_origin(run: RunDir, commit: CommitManifest | None) -> None:
+    """Write ORIGIN of the run again as its newest `commit` tells it, where that is lost or damaged."""
+    told = commit.meta.get(CONTINUED) if commit else None
+    if told and not run.read_json_or_empty(ORIGIN):
+        run.write_json(ORIGIN, told)
 
 
 def job_begun(run: RunDir) -> JobSpec | None:

@@ -68,6 +68,7 @@ class RunHistory:
         self._spec, self._run, self._log = spec, run, log or ControllerLog(run.uri)
         self.newest = commit = identity.check_same_run(spec, run)  # the commit that there was
         extension = identity.extension_of(spec, run, commit)
+        identity.restore_origin(run, commit)
         self.store = Store(run.commits)
         self._doubted = Doubted(self.store)
         self._peers: Store | None = None
@@ -200,10 +201,8 @@ class RunHistory:
         self.events_stored = events[-1]["number"]
 
     def withdraw(self) -> bool:
-        """Remove what this has written of a run that never began, for the job was wrong; whether it has been so.
-
-        Only what this very record has made is removed, and nothing once the run is known to be one that can run.
-        """
+        """Remove what this very record has written of a run that never began, for the job was wrong, and nothing once
+        the run is known to be one that can run; whether it has been so."""
         if not self._new:
             return False
         self.close()  # else what is removed would be written after

@@ -107,7 +107,11 @@ def source_of(spec: JobSpec, run: RunDir) -> Source | None:
         raise InputError(
             "a run cannot go on from itself", WHERE, "give the job another name, or name another run"
         )
-    begun = (run.read_json(ORIGIN) or {}).get("step")
+    try:
+        begun = (run.read_json(ORIGIN) or {}).get("step")
+    except InputError as error:
+        hint = "put it back; or remove it: the run has no commit yet, and begins from what the job names now"
+        raise InputError(error.what, error.where, hint) from None
     commit = commit_at(uri, tag if begun is None else begun, WHERE, "has no commit to go on from", BEGUN)
     found = Source(uri, commit)
     _check(spec, found)

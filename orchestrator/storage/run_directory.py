@@ -35,6 +35,10 @@ ORIGIN = "origin.json"
 """Which commit of another run a run began from, where it did; `step` is that commit's. A run that goes on from another
 (`resolve.continued`) has {run, step, position, receipt}, in which run is the other's directory; a trial that a search
 started from another trial's commit (`tune.lineage`) has {donor, asked, step, config}."""
+KEPT = {
+    ORIGIN: "put it back; a run with train.continue_from writes it again from its commits: run the job again"
+}
+"""What to do about documents that must not just be removed where they are damaged."""
 PRECISION = "precision.json"
 """Why a run has its precision, where the job left it open."""
 SMOKE = "smoke.json"
@@ -186,7 +190,7 @@ class RunDir:
         try:
             return None if text is None else json.loads(text)
         except ValueError:
-            raise InputError("is damaged", self.at(name), "remove it") from None
+            raise InputError("is damaged", self.at(name), KEPT.get(name, "remove it")) from None
 
     def read_json_or_empty(self, name: str) -> Row:
         """A JSON object for display only, where a missing or damaged one may count as {}."""

@@ -12,6 +12,7 @@ import torch
 from jobs import job
 from sockets import silent
 
+from orchestrator.checkpoint.identity import CONTINUED
 from orchestrator.checkpoint.pieces import TensorPiece
 from orchestrator.checkpoint.store import Store
 from orchestrator.control.run_history import RunHistory
@@ -19,6 +20,7 @@ from orchestrator.job.errors import InputError
 from orchestrator.job.spec import load, parse
 from orchestrator.storage import row_files, row_log
 from orchestrator.storage.run_directory import ORIGIN, RunDir
+from orchestrator.track.totals import totals_of
 
 
 def row(step: int, attempt: int = 1, **more: Any) -> dict[str, Any]:
@@ -91,6 +93,25 @@ def test_rows_that_a_commit_of_another_run_carries_stay_that_run_s(run: RunDir) 
     again.roll_back(frozenset(), 2)
     assert run.rows("metrics.jsonl") == []
     assert again.event_history.missing == []
+
+
+@pytest.mark.parametrize("lost", [None, '{"run": "x'])
+def test_where_a_run_began_is_told_by_its_commit(run: RunDir, lost: str | None) -> None:
+    """Else the rows of the steps before would be missing, which are another run's."""
+    told = {"run": "first", "step": 8, "position": 1, "receipt": "0" * 32}
+    store = Store(run.at("checkpoints"))
+    store.publish(
+        9, store.write_raw(9, 0, []), {"position": 1, "receipt": "0" * 32, "rows": [], CONTINUED: told}
+    )
+    run.append("metrics.jsonl", [row(9)])
+    if lost is not None:
+        run.write_text(ORIGIN, lost)
+        with pytest.raises(InputError, match=r"origin\.json: is damaged; put it back; a run with"):
+            totals_of(run)
+    record = RunHistory(parse(job("a.txt")), run)
+    record.roll_back(frozenset(), 1)
+    assert run.read_json(ORIGIN) == told
+    assert (record.event_history.missing, totals_of(run).missing) == ([], [])
 
 
 def test_only_the_attempt_that_was_begun_may_commit(run: RunDir) -> None:

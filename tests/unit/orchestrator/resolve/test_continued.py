@@ -164,6 +164,9 @@ def test_the_commit_becomes_the_first_of_the_run(
     again = source_of(spec, run)
     assert again is not None
     assert again.commit.step == STEP
+    run.write_text("origin.json", "{")
+    with pytest.raises(InputError, match=r"is damaged; put it back; or remove it: the run has no commit yet"):
+        source_of(spec, run)
 
 
 def test_other_tokens_are_refused_where_the_position_is_kept(first: str, tmp_path: Path) -> None:
