@@ -21,8 +21,9 @@ from orchestrator.job.errors import InputError
 from orchestrator.job.outcome import Outcome
 from orchestrator.launch.at_work import refuse_if_at_work
 from orchestrator.launch.embedded import imports_begun
+from orchestrator.launch.finished import done_already, put_back
 from orchestrator.launch.preflight import gpus_here, preflight
-from orchestrator.launch.run import REFRESH, RunOutcome, WatchedRun, attach, done_already
+from orchestrator.launch.run import REFRESH, RunOutcome, WatchedRun, attach
 from orchestrator.launch.submission import no_cluster
 from orchestrator.resolve.precision import record_choice
 from orchestrator.storage.file_names import CHAIN
@@ -181,6 +182,7 @@ class Driver:
 
     def _start(self, name: str, stage: StageRun, shared: str) -> None:
         if (found := done_already(stage.job, stage.run)) is not None:
+            put_back(stage.job, stage.run)
             self._end(name, RunOutcome(Outcome.DONE, found))
             return
         job = preflight(stage.job, stage.run, None, self._address)

@@ -90,9 +90,9 @@ def dry_run_of(
     """Check what `run` would check, and show what it would do."""
     from orchestrator.checkpoint.identity import check_same_run
     from orchestrator.cli import plan_table
+    from orchestrator.launch.finished import done_already
     from orchestrator.launch.planned_job import planned_of
     from orchestrator.launch.preflight import preflight
-    from orchestrator.launch.run import done_already
     from orchestrator.launch.worker import worker_at
     from orchestrator.resolve.continued import begun_from
 

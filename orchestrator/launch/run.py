@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from cluster.workers.clock import wall
-from orchestrator.checkpoint.identity import check_same_run
 from orchestrator.checkpoint.store import Store
 from orchestrator.job.errors import InputError
 from orchestrator.job.outcome import Outcome
@@ -19,6 +18,7 @@ from orchestrator.job.spec import JobSpec
 from orchestrator.launch import checked_before
 from orchestrator.launch.at_work import refuse_if_at_work
 from orchestrator.launch.embedded import imports_begun
+from orchestrator.launch.finished import beyond, done_already, finished_summary, put_back
 from orchestrator.launch.preflight import gpus_here, preflight
 from orchestrator.launch.submission import no_cluster
 from orchestrator.resolve.precision import choice_of, record_choice
@@ -67,7 +67,10 @@ def run(
     if address is None:
         refuse_if_at_work(run_dir)
     if found := done_already(spec, run_dir):
+        put_back(spec, run_dir)
         return RunOutcome(Outcome.DONE, found, f"{run_dir.uri} is finished: nothing to do")
+    if until is not None and (line := beyond(spec, run_dir, until)):
+        return RunOutcome(Outcome.STOPPED, None, line)
     launched = launched or wall()
     shared = ""
     with contextlib.ExitStack() as stack:
@@ -140,26 +143,6 @@ def _closed(outcome: RunOutcome, run_dir: RunDir, embedded: bool) -> RunOutcome:
         if (finished_summary(run_dir) or {}).get("ended") == found["ended"]:
             run_dir.write_json("summary.json", found)
     return dataclasses.replace(outcome, summary=found)
-
-
-def finished_summary(run_dir: RunDir) -> dict[str, Any] | None:
-    """The summary of a run that has ended, None if it has not."""
-    return run_dir.read_json_or_empty("summary.json") or None
-
-
-def done_already(spec: JobSpec, run_dir: RunDir) -> dict[str, Any] | None:
-    """The summary of a run that is done and has its last commit, None if there is something to do.
-
-    One whose last commit is damaged or gone goes on from the one before; where none is left, as where they were removed
-    to save space, it stays done. One that the job extends is not done. Raises InputError if the run is another one.
-    """
-    found = finished_summary(run_dir)
-    if not found or found.get("state") != "done":
-        return None
-    commit, last, steps = check_same_run(spec, run_dir), found.get("commit"), found.get("steps")
-    if isinstance(steps, int) and steps < spec.train.steps:
-        return None
-    return None if commit is not None and isinstance(last, int) and commit.step < last else found
 
 
 class WatchedRun:

@@ -12,7 +12,7 @@ from local_run import LocalGang, drive_here
 from orchestrator.checkpoint.store import Store
 from orchestrator.control import decide
 from orchestrator.job.spec import load
-from orchestrator.launch.run import done_already
+from orchestrator.launch.finished import done_already
 from orchestrator.storage.run_directory import RunDir
 
 SHORT, LONG, DECAY = 12, 20, 4

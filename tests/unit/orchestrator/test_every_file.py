@@ -24,7 +24,7 @@ from orchestrator.control import decide
 from orchestrator.control.controller import Controller
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec, parse
-from orchestrator.launch.run import done_already
+from orchestrator.launch.finished import done_already
 from orchestrator.planning import machines
 from orchestrator.storage.row_line import EVENTS, METRICS
 from orchestrator.storage.row_log import missing_numbers

@@ -8,15 +8,13 @@ from typing import Any
 import pytest
 from jobs import job, write_text
 
-from orchestrator.checkpoint.identity import IDENTITY, check_same_run
-from orchestrator.checkpoint.shard import RawPiece
-from orchestrator.checkpoint.store import Store
+from orchestrator.checkpoint.identity import check_same_run
 from orchestrator.job.errors import InputError
 from orchestrator.job.outcome import Outcome
 from orchestrator.job.spec import JobSpec, dump, parse
 from orchestrator.launch import run as runs
 from orchestrator.launch.preflight import check_job, check_labels
-from orchestrator.launch.run import RunOutcome, _outcome, done_already, finished_summary
+from orchestrator.launch.run import RunOutcome, _outcome
 from orchestrator.storage.run_directory import RunDir
 
 
@@ -213,53 +211,11 @@ def test_a_finished_run_is_not_run_again(document: dict[str, Any], run_dir: RunD
         runs.run(changed(document, seed=4), run_dir, None, None, lambda status: None)
 
 
-@pytest.mark.parametrize("content", [None, "[]", "null"])
-def test_a_run_without_a_summary_has_not_ended(run_dir: RunDir, content: str | None) -> None:
-    if content is not None:
-        run_dir.write_text("summary.json", content)
-    assert finished_summary(run_dir) is None
-
-
 def test_wrong_words_leave_no_directory(document: dict[str, Any], tmp_path: Path) -> None:
     run_dir = RunDir(str(tmp_path / "new" / "small"))
     with pytest.raises(InputError, match=r"--until: step 13 is beyond train\.steps 12"):
         runs.run(parse(document), run_dir, 13, None, lambda status: None)
     assert not (tmp_path / "new").exists()
-
-
-@pytest.mark.parametrize(("kept", "done"), [((4, 8), True), ((4,), False), ((), True)])
-def test_a_run_that_was_done_goes_on_where_its_last_commit_is_gone(
-    document: dict[str, Any], run_dir: RunDir, kept: tuple[int, ...], done: bool
-) -> None:
-    """All of them gone was somebody's wish, for the model has been exported."""
-    store = Store(run_dir.at("checkpoints"))
-    for step in kept:
-        piece = RawPiece("model.w", "F32", (1,), (0,), (1,), memoryview(bytes(4)))
-        meta = {"position": 8 * step, "receipt": "", IDENTITY: parse(document).identity()}
-        store.publish(step, store.write_raw(step, 0, [piece]), meta)
-    run_dir.write_json("summary.json", {"state": "done", "commit": 8})
-    assert (done_already(parse(document), run_dir) is not None) is done
-
-
-def test_a_run_that_was_done_is_extended(document: dict[str, Any], run_dir: RunDir) -> None:
-    document["train"]["optimizer"] = {"schedule": "constant"}
-    store = Store(run_dir.at("checkpoints"))
-    piece = RawPiece("model.w", "F32", (1,), (0,), (1,), memoryview(bytes(4)))
-    meta = {"position": 96, "receipt": "", IDENTITY: parse(document).identity()}
-    store.publish(12, store.write_raw(12, 0, [piece]), meta)
-    run_dir.write_json("summary.json", {"state": "done", "commit": 12, "steps": 12})
-    assert done_already(parse(document), run_dir) is not None
-    assert done_already(changed(document, train={"steps": 13}), run_dir) is None
-    with pytest.raises(InputError, match="it cannot be lowered"):
-        done_already(changed(document, train={"steps": 11}), run_dir)
-
-
-@pytest.mark.parametrize("found", [{"commit": 8}, {"state": "stopped", "commit": 8}, {"state": ["done"]}])
-def test_a_summary_that_does_not_say_done_ends_nothing(
-    document: dict[str, Any], run_dir: RunDir, found: dict[str, Any]
-) -> None:
-    run_dir.write_json("summary.json", found)
-    assert done_already(parse(document), run_dir) is None
 
 
 def test_a_run_is_not_begun_in_the_folder_of_a_search(document: dict[str, Any], run_dir: RunDir) -> None:

@@ -1,0 +1,183 @@
+"""Whether a run has done all that its job asks for, and what it writes again of what it has lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import job
+
+from orchestrator.checkpoint.evaluations import MEASURED
+from orchestrator.checkpoint.identity import CONTINUED, IDENTITY, read_job
+from orchestrator.checkpoint.shard import RawPiece
+from orchestrator.checkpoint.store import Store
+from orchestrator.job.errors import InputError
+from orchestrator.job.outcome import Outcome
+from orchestrator.job.spec import JobSpec, dump, parse
+from orchestrator.launch import run as runs
+from orchestrator.launch.finished import beyond, done_already, finished_summary, put_back
+from orchestrator.storage.run_directory import ORIGIN, RunDir
+
+
+@pytest.fixture
+def document() -> dict[str, Any]:
+    return job("none.txt")
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> RunDir:
+    found = RunDir(str(tmp_path / "runs" / "small"))
+    found.create()
+    return found
+
+
+def changed(document: dict[str, Any], **parts: Any) -> JobSpec:
+    return parse({key: {**value, **parts.pop(key, {})} if isinstance(value, dict) else parts.pop(key, value)
+                  for key, value in document.items()} | parts)  # fmt: skip
+
+
+def commit(run_dir: RunDir, spec: JobSpec, step: int, **meta: Any) -> None:
+    store = Store(run_dir.commits)
+    piece = RawPiece("model.w", "F32", (1,), (0,), (1,), memoryview(bytes(4)))
+    told = {"position": 8 * step, "receipt": "", "tokens": 8, IDENTITY: spec.identity(), **meta}
+    store.publish(step, store.write_raw(step, 0, [piece]), told)
+
+
+@pytest.mark.parametrize("content", [None, "[]", "null"])
+def test_a_run_without_a_summary_has_not_ended(run_dir: RunDir, content: str | None) -> None:
+    if content is not None:
+        run_dir.write_text("summary.json", content)
+    assert finished_summary(run_dir) is None
+
+
+@pytest.mark.parametrize(("kept", "done"), [((8, 12), True), ((8,), False), ((), True)])
+def test_a_run_that_was_done_goes_on_where_its_last_commit_is_gone(
+    document: dict[str, Any], run_dir: RunDir, kept: tuple[int, ...], done: bool
+) -> None:
+    """All of them gone was somebody's wish, for the model has been exported."""
+    for step in kept:
+        commit(run_dir, parse(document), step)
+    run_dir.write_json("summary.json", {"state": "done", "commit": 12})
+    assert (done_already(parse(document), run_dir) is not None) is done
+
+
+def test_a_run_that_was_done_is_extended(document: dict[str, Any], run_dir: RunDir) -> None:
+    document["train"]["optimizer"] = {"schedule": "constant"}
+    commit(run_dir, parse(document), 12)
+    run_dir.write_json("summary.json", {"state": "done", "commit": 12, "steps": 12})
+    assert done_already(parse(document), run_dir) is not None
+    assert done_already(changed(document, train={"steps": 13}), run_dir) is None
+    with pytest.raises(InputError, match="it cannot be lowered"):
+        done_already(changed(document, train={"steps": 11}), run_dir)
+
+
+@pytest.mark.parametrize("found", [{"commit": 8}, {"state": "stopped", "commit": 8}, {"state": ["done"]}])
+def test_a_summary_that_does_not_say_done_ends_nothing(
+    document: dict[str, Any], run_dir: RunDir, found: dict[str, Any]
+) -> None:
+    run_dir.write_json("summary.json", found)
+    assert done_already(parse(document), run_dir) is None
+
+
+def test_a_run_that_ended_on_a_plateau_is_done_where_the_job_still_ends_it_there(
+    document: dict[str, Any], run_dir: RunDir
+) -> None:
+    document["evaluate"] = {"sets": {"held": {"sources": [{"uri": "none"}]}}}
+    told = {"best": 1.0, "stale": 3, "best_of": "held.loss", MEASURED: {"batches": None, "averaged": 0}}
+    commit(run_dir, parse(document), 8, **told)
+    run_dir.write_json("summary.json", {"state": "done", "commit": 8, "steps": 12})
+
+    def is_done(patience: int, metric: str = "held.loss", batches: int | None = None) -> bool:
+        asked = {"stop_when": {"metric": metric, "patience": patience}, "evaluate": {"batches": batches}}
+        return done_already(changed(document, **asked), run_dir) is not None
+
+    assert is_done(3)
+    assert is_done(2)
+    assert not is_done(4)
+    assert not is_done(3, "held.accuracy")
+    assert not is_done(3, batches=1)
+    assert done_already(parse(document), run_dir) is None  # without stop_when all steps are asked for
+
+
+def test_a_run_is_not_done_without_the_export_that_the_job_asks_for(
+    document: dict[str, Any], run_dir: RunDir
+) -> None:
+    spec = changed(document, checkpoint={"export": None})
+    commit(run_dir, spec, 12)
+    run_dir.write_text("job.yaml", dump(spec))
+    run_dir.write_json("summary.json", {"state": "done", "commit": 12, "steps": 12, "export": None})
+
+    def is_done(**asked: Any) -> bool:
+        return done_already(changed(document, checkpoint=asked), run_dir) is not None
+
+    assert is_done(export=None)
+    assert not is_done(export="hf")
+    run_dir.write_text("job.yaml", dump(changed(document, checkpoint={"export": "hf"})))
+    run_dir.write_json("summary.json", {"state": "done", "commit": 12, "export": {"uri": "elsewhere"}})
+    assert is_done(export="hf")
+    assert is_done(export="hf", export_at="commit")
+    assert is_done(export=None)
+    assert not is_done(export="gguf")
+    assert not is_done(export="hf", export_to="/another")
+
+
+def test_a_run_that_was_taken_up_again_is_not_done_by_what_it_was_before(
+    document: dict[str, Any], run_dir: RunDir
+) -> None:
+    commit(run_dir, parse(document), 12)
+    run_dir.write_json("summary.json", {"state": "done", "commit": 12, "steps": 12})
+    run_dir.write_json("status.json", {"phase": "done"})
+    assert done_already(parse(document), run_dir) is not None
+    run_dir.write_json("status.json", {"phase": "export"})
+    assert done_already(parse(document), run_dir) is None
+
+
+@pytest.mark.parametrize("lost", ["gone", "cut"])
+def test_a_job_file_that_a_finished_run_has_lost_is_written_again(
+    document: dict[str, Any], run_dir: RunDir, lost: str
+) -> None:
+    spec, text = parse(document), dump(parse(document))
+    commit(run_dir, spec, 12)
+    run_dir.write_json("summary.json", {"state": "done", "commit": 12, "export": {"uri": "export"}})
+
+    def again() -> runs.RunOutcome:
+        return runs.run(spec, run_dir, None, None, lambda status: pytest.fail("something runs"))
+
+    if lost == "cut":
+        run_dir.write_text("job.yaml", text[:60])
+        for look in (lambda: read_job(run_dir), again):
+            with pytest.raises(
+                InputError, match=r"job\.yaml.*; put it back; or remove it and run the job again"
+            ):
+                look()
+        run_dir.remove("job.yaml")
+    assert again().outcome is Outcome.DONE
+    assert read_job(run_dir) == spec
+
+
+def test_nothing_is_written_of_a_run_that_nothing_tells_of(document: dict[str, Any], run_dir: RunDir) -> None:
+    put_back(parse(document), run_dir)
+    assert list(Path(run_dir.path).iterdir()) == []
+
+
+def test_where_a_run_began_is_written_again_from_its_commit(
+    document: dict[str, Any], run_dir: RunDir
+) -> None:
+    told = {"run": "first", "step": 8, "position": 64, "receipt": "abc"}
+    commit(run_dir, parse(document), 12, **{CONTINUED: told})
+    for text in (None, '{"run": "x'):
+        if text is not None:
+            run_dir.write_text(ORIGIN, text)
+        put_back(parse(document), run_dir)
+        assert run_dir.read_json(ORIGIN) == told
+
+
+def test_a_step_that_is_passed_already_starts_nothing(document: dict[str, Any], run_dir: RunDir) -> None:
+    spec = parse(document)
+    assert beyond(spec, run_dir, 1) == ""
+    commit(run_dir, spec, 8)
+    assert beyond(spec, run_dir, 8) == ""
+    ended = runs.run(spec, run_dir, 7, None, lambda status: pytest.fail("something runs"))
+    line = "step 8 is committed, beyond --until 7: nothing was started"
+    assert (ended.outcome, ended.line) == (Outcome.STOPPED, line)
