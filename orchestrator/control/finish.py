@@ -6,8 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 from cluster.workers.clock import wall
+from orchestrator.checkpoint.evaluations import measure_of
 from orchestrator.checkpoint.manifest import CommitManifest
+from orchestrator.checkpoint.retention import best_commit
+from orchestrator.checkpoint.store import Store
 from orchestrator.control.run_history import RunHistory
+from orchestrator.job.metric_names import by_name, larger_is_better
 from orchestrator.job.outcome import Outcome
 from orchestrator.job.spec import JobSpec
 from orchestrator.storage.row_line import EVENTS
@@ -16,7 +20,7 @@ from orchestrator.track.goodput import with_end
 from orchestrator.track.mlflow_client import SQLITE
 from orchestrator.track.registry import register_export
 from orchestrator.track.summary import summary
-from orchestrator.track.totals import RunTotals
+from orchestrator.track.totals import RunTotals, is_number
 from orchestrator.track.tracker import MLFLOW_STATUS
 
 SERVER_PATIENCE = 20.0
@@ -100,4 +104,21 @@ def summarise(
     )
     found["commit"] = commit.step if commit else None
     found["export"] = {k: v for k, v in exported.items() if k != "sample"} or None
+    found["best_without_commit"] = best_without_commit(spec, run, rows)
     return found
+
+
+def best_without_commit(spec: JobSpec, run: RunDir, rows: RunTotals) -> str | None:
+    """A line about a better evaluation than that of the best commit, if its step was not committed."""
+    metric, measured = spec.checkpoint.best_metric, measure_of(spec)
+    if metric is None or (kept := best_commit(Store(run.commits), metric)) is None:
+        return None
+    sign = -1.0 if larger_is_better(metric) else 1.0
+    alike = [row for row in rows.evaluations if row.get("measured", measured) == measured]
+    told: dict[int, Any] = {row["step"]: by_name(row["sets"]).get(metric) for row in alike}
+    values = {step: value for step, value in told.items() if is_number(value)}
+    best = min(values, key=lambda step: (sign * values[step], step), default=kept)
+    if kept not in values or sign * values[best] >= sign * values[kept]:
+        return None
+    text = f"{metric} was best at step {best} ({values[best]:.4g}), which has no commit: the best commit is that of "
+    return f"{text}step {kept} ({values[kept]:.4g}); let checkpoint.every and evaluate.every meet"

@@ -14,6 +14,7 @@ from orchestrator.checkpoint.identity import check_same_run
 from orchestrator.export.converted import Conversion, check_conversion, form_of
 from orchestrator.export.peft_adapter import check_adapter_export
 from orchestrator.export.target import check_target
+from orchestrator.job.commit_steps import check_best
 from orchestrator.job.errors import InputError, Problems
 from orchestrator.job.evaluate import SAMPLES
 from orchestrator.job.records import COLUMNS, LABELLED, PREFERENCES, REFERENCED, problem_of
@@ -136,7 +137,7 @@ def check_preparable(spec: JobSpec) -> None:
 
 def _check_before_loading(spec: JobSpec, problems: Problems, machine_of: MachineOf) -> ResolvedJob | None:
     """The job, resolved, unless it cannot be; what is wrong is noted in `problems`. It imports no torch."""
-    for check in (check_text, check_records, check_preferences, check_cleaning, prices.check):
+    for check in (check_text, check_records, check_preferences, check_cleaning, check_best, prices.check):
         with problems.noted():
             check(spec)
     if spec.checkpoint.export_to:

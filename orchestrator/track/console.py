@@ -115,6 +115,8 @@ def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     if beside := summary.get("evaluated_beside"):
         usd = "" if beside["cost_usd"] is None else f", {beside['cost_usd']:.2f} USD"
         rows.append(("evaluated beside", f"{duration(3600 * beside['worker_hours'])} of one worker{usd}"))
+    if summary.get("best_without_commit"):
+        rows.append(("best", summary["best_without_commit"]))
     if summary.get("missing_rows"):
         rows.append(
             ("lost rows", f"of step {steps_text(summary['missing_rows'])}: they are in no figure here")
