@@ -81,4 +81,4 @@ def _absolute(sources: Sequence[Source], base: Path) -> list[Source]:
 
 def absolute(uri: str, base: Path) -> str:
     """`uri` itself if it has a protocol or names a stage, else the absolute path of it relative to `base`."""
-    return uri if "://" in uri or "::" in uri or uri.startswith(REFERENCE) else os.path.normpath(base / uri)
+    return uri if "://" in uri or uri.startswith(REFERENCE) else os.path.normpath(base / uri)

@@ -34,8 +34,9 @@ def protocol_of(uri: str) -> str:
 
 
 def is_local(uri: str) -> bool:
-    """Whether `uri` names a path on this machine's file systems: a plain path, file:// or local://."""
-    return "::" not in uri and ("://" not in uri or uri.startswith(("file://", "local://")))
+    """Whether `uri` names a path on this machine's file systems: a plain path, file:// or local://. A chain of file
+    systems (`simplecache::s3://...`) has the :// of one; without that a name with :: is a path."""
+    return "://" not in uri or ("::" not in uri and uri.startswith(("file://", "local://")))
 
 
 def local_path(uri: str) -> str:
