@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import json
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -72,6 +74,8 @@ def call(arguments: list[str] | None = None) -> None:
     An error is one line on standard error; --debug, given anywhere, adds the trace.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")  # a curve in an encoding that has no bars for it
     debug = "--debug" in given
     given = [argument for argument in given if argument != "--debug"]
     interrupted = "interrupted"
@@ -128,10 +132,21 @@ def _refused(error: Exception) -> InputError | None:
     if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         place = str(error.filename or "a file")
         return InputError(f"{error.strerror or error}", place, "check its permissions, or give another")
+    if isinstance(error, FileNotFoundError) and _is_nowhere():
+        return InputError("the current folder has been removed", "", "change to one that is there")
     if type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError"):
         hint = "set those of the store, as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
         return InputError(" ".join(str(error).split()), "the object store", hint)
     return None
+
+
+def _is_nowhere() -> bool:
+    """Whether this process is in a folder that is not there any more."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def _usage(error: typer.TyperException) -> str:

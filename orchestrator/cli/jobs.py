@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestrator.cli.chain import chain_at
+from orchestrator.cli.followed import EVERY, statuses
 from orchestrator.cli.options import (
     Cluster,
     Job,
@@ -34,13 +35,8 @@ if TYPE_CHECKING:
     from orchestrator.job.spec import JobSpec
     from orchestrator.storage.run_directory import RunDir
 
-SILENCE = 300.0
-"""Seconds without a sign of whoever drives a run after which nobody waits for it any more: while workers are placed and
-begin on new nodes there is none for minutes."""
 SUMMARY = 60.0
 """Seconds that a summary may come later than the status of a run that has ended."""
-EVERY = 0.5
-"""Seconds between looks at it."""
 
 
 def register(app: typer.Typer) -> None:
@@ -145,27 +141,14 @@ def _watch(run: RunDir, as_json: bool, how: str | None) -> None:
     """Follow a run that a command drives elsewhere, by what it writes into its run directory."""
     from orchestrator.track.console import ProgressDisplay, final_table
 
-    seen, heard = None, time.monotonic()
     ended_before = run.read_json_or_empty("status.json").get("phase") in ENDED
     before = None if ended_before else run.read_json("summary.json")
     try:
         with ProgressDisplay(how=how) as progress:
-            while True:
-                status = run.read_json_or_empty("status.json")
-                if status.get("time") != seen:
-                    seen, heard = status.get("time"), time.monotonic()
+            for status in statuses(run):
                 progress.update(status)
                 if progress.left:
                     raise KeyboardInterrupt
-                if status.get("phase") in ENDED:
-                    break
-                if time.monotonic() - heard > SILENCE:
-                    print(
-                        f"orchestrator: {run.uri}: nobody has driven this run for {SILENCE:.0f} s",
-                        file=sys.stderr,
-                    )
-                    raise typer.Exit(Outcome.FAILED.exit_code)
-                time.sleep(EVERY)
     except KeyboardInterrupt:
         print(f"\n{run.uri} goes on", file=sys.stderr)
         if as_json:

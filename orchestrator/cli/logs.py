@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import sys
-import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from orchestrator.cli.chain import refuse_chain
+from orchestrator.cli.followed import statuses
 from orchestrator.cli.options import Cluster, Json, emit
 from orchestrator.cli.targets import Target, job_at, job_named, run_at
 from orchestrator.job.errors import InputError
@@ -19,9 +19,6 @@ from orchestrator.job.outcome import ENDED
 if TYPE_CHECKING:
     from cluster.jobs.ray_jobs import Jobs, Submission
     from orchestrator.storage.run_directory import RunDir
-
-EVERY = 0.5
-"""Seconds between looks for more."""
 
 
 def register(app: typer.Typer) -> None:
@@ -75,8 +72,7 @@ def _print_controllers(run: RunDir, wanted: re.Pattern[str], follow: bool, as_js
     from orchestrator.track.rank_log import CONTROLLER, LogReader
 
     log, found = LogReader(run, CONTROLLER), list[dict[str, Any]]()
-    while True:
-        ended = not follow or _has_ended(run)
+    for ended in _looks(run, follow):
         for name, line in log.new_lines(last=ended):
             if wanted.search(line):
                 found.append({"began": name.removesuffix(".log"), "line": line})
@@ -84,15 +80,17 @@ def _print_controllers(run: RunDir, wanted: re.Pattern[str], follow: bool, as_js
             for each in found:
                 print(each["line"], flush=follow)
             found = []
-        if ended:
-            break
-        time.sleep(EVERY)
     if as_json:
         emit(found)
 
 
-def _has_ended(run: RunDir) -> bool:
-    return run.read_json_or_empty("status.json").get("phase") in ENDED
+def _looks(run: RunDir, follow: bool) -> Iterator[bool]:
+    """Whether this look at the logs is the last one: there is but one, or with `follow` those until the run ends."""
+    if not follow:
+        yield True
+        return
+    for status in statuses(run):
+        yield status.get("phase") in ENDED
 
 
 def _print_ranks(
@@ -131,17 +129,15 @@ def _lines(
         print("orchestrator: no rank has printed anything", file=sys.stderr)
         return
     log = AttemptLog(run, shown, ranks)
-    while True:
-        ended = not follow or _has_ended(run)
-        later = [] if attempt else [number for number in attempts_of(run) if number > shown]
-        yield from ((shown, of, line) for of, line in log.new_lines(last=ended or bool(later)))
-        if later:
-            shown = later[0]
-            log = AttemptLog(run, shown, ranks)
-        elif ended:
-            return
-        else:
-            time.sleep(EVERY)
+    for ended in _looks(run, follow):
+        more = True
+        while more:
+            later = [] if attempt else [number for number in attempts_of(run) if number > shown]
+            more = bool(later)
+            yield from ((shown, of, line) for of, line in log.new_lines(last=ended or more))
+            if later:
+                shown = later[0]
+                log = AttemptLog(run, shown, ranks)
 
 
 def _print_job(jobs: Jobs, job: Submission, follow: bool, as_json: bool) -> None:

@@ -215,6 +215,8 @@ def stop(
 
 
 def _status_of(directory: RunDir) -> dict[str, Any]:
+    from orchestrator.track.last_status import last_status
+
     spec = existing_run(directory.uri)[1]
     unknown = {"name": spec.name, "phase": "unknown", "step": 0, "steps": spec.train.steps, "attempt": 0}
     found = {
@@ -222,7 +224,7 @@ def _status_of(directory: RunDir) -> dict[str, Any]:
         "layout": None,
         "ranks": [],
         "time": 0.0,
-        **directory.read_json_or_empty("status.json"),
+        **last_status(directory),
     }
     summary = directory.read_json_or_empty("summary.json")
     silent = time.time() - found["time"]
@@ -230,6 +232,8 @@ def _status_of(directory: RunDir) -> dict[str, Any]:
     found["controller"] = (
         "ended" if ended else "alive" if silent < LOST_AFTER else f"silent for {silent:.0f} s"
     )
+    if not found["time"] and not ended:
+        found["controller"] = "not heard of"
     found["state"] = summary["state"] if ended and summary else found["phase"]
     return dict(found)
 
@@ -240,14 +244,19 @@ def _stop_controller(directory: RunDir, address: str | None) -> None:
     from cluster.local.ray_session import NoCluster, connected_ray
     from orchestrator.launch.controller_actor import controller_of
     from orchestrator.launch.submission import no_cluster
+    from orchestrator.storage.lease import is_locked
 
     try:
         with connected_ray(address or "auto"):
             controller = controller_of(directory)
             if controller is None:
-                raise InputError(
-                    "no controller is at work on this run", directory.uri, "see `orchestrator status`"
-                )
+                what, hint = "no controller is at work on this run", "see `orchestrator status`"
+                if directory.local and is_locked(directory.path):
+                    what, hint = (
+                        "no controller on this cluster drives it",
+                        "press Ctrl-C in the terminal that does",
+                    )
+                raise InputError(what, directory.uri, hint)
             import ray
 
             ray.get(controller.request_stop.remote("stopped by the user"), timeout=30)

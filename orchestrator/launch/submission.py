@@ -160,10 +160,12 @@ def _is_ending(job: Submission, run: RunDir) -> bool:
 
 
 def existing(jobs: Jobs, name: str) -> Submission:
-    """The newest submission of a job by name, number or run directory. Raises InputError if there is none."""
+    """The newest submission of a job by name, number or run directory. Raises InputError if there is none, Absent where
+    what is named can be no job's name."""
     found = jobs.find(name) or jobs.find(str(Path(name).absolute()))
     if found is None:
         names = sorted({job.name for job in jobs.all()})
         known = f"choose from: {', '.join(names)}" if names else "none has been submitted there"
-        raise InputError("there is no such job on the cluster", name, known)
+        kind = Absent if "/" in name else InputError
+        raise kind("there is no such job on the cluster", name, known)
     return found

@@ -12,6 +12,7 @@ from orchestrator.job.outcome import ENDED
 from orchestrator.storage.file_names import COMMITS
 from orchestrator.storage.file_system import open_file_system
 from orchestrator.storage.run_directory import RunDir
+from orchestrator.track.last_status import last_status
 from orchestrator.track.page import render
 from orchestrator.track.redact import redact
 from orchestrator.track.words import count, duration
@@ -61,10 +62,11 @@ def listed(runs: Mapping[str, RunDir], words: str = "") -> list[dict[str, Any]]:
 
 
 def _row(name: str, run: RunDir) -> dict[str, Any]:
-    status, summary = run.read_json_or_empty("status.json"), run.read_json_or_empty("summary.json")
+    status, summary = last_status(run), run.read_json_or_empty("summary.json")
     phase, at = str(status.get("phase") or "unknown"), float(status.get("time") or 0.0)
     ended = phase in ENDED
-    silent = "" if ended or time.time() - at < SILENT else f"silent for {duration(time.time() - at)}"
+    how_long = f" for {duration(time.time() - at)}" if at else ""
+    silent = "" if ended or time.time() - at < SILENT else f"silent{how_long}"
     loss = status.get("loss") if status.get("loss") is not None else summary.get("final_loss")
     shown = {
         "name": name,

@@ -199,3 +199,28 @@ def test_where_nothing_can_be_printed_the_code_tells(
     assert done.returncode == code, done.stderr
     assert all(line.startswith("orchestrator: ") for line in done.stderr.splitlines()), done.stderr
     assert bool(done.stderr) == bool(code)
+
+
+def test_a_folder_that_was_removed_is_said(
+    command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    said = command("status", "small")
+    line = "orchestrator: the current folder has been removed; change to one that is there\n"
+    assert (said.code, said.err) == (2, line)
+
+
+def test_what_an_encoding_lacks_does_not_end_a_command(runs: Path) -> None:
+    """As the bars of a curve, in ASCII."""
+    done = subprocess.run(
+        [sys.executable, "-m", "orchestrator", "compare", "runs/small", "runs/half"],
+        capture_output=True,
+        cwd=runs,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"  half" in done.stdout
+    assert b"the job files are the same but for the name" in done.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -121,6 +122,20 @@ def test_a_run_inside_a_command_is_stopped_there(folder: Path, command: Any) -> 
     )
 
 
+def test_a_run_inside_a_command_is_stopped_there_while_there_is_a_cluster_too(
+    folder: Path, command: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cluster.local.ray_session.connected_ray", lambda address: contextlib.nullcontext())
+    monkeypatch.setattr("orchestrator.launch.controller_actor.controller_of", lambda run: None)
+    run = run_of(folder / "runs/small", phase="train")
+    assert "small: no controller is at work on this run; see" in command("stop", run.uri).err
+    with run.lock():
+        said = command("stop", run.uri)
+    assert (
+        "small: no controller on this cluster drives it; press Ctrl-C in the terminal that does" in said.err
+    )
+
+
 class OneJob:
     """A cluster with a job of the name small, whose run directory is elsewhere."""
 
@@ -145,6 +160,17 @@ class OneJob:
     def follow(self, _: str) -> Iterator[str]:
         yield "step 1\n"
         raise KeyboardInterrupt  # as Ctrl-C and SIGTERM do
+
+
+@pytest.mark.parametrize("words", ["status", "stop", "logs", "attach"])
+def test_a_path_without_a_run_is_no_name_of_a_job(
+    folder: Path, command: Any, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    monkeypatch.setattr(submission, "jobs_at", lambda address: OneJob())
+    said = command(words, "runs/nothing_here")
+    assert (said.code, said.err.count("\n")) == (2, 1)
+    assert "runs/nothing_here: there is no run here; give a run directory" in said.err
+    assert "choose from: small" in command(words, "nothing_here").err
 
 
 @pytest.mark.parametrize(("phase", "stopped"), [("done", ["small-1"]), ("train", [])])

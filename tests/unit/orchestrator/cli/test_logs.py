@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from run_directories import run_of
 
-from orchestrator.cli import logs
+from orchestrator.cli import followed
 from orchestrator.cli.options import run_names
 
 
@@ -62,7 +62,7 @@ def test_an_attempt_that_was_not(command: Any, here: Path) -> None:
 def test_a_run_that_is_followed_ends_with_it(
     command: Any, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logs, "EVERY", 0.02)
+    monkeypatch.setattr(followed, "EVERY", 0.02)
     run = here / "runs" / "small"
     status = json.loads((run / "status.json").read_text())
     (run / "status.json").write_text(json.dumps(status | {"phase": "train"}))
@@ -78,6 +78,25 @@ def test_a_run_that_is_followed_ends_with_it(
     said = command("logs", "small", "-f", "--rank", 0)
     other.join()
     assert said.out.splitlines() == ["loss 3", "saved", "the end"]
+
+
+@pytest.mark.parametrize("options", [["--rank", 0], ["--controller"]])
+def test_a_run_that_nobody_drives_is_followed_no_longer(
+    command: Any, here: Path, monkeypatch: pytest.MonkeyPatch, options: list[Any]
+) -> None:
+    """As one that was killed: its status stays as it was."""
+    monkeypatch.setattr(followed, "SILENCE", 0.05)
+    monkeypatch.setattr(followed, "EVERY", 0.01)
+    path = here / "runs/small/status.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"phase": "train"}))
+    said = command("logs", "small", "-f", *options)
+    assert said.out.splitlines() == (["begun"] if options == ["--controller"] else ["loss 3", "saved"])
+    assert (said.code, "nobody has driven this run for 0 s" in said.err) == (1, True)
+
+
+def test_later_attempts_are_followed_to_the_end(command: Any, here: Path) -> None:
+    said = command("logs", "small", "-f", "--rank", 0)
+    assert said.out.splitlines() == ["loss 3", "saved"]
 
 
 def test_a_shell_completes_the_names_of_runs(here: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.cli import jobs
+from orchestrator.cli import followed, jobs
 from orchestrator.cli.run import _where_next
 
 
@@ -72,11 +72,35 @@ def test_the_status_of_a_run_that_is_at_work_or_lost(command: Any, here: Path) -
 
 
 def test_a_run_that_has_written_no_status_yet(command: Any, here: Path) -> None:
-    (here / "runs/small/status.json").unlink()
-    assert json.loads(command("status", "runs/small", "--json").out)["phase"] == "unknown"
+    for name in ("status.json", "summary.json", "metrics.jsonl"):
+        (here / "runs/small" / name).unlink()
+    found = json.loads(command("status", "runs/small", "--json").out)
+    assert (found["phase"], found["controller"]) == ("unknown", "not heard of")
     shown = command("status", "runs/small")
     assert shown.code == 0
     assert "None" not in shown.out
+
+
+@pytest.mark.parametrize("status", [None, '{"phase": '])
+def test_without_a_status_the_summary_tells_how_a_run_ended(
+    command: Any, here: Path, status: str | None
+) -> None:
+    (here / "runs/small/status.json").unlink()
+    if status is not None:
+        (here / "runs/small/status.json").write_text(status)
+    said = command("status", "runs/small")
+    assert said.out == (
+        "small: done, step 12 of 12\nattempt 1, layout dp2 zero0 mb4, controller ended\n12 steps are done\n"
+    )
+    (row,) = [row for row in json.loads(command("top", "runs", "--json").out) if row["name"] == "small"]
+    assert (row["state"], row["silent"], row["step"]) == ("done", "", "12 / 12")
+
+
+def test_without_a_status_rows_tell_how_far_a_run_came(command: Any, here: Path) -> None:
+    for name in ("status.json", "summary.json"):
+        (here / "runs/small" / name).unlink()
+    found = json.loads(command("status", "runs/small", "--json").out)
+    assert (found["phase"], found["step"], found["steps"], found["attempt"]) == ("unknown", 12, 12, 1)
 
 
 def test_a_run_may_be_named_by_its_name(command: Any, here: Path) -> None:
@@ -119,7 +143,7 @@ def test_commands_for_a_folder_with_blanks_can_be_pasted(capsys: pytest.CaptureF
 def test_attach_follows_a_run_until_its_new_summary_is_there(
     command: Any, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobs, "EVERY", 0.01)
+    monkeypatch.setattr(followed, "EVERY", 0.01)
     run = here / "runs/half"
     status, summary = (json.loads((run / name).read_text()) for name in ("status.json", "summary.json"))
     looks = iter(
@@ -141,8 +165,8 @@ def test_attach_follows_a_run_until_its_new_summary_is_there(
 def test_attach_does_not_wait_for_a_run_that_nobody_drives(
     command: Any, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobs, "SILENCE", 0.05)
-    monkeypatch.setattr(jobs, "EVERY", 0.01)
+    monkeypatch.setattr(followed, "SILENCE", 0.05)
+    monkeypatch.setattr(followed, "EVERY", 0.01)
     path = here / "runs/half/status.json"
     replace(path, json.loads(path.read_text()) | {"phase": "train"})
     said = command("attach", "runs/half")
