@@ -229,9 +229,8 @@ def _status_of(directory: RunDir) -> dict[str, Any]:
     summary = directory.read_json_or_empty("summary.json")
     silent = time.time() - found["time"]
     ended = found["phase"] in ENDED
-    found["controller"] = (
-        "ended" if ended else "alive" if silent < LOST_AFTER else f"silent for {silent:.0f} s"
-    )
+    alive = "alive" if silent < LOST_AFTER else f"silent for {silent:.0f} s"
+    found["controller"] = "ended" if ended else alive
     if not found["time"] and not ended:
         found["controller"] = "not heard of"
     found["state"] = summary["state"] if ended and summary else found["phase"]
@@ -252,10 +251,8 @@ def _stop_controller(directory: RunDir, address: str | None) -> None:
             if controller is None:
                 what, hint = "no controller is at work on this run", "see `orchestrator status`"
                 if directory.local and is_locked(directory.path):
-                    what, hint = (
-                        "no controller on this cluster drives it",
-                        "press Ctrl-C in the terminal that does",
-                    )
+                    what = "no controller on this cluster drives it"
+                    hint = "press Ctrl-C in the terminal that does"
                 raise InputError(what, directory.uri, hint)
             import ray
 

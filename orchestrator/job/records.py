@@ -19,6 +19,8 @@ REFERENCED = ("dpo", "ipo", "kto")
 """Objectives that compare the model with a reference, which is the model that the run begins with."""
 PREFERENCES = (*COMPARED, "kto")
 """Objectives that read which answers people prefer."""
+OF_CLASSES = ("sequence_classification", "regression", "token_classification", "span_extraction")
+"""Objectives whose logits are not of a vocabulary."""
 COLUMNS: Mapping[str, Columns] = {
     "sequence_classification": Columns(("text", "label"), ("pair",)),
     "regression": Columns(("text", "label"), ("pair",)),

@@ -17,7 +17,7 @@ from orchestrator.export.target import check_target
 from orchestrator.job.commit_steps import check_best
 from orchestrator.job.errors import InputError, Problems
 from orchestrator.job.evaluate import SAMPLES
-from orchestrator.job.records import COLUMNS, LABELLED, PREFERENCES, REFERENCED, problem_of
+from orchestrator.job.records import COLUMNS, LABELLED, OF_CLASSES, PREFERENCES, REFERENCED, problem_of
 from orchestrator.job.spec import JobSpec
 from orchestrator.job.tokenizer_training import TrainedTokenizer
 from orchestrator.launch.beginning import check_begins
@@ -252,7 +252,7 @@ def check_preferences(spec: JobSpec) -> None:
     """An objective that compares with a reference has one, which is what the run begins with; and nothing is asked for
     that is not defined where the loss is of whole answers."""
     asked = spec.workload
-    if asked.objective in PREFERENCES and spec.train.z_loss:
+    if asked.objective in (*PREFERENCES, *OF_CLASSES) and spec.train.z_loss:
         raise InputError(f"{asked.objective} has no z-loss", "train.z_loss", "set it to 0")
     if asked.objective not in REFERENCED:
         return

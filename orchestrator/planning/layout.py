@@ -195,6 +195,11 @@ def split_problems(layout: Layout, shape: ModelShape) -> list[str]:
         found += _indivisible(layout.tp, shape.heads, "tp", "attention heads")
         found += _indivisible(layout.tp, shape.kv_heads, "tp", "key-value heads")
     found += _indivisible(layout.tp, shape.feedforward, "tp", "feed-forward columns")
+    if shape.generator:
+        found += _indivisible(layout.tp, shape.generator_heads, "tp", "attention heads of the generator")
+        found += _indivisible(
+            layout.tp, shape.generator_feedforward, "tp", "feed-forward columns of the generator"
+        )
     if shape.experts:
         found += _indivisible(layout.tp, shape.expert_feedforward, "tp", "columns of an expert")
     if not shape.uneven_vocabulary:

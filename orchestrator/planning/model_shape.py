@@ -114,6 +114,8 @@ def _splits(config: TransformerConfig, shape: ModelShape, predicted: Predicted) 
         no_sequence_split=_no_sequence_split(config),
         uneven_vocabulary=not config.generator,
         generator=config.generator_config().hidden / config.hidden if config.generator else 0.0,
+        generator_heads=config.generator_config().heads if config.generator else 0,
+        generator_feedforward=config.generator_config().intermediate if config.generator else 0,
         head_share=_head_share(config, shape.sequence_length, predicted),
         expert_share=experts / shape.parameters,
         embedding=config.embedding_size,

@@ -28,7 +28,8 @@ class ModelShape:
         normed, normed_heads: numbers of a token that a layer's norms read beyond the two of its halves: of the residual
             stream, and of queries and keys.
         expert_feedforward: columns of one expert.
-        generator: size of ELECTRA's generator, as a share of the discriminator's; 0 of other models.
+        generator: size of ELECTRA's generator, as a share of the discriminator's; 0 of other models. generator_heads,
+            generator_feedforward: its attention heads, and columns of its feed-forward block.
         experts_per_token, shared_experts: experts that a token uses, of those it is routed to and of those all use.
         expert_layers: layers that have experts.
         no_model_split: why neither tensors nor layers can be divided between ranks; empty if they can.
@@ -81,6 +82,8 @@ class ModelShape:
     score_share: float = 1.0
     capped_logits: bool = False
     generator: float = 0.0
+    generator_heads: int = 0
+    generator_feedforward: int = 0
     normed: int = 0
     normed_heads: int = 0
     experts_per_token: int = 0

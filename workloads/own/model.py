@@ -151,6 +151,8 @@ class OwnWorkload:
     def build(self) -> nn.Module:
         """The module on the current default device."""
         model = OwnNetwork(self.config.make(), self._fixed)
+        for parameter in model.parameters():  # ranks hold the elements in their order
+            parameter.data = parameter.data.contiguous()
         if self.adapter and self.adapter.kind in LOW_RANK:
             self.adapter.adapt(model, adaptable(model))
         return model

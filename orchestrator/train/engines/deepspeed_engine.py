@@ -23,6 +23,7 @@ from orchestrator.train.engines.state import committed_shapes, initialise
 from orchestrator.train.parallel.losses import StepLosses
 from orchestrator.train.parallel.mesh import Mesh
 from orchestrator.train.parallel.parallelize import freeze, recompute
+from orchestrator.train.parallel.partition import cut_of
 from orchestrator.train.parallel.router_load import RouterLoad, ratios
 from orchestrator.train.progress import CHUNKS_HEAD
 from orchestrator.train.step_clock import BACKWARD, COMMUNICATION, FORWARD, OPTIMIZER, StepClock
@@ -52,7 +53,11 @@ class DeepSpeedEngine:
         recompute(workload.blocks(self.model), layout, spec.train.compile)
         trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         rate = rates_of(spec.train.optimizer, workload)
-        scaled = [(p, rate(name)) for name, p in trained.items()]
+        styles, shapes = workload.sharding(), workload.shapes
+        scaled = [
+            (p, cut_of(name, shapes[name], styles, self._mesh).matrix, rate(name))
+            for name, p in trained.items()
+        ]
         optimizer = optimizer_of(spec.train.optimizer, scaled, layout.offload != "none")
         step = _WithLoss(self.model, self._losses, device)
         self._engine, self._zero, _, _ = deepspeed.initialize(

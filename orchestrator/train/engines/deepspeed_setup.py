@@ -84,15 +84,13 @@ def settings(spec: JobSpec, layout: Layout, elements: int, hidden: int) -> dict[
 
 
 def optimizer_of(
-    spec: OptimizerSpec, parameters: Iterable[tuple[nn.Parameter, Rate]], offload: bool
+    spec: OptimizerSpec, parameters: Iterable[tuple[nn.Parameter, bool, Rate]], offload: bool
 ) -> torch.optim.Optimizer:
-    """AdamW over the full parameters, each with the factors of its learning rate; DeepSpeed replaces them by its
-    partitions.
+    """AdamW over the full parameters, as of `groups_of`; DeepSpeed replaces them by its partitions.
 
     With offload it is DeepSpeed's AdamW for CPUs (Ren et al., 2021, section 5).
     """
-    # partitioned parameters are empty; their shape is in ds_shape
-    groups = groups_of(spec, ((p, len(getattr(p, "ds_shape", p.shape)) > 1, rate) for p, rate in parameters))
+    groups = groups_of(spec, parameters)
     if not offload:
         return torch.optim.AdamW(groups, lr=spec.lr, betas=spec.betas, eps=spec.eps, fused=True)
     from deepspeed.ops.adam import DeepSpeedCPUAdam

@@ -61,7 +61,7 @@ class ParameterShard:
 
     def views(self, tensor: Tensor) -> Iterator[tuple[Box, Tensor]]:
         """The boxes with their views of `tensor`, which has the shard's size (weights or optimiser state)."""
-        flat = tensor.reshape(-1)
+        flat = tensor.view(-1)  # never a copy: what is written into the views has to arrive
         for box in self.boxes:
             yield box, flat[box.offset : box.offset + box.size].view(box.extent)
 

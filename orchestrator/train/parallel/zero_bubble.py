@@ -26,12 +26,14 @@ Waiting = tuple[Tensor, Tensor, Tensor, Tensor | None]
 
 
 class DeferredGradients:
-    """The queue of one stage. Experts are not in it: the gradients of their weights come with the backward pass."""
+    """The queue of one stage. Experts are not in it, nor what users derive from linear layers: the gradients of their
+    weights come with the backward pass."""
 
     def __init__(self, stage: nn.Module) -> None:
         self._waiting: list[Waiting] = []
         for module in stage.modules():
-            if isinstance(module, nn.Linear):
+            # A class of its own computes something else, and a weight that is computed has no gradient of its own.
+            if type(module) is nn.Linear and isinstance(module.weight, nn.Parameter):
                 module.forward = partial(self._of, module)  # type: ignore[method-assign]
             elif isinstance(module, RowLinear | VocabularyProjection | LoraLinear | Factor):
                 module.product = self.linear

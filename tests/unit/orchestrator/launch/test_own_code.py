@@ -135,6 +135,9 @@ class Nan(Line):
 class Behind(Line):
     def __init__(self): super().__init__(); nn.init.zeros_(self.two.weight)
     def forward(self, x): return self.two(nn.functional.dropout(self.one(x), 0.5))[:, 0]
+class Turned(Line):
+    def __init__(self): super().__init__(); self.table = nn.Parameter(torch.randn(3, 4).t())
+    def forward(self, x): return (x @ self.table).sum(1) + super().forward(x)
 class Frozen(Line):
     def __init__(self): super().__init__(); self.one.requires_grad_(False)
 class Attribute(Line):
@@ -457,6 +460,17 @@ def test_an_export_has_the_buffers_that_its_run_had(here: Path) -> None:
     about = {"model": "own_things:Waves", "options": {}, "code": code_of(job("Waves")), "vocabulary_size": 1}
     (here / "own.json").write_text(json.dumps(about))
     assert torch.equal(cast(Any, load_own(here)).waves, trained.network.waves)
+
+
+def test_a_parameter_whose_elements_lie_in_another_order_is_held_in_order(here: Path) -> None:
+    """Ranks write its parts into it by number."""
+    from workloads.load import load
+    from workloads.workload import Vocabulary
+
+    workload: Any = load("own_things:Turned", "samples", Vocabulary(1, 0), sequence_length=1)
+    with torch.device("meta"):
+        assert all(parameter.is_contiguous() for parameter in workload.build().parameters())
+    check_job(job("Turned"))
 
 
 def test_own_metrics_are_of_each_sample() -> None:

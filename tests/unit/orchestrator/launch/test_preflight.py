@@ -303,3 +303,11 @@ def test_a_predicted_out_of_memory_is_refused_unless_it_is_forced() -> None:
     assert "resources.must_fit false" in str(found.value)
     check_memory(resolve(spec(workload=wide, resources={"must_fit": False})), machine)
     check_memory(resolved, Machine(8e9, 1e11))
+
+
+@pytest.mark.parametrize("objective", ["regression", "sequence_classification", "span_extraction"])
+def test_a_z_loss_is_of_logits_of_a_vocabulary(objective: str) -> None:
+    document = job("a.jsonl", z_loss=0.1)
+    document["workload"] = {"model": "bert-tiny", "objective": objective}
+    with pytest.raises(InputError, match=rf"train\.z_loss: {objective} has no z-loss; set it to 0"):
+        check_preferences(parse(document))

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from orchestrator.planning.layout import SCHEDULES, Layout, ModelShape, divisors
 from orchestrator.planning.legal_layouts import fit, legal, nearest
+from orchestrator.planning.model_shape import model_shape
+from workloads.model.presets import preset
 
 DENSE = ModelShape(1000, 8, 64, 8, 4, 128, 100, 32, stages=8)
 EXPERTS = dataclasses.replace(DENSE, experts=6, expert_feedforward=16)
@@ -149,3 +151,12 @@ def test_a_class_that_is_run_as_it_is_says_so() -> None:
         (line, *_) = Layout(dp=2, **{axis: 2}).problems(shape, 8)
         assert line == f"{axis} 2 divides {what}, and its class is run as it is; set {axis} to 1"
     assert Layout(dp=2).problems(shape, 8) == []
+
+
+def test_tensor_parallelism_divides_the_heads_of_a_generator_too() -> None:
+    """ELECTRA's small one has a single head."""
+    small, base = (model_shape(preset(f"electra-{size}"), 128) for size in ("small", "base"))
+    assert Layout(tp=2).problems(small, 8) == [
+        "tp 2 does not divide the model's 1 attention heads of the generator; choose tp from 1"
+    ]
+    assert Layout(tp=2).problems(base, 8) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -64,3 +65,30 @@ def test_what_is_frozen_gets_none() -> None:
     deferred.take()()
     assert layer.up.weight.grad is None
     assert layer.down.weight.grad is not None
+
+
+class Scaled(nn.Linear):
+    """A linear layer of somebody's own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 3.0 * super().forward(x)
+
+
+def normed() -> nn.Module:
+    """One whose weight is computed."""
+    return nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
+
+
+@pytest.mark.parametrize("make", [partial(Scaled, 4, 4), normed])
+def test_what_is_derived_from_linear_layers_is_left_as_it_is(make: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    plain = nn.Sequential(make(), nn.Linear(4, 4))
+    waiting = copy.deepcopy(plain)
+    deferred = DeferredGradients(waiting)
+    x = torch.randn(3, 4)
+    for model in (plain, waiting):
+        model(x).square().sum().backward()
+    deferred.take()()
+    for (name, ours), theirs in zip(waiting.named_parameters(), plain.parameters(), strict=True):
+        assert ours.grad is not None, name
+        assert torch.equal(ours.grad, theirs.grad), name
