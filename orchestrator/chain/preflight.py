@@ -199,7 +199,11 @@ def _check_to_come(base: ResolvedJob, job: ResolvedJob, where: str) -> None:
     assert isinstance(theirs, TransformerWorkload)
     assert isinstance(ours, TransformerWorkload)
     plain = replace(theirs, adapter=None), replace(ours, adapter=None)  # a base has none, or is merged
-    check_base_to_come(base.spec, plain[0], job.spec, plain[1], where)
+    # that of an adapter is its merged export
+    merged = base.spec.model_copy(
+        update={"workload": base.spec.workload.model_copy(update={"adapter": None})}
+    )
+    check_base_to_come(merged, plain[0], job.spec, plain[1], where)
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ each other are all made: a user reads all problems at once.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from cluster.workers.machine import host_memory
@@ -239,13 +240,16 @@ def check_records(spec: JobSpec) -> None:
 
 
 def check_cleaning(spec: JobSpec) -> None:
-    """The objective reads text that can be cleaned, and each step has what it needs."""
+    """The objective reads text that can be cleaned, each step has what it needs, and added tokens are trained."""
     from orchestrator.data.clean.plan import check_steps
 
     if spec.data.clean and spec.workload.objective in COLUMNS:
         what = f"cleans text, and {spec.workload.objective} reads records"
         raise InputError(what, "data.clean", "leave it out, and clean the records before")
     check_steps(spec.data)
+    if spec.data.add_tokens and spec.workload.adapter is not None:
+        hint = "leave them out, or train a base that has them first, without an adapter"
+        raise InputError("an adapter does not train the rows of added tokens", "data.add_tokens", hint)
 
 
 def check_preferences(spec: JobSpec) -> None:
@@ -291,9 +295,11 @@ def check_workload(job: ResolvedJob, prepared: str = "") -> None:
             what = f"{job.spec.checkpoint.export} is not for own models, which are exported whole"
             raise InputError(what, "checkpoint.export", "set it to safetensors")
         with wrong_input("checkpoint.export"):
-            workload.check_hf()
             if job.spec.checkpoint.export == "adapter":
+                replace(workload, adapter=None).check_hf()
                 check_adapter_export(workload)
+            else:
+                workload.check_hf()
             if isinstance(form := form_of(job.spec.checkpoint), Conversion):
                 check_conversion(form, workload)
     if isinstance(workload.config, HuggingFaceModel):

@@ -54,13 +54,13 @@ def _publish(spec: JobSpec, sweep: RunDir, found: dict[str, Any]) -> None:
         if (text := sweep.read_text(name)) is not None:
             parent.log_document(name, text)
     best = found["best"]
+    ended = all(trial["state"] != "not ended" for trial in found["trials"])
+    parent.set_status("KILLED" if not ended else "FAILED" if best is None else "FINISHED")
     if best is not None:
         client.log_metric(parent.run_id, f"best_{found['metric']}", best["value"])
         client.set_tag(parent.run_id, "best_trial", best["trial"])
-        ended = all(trial["state"] != "not ended" for trial in found["trials"])
         if spec.tune.register_as and ended and best["run"] in runs:
             _register(client, spec.tune, sweep, best, runs[best["run"]])
-        parent.set_status("FINISHED" if ended else "KILLED")
 
 
 def _register(client: Any, tune: TuneSpec, sweep: RunDir, best: dict[str, Any], run_id: str) -> None:

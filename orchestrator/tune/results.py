@@ -9,6 +9,7 @@ from orchestrator.control.finish import draw
 from orchestrator.data.prepared.data_folder import DataFolder
 from orchestrator.job.spec import JobSpec, dump
 from orchestrator.storage.run_directory import RunDir
+from orchestrator.track.redact import holds_secret
 from orchestrator.tune import lineage
 from orchestrator.tune.mlflow_search import publish
 from orchestrator.tune.progress import SearchProgress
@@ -25,7 +26,8 @@ def finish(spec: JobSpec, sweep: RunDir, records: TrialRecords, progress: Search
         name = f"{spec.name[:50]}-best"
         best = job_of(spec, found["best"]["config"], name=name)
         header = f"# the best of {len(records.configs)} trials: {found['best']['trial']}, {found['metric']} "
-        sweep.write_text("best.yaml", f"{header}{found['best']['value']:.6g}\n{dump(best)}")
+        text = f"{header}{found['best']['value']:.6g}\n{dump(best)}"
+        sweep.write_text("best.yaml", text, private=holds_secret(text))
     found["problem"] = draw(sweep, _report)
     found["tracking"] = publish(spec, sweep, found)
     sweep.write_json("sweep.json", found)

@@ -197,6 +197,16 @@ def test_a_base_that_will_not_fit_is_refused_before_it_is_trained(tmp_path: Path
     assert not (tmp_path / "c").exists()
 
 
+def test_the_merged_export_of_an_adapter_is_a_base_to_come(tmp_path: Path, text: str) -> None:
+    wanted = document(text)
+    adapted = {"init_from": "stage:base", "adapter": {"kind": "lora", "rank": 2}}
+    wanted["stages"][1:] = [
+        {"name": "adapted", "workload": adapted, "checkpoint": {"export": "hf"}},
+        {"name": "more", "workload": {"init_from": "stage:adapted"}},
+    ]
+    assert check(wanted, tmp_path / "c", text) == set()
+
+
 def test_a_run_of_another_kind_is_no_chain(mine: Path, text: str) -> None:
     with pytest.raises(InputError, match="is the directory of a run, and no chain"):
         check(document(text), mine / "base", text)

@@ -15,6 +15,7 @@ from letters import write_tokenizer
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec, parse
 from orchestrator.launch.preflight import (
+    check_cleaning,
     check_memory,
     check_objective,
     check_places,
@@ -311,3 +312,13 @@ def test_a_z_loss_is_of_logits_of_a_vocabulary(objective: str) -> None:
     document["workload"] = {"model": "bert-tiny", "objective": objective}
     with pytest.raises(InputError, match=rf"train\.z_loss: {objective} has no z-loss; set it to 0"):
         check_preferences(parse(document))
+
+
+def test_an_adapter_adds_no_tokens() -> None:
+    document = job("a.txt")
+    document["workload"] |= {"init_from": "runs/base", "adapter": {"kind": "lora", "rank": 2}}
+    document["data"] |= {"tokenizer": "folder", "add_tokens": ["<end>"]}
+    with pytest.raises(
+        InputError, match=r"data\.add_tokens: an adapter does not train the rows of added tokens"
+    ):
+        check_cleaning(parse(document))
