@@ -151,8 +151,7 @@ class OwnWorkload:
     def build(self) -> nn.Module:
         """The module on the current default device."""
         model = OwnNetwork(self.config.make(), self._fixed)
-        for parameter in model.parameters():  # ranks hold the elements in their order
-            parameter.data = parameter.data.contiguous()
+        _put_in_order(model)
         if self.adapter and self.adapter.kind in LOW_RANK:
             self.adapter.adapt(model, adaptable(model))
         return model
@@ -331,3 +330,14 @@ def _initialised(config: OwnModel, seed: int) -> nn.Module:
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.manual_seed(seed)
         return config.make()
+
+
+def _put_in_order(model: nn.Module) -> None:
+    """Ranks hold the elements of a parameter in their order, whatever that in memory was."""
+    made = dict[nn.Parameter, nn.Parameter]()
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+            if not parameter.is_contiguous():
+                if parameter not in made:
+                    made[parameter] = nn.Parameter(parameter.detach().contiguous(), parameter.requires_grad)
+                setattr(module, name, made[parameter])
