@@ -97,13 +97,14 @@ def test_a_part_that_few_samples_reach_is_summed_over_ranks_as_in_one_process(
     document: dict[str, Any], tmp_path: Path
 ) -> None:
     """Neither of the first samples reaches it, so that it is not refused, and in no step do all ranks."""
-    place = tmp_path / "small_gpt.py"
-    code = place.read_text()
+    code = (tmp_path / "small_gpt.py").read_text()
     code = code.replace("        return x + self.down(F.gelu(self.up(self.after(x))))\n", RARE.lstrip("\n"))
     code = code.replace(
         "        self.after =", "        self.rare = nn.Linear(width, width)\n        self.after ="
     )
-    place.write_text(code)
+    # of a name of its own: the server that ranks are forked by may have begun where another test has that module
+    (tmp_path / "rare_gpt.py").write_text(code)
+    document["workload"]["model"] = "rare_gpt:Gpt"
     check(document, tmp_path, ["dp2 zero2", "dp2 zero3"])
 
 
