@@ -46,7 +46,8 @@ def test_a_signal_is_told_and_the_end_of_its_input_ends_it(number: signal.Signal
 
 
 def test_a_node_that_does_not_end_in_order_ends_all_the_same(tmp_path: Path) -> None:
-    stuck = ALONE.replace("assert ended.wait(20)", "import time; allocation.LEAVING = 0.1; time.sleep(20)")
+    stuck = ALONE.replace("assert ended.wait(20)", "import time; time.sleep(20)")
+    stuck = stuck.replace("node.keep = keep", "allocation.LEAVING, node.keep = 0.1, keep")
     command = [sys.executable, "-c", stuck, "127.0.0.1", "7777", "1", "0", str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
