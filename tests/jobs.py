@@ -14,6 +14,8 @@ from typing import Any
 import psutil
 import yaml
 
+from orchestrator.job.spec import JobSpec, parse
+
 TIMEOUT = 240
 
 
@@ -42,6 +44,12 @@ def job(text: str, **train: Any) -> dict[str, Any]:
         "checkpoint": {"every": 4, "keep": 3, "export": None},
         "tracking": None,
     }
+
+
+def changed(document: dict[str, Any], **parts: Any) -> JobSpec:
+    """The job of a document with other values in parts of it, or with parts that it lacks."""
+    return parse({key: {**value, **parts.pop(key, {})} if isinstance(value, dict) else parts.pop(key, value)
+                  for key, value in document.items()} | parts)  # fmt: skip
 
 
 def slow_job(text: str, **train: Any) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.checkpoint.last_commit import refuse_lost
+from orchestrator.checkpoint.last_commit import refuse_anew
 from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.checkpoint.store import Store
 from orchestrator.job.document import parse_yaml
@@ -67,14 +67,11 @@ class Extension:
 def check_same_run(spec: JobSpec, run: RunDir) -> CommitManifest | None:
     """Refuse to continue in another run's directory, by its newest sound commit or else its job.yaml.
 
-    Returns that commit, if there is one. Raises InputError that names the first key that differs, or as `refuse_lost`.
+    Returns that commit, if there is one. Raises InputError that names the first key that differs.
     """
-    store = Store(run.commits)
-    commit = store.latest(deep=False)
+    commit = Store(run.commits).latest(deep=False)
     extension_of(spec, run, commit)
-    if commit is None:
-        refuse_lost(run, dict(store.skipped))
-    else:
+    if commit is not None:
         _check_same_sets(spec, job_of_commit(commit))
         check_same_code(spec, commit.meta.get(CODE) or {}, run.uri)
         check_same_cleaning(spec, commit.meta.get(CLEANED_BY) or {}, run.uri)
@@ -129,6 +126,16 @@ def extension_of(spec: JobSpec, run: RunDir, commit: CommitManifest | None) -> E
         hint = "put it back; or set train.steps back, or begin a run of that length under another name"
         raise InputError(f"{what}: no commit up to step {settled} is left to go on from", run.uri, hint)
     return Extension(was, wanted, settled, commit.step)
+
+
+def take_up(spec: JobSpec, run: RunDir) -> tuple[CommitManifest | None, Extension | None]:
+    """As `check_same_run`, of a run that is to go on, and by how much the job extends it. A lost ORIGIN is written
+    again. Raises InputError as `refuse_anew`, too."""
+    commit = check_same_run(spec, run)
+    refuse_anew(run, commit)
+    extension = extension_of(spec, run, commit)
+    restore_origin(run, commit)
+    return commit, extension
 
 
 def restore_origin(run: RunDir, commit: CommitManifest | None) -> None:

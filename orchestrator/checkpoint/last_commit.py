@@ -49,11 +49,19 @@ def last_commit(
         at_most = commit.step - 1
 
 
+def refuse_anew(run: RunDir, newest: CommitManifest | None) -> None:
+    """Raise InputError as `refuse_lost` if a run that is to go on would begin anew; `newest` is its commit, as far as
+    one was known. A run that is done needs none."""
+    store = Store(run.commits)
+    if newest is None and store.latest(deep=False) is None:
+        refuse_lost(run, dict(store.skipped))
+
+
 def refuse_lost(run: RunDir, unsound: Mapping[int, str]) -> None:
     """Raise InputError if a run that has no sound commit has ever made one, before what begins anew removes what is
     left of it; `unsound` says of each step why it cannot be read. That of another run which it began with can be had
     from there again."""
-    begun = int((run.read_json_or_empty(ORIGIN)).get("step", 0))
+    begun = int(run.read_json_or_empty(ORIGIN).get("step", 0))
     where = run.at("checkpoints")
     if ours := sorted((step, why) for step, why in unsound.items() if step > begun):
         told = "; ".join(f"step {step}: {why}" for step, why in ours)
@@ -64,7 +72,7 @@ def refuse_lost(run: RunDir, unsound: Mapping[int, str]) -> None:
 
 def _newest_told(run: RunDir) -> int:
     """The newest commit that a row or the last start tells of, 0 if none does; rows of what never was are gone."""
-    starts = (event["step"] for event in reversed(run.rows(EVENTS)) if event["phase"] == "start")
+    starts = (event.get("step") or 0 for event in reversed(run.rows(EVENTS)) if event["phase"] == "start")
     published = (
         save["step"]
         for row in run.log(METRICS).newest()

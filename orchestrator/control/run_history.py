@@ -66,9 +66,8 @@ class RunHistory:
         written, if the directory is of another run."""
         _ = spec.train.dtype  # raises here where nobody has chosen it: what is written keeps it for life
         self._spec, self._run, self._log = spec, run, log or ControllerLog(run.uri)
-        self.newest = commit = identity.check_same_run(spec, run)  # the commit that there was
-        extension = identity.extension_of(spec, run, commit)
-        identity.restore_origin(run, commit)
+        self.newest, extension = identity.take_up(spec, run)
+        commit = self.newest  # that there was
         self.store = Store(run.commits)
         self._doubted = Doubted(self.store)
         self._peers: Store | None = None

@@ -22,6 +22,7 @@ from orchestrator.checkpoint.identity import (
     job_of_commit,
     shown,
 )
+from orchestrator.checkpoint.last_commit import refuse_anew
 from orchestrator.checkpoint.store import Store
 from orchestrator.job.errors import InputError
 from orchestrator.job.own_code import check_same_cleaning, check_same_code, code_of, where_of
@@ -122,7 +123,8 @@ def begun_from(
     spec: JobSpec, run: RunDir, newest: CommitManifest | None
 ) -> tuple[Source | None, CommitManifest | None]:
     """See `source_of`, of a run that has no commit of its own; and the commit that the run goes on from, its `newest`
-    own if it has one, None if it begins anew."""
+    own if it has one, None if it begins anew. Raises InputError as `refuse_anew`, too."""
+    refuse_anew(run, newest)
     source = source_of(spec, run) if newest is None else None
     return source, source.commit if source else newest
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import job
+from jobs import changed, job
 
 from orchestrator.checkpoint.evaluations import MEASURED
 from orchestrator.checkpoint.identity import CONTINUED, IDENTITY, read_job
@@ -23,18 +23,6 @@ from orchestrator.storage.run_directory import ORIGIN, RunDir
 @pytest.fixture
 def document() -> dict[str, Any]:
     return job("none.txt")
-
-
-@pytest.fixture
-def run_dir(tmp_path: Path) -> RunDir:
-    found = RunDir(str(tmp_path / "runs" / "small"))
-    found.create()
-    return found
-
-
-def changed(document: dict[str, Any], **parts: Any) -> JobSpec:
-    return parse({key: {**value, **parts.pop(key, {})} if isinstance(value, dict) else parts.pop(key, value)
-                  for key, value in document.items()} | parts)  # fmt: skip
 
 
 def commit(run_dir: RunDir, spec: JobSpec, step: int, **meta: Any) -> None:
@@ -58,6 +46,8 @@ def test_a_run_that_was_done_goes_on_where_its_last_commit_is_gone(
     """All of them gone was somebody's wish, for the model has been exported."""
     for step in kept:
         commit(run_dir, parse(document), step)
+    row = {"step": 12, "attempt": 1, "time": 1.0, "step_seconds": 1.0}
+    run_dir.append("metrics.jsonl", [row | {"saves": [{"step": 8, "state": "published"}]}])
     run_dir.write_json("summary.json", {"state": "done", "commit": 12})
     assert (done_already(parse(document), run_dir) is not None) is done
 

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import job, write_text
+from jobs import changed, job, write_text
 
 from orchestrator.checkpoint.identity import check_same_run
 from orchestrator.job.errors import InputError
 from orchestrator.job.outcome import Outcome
-from orchestrator.job.spec import JobSpec, dump, parse
+from orchestrator.job.spec import dump, parse
 from orchestrator.launch import run as runs
 from orchestrator.launch.preflight import check_job, check_labels
 from orchestrator.launch.run import RunOutcome, _outcome
@@ -21,18 +21,6 @@ from orchestrator.storage.run_directory import RunDir
 @pytest.fixture
 def document(tmp_path: Path) -> dict[str, Any]:
     return job(write_text(tmp_path / "corpus", 20_000))
-
-
-@pytest.fixture
-def run_dir(tmp_path: Path) -> RunDir:
-    found = RunDir(str(tmp_path / "runs" / "small"))
-    found.create()
-    return found
-
-
-def changed(document: dict[str, Any], **parts: Any) -> JobSpec:
-    return parse({key: {**value, **parts.get(key, {})} if isinstance(value, dict) else parts.get(key, value)
-                  for key, value in document.items()})  # fmt: skip
 
 
 # -- before
