@@ -6,7 +6,6 @@ A job keeps its name over all its submissions, each of which has a number; the n
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import time
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.local.address import ClusterAddress, NoCluster, WrongToken, check_reachable
+from cluster.workers.environment import put_back
 from cluster.workers.ray_internals import UPLOAD_LOGGERS, forget_token
 
 READY_TIMEOUT = 60.0
@@ -28,6 +28,8 @@ POLL_INTERVAL = 0.5
 """Seconds between two polls of a job."""
 STOP_GRACE = 600
 """Seconds that Ray gives a job after SIGTERM, for a last commit, before it kills it."""
+API = "RAY_API_SERVER_ADDRESS"
+"""Ray's variable for the URL of a Jobs API."""
 PENDING, RUNNING = "pending", "running"
 """States of a submission that has not ended."""
 NAME, RUN_DIR, PRIORITY = "orchestrator.name", "orchestrator.run_dir", "orchestrator.priority"
@@ -97,7 +99,8 @@ class Jobs:
                 raise NoCluster(f"{url} asks for no token, so anyone may run code there; {hint}")
             for name in CHATTY:
                 logging.getLogger(name).setLevel(logging.ERROR)
-            with _instead_of_ray_s_variable(url):
+            with put_back([API]):
+                os.environ[API] = url  # which Ray prefers to the address that it is given
                 self._client = JobSubmissionClient(url, headers=_own_token(address))
         except NoCluster:
             raise
@@ -232,19 +235,6 @@ def _tail(client: Any, submission: str, printed: int) -> Iterator[str]:
                     yield part[max(len(part) - (seen - printed), 0) :]
     except (StopAsyncIteration, RuntimeError, OSError, aiohttp.ClientError):
         return
-
-
-@contextlib.contextmanager
-def _instead_of_ray_s_variable(url: str) -> Iterator[None]:
-    """Ray prefers its variable to the address that it is given."""
-    before = os.environ.get("RAY_API_SERVER_ADDRESS")
-    os.environ["RAY_API_SERVER_ADDRESS"] = url
-    try:
-        yield
-    finally:
-        del os.environ["RAY_API_SERVER_ADDRESS"]
-        if before is not None:
-            os.environ["RAY_API_SERVER_ADDRESS"] = before
 
 
 def _own_token(address: ClusterAddress) -> dict[str, str]:

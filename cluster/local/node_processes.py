@@ -33,9 +33,9 @@ class ClusterError(RuntimeError):
     """An operation on a local cluster that cannot be done; the text says why and what to do."""
 
 
-def is_of_cluster(process: psutil.Process, folder: str) -> bool:
-    """Whether a process belongs to the local cluster in that folder."""
-    return process.environ().get(OF_CLUSTER) == folder
+def cluster_of(process: psutil.Process) -> str | None:
+    """The folder of the local cluster that a process belongs to, None if it does to none."""
+    return process.environ().get(OF_CLUSTER)
 
 
 def launch_node(node: NodeSpec, module: str = "cluster.local.node") -> subprocess.Popen[bytes]:
@@ -136,7 +136,7 @@ def processes_by_cluster() -> dict[str, list[psutil.Process]]:
     found: dict[str, list[psutil.Process]] = {}
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            folder = process.environ().get(OF_CLUSTER)
+            folder = cluster_of(process)
             ours = process.uids().real == os.getuid() and process not in above and _is_alive(process)
             if folder and ours and reaper.__file__ not in process.cmdline():
                 found.setdefault(folder, []).append(process)

@@ -19,6 +19,7 @@ from cluster.local.local_cluster import TOKEN, user_token
 from cluster.local.node import COMMON, LONG_PATH
 from cluster.local.reaped import reaped
 from cluster.workers import ray_internals
+from cluster.workers.environment import put_back
 from cluster.workers.machine import host_memory
 from cluster.workers.program import hidden_packages, keeper
 
@@ -121,16 +122,12 @@ def _connection(
 def _put_back() -> Iterator[None]:
     """Give this process back what a connection changes in it: the token, and what SIGTERM does. (The mode of
     authentication stays: Ray reads it once.)"""
-    token = {name: os.environ.get(name) for name in TOKEN}
     handler = signal.getsignal(signal.SIGTERM)
     ray_internals.forget_token()
     try:
-        yield
+        with put_back(TOKEN):
+            yield
     finally:
-        for name, value in token.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
         ray_internals.forget_token()
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, signal.SIG_DFL if handler is None else handler)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from cluster.workers.clock import wall
+from cluster.workers.environment import put_back
 from cluster.workers.gang import Bundle
 from cluster.workers.to_the_end import run_to_the_end
 from cluster.workers.worker_context import WorkerContext
@@ -100,19 +101,16 @@ def _prepared() -> Iterator[None]:
     """No hub; neither progress bars nor remarks of lm-eval's, but errors."""
     if importlib.util.find_spec("lm_eval") is None:
         raise InputError("tasks need lm-eval, which is not installed", "", f"{EXTRA} installs it")
-    before = {name: os.environ.get(name) for name in OFFLINE}
-    os.environ.update(OFFLINE)
     loud = {name: logging.getLogger(name).level for name in ("lm_eval", "datasets", "transformers")}
     for name in loud:
         logging.getLogger(name).setLevel(logging.ERROR)
     try:
-        with contextlib.redirect_stderr(io.StringIO()):
+        with put_back(OFFLINE), contextlib.redirect_stderr(io.StringIO()):
+            os.environ.update(OFFLINE)
             yield
     finally:
         for name, level in loud.items():
             logging.getLogger(name).setLevel(level)
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
 def _evaluated(

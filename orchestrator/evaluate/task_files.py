@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from orchestrator.job.errors import InputError
+from orchestrator.job.extras import install
 from orchestrator.resolve.resolved_job import wrong_input
 from orchestrator.storage.uri import check_uri, is_local, local_path
 
 if TYPE_CHECKING:
     from workloads.workload import Workload
 
-EXTRA = "pip install -e '.[eval]' in the checkout"
+EXTRA = install("eval")
 FORMATS = ("json", "csv", "parquet", "text", "arrow")
 """The `dataset_path` of local files; json is also that of .jsonl."""
 ROUGE = ("rouge1", "rouge2", "rougeL", "rougeLsum")

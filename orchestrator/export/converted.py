@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from orchestrator.job.checkpoint import CheckpointSpec
 from orchestrator.job.errors import InputError
+from orchestrator.job.extras import install
 from orchestrator.resolve.resolved_job import wrong_input
 from workloads.errors import WorkloadError
 
@@ -119,5 +120,4 @@ def check_extra(modules: tuple[str, ...], extra: str, where: str = FORM) -> None
     """Raise InputError if a package that a form needs is not installed."""
     for module in modules:
         if find_spec(module) is None:
-            hint = f"pip install -e '.[{extra}]' in the checkout"
-            raise InputError(f"needs {module}, which is not installed", where, hint)
+            raise InputError(f"needs {module}, which is not installed", where, install(extra))

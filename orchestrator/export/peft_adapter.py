@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.job.errors import InputError
+from orchestrator.job.extras import install
 from orchestrator.job.spec import JobSpec
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def check_adapter_export(workload: Any) -> None:
     from workloads.hf.adapter_folder import check_adapter
 
     if find_spec("peft") is None:
-        hint = "pip install -e '.[peft]' in the checkout, or set it to hf for the merged model"
+        hint = f"{install('peft')}, or set it to hf for the merged model"
         raise InputError("an adapter is checked with peft, which is not installed", WHERE, hint)
     check_adapter(workload)
 

@@ -6,6 +6,7 @@ import importlib.metadata
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from orchestrator.job.extras import install
 from orchestrator.job.spec import JobSpec
 from orchestrator.launch.doctor import Finding
 from orchestrator.launch.rendering_paths import named
@@ -26,16 +27,12 @@ class Need:
     @property
     def finding(self) -> Finding:
         """Whether it is here."""
-        what, install = (
-            f"{self.key} needs {self.library}",
-            f"pip install -e '.[{self.extra}]' in the checkout",
-        )
+        what = f"{self.key} needs {self.library}"
         try:
             version = importlib.metadata.version(self.library)
         except importlib.metadata.PackageNotFoundError:
-            return Finding(
-                "missing", what, "not installed", install if self.extra else f"pip install {self.library}"
-            )
+            hint = install(self.extra) if self.extra else f"pip install {self.library}"
+            return Finding("missing", what, "not installed", hint)
         return Finding("ok", what, f"{version}, of the extra {self.extra}" if self.extra else version)
 
 

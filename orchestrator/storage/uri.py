@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from typing import NamedTuple
 
 from orchestrator.job.errors import InputError
+from orchestrator.job.extras import install
 
 INVALID_NAME = {errno.ENAMETOOLONG, errno.ELOOP}
 """Errors of a file system for a path that cannot exist."""
@@ -52,8 +53,8 @@ def check_uri(uri: str, where: str = "") -> None:
     shown = uri.encode(errors="backslashreplace").decode()[:200]
     store = LIBRARIES.get(protocol_of(uri))
     if store and find_spec(store.library) is None:
-        hint = f"pip install -e '.[{store.extra}]' in the checkout"
-        raise InputError(f"{shown!r} needs {store.library}, which is not installed", where, hint)
+        what = f"{shown!r} needs {store.library}, which is not installed"
+        raise InputError(what, where, install(store.extra))
     if problem := _problem(uri):
         what = f"{shown!r} is not a path or URI ({problem})"
         raise InputError(what, where, "use a path or an fsspec URI such as s3://")

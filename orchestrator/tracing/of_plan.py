@@ -207,7 +207,7 @@ def confirmed(
         )  # which tells why none does
     if not always and is_roomy(spec, first):
         return Confirmed(first, None)
-    found, left = first, SECONDS
+    found = first
     traced = first_traced = traced_memory(job, first.chosen.layout)
     while not traced.fits(found, on_cpu) or (verdicts and traced.reasons):
         verdicts[found.chosen.layout] = _too_large(found, traced, on_cpu)

@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from cluster.local.node_processes import is_of_cluster
+from cluster.local.node_processes import cluster_of
 from orchestrator.storage.run_directory import Row
 
 TOLERANCE = 1e-4
@@ -146,7 +146,7 @@ def _processes(folder: str) -> list[str]:
         try:
             command = " ".join(process.cmdline())
             ours = "cluster.workers.fork_server" in command or "orchestrator.checkpoint" in command
-            if ours and is_of_cluster(process, folder):
+            if ours and cluster_of(process) == folder:
                 found.append(f"process {process.pid}: {command[-80:]}")
         except psutil.Error:
             continue

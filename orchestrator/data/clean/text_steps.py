@@ -22,6 +22,7 @@ from orchestrator.data.sources.fields import value_of
 from orchestrator.data.sources.repair import is_unicode
 from orchestrator.job.clean import Language, Normalize, Own, Pii, Url
 from orchestrator.job.errors import InputError
+from orchestrator.job.extras import install
 from orchestrator.job.own_code import cleaning_function
 
 Row = Mapping[str, Any]
@@ -49,7 +50,7 @@ def needs_extra(step: str, module: str) -> Any:
     try:
         return import_module(module)
     except ImportError:
-        hint = "install it: pip install -e '.[data]' in the checkout"
+        hint = f"install it: {install('data')}"
         raise InputError(f"{step} needs {module}", "data.clean", hint) from None
 
 

@@ -25,6 +25,7 @@ import yaml
 from cluster.workers.program import command_of
 from cluster.workers.rank_process import die_with_parent
 from orchestrator.job.errors import InputError, one_line
+from orchestrator.job.extras import install
 from orchestrator.job.spec import JobSpec, parse
 from orchestrator.storage.row_line import EVENTS, METRICS
 from orchestrator.storage.run_directory import RunDir
@@ -53,7 +54,7 @@ def check_sinks(spec: JobSpec) -> None:
     for key, library in LIBRARIES.items():
         if getattr(spec.sinks, key, None) and not find_spec(library):
             what = f"needs the library {library.partition('.')[0]}, which is not installed"
-            raise InputError(what, f"sinks.{key}", "pip install -e '.[sinks]' in the checkout")
+            raise InputError(what, f"sinks.{key}", install("sinks"))
 
 
 class SinkProcess:
