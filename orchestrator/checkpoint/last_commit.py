@@ -10,7 +10,7 @@ from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.checkpoint.snapshots import newest_commit
 from orchestrator.checkpoint.store import Store
 from orchestrator.job.errors import InputError
-from orchestrator.storage.row_line import EVENTS, METRICS
+from orchestrator.storage.row_line import METRICS
 from orchestrator.storage.run_directory import ORIGIN, RunDir
 
 HINT = "put a copy of one back, or begin anew in another run directory"
@@ -66,17 +66,18 @@ def refuse_lost(run: RunDir, unsound: Mapping[int, str]) -> None:
     if ours := sorted((step, why) for step, why in unsound.items() if step > begun):
         told = "; ".join(f"step {step}: {why}" for step, why in ours)
         raise InputError(f"no commit of the run is sound ({told})", where, HINT)
-    if (step := _newest_told(run)) > begun:
+    # The store is asked once more after the rows: a run at work may have made its first commit in between.
+    if (step := _newest_published(run)) > begun and not Store(run.commits).steps():
         raise InputError(f"the commits of the run are gone, of which one was at step {step}", where, HINT)
 
 
-def _newest_told(run: RunDir) -> int:
-    """The newest commit that a row or the last start tells of, 0 if none does; rows of what never was are gone."""
-    starts = (event.get("step") or 0 for event in reversed(run.rows(EVENTS)) if event["phase"] == "start")
+def _newest_published(run: RunDir) -> int:
+    """The newest commit in storage that a row tells of, 0 if none does; rows of what never was are gone. The steps at
+    which the run has started do not count: it may have started from the memory of other nodes."""
     published = (
         save["step"]
         for row in run.log(METRICS).newest()
         for save in row.get("saves", ())
         if save["state"] == "published"
     )
-    return max(next(starts, 0), next(published, 0))
+    return next(published, 0)

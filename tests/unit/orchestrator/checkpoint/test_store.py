@@ -320,6 +320,27 @@ def test_at_most_and_discard(uri: str) -> None:
     assert not any("step-00000003" in path for path in store.backend.list())
 
 
+def test_a_commit_that_is_removed_while_the_newest_is_looked_for(
+    uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run at work keeps one commit: between the list of them and the look at it, the next has taken its place."""
+    store = Store(uri)
+    commit(store, 4)
+    listed = store.backend.list
+
+    def list_before_the_next(folder: str = "") -> dict[str, int]:
+        monkeypatch.setattr(store.backend, "list", listed)
+        found = listed(folder)
+        commit(store, 8)
+        prune(store, Retention(1))
+        return found
+
+    monkeypatch.setattr(store.backend, "list", list_before_the_next)
+    newest = store.latest()
+    assert newest is not None
+    assert newest.step == 8
+
+
 def test_meta_must_hold_position_and_receipt(uri: str) -> None:
     with pytest.raises(InputError, match="receipt"):
         Store(uri).publish(1, [], {"position": 1})

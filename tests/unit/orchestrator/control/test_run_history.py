@@ -254,3 +254,14 @@ def test_a_run_whose_commits_are_all_damaged_or_gone_does_not_begin_anew(run: Ru
     shutil.rmtree(Path(run.path, "checkpoints"))
     with pytest.raises(InputError, match="the commits of the run are gone, of which one was at step 8"):
         RunHistory(parse(job("a.txt")), run)
+
+
+def test_a_run_whose_one_commit_was_in_memory_begins_anew_where_that_is_gone(run: RunDir) -> None:
+    """Its second attempt started from the memory of other nodes, before any commit was in storage."""
+    record = RunHistory(parse(job("a.txt")), run)
+    record.event(1, 0, "start", "2 workers from the beginning")
+    record.event(2, 1, "start", "2 workers from the commit at step 1")
+    record.take([row(1), row(2, 2, saves=[{"step": 1, "state": "held"}])])
+    record.settle()
+    record.close()
+    assert RunHistory(parse(job("a.txt")), run).roll_back(frozenset(), 3) == (None, [])
