@@ -131,7 +131,7 @@ def restore(store: Store, task: Task) -> tuple[int, str]:
         return 0, START
     manifest = store.manifest(task.restore)
     if damage := store.verify(task.restore):
-        raise CorruptCommit(damage[0], task.restore)
+        raise CorruptCommit(f"step {task.restore}: {damage[0]}", task.restore)
     return manifest.step, manifest.receipt
 
 

@@ -112,9 +112,9 @@ class CommitManifest:
         for name, entry in self.files.items():
             size = sizes.get(f"{commit_folder(self.step)}/{name}")
             if size is None:
-                lines.append(f"step {self.step}: {name} is missing")
+                lines.append(f"{name} is missing")
             elif size != entry.size:
-                lines.append(f"step {self.step}: {name} has {size} bytes and should have {entry.size}")
+                lines.append(f"{name} has {size} bytes and should have {entry.size}")
         return lines
 
     def to_bytes(self) -> bytes:

@@ -13,7 +13,7 @@ from orchestrator.checkpoint.pieces import DTYPES
 from orchestrator.checkpoint.shard import ITEM_BYTES, digest
 from orchestrator.job.errors import InputError
 from orchestrator.storage.backend import Backend
-from orchestrator.storage.retry import Retry
+from orchestrator.storage.retry import LostBytes, Retry, read_stored
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]  # start, extent
 
@@ -33,7 +33,7 @@ class Reader:
 
         Raises:
             InputError: no such tensor, or the slice reaches outside it.
-            CorruptCommit: a checksum is wrong twice, or bytes are missing.
+            CorruptCommit: a checksum is wrong twice, or bytes are missing or cannot be read.
         """
         entry = self.manifest.tensors.get(name)
         if entry is None:
@@ -97,9 +97,12 @@ class Reader:
         size = self.manifest.block_bytes
         path = f"{self._folder}/{chunk.file}"
         try:
-            count = self._retry(self._backend.read_into, path, chunk.offset + block * size, target)
+            at = chunk.offset + block * size
+            count = read_stored(self._retry, self._backend.read_into, path, at, target)
         except FileNotFoundError:
             return "the file is missing"
+        except LostBytes as error:
+            return f"the file cannot be read: {error.strerror}"
         self.bytes_read += count
         if count < len(target):
             return "the file is cut short"

@@ -60,7 +60,7 @@ def newest_commit(
                 raise
             notes.append(f"{store.location}: {error}")
             continue
-        notes += [f"{store.location}: {reason}" for _, reason in store.skipped]
+        notes += [f"{store.location}: step {step}: {why}" for step, why in store.skipped]
         if found is not None and (best is None or found.step > best[1].step):
             best = store, found
     return None if best is None else (*best, notes)

@@ -24,7 +24,7 @@ from orchestrator.job.errors import InputError
 from orchestrator.storage.backend import Backend
 from orchestrator.storage.file_names import ATTEMPT_FILE, MANIFEST
 from orchestrator.storage.open_backend import open_backend
-from orchestrator.storage.retry import Retry
+from orchestrator.storage.retry import LostBytes, Retry, read_stored
 
 if TYPE_CHECKING:
     from orchestrator.checkpoint.pieces import TensorPiece
@@ -190,7 +190,7 @@ class Store:
         """The manifest of a step.
 
         Raises:
-            CorruptCommit: it is damaged.
+            CorruptCommit: it is damaged or cannot be read.
             InputError: there is none, or this version cannot read it.
         """
         try:
@@ -200,7 +200,11 @@ class Store:
 
     def _manifest(self, step: int) -> CommitManifest:
         """As `manifest`; raises FileNotFoundError where there is none."""
-        raw = self.retry(self.backend.read, f"{commit_folder(step)}/{MANIFEST}")
+        try:
+            raw = read_stored(self.retry, self.backend.read, f"{commit_folder(step)}/{MANIFEST}")
+        except LostBytes as error:
+            what = f"{self._where(step)}: the manifest cannot be read: {error.strerror}"
+            raise CorruptCommit(what) from error
         found = parse_manifest(raw, self._where(step))
         if found.step != step:
             raise CorruptCommit(f"{self._where(step)}: the manifest is of step {found.step}")
@@ -225,9 +229,10 @@ class Store:
                 found = self._manifest(step)
             except FileNotFoundError:
                 # A run at work has removed it since, and what stands in its place may not have been listed.
-                if step in self.steps():
-                    raise
-                return self.latest(at_most, deep)
+                if step not in self.steps():
+                    return self.latest(at_most, deep)
+                self.skipped.append((step, f"{self._where(step)}: the manifest is no file"))
+                continue
             except CorruptCommit as error:
                 self.skipped.append((step, str(error)))
                 continue
@@ -238,7 +243,8 @@ class Store:
         return None
 
     def verify(self, step: int) -> list[str]:
-        """A line for every damaged block and every cut or missing file of a commit; empty if it is sound."""
+        """A line for every damaged block and every cut, missing or unreadable file of a commit; empty if it is
+        sound."""
         try:
             found = self.manifest(step)
         except CorruptCommit as error:

@@ -7,7 +7,7 @@ import math
 from orchestrator.checkpoint.manifest import CommitManifest, commit_folder
 from orchestrator.checkpoint.shard import ITEM_BYTES, digest
 from orchestrator.storage.backend import Backend
-from orchestrator.storage.retry import Retry
+from orchestrator.storage.retry import LostBytes, Retry, read_stored
 
 READ_BYTES = 16 << 20  # bytes read at once
 
@@ -33,18 +33,23 @@ def checksummed_ranges(commit: CommitManifest) -> dict[str, list[Span]]:
 def damaged_ranges(
     backend: Backend, retry: Retry, commit: CommitManifest, file: str, ranges: list[Span]
 ) -> list[str]:
-    """A line for each range of a file whose checksum is wrong. A missing file is not reported here, see
-    `wrong_files`."""
+    """A line for each range of a file whose checksum is wrong, up to one that cannot be read. A missing file is not
+    reported here, see `wrong_files`."""
     size = commit.files[file].size
-    lines, base, held = [], 0, memoryview(b"")
+    lines: list[str] = []
+    base, held = 0, memoryview(b"")
     for low, high, checksum, label in ranges:
         if high > base + len(held):
             base = low
             target = memoryview(bytearray(min(max(READ_BYTES, high - low), size - low)))
             try:
-                held = target[: retry(backend.read_into, f"{commit_folder(commit.step)}/{file}", low, target)]
+                path = f"{commit_folder(commit.step)}/{file}"
+                held = target[: read_stored(retry, backend.read_into, path, low, target)]
             except FileNotFoundError:
                 return []
+            except LostBytes as error:
+                unreadable = f"{file}: {label} at byte {low} cannot be read: {error.strerror}"
+                return [*lines, unreadable]
         if digest(held[low - base : high - base]) != checksum:
-            lines.append(f"step {commit.step}: {file}: {label} at byte {low} is damaged")
+            lines.append(f"{file}: {label} at byte {low} is damaged")
     return lines

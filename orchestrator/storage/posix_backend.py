@@ -34,7 +34,8 @@ class PosixBackend:
             return found
         for entry in entries:
             path = f"{folder}/{entry.name}" if folder else entry.name
-            if entry.is_dir(follow_symlinks=False):
+            # A commit may have been moved to another disk, with a link in its place. Deeper links may lead in circles.
+            if entry.is_dir(follow_symlinks=not folder):
                 found.update(self.list(path))
             else:
                 try:
@@ -96,8 +97,13 @@ class PosixBackend:
             sync_folder(os.path.dirname(target))
 
     def remove_folder(self, folder: str) -> None:
+        path = self._path(folder)
         try:
-            os.rmdir(self._path(folder))
+            if os.path.islink(path):
+                if not _entries(path):
+                    os.unlink(path)
+            else:
+                os.rmdir(path)
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
                 raise

@@ -39,7 +39,17 @@ MISCONFIGURED = {
     "ParamValidationError", "UnknownEndpointError",
 }  # fmt: skip
 """Errors of botocore that the user has to fix."""
-PERMANENT_TYPES = FileNotFoundError | FileExistsError | PermissionError
+LOST = {errno.EIO, errno.EBADMSG, errno.ENODATA, getattr(errno, "EUCLEAN", errno.EIO)}
+"""Those of a medium that has lost what it held; a network file system gives the first in an outage, too."""
+LOST_AFTER = 30.0
+"""Seconds after which what a medium has refused all the while counts as lost."""
+
+
+class LostBytes(OSError):
+    """What a file held cannot be read from its medium."""
+
+
+PERMANENT_TYPES = FileNotFoundError | FileExistsError | PermissionError | LostBytes
 """Permanent errors that may come without an errno."""
 
 
@@ -116,3 +126,26 @@ class Retry:
 def patient(seconds: float, give_up: Callable[[], bool] | None = None) -> Retry:
     """A `Retry` that waits for an outage to end: any number of attempts within so many seconds."""
     return Retry(attempts=sys.maxsize, deadline=seconds, give_up=give_up)
+
+
+def read_stored(retry: Retry, read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """`retry(read, ...)`. Raises LostBytes where the medium refuses to the end of the retries, or LOST_AFTER long."""
+    refused: list[float] = []
+
+    def attempt() -> T:
+        try:
+            return read(*args, **kwargs)
+        except OSError as error:
+            if error.errno not in LOST:
+                raise
+            refused.append(time.monotonic())
+            if refused[-1] - refused[0] < LOST_AFTER:
+                raise
+            raise LostBytes(*error.args) from error
+
+    try:
+        return retry(attempt)
+    except OSError as error:
+        if error.errno not in LOST or isinstance(error, LostBytes):
+            raise
+        raise LostBytes(*error.args) from error

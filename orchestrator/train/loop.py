@@ -204,7 +204,7 @@ class Rank:
             self._weights = facts_of(reader)
         except CorruptCommit as error:
             # The controller learns the step from the exception, and takes the commit before.
-            raise CorruptCommit(f"step {self._task.restore}: {error}", self._task.restore) from None
+            raise CorruptCommit(str(error), self._task.restore) from None
         told = manifest.step, manifest.position, manifest.receipt, manifest.meta, self._task.skips
         return TrainingProgress.of_commit(*told, measure_of(self._spec))
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import random
 import uuid
 from pathlib import Path
@@ -7,10 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from orchestrator.checkpoint.manifest import CommitManifest
+from orchestrator.checkpoint.manifest import CommitManifest, CorruptCommit
 from orchestrator.checkpoint.pieces import TensorPiece, full_piece
 from orchestrator.checkpoint.store import Store
 from orchestrator.job.errors import InputError
+from orchestrator.storage.retry import Retry
 
 META = {"position": 0, "receipt": ""}
 
@@ -157,3 +159,35 @@ def test_a_passing_read_error_is_read_again(in_memory: Path, monkeypatch: pytest
     monkeypatch.setattr(store.backend, "read_into", flaky)
     assert torch.equal(store.reader(manifest).read("model.w"), torch.ones(4, 2))
     assert len(calls) == 2
+
+
+def test_a_commit_that_its_medium_has_lost_is_damaged(
+    in_memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk's refusal is played: no disk here can be broken."""
+    store = Store(str(in_memory), retry=Retry(attempts=2, first=0.001))
+    for step in (1, 2, 3):
+        store.publish(step, store.write_shard(step, 0, [full_piece("model.w", torch.ones(4, 2))]), META)
+    newest = store.manifest(2)
+    real_read, real_into = store.backend.read, store.backend.read_into
+
+    def read(path: str) -> bytes:
+        if "step-00000003" in path:
+            raise OSError(errno.EIO, "Input/output error")
+        return real_read(path)
+
+    def read_into(path: str, offset: int, target: memoryview) -> int:
+        if "step-00000002" in path:
+            raise OSError(errno.EIO, "Input/output error")
+        return real_into(path, offset, target)
+
+    monkeypatch.setattr(store.backend, "read", read)
+    monkeypatch.setattr(store.backend, "read_into", read_into)
+    with pytest.raises(CorruptCommit, match=r"step 2: .*: model.w: the file cannot be read: Input/output"):
+        store.reader(newest).read("model.w")
+    (line,) = store.verify(2)
+    assert line.endswith("the header at byte 0 cannot be read: Input/output error")
+    assert store.verify(3)[0].endswith("the manifest cannot be read: Input/output error")
+    found = store.latest()
+    assert found is not None
+    assert (found.step, [step for step, _ in store.skipped]) == (1, [3, 2])

@@ -74,7 +74,7 @@ def test_a_missing_shard_is_found(command: Any, run: Path) -> None:
     (path,) = (run / "checkpoints" / "step-00000012").glob("*.safetensors")
     path.unlink()
     said = command("checkpoint", "verify", run, "--step", 12)
-    assert (said.code, said.out) == (1, f"step 12: step 12: {path.name} is missing\n")
+    assert (said.code, said.out) == (1, f"step 12: {path.name} is missing\n")
 
 
 def test_pruning_keeps_the_newest_whose_every_byte_is_right(command: Any, run: Path) -> None:

@@ -9,7 +9,8 @@ import pytest
 from botocore.exceptions import EndpointConnectionError, NoCredentialsError
 
 from orchestrator.job.errors import InputError, Unreachable
-from orchestrator.storage.retry import Retry, patient, storage_failed, transient
+from orchestrator.storage import retry
+from orchestrator.storage.retry import LostBytes, Retry, patient, read_stored, storage_failed, transient
 
 
 class Flaky:
@@ -90,3 +91,20 @@ def test_a_wait_ends_when_it_is_given_up() -> None:
     with pytest.raises(ConnectionResetError):
         dataclasses.replace(patient(600.0, lambda: next(calls) > 3), first=0.001)(flaky, 7)
     assert flaky.calls < 6
+
+
+def test_what_a_medium_has_lost_is_not_waited_for_as_long_as_an_outage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    quick = dataclasses.replace(patient(600.0), first=0.001, cap=0.002)
+    passing = Flaky(OSError(errno.EIO, "Input/output error"), ConnectionResetError())
+    assert read_stored(quick, passing, 7) == 7
+    for patience in quick, Retry(attempts=3, first=0.001):
+        monkeypatch.setattr(retry, "LOST_AFTER", 0.05)
+        lost = Flaky(*(OSError(errno.EIO, "Input/output error") for _ in range(10_000)))
+        with pytest.raises(LostBytes, match="Input/output error"):
+            read_stored(patience, lost, 7)
+    assert lost.calls == 3
+    away = Flaky(*(OSError(errno.ETIMEDOUT, "timed out") for _ in range(3)))
+    with pytest.raises(TimeoutError):
+        read_stored(Retry(attempts=3, first=0.001), away, 7)
