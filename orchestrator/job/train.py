@@ -10,7 +10,7 @@ from orchestrator.job.optimizer import OptimizerSpec, in_steps
 from orchestrator.job.stability import StabilitySpec
 from orchestrator.job.strict import Positive, StrictModel
 
-Precision = Literal["fp32", "bf16", "fp16"]
+Precision = Literal["fp32", "bf16", "fp16", "fp8"]
 """What matrix products are computed in."""
 NEWER = ("freeze", "thaw", "continue_from", "reference", "sequence_warmup")
 """Keys that jobs of earlier versions lack; where they have their default they are no part of a run's identity."""
@@ -67,10 +67,12 @@ class TrainSpec(StrictModel):
     optimizer: OptimizerSpec = Field(
         default_factory=OptimizerSpec, description="how weights follow from gradients, and the learning rate"
     )
-    precision: Literal["fp32", "bf16", "fp16", "auto"] = Field(
+    precision: Literal["fp32", "bf16", "fp16", "fp8", "auto"] = Field(
         default="fp32",
-        description="dtype of matrix products; weights and optimiser state are fp32. With auto the planner chooses the "
-        "fastest on the devices that the run begins on, and fp32 where no other is faster; a run keeps it",
+        description="dtype of matrix products; weights and optimiser state are fp32. fp8 is bf16, but for the linear "
+        "layers of blocks: their products forward and the gradients of their inputs have 8 bits. With auto the planner "
+        "chooses the fastest of the others on the devices that the run begins on, and fp32 where none is faster; a run "
+        "keeps it",
     )
     z_loss: float = Field(
         default=0.0, ge=0.0, description="weight of the squared logarithm of the softmax normaliser"

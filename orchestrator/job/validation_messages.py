@@ -31,6 +31,7 @@ ELSEWHERE = {
     "gradient_checkpointing": "parallel.recompute",
     "bf16": "train.precision: bf16",
     "fp16": "train.precision: fp16",
+    "fp8": "train.precision: fp8",
     "max_seq_length": "data.sequence_length",
     "seq_length": "data.sequence_length",
     "output_dir": "--run-dir, by default runs/<name>",

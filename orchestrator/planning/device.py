@@ -35,6 +35,7 @@ class Machine:
         memory: bytes for the model.
         flops: peak of matrix products in 16-bit types, FLOP/s.
         full_flops: the same in fp32; 0 for as many as `flops`.
+        eight_bit_flops: the same in 8 bits; 0 where they have no units of their own.
         matrix_share: share of the peak that large matrix products reach.
         half_size: rows, columns or inner size at which a product reaches half of that, in each of the three alone.
         half_area: rows x columns at which it reaches half, since there are not tiles enough for all its units.
@@ -66,6 +67,7 @@ class Machine:
     memory: float
     flops: float
     full_flops: float = 0.0
+    eight_bit_flops: float = 0.0
     matrix_share: float = 0.5
     half_size: float = 0.0
     half_area: float = 0.0
@@ -105,6 +107,7 @@ class Machine:
         for size in (rows, columns, inner):
             share *= size / (size + self.half_size)
         peak = self.flops if width < 4 else self.full_flops or self.flops
+        peak = self.eight_bit_flops or peak if width < 2 else peak
         arithmetic = 2.0 * rows * columns * inner / (peak * max(share, SLOWEST_SHARE))
         moved = (rows * inner + inner * columns + rows * columns) * width
         return count * max(arithmetic, moved / self.memory_bandwidth)
@@ -150,6 +153,7 @@ class Machine:
             self,
             flops=self.flops * speed,
             full_flops=self.full_flops * speed,
+            eight_bit_flops=self.eight_bit_flops * speed,
             score_seconds=self.score_seconds / speed,
             memory_bandwidth=self.memory_bandwidth * min(speed, 4.0),
             watts=self.watts * speed,

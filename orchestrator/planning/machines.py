@@ -39,7 +39,7 @@ def machine_for(offer: Offer | None, bundle: Bundle, precision: str = "fp32") ->
     if bundle.gpu:
         offer = offer or Offer(math.inf, next(iter(Nvml().names()), ""))
         name, profile = offer.accelerator, of_accelerator(offer.accelerator)
-        machine = (profile or load(SMALLEST)).machine(precision)
+        machine = profile.machine(precision) if profile else load(SMALLEST).machine(_known(precision))
         machine = replace(machine, host_memory=math.inf)  # that of the node is not known
         if offer.accelerator_memory:
             machine = replace(machine, memory=offer.accelerator_memory)
@@ -56,6 +56,11 @@ def machine_for(offer: Offer | None, bundle: Bundle, precision: str = "fp32") ->
     return replace(fast.scaled(bundle.cpu), memory=memory)
 
 
+def _known(precision: str) -> str:
+    """The precision as which it counts on a GPU of which it is not known what it has."""
+    return "bf16" if precision == "fp8" else precision
+
+
 def has_products_in(precision: str) -> bool:
     """Whether this machine's processor multiplies matrices in that precision by instructions of its own; where Linux
     does not tell, it counts as one that does not."""
@@ -69,6 +74,8 @@ def has_products_in(precision: str) -> bool:
 def told(machine: Machine, precision: str) -> list[str]:
     """What a user should know of a machine for a job in that precision, a line each."""
     times = machine.full_flops / machine.flops
+    if precision == "fp8" and not machine.launches_ahead:
+        return ["a processor has no products in 8 bits: fp8 is tried out on it, and slower than bf16"]
     if precision in INSTRUCTIONS and not machine.launches_ahead and times >= 2.0:
         return [
             f"products in {precision} take {times:.0f} times as long as in fp32 on this processor: set train.precision "

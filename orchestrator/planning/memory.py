@@ -341,7 +341,7 @@ def _states(spec: JobSpec, shape: ModelShape, layout: Layout) -> float:
     gradients = 4.0 * trained / (ways if layout.zero >= 2 and layout.pp == 1 else 1)
     weights = 4.0 * (1.0 - small) / (ways if layout.zero >= 3 else 1) + NF4 * small
     if layout.zero >= 3 and layout.pp > 1:
-        low = spec.train.dtype == "bf16" and layout.schedule not in SPLIT
+        low = spec.train.dtype in ("bf16", "fp8") and layout.schedule not in SPLIT
         weights += (2.0 if low else 4.0) * (1.0 - small)
     if layout.offload == "none":
         return weights + gradients + optimizer

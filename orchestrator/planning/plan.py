@@ -274,6 +274,7 @@ def program_of(spec: JobSpec) -> Program:
     """How the engine computes this job's steps. ZeRO gathers weights and sums gradients in fp32."""
     return _program(
         4.0 if spec.train.dtype == "fp32" else 2.0,
+        spec.train.dtype == "fp8",
         spec.workload.dropout > 0,
         spec.workload.attention_dropout > 0,
         spec.train.compile,
@@ -286,6 +287,7 @@ def program_of(spec: JobSpec) -> Program:
 @lru_cache
 def _program(
     width: float,
+    in_8_bits: bool,
     dropout: bool,
     attention: bool,
     compiled: bool,
@@ -295,6 +297,7 @@ def _program(
 ) -> Program:
     return Program(
         width,
+        in_8_bits,
         dropout,
         attention,
         compiled=compiled,

@@ -60,6 +60,7 @@ class Peaks(StrictModel):
     bf16: PositiveAmount
     fp16: PositiveAmount
     fp32: PositiveAmount
+    fp8: PositiveAmount | None = None
     source: Source
 
 
@@ -166,13 +167,17 @@ class Profile(StrictModel):
     refined: tuple[Refinement, ...] = Field(default=(), description="by which runs, in order")
 
     def machine(self, precision: str) -> Machine:
-        """The worker that plans are made for, training in that precision."""
+        """The worker that plans are made for, training in that precision. Raises InputError if a GPU has none such."""
+        if precision == "fp8" and self.kind == "cuda" and self.peak.fp8 is None:
+            hint = "set it to bf16; Ada, Hopper and Blackwell have them"
+            raise InputError(f"{self.device} has no products in 8 bits", "train.precision", hint)
         half = self.peak.fp16 if precision == "fp16" else self.peak.bf16
         narrow = None if precision == "fp32" else self.narrow
         return Machine(
             memory=self.memory.value,
             flops=half,
             full_flops=self.peak.fp32,
+            eight_bit_flops=self.peak.fp8 or 0.0,
             matrix_share=self.matrix.share,
             half_size=narrow.half_size if narrow else self.matrix.half_size,
             half_area=self.matrix.half_area,

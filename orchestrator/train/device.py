@@ -29,8 +29,8 @@ from workloads.workload import Batch
 COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=10)
 """Timeout of a collective. A dead peer is detected from outside, and this process replaced, long before."""
 
-COMPUTE = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-"""Dtype of matrix products by the job's precision."""
+COMPUTE = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
+"""Dtype of matrix products by the job's precision, but for those that `multiply_in_8_bits` has changed."""
 
 WORKSPACE = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 """What cuBLAS reads as it begins, so that its sums have one order (cuBLAS documentation, section 2.1.4). A standby
@@ -39,6 +39,8 @@ BITWISE = {"NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple"}
 """What NCCL reads as it begins, for the same; it chooses by size and load otherwise."""
 
 
+HAS_8_BITS = (8, 9)
+"""The first compute capability of GPUs that multiply float8 (NVIDIA's CUDA programming guide): Ada."""
 KEPT_BY_MALLOC = {-3: 32 * 2**20, -1: 2**31 - 1}
 """glibc's M_MMAP_THRESHOLD, at the most that it takes, and M_TRIM_THRESHOLD (mallopt(3)). A step of a small model takes
 up to a third less with these (docs/benchmarks.md)."""
@@ -108,12 +110,14 @@ def keep_freed_memory() -> None:
 def open_device(spec: JobSpec, context: WorkerContext) -> Device:
     """Take this rank's device and join the process group of all ranks: NCCL on CUDA, gloo beside it and on CPU.
 
-    Raises RuntimeError if the job asks for a GPU and there is none, InputError if two ranks would share one.
+    Raises RuntimeError if the job asks for a GPU and there is none, InputError if two ranks would share one or it has
+    not the job's precision.
     """
     rank_info, worker = context.rank_info, spec.resources.per_worker
     torch.set_num_threads(max(int(worker.cpu), 1))
     if worker.gpu:
         device = _take_gpu(rank_info, spec.train.determinism == "bitwise")
+        check_has_precision(spec.train.dtype, device)
         backend = "cpu:gloo,cuda:nccl"
     else:
         device, backend = torch.device("cpu"), "gloo"
@@ -130,6 +134,13 @@ def open_device(spec: JobSpec, context: WorkerContext) -> Device:
     if worker.gpu:
         check_own_gpu(str(torch.cuda.get_device_properties(device).uuid))
     return Device(device, COMPUTE[spec.train.dtype], group)
+
+
+def check_has_precision(precision: str, device: torch.device) -> None:
+    """Raise InputError if a GPU has no products in 8 bits and is asked for them."""
+    if precision == "fp8" and torch.cuda.get_device_capability(device) < HAS_8_BITS:
+        what = f"{torch.cuda.get_device_name(device)} has no products in 8 bits"
+        raise InputError(what, "train.precision", "set it to bf16; Ada, Hopper and Blackwell have them")
 
 
 def _take_gpu(rank_info: RankInfo, bitwise: bool) -> torch.device:

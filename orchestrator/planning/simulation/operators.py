@@ -35,6 +35,12 @@ OPERATIONS = 20.0
 EAGER_OPERATIONS, EAGER_GATED = 26.0, 45.0
 """The same of this engine's layers where nothing is compiled, as its trace counts them in 16 bits: of GPT 76 in both
 directions, of Llama, whose norms and rotations are in parts, 134."""
+QUANTISE_OPERATIONS, FUSED_QUANTISE_OPERATIONS = 18.0, 4.0
+"""What a linear layer launches more in each direction where its product is in 8 bits: nine operations make a factor,
+two where they are compiled."""
+QUANTISE_PASSES = 2.5
+"""Numbers of 16 bits that are read and written for each that is made one of 8: for the row's largest, for itself, and
+half a one written; a weight is also transposed backward."""
 EXPERT_OPERATIONS = 30.0
 """What experts add to that: of Mixtral 224 are counted."""
 MESSAGE_OPERATIONS = 8.0
@@ -48,6 +54,7 @@ class Program:
 
     Attributes:
         width: bytes of a number in matrix products.
+        in_8_bits: whether linear layers compute forward, and the gradients of their inputs, in 8 bits.
         dropout: whether activations are dropped.
         attention_dropout: whether the shares of attention are dropped, which no fused kernel does.
         gather_width: bytes of a weight that ZeRO gathers.
@@ -61,6 +68,7 @@ class Program:
     """
 
     width: float = 2.0
+    in_8_bits: bool = False
     dropout: bool = False
     attention_dropout: bool = False
     gather_width: float = 4.0
@@ -113,15 +121,24 @@ def layer(
     sequences, tp, cp, ep, sliced = part
     length = shape.sequence_length
     tokens = sequences * length / cp
-    products = [_Products(tokens, columns, inner, count) for columns, inner, count in _matrices(shape, tp)]
-    products += _expert_products(shape, tokens, tp, ep)
+    dense = [_Products(tokens, columns, inner, count) for columns, inner, count in _matrices(shape, tp)]
+    products = dense + _expert_products(shape, tokens, tp, ep)
     scale = _unlisted(shape)
+    width = {id(p): 1.0 for p in dense} if program.in_8_bits else {}
     forward = scale * sum(
-        p.count * machine.matrix(p.rows, p.columns, p.inner, program.width) for p in products
+        p.count * machine.matrix(p.rows, p.columns, p.inner, width.get(id(p), program.width))
+        for p in products
     )
     inputs = scale * sum(
-        p.count * machine.matrix(p.rows, p.inner, p.columns, program.width) for p in products
+        p.count * machine.matrix(p.rows, p.inner, p.columns, width.get(id(p), program.width))
+        for p in products
     )
+    if program.in_8_bits:
+        weighed = sum(p.count * p.inner * p.columns for p in dense)
+        forward += scale * _quantised(machine, weighed + sum(p.count * p.rows * p.inner for p in dense))
+        inputs += scale * _quantised(
+            machine, 2.0 * weighed + sum(p.count * p.rows * p.columns for p in dense)
+        )
     weights = (
         scale
         * shape.trained_share
@@ -161,12 +178,20 @@ def layer(
     return found.twice_forward() if program.reference else found
 
 
+def _quantised(machine: Machine, numbers: float) -> float:
+    """Seconds to make so many numbers of 16 bits those of 8."""
+    return machine.elements(2.0 * QUANTISE_PASSES * numbers)
+
+
 def operations(shape: ModelShape, machine: Machine, program: Program, tp: int, ep: int) -> float:
     """Operations that a layer launches forward, on a GPU with what its messages take of the process that launches
     them."""
     eager = EAGER_GATED if shape.gated else EAGER_OPERATIONS
     share = shape.expert_layers / shape.layers if shape.layers else 0.0
     found = (OPERATIONS if program.compiled else eager) + share * EXPERT_OPERATIONS
+    if program.in_8_bits:
+        linear = 4.0 + (1.0 - share) * (3.0 if shape.gated else 2.0)
+        found += linear * (FUSED_QUANTISE_OPERATIONS if program.compiled else QUANTISE_OPERATIONS)
     if not machine.launches_ahead:
         return found
     return found + 2.0 * MESSAGE_OPERATIONS * ((tp > 1) + share * (ep > 1))

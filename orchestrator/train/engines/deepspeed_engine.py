@@ -22,7 +22,7 @@ from orchestrator.train.engines.optimizers import rates_of, set_lr
 from orchestrator.train.engines.state import committed_shapes, initialise
 from orchestrator.train.parallel.losses import StepLosses
 from orchestrator.train.parallel.mesh import Mesh
-from orchestrator.train.parallel.parallelize import freeze, recompute
+from orchestrator.train.parallel.parallelize import freeze, multiply_in_8_bits, recompute
 from orchestrator.train.parallel.partition import cut_of
 from orchestrator.train.parallel.router_load import RouterLoad, ratios
 from orchestrator.train.progress import CHUNKS_HEAD
@@ -49,7 +49,7 @@ class DeepSpeedEngine:
         deepspeed = open_deepspeed(device.device)
         elements = sum(shape.numel() for shape in workload.shapes.values())
         config = settings(spec, layout, elements, workload.config.hidden)
-        self.model = _build(deepspeed, workload, layout, device.device, config)
+        self.model = _build(deepspeed, workload, layout, device.device, config, spec.train.dtype == "fp8")
         recompute(workload.blocks(self.model), layout, spec.train.compile)
         trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         rate = rates_of(spec.train.optimizer, workload)
@@ -206,7 +206,12 @@ class _WithLoss(nn.Module):
 
 
 def _build(
-    deepspeed: Any, workload: Workload, layout: Layout, device: torch.device, config: dict[str, Any]
+    deepspeed: Any,
+    workload: Workload,
+    layout: Layout,
+    device: torch.device,
+    config: dict[str, Any],
+    in_8_bits: bool,
 ) -> nn.Module:
     """The model with uninitialised memory; under ZeRO 3 each rank holds its part only.
 
@@ -218,6 +223,8 @@ def _build(
     model.to_empty(device="cpu" if layout.zero == 3 else device)
     model.train()
     freeze(model, workload)
+    if in_8_bits:  # while weights have their shapes
+        multiply_in_8_bits(workload.blocks(model))
     if layout.zero == 3:
         deepspeed.zero.Init(module=model, config_dict_or_path=config, dtype=torch.float32)
         for module in model.modules():

@@ -27,9 +27,13 @@ from orchestrator.train.parallel.parameters import Held
 from orchestrator.train.parallel.tensor import RowLinear
 from workloads.adapters.lora import LoraLinear
 from workloads.hf.network import HuggingFaceNetwork
+from workloads.model.float8 import Float8Linear
 from workloads.model.moe import Experts
 from workloads.model.transformer import Layer
 from workloads.own.network import OwnNetwork
+
+MATRICES = (nn.Linear, Float8Linear, RowLinear, Experts)
+"""Modules whose parameters serve in matrix products alone."""
 
 
 def shard_fully(model: nn.Module, blocks: Iterable[nn.Module], mesh: Mesh, zero: int, device: Device) -> None:
@@ -149,7 +153,7 @@ def _matrices(layer: nn.Module, left: set[nn.Parameter]) -> list[nn.Module]:
     """
     if not isinstance(layer, Layer) or any(isinstance(module, LoraLinear) for module in layer.modules()):
         return []
-    found = [module for module in layer.modules() if type(module) in (nn.Linear, RowLinear, Experts)]
+    found = [module for module in layer.modules() if type(module) in MATRICES]
     return [
         module
         for module in found

@@ -7,7 +7,7 @@ step is a function of the module that the ones before it left.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import CodeType, FunctionType, MethodType
@@ -44,6 +44,8 @@ from workloads.adapters.lora import LoraLinear
 from workloads.adapters.nf4 import QuantisedLinear, QuantisedWeight, product
 from workloads.hf.dropout import CountedDropout
 from workloads.hf.network import HuggingFaceNetwork
+from workloads.model import float8
+from workloads.model.float8 import Float8Linear
 from workloads.own.network import OwnNetwork
 from workloads.workload import Workload
 
@@ -52,12 +54,15 @@ SAVED = (
     "addmm",
     "bmm",
     "_grouped_mm",
+    "_scaled_mm",
     "_scaled_dot_product",
     "_flash_attention",
     "_efficient_attention",
     "_varlen_attn",
 )
 """Operators whose results selective recomputation keeps: what is dear to compute."""
+ROUTERS = {"gate", "router", "classifier", "shared_expert_gate"}
+"""How classes of transformers call a linear layer that chooses experts, which 8 bits would have choose others."""
 PROFILED = (
     torch.ops.profiler._record_function_enter_new.default,
     torch.ops.profiler._record_function_exit._RecordFunction,
@@ -85,7 +90,7 @@ def parallelize(workload: Workload, layout: Layout, mesh: Mesh, device: Device, 
     every: list[Held] = []
     quantised: dict[str, tuple[Cut, QuantisedWeight]] = {}
     for number in layout.stages_of(mesh.coordinate["pp"]):
-        stage, cuts = _stage(workload, layout, mesh, device, train.compile, number)
+        stage, cuts = _stage(workload, layout, mesh, device, train, number)
         stages.append(stage)
         small = {n: m for n, m in stage.named_modules() if isinstance(m, QuantisedWeight)}
         quantised |= {name: (cuts[name], weight) for name, weight in small.items()}
@@ -115,7 +120,7 @@ def parallelize(workload: Workload, layout: Layout, mesh: Mesh, device: Device, 
 
 
 def _stage(
-    workload: Workload, layout: Layout, mesh: Mesh, device: Device, compiled: bool, number: int
+    workload: Workload, layout: Layout, mesh: Mesh, device: Device, train: TrainSpec, number: int
 ) -> tuple[nn.Module, dict[str, Cut]]:
     styles = workload.sharding()
     model = plain_stage(workload, layout, number)
@@ -130,7 +135,9 @@ def _stage(
     if mesh.cp.size > 1:
         apply_context(model, mesh.cp)
     keep_in_4_bits(model, workload.quantised, cuts)
-    recompute(workload.blocks(model), layout, compiled)
+    if train.dtype == "fp8":
+        multiply_in_8_bits(workload.blocks(model))
+    recompute(workload.blocks(model), layout, train.compile)
     if layout.zero >= 2 and mesh.data.size > 1:
         shard_fully(model, workload.blocks(model), mesh, layout.zero, device)
     model.to_empty(device=device.device)
@@ -160,6 +167,19 @@ def keep_in_4_bits(model: nn.Module, names: Container[str], cuts: Mapping[str, C
             assert isinstance(layer, LoraLinear | RowLinear)
             del layer.weight
             layer.weight, layer.product = weight, product
+
+
+def multiply_in_8_bits(blocks: Iterable[nn.Module]) -> None:
+    """Have the linear layers of blocks compute in 8 bits, those of which a rank has sizes for that: what is made of
+    linear layers by users is their own, and experts are no linear layers."""
+    for name, module in (each for block in blocks for each in block.named_modules()):
+        weight = getattr(module, "weight", None)
+        if not isinstance(weight, nn.Parameter) or weight.dim() != 2 or not float8.fits(weight):
+            continue
+        if type(module) is nn.Linear and name.rpartition(".")[2] not in ROUTERS:
+            module.__class__ = Float8Linear
+        elif isinstance(module, RowLinear | LoraLinear):
+            module.product = float8.linear
 
 
 def plain_stage(workload: Workload, layout: Layout, number: int) -> nn.Module:

@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from orchestrator.train.parallel.tensor import RowLinear
 from workloads.adapters.lora import Factor, LoraLinear
 from workloads.adapters.nf4 import QuantisedWeight, product
+from workloads.model import float8
+from workloads.model.float8 import Float8Linear
 from workloads.model.heads import VocabularyProjection
 
 Waiting = tuple[Tensor, Tensor, Tensor, Tensor | None]
@@ -33,10 +35,11 @@ class DeferredGradients:
         self._waiting: list[Waiting] = []
         for module in stage.modules():
             # A class of its own computes something else, and a weight that is computed has no gradient of its own.
-            if type(module) is nn.Linear and isinstance(module.weight, nn.Parameter):
+            known = type(module) in (nn.Linear, Float8Linear)
+            if known and isinstance(module, nn.Linear) and isinstance(module.weight, nn.Parameter):
                 module.forward = partial(self._of, module)  # type: ignore[method-assign]
             elif isinstance(module, RowLinear | VocabularyProjection | LoraLinear | Factor):
-                module.product = self.linear
+                module.product = self.linear_in_8_bits if module.product is float8.linear else self.linear
 
     def take(self) -> Callable[[], None]:
         """What is left to do for the backward pass that ended last: torch's `dw_builder`."""
@@ -50,11 +53,19 @@ class DeferredGradients:
             return product(x, weight)
         if not (torch.is_grad_enabled() and weight.requires_grad):
             return F.linear(x, weight, bias)
-        found: Tensor = _Linear.apply(x, weight, bias, self._waiting.append)
+        found: Tensor = _Linear.apply(x, weight, bias, self._waiting.append, False)
+        return found
+
+    def linear_in_8_bits(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """As `float8.linear`."""
+        if not (torch.is_grad_enabled() and weight.requires_grad):
+            return float8.linear(x, weight, bias)
+        found: Tensor = _Linear.apply(x, weight, bias, self._waiting.append, True)
         return found
 
     def _of(self, module: nn.Linear, x: Tensor) -> Tensor:
-        return self.linear(x, module.weight, module.bias)
+        linear = self.linear_in_8_bits if isinstance(module, Float8Linear) else self.linear
+        return linear(x, module.weight, module.bias)
 
 
 class _Linear(torch.autograd.Function):
@@ -62,21 +73,34 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, wait: Callable[..., None]
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        wait: Callable[..., None],
+        in_8_bits: bool,
     ) -> Tensor:
         kind = x.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
         x = x.to(dtype)
         ctx.save_for_backward(x)
         # The parameters themselves: recomputation would give back a saved one as another tensor.
-        ctx.weight, ctx.bias, ctx.wait = weight, bias, wait
+        ctx.weight, ctx.bias, ctx.wait, ctx.in_8_bits = weight, bias, wait, in_8_bits
+        if in_8_bits:
+            y = float8.forward(x, weight)
+            return y if bias is None else y + bias.to(dtype)
         return F.linear(x, weight.to(dtype), None if bias is None else bias.to(dtype))
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         (x,) = ctx.saved_tensors
         ctx.wait((x, gradient, ctx.weight, ctx.bias))
-        return gradient @ ctx.weight.to(gradient.dtype), None, None, None
+        back = float8.backward if ctx.in_8_bits else _of_input
+        return back(gradient, ctx.weight), None, None, None, None
+
+
+def _of_input(gradient: Tensor, weight: Tensor) -> Tensor:
+    return gradient @ weight.to(gradient.dtype)
 
 
 @torch.no_grad()

@@ -67,8 +67,8 @@ HALVES_OF_FOUR = [
 ]
 """Layouts in 16 bits, each with several micro-batches a step; the later ones are of the long suite, as are those of
 four ranks in fp16."""
-UNITS = {"bf16": 2**-8, "fp16": 2**-11}
-"""Unit roundoff."""
+UNITS = {"bf16": 2**-8, "fp16": 2**-11, "fp8": 2**-8}
+"""Unit roundoff; what linear layers round to 8 bits is the same numbers in every layout."""
 STAGES = (1, 2)
 """ZeRO's, under which a class runs as it is in the default suite; `test_dropout` has the others."""
 BITWISE = {"steps": 16, "train": {"determinism": "bitwise", "virtual_shards": 4}}
@@ -106,9 +106,9 @@ def neox(tmp_path_factory: pytest.TempPathFactory) -> str:
 def results(tmp_path_factory: pytest.TempPathFactory, gang: ProcessGang, neox: str) -> Results:
     found = Results(tmp_path_factory.mktemp("modes"), gang)
     references = {r["id"]: r for r in (alone(name, fields) for name, fields in EXACT.items())}
-    precise = [precision_case("bf16", {}), precision_case("fp16", {})]
+    precise = [precision_case(p, {}) for p in UNITS]
     found.run(1, [*references.values(), *precise, bitwise(1), hf_class(-1, neox)])
-    halves = [precision_case(p, layout) for p in ("bf16", "fp16") for layout in HALVES]
+    halves = [precision_case(p, layout) for p in UNITS for layout in HALVES]
     tree = [bitwise(2), bitwise(2, steps=8, commit=True)]
     found.run(2, [case_of(n, f) for n, f in EXACT.items()] + halves + tree)
     found.run(2, [hf_class(zero, neox) for zero in STAGES])
@@ -169,6 +169,15 @@ def test_half_precision_agrees_to_its_rounding(
     torch.testing.assert_close(found["norms"], reference["norms"], rtol=8 * unit, atol=0)
     weights = {n: t for n, t in found["state"].items() if n.startswith("model.")}
     assert {t.dtype for t in weights.values()} == {torch.float32}
+
+
+def test_linear_layers_have_8_bits_on_either_engine(results: Results) -> None:
+    """Not those of 16 alone; under DeepSpeed the same as here."""
+    theirs = precision_case("fp8", {"dp": 2, "zero": 3, "engine": "deepspeed"})
+    results.run(2, [theirs])
+    eight, sixteen = results.of(precision_case("fp8", {})), results.of(precision_case("bf16", {}))
+    assert abs(eight["losses"][0] / sixteen["losses"][0] - 1) > 2**-15
+    torch.testing.assert_close(results.of(theirs)["losses"], eight["losses"], rtol=2**-16, atol=0)
 
 
 def test_fp16_reports_its_scale(results: Results) -> None:

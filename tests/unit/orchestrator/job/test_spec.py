@@ -125,7 +125,7 @@ def refusal(document: dict[str, Any]) -> str:
         ("train.optimizer.name", "sgd", ["train.optimizer.name: should be 'adamw', ", "(got 'sgd')"]),
         ("train.optimizer.lr", float("inf"), ["train.optimizer.lr: should be a finite number"]),
         ("train.optimizer.betas", [0.9, 1.0], ["train.optimizer.betas.1: should be less than 1"]),
-        ("train.precision", "fp8", ["train.precision: should be 'fp32', ", "(got 'fp8')"]),
+        ("train.precision", "fp4", ["train.precision: should be 'fp32', ", "(got 'fp4')"]),
         (
             "train",
             {"steps": 9, "global_batch": 12, "determinism": "bitwise"},
@@ -508,7 +508,7 @@ def test_the_schema_accepts_a_dumped_job(schema: Draft202012Validator) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("stepz", 1), ("train.steps", 0), ("train.precision", "fp8"), ("name", MISSING)]
+    ("key", "value"), [("stepz", 1), ("train.steps", 0), ("train.precision", "fp4"), ("name", MISSING)]
 )
 def test_the_schema_refuses_what_the_program_refuses(
     schema: Draft202012Validator, key: str, value: Any

@@ -9,6 +9,7 @@ import pytest
 
 from cluster.workers.gang import Bundle
 from cluster.workers.machine import Offer
+from orchestrator.job.errors import InputError
 from orchestrator.planning import machines
 from orchestrator.planning.machines import machine_for, probe, told
 from orchestrator.planning.profile import load, names
@@ -81,6 +82,23 @@ def test_a_processor_without_instructions_for_16_bits_is_slow_in_them(
     assert (found.flops > found.full_flops) == has
     assert bool(told(found, precision)) != has
     assert (told(whole, "fp32"), whole.full_flops) == ([], found.full_flops)
+
+
+def test_products_in_8_bits_are_of_the_devices_that_have_them() -> None:
+    """A GPU that is not known counts in bf16; a processor is said to have none."""
+    h100 = machine_for(Offer(8e10, "H100"), Bundle(1, 1), "fp8")
+    assert h100.eight_bit_flops == 2 * h100.flops + 1e12
+    assert h100.matrix(8192, 4096, 4096, 1.0) < 0.6 * h100.matrix(8192, 4096, 4096, 2.0)
+    with pytest.raises(
+        InputError, match=r"train.precision: NVIDIA A100 .* has no products in 8 bits; set it to bf16"
+    ):
+        machine_for(Offer(8e10, "A100"), Bundle(1, 1), "fp8")
+    unknown = machine_for(Offer(8e10, "RTX9090"), Bundle(1, 1), "fp8")
+    assert (unknown.stands_for, unknown.eight_bit_flops) == ("RTX9090", 0.0)
+    core = load("cpu-core").machine("fp8")
+    assert core.matrix(64, 64, 64, 1.0) <= core.matrix(64, 64, 64, 2.0)
+    (line,) = told(core, "fp8")
+    assert "no products in 8 bits" in line
 
 
 def test_the_measurement_is_a_rate() -> None:

@@ -8,6 +8,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -24,6 +25,7 @@ from orchestrator.train.device import (
     WORKSPACE,
     Device,
     allow_locked_memory,
+    check_has_precision,
     check_own_gpu,
     gpu_of,
     keep_freed_memory,
@@ -64,6 +66,15 @@ def settings() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("settings")
+def test_a_gpu_without_products_in_8_bits_is_refused_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A40")
+    for capability, has in (((8, 6), False), ((8, 9), True), ((9, 0), True), ((12, 0), True)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
+        check_has_precision("bf16", torch.device("cuda"))
+        with nullcontext() if has else pytest.raises(InputError, match="NVIDIA A40 has no products in 8"):
+            check_has_precision("fp8", torch.device("cuda"))
+
+
 @pytest.mark.parametrize("bitwise", [False, True])
 def test_numerics_are_set_and_not_left_to_defaults(bitwise: bool) -> None:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True

@@ -45,7 +45,7 @@ def most_waits(case: dict[str, Any]) -> Counter[str]:
         forward = layers * parts // layout.pp * (1 if layout.recompute == "none" else 2)
         waits["router_load.py:ratios"] = 1
         waits["expert.py:rows_by_rank"] = forward if layout.ep > 1 else 0
-        waits["moe.py:rows_by_expert"] = forward if precision != "bf16" else 0
+        waits["moe.py:rows_by_expert"] = forward if precision not in ("bf16", "fp8") else 0
     if case["of"].get("objective") == "masked_lm":
         waits |= Counter({"transformer.py:_headed": 2 * parts, "backward": 2 * parts})
     return waits
@@ -65,11 +65,12 @@ QUICK = [
     case("moe", "fp16", dp=2, ep=2, recompute="full"),
     case("encoder", tp=2),
     case("documents", cp=2),
+    case("modern", "fp8", dp=2, zero=3, recompute="selective"),
 ]
 FULL = [
     case(model, precision, **layout)
     for model in ("decoder", "modern", "moe", "encoder")
-    for precision in ("fp32", "bf16", "fp16")
+    for precision in ("fp32", "bf16", "fp16", "fp8")
     for layout in (
         *({"dp": 2, "zero": zero} for zero in range(4)),
         *({"dp": 2, "zero": zero, "recompute": "full"} for zero in (1, 3)),

@@ -18,7 +18,9 @@ from orchestrator.train.engines.torch_engine import TorchEngine
 sys.path.append(str(Path(__file__).parents[4] / "dist" / "train"))
 
 
-@pytest.mark.parametrize(("precision", "sent"), [("bf16", torch.bfloat16), ("fp32", torch.float32)])
+@pytest.mark.parametrize(
+    ("precision", "sent"), [("bf16", torch.bfloat16), ("fp8", torch.bfloat16), ("fp32", torch.float32)]
+)
 def test_no_weight_of_a_block_outlives_it(
     precision: str, sent: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""Layers that are recomputed, compiled, or both."""
+"""Layers that are recomputed, compiled, or both, and those in 8 bits."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from torch._dynamo.utils import counters
 from traced_cases import vocabulary_of
 
 from orchestrator.planning.layout import Layout
-from orchestrator.train.parallel.parallelize import recompute
+from orchestrator.train.parallel.parallelize import multiply_in_8_bits, recompute
+from workloads.adapters.lora import LoraLinear
 from workloads.load import load
+from workloads.model import float8
+from workloads.model.float8 import Float8Linear
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
@@ -86,3 +89,34 @@ def test_what_two_layers_read_is_cast_by_each(selective: bool) -> None:
     recompute(layers, Layout(recompute="selective" if selective else "full"))
     for found, expected in zip(gradients(layers, read), plain, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-2)
+
+
+def test_what_has_8_bits_is_the_linear_layers_of_blocks() -> None:
+    """Neither heads, routers and experts, nor layers of a user's own, of other sizes or in 4 bits."""
+
+    class Own(nn.Linear):
+        pass
+
+    workload = load("mixtral-tiny", "causal_lm", vocabulary_of(192), sequence_length=16)
+    with torch.device("meta"):
+        model = workload.build()
+    multiply_in_8_bits(workload.blocks(model))
+    found = {
+        name.rpartition(".")[2] for name, each in model.named_modules() if isinstance(each, Float8Linear)
+    }
+    assert found == {"query", "key", "value", "output"}
+    others = {name for name, each in model.named_modules() if type(each) is nn.Linear}
+    assert not any(".attention." in name for name in others)
+    block = nn.ModuleDict(
+        {
+            "gate": nn.Linear(32, 16),
+            "gate_proj": nn.Linear(32, 16),
+            "own": Own(32, 16),
+            "odd": nn.Linear(32, 12),
+        }
+    )
+    block["adapted"] = LoraLinear(nn.Linear(32, 16), 4, 1.0, magnitude=False)
+    multiply_in_8_bits([block])
+    assert [name for name, each in block.items() if isinstance(each, Float8Linear)] == ["gate_proj"]
+    assert block["adapted"].product is float8.linear
+    assert block["adapted"].lora_a.product is nn.functional.linear

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from orchestrator.train.parallel.parallelize import multiply_in_8_bits
 from orchestrator.train.parallel.zero_bubble import DeferredGradients
 
 
@@ -19,23 +20,25 @@ class Layer(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.up, self.down, self.norm = nn.Linear(8, 16), nn.Linear(16, 8, bias=False), nn.LayerNorm(8)
+        self.up, self.down, self.norm = nn.Linear(16, 32), nn.Linear(32, 16, bias=False), nn.LayerNorm(16)
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.down(torch.relu(self.up(self.norm(x))))
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("half", [False, True])
-def test_gradients_that_wait_are_the_same(recompute: bool, half: bool) -> None:
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp8"])
+def test_gradients_that_wait_are_the_same(recompute: bool, precision: str) -> None:
     torch.manual_seed(0)
-    plain = nn.Sequential(Layer(), Layer())
+    plain, half = nn.Sequential(Layer(), Layer()), precision != "fp32"
+    if precision == "fp8":
+        multiply_in_8_bits(plain)
     waiting = copy.deepcopy(plain)
     if recompute:
         for layer in waiting:
             layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)  # type: ignore[method-assign]
     deferred = DeferredGradients(waiting)
-    inputs = [torch.randn(2, 3, 8, requires_grad=True) for _ in range(2)]
+    inputs = [torch.randn(2, 3, 16, requires_grad=True) for _ in range(2)]
     copies = [x.detach().clone().requires_grad_() for x in inputs]
     with torch.autocast("cpu", torch.bfloat16, enabled=half):
         losses = [
@@ -61,7 +64,7 @@ def test_what_is_frozen_gets_none() -> None:
     layer = Layer()
     layer.up.weight.requires_grad_(False)
     deferred = DeferredGradients(layer)
-    layer(torch.ones(1, 8)).sum().backward()
+    layer(torch.ones(1, 16)).sum().backward()
     deferred.take()()
     assert layer.up.weight.grad is None
     assert layer.down.weight.grad is not None
