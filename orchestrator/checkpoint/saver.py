@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from cluster.workers.fork_server import START_TIMEOUT
 from cluster.workers.program import command_of
 from orchestrator.checkpoint.committer import CommitOutcome
 from orchestrator.checkpoint.pieces import TensorPiece
@@ -54,7 +55,8 @@ class Saver:
             peers: snapshots go here first, into the memory of other nodes; the last two are kept.
             retention: what writer 0 keeps after each commit to the store.
             patience: seconds without progress of the other writers before writer 0 gives up, see `Committer`.
-            max_wait: seconds that a save waits for a generation that is still being written, before it is given up.
+            max_wait: seconds that a save waits for a generation that is still being written, before it is given up; and
+                without an answer of the writing process, before that is replaced.
         """
         self._settings: dict[str, Any] = {
             "store": store.settings(),
@@ -71,8 +73,11 @@ class Saver:
         self._outcomes: list[CommitOutcome] = []
         self._failed: list[int] = []
         self._told: Sequence[int] = ()
-        self._sidecar = _Sidecar(self._settings, self._buffers)
+        self._sidecar = self._start()
         self._preparing: threading.Thread | None = None
+
+    def _start(self) -> _Sidecar:
+        return _Sidecar(self._settings, self._buffers, self._max_wait)
 
     def prepare(self, pieces: Iterable[TensorPiece]) -> None:
         """Pin the memory of saves like this one while training goes on, if the pieces are on a device: that takes
@@ -132,7 +137,7 @@ class Saver:
         request = self._buffers[generation].fill(list(pieces))
         if self._sidecar.ended:
             self._sidecar.end(patience=0.0)
-            self._sidecar, self._told = _Sidecar(self._settings, self._buffers), ()
+            self._sidecar, self._told = self._start(), ()
         self._busy[generation] = step
         request |= {
             "step": step,
@@ -179,6 +184,9 @@ class Saver:
         self._sidecar.process.kill()
 
     def _wait(self, done: Callable[[], bool], timeout: float) -> float:
+        self._receive(0.0)
+        if not done():
+            self._sidecar.send({"ask": True})  # whether it is there: all sent before may have been answered
         began = time.monotonic()
         while not done() and (left := began + timeout - time.monotonic()) > 0:
             self._receive(left)
@@ -191,9 +199,8 @@ class Saver:
             else:
                 self._take(CommitOutcome(**answer))
         if self._sidecar.ended:
-            reason = f"the writing process ended with code {self._sidecar.process.poll()}"
             for step in sorted(self._busy.values()):
-                self._take(CommitOutcome(step, self._location, "failed", 0.0, 0, reason))
+                self._take(CommitOutcome(step, self._location, "failed", 0.0, 0, self._sidecar.why_ended))
             self._busy = {}
 
     def _take(self, outcome: CommitOutcome) -> None:
@@ -203,9 +210,13 @@ class Saver:
 
 
 class _Sidecar:
-    """The writing process and the two pipes to it."""
+    """The writing process and the two pipes to it.
 
-    def __init__(self, settings: dict[str, Any], buffers: Iterable[SharedBuffer]) -> None:
+    It answers every request at once, whatever storage does. One that gives no answer for `patience` seconds is stopped
+    or hangs, and is killed.
+    """
+
+    def __init__(self, settings: dict[str, Any], buffers: Iterable[SharedBuffer], patience: float) -> None:
         memory = [buffer.fd for buffer in buffers]
         # it is started anew, not forked: threads and accelerator contexts do not survive a fork
         self.process = subprocess.Popen(
@@ -215,31 +226,65 @@ class _Sidecar:
             pass_fds=memory,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
-        self.ended = False
+        assert self.process.stdin is not None
+        os.set_blocking(self.process.stdin.fileno(), False)  # a stopped process empties no pipe
+        self.ended, self.why_ended = False, ""
+        self._patience, self._has_started = patience, False
+        self._unanswered, self._since = 0, 0.0  # requests, and since when none of them is answered
         self._partial = b""
         # not an argument: any user of the machine may read those
         self.send(settings | {"memory": memory, "parent": os.getpid()})
 
     def send(self, request: dict[str, Any] | None) -> None:
         assert self.process.stdin is not None
-        # that the process has ended is noticed by `receive`
+        pipe, now = self.process.stdin.fileno(), time.monotonic()
+        self._since = self._since if self._unanswered else now
+        self._unanswered += 1
+        data = memoryview(json.dumps(request, separators=(",", ":")).encode() + b"\n")
+        end = now + self._limit
+        # that the process has ended, or takes no more, is noticed by `receive`
         with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.write(json.dumps(request, separators=(",", ":")).encode() + b"\n")
-            self.process.stdin.flush()
+            while data and select.select([], [pipe], [], max(end - time.monotonic(), 0.0))[1]:
+                data = data[os.write(pipe, data) :]
 
     def receive(self, timeout: float) -> list[dict[str, Any]]:
         """The answers that come within `timeout` seconds; returns as soon as there are any."""
         assert self.process.stdout is not None
         data = b""
-        while not self.ended and select.select([self.process.stdout], [], [], 0.0 if data else timeout)[0]:
+        while not self.ended:
+            wait = 0.0 if data else max(min(timeout, self._left()), 0.0)
+            if not select.select([self.process.stdout], [], [], wait)[0]:
+                break
             part = os.read(self.process.stdout.fileno(), 1 << 16)
             data += part
             if not part:
-                self.ended = True
-                self.process.wait()
-                self.process.stdout.close()
+                self._end()
         *lines, self._partial = (self._partial + data).split(b"\n")
-        return [json.loads(line) for line in lines]
+        answers = [json.loads(line) for line in lines]
+        if answered := answers.count({}):
+            self._unanswered, self._since = self._unanswered - answered, time.monotonic()
+            self._has_started = True
+        if not self.ended and self._left() <= 0:
+            self.why_ended = f"the writing process gave no answer for {self._limit:.3g} s and was ended"
+            self.process.kill()
+            self._end()
+        return [answer for answer in answers if answer]
+
+    @property
+    def _limit(self) -> float:
+        """Seconds until an answer is late; a process that starts has longer."""
+        return self._patience if self._has_started else START_TIMEOUT
+
+    def _left(self) -> float:
+        """Seconds until the next answer is late."""
+        return self._since + self._limit - time.monotonic() if self._unanswered else math.inf
+
+    def _end(self) -> None:
+        assert self.process.stdout is not None
+        self.ended = True
+        code = self.process.wait()
+        self.why_ended = self.why_ended or f"the writing process ended with code {code}"
+        self.process.stdout.close()
 
     def end(self, patience: float) -> None:
         """Wait `patience` seconds for the process to exit, then kill it."""

@@ -1,7 +1,9 @@
 """The process that writes commits beside training, so that writing never holds the trainer's interpreter lock.
 
 It reads its settings and then one JSON line per save from standard input, finds the bytes in shared memory that it
-inherited, and answers in JSON lines. It imports no torch, runs at low priority and exits with its parent.
+inherited, and answers in JSON lines: at once with an empty answer to each line, whatever storage does, so that it is
+known not to be stuck, and later with what became of the save. It imports no torch, runs at low priority and exits with
+its parent.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import queue
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -35,20 +37,25 @@ def main() -> None:
     _die_with(settings["parent"])
     os.nice(5)
     # what a library prints must not mix with the answers
-    answers = os.fdopen(os.dup(1), "w")
+    pipe, one_at_a_time = os.fdopen(os.dup(1), "w"), threading.Lock()
     os.dup2(2, 1)
+
+    def answer(value: dict[str, Any]) -> None:
+        with one_at_a_time:
+            pipe.write(json.dumps(value) + "\n")
+            pipe.flush()
+
     peers, durable = _committers(settings)
-    for request in _requests(durable):
+    answer({})
+    for request in _requests(durable, answer):
         memory = memoryview(
             mmap.mmap(settings["memory"][request["generation"]], request["bytes"], prot=mmap.PROT_READ)
         )
         pieces = [_piece(memory, *entry) for entry in request["pieces"]]
         for committer in [*(peers if request["snapshot"] else []), *(durable if request["durable"] else [])]:
             outcome = committer.commit(request["step"], pieces, request["meta"])
-            answers.write(json.dumps(asdict(outcome)) + "\n")
-            answers.flush()
-        answers.write(json.dumps({"free": request["generation"]}) + "\n")
-        answers.flush()
+            answer(asdict(outcome))
+        answer({"free": request["generation"]})
 
 
 def _committers(settings: dict[str, Any]) -> tuple[list[Committer], list[Committer]]:
@@ -80,14 +87,17 @@ def _die_with(parent: int) -> None:
     gone()
 
 
-def _requests(durable: list[Committer]) -> Iterator[dict[str, Any]]:
-    """Requests until null; which saves of other writers have failed is told to the committers at once. If the pipe ends
-    before null, the parent is dead and this process exits at once."""
+def _requests(durable: list[Committer], answer: Callable[[dict[str, Any]], None]) -> Iterator[dict[str, Any]]:
+    """Saves until null; each line has its empty `answer` at once, and which saves of other writers have failed is told
+    to the committers. If the pipe ends before null, the parent is dead and this process exits at once."""
     inbox: queue.Queue[dict[str, Any] | None] = queue.Queue()
 
     def receive() -> None:
         for line in sys.stdin:
             request = json.loads(line)
+            answer({})
+            if request and "ask" in request:
+                continue
             if request and "failed" in request:
                 for committer in durable:
                     committer.failed = dict(enumerate(request["failed"]))

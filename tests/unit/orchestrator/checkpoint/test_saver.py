@@ -134,6 +134,78 @@ def test_a_save_waits_for_memory_within_bounds(in_memory: Path) -> None:
     assert saver.failed_step == 3
 
 
+def with_stopped(store: Store, seconds: float = 1.0) -> Saver:
+    """One whose writing process has made the first commit, and is stopped."""
+    saver = Saver(store, max_wait=seconds)
+    saver.save(1, [full_piece("model.w", torch.ones(4))], meta(1))
+    saver._wait(lambda: not saver._busy, 30.0)
+    assert [outcome.state for outcome in saver.poll()] == ["published"]
+    os.kill(sidecar(saver), signal.SIGSTOP)
+    return saver
+
+
+def test_a_stopped_writing_process_is_replaced_by_the_save_that_waits_for_it(in_memory: Path) -> None:
+    store = Store(str(in_memory))
+    saver = with_stopped(store)
+    stopped, pieces = saver._sidecar.process, [full_piece("model.w", torch.ones(4))]
+    assert [saver.save(step, pieces, meta(step)) < 0.5 for step in (2, 3)] == [True, True]
+    assert saver.save(4, pieces, meta(4)) < 10
+    assert stopped.returncode == -signal.SIGKILL
+    lost = saver.poll()
+    assert [(outcome.step, outcome.state) for outcome in lost] == [(2, "failed"), (3, "failed")]
+    assert {outcome.reason for outcome in lost} == {
+        "the writing process gave no answer for 1 s and was ended"
+    }
+    saver.save(5, pieces, meta(5))
+    assert [(outcome.step, outcome.state) for outcome in saver.close()] == [
+        (4, "published"),
+        (5, "published"),
+    ]
+    assert store.steps() == [1, 4, 5]
+
+
+def test_saves_that_are_far_apart_do_not_wait_for_a_stopped_writing_process(in_memory: Path) -> None:
+    """It is found between them."""
+    saver = with_stopped(Store(str(in_memory)))
+    pieces = [full_piece("model.w", torch.ones(4))]
+    saver.save(2, pieces, meta(2))
+    (outcome,) = ended(saver, 1)
+    assert (outcome.step, outcome.state) == (2, "failed")
+    assert saver.save(3, pieces, meta(3)) < 0.5
+    assert [(outcome.step, outcome.state) for outcome in saver.close()] == [(3, "published")]
+
+
+def test_a_stopped_writing_process_is_found_at_the_end(in_memory: Path) -> None:
+    saver = with_stopped(Store(str(in_memory)))
+    saver.save(2, [full_piece("model.w", torch.ones(4))], meta(2))
+    began = time.monotonic()
+    assert [(outcome.step, outcome.state) for outcome in saver.close(timeout=60)] == [(2, "failed")]
+    assert time.monotonic() - began < 30
+
+
+def test_a_save_that_fills_the_pipe_of_a_stopped_writing_process_is_bounded(in_memory: Path) -> None:
+    saver = with_stopped(Store(str(in_memory)))
+    pieces = [full_piece(f"model.layers.{n}.weight", torch.ones(1)) for n in range(3000)]
+    saver.save(2, pieces, meta(2))
+    (outcome,) = ended(saver, 1)
+    assert (outcome.step, outcome.state) == (2, "failed")
+    saver.save(3, pieces, meta(3))
+    assert [(outcome.step, outcome.state) for outcome in saver.close()] == [(3, "published")]
+
+
+def test_a_writing_process_that_storage_keeps_waiting_is_left_alone(in_memory: Path) -> None:
+    """Here for the note of another writer."""
+    saver = Saver(Store(str(in_memory)), 0, 2, max_wait=2.0)
+    pieces = [full_piece("model.w", torch.ones(4))]
+    for step in (1, 2, 3):
+        saver.save(step, pieces, meta(step))
+    (outcome,) = saver.poll()
+    assert (outcome.step, outcome.state) == (3, "failed")
+    assert "step 1 was still being written" in outcome.reason
+    assert saver._sidecar.process.poll() is None
+    saver.abandon()
+
+
 def test_storage_that_takes_no_more_costs_the_save_and_nothing_else(in_memory: Path) -> None:
     store = Store(str(in_memory), retry=Retry(2, first=0.01))
     saver = Saver(store)
