@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.checkpoint.evaluations import awaits, evaluated
+from orchestrator.checkpoint.holds import HOLD, held
 from orchestrator.checkpoint.manifest import (
     FILE_NAME,
     FOLDER,
@@ -96,8 +97,8 @@ def _best(store: Store, sound: Mapping[int, CommitManifest], metric: str) -> int
 
 
 def prune(store: Store, retention: Retention, spared: Collection[int] = ()) -> list[int]:
-    """Remove the commits that `retention` does not keep, but those that are `spared`, and files that interrupted
-    attempts left behind.
+    """Remove the commits that `retention` does not keep, but those that are `spared` or held, and files that
+    interrupted attempts left behind.
 
     Only what is older than the newest sound commit is removed, and nothing while there is none. Damaged commits do not
     count towards `keep`. Returns the steps whose commits were removed.
@@ -113,7 +114,7 @@ def prune(store: Store, retention: Retention, spared: Collection[int] = ()) -> l
     kept = set(sorted(sound)[-keep:]) | {
         step for step in published_steps(sizes) if every and step % every == 0
     }
-    averaged = {newest, *spared}
+    averaged = {newest, *spared, *held(sizes)}
     if retention.unevaluated:  # before the best is looked for: one may be evaluated just now
         asked = sound.keys() - (set() if retention.averaged else kept)
         averaged |= {step for step in asked if awaits(store, sound[step])}
@@ -166,7 +167,7 @@ def remove(store: Store, step: int, paths: Iterable[str]) -> None:
 def _is_ours(path: str) -> bool:
     """Whether a file in a commit's folder has a name that only a store gives."""
     name = path.partition("/")[2]
-    return bool(FILE_NAME.fullmatch(name) or DOCUMENT.fullmatch(name))
+    return any(pattern.fullmatch(name) for pattern in (FILE_NAME, DOCUMENT, HOLD))
 
 
 def _sound(store: Store, sizes: dict[str, int], limit: int | None) -> dict[int, CommitManifest]:
@@ -194,5 +195,6 @@ def _sweep(store: Store, step: int, sizes: dict[str, int], commit: CommitManifes
     """Remove what interrupted attempts left in the folder of a published commit."""
     named = {f"{commit_folder(step)}/{name}" for name in (*commit.files, MANIFEST, EVALUATION)}
     for path in sizes:
-        if path.startswith(commit_folder(step) + "/") and path not in named and _is_ours(path):
+        is_in = path.startswith(commit_folder(step) + "/") and path not in named
+        if is_in and _is_ours(path) and not HOLD.fullmatch(path.partition("/")[2]):
             store.retry(store.backend.remove, path)

@@ -30,6 +30,11 @@ if TYPE_CHECKING:
     from orchestrator.checkpoint.pieces import TensorPiece
     from orchestrator.checkpoint.reader import Reader
 
+KEEP_MORE = "let the run keep more by checkpoint.keep or checkpoint.keep_every, or wait for its end"
+"""What to do about a commit that a run at work has removed."""
+LOOKS = 5
+"""Most newest commits that are looked at one after another, each of which a run at work removes meanwhile."""
+
 
 class Store:
     """Commits below one path or fsspec URI (`<run>/checkpoints`). Every storage call is retried within bounds.
@@ -218,8 +223,17 @@ class Store:
             deep: verify every byte by its checksum; otherwise only the manifest and the sizes of files.
 
         Raises:
-            InputError: the newest is undamaged but cannot be read: newer schema, or files outside its folder.
+            InputError: the newest is undamaged but cannot be read: newer schema, or files outside its folder; or one
+                after the other was removed by a run at work while it was looked at.
         """
+        for _ in range(LOOKS):
+            found, is_gone = self._newest(at_most, deep)
+            if not is_gone:
+                return found
+        raise InputError("a run at work removes each commit while it is read", self.location, KEEP_MORE)
+
+    def _newest(self, at_most: int | None, deep: bool) -> tuple[CommitManifest | None, bool]:
+        """As `latest`, and whether a run at work has removed one that was listed: what stands in its place is not."""
         self.skipped = []
         sizes = self.retry(self.backend.list)
         for step in sorted(published_steps(sizes), reverse=True):
@@ -230,7 +244,7 @@ class Store:
             except FileNotFoundError:
                 # A run at work has removed it since, and what stands in its place may not have been listed.
                 if step not in self.steps():
-                    return self.latest(at_most, deep)
+                    return None, True
                 self.skipped.append((step, f"{self._where(step)}: the manifest is no file"))
                 continue
             except CorruptCommit as error:
@@ -238,9 +252,11 @@ class Store:
                 continue
             problems = found.wrong_files(sizes) or (self._check_bytes(found) if deep else [])
             if not problems:
-                return found
+                return found, False
+            if step not in self.steps():
+                return None, True
             self.skipped.append((step, problems[0]))
-        return None
+        return None, False
 
     def verify(self, step: int) -> list[str]:
         """A line for every damaged block and every cut, missing or unreadable file of a commit; empty if it is

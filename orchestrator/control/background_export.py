@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from cluster.workers.cluster import Cluster, RemoteTask
+from orchestrator.checkpoint.chosen import read_chosen
+from orchestrator.checkpoint.manifest import CommitManifest
+from orchestrator.checkpoint.store import Store
 from orchestrator.control.final_tasks import FinalTasks
 from orchestrator.export import hugging_face as export
 from orchestrator.job.spec import JobSpec
@@ -15,6 +18,19 @@ from orchestrator.storage.run_directory import RunDir
 
 LONGEST = 7200.0
 """Seconds that an export may take: a hundred billion parameters are read and written within, at 200 MB a second."""
+
+
+def export_commit(run_uri: str, step: int, target: str) -> dict[str, Any]:
+    """Export the commit at `step` of a run that trains on; where that is removed already, the newest. As `export`."""
+
+    def choose(store: Store, _: int | None) -> CommitManifest:
+        newest = None if step in store.steps() else store.latest(deep=False)
+        return newest or store.manifest(step)
+
+    def write(commit: CommitManifest) -> dict[str, Any]:
+        return export.export(run_uri, commit.step, target)
+
+    return read_chosen(Store(RunDir(run_uri).commits), None, write, choose)
 
 
 @dataclass(frozen=True)
@@ -50,7 +66,7 @@ class BackgroundExport:
     def published(self, step: int) -> None:
         """Hear of a commit; it is exported if the job wants each of them."""
         if self._checkpoint.export and self._checkpoint.export_at == "commit":
-            self._advance(Wanted(step))
+            self._advance(Wanted(step), beside=True)
 
     def advance(self, step: int) -> None:
         """Go on with the export of a run that ends at that step: its last commit, or the best by an evaluation."""
@@ -70,8 +86,9 @@ class BackgroundExport:
             self._under_way[1].cancel()
             self._under_way = None
 
-    def _advance(self, wanted: Wanted) -> None:
-        """Take the result of an export that has ended, and start what is wanted unless one is under way."""
+    def _advance(self, wanted: Wanted, beside: bool = False) -> None:
+        """Take the result of an export that has ended, and start what is wanted unless one is under way; `beside`
+        training, a later one does as well."""
         if self._under_way is not None:
             exported, run_task = self._under_way
             late = time.monotonic() - self._began > LONGEST
@@ -81,7 +98,8 @@ class BackgroundExport:
                 if late:
                     self.stop()
                     raise TimeoutError(f"it was not done after {LONGEST:.0f} s")
-                self.done, self._exported = run_task.result(), exported
+                self.done = run_task.result()
+                self._exported = exported if exported.best else Wanted(self.done["step"])
                 self._failures.pop(exported, None)
             except Exception as error:  # whatever it is, training goes on
                 why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
@@ -91,7 +109,9 @@ class BackgroundExport:
                     return
             finally:
                 self._under_way = None
-        if self._exported != wanted:
-            self._began = time.monotonic()
-            arguments = self._run.uri, wanted.step, self._target, wanted.best
-            self._under_way = (wanted, self._cluster.run_task(export.export, *arguments))
+        if self._exported == wanted or (beside and self._exported and wanted.step < self._exported.step):
+            return
+        self._began = time.monotonic()
+        arguments = self._run.uri, wanted.step, self._target
+        call = (export_commit, *arguments) if beside else (export.export, *arguments, wanted.best)
+        self._under_way = (wanted, self._cluster.run_task(*call))

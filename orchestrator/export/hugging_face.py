@@ -47,7 +47,8 @@ def export(
 ) -> dict[str, Any]:
     """Export the commit at `step` of a run to the folder `target`: complete and checked, or not at all. Its `form` is
     that of the job, or a model for transformers, if none is given; an own model has its own. Another format is made of
-    a model for transformers, which needs the space of both.
+    a model for transformers, which needs the space of both. The commit is held meanwhile: a run at work does not remove
+    it, where the export may write there.
 
     With `best` that commit is exported, if there is one, which is best by the metric of checkpoint.keep_best. The
     weights are averaged, if the job has an average of them, unless `raw`.
@@ -60,6 +61,7 @@ def export(
     """
     from orchestrator.checkpoint.averaged import facts_of
     from orchestrator.checkpoint.evaluations import metrics_of
+    from orchestrator.checkpoint.holds import holding
     from orchestrator.export.model_card import NAME, model_card
     from orchestrator.resolve.commit_model import model_of_run
 
@@ -70,7 +72,7 @@ def export(
     own, rounded = is_object_reference(spec.workload.model), None
     if own and (isinstance(form, Conversion) or form == "adapter"):
         raise InputError("an own model is exported whole, as safetensors", FORM, "leave it out")
-    with draft(target) as folder:
+    with holding(found.store, step, f"the export to {target}"), draft(target) as folder:
         form = _form_of_own(found.workload) if own else form or form_of(spec.checkpoint) or "hf"
         if isinstance(form, Conversion):
             with tempfile.TemporaryDirectory(prefix="hf-", dir=folder) as plain:

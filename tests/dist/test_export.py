@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tmpfs import mounted
 from trained import trained
 from transformers import AutoConfig, Gemma3TextConfig
 
+from orchestrator.checkpoint.retention import Retention, prune
+from orchestrator.checkpoint.shard import RawPiece
+from orchestrator.checkpoint.store import Store
 from orchestrator.export import hugging_face as exports
 from orchestrator.export.hugging_face import export
 from orchestrator.export.target import check_target
@@ -81,6 +86,23 @@ def test_a_full_disk_under_an_export_is_one_line_and_leaves_nothing(run: Path, t
         subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
         with pytest.raises(InputError, match=r"disk/model: cannot be written \(Read-only file system\)"):
             export(str(run), 2, str(disk / "model"))
+
+
+def test_a_run_at_work_does_not_remove_what_is_exported(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    store, write = Store(str(tmp_path / "run/checkpoints")), exports.write
+
+    def meanwhile(*arguments: Any) -> float | None:
+        piece = RawPiece("model.w", "F32", (1,), (0,), (1,), memoryview(bytes(4)))
+        store.publish(3, store.write_raw(3, 0, [piece]), {"position": 3, "receipt": ""})
+        assert prune(store, Retention(keep=1)) == []
+        return write(*arguments)
+
+    monkeypatch.setattr(exports, "write", meanwhile)
+    assert export(str(tmp_path / "run"), 2, str(tmp_path / "export"))["step"] == 2
+    assert prune(store, Retention(keep=1)) == [2]
 
 
 def test_an_export_that_is_cancelled_leaves_nothing(

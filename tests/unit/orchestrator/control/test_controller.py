@@ -89,7 +89,7 @@ class Runs:
 
         def run_task(*call: Any) -> RemoteTask:
             self.calls.append(call)
-            answer = self.export if call[0] is export.export else self.evaluate
+            answer = self.export if call[0] in (export.export, exports.export_commit) else self.evaluate
             self.tasks.append(RemoteTask(lambda: answer(call[2], call[3]), self.looks))
             return self.tasks[-1]
 
