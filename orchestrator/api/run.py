@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.api.job import Job
 from orchestrator.api.place import place_of, run_directory
+from orchestrator.checkpoint.chosen import read_chosen
 from orchestrator.checkpoint.identity import read_job
 from orchestrator.checkpoint.manifest import CorruptCommit
 from orchestrator.checkpoint.store import Store
@@ -105,6 +106,10 @@ class Run:
             except CorruptCommit as error:
                 rows.append({"step": step, "problem": str(error)})
                 continue
+            except InputError:
+                if step in store.steps():
+                    raise
+                continue  # a run at work has removed it since
             told = (
                 commit.position,
                 commit.receipt,
@@ -136,19 +141,22 @@ class Run:
 
         target = self._directory.at("export") if to is None else run_directory("", to).uri
         asked = asked_form(form, names, numbers)
-        export(self.uri, self._step(step), target, raw=raw, form=asked)
+        read_chosen(self._store, step, lambda number: export(self.uri, number, target, raw=raw, form=asked))
         return target
 
     def model(self, step: int | None = None, raw: bool = False) -> nn.Module:
         """The model of a commit, the newest sound one by default, on the CPU and in evaluation mode: a model of
         transformers, the user's own module, or this project's where transformers has no class for it. Raises InputError
         if there is no such commit."""
+        return read_chosen(self._store, step, lambda number: self._model(number, raw))
+
+    def _model(self, step: int, raw: bool) -> nn.Module:
         from orchestrator.resolve.commit_model import model_of_run
         from workloads.errors import WorkloadError
         from workloads.load import with_weights
         from workloads.own.object_reference import is_object_reference
 
-        commit = model_of_run(self.uri, self._step(step), raw=raw)
+        commit = model_of_run(self.uri, step, raw=raw)
         if not is_object_reference(commit.spec.workload.model):
             try:
                 commit.workload.check_hf()
@@ -214,19 +222,6 @@ class Run:
     @property
     def _store(self) -> Store:
         return Store(self._directory.commits)
-
-    def _step(self, step: int | None) -> int:
-        store = self._store
-        if step is not None:
-            if step not in store.steps():
-                raise InputError(
-                    "there is no such commit", f"{store.uri} step {step}", f"steps: {store.steps()}"
-                )
-            return step
-        newest = store.latest()
-        if newest is None:
-            raise InputError("there is no sound commit", store.uri, "train first")
-        return newest.step
 
     def __repr__(self) -> str:
         return f"Run({self.uri!r}, {self.state})"

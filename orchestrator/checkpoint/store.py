@@ -251,10 +251,10 @@ class Store:
                 self.skipped.append((step, str(error)))
                 continue
             problems = found.wrong_files(sizes) or (self._check_bytes(found) if deep else [])
+            if (problems or deep) and step not in self.steps():
+                return None, True
             if not problems:
                 return found, False
-            if step not in self.steps():
-                return None, True
             self.skipped.append((step, problems[0]))
         return None, False
 

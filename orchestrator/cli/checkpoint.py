@@ -13,9 +13,8 @@ from orchestrator.cli.options import Json, Run, emit, existing_run, on_this_mach
 from orchestrator.job.errors import InputError
 
 if TYPE_CHECKING:
-    from orchestrator.checkpoint.manifest import CommitManifest
     from orchestrator.checkpoint.store import Store
-    from orchestrator.storage.run_directory import RunDir
+    from orchestrator.job.spec import JobSpec
 
 RawWeights = Annotated[
     bool, typer.Option("--raw-weights", help="those of training, where the job has an average of them")
@@ -42,7 +41,7 @@ def register(app: typer.Typer) -> None:
 def list_(run_dir: Run, as_json: Json = False) -> None:
     """List the commits of a run."""
     store = _store(run_dir)
-    found = [_describe(store, step) for step in store.steps()]
+    found = [row for step in store.steps() if (row := _describe(store, step)) is not None]
     if as_json:
         emit(found)
         return
@@ -56,19 +55,27 @@ def list_(run_dir: Run, as_json: Json = False) -> None:
 def verify(run_dir: Run, step: One = None, as_json: Json = False) -> None:
     """Check every byte of one commit, or of all, of their token shards, and that weights which commits lack since they
     were not trained are where the run began with them. Exit code 1 if something is damaged."""
+    from orchestrator.checkpoint.chosen import read_chosen
     from orchestrator.data.prepared.tokens import problems as problems_of
     from orchestrator.resolve.prepared_data import place_of_data
 
-    store = _store(run_dir)
-    steps = store.steps() if step is None else [step]
-    if not steps or (step is not None and step not in store.steps()):
-        where = store.uri if step is None else f"{store.uri} step {step}"
-        raise InputError("there is no such commit", where, f"steps: {store.steps()}")
-    problems = {f"step {number}": store.verify(number) for number in steps}
-    known = {store.manifest(number).meta.get("data") for number in steps if not problems[f"step {number}"]}
-    sound = [number for number in steps if not problems[f"step {number}"]]
-    problems |= {f"step {number}": [line] for number in sound if (line := _lacking(run_dir, number))}
-    run, spec = existing_run(run_dir)
+    (run, spec), store = existing_run(run_dir), _store(run_dir)
+
+    def look(number: int) -> tuple[list[str], str | None]:
+        return _looked_at(spec, store, number)
+
+    found = {}
+    for number in store.steps() if step is None else [step]:
+        try:
+            found[number] = read_chosen(store, number, look)
+        except InputError:
+            if step is not None or number in store.steps():
+                raise
+    if not found:  # there are none, or all were removed meanwhile
+        newest = read_chosen(store, None, lambda number: (number, look(number)))
+        found = dict([newest])
+    problems = {f"step {number}": lines for number, (lines, _) in found.items()}
+    known = {data for _, data in found.values()}
     for uri in sorted(filter(None, known)):
         place = place_of_data(spec, run, uri)
         if place is None:  # which is no problem: it is made again
@@ -107,17 +114,20 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Export a commit to a folder that transformers, peft or another framework loads, and compare the outputs."""
+    from orchestrator.checkpoint.chosen import read_chosen
     from orchestrator.export.converted import asked_form
     from orchestrator.export.hugging_face import export as write
     from orchestrator.job.paths import absolute
     from orchestrator.storage.uri import check_uri
 
     run, _ = existing_run(run_dir)
-    manifest = chosen_commit(run, step)
     if to is not None:
         check_uri(to, "--to")
     target = run.at("export") if to is None else absolute(to, Path.cwd())
-    found = write(run.uri, manifest.step, target, raw=raw_weights, form=asked_form(form, names, numbers))
+    asked = asked_form(form, names, numbers)
+    found = read_chosen(
+        _store(run_dir), step, lambda number: write(run.uri, number, target, raw=raw_weights, form=asked)
+    )
     if as_json:
         emit(found)
     else:
@@ -125,7 +135,7 @@ def export(
         apart = found["logits_difference"]
         same = "" if apart is None else f", logits within {apart:.1e} of transformers'"
         rounded = f", {found['rounding']:.1e} by rounding" if "rounding" in found else ""
-        print(f"{target}: step {manifest.step}{averaged}{same}{rounded}")
+        print(f"{target}: step {found['step']}{averaged}{same}{rounded}")
         if reader := found.get("tokenizer_class"):
             print(f"read its tokenizer with {reader}: AutoTokenizer makes another one of it", file=sys.stderr)
 
@@ -211,16 +221,21 @@ def _imported(target: Path, found: dict[str, Any], of: str, as_json: bool) -> No
         print(f"{target}: {len(found['tensors'])} tensors of {of}")
 
 
-def _lacking(run_dir: str, step: int) -> str:
-    """What is wrong with the weights that a commit lacks; empty if they are there as they were, or it lacks none."""
+def _looked_at(spec: JobSpec, store: Store, step: int) -> tuple[list[str], str | None]:
+    """What is wrong with a commit, or with the weights that it lacks; and where its data is, if it is sound. Raises
+    FileNotFoundError if it was removed meanwhile."""
     from orchestrator.resolve.base import base_of_commit
 
-    _, spec = existing_run(run_dir)
+    if problems := store.verify(step):
+        if step not in store.steps():
+            raise FileNotFoundError(f"{store.location} step {step}")
+        return problems, None
+    commit = store.manifest(step)
     try:
-        base_of_commit(spec, _store(run_dir).manifest(step))
+        base_of_commit(spec, commit)
     except InputError as error:
-        return f"{error.where}: {error.what}"
-    return ""
+        problems = [f"{error.where}: {error.what}"]
+    return problems, commit.meta.get("data")
 
 
 def _store(run_dir: str) -> Store:
@@ -230,23 +245,10 @@ def _store(run_dir: str) -> Store:
     return Store(run.commits)
 
 
-def chosen_commit(run: RunDir, step: int | None) -> CommitManifest:
-    """The commit of that step, by default the newest sound one. Raises InputError if there is none."""
-    from orchestrator.checkpoint.store import Store
-
-    store = Store(run.commits)
-    if step is not None:
-        if step not in store.steps():
-            raise InputError("there is no such commit", f"{store.uri} step {step}", f"steps: {store.steps()}")
-        return store.manifest(step)
-    newest = store.latest()
-    if newest is None:
-        raise InputError("there is no sound commit", store.uri, "train first")
-    return newest
-
-
-def _describe(store: Store, step: int) -> dict[str, Any]:
+def _describe(store: Store, step: int) -> dict[str, Any] | None:
+    """A row about a commit, None if it was removed meanwhile."""
     from orchestrator.checkpoint.evaluations import metrics_of
+    from orchestrator.checkpoint.holds import holders
     from orchestrator.checkpoint.manifest import CorruptCommit
 
     try:
@@ -254,6 +256,10 @@ def _describe(store: Store, step: int) -> dict[str, Any]:
     except CorruptCommit as error:
         columns = dict.fromkeys(("position", "receipt", "layout", "MiB", "created"), "")
         return {"step": step, **columns, "state": f"damaged: {error}", "evaluation": {}}
+    except InputError:
+        if step in store.steps():
+            raise
+        return None
     layout = found.meta.get("layout", {})
     shown = " ".join(f"{k}{v}" for k, v in layout.items() if k in ("pp", "dp", "cp", "tp") and v > 1) or "dp1"
     return {
@@ -263,7 +269,7 @@ def _describe(store: Store, step: int) -> dict[str, Any]:
         "layout": shown,
         "MiB": round(found.total_bytes / 2**20, 1),
         "created": found.created,
-        "state": "committed",
+        "state": "; ".join(["committed", *(f"held by {by}" for by in holders(store, step))]),
         "evaluation": metrics_of(store, found),
     }
 

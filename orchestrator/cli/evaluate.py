@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from orchestrator.cli.checkpoint import RawWeights, Step, chosen_commit
+from orchestrator.cli.checkpoint import RawWeights, Step
 from orchestrator.cli.data import prepared_with_progress
 from orchestrator.cli.options import Address, Json, Run, emit, existing_run, finite, table
 from orchestrator.job.errors import InputError
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from orchestrator.job.spec import JobSpec
     from orchestrator.storage.row_types import EvaluationRow
     from orchestrator.storage.run_directory import RunDir
+
+T = TypeVar("T")
 
 
 def register(app: typer.Typer) -> None:
@@ -65,9 +68,12 @@ def evaluate(
     from orchestrator.evaluate.task_files import read_tasks
 
     sets, files = _texts(on or []), read_tasks([absolute_path(path) for path in tasks or []])
-    subject = _subject(what, step, overrides or [], raw_weights)
-    row = subject.on_text(sets, address) if sets or not files else None
-    of_tasks = subject.on_tasks(files) if files else None
+
+    def measure(subject: _Commit | _Export) -> tuple[EvaluationRow | None, EvaluationRow | None]:
+        row = subject.on_text(sets, address) if sets or not files else None
+        return row, subject.on_tasks(files) if files else None
+
+    row, of_tasks = _measured(what, step, overrides or [], raw_weights, measure)
     first = row or of_tasks
     assert first is not None
     of_text = row["sets"] if row else {}
@@ -102,6 +108,8 @@ def generate(
     as_json: Json = False,
 ) -> None:
     """Continue prompts with the model of a commit."""
+    from orchestrator.checkpoint.chosen import read_chosen
+    from orchestrator.checkpoint.store import Store
     from orchestrator.evaluate.samples import continue_prompts
     from orchestrator.resolve.commit_model import model_of_commit
     from orchestrator.resolve.resolved_job import wrong_input
@@ -112,16 +120,16 @@ def generate(
         raise InputError(
             "a model of own samples continues no text", run.uri, "load it by load_run(..).model()"
         )
-    found = model_of_commit(run, spec, chosen_commit(run, step), raw_weights)
-    with wrong_input("prompts"):
-        said = continue_prompts(
-            found.workload,
-            found.read,
-            found.tokens.tokenizer(),
-            prompts,
-            tokens,
-            Sampling(temperature=temperature, seed=seed),
-        )
+    sampling, store = Sampling(temperature=temperature, seed=seed), Store(run.commits)
+
+    def say(number: int) -> list[str]:
+        found = model_of_commit(run, spec, store.manifest(number), raw_weights)
+        with wrong_input("prompts"):
+            return continue_prompts(
+                found.workload, found.read, found.tokens.tokenizer(), prompts, tokens, sampling
+            )
+
+    said = read_chosen(store, step, say)
     if as_json:
         emit([{"prompt": prompt, "text": text} for prompt, text in zip(prompts, said, strict=True)])
         return
@@ -208,9 +216,13 @@ class _Export:
         return run_tasks(files, place, spec.resources.per_worker.bundle)
 
 
-def _subject(what: str, step: int | None, overrides: list[str], raw: bool) -> _Commit | _Export:
-    """What the argument names: a folder with a config.json is an export, one with a manifest a commit."""
+def _measured(
+    what: str, step: int | None, overrides: list[str], raw: bool, measure: Callable[[_Commit | _Export], T]
+) -> T:
+    """What the call returns of what is named: of an export, if it is a folder with a config.json, else of a commit."""
+    from orchestrator.checkpoint.chosen import read_chosen
     from orchestrator.checkpoint.manifest import commit_folder
+    from orchestrator.checkpoint.store import Store
     from orchestrator.evaluate.of_export import is_export
     from orchestrator.storage.file_names import COMMITS
     from orchestrator.storage.uri import check_uri, is_local, local_path
@@ -222,7 +234,7 @@ def _subject(what: str, step: int | None, overrides: list[str], raw: bool) -> _C
         if raw:
             hint = "leave it out, or give it to checkpoint export"
             raise InputError("an export has the weights that it was made of", "--raw-weights", hint)
-        return _Export(local_path(what), overrides)
+        return measure(_Export(local_path(what), overrides))
     head, _, name = absolute_path(what).rstrip("/").rpartition(f"/{COMMITS}/")
     number = name.removeprefix("step-")
     if head and number.isdecimal() and name == commit_folder(int(number)):
@@ -232,7 +244,8 @@ def _subject(what: str, step: int | None, overrides: list[str], raw: bool) -> _C
     if overrides:
         raise InputError("a run is evaluated as its job says", "--set", "leave it out; it is for an export")
     run, spec = existing_run(what)
-    return _Commit(run, spec, chosen_commit(run, step), raw)
+    store = Store(run.commits)
+    return read_chosen(store, step, lambda number: measure(_Commit(run, spec, store.manifest(number), raw)))
 
 
 def _with_sets(spec: JobSpec, texts: dict[str, str]) -> JobSpec:

@@ -9,7 +9,6 @@ from typing import Any
 
 from cluster.workers.cluster import Cluster, RemoteTask
 from orchestrator.checkpoint.chosen import read_chosen
-from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.checkpoint.store import Store
 from orchestrator.control.final_tasks import FinalTasks
 from orchestrator.export import hugging_face as export
@@ -23,12 +22,12 @@ LONGEST = 7200.0
 def export_commit(run_uri: str, step: int, target: str) -> dict[str, Any]:
     """Export the commit at `step` of a run that trains on; where that is removed already, the newest. As `export`."""
 
-    def choose(store: Store, _: int | None) -> CommitManifest:
+    def choose(store: Store, _: int | None) -> int:
         newest = None if step in store.steps() else store.latest(deep=False)
-        return newest or store.manifest(step)
+        return newest.step if newest else step
 
-    def write(commit: CommitManifest) -> dict[str, Any]:
-        return export.export(run_uri, commit.step, target)
+    def write(there: int) -> dict[str, Any]:
+        return export.export(run_uri, there, target)
 
     return read_chosen(Store(RunDir(run_uri).commits), None, write, choose)
 

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from cluster.workers.to_the_end import run_to_the_end
+from orchestrator.checkpoint.chosen import read_chosen
 from orchestrator.checkpoint.identity import check_commit, check_shards
 from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.checkpoint.store import Store
@@ -62,10 +63,21 @@ def replay(spec: JobSpec, run: RunDir, step: int | None, steps: int) -> ReplayRe
 
     Raises InputError if there is no such commit, or nothing recorded after it, and RuntimeError if a rank fails.
     """
-    store = Store(run.commits)
-    recorded = {row["step"]: row for row in run.log(METRICS).after(min(store.steps(), default=0))}
-    manifest = _choose(store, recorded, step)
-    first = manifest.step + 1
+    return read_chosen(
+        Store(run.commits),
+        step,
+        lambda start: _replayed(spec, run, start, steps),
+        lambda store, asked: _choose(store, _recorded(run, min(store.steps(), default=0)), asked),
+    )
+
+
+def _recorded(run: RunDir, step: int) -> dict[int, Row]:
+    """The rows after a step."""
+    return {row["step"]: row for row in run.log(METRICS).after(step)}
+
+
+def _replayed(spec: JobSpec, run: RunDir, start: int, steps: int) -> ReplayResult:
+    manifest, recorded, first = Store(run.commits).manifest(start), _recorded(run, start), start + 1
     layout_text = recorded[first]["layout"]
     layout = next((c for c in _layouts(run, manifest) if c["text"] == layout_text), None)
     if layout is None:
@@ -102,7 +114,7 @@ def replay(spec: JobSpec, run: RunDir, step: int | None, steps: int) -> ReplayRe
     return ReplayResult(manifest.step, [_compare(recorded[n], replayed[n]) for n in range(first, last + 1)])
 
 
-def _choose(store: Store, recorded: dict[int, Row], step: int | None) -> CommitManifest:
+def _choose(store: Store, recorded: dict[int, Row], step: int | None) -> int:
     found = [number for number in store.steps() if number + 1 in recorded]
     if step is not None and step not in found:
         known = ", ".join(map(str, found)) or "none"
@@ -113,7 +125,7 @@ def _choose(store: Store, recorded: dict[int, Row], step: int | None) -> CommitM
         raise InputError(
             "no commit is followed by recorded steps", store.uri, "raise checkpoint.keep, or train on"
         )
-    return store.manifest(found[0] if step is None else step)
+    return found[0] if step is None else step
 
 
 def _layouts(run: RunDir, manifest: CommitManifest) -> list[dict[str, Any]]:

@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
+from orchestrator.checkpoint.holds import hold
 from orchestrator.checkpoint.manifest import parse_manifest
+from orchestrator.checkpoint.store import Store
+from orchestrator.export import hugging_face
 
 
 @pytest.fixture
@@ -40,6 +43,14 @@ def test_commits_are_listed(command: Any, run: Path) -> None:
     shown = command("checkpoint", "list", run)
     assert shown.code == 0
     assert "committed" in shown.out
+
+
+def test_who_holds_a_commit_is_listed(command: Any, run: Path) -> None:
+    hold(Store(str(run / "checkpoints")), 8, "the run adapter")
+    said = command("checkpoint", "list", run, "--json")
+    assert [row["state"] for row in json.loads(said.out)] == [
+        "committed", "committed; held by the run adapter", "committed",
+    ]  # fmt: skip
 
 
 def test_a_damaged_manifest_is_listed_as_such(command: Any, run: Path) -> None:
@@ -75,6 +86,54 @@ def test_a_missing_shard_is_found(command: Any, run: Path) -> None:
     path.unlink()
     said = command("checkpoint", "verify", run, "--step", 12)
     assert (said.code, said.out) == (1, f"step 12: {path.name} is missing\n")
+
+
+def at_work(
+    run: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, steps: tuple[int, ...]
+) -> None:
+    """A run that removes the commits of these steps as soon as the function reads them; its second argument is the
+    step."""
+    read = getattr(owner, name)
+
+    def late(store: Any, step: int, *more: Any, **options: Any) -> Any:
+        if step in steps:
+            shutil.rmtree(run / "checkpoints" / f"step-{step:08d}")
+        return read(store, step, *more, **options)
+
+    monkeypatch.setattr(owner, name, late)
+
+
+def test_what_a_run_at_work_removes_is_not_verified(
+    command: Any, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_work(run, monkeypatch, Store, "verify", (4,))
+    said = command("checkpoint", "verify", run)
+    assert (said.code, said.out) == (0, "step 8: sound\nstep 12: sound\n")
+
+
+def test_a_named_commit_that_a_run_at_work_removes_is_told(
+    command: Any, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_work(run, monkeypatch, Store, "verify", (4,))
+    said = command("checkpoint", "verify", run, "--step", 4)
+    assert (said.code, said.out) == (2, "")
+    assert said.err.count("\n") == 1
+    assert (
+        "a run at work has removed step 4 while it was read; let the run keep more by checkpoint.keep"
+        in said.err
+    )
+
+
+def test_the_newest_is_exported_again_if_a_run_at_work_removes_it(
+    command: Any, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def export(uri: str, step: int, target: str, **_: Any) -> dict[str, Any]:
+        return {"step": Store(f"{uri}/checkpoints").manifest(step).step, "logits_difference": None}
+
+    monkeypatch.setattr(hugging_face, "export", export)
+    at_work(run, monkeypatch, hugging_face, "export", (12,))
+    said = command("checkpoint", "export", run, "--to", run / "model")
+    assert (said.code, said.out) == (0, f"{run}/model: step 8\n")
 
 
 def test_pruning_keeps_the_newest_whose_every_byte_is_right(command: Any, run: Path) -> None:

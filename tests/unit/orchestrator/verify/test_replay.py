@@ -12,6 +12,8 @@ from jobs import job, write_text
 from prepared import prepare_here
 from scripted import drive
 
+from orchestrator.checkpoint.retention import remove
+from orchestrator.checkpoint.store import Store
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec, parse
 from orchestrator.storage.run_directory import RunDir
@@ -140,3 +142,20 @@ def test_a_replay_of_no_step_proves_nothing() -> None:
     document = ReplayResult(4, [{"step": 5, "verdict": "same"}]).to_json()
     assert (document["same"], document["start"]) == (True, 4)
     json.dumps(document)
+
+
+def test_a_commit_that_a_run_at_work_removes_is_followed_by_the_next(
+    spec: JobSpec, run: RunDir, tasks: list[Task], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = replays.run_to_the_end
+
+    def late(*words: Any) -> Any:
+        if not tasks:
+            remove(Store(run.commits), 4, Store(run.commits).backend.list())
+            answer(*words)
+            raise RuntimeError("rank 0 failed")
+        return answer(*words)
+
+    monkeypatch.setattr(replays, "run_to_the_end", late)
+    found = replay(spec, run, None, 3)
+    assert (found.start, found.same, [task.restore for task in tasks]) == (8, True, [4, 8])
