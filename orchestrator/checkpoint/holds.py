@@ -43,15 +43,20 @@ def release(store: Store, step: int, by: str) -> None:
     store.retry(store.backend.remove_folder, commit_folder(step))  # if nothing is in it any more
 
 
+def hold_if_allowed(store: Store, step: int, by: str) -> None:
+    """As `hold`, where that may be written. Raises FileNotFoundError if the commit is gone."""
+    try:
+        is_there = hold(store, step, by)
+    except OSError:
+        return
+    if not is_there:
+        raise FileNotFoundError(f"{store.location}/{commit_folder(step)}")
+
+
 @contextlib.contextmanager
 def holding(store: Store, step: int, by: str) -> Iterator[None]:
-    """Hold the commit of a step within the block, where that may be written. Raises FileNotFoundError if it is gone."""
-    try:
-        there = hold(store, step, by)
-    except OSError:
-        there = True  # as far as is known
-    if not there:
-        raise FileNotFoundError(f"{store.location}/{commit_folder(step)}")
+    """Hold the commit of a step within the block, see `hold_if_allowed`."""
+    hold_if_allowed(store, step, by)
     try:
         yield
     finally:

@@ -141,7 +141,8 @@ def export(
 
 
 def prune(run_dir: Run, keep: Annotated[int, typer.Option(min=1, help="commits that stay")] = 1) -> None:
-    """Remove all but the newest commits, and the newest whose every byte is right."""
+    """Remove all but the newest commits, the newest whose every byte is right, and those that are held, which
+    `checkpoint list` shows."""
     from orchestrator.checkpoint.retention import prune as prune_commits
     from orchestrator.checkpoint.retention import retention_of
     from orchestrator.checkpoint.store import Store

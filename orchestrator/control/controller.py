@@ -34,8 +34,9 @@ from orchestrator.job.spec import JobSpec
 from orchestrator.planning.layout import Layout
 from orchestrator.planning.machines import told
 from orchestrator.planning.planner import Planner
-from orchestrator.resolve.base import NO_BASE, base_json, bases_of, same_base
+from orchestrator.resolve.base import NO_BASE, base_json, same_base
 from orchestrator.resolve.continued import begun_from, take_over
+from orchestrator.resolve.held_base import bases_of
 from orchestrator.resolve.prepared_data import PreparedData, is_whole, keep_excerpt
 from orchestrator.storage.row_types import EventFields
 from orchestrator.storage.run_directory import Row, RunDir
@@ -217,9 +218,8 @@ class Controller:
             case "start":
                 assert action.layout is not None
                 self._start(history, action.layout, before.layout)
-            case "watch":
-                if before.phase == "start" and self._state.phase == "train":
-                    self._note_first_step(history)
+            case "watch" if before.phase == "start" and self._state.phase == "train":
+                self._note_first_step(history)
             case "prewarm":
                 self._note = action.reason
                 self._workers.prewarm(action.workers)
@@ -260,7 +260,7 @@ class Controller:
             return
         self._workers.prewarm_first(self._useful)  # what follows takes seconds
         source, commit = self._stored(lambda: begun_from(self._spec, self._run, history.newest))
-        self._base, needed = self._stored(lambda: bases_of(self._spec, history.base, commit))
+        self._base, needed = self._stored(lambda: bases_of(self._spec, history.base, commit, self._run))
         shape, shards, notes = self._stored(lambda: self._workers.resolved(self._data, needed, source))
         self._shards = history.same_shards(shards, self._data.uri)
         first = self._planner is None

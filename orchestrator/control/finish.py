@@ -14,6 +14,7 @@ from orchestrator.control.run_history import RunHistory
 from orchestrator.job.metric_names import by_name, larger_is_better
 from orchestrator.job.outcome import Outcome
 from orchestrator.job.spec import JobSpec
+from orchestrator.resolve.held_base import release_base
 from orchestrator.storage.row_line import EVENTS
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.track.goodput import with_end
@@ -43,6 +44,8 @@ def finish(
     commit = history.store.latest(deep=False)  # not of the memory of nodes, which ends with the run
     tracker = history.tracker
     found = summarise(spec, run, commit, data, exported, rows)
+    if found["state"] == Outcome.DONE:
+        release_base(spec, run, history.base)
     found["problem"] = found["reason"] if found["state"] == Outcome.FAILED else None
     run.write_json("summary.json", found)
     not_drawn = draw(run, lambda run: _report(run, rows))

@@ -23,6 +23,7 @@ from orchestrator.planning.machines import machine_for
 from orchestrator.planning.planner import Planner
 from orchestrator.resolve.base import Base
 from orchestrator.resolve.continued import Source
+from orchestrator.resolve.held_base import not_held
 from orchestrator.resolve.prepared_data import PreparedData
 from orchestrator.resolve.training_inputs import shape_over
 from orchestrator.storage.run_directory import Row, RunDir
@@ -43,7 +44,7 @@ class Workers:
     """
 
     def __init__(self, spec: JobSpec, cluster: Cluster, run: RunDir) -> None:
-        self._spec, self._cluster, self._profiles = spec, cluster, ProfileRequests(run)
+        self._spec, self._cluster, self._run, self._profiles = spec, cluster, run, ProfileRequests(run)
         self.bundle = spec.resources.per_worker.bundle
         self._snapshots = SnapshotServers(spec, cluster)
         source = spec.resources.notices
@@ -151,10 +152,9 @@ class Workers:
         self, data: PreparedData, base: Base | None, source: Source | None
     ) -> tuple[ModelShape, str, list[str]]:
         """See `shape_over`: it imports torch, which the cluster may have done already."""
-        return cast(
-            "tuple[ModelShape, str, list[str]]",
-            self._cluster.call(shape_over, self._spec, data, base, source),
-        )
+        found = self._cluster.call(shape_over, self._spec, data, base, source)
+        shape, shards, notes = cast("tuple[ModelShape, str, list[str]]", found)
+        return shape, shards, [*notes, *not_held(base, self._run)]
 
     def planner(self, shape: ModelShape, is_stopped: Callable[[], bool]) -> Planner:
         """Plans by what the least of the workers has; what is traced for that ends when the run `is_stopped`. Raises

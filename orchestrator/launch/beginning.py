@@ -9,6 +9,7 @@ from orchestrator.job.errors import InputError
 from orchestrator.job.tokenizer_training import TrainedTokenizer
 from orchestrator.resolve.base import base_of
 from orchestrator.resolve.continued import WEIGHTS_ALONE, WHERE, source_of
+from orchestrator.resolve.held_base import read_base
 from orchestrator.resolve.resolved_job import ResolvedJob
 from orchestrator.resolve.training_inputs import load_workload, vocabulary_before_data
 from orchestrator.storage.run_directory import RunDir
@@ -39,9 +40,16 @@ def check_base(job: ResolvedJob, commit: CommitManifest | None) -> None:
             raise InputError("has no weights, which an adapter is for", where, hint)
         return
     begun = (commit.meta.get(BASE) if commit else None) or {}
-    base = base_of(spec, begun, commit is not None)
     if commit is None or spec.needs_base:
-        load_workload(spec, vocabulary_before_data(job), FORMAT, job.model, base)
+        vocabulary = vocabulary_before_data(job)
+        read_base(
+            spec,
+            begun,
+            commit is not None,
+            lambda base: load_workload(spec, vocabulary, FORMAT, job.model, base),
+        )
+    else:
+        base_of(spec, begun, True)
 
 
 def check_continues(job: ResolvedJob, run_dir: RunDir) -> CommitManifest | None:

@@ -49,9 +49,10 @@ from orchestrator.launch.preflight import check_job
 from orchestrator.launch.worker import worker_at
 from orchestrator.planning.machines import machine_for
 from orchestrator.planning.planner import Planner
-from orchestrator.resolve.base import base_json, bases_of
+from orchestrator.resolve.base import base_json
 from orchestrator.resolve.commit_model import as_begun
 from orchestrator.resolve.continued import begun_from, take_over
+from orchestrator.resolve.held_base import bases_of, release_base
 from orchestrator.resolve.precision import as_its_run
 from orchestrator.resolve.prepared_data import PreparedData, prepared
 from orchestrator.resolve.training_inputs import resolve_over
@@ -167,7 +168,7 @@ class RankZeroHistory:
         """Roll back to the last sound commit and choose a layout; what a task says of that."""
         bundle = self._spec.resources.per_worker.bundle
         source, begun = begun_from(self._spec, self._run, self._history.newest)
-        base, needed = bases_of(self._spec, self._history.base, begun)
+        base, needed = bases_of(self._spec, self._history.base, begun, self._run)
         job, shards, _ = resolve_over(self._spec, self._data, needed, source)
         check_shards(self._history.newest, shards, self._data.uri)
         machine = machine_for(smallest_offer(bundle, world), bundle, self._spec.train.dtype)
@@ -215,6 +216,7 @@ class RankZeroHistory:
     def end(self) -> None:
         """All steps are done."""
         self._tell("done", f"{self._history.step} steps are done")
+        release_base(self._spec, self._run, self._history.base)
 
     def fail(self, error: Exception) -> None:
         """Record what ended the attempt and what follows from it, as `decide` says."""

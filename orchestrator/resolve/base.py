@@ -75,7 +75,7 @@ def base_of(spec: JobSpec, begun: Mapping[str, Any], settled: bool) -> Base | No
     where = INIT if spec.workload.init_from else MODEL
     gone = InputError("the weights that the run began with are gone", f"{where} {begun.get('uri')}", BACK)
     try:
-        found = _look(spec, begun.get("step"))
+        found = named_base(spec, begun.get("step"))
     except (InputError, WorkloadError) as error:
         if begun and settled and not spec.needs_base:
             return Base(**begun)
@@ -90,27 +90,17 @@ def base_of(spec: JobSpec, begun: Mapping[str, Any], settled: bool) -> Base | No
     return found
 
 
-def bases_of(
-    spec: JobSpec, begun: Mapping[str, Any], commit: CommitManifest | None
-) -> tuple[Base | None, Base | None]:
-    """See `base_of`; and the weights that are read at the next start, none where a run goes on from a `commit` that has
-    all. Raises as `base_of_commit`."""
-    _check_drawn(spec, commit)
-    base = base_of(spec, begun, commit is not None)
-    return base, base if commit is None or spec.needs_base else None
-
-
 def base_of_commit(spec: JobSpec, commit: CommitManifest) -> Base | None:
     """The weights that the run of a commit began with, None if it began anew. If the commit lacks some of them, raises
     InputError if they are gone, or not the same any more, or cannot be drawn again."""
-    _check_drawn(spec, commit)
+    check_drawn(spec, commit)
     begun = commit.meta.get(BASE)
     if spec.reads_base and begun:
         return base_of(spec, begun, True)
     return Base(**begun) if begun else None
 
 
-def _check_drawn(spec: JobSpec, commit: CommitManifest | None) -> None:
+def check_drawn(spec: JobSpec, commit: CommitManifest | None) -> None:
     """Raise InputError if weights that the commit lacks were drawn by an earlier version, which drew others."""
     if commit is None or not spec.reads_base or commit.meta.get(BASE) or TILES in commit.meta:
         return
@@ -126,7 +116,8 @@ def same_base(spec: JobSpec, base: Base | None) -> Base | None:
     return base_of(spec, asdict(base), True) if base and spec.needs_base else base
 
 
-def _look(spec: JobSpec, step: int | None) -> Base | None:
+def named_base(spec: JobSpec, step: int | None) -> Base | None:
+    """The weights that the job names, of a run those of the commit at `step`, if it is given. Raises InputError."""
     from workloads.hf.hf_config import FOLDER, root
 
     asked = spec.workload.init_from

@@ -9,8 +9,10 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.checkpoint.chosen import read_chosen
 from orchestrator.checkpoint.copying import copy_commit
 from orchestrator.checkpoint.evaluations import TO_EVALUATE
+from orchestrator.checkpoint.holds import holding
 from orchestrator.checkpoint.identity import (
     BASE,
     CLEANED_BY,
@@ -227,11 +229,37 @@ def take_over(
     if source is None:
         return None
     run.require_lock()
-    step, theirs = source.commit.step, Store(RunDir(source.uri).commits)
-    if problems := theirs.verify(step):
-        raise InputError(f"{source} is damaged: {problems[0]}", WHERE, "name another of its commits")
-    ours = Store(run.commits)
-    run.write_json(ORIGIN, source.told())
+    theirs, ours = Store(RunDir(source.uri).commits), Store(run.commits)
+
+    def choose(*_: object) -> int:
+        found = source_of(spec, run)
+        assert found is not None
+        return found.commit.step
+
+    def copy(step: int) -> CommitManifest:
+        begun = Source(source.uri, theirs.manifest(step))
+        try:
+            with holding(theirs, step, f"the run {run.uri}"):
+                if problems := theirs.verify(step):
+                    raise InputError(
+                        f"{begun} is damaged: {problems[0]}", WHERE, "name another of its commits"
+                    )
+                run.write_json(ORIGIN, begun.told())
+                meta, position = _meta_of(spec, begun, shards, data, base)
+                copy_commit(theirs, step, ours, meta, position)
+                return ours.manifest(step)
+        except Exception:
+            if step not in theirs.steps() and run.exists(ORIGIN):
+                run.remove(ORIGIN)  # a later one may do
+            raise
+
+    return read_chosen(theirs, None, copy, choose)
+
+
+def _meta_of(
+    spec: JobSpec, source: Source, shards: str, data: PreparedData, base: Base | None
+) -> tuple[dict[str, Any], int]:
+    """What the first commit of a run says that goes on from the `source`, and its position."""
     meta = {
         IDENTITY: spec.identity(),
         SHARDS: shards,
@@ -245,5 +273,4 @@ def take_over(
     position = source.first_position(spec)
     if position != source.commit.position:
         meta |= {"skips": [], "losses": []}
-    copy_commit(theirs, step, ours, meta, position)
-    return ours.manifest(step)
+    return meta, position

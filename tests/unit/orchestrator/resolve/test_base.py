@@ -16,7 +16,8 @@ from orchestrator.checkpoint.pieces import full_piece
 from orchestrator.checkpoint.store import Store
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec, dump, parse
-from orchestrator.resolve.base import Base, base_json, base_of, base_of_commit, bases_of, tokenizer_notes
+from orchestrator.resolve.base import Base, base_json, base_of, base_of_commit, tokenizer_notes
+from orchestrator.resolve.held_base import bases_of
 from orchestrator.resolve.training_inputs import load_workload
 from orchestrator.storage.run_directory import RunDir
 from workloads.load import load
@@ -81,8 +82,12 @@ def test_frozen_weights_that_an_earlier_version_drew_are_not_drawn_otherwise(run
     store, spec = Store(f"{run}/checkpoints"), job()
     commit = store.manifest(8)
     frozen = spec.model_copy(update={"train": spec.train.model_copy(update={"freeze": ["tokens.*"]})})
-    assert bases_of(spec, {}, commit) == (None, None)  # it has all weights
-    for look in (lambda given: bases_of(frozen, {}, given), lambda given: base_of_commit(frozen, given)):
+    ours = RunDir(f"{run}-of-ours")
+    assert bases_of(spec, {}, commit, ours) == (None, None)  # it has all weights
+    for look in (
+        lambda given: bases_of(frozen, {}, given, ours),
+        lambda given: base_of_commit(frozen, given),
+    ):
         with pytest.raises(
             InputError, match=r"train.freeze: the commit at step 8 lacks frozen weights, .*begin"
         ):

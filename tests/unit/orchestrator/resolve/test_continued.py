@@ -8,10 +8,14 @@ from typing import Any
 import pytest
 import torch
 
+from orchestrator.checkpoint import retention
+from orchestrator.checkpoint.copying import copy_commit
 from orchestrator.checkpoint.pieces import full_piece
+from orchestrator.checkpoint.retention import Retention, prune
 from orchestrator.checkpoint.store import Store
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec, parse
+from orchestrator.resolve import continued
 from orchestrator.resolve.continued import check_keys, check_same_data, source_of, take_over
 from orchestrator.resolve.prepared_data import PreparedData
 from orchestrator.storage.run_directory import RunDir
@@ -189,3 +193,55 @@ def test_a_damaged_commit_is_not_taken_over(first: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="first@10 is damaged"):
         take_over(spec, run, "digest", PreparedData(), None)
     assert Store(run.at("checkpoints")).steps() == []
+
+
+def commit(store: Store, step: int) -> list[int]:
+    """Commit a step of the first run, which keeps the newest alone; the steps that are removed."""
+    meta = dict(store.manifest(STEP).meta) | {"position": 8 * step, "receipt": "def"}
+    store.publish(step, store.write_shard(step, 0, [full_piece("model.w", torch.ones(4))]), meta)
+    return prune(store, Retention(keep=1))
+
+
+def test_what_is_taken_over_is_held_meanwhile(
+    first: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, theirs = RunDir(str(tmp_path / "second")), Store(f"{first}/checkpoints")
+    run.create()
+
+    def late(*words: Any) -> None:
+        assert commit(theirs, 12) == []
+        copy_commit(*words)
+
+    monkeypatch.setattr(continued, "copy_commit", late)
+    taken = take_over(second(first), run, "digest", PreparedData(), None)
+    assert taken is not None
+    assert taken.step == STEP
+    assert prune(theirs, Retention(keep=1)) == [STEP]
+
+
+@pytest.mark.parametrize("tag", ["", f"@{STEP}"])
+def test_a_commit_that_is_removed_before_it_is_held(
+    first: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tag: str
+) -> None:
+    """Is followed by the next, unless it is named; and nothing says that the run has begun with it."""
+    run, theirs = RunDir(str(tmp_path / "second")), Store(f"{first}/checkpoints")
+    run.create()
+
+    def late(*words: Any) -> None:
+        if STEP in theirs.steps():
+            monkeypatch.setattr(retention, "held", lambda paths: set())
+            commit(theirs, 12)
+        copy_commit(*words)
+
+    monkeypatch.setattr(continued, "copy_commit", late)
+    spec = second(f"{first}{tag}")
+    if tag:
+        with pytest.raises(
+            InputError, match=r"train.continue_from: .*first has no commit at 10; name a step of"
+        ):
+            take_over(spec, run, "digest", PreparedData(), None)
+        assert not run.exists("origin.json")
+        return
+    taken = take_over(spec, run, "digest", PreparedData(), None)
+    assert taken is not None
+    assert (taken.step, (run.read_json("origin.json") or {})["step"]) == (12, 12)
