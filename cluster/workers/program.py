@@ -1,20 +1,24 @@
 """Starting this project's own programs, whatever a working directory holds.
 
 Python looks into the working directory first, where a user may have a `cluster`, `workloads` or `orchestrator` of their
-own.
+own, or a file with the name of a module of Python. A process that is started here looks there last.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable
+from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 """The folder that holds this package."""
 PACKAGES = ("cluster", "workloads", "orchestrator")
 """The names of this project that a folder of a user's may have too."""
+DISTRIBUTION = "training-orchestrator"
+"""The name by which this project is installed."""
 _RUN = (
     "import sys, importlib; sys.argv = sys.argv[1:]; sys.path.insert(0, {root!r}); "
     "importlib.import_module('orchestrator'); main = importlib.import_module(sys.argv[0]).main; "
@@ -24,16 +28,21 @@ _RUN = (
 
 def command_of(module: str, *arguments: str) -> list[str]:
     """The command that calls `main` of a module of this project in a process of its own."""
-    return [sys.executable, "-c", _RUN.format(root=str(ROOT)), module, *arguments]
+    return [sys.executable, "-P", "-c", _RUN.format(root=str(ROOT)), module, *arguments]
 
 
 def environment_of_ranks() -> dict[str, str]:
     """The environment of a process that imports what this one can, in which ranks begin."""
     return {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "PYTHONPATH": os.pathsep.join(working_directory_last(sys.path, os.getcwd())),
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # asking whether there are GPUs must not touch them before a fork
     }
+
+
+def working_directory_last(path: Iterable[str], folder: str) -> list[str]:
+    """The folders of Python's path, the working directory `folder` as the last of them."""
+    return [*(each for each in path if each and each != folder), folder]
 
 
 def hidden_packages(path: Iterable[str]) -> list[str]:
@@ -45,6 +54,36 @@ def hidden_packages(path: Iterable[str]) -> list[str]:
     ]
     there = (place for place in places if place.is_dir() or (place.suffix and place.is_file()))
     return [str(place) for place in there if not (place / "workers" / "gang.py").is_file()]
+
+
+def hidden_modules(folder: Path) -> list[str]:
+    """Which files and folders in this folder Python would take for modules of its own, or for packages that this
+    program needs, where it looks there before all else."""
+    packages = [place for place in sorted(folder.glob("*")) if (place / "__init__.py").is_file()]
+    places = [*packages, *sorted(folder.glob("*.py"))]
+    needed = {*sys.stdlib_module_names, *_needed_packages()} if places else set()
+    return [place.name for place in places if place.stem in needed and place.parent != ROOT]
+
+
+def _needed_packages() -> set[str]:
+    """The names under which what this program depends on is imported."""
+    found, left = {DISTRIBUTION}, [DISTRIBUTION]
+    while left:
+        try:
+            lines = metadata.requires(left.pop()) or []
+        except metadata.PackageNotFoundError:  # on another system, or this program is not installed
+            continue
+        names = {re.split(r"[^\w.-]", line)[0] for line in lines if "extra ==" not in line}
+        new = {re.sub(r"[-_.]+", "-", name).lower() for name in names} - found
+        found |= new
+        left += sorted(new)
+    found.remove(DISTRIBUTION)
+    by_package = metadata.packages_distributions().items()
+    return {
+        package
+        for package, names in by_package
+        if any(re.sub(r"[-_.]+", "-", name).lower() in found for name in names)
+    }
 
 
 def keeper() -> Callable[[], None]:

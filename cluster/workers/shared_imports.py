@@ -27,7 +27,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from cluster.workers import fork_server
-from cluster.workers.program import command_of, environment_of_ranks
+from cluster.workers.program import command_of, environment_of_ranks, working_directory_last
 
 START_TIMEOUT = 20.0
 """Seconds for a process to be started."""
@@ -214,7 +214,7 @@ def _take_place(place: dict[str, Any]) -> None:
     os.environ.clear()
     os.environ.update(place["environment"])
     os.chdir(place["folder"])
-    sys.path[:] = ["", *(path for path in place["path"] if path)]
+    sys.path[:] = working_directory_last(place["path"], place["folder"])
 
 
 def _address(name: str) -> str:

@@ -59,8 +59,10 @@ def no_cluster(error: Exception, address: str | None) -> InputError:
 
 def sent_along(folder: Path, exclude: Sequence[str], where: str) -> dict[str, Any]:
     """A Ray runtime environment with this folder as working directory. Raises InputError if something in it would be
-    taken for this program: Ray puts the folder before all others on Python's path."""
+    taken for this program, for a module of Python or for a package that is needed: Ray puts the folder before all
+    others on Python's path."""
     from cluster.jobs.ray_jobs import working_tree
+    from cluster.workers.program import hidden_modules
 
     left_out = {pattern.strip("/") for pattern in exclude}
     for path in (folder / PROGRAM / "__init__.py", folder / f"{PROGRAM}.py"):
@@ -72,6 +74,10 @@ def sent_along(folder: Path, exclude: Sequence[str], where: str) -> dict[str, An
         ):
             hint = f"rename it, or leave it out by exclude {name}"
             raise InputError(f"{name} in it would be taken for this program there", f"{where} {folder}", hint)
+    for name in hidden_modules(folder):
+        if name not in left_out:
+            what = f"{name} in it would be taken for the module {Path(name).stem} of Python, or of a package, there"
+            raise InputError(what, f"{where} {folder}", f"rename it, or leave it out by exclude {name}")
     return working_tree(folder, exclude)
 
 

@@ -66,6 +66,21 @@ def test_a_run_beside_a_package_of_the_name_of_this_program(folder: Path) -> Non
 
 
 @pytest.mark.slow
+def test_files_of_the_user_s_hide_no_module_of_python_or_of_a_package(tmp_path: Path) -> None:
+    folder = tmp_path
+    net = NET.replace("from cluster import secret", "secret = 2.0").replace("workloads.helper", "helper")
+    (folder / "net.py").write_text(net)
+    (folder / "helper.py").write_text("scale = 1.0\n")
+    (folder / "job.yaml").write_text(JOB.replace("workloads.net", "net"))
+    for name in ("json", "logging", "numpy", "random", "torch", "types"):
+        (folder / f"{name}.py").write_text("raise ImportError('the module of the user')\n")
+    command = [Path(sys.executable).parent / "orchestrator", "run", "job.yaml", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=TIMEOUT)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert json.loads(done.stdout)["summary"]["attempts"] == 1
+
+
+@pytest.mark.slow
 def test_a_run_in_a_folder_with_packages_of_the_same_names(folder: Path) -> None:
     command = [sys.executable, "-m", "orchestrator", "run", "job.yaml", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=TIMEOUT)

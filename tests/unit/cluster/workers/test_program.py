@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import subprocess
 import sys
 import textwrap
@@ -11,7 +12,15 @@ from pathlib import Path
 import pytest
 
 import orchestrator
-from cluster.workers.program import PACKAGES, command_of, hidden_packages, keeper
+from cluster import job_folders_last
+from cluster.workers.program import (
+    PACKAGES,
+    command_of,
+    environment_of_ranks,
+    hidden_modules,
+    hidden_packages,
+    keeper,
+)
 
 
 @pytest.fixture
@@ -43,7 +52,7 @@ def test_a_process_that_is_started_has_this_program_s(folder: Path) -> None:
     )
     assert "of the user" not in done.stderr
     assert "sidecar" in done.stderr  # it asks for its settings, of which there are none
-    code = command_of("cluster.workers.fork_server")[2].replace("; main()", "")
+    code = command_of("cluster.workers.fork_server")[-2].replace("; main()", "")
     code += "; import orchestrator.train.progress; print(orchestrator.__file__)"
     done = subprocess.run(
         [sys.executable, "-c", code, "cluster.workers.fork_server"],
@@ -61,3 +70,36 @@ def test_a_worker_of_ray_keeps_this_program_s(folder: Path) -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=folder, timeout=60
     )
     assert done.stdout.strip() == orchestrator.__file__, done.stderr
+
+
+def test_a_file_of_the_user_s_hides_no_module_in_a_process_of_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray puts the working directory first; a random.py there ended the start of every rank in a traceback."""
+    for name in ("random", "torch"):
+        (tmp_path / f"{name}.py").write_text(f"raise ImportError('the {name} of the user')\n")
+    (tmp_path / "mine.py").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    command = command_of("cluster.workers.fork_server")
+    command[3] = command[3].replace("; main()", "; import random, torch, mine; print(mine.__file__)")
+    done = subprocess.run(command, capture_output=True, text=True, env=environment_of_ranks(), timeout=60)
+    assert done.stdout.strip() == str(tmp_path / "mine.py"), done.stderr
+
+
+def test_in_a_worker_of_ray_the_folders_of_the_job_come_last() -> None:
+    program = "/env/site-packages/ray/_private/workers/default_worker.py"
+    theirs = ["/env/site-packages/ray/thirdparty_files", os.path.dirname(program), "/set/by/the/user", "/lib"]
+    assert job_folders_last(["/job", *theirs], program) == [*theirs, "/job"]
+    assert job_folders_last(theirs, program) == theirs
+    assert job_folders_last(["/job", *theirs], "/home/me/train.py") == ["/job", *theirs]
+
+
+def test_what_a_folder_that_comes_first_would_hide(tmp_path: Path) -> None:
+    for name in ("random.py", "numpy.py", "train.py", "data.py"):
+        (tmp_path / name).touch()
+    for name in ("logging", "torch", "mine"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "logging" / "__init__.py").touch()  # a folder without one hides nothing
+    (tmp_path / "mine" / "__init__.py").touch()
+    assert set(hidden_modules(tmp_path)) == {"logging", "numpy.py", "random.py"}

@@ -90,6 +90,14 @@ def test_what_would_be_taken_for_this_program_is_not_sent_along(file: str, tmp_p
     assert name in sent_along(tmp_path, [f"{name}"], "--working-dir")["excludes"]
 
 
+@pytest.mark.parametrize("name", ["random.py", "torch.py"])
+def test_what_would_be_taken_for_a_module_of_python_is_not_sent_along(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).touch()
+    with pytest.raises(InputError, match=f"{name} in it would be taken for the module .*exclude {name}"):
+        sent_along(tmp_path, [], "--working-dir")
+    assert name in sent_along(tmp_path, [name], "--working-dir")["excludes"]
+
+
 def test_other_folders_and_this_program_itself_are_sent_along(tmp_path: Path) -> None:
     for name in ("cluster", "workloads", "orchestrator"):
         (tmp_path / name).mkdir()
