@@ -72,14 +72,19 @@ def check_same_run(spec: JobSpec, run: RunDir) -> CommitManifest | None:
     commit = Store(run.commits).latest(deep=False)
     extension_of(spec, run, commit)
     if commit is not None:
-        _check_same_sets(spec, job_of_commit(commit))
+        _check_same_sets(spec, run)
         check_same_code(spec, commit.meta.get(CODE) or {}, run.uri)
         check_same_cleaning(spec, commit.meta.get(CLEANED_BY) or {}, run.uri)
     return commit
 
 
-def _check_same_sets(spec: JobSpec, before: JobSpec | None) -> None:
-    """Raise InputError if a set of the run is read otherwise than until now: its values are compared."""
+def _check_same_sets(spec: JobSpec, run: RunDir) -> None:
+    """Raise InputError if a set of the run is read otherwise than until now: its values are compared. Only job.yaml
+    tells; a run whose job.yaml is gone or damaged goes on."""
+    try:
+        before = read_job(run)
+    except InputError:
+        before = None
     known = before.set_sources if before else {}
     for name, (where, sources) in spec.set_sources.items():
         _, was = known.get(name, (where, []))

@@ -27,7 +27,9 @@ from orchestrator.checkpoint.manifest import commit_folder
 from orchestrator.checkpoint.retention import rewind
 from orchestrator.checkpoint.store import Store
 from orchestrator.control.run_history import RunHistory
+from orchestrator.job.data import Source, ValidationSpec
 from orchestrator.job.errors import InputError
+from orchestrator.job.evaluate import EvaluateSpec
 from orchestrator.job.spec import JobSpec, dump, parse
 from orchestrator.storage.run_directory import RunDir
 
@@ -131,6 +133,25 @@ def test_keys_that_are_new_since_the_commit_take_their_defaults(copy: tuple[JobS
     other = spec.workload.model_copy(update={"mup": {"hidden": 16}})
     with pytest.raises(InputError, match=r"workload\.mup"):
         check_same_run(spec.model_copy(update={"workload": other}), run)
+
+
+def test_a_set_that_is_read_otherwise_is_refused(copy: tuple[JobSpec, RunDir]) -> None:
+    """Its data is there, so that the column in the job file was passed over in silence."""
+    spec, run = copy
+
+    def reading(column: str) -> JobSpec:
+        held_out = ValidationSpec(sources=[Source(uri="/held.jsonl", field=column)])
+        data = spec.data.model_copy(update={"validation": held_out})
+        return spec.model_copy(update={"data": data, "evaluate": EvaluateSpec(every=4)})
+
+    (Path(run.path) / "job.yaml").write_text(dump(reading("text")))
+    check_same_run(reading("text"), run)
+    with pytest.raises(
+        InputError, match=r"validation\.sources\.0: the run has read this set as field text, format"
+    ):
+        check_same_run(reading("body"), run)
+    spoil(run, "binary")
+    check_same_run(reading("body"), run)
 
 
 def test_other_token_shards_under_the_same_name_are_refused(copy: tuple[JobSpec, RunDir]) -> None:
