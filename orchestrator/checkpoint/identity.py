@@ -26,7 +26,7 @@ TILES = "tiles"
 JOB = "job.yaml"
 LENGTH = "train.steps"
 """The one key of the identity that may change, see `extension_of`."""
-PRECISION = "train.precision"
+PRECISION, CHAT_DATE = "train.precision", "data.chat_date"
 OF_LENGTH = ("train.optimizer.warmup", "train.optimizer.decay")
 """Keys that a job file may give as a share of it."""
 DAMAGED = "put it back; or remove it and run the job again, whose commits know which run it is"
@@ -212,6 +212,10 @@ def differences(spec: JobSpec, before: JobSpec) -> list[tuple[str, Any, Any]]:
     keys = sorted(ours.keys() | theirs.keys())
     if "auto" in (spec.train.precision, before.train.precision):
         keys.remove(PRECISION)
+    if (
+        before.data.chat_date is None and CHAT_DATE in keys
+    ):  # a run of an earlier version, whose template asked the clock
+        keys.remove(CHAT_DATE)
     return [(key, theirs.get(key), ours.get(key)) for key in keys if ours.get(key) != theirs.get(key)]
 
 

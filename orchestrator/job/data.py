@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import date
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
@@ -19,6 +20,8 @@ MIXED = ("share", "max_passes")
 """Keys of a source that say its part in a mixture; runs of earlier versions do not have them."""
 NEWER = (*MIXED, "format")
 """Keys of a source that runs of earlier versions do not have."""
+NEWER_OF_DATA = ("samples", "mixture", "packing", "on_error", "shuffle", "add_tokens", "clean", "chat_date")
+"""The same of the data."""
 
 
 class Source(StrictModel):
@@ -164,6 +167,11 @@ class DataSpec(StrictModel):
         default=None,
         description="a Jinja file that writes a conversation as text; that of the tokenizer's folder if unset",
     )
+    chat_date: date | None = Field(
+        default=None,
+        description="the day that a chat template is told where it asks for today's, as in 2026-11-28; a template that "
+        "asks needs it, since prepared data does not depend on the day",
+    )
     on_error: Literal["fail", "skip", "repair"] = Field(
         default="fail",
         description="what is done about input that cannot be used: end the command, leave it out, or repair it where "
@@ -278,6 +286,14 @@ class DataSpec(StrictModel):
         if self.validation is not None and self.validation.share is None:
             raise ValueError("validation of own samples is a share of them; give validation.share")
         return self
+
+    @field_validator("chat_date", mode="before")
+    @classmethod
+    def a_day_is_no_number(cls, given: Any) -> Any:
+        """Refuse a number, which pydantic takes for seconds since 1970."""
+        if isinstance(given, int | float):
+            raise ValueError(f"{given} is no day; write it as in 2026-11-28")
+        return given
 
     @field_validator("max_rejected")
     @classmethod

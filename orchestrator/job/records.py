@@ -27,9 +27,9 @@ COLUMNS: Mapping[str, Columns] = {
     "token_classification": Columns(("words", "labels")),
     "span_extraction": Columns(("question", "context", "answer", "start")),
     "seq2seq": Columns(("source", "target")),
-    "conversation": Columns(("messages",)),
-    **dict.fromkeys(COMPARED, Columns(("chosen", "rejected"), ("prompt",))),
-    "kto": Columns(("prompt", "completion", "label")),
+    "conversation": Columns(("messages",), ("tools",)),
+    **dict.fromkeys(COMPARED, Columns(("chosen", "rejected"), ("prompt", "tools"))),
+    "kto": Columns(("prompt", "completion", "label"), ("tools",)),
 }
 """By the objective's name. Objectives that are not here read text."""
 WITHOUT_SENTINELS = frozenset(

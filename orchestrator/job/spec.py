@@ -16,7 +16,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from orchestrator.job.checkpoint import CheckpointSpec
 from orchestrator.job.data import NEWER as NEWER_OF_SOURCES
-from orchestrator.job.data import DataSpec, Source
+from orchestrator.job.data import NEWER_OF_DATA, DataSpec, Source
 from orchestrator.job.document import read_document
 from orchestrator.job.errors import InputError
 from orchestrator.job.evaluate import SAMPLES, VALIDATION, EvaluateSpec, StopWhen, metric_problem, metrics_of
@@ -298,9 +298,7 @@ class JobSpec(StrictModel):
                     "max_rejected",
                     "streaming",
                     "node_cache",
-                    *self.data.at_default(
-                        "samples", "mixture", "packing", "on_error", "shuffle", "add_tokens", "clean"
-                    ),
+                    *self.data.at_default(*NEWER_OF_DATA),
                 },
                 "workload": {
                     "implementation",

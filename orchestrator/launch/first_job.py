@@ -8,11 +8,12 @@ import json
 import re
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import date
 from glob import glob
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from orchestrator.data.preprocessing.conversations import find_template
+from orchestrator.data.preprocessing.conversations import CLOCK, find_template
 from orchestrator.evaluate.of_export import objective_of
 from orchestrator.job.errors import InputError
 from orchestrator.resolve.resolved_job import wrong_input
@@ -27,6 +28,8 @@ USUAL = ("text", "content", "document", "body", "article", "code")
 """Usual names of the column with the text; else it is that with the longest one."""
 TALKS = ("messages", "conversations")
 """Usual names of the column with a conversation."""
+TOOLS = "tools"
+"""That of the column with the tools that a conversation may call."""
 NAME = "job"
 """The name of a run whose job file's name has no letter or digit that a name can have."""
 DROPOUTS = {
@@ -53,7 +56,7 @@ seed: 17
 workload: {{model: {model}, objective: {objective}{dropout}}}
 data:
   sources: {sources}   # text, JSONL, Parquet, CSV, tars; globs and s3:// work
-  tokenizer: {tokenizer}{template}
+  tokenizer: {tokenizer}{talk}
   sequence_length: {length}
 train:
   steps: 200
@@ -100,7 +103,13 @@ def job_text(
         for uri, field in zip(data, columns, strict=True)
     ]
     chosen = tokenizer or folder
-    has_none = objective == "conversation" and chosen and find_template(chosen, None) is None
+    talk = ""
+    if objective == "conversation" and chosen:
+        found = find_template(chosen, None)
+        if found is None:
+            talk = f"\n  chat_template: {json.dumps(template, ensure_ascii=False)}"
+        elif CLOCK in found[0]:
+            talk = f"\n  chat_date: {date.today()}                       # what the chat template writes as today's"
     return TEMPLATE.format(
         name=json.dumps(name, ensure_ascii=False),
         model=json.dumps(model, ensure_ascii=False),
@@ -108,7 +117,7 @@ def job_text(
         dropout=dropout,
         sources=json.dumps(sources, ensure_ascii=False),
         tokenizer=json.dumps(chosen, ensure_ascii=False) if chosen else "{train_bpe: 4096}",
-        template=f"\n  chat_template: {json.dumps(template, ensure_ascii=False)}" if has_none else "",
+        talk=talk,
         length=length,
         lr="1.0e-3" if folder is None else "5.0e-5",
         precision="bf16" if gpus else "fp32",
@@ -147,7 +156,7 @@ def _columns(uri: str) -> str | dict[str, str] | None:
     found = list(_leaves(row))
     for path, name, value in found:
         if name in TALKS and isinstance(value, list):
-            return {"messages": path}
+            return {"messages": path, **({TOOLS: TOOLS} if TOOLS in row else {})}
     texts = {path: (name, value) for path, name, value in found if isinstance(value, str)}
     if not texts:
         raise InputError(f"its first row has no text, only {', '.join(row)}", uri, "give files with texts")

@@ -236,7 +236,9 @@ def check_records(spec: JobSpec) -> None:
     if name in COLUMNS and isinstance(spec.data.tokenizer, TrainedTokenizer):
         hint = "name that of the model, or train one on text first"
         raise InputError(f"{name} reads records, on which no tokenizer is trained", "data.tokenizer", hint)
-    kind_of(spec)
+    kind = kind_of(spec)
+    if spec.data.chat_date is not None and not (kind and kind.template):
+        raise InputError("there is no chat template that could ask for it", "data.chat_date", "leave it out")
 
 
 def check_cleaning(spec: JobSpec) -> None:

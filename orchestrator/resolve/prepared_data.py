@@ -55,16 +55,17 @@ def kind_of(spec: JobSpec) -> RecordKind | None:
     objective, location = spec.workload.objective, spec.data.tokenizer
     if objective not in COLUMNS:
         return None
-    from orchestrator.data.preprocessing.conversations import find_template, template_of
+    from orchestrator.data.preprocessing.conversations import dated, find_template
     from orchestrator.data.preprocessing.records import RecordKind
 
-    if objective == "conversation" and isinstance(location, str):
-        return RecordKind(objective, (), *template_of(location, spec.data.chat_template))
-    if objective in PREFERENCES and isinstance(
-        location, str
-    ):  # whose rows may be texts, which need no template
-        return RecordKind(objective, (), *(find_template(location, spec.data.chat_template) or ()))
-    return RecordKind(objective, tuple(spec.data.labels))
+    if not isinstance(location, str) or objective not in ("conversation", *PREFERENCES):
+        return RecordKind(objective, tuple(spec.data.labels))
+    found = find_template(location, spec.data.chat_template)
+    if found is None and objective == "conversation":  # the rows of others may be texts, which need none
+        raise InputError(
+            "has no chat template", f"data.tokenizer {location}", "name a Jinja file in data.chat_template"
+        )
+    return RecordKind(objective, (), *(dated(found, spec.data.chat_date) if found else ()))
 
 
 def prepare(spec: JobSpec, run: RunDir, tell: Progress) -> PreparedData:

@@ -11,6 +11,7 @@ from tokenizers import Encoding, Tokenizer
 
 from orchestrator.data.prepared.manifest import RECORDS_FORMAT
 from orchestrator.data.preprocessing.conversations import Template
+from orchestrator.data.preprocessing.messages import Message, check_answers, check_written, checked, tools_of
 from orchestrator.data.sources.repair import is_unicode
 from workloads.objectives.records import MARK
 
@@ -45,11 +46,27 @@ class Answers:
             predicted |= reached & (starts < end) & (stops <= end) & (stops > starts)
         return (ids | np.where(predicted, MARK, 0)).astype(np.uint32)
 
-    def of_messages(self, messages: Any) -> np.ndarray:
-        """A conversation as marked tokens, of which the assistant's answers are predicted. Raises ValueError in one
-        line."""
+    def of_messages(self, messages: Any, tools: Any = None) -> np.ndarray:
+        """A conversation as marked tokens, of which the assistant's answers are predicted; it may call `tools`. Raises
+        ValueError in one line."""
+        return self.marked(*self._written(self._given(messages), tools_of(tools)))
+
+    def _written(self, given: list[Message], tools: list[Any] | None) -> tuple[str, list[tuple[int, int]]]:
+        """What the template writes, and where the answers stand in it. Raises ValueError in one line."""
         assert self.template is not None
-        return self.marked(*self.template.render(messages))
+        text, answers = self.template.render(given, tools)
+        if self.data_format > 4:
+            check_written(text, given, tools)
+        return text, answers
+
+    def _given(self, messages: Any) -> list[Message]:
+        """The messages as the template is given them. Raises ValueError in one line."""
+        assert self.template is not None
+        found = checked(messages)
+        if self.data_format < 5:
+            return list(messages)
+        check_answers(found)
+        return self.template.as_read(found)
 
     def paired(self, values: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
         """Both answers of a row, each after the prompt, as marked tokens. Raises ValueError in one line."""
@@ -58,13 +75,15 @@ class Answers:
             raise ValueError("its chosen and its rejected answer are equal")
         if prompt is None:
             prompt, chosen, rejected = _without_prompt(chosen, rejected)
-        return self.after(prompt, chosen, "chosen"), self.after(prompt, rejected, "rejected")
+        tools = values.get("tools")
+        return self.after(prompt, chosen, "chosen", tools), self.after(prompt, rejected, "rejected", tools)
 
-    def after(self, prompt: Any, answer: Any, name: str) -> np.ndarray:
+    def after(self, prompt: Any, answer: Any, name: str, tools: Any = None) -> np.ndarray:
         """A prompt and the answer to it as marked tokens, of which only the answer is predicted.
 
         Both are texts, which the end of a document follows; or the prompt is a list of messages, and the answer one
-        more or the text of one. `name` is that of the answer's column. Raises ValueError in one line.
+        more or the text of one, and it may call `tools`. `name` is that of the answer's column. Raises ValueError in
+        one line.
         """
         if isinstance(prompt, str):
             if not isinstance(answer, str):
@@ -78,23 +97,27 @@ class Answers:
             whole = [(len(prompt), len(prompt) + len(answer))]
             found = np.append(self.marked(prompt + answer, whole, special=False), np.uint32(self.eos | MARK))
         elif isinstance(prompt, list):
-            found = self._spoken(prompt, _messages(answer, name))
+            found = self._spoken(prompt, _messages(answer, name), tools)
         else:
             raise ValueError(f"its prompt is {type(prompt).__name__}, not a text or a list of messages")
         if not (found[1:] & MARK).any():
             raise ValueError(f"its {name} is empty")
         return found
 
-    def _spoken(self, prompt: list[Any], said: list[Any]) -> np.ndarray:
+    def _spoken(self, prompt: list[Any], said: list[Any], tools: Any) -> np.ndarray:
         if self.template is None:
             raise ValueError(
                 "it holds messages, and the tokenizer has no chat template; name one in data.chat_template"
             )
-        text, answers = self.template.render([*prompt, *said])
+        given, named = self._given([*prompt, *said]), tools_of(tools)
+        text, answers = self._written(given, named)
         count = sum(message["role"] == "assistant" for message in said)
         if not count:
             raise ValueError("it has no answer of the assistant")
-        return self.marked(text, answers[-count:])
+        if self.data_format > 4:  # of one message a template may mark several places
+            before = given[: len(prompt)]
+            count = len(answers) - (len(self.template.render(before, named)[1]) if before else 0)
+        return self.marked(text, answers[-count:] if count else [])
 
 
 def unmarked(words: np.ndarray) -> np.ndarray:

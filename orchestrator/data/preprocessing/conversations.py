@@ -4,33 +4,31 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from datetime import date
+from functools import cached_property
 from typing import Any
 
 from orchestrator.data.encoding.tokenizer import named_tokens
 from orchestrator.data.prepared.data_folder import DataFolder
-from orchestrator.data.sources.repair import is_unicode
+from orchestrator.data.preprocessing.messages import Message, text_of
 from orchestrator.job.errors import InputError
 
-ROLES = ("system", "user", "assistant", "tool", "developer")
 MARKS_ANSWERS = re.compile(r"\{%-?\s*generation\s*-?%\}")
+CLOCK = "strftime_now"
+"""The function by which a template asks for the time."""
+_ASKS = re.compile(rf"""{CLOCK}\(\s*(?:format\s*=\s*)?(?P<quote>['"])(?P<format>.*?)(?P=quote)\s*\)""")
+_NO_CALL = re.compile(rf"\{{#.*?#\}}|{CLOCK}\s+is\s+(not\s+)?defined", re.DOTALL)
 
+PROBE = "probe"
+"""A content by which it is told what a template reads."""
 
 NamedTemplate = tuple[str, tuple[tuple[str, str], ...]]
 """A chat template, and the special tokens that it may name."""
 
 
-def template_of(location: str, given: str | None) -> NamedTemplate:
-    """The chat template in the file `given`, or else beside the tokenizer at `location`. Raises InputError if there is
-    none."""
-    found = find_template(location, given)
-    if found is None:
-        where = "data.chat_template" if given else f"data.tokenizer {location}"
-        raise InputError("has no chat template", where, "name a Jinja file in data.chat_template")
-    return found
-
-
 def find_template(location: str, given: str | None) -> NamedTemplate | None:
-    """As `template_of`; None if there is none, and none was `given`. Raises InputError for a file that is missing."""
+    """The chat template in the file `given`, or else beside the tokenizer at `location`; None if there is none. Raises
+    InputError for a file that is missing."""
     head, _, tail = location.rpartition("/")
     folder = DataFolder(head or ".") if tail.endswith(".json") else DataFolder(location)
     config = folder.read_json("tokenizer_config.json") or {}
@@ -50,6 +48,24 @@ def find_template(location: str, given: str | None) -> NamedTemplate | None:
     return None if text is None else (text.decode(), tokens)
 
 
+def dated(found: NamedTemplate, day: date | None) -> NamedTemplate:
+    """The template with `day` in place of today's date: what it writes does not depend on the clock. Raises InputError
+    if it asks for the date and there is no `day`, or the other way round."""
+    text, tokens = found
+    if CLOCK not in _NO_CALL.sub("", text):
+        if day is not None:
+            raise InputError("the chat template asks for no date", "data.chat_date", "leave it out")
+        return found
+    if day is None:
+        what = "the chat template asks for today's date, and prepared data does not depend on the day"
+        raise InputError(what, "data.chat_date", f"set it, as in chat_date: {date.today()}")
+    said = _ASKS.sub(lambda call: call["quote"] + day.strftime(call["format"]) + call["quote"], text)
+    if CLOCK in _NO_CALL.sub("", said):
+        what = f"the chat template calls {CLOCK} with more than a format in quotes"
+        raise InputError(what, "data.chat_template", "name a template that writes the date itself")
+    return said, tokens
+
+
 class Template:
     """A chat template in Jinja, rendered in transformers' sandbox, as `apply_chat_template` does."""
 
@@ -57,22 +73,23 @@ class Template:
         """`tokens` are the special tokens that it may name, as in bos_token."""
         self._text, self._tokens = text, dict(tokens)
 
-    def render(self, messages: Any) -> tuple[str, list[tuple[int, int]]]:
+    def render(
+        self, messages: list[Message], tools: list[Any] | None = None
+    ) -> tuple[str, list[tuple[int, int]]]:
         """The conversation as text, and where in it the answers stand: what the template marks as generated or, where
         it marks nothing, what each message of the assistant adds behind the prompt for one.
 
         Raises ValueError in one line.
         """
-        _check(messages)
         if MARKS_ANSWERS.search(self._text):
-            text, places = self._render(messages, marked=True)
+            text, places = self._render(messages, tools, marked=True)
             return text, [(int(start), int(stop)) for start, stop in places]
-        text, answers = self._render(messages)[0], []
+        text, answers = self._render(messages, tools)[0], []
         for number, message in enumerate(messages):
             if message["role"] != "assistant":
                 continue
-            before = self._render(messages[:number], prompt=True)[0]
-            after = self._render(messages[: number + 1])[0]
+            before = self._render(messages[:number], tools, prompt=True)[0]
+            after = self._render(messages[: number + 1], tools)[0]
             if not (after.startswith(before) and text.startswith(after)):
                 raise ValueError(
                     f"the chat template writes message {number + 1} otherwise when others follow, so that its answer "
@@ -81,13 +98,43 @@ class Template:
             answers.append((len(before), len(after)))
         return text, answers
 
-    def _render(self, messages: Any, prompt: bool = False, marked: bool = False) -> tuple[str, Any]:
+    def as_read(self, messages: list[Message]) -> list[Message]:
+        """The messages with the content of each as the template reads it: as text, or in parts."""
+        strings, parts = self._reads
+
+        def content(given: str | list[Message]) -> str | list[Message]:
+            if isinstance(given, str):
+                return [{"type": "text", "text": given}] if parts and not strings else given
+            return given if parts else text_of(given)
+
+        return [
+            {**message, "content": content(message["content"])} if "content" in message else message
+            for message in messages
+        ]
+
+    @cached_property
+    def _reads(self) -> tuple[bool, bool]:
+        """Whether the template writes content that is a text, and content in parts: many write only the one, and of
+        the other nothing, or what Python prints of a list."""
+        written = []
+        for content in (PROBE, [{"type": "text", "text": PROBE}]):
+            try:
+                written.append(self._render([{"role": "user", "content": content}], None)[0])
+            except ValueError:
+                written.append("")
+        strings, parts = (PROBE in text for text in written)
+        return strings, parts and (not strings or written[0] == written[1])
+
+    def _render(
+        self, messages: list[Message], tools: list[Any] | None, prompt: bool = False, marked: bool = False
+    ) -> tuple[str, Any]:
         from transformers.utils import chat_template_utils
 
         render: Any = chat_template_utils.render_jinja_template
         try:
             texts, places = render(
                 [messages],
+                tools=tools,
                 chat_template=self._text,
                 add_generation_prompt=prompt,
                 return_assistant_tokens_mask=marked,
@@ -96,17 +143,3 @@ class Template:
         except Exception as error:  # a template may fail in any way
             raise ValueError(f"the chat template fails: {' '.join(str(error).split())[:200]}") from None
         return texts[0], places[0] if marked else []
-
-
-def _check(messages: Any) -> None:
-    if not isinstance(messages, list) or not messages:
-        raise ValueError("its messages are no list of messages")
-    for number, message in enumerate(messages, 1):
-        if not isinstance(message, dict) or not isinstance(message.get("content"), str):
-            raise ValueError(f"its message {number} has no content of text")
-        if not is_unicode(message["content"]):
-            raise ValueError(f"has half a surrogate pair in its message {number}")
-        if message.get("role") not in ROLES:
-            raise ValueError(
-                f"the role {message.get('role')!r} of its message {number} is none of {', '.join(ROLES)}"
-            )

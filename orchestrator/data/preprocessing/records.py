@@ -14,9 +14,11 @@ from tokenizers import Encoding, Tokenizer
 from orchestrator.data.prepared.manifest import RECORDS_FORMAT
 from orchestrator.data.preprocessing.answers import Answers, unmarked
 from orchestrator.data.preprocessing.conversations import Template
+from orchestrator.data.preprocessing.messages import without_nulls
 from orchestrator.data.sources import Span, opened
 from orchestrator.data.sources.arrow_files import label_names
 from orchestrator.data.sources.fields import value_of
+from orchestrator.data.sources.files import TABLES
 from orchestrator.data.sources.rejected import Rejected, Unfit
 from orchestrator.data.sources.repair import is_unicode
 from orchestrator.data.sources.rows import rows
@@ -79,9 +81,12 @@ def records_of(
     template = Template(kind.template, dict(kind.tokens)) if kind.template else None
     answers = Answers(encoder, template, eos, data_format)
     _check_label_names(span, kind)
+    nulls = span.file.kind in TABLES and kind.objective in _ANSWERS and data_format > 4
     for row in rows(span, rejected):
         try:
             values = _values(row.values, columns, kind.objective)
+            if nulls:
+                values = {name: without_nulls(value) for name, value in values.items()}
             if kind.objective in _ANSWERS:
                 words, tokens = _of_answers(values, kind.objective, answers)
             else:
@@ -224,7 +229,7 @@ def _of_answers(values: Mapping[str, Any], objective: str, answers: Answers) -> 
 
 
 def _spoken(values: Mapping[str, Any], answers: Answers) -> Encoded:
-    words = answers.of_messages(values["messages"])
+    words = answers.of_messages(values["messages"], values.get("tools"))
     ids = unmarked(words)
     if np.array_equal(ids, words):
         raise WrongRow("it has no answer of the assistant", "remove it")
@@ -239,7 +244,7 @@ def _compared(values: Mapping[str, Any], answers: Answers) -> Encoded:
 def _judged(values: Mapping[str, Any], answers: Answers) -> Encoded:
     if not isinstance(values["label"], bool):
         raise WrongRow(f"its label {values['label']!r} is not true or false")
-    words = answers.after(values["prompt"], values["completion"], "completion")
+    words = answers.after(values["prompt"], values["completion"], "completion", values.get("tools"))
     return pack([words, [int(values["label"])]]), unmarked(words)
 
 

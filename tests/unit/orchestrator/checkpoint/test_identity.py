@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,24 @@ def test_a_set_that_is_read_otherwise_is_refused(copy: tuple[JobSpec, RunDir]) -
         check_same_run(reading("body"), run)
     spoil(run, "binary")
     check_same_run(reading("body"), run)
+
+
+def test_a_run_whose_chat_template_has_asked_the_clock_takes_a_date(copy: tuple[JobSpec, RunDir]) -> None:
+    """The key is newer than the run, and its template cannot be read without."""
+    spec, run = copy
+
+    def of(day: str) -> JobSpec:
+        return spec.model_copy(
+            update={"data": spec.data.model_copy(update={"chat_date": date.fromisoformat(day)})}
+        )
+
+    check_same_run(of("2024-07-26"), run)
+    retold(run, lambda meta: {**meta, IDENTITY: of("2024-07-26").identity()})
+    check_same_run(of("2024-07-26"), run)
+    with pytest.raises(
+        InputError, match=r"data\.chat_date is '2024-07-26' in this run and '2024-07-27' in the job"
+    ):
+        check_same_run(of("2024-07-27"), run)
 
 
 def test_other_token_shards_under_the_same_name_are_refused(copy: tuple[JobSpec, RunDir]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import uuid
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +172,13 @@ def test_init_writes_a_chat_template_for_a_model_that_has_none(command: Any, fol
     assert spec.load(folder / "chat.yaml").data.chat_template == "chat.jinja"
     template = Template((folder / "chat.jinja").read_text(), {"eos_token": "<|endoftext|>"})
     assert template.render(said) == ("user:\na?\nassistant:\nb<|endoftext|>", [(20, 34)])
+    (place / "chat_template.jinja").write_text("{{ strftime_now('%Y') }}{{ messages[0].content }}")
+    rows = [{"messages": said, "tools": []}] * 40
+    (folder / "chat.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert command("init", "dated.yaml", *words).code == 0
+    data = spec.load(folder / "dated.yaml").data
+    assert data.sources[0].field == {"messages": "messages", "tools": "tools"}
+    assert data.chat_date == date.today()
     (folder / "chat.jsonl").write_text("")
     assert "is empty" in command("init", "other.yaml", *words).err
     assert not list(folder.glob("other.*"))

@@ -110,6 +110,8 @@ def refusal(document: dict[str, Any]) -> str:
         ("workload", "gpt-tiny", ["workload: must be a mapping", "its keys: model, changes, objective"]),
         ("train", None, ["train: must be a mapping", "its keys: steps, global_batch"]),
         ("data.max_rejected", "1%", ["data: max_rejected is of a policy", "set on_error to skip or repair"]),
+        ("data.chat_date", 20240726, ["data.chat_date: 20240726 is no day; write it as in 2026-11-28"]),
+        ("data.chat_date", "26 Jul 2024", ["data.chat_date: should be a valid date"]),
         ("data.max_rejected", "1", ["data.max_rejected: '1' is neither a number of documents"]),
         ("data.sources.0.field", "{a!r}", ["data.sources.0.field: '{a!r}' formats {a}"]),
         ("data.sources.0.uri", [], ["data.sources.0.uri"]),
@@ -443,6 +445,7 @@ def test_newer_keys_count_only_where_they_are_set() -> None:
     }
     assert spec.parse(changed("data.on_error", "skip")).identity() != found
     assert spec.parse(changed("data.sources.0.format", "jsonl")).identity() != found
+    assert spec.parse(changed("data.chat_date", "2024-07-26")).identity() != found
     assert spec.parse(changed("train.freeze", ["tokens.*"])).identity() != found
     assert spec.parse(changed("train.optimizer.layer_decay", 0.9)).identity() != found
     muon = spec.parse(changed("train.optimizer.name", "muon")).identity()

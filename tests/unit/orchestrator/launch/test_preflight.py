@@ -115,6 +115,11 @@ ROWS = {"uri": "a.jsonl", "field": {"text": "review", "label": "stars"}}
             {"sources": [{"uri": "a.jsonl", "field": {"messages": "m"}}]},
             r"data\.tokenizer nowhere: has no chat template; name a Jinja file in data\.chat_template",
         ),
+        (
+            "regression",
+            {"chat_date": "2024-07-26"},
+            r"data\.chat_date: there is no chat template that could ask for it; leave it out",
+        ),
     ],
 )
 def test_what_is_wrong_with_records_is_told_before_anything_starts(

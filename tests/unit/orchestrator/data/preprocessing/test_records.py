@@ -132,6 +132,39 @@ def test_a_template_is_rendered_as_transformers_does(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_calls_of_tools_are_the_same_from_lines_and_from_a_table(
+    suffix: str, encoder: Tokenizer, tmp_path: Path
+) -> None:
+    """A table gives a message the keys of all others, and a call the arguments of all others, with null."""
+    template = (
+        "{% for t in tools or [] %}{{ t.function.name }} | {% endfor %}{% for m in messages %}{{ m.role }} : "
+        "{% if 'tool_calls' in m %}{% for c in m.tool_calls %}{{ c.function.name }} {{ c.function.arguments | join }}"
+        "{% endfor %}{% else %}{{ m.content }}{% endif %} | {% endfor %}"
+        "{% if add_generation_prompt %}assistant : {% endif %}"
+    )
+
+    def row(name: str) -> dict[str, Any]:
+        call = {"function": {"name": name, "arguments": {name: "x"}}}
+        said = {"role": "assistant", "tool_calls": [call]}
+        return {"m": [TALK[0], said, *TALK[2:]], "t": [{"function": {"name": name}}]}
+
+    columns = {"messages": "m", "tools": "t"}
+    path = written(tmp_path / f"rows{suffix}", [row("good"), row("bad"), {"m": TALK, "t": None}])
+    found = read(path, RecordKind("conversation", (), template), columns, encoder)
+    assert [said_in(record.words) for record in found] == [
+        (
+            "good | user : a film | assistant : good good | user : it | assistant : is bad |",
+            "good good | is bad |",
+        ),
+        (
+            "bad | user : a film | assistant : bad bad | user : it | assistant : is bad |",
+            "bad bad | is bad |",
+        ),
+        ("user : a film | assistant : is good | user : it | assistant : is bad |", "is good | is bad |"),
+    ]
+
+
 def wrong() -> Iterator[tuple[str, RecordKind, dict[str, str], dict[str, Any], str]]:
     talk = RecordKind("conversation", (), CHATML)
     span = {"question": "q", "context": "c", "answer": "a", "start": "s"}
@@ -178,6 +211,8 @@ def wrong() -> Iterator[tuple[str, RecordKind, dict[str, str], dict[str, Any], s
     )
     yield "none", talk, {"messages": "m"}, {"m": TALK[:1]}, "it has no answer of the assistant"
     yield "empty", talk, {"messages": "m"}, {"m": []}, "no list of messages"
+    silent = [*TALK[:3], {"role": "assistant", "content": ""}]
+    yield "silent", talk, {"messages": "m"}, {"m": silent}, "its message 4, of the assistant, is empty"
     bad = RecordKind("conversation", (), "{{ raise_exception('roles must alternate') }}")
     yield "template", bad, {"messages": "m"}, {"m": TALK}, "the chat template fails: roles must alternate"
     sly = RecordKind("conversation", (), "{{ ''.__class__.__mro__[1].__subclasses__() }}")
