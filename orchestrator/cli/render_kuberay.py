@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated
 
@@ -98,7 +97,13 @@ def kuberay(
     from cluster.render.pods import RUNS_FOLDER, SPOT, Kubernetes
     from orchestrator.job.spec import dump
     from orchestrator.launch import rendering as rendered
-    from orchestrator.launch.rendering_kubernetes import ask_server, counted, secret_settings, settings
+    from orchestrator.launch.rendering_kubernetes import (
+        ask_server,
+        check_queue,
+        counted,
+        secret_settings,
+        settings,
+    )
     from orchestrator.launch.rendering_memory import with_host_memory
     from orchestrator.launch.rendering_needs import CLOUDS, of_one_cloud, one_value
     from orchestrator.storage.uri import check_uri
@@ -108,8 +113,8 @@ def kuberay(
         raise InputError(f"{platform!r} is not known", "--platform", f"choose one of {', '.join(SPOT)}")
     of_one_cloud(spec, CLOUDS.get(platform))
     one_value(spec, NODE_LABELS)
-    if queue and not re.fullmatch(r"(kueue|volcano):\S+", queue):
-        raise InputError(f"{queue!r} is no queue", "--queue", "write kueue:NAME or volcano:NAME")
+    if queue:
+        check_queue(queue, namespace, kubeconfig)
     cards, count = counted(rdma) if rdma else ("", 1)
     if cards and not needs.gpu:
         raise InputError(

@@ -14,6 +14,8 @@ from orchestrator.track.redact import redact
 
 SECONDS = 60
 """So long an API server may take."""
+QUEUES = {"kueue": "localqueues.kueue.x-k8s.io", "volcano": "queues.scheduling.volcano.sh"}
+"""What each scheduler calls its queues, as kubectl does."""
 
 
 def counted(resource: str) -> tuple[str, int]:
@@ -59,34 +61,43 @@ def secret_settings(given: Iterable[str], plain: Iterable[str]) -> dict[str, str
 def ask_server(files: dict[str, Any], kubeconfig: Path) -> None:
     """Have the API server that a kubeconfig names check the manifests as if they were applied, unknown fields included;
     it keeps nothing. Raises InputError with the first thing that it refuses."""
-    if not kubeconfig.is_file():
-        raise InputError(f"there is no file {kubeconfig}", "--kubeconfig", "give the file of a cluster")
-    command = [
-        *(
-            "kubectl",
-            "--kubeconfig",
-            str(kubeconfig),
-            f"--request-timeout={SECONDS}s",
-            "apply",
-            "--filename=-",
-        ),
-        *("--server-side", "--force-conflicts", "--dry-run=server", "--validate=strict"),
-        "--field-manager=orchestrator",
-    ]
+    words = ["apply", "--filename=-", "--server-side", "--force-conflicts", "--dry-run=server"]
+    words += ["--validate=strict", "--field-manager=orchestrator"]
     # One by one: a refusal says of which it is.
     for name, manifest in files.items():
-        text = yaml_of(manifest)
-        try:
-            done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=2 * SECONDS)
-        except FileNotFoundError:
-            raise InputError("kubectl is not there", "--kubeconfig", "install it, or use --crds") from None
-        except subprocess.TimeoutExpired:
-            hint = "try again, or leave it out"
-            raise InputError(
-                f"the API server said nothing for {2 * SECONDS} s", "--kubeconfig", hint
-            ) from None
-        if done.returncode:
-            said = (
-                " ".join(done.stderr.split()).removeprefix("error: ")[:400] or f"exit code {done.returncode}"
-            )
+        if said := _kubectl(kubeconfig, words, yaml_of(manifest)):
             raise InputError(said, f"{name}, by the API server of {kubeconfig}", "mend what it names")
+
+
+def check_queue(queue: str, namespace: str, kubeconfig: Path | None) -> None:
+    """Raise InputError for a --queue that is no queue's name, or which the API server of a kubeconfig, if there is one,
+    does not know: a job would wait for it without end."""
+    found = re.fullmatch(r"(kueue|volcano):([a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?)", queue)
+    if found is None:
+        hint = "write kueue:NAME or volcano:NAME, in small letters, digits, dots and dashes"
+        raise InputError(f"{queue!r} is no queue", "--queue", hint)
+    if kubeconfig is None:
+        return
+    kind = QUEUES[found[1]]
+    if said := _kubectl(kubeconfig, ["get", kind, found[2], "--namespace", namespace, "--output=name"]):
+        raise InputError(
+            f"there is no such queue ({said})", f"--queue {queue}", f"see `kubectl get {kind} -A`"
+        )
+
+
+def _kubectl(kubeconfig: Path, words: list[str], text: str = "") -> str:
+    """What kubectl says to a command that fails; empty if it does not. Raises InputError where it cannot be asked."""
+    if not kubeconfig.is_file():
+        raise InputError(f"there is no file {kubeconfig}", "--kubeconfig", "give the file of a cluster")
+    command = ["kubectl", "--kubeconfig", str(kubeconfig), f"--request-timeout={SECONDS}s", *words]
+    try:
+        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=2 * SECONDS)
+    except FileNotFoundError:
+        raise InputError("kubectl is not there", "--kubeconfig", "install it, or use --crds") from None
+    except subprocess.TimeoutExpired:
+        hint = "try again, or leave it out"
+        raise InputError(f"the API server said nothing for {2 * SECONDS} s", "--kubeconfig", hint) from None
+    if not done.returncode:
+        return ""
+    said = " ".join(done.stderr.split()).removeprefix("error: ")[:400]
+    return said or f"exit code {done.returncode}"

@@ -16,7 +16,7 @@ from cluster.render.needs import ClusterNeeds
 from cluster.render.pods import Kubernetes
 from cluster.render.schema import strict, violations
 from orchestrator.job.errors import InputError
-from orchestrator.launch.rendering_kubernetes import ask_server
+from orchestrator.launch.rendering_kubernetes import ask_server, check_queue
 
 KINDS = {
     "ray.io/v1": {"rayjobs": "RayJob", "rayclusters": "RayCluster"},
@@ -158,3 +158,34 @@ def test_what_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(InputError, match="kubectl is not there"):
         ask_server(files(), tmp_path / "kubeconfig")
+
+
+@pytest.mark.parametrize(
+    "queue", ["slurm", "kueue:", "kueue:a b", "kueue:Team", "volcano:-a", f"kueue:{'a' * 64}"]
+)
+def test_what_is_no_name_of_a_queue(queue: str) -> None:
+    with pytest.raises(InputError, match=r"--queue: .* is no queue; write kueue:NAME or volcano:NAME"):
+        check_queue(queue, "default", None)
+
+
+def test_a_queue_that_the_cluster_does_not_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job would wait for it without end. The kubectl is one that knows the queues of a team."""
+    kubectl, kubeconfig = tmp_path / "kubectl", tmp_path / "kubeconfig"
+    kubectl.write_text(
+        """#!/bin/sh
+case "$*" in
+  *"get localqueues.kueue.x-k8s.io team --namespace ours "*|*"get queues.scheduling.volcano.sh team "*) echo found;;
+  *) echo 'Error from server (NotFound): there is none' >&2; exit 1;;
+esac
+"""
+    )
+    kubectl.chmod(0o755)
+    kubeconfig.touch()
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    check_queue("kueue:team", "ours", kubeconfig)
+    check_queue("volcano:team", "ours", kubeconfig)
+    for queue, namespace in (("kueue:other", "ours"), ("kueue:team", "theirs")):
+        with pytest.raises(
+            InputError, match=rf"--queue {queue}: there is no such queue \(.*NotFound.*; see `kubectl"
+        ):
+            check_queue(queue, namespace, kubeconfig)
