@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from glob import has_magic
 from typing import Any, NamedTuple
 
 from orchestrator.data.sources.arrow_files import saved_files
@@ -96,7 +97,30 @@ def _infos(fs: Any, path: str, where: str) -> Iterator[dict[str, Any]]:
         yield from ([retry(fs.info, name) for name in saved] if saved else _below(fs, path, where))
     else:
         found = retry(fs.glob, path, detail=True)
-        yield from (found[name] for name in sorted(found) if found[name]["type"] != "directory")
+        for name in (name for name in sorted(found) if not _is_hidden(name, path)):
+            info = _behind_link(fs, found[name])
+            if info["type"] != "directory":
+                yield info
+
+
+def _is_hidden(name: str, pattern: str) -> bool:
+    """Whether a file, or a folder above it, begins with a dot where the pattern has a wildcard, as a shell's does not
+    match it: such are copies that an editor keeps, and what a system notes about a file."""
+    steps = pattern.split("/")
+    first = next((number for number, step in enumerate(steps) if has_magic(step)), len(steps))
+    if any(step.startswith(".") for step in steps[first:]):
+        return False
+    return any(step.startswith(".") for step in name.split("/")[first:])
+
+
+def _behind_link(fs: Any, info: dict[str, Any]) -> dict[str, Any]:
+    """What a link leads to, under the link's name: a listing tells of links. The link itself where that is nothing."""
+    if not info.get("islink"):
+        return info
+    try:
+        return {**Retry()(fs.info, info["name"]), "name": info["name"]}
+    except FileNotFoundError:
+        return info
 
 
 def _below(fs: Any, folder: str, where: str) -> list[dict[str, Any]]:
@@ -119,7 +143,7 @@ def _below(fs: Any, folder: str, where: str) -> list[dict[str, Any]]:
         raise InputError(
             what, where, f"name its files, for example {where.split()[-1].rstrip('/')}/**/*.jsonl"
         )
-    return [found[name] for name in names]
+    return [_behind_link(fs, found[name]) for name in names]
 
 
 def _checked(fs: Any, infos: list[dict[str, Any]], local: bool, where: str) -> list[Listed]:
@@ -167,11 +191,11 @@ def _named_in_list(place: str, where: str, on_error: str) -> list[Listed]:
 def _refuse_twice(listed: Sequence[Listed], key: str) -> None:
     seen: set[str] = set()
     for file in listed:
-        if file.name in seen:
-            raise InputError(
-                f"names {file.name} twice", key, "name it once; weight says how often it is read"
-            )
-        seen.add(file.name)
+        place = os.path.realpath(local_path(file.name)) if file.local else file.name
+        if place in seen:
+            what = f"names {file.name} twice" + (", by a link" if file.local and place != file.name else "")
+            raise InputError(what, key, "name it once; weight says how often it is read")
+        seen.add(place)
 
 
 def _identify(number: int, source: Source, key: str, file: Listed, on_error: str) -> SourceFile:

@@ -20,6 +20,8 @@ from orchestrator.data.sources.plain import Damage, Plain, damage_of, measured
 from orchestrator.data.sources.rejected import Rejected, Unfit
 from orchestrator.data.sources.repair import replaced, sound_value
 
+LIST = Unfit("json", "is no object, and begins a list", "write each of its objects on a line of its own")
+
 
 class Row(NamedTuple):
     """A row of named columns, and where it stands: the byte at which its line begins, of the plain text, or its number.
@@ -136,10 +138,12 @@ def _object(line: bytes, span: Span, at: int, rejected: Rejected) -> dict[str, A
         rejected.refuse(file, unfit, at, line)
         return None
     except (ValueError, RecursionError) as error:
-        rejected.refuse(file, Unfit("json", f"is not JSON ({error})"), at, line)
+        listed = at == 0 and line.lstrip().startswith(b"[")
+        what = LIST if listed else Unfit("json", f"is not JSON ({error})")
+        rejected.refuse(file, what, at, line)
         return None
     if not isinstance(found, dict):
-        rejected.refuse(file, Unfit("json", "is no object"), at, line)
+        rejected.refuse(file, LIST if isinstance(found, list) else Unfit("json", "is no object"), at, line)
         return None
     return found
 

@@ -226,3 +226,12 @@ def test_an_unreadable_file_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         InputError, match=r"a\.txt: cannot be read \(Permission denied\); check its permissions"
     ):
         texts(tmp_path / "a.txt")
+
+
+@pytest.mark.parametrize("text", ['[{"text": "a"}]', '[\n{"text": "a"}\n]'])
+def test_a_list_in_json_is_told_as_one(text: str, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(
+        InputError, match="line 1, at byte 0: is no object, and begins a list; write each of its objects"
+    ):
+        texts(tmp_path / "a.json")

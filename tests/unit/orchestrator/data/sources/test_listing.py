@@ -219,3 +219,33 @@ def test_the_policy_is_part_of_the_fingerprint_only_if_set(tmp_path: Path) -> No
     }
     assert len(set(found.values())) == 3
     assert found["fail"] == fingerprint(resolve([Source(uri=glob)]), ["x", {}], 300)
+
+
+def test_a_link_is_the_file_that_it_leads_to(tmp_path: Path) -> None:
+    """As in the caches of hubs, whose files are links; a glob and a folder refused them, and a name did not."""
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "blobs" / "f00").write_text("one")
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "a.txt").symlink_to("../blobs/f00")
+    for place in (data, data / "*.txt", data / "a.txt"):
+        assert names(str(place)) == ["a.txt"]
+    (data / "b.txt").symlink_to("a.txt")
+    with pytest.raises(InputError, match=r"names .*/data/b\.txt twice, by a link; name it once"):
+        names(str(data / "*.txt"))
+    (data / "b.txt").unlink()
+    (data / "b.txt").symlink_to("nowhere")
+    with pytest.raises(InputError, match=r"data/b\.txt is not a file"):
+        names(str(data))
+
+
+def test_a_wildcard_matches_nothing_hidden(tmp_path: Path) -> None:
+    """What an editor has kept of a file was trained on beside it."""
+    for name in ("a.txt", "._a.txt", ".kept/a.txt", "b/.a.txt", "b/c.txt"):
+        (tmp_path / "data" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "data" / name).write_text("x")
+    data = tmp_path / "data"
+    assert names(str(data / "**" / "*.txt")) == ["a.txt", "c.txt"]
+    assert names(str(data / ".kept" / "*.txt")) == ["a.txt"]
+    assert names(str(data / "b" / ".*.txt")) == [".a.txt"]
+    assert names(str(data / "._a.txt")) == ["._a.txt"]
