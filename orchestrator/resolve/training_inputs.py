@@ -208,16 +208,22 @@ def _positions(spec: JobSpec, source: Source | None) -> int:
 
 
 def _cut_notes(inputs: TrainingInputs) -> list[str]:
-    """A line if records are longer than a sample, with how many, and of how many nothing is predicted."""
+    """A line if records are longer than a sample, with how many, and of how many nothing is predicted. Raises
+    InputError if that is all of them."""
     objective = inputs.workload.objective
     if not objective.reading.unit.startswith("record"):
         return []
-    read, every = inputs.text[0].read, sum(inputs.text[0].order.samples)
+    read = inputs.text[0].read
     least, length = objective.reading.window // 2, objective.reading.window
     found = [words for words in map(read, read.longer_than(least)) if objective.is_cut(words)]
     if not found:
         return []
-    lost = sum(map(objective.is_lost, found))
+    lost, streams = sum(map(objective.is_lost, found)), read.streams
+    ends = (part for source in range(streams.sources) for part in streams.document_ends_by_part(source))
+    every = sum(map(len, ends))  # a sample may hold several
+    if lost == every:
+        what = f"all records are longer than {length} tokens, and what is predicted of them is cut off"
+        raise InputError(what, "data.sequence_length", "raise it")
     line = f"{len(found)} of {every} records are longer than {length} tokens, and cut"
     return [line + (f"; of {lost} of them nothing that is predicted is left" if lost else "")]
 

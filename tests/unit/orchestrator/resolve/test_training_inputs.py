@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from jobs import job
 from prepared import prepare_here, prepare_sets_here
 
+from orchestrator.data.encoding import tokenizer
 from orchestrator.data.prepared.tokens import Tokens
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec, parse
@@ -107,3 +109,37 @@ def test_a_source_that_is_held_out_whole_is_told(tmp_path: Path) -> None:
     data = Tokens.open(prepare_here(spec, str(tmp_path / "cache")))
     with pytest.raises(InputError, match=r"data\.(sources\.0|validation\.share): "):
         training_inputs(spec, data)
+
+
+def test_conversations_that_are_cut_are_counted_one_by_one_and_some_answer_is_left(tmp_path: Path) -> None:
+    """As many as fit stand in one sample; where no answer fits, a run would learn nothing."""
+    place, template = (
+        tmp_path / "tokenizer",
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}",
+    )
+    place.mkdir()
+    (place / "tokenizer.json").write_text(tokenizer.train(TEXTS, 300, ["<|endoftext|>"]))
+    (place / "tokenizer_config.json").write_text('{"eos_token": "<|endoftext|>"}')
+    (place / "chat_template.jinja").write_text(
+        template + "{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+
+    def notes(short: int, long: int) -> list[str]:
+        said = ["1"] * short + ["1 " * 300] * long
+        rows = [[{"role": "user", "content": ask}, {"role": "assistant", "content": "2"}] for ask in said]
+        (tmp_path / "a.jsonl").write_text("".join(json.dumps({"m": row}) + "\n" for row in rows))
+        document = job("")
+        source = {"uri": str(tmp_path / "a.jsonl"), "field": {"messages": "m"}}
+        document["data"] = {"sources": [source], "tokenizer": str(place), "sequence_length": 256}
+        document["workload"]["objective"] = "conversation"
+        spec = parse(document)
+        return resolve_over(spec, PreparedData(prepare_here(spec, str(tmp_path / "cache"))))[2]
+
+    cut = (
+        "2 of 42 records are longer than 256 tokens, and cut; of 2 of them nothing that is predicted is left"
+    )
+    assert notes(40, 2) == [cut]
+    with pytest.raises(
+        InputError, match=r"data\.sequence_length: all records are longer than 256 tokens, and what"
+    ):
+        notes(0, 12)
