@@ -23,9 +23,12 @@ _LARGER_IS_BETTER: frozenset[str] = frozenset(
         "chosen_reward",
         "chosen_log_probability",
         *get_args(OfPredictions),
+        "tokens_per_second",
+        "model_flops_per_second",
+        "mfu",
     }
 )
-"""Metrics of which the largest value is the best; of the others it is the least."""
+"""Metrics of which the largest value is the best; of the others it is the least. Some are of steps, for searches."""
 
 
 def by_name(sets: Mapping[str, Mapping[str, float]]) -> dict[str, float]:

@@ -12,6 +12,8 @@ from orchestrator.job.errors import InputError
 from orchestrator.job.overrides import set_key
 from orchestrator.job.spec import JobSpec, parse
 from orchestrator.job.tune import Dimension, TuneSpec
+from orchestrator.track.target import check_registered_name
+from orchestrator.tune.step_metrics import check_metric
 
 Config = dict[str, Any]
 """Values by dotted key of the job."""
@@ -20,7 +22,7 @@ FACTORS = (0.8, 1.2)
 """Factors that PBT multiplies a value with, one chosen at random (Jaderberg et al., 2017, section 4)."""
 RESAMPLE = 0.25
 """Probability that PBT draws a new value instead."""
-PRECISION = "train.precision"
+PRECISION, STEPS = "train.precision", "train.steps"
 NOT_SEARCHED = ("name", "tune", "tracking", "checkpoint", "limits")
 
 
@@ -97,8 +99,13 @@ def check(spec: JobSpec) -> TuneSpec:
         raise InputError(
             "there is no server to register a model on", "tune.register_as", "set tracking, or leave it out"
         )
+    check_registered_name(tune.register_as, "tune.register_as")
+    check_metric(spec, tune.metric)
     for key, dimension in tune.space.items():
         where = f"tune.space.{key}"
+        if key == STEPS and tune.scheduler != "none":
+            what = f"{tune.scheduler} compares trials at the same steps, of which all must have equally many"
+            raise InputError(what, where, "leave it out, or set scheduler: none")
         if key.split(".")[0] in NOT_SEARCHED:
             raise InputError("is not searched", where, f"search none of {', '.join(NOT_SEARCHED)}")
         inner = [other for other in tune.space if other.startswith(key + ".")]

@@ -87,3 +87,26 @@ def test_a_model_is_registered_where_there_is_a_server() -> None:
         check(spec.parse({**JOB, "tune": tune, "tracking": {"uri": "http://127.0.0.1:5000"}})).register_as
         == "best"
     )
+
+
+def test_trials_that_are_compared_at_steps_have_equally_many() -> None:
+    space = {"train.steps": {"choice": [50, 100]}}
+    for scheduler in ("asha", "hyperband", "median"):
+        with pytest.raises(InputError, match=f"{scheduler} compares trials at the same steps"):
+            check(spec.parse({**JOB, "tune": {"space": space, "trials": 2, "scheduler": scheduler}}))
+    check(spec.parse({**JOB, "tune": {"space": space, "trials": 2}}))
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("a/b", "a name without /"),
+        ("a:b'", "a name without : or '"),
+        ("..", "give another"),
+        (" ", "give another"),
+    ],
+)
+def test_a_name_that_mlflow_refuses_is_told_before(name: str, told: str) -> None:
+    tune = {"space": SPACE, "trials": 2, "register_as": name}
+    with pytest.raises(InputError, match=told):
+        check(spec.parse({**JOB, "tune": tune, "tracking": {"uri": "http://127.0.0.1:5000"}}))
