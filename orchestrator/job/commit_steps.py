@@ -25,7 +25,8 @@ def check_best(spec: JobSpec) -> None:
     if spec.checkpoint.best_metric is None or evaluate is None or spec.evaluates_beside:
         return
     meet = [math.lcm(evaluate.every, every), *spec.train.thaw, spec.train.decay_from or 0]
-    if evaluate.every < steps and not any(0 < step < steps and step % evaluate.every == 0 for step in meet):
+    meet += [step for step in evaluate.at if step % every == 0]
+    if evaluate.every < steps and not any(0 < step < steps and evaluate.is_due(step, steps) for step in meet):
         what = (
             f"would always be the last: evaluations are every {evaluate.every} steps, commits every {every}"
         )

@@ -56,6 +56,10 @@ class EvaluateSpec(StrictModel):
     """Evaluations during training. Each is over all tokens of a set, and has the same result under any layout."""
 
     every: Positive = Field(default=200, description="steps between evaluations")
+    at: list[Positive] = Field(
+        default_factory=list,
+        description="further steps after which to evaluate; stop_when does not count these",
+    )
     where: Literal["gang", "beside"] = Field(
         default="gang",
         description="gang: by the ranks, between two steps; beside: of the commit of that step, by one more worker if "
@@ -99,6 +103,10 @@ class EvaluateSpec(StrictModel):
 
     def is_due(self, step: int, last: int) -> bool:
         """Whether to evaluate after `step` of a run of `last` steps."""
+        return step in self.at or self.is_regular(step, last)
+
+    def is_regular(self, step: int, last: int) -> bool:
+        """Whether to evaluate there but for `at`."""
         if step in (0, last):
             return self.at_start if step == 0 else self.at_end
         return step % self.every == 0

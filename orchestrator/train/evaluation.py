@@ -20,7 +20,7 @@ from orchestrator.checkpoint.evaluations import measure_of
 from orchestrator.data.samples.batches import Prefetch
 from orchestrator.data.samples.held_out_set import HeldOut
 from orchestrator.data.samples.own_samples import OwnHeldOut
-from orchestrator.job.evaluate import EvaluateSpec, OfPredictions
+from orchestrator.job.evaluate import EvaluateSpec, OfPredictions, StopWhen
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning.layout import Layout
 from orchestrator.resolve.training_inputs import TrainingInputs
@@ -57,7 +57,7 @@ class Evaluator:
     ) -> None:
         """`between` is called with the step after each pass over a global batch; faults are injected there."""
         self._spec, self._layout, self._context, self._engine = spec.evaluate, layout, context, engine
-        self._measured = measure_of(spec)
+        self._measured, self._stop_when = measure_of(spec), spec.stop_when
         self._batch_size, self._steps, self._sets = spec.train.global_batch, spec.train.steps, inputs.sets
         self._has_average = spec.checkpoint.ema is not None
         self._between = between
@@ -76,6 +76,11 @@ class Evaluator:
         """Whether the job asks the ranks for an evaluation after that step."""
         spec, has_any = self._spec, bool(self._sets) or self._sampler is not None
         return has_any and spec is not None and spec.where == "gang" and spec.is_due(step, self._steps)
+
+    def stop_when(self, step: int) -> StopWhen | None:
+        """What ends the run by the evaluation after that step, if that counts."""
+        counts = self._spec is not None and self._spec.is_regular(step, self._steps)
+        return self._stop_when if counts else None
 
     def evaluate(self, step: int, attempt: int, heeds_stop: bool = True) -> EvaluationRow | None:
         """The row of an evaluation after that step; None if it `heeds_stop`, and the gang was asked to stop.

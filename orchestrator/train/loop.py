@@ -258,7 +258,7 @@ class Rank:
         row = self._evaluator.evaluate(step, self._task.attempt, heeds_stop=step < self._last)
         if row is not None:
             self._evaluations.append(row)
-            self._progress = self._progress.with_evaluation(row["sets"], self._spec.stop_when)
+            self._progress = self._progress.with_evaluation(row["sets"], self._evaluator.stop_when(step))
         return row is not None
 
     def _inject(self, step: int, in_evaluation: bool = False) -> None:

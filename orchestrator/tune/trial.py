@@ -103,20 +103,22 @@ class Trial(ray_tune.Trainable):
         return self._failed(reason)
 
     def _job(self) -> JobSpec:
-        """The job of the run: the values of the trial put in, and without exports and tasks, which trials do not
-        need."""
+        """The job of the run: the values of the trial put in, without exports and tasks, which trials do not need, and
+        with an evaluation at each rung, if it is decided by one."""
         base = self._base
+        evaluate = without_tasks(base.evaluate, base.set_names)
         unregistered = {"tracking__register_as": None} if base.tracking else {}
         spec = job_of(
-            base.model_copy(
-                update={"evaluate": without_tasks(base.evaluate, base.set_names), "notify": None}
-            ),
+            base.model_copy(update={"evaluate": evaluate, "notify": None}),
             self._assignment["params"],
             name=f"{self._base.name[:50]}-{self._name}",
             **{f"checkpoint__{key}": value for key, value in NO_EXPORT.items()},
             data__cache=data_cache(self._base, self._sweep),
             **unregistered,
         )
+        if spec.evaluate is not None and "." in self._tune.metric:
+            at = sorted({*spec.evaluate.at, *rungs(self._tune, spec.train.steps)})
+            spec = spec.model_copy(update={"evaluate": spec.evaluate.model_copy(update={"at": at})})
         if self._tune.scheduler in POPULATION:
             # When another trial takes over a commit, this one may be two decisions further.
             kept = 1 + 3 * math.ceil(interval_of(self._tune, spec.train.steps) / spec.checkpoint.every)
@@ -196,13 +198,12 @@ class Trial(ray_tune.Trainable):
         return statistics.fmean(float(row[self._tune.metric]) for row in recent)
 
     def _evaluated(self, spec: JobSpec, rung: int) -> float:
-        """The metric of the last evaluation."""
+        """The metric of the last evaluation: that of the rung, but for a run that has ended itself before it."""
         assert spec.evaluate is not None
         every, (name, _, metric) = spec.evaluate.every, self._tune.metric.partition(".")
         found = evaluations_in(lineage.latest(self._sweep, self._name, rung, every + 1))
         if not found:
-            what = f"nothing is evaluated up to step {rung}, where the search decides first"
-            raise InputError(what, "evaluate.every", f"lower it to {rung}")
+            raise InputError(f"nothing was evaluated up to step {rung}", "evaluate.every", "lower it")
         return float(found[-1]["sets"][name][metric])
 
     def _failed(self, reason: str) -> dict[str, Any]:

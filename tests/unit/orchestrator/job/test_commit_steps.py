@@ -54,6 +54,7 @@ def test_a_best_commit_that_would_be_the_last_is_refused(
         (40, 100, {}),  # there is but one
         (10, 64, {"checkpoint": {"keep_best": True}}),
         (10, 64, {"evaluate": {"where": "beside"}}),
+        (10, 7, {"evaluate": {"at": [21]}}),
         (10, 100, {"train": {"optimizer": {"schedule": "wsd", "decay": 10}}}),
     ],
 )

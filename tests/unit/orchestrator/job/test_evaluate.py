@@ -89,3 +89,9 @@ def test_when_an_evaluation_is_due() -> None:
     assert due() == [4, 8, 10]
     assert due(at_start=True, at_end=False) == [0, 4, 8]
     assert not EvaluateSpec(every=5, at_end=False).is_due(10, 10)
+
+
+def test_further_steps_are_due_and_no_regular_ones() -> None:
+    spec = EvaluateSpec(every=10, at=[4, 12], at_end=False)
+    assert [step for step in range(13) if spec.is_due(step, 12)] == [4, 10, 12]
+    assert [step for step in range(13) if spec.is_regular(step, 12)] == [10]

@@ -9,8 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.job.evaluate import EvaluateSpec, StopWhen
 from orchestrator.train.engines.engine import EvaluationSums
-from orchestrator.train.evaluation import measures
+from orchestrator.train.evaluation import Evaluator, measures
 from orchestrator.train.passes import shares
 
 
@@ -70,3 +71,10 @@ def test_metrics_of_all_predictions_do_not_depend_on_how_they_were_divided() -> 
     assert measures(few, 1.0, ("f1",), 2)["f1"] == pytest.approx(2 / 3)
     numbers = torch.tensor([[0.1, 1.0], [0.9, 2.5], [0.5, 2.0], [0.7, 3.0]]).double()
     assert measures(EvaluationSums(predictions=numbers), 1.0, ("spearman",))["spearman"] == pytest.approx(0.8)
+
+
+def test_further_evaluations_end_no_run() -> None:
+    """A search asks for them where it decides; the patience of its job is in those that the job asks for."""
+    found = object.__new__(Evaluator)
+    found._spec, found._stop_when, found._steps = EvaluateSpec(every=10, at=[4]), StopWhen(), 12
+    assert [found.stop_when(step) is not None for step in (4, 10, 12)] == [False, True, True]

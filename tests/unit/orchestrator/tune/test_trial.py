@@ -47,7 +47,7 @@ def test_a_damaged_note_of_it_is_replaced(trial: Trial, tmp_path: Path, content:
 
 
 def test_a_metric_of_an_evaluation_is_that_of_the_last_one(tmp_path: Path) -> None:
-    """Not a mean over steps, as of training; where none is made before the first decision, that is said."""
+    """Not a mean over steps, as of training; of a run that ends before there is one, that is said."""
     document = job("a.txt") | {"tune": {**TUNE, "metric": "validation.loss"}, "evaluate": {"every": 4}}
     document["data"]["validation"] = {"share": 0.1}
     sweep = RunDir(str(tmp_path))
@@ -68,7 +68,7 @@ def test_a_metric_of_an_evaluation_is_that_of_the_last_one(tmp_path: Path) -> No
     found = object.__new__(Trial)
     found._begin({"sweep": str(tmp_path), "trial": "0001", "params": {}, "ended": None, "deadline": None})
     assert [found._evaluated(spec, rung) for rung in (4, 6, 10)] == [3.0, 3.0, 2.0]
-    with pytest.raises(InputError, match=r"evaluate\.every.*up to step 2.*lower it to 2"):
+    with pytest.raises(InputError, match=r"evaluate\.every.*up to step 2.*lower it"):
         found._evaluated(spec, 2)
 
 
@@ -125,3 +125,21 @@ def test_nothing_of_a_trial_is_exported_whatever_the_job_exports(tmp_path: Path)
     found._begin({"sweep": str(tmp_path), "trial": "0001", "params": {}, "ended": None, "deadline": None})
     kept = found._job().checkpoint
     assert (kept.export, kept.export_to, kept.export_at, kept.export_numbers) == (None, None, "end", None)
+
+
+def test_a_trial_is_evaluated_at_every_rung_if_it_is_decided_by_an_evaluation(tmp_path: Path) -> None:
+    document = job("a.txt", steps=32) | {"evaluate": {"every": 200, "at": [7]}}
+    document["data"]["validation"] = {"share": 0.1}
+    found = []
+    for metric in ("validation.loss", "loss"):
+        tune = {**TUNE, "metric": metric, "scheduler": "asha"}
+        sweep = RunDir(str(tmp_path / metric))
+        sweep.create()
+        sweep.write_text("job.yaml", dump(parse(document | {"tune": tune})))
+        trial = object.__new__(Trial)
+        given = {"sweep": sweep.uri, "trial": "0001", "params": {}, "ended": None, "deadline": None}
+        trial._begin(given)
+        asked = trial._job().evaluate
+        assert asked is not None
+        found.append(asked.at)
+    assert found == [[2, 7, 8, 32], [7]]
