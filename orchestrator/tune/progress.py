@@ -109,12 +109,10 @@ class SearchProgress:
         if result["trial"] not in self._records.ended:
             steps, usd = self.spent[result["run"]]
             self._records.report({**result, "own_steps": steps, "cost_usd": usd}, self.hours)
-            self._running.add(result["trial"])
         self.show()
 
     def on_end(self, trial: str, result: dict[str, Any] | None) -> None:
         """A trial has ended; `result` is its last one, None if its process died."""
-        self._running.discard(trial)
         run = lineage.runs_of(self._sweep, trial)[-1]
         if result is None:
             steps, usd = lineage.spent(self._sweep, run)
@@ -136,8 +134,10 @@ class SearchProgress:
         self._shown = time.time()
         self._show(self.to_json())
 
-    def tick(self) -> None:
-        """Update the display and record the hours, each if it is due. Called after every step of Tune's loop."""
+    def tick(self, running: set[str]) -> None:
+        """Update the display and record the hours, each if it is due. Called after every step of Tune's loop, with the
+        trials that are being trained."""
+        self._running = running - self._records.ended.keys()  # these report again what they had reported
         if self.hours - self._recorded_hours > NOTE_EVERY:
             self._recorded_hours = self.hours
             self._records.record_hours(self.hours)
@@ -174,7 +174,8 @@ class SearchProgress:
         return next(began, self._launched)
 
     def best(self) -> dict[str, Any] | None:
-        """The best trial so far: {trial, run, step, value}; None before the first result."""
+        """The best trial so far: {trial, run, step, value}; None before the first result. One that has failed later is
+        none, whatever it was at a rung: its job does not come to its end."""
         found = [
             {"trial": r["trial"], "run": r["run"], "step": r["step"], "value": r["value"]}
             for r in self._reported.values()
@@ -183,7 +184,9 @@ class SearchProgress:
             {"trial": name, "run": e.run, "step": e.step, "value": e.value}
             for name, e in self._records.ended.items()
         ]
+        failed = {name for name, end in self._records.ended.items() if end.state == "failed"}
         found = [f for f in found if f["value"] is not None and math.isfinite(f["value"])]
+        found = [f for f in found if f["trial"] not in failed]
         sign = 1 if self._tune.mode == "min" else -1
         # Of a trial's runs only the last one counts, and of equal values the longer training.
         last = {f["trial"]: f for f in sorted(found, key=lambda f: f["step"])}

@@ -17,7 +17,9 @@ class TrialCallback(Callback):
 
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
         """See Ray."""
-        self._progress.tick()
+        self._progress.tick(
+            {trial.config["assignment"]["trial"] for trial in trials if trial.status == "RUNNING"}
+        )
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any

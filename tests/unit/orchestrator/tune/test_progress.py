@@ -62,6 +62,25 @@ def test_trials_end_done_stopped_or_failed(tmp_path: Path) -> None:
     assert line(found.to_json()) == "3 of 3 trials ended (1 failed)  best 2.0000 (0000, step 90)  100 steps"
 
 
+def test_what_has_failed_is_not_the_best_whatever_it_was_at_a_rung(tmp_path: Path) -> None:
+    found, _ = progress_of(tmp_path)
+    found.on_result(result("0000", 10, 1.0))
+    found.on_result(result("0001", 10, 5.0))
+    assert found.best() == {"trial": "0000", "run": "0000", "step": 10, "value": 1.0}
+    found.on_end("0000", result("0000", 10, float("inf"), failed="no room"))
+    assert found.best() == {"trial": "0001", "run": "0001", "step": 10, "value": 5.0}
+
+
+def test_a_trial_runs_from_its_start_on_and_until_it_has_ended(tmp_path: Path) -> None:
+    found, _ = progress_of(tmp_path)
+    found.tick({"0000", "0001"})
+    assert found.to_json()["running"] == ["0000", "0001"]
+    found.on_result(result("0000", 90, 2.0))
+    found.on_end("0000", result("0000", 90, 2.0))
+    found.tick({"0000", "0001"})  # a search that goes on asks it again for what it had reported
+    assert found.to_json()["running"] == ["0001"]
+
+
 def test_a_trial_that_a_limit_of_the_search_cut_short_has_not_ended(tmp_path: Path) -> None:
     found, records = progress_of(tmp_path, steps=100)
     found.on_result(result("0000", 90, 2.0))
@@ -170,7 +189,7 @@ def test_what_a_trial_tells_again_of_an_earlier_rung_takes_nothing_back(tmp_path
 def test_hours_are_written_down_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "NOTE_EVERY", 0.0)
     found, _ = progress_of(tmp_path, before=2.0)
-    found.tick()
+    found.tick(set())
     assert TrialRecords(RunDir(str(tmp_path))).hours > 2.0
 
 
