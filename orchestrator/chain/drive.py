@@ -52,6 +52,8 @@ def run(
 
     Raises InputError before anything is written if one of the jobs is wrong, or belongs to another run.
     """
+    from orchestrator.chain.mlflow_chain import followed
+
     stages = stage_runs(chain, root)
     done = check_chain(chain, stages, root, address)
     before = root.read_json_or_empty(CHAIN)
@@ -67,7 +69,8 @@ def run(
             driver = Driver(chain, stages, root, done, show, address, faults, priority)
             driver.record()
             if done != set(stages):
-                _drive(driver, stages, address)
+                with followed(chain, stages, root):
+                    _drive(driver, stages, address)
             return driver.finish()
     finally:
         remove_empty([*made, *(stage.run.uri for stage in stages.values() if stage.run.local)])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 from orchestrator.chain.stage_run import StageRun
@@ -11,25 +13,43 @@ from orchestrator.job.outcome import Outcome
 from orchestrator.job.tracking import TrackingSpec
 from orchestrator.storage.file_names import CHAIN
 from orchestrator.storage.run_directory import REPORT, RunDir
-from orchestrator.track.mlflow_run import PARENT_TAG, URI_TAG, MlflowRun, quotable, within
+from orchestrator.track.mlflow_parent import Follower, ParentRun
+from orchestrator.track.mlflow_run import within
 from orchestrator.track.redact import redact
 from orchestrator.track.tracker import MLFLOW_STATUS
 
-DOCUMENTS = ("job.yaml", CHAIN, REPORT)
+JOB = "job.yaml"
+DOCUMENTS = (JOB, CHAIN, REPORT)
 PATIENCE = 60.0
 """Seconds that the end of a chain waits for a server; what it missed is sent by `orchestrator report`."""
+
+
+def followed(
+    chain: ChainSpec, stages: Mapping[str, StageRun], root: RunDir
+) -> AbstractContextManager[object]:
+    """For `with`, around the work on a chain whose chain.json is written: its run is up to date meanwhile."""
+    tracking = _tracking(stages)
+    if tracking is None:
+        return contextlib.nullcontext()
+
+    def begin() -> ParentRun:
+        parent = _parent(chain, stages, tracking, root, root.read_json_or_empty(CHAIN))
+        parent.set_status("RUNNING")
+        parent.log_documents([JOB])
+        return parent
+
+    return Follower(begin, lambda parent: _update(parent, stages, root.read_json_or_empty(CHAIN)))
 
 
 def publish(
     chain: ChainSpec, stages: Mapping[str, StageRun], root: RunDir, found: Mapping[str, Any]
 ) -> str | None:
     """Bring the MLflow server up to date with chain.json. Never raises: returns what went wrong in a line, or None."""
-    tracked = [stage for stage in stages.values() if stage.job.tracking]
-    if not tracked or tracked[0].job.tracking is None:
+    tracking = _tracking(stages)
+    if tracking is None:
         return None
-    tracking = tracked[0].job.tracking
     try:
-        within(PATIENCE, lambda: _publish(chain, tracked, tracking, root, found))
+        within(PATIENCE, lambda: _publish(_parent(chain, stages, tracking, root, found), stages, found))
     except TimeoutError:
         return f"no answer within {PATIENCE:g} s"
     except Exception as error:  # whatever MLflow and its transport raise
@@ -37,28 +57,32 @@ def publish(
     return None
 
 
-def _publish(
+def _tracking(stages: Mapping[str, StageRun]) -> TrackingSpec | None:
+    return next((stage.job.tracking for stage in stages.values() if stage.job.tracking), None)
+
+
+def _parent(
     chain: ChainSpec,
-    stages: list[StageRun],
+    stages: Mapping[str, StageRun],
     tracking: TrackingSpec,
     root: RunDir,
     found: Mapping[str, Any],
-) -> None:
-    params = {stage.name: {"needs": ", ".join(stage.stage.needs)} for stage in stages}
-    parent = MlflowRun(
-        tracking.uri, tracking.experiment, chain.name, root.uri, found["started"], {"stages": params}
-    )
-    client = parent.client
-    where = [client.get_run(parent.run_id).info.experiment_id]
-    for stage in stages:
-        wanted = f"tags.`{URI_TAG}` = '{quotable(redact(stage.run.uri))}'"
-        for logged in client.search_runs(where, wanted):
-            client.set_tag(logged.info.run_id, PARENT_TAG, parent.run_id)
-    for each in found["stages"]:
-        if each["loss"] is not None:
-            client.log_metric(parent.run_id, f"{each['stage']}.loss", each["loss"])
-    for name in DOCUMENTS:
-        if (text := root.read_text(name)) is not None:
-            parent.log_document(name, text)
+) -> ParentRun:
+    """The run of a chain, which is another one than that of a chain that was in the same directory before."""
+    tracked = [stage for stage in stages.values() if stage.job.tracking]
+    params = {stage.name: {"needs": ", ".join(stage.stage.needs)} for stage in tracked}
+    return ParentRun(tracking, chain.name, root, found["started"], {"stages": params})
+
+
+def _update(parent: ParentRun, stages: Mapping[str, StageRun], found: Mapping[str, Any]) -> None:
+    parent.nest(stage.run for stage in stages.values() if stage.job.tracking)
+    ended = sum(each["state"] == Outcome.DONE for each in found["stages"])
+    losses = {f"{each['stage']}.loss": each["loss"] for each in found["stages"]}
+    parent.log_figures(losses, ended)
+
+
+def _publish(parent: ParentRun, stages: Mapping[str, StageRun], found: Mapping[str, Any]) -> None:
+    _update(parent, stages, found)
+    parent.log_documents(DOCUMENTS)
     wrong = "FAILED" if found["state"] == Outcome.WRONG_INPUT else "RUNNING"
     parent.set_status(MLFLOW_STATUS.get(found["state"], wrong), found["ended"])

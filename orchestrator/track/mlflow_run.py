@@ -79,19 +79,19 @@ class MlflowRun:
         """Find the run or create it; without `params` only find it. Raises LookupError if there is none then."""
         for variable, value in _CLIENT_DEFAULTS.items():
             os.environ.setdefault(variable, value)
+        import mlflow  # noqa: F401  (which sets the level of its logger)
+
         for chatty in ("mlflow", "alembic"):
             logging.getLogger(chatty).setLevel(logging.ERROR)
         self.client = client_of(uri)
         self.experiment = _experiment(self.client, uri, experiment)
-        tags = {URI_TAG: quotable(redact(run_uri)), BORN_TAG: f"{born:.6f}"}
-        wanted = " and ".join(f"tags.`{key}` = '{value}'" for key, value in tags.items())
-        found = self.client.search_runs([self.experiment], wanted, order_by=["attributes.start_time ASC"])
-        if found:
-            run = self.client.get_run(found[0].info.run_id)
+        if found := run_of(self.client, self.experiment, run_uri, born):
+            run = self.client.get_run(found)
         elif params is None:
             raise LookupError(f"there is no run of {run_uri}")
         else:
-            run = self.client.create_run(self.experiment, int(born * 1000), tags | code_tags(), name)
+            tags = _identity(run_uri, born) | code_tags()
+            run = self.client.create_run(self.experiment, int(born * 1000), tags, name)
         self.run_id = run.info.run_id
         seen = run.data.tags
         # Versions before this one logged the step as a metric.
@@ -209,6 +209,17 @@ class MlflowRun:
         new = [Param(key, value) for key, value in flat.items() if key not in known]
         for start in range(0, len(new), PARAMS_A_BATCH):
             self.client.log_batch(self.run_id, params=new[start : start + PARAMS_A_BATCH])
+
+
+def run_of(client: Any, experiment: str, run_uri: str, born: float) -> str | None:
+    """The id of the run with these tags, None if there is none: see `MlflowRun`."""
+    wanted = " and ".join(f"tags.`{key}` = '{value}'" for key, value in _identity(run_uri, born).items())
+    found = client.search_runs([experiment], wanted, order_by=["attributes.start_time ASC"])
+    return str(found[0].info.run_id) if found else None
+
+
+def _identity(run_uri: str, born: float) -> dict[str, str]:
+    return {URI_TAG: quotable(redact(run_uri)), BORN_TAG: f"{born:.6f}"}
 
 
 def within(timeout: float, call: Callable[[], T]) -> T:

@@ -79,6 +79,15 @@ def register(
         client.set_registered_model_alias(name, ALIAS, version.version)
 
 
+def send(client: Any, run_id: str, export: str) -> str:
+    """Make an exported folder an artefact of a run, as a model that MLflow loads; returns where it is."""
+    client.log_artifacts(run_id, export, MODEL)
+    with tempfile.TemporaryDirectory(prefix="model-") as folder:
+        if write_flavor(export, folder):
+            client.log_artifacts(run_id, folder, MODEL)
+    return f"{client.get_run(run_id).info.artifact_uri}/{MODEL}"
+
+
 def register_export(spec: JobSpec, run_dir: RunDir) -> str | None:
     """Register what the run's summary says was exported last. Never raises: returns what went wrong in a line, or
     None."""
@@ -103,13 +112,7 @@ def _register_export(spec: JobSpec, run_dir: RunDir, step: int, uri: str) -> Non
     run = connect(spec, run_dir)
 
     def source() -> str:
-        if not is_local(uri):
-            return uri
-        run.client.log_artifacts(run.run_id, local_path(uri), MODEL)
-        with tempfile.TemporaryDirectory(prefix="model-") as folder:
-            if write_flavor(local_path(uri), folder):
-                run.client.log_artifacts(run.run_id, folder, MODEL)
-        return f"{run.client.get_run(run.run_id).info.artifact_uri}/{MODEL}"
+        return send(run.client, run.run_id, local_path(uri)) if is_local(uri) else uri
 
     register(run.client, spec.tracking.register_as, run.run_id, _candidate(spec, run_dir, step), source)
 

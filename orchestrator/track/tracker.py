@@ -249,14 +249,20 @@ def rows_on_server(
 
 
 def connect(spec: JobSpec, run_dir: RunDir, make: bool = True) -> MlflowRun:
-    """The MLflow run. An extended run is another one there, since the server replaces neither parameters nor rows."""
-    born = None
-    for event in run_dir.log(EVENTS).rows():
-        if born is None or event.get("extended"):
-            born = event["time"]
-    if born is None:
+    """The MLflow run of a run directory."""
+    if (born := born_of(run_dir)) is None:
         raise LookupError("the run has no event yet")
     tracking = spec.tracking
     assert tracking
     params = spec.model_dump(mode="json") if make else None
     return MlflowRun(tracking.uri, tracking.experiment, spec.name, run_dir.uri, born, params)
+
+
+def born_of(run_dir: RunDir) -> float | None:
+    """When a run began, which tells it from one that was in the same directory before; None if it has not begun. An
+    extended run is another one in MLflow, which replaces neither parameters nor rows."""
+    born: float | None = None
+    for event in run_dir.log(EVENTS).rows():
+        if born is None or event.get("extended"):
+            born = event["time"]
+    return born

@@ -3,20 +3,63 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from orchestrator.control.background_export import LONGEST
 from orchestrator.job.spec import JobSpec
 from orchestrator.job.tune import TuneSpec
+from orchestrator.storage.row_line import TRIALS
 from orchestrator.storage.run_directory import RunDir
-from orchestrator.track.mlflow_run import PARENT_TAG, URI_TAG, MlflowRun, quotable, within
+from orchestrator.track.mlflow_parent import Follower, ParentRun
+from orchestrator.track.mlflow_run import within
 from orchestrator.track.redact import redact
-from orchestrator.track.registry import Candidate, register
+from orchestrator.track.registry import Candidate, register, send
+from orchestrator.tune import lineage
+from orchestrator.tune.trial_records import TrialRecords
 
-DOCUMENTS = ("job.yaml", "sweep.json", "report.html", "best.yaml")
+JOB = "job.yaml"
+DOCUMENTS = (JOB, "sweep.json", "report.html", "best.yaml")
 PATIENCE = 300.0
 """Seconds that the end of a search waits for a server; what it missed is sent by the same command."""
+
+
+class LiveSearch:
+    """What a search that is at work says of itself, for its run on an MLflow server."""
+
+    def __init__(self, spec: JobSpec, sweep: RunDir, records: TrialRecords) -> None:
+        self._spec, self._sweep, self._records = spec, sweep, records
+        self._news: Mapping[str, Any] = {}
+        self._settled: set[str] = set()
+        """Trials that have ended and are nested."""
+
+    def tell(self, news: Mapping[str, Any]) -> None:
+        """Take over the state of the search, as `SearchProgress.to_json` gives it."""
+        self._news = news
+
+    def follower(self) -> Follower:
+        """What keeps the run up to date."""
+        return Follower(self._begin, self._update)
+
+    def _begin(self) -> ParentRun:
+        parent = _parent(self._spec, self._sweep)
+        parent.set_status("RUNNING")
+        parent.log_documents([JOB])
+        return parent
+
+    def _update(self, parent: ParentRun) -> None:
+        news = self._news
+        if "trials" not in news:
+            return
+        ended = set(self._records.ended)
+        for trial in sorted((ended | set(news["running"])) - self._settled):
+            runs = [lineage.at(self._sweep, run) for run in lineage.runs_of(self._sweep, trial)]
+            parent.nest(runs)
+            if trial in ended and all(run.uri in parent.nested for run in runs):
+                self._settled.add(trial)
+        assert self._spec.tune is not None
+        _log(parent, self._spec.tune, news["ended"], news["failed"], news["steps"], news["best"])
 
 
 def publish(spec: JobSpec, sweep: RunDir, found: dict[str, Any]) -> str | None:
@@ -34,33 +77,37 @@ def publish(spec: JobSpec, sweep: RunDir, found: dict[str, Any]) -> str | None:
     return None
 
 
-def _publish(spec: JobSpec, sweep: RunDir, found: dict[str, Any]) -> None:
+def _parent(spec: JobSpec, sweep: RunDir) -> ParentRun:
+    """The run of a search, which is another one than that of a search that was in the same directory before."""
     assert spec.tracking is not None
     assert spec.tune is not None
-    uri, experiment = spec.tracking.uri, spec.tracking.experiment
-    born = sweep.rows("trials.jsonl")[0]["time"]
-    parent = MlflowRun(uri, experiment, spec.name, sweep.uri, born, spec.tune.model_dump(mode="json"))
-    from mlflow.tracking import MlflowClient
+    born = sweep.rows(TRIALS)[0]["time"]
+    return ParentRun(spec.tracking, spec.name, sweep, born, spec.tune.model_dump(mode="json"))
 
-    client = MlflowClient(tracking_uri=uri)
-    where = [client.get_run(parent.run_id).info.experiment_id]
-    runs: dict[str, str] = {}
-    for name in (run for trial in found["trials"] for run in trial["runs"]):
-        wanted = f"tags.`{URI_TAG}` = '{quotable(redact(sweep.at(name)))}'"
-        for logged in client.search_runs(where, wanted):
-            runs[name] = logged.info.run_id
-            client.set_tag(logged.info.run_id, PARENT_TAG, parent.run_id)
-    for name in DOCUMENTS:
-        if (text := sweep.read_text(name)) is not None:
-            parent.log_document(name, text)
-    best = found["best"]
-    ended = all(trial["state"] != "not ended" for trial in found["trials"])
-    parent.set_status("KILLED" if not ended else "FAILED" if best is None else "FINISHED")
-    if best is not None:
-        client.log_metric(parent.run_id, f"best_{found['metric']}", best["value"])
-        client.set_tag(parent.run_id, "best_trial", best["trial"])
-        if spec.tune.register_as and ended and best["run"] in runs:
-            _register(client, spec.tune, sweep, best, runs[best["run"]])
+
+def _publish(spec: JobSpec, sweep: RunDir, found: dict[str, Any]) -> None:
+    assert spec.tune is not None
+    parent, trials, best = _parent(spec, sweep), found["trials"], found["best"]
+    parent.nest(lineage.at(sweep, run) for trial in trials for run in trial["runs"])
+    parent.log_documents(DOCUMENTS)
+    states = [trial["state"] for trial in trials]
+    left = states.count("not ended")
+    _log(parent, spec.tune, len(states) - left, states.count("failed"), found["steps"], best)
+    if left:
+        parent.end_nested()
+    parent.set_status("KILLED" if left else "FAILED" if best is None else "FINISHED")
+    run_id = best and parent.nested.get(lineage.at(sweep, best["run"]).uri)
+    if spec.tune.register_as and not left and run_id:
+        _register(parent.client, spec.tune, sweep, best, run_id)
+
+
+def _log(
+    parent: ParentRun, tune: TuneSpec, ended: int, failed: int, steps: int, best: Mapping[str, Any] | None
+) -> None:
+    """The figures of a search; their step is the number of trials that have ended."""
+    figures = {"trials_ended": ended, "trials_failed": failed, "steps": steps}
+    chosen = {f"best_{tune.metric}": best["value"]} if best else {}
+    parent.log_figures(figures | chosen, ended, **({"best_trial": best["trial"]} if best else {}))
 
 
 def _register(client: Any, tune: TuneSpec, sweep: RunDir, best: dict[str, Any], run_id: str) -> None:
@@ -69,10 +116,9 @@ def _register(client: Any, tune: TuneSpec, sweep: RunDir, best: dict[str, Any], 
 
     def source() -> str:
         with tempfile.TemporaryDirectory() as folder:
-            target = Path(folder) / "model"
-            export(sweep.at(best["run"]), best["step"], str(target))
-            client.log_artifacts(run_id, str(target), "model")
-        return f"{client.get_run(run_id).info.artifact_uri}/model"
+            target = str(Path(folder) / "model")
+            export(sweep.at(best["run"]), best["step"], target)
+            return send(client, run_id, target)
 
     model = Candidate(best["step"], tune.metric, best["value"], larger=tune.mode == "max")
     register(client, str(tune.register_as), run_id, model, source, trial=best["trial"])

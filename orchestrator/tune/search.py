@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
@@ -102,19 +103,28 @@ def check_same_sweep(spec: JobSpec, sweep: RunDir) -> None:
 def _search(
     spec: JobSpec, search: TuneSpec, sweep: RunDir, show: Callable[[dict[str, Any]], None]
 ) -> SearchOutcome:
+    from orchestrator.tune.mlflow_search import LiveSearch
     from orchestrator.tune.results import finish
 
     records = TrialRecords(sweep)
+    records.begin()
     wanted = len(grid(search)) if search.sampler == "grid" else search.trials or 0
     if search.sampler == "grid":
         records.draw(grid(search)[len(records.configs) :])
     elif search.sampler == "random":
         records.draw(drawn(search, spec.seed, n) for n in range(len(records.configs), wanted))
     before = sweep.read_json(SUMMARY) or {}
-    progress = SearchProgress(spec, sweep, records, wanted, before.get("hours") or 0.0, show)
+    live = LiveSearch(spec, sweep, records)
+
+    def tell(news: dict[str, Any]) -> None:
+        live.tell(news)
+        show(news)
+
+    progress = SearchProgress(spec, sweep, records, wanted, before.get("hours") or 0.0, tell)
     if len(records.ended) < wanted and not progress.limit():
-        _prepare(spec, sweep, show)
-        _fit(spec, search, sweep, records, progress, wanted)
+        with live.follower() if spec.tracking else contextlib.nullcontext():
+            _prepare(spec, sweep, show)
+            _fit(spec, search, sweep, records, progress, wanted)
     found = finish(spec, sweep, records, progress)
     if len(records.ended) < wanted:
         line = progress.limit() or "interrupted"

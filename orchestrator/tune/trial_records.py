@@ -2,7 +2,7 @@
 
     <sweep>/job.yaml       as resolved
     <sweep>/trials.jsonl   a row when a trial is drawn, one when it reports at a rung (event "told"), one when it has
-                           ended; now and then one with the hours that the search has taken
+                           ended; first of all and now and then one with the hours that the search has taken
     <sweep>/0003/          the run of trial 0003; 0003-1 is the one in which it continued after its first exploit
 
 These rows and the run directories are all that the next command needs to continue after any failure.
@@ -51,8 +51,10 @@ class TrialRecords:
         """By run: the last result that its trial reported."""
         self.hours = 0.0
         """Hours that the search has taken, as last recorded."""
+        self._is_begun = False
         for row in sweep.rows(TRIALS):
             self._read(row)
+            self._is_begun = True
 
     def _read(self, row: Row) -> None:
         """Read one row; an incomplete one is ignored."""
@@ -64,6 +66,13 @@ class TrialRecords:
             self.reported[row["run"]] = {"trial": trial, **{key: row[key] for key in REPORTED}}
         elif event == "ended" and row.keys() >= TrialEnd.__dataclass_fields__.keys():
             self.ended[trial] = TrialEnd(**{key: row[key] for key in TrialEnd.__dataclass_fields__})
+
+    def begin(self) -> None:
+        """Record when the search began, unless it has: the time of the first row is that of its birth."""
+        if not self._is_begun:
+            self.record_hours(0.0)
+            self._rows.drain(PATIENCE)
+            self._is_begun = True
 
     def draw(self, configs: Iterable[Config]) -> list[str]:
         """Record further trials before they begin, and return their names."""

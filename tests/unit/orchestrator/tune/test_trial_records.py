@@ -28,3 +28,13 @@ def test_a_row_torn_by_a_crash_is_a_trial_that_was_not_drawn(tmp_path: Path) -> 
     again = TrialRecords(sweep)
     assert again.draw([{"a": 2}]) == ["0001"]
     assert TrialRecords(sweep).configs == {"0000": {"a": 1}, "0001": {"a": 2}}
+
+
+def test_a_search_begins_once(tmp_path: Path) -> None:
+    """By the time of its first row it is told from one that was in the same directory before."""
+    sweep = RunDir(str(tmp_path))
+    for _ in range(2):
+        records = TrialRecords(sweep)
+        records.begin()
+        records.begin()
+    assert len(sweep.rows("trials.jsonl")) == 1
