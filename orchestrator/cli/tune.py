@@ -52,7 +52,12 @@ def tune(
         show(outcome.summary)
         for problem in filter(None, (outcome.summary["problem"], outcome.summary["tracking"])):
             print(f"orchestrator: {problem}", file=sys.stderr)
-        print(f"report.html, sweep.json and best.yaml are in {sweep.uri}", file=sys.stderr)
+        files = (
+            "report.html, sweep.json and best.yaml"
+            if outcome.summary["best"]
+            else "report.html and sweep.json"
+        )
+        print(f"{files} are in {sweep.uri}", file=sys.stderr)
     if outcome.line and not as_json:
         print(f"orchestrator: {outcome.line}", file=sys.stderr)
     raise typer.Exit(outcome.outcome.exit_code)

@@ -67,9 +67,10 @@ class ParentRun:
         """See `MlflowRun.set_status`."""
         self._run.set_status(status, at)
 
-    def end_nested(self) -> None:
-        """Nested runs that are still said to be at work were ended with what drove them."""
-        for run_id in self.nested.values():
+    def end_nested(self, runs: Iterable[RunDir] | None = None) -> None:
+        """Of these nested runs, or of all, those that are still said to be at work were killed."""
+        uris = self.nested if runs is None else [run.uri for run in runs if run.uri in self.nested]
+        for run_id in map(self.nested.__getitem__, uris):
             if self.client.get_run(run_id).info.status == "RUNNING":
                 self.client.set_terminated(run_id, "KILLED")
 

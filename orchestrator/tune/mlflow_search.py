@@ -93,8 +93,8 @@ def _publish(spec: JobSpec, sweep: RunDir, found: dict[str, Any]) -> None:
     states = [trial["state"] for trial in trials]
     left = states.count("not ended")
     _log(parent, spec.tune, len(states) - left, states.count("failed"), found["steps"], best)
-    if left:
-        parent.end_nested()
+    cut = [run for trial in trials if trial["state"] in ("not ended", "failed") for run in trial["runs"]]
+    parent.end_nested(lineage.at(sweep, run) for run in cut)
     parent.set_status("KILLED" if left else "FAILED" if best is None else "FINISHED")
     run_id = best and parent.nested.get(lineage.at(sweep, best["run"]).uri)
     if spec.tune.register_as and not left and run_id:

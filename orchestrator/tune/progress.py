@@ -137,7 +137,7 @@ class SearchProgress:
     def tick(self, running: set[str]) -> None:
         """Update the display and record the hours, each if it is due. Called after every step of Tune's loop, with the
         trials that are being trained."""
-        self._running = running - self._records.ended.keys()  # these report again what they had reported
+        self._running = running
         if self.hours - self._recorded_hours > NOTE_EVERY:
             self._recorded_hours = self.hours
             self._records.record_hours(self.hours)
@@ -150,7 +150,8 @@ class SearchProgress:
             "trials": self._wanted,
             "ended": len(self._records.ended),
             "failed": sum(e.state == "failed" for e in self._records.ended.values()),
-            "running": sorted(self._running),
+            # One that has ended reports again what it had reported.
+            "running": sorted(self._running - self._records.ended.keys()),
             "steps": self.steps,
             "best": self.best(),
             "eta_seconds": self._eta(),

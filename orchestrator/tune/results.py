@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from typing import Any
 
@@ -66,12 +67,14 @@ def summarise(
 def _trial(sweep: RunDir, name: str, records: TrialRecords, progress: SearchProgress) -> dict[str, Any]:
     runs = lineage.runs_of(sweep, name)
     ended = records.ended.get(name)
+    told = records.reported.get(runs[-1], {})
+    value = told.get("value")
     return {
         "trial": name,
         "config": lineage.config_of(sweep, name, records.configs[name]),
         "state": ended.state if ended else "not ended",
-        "value": ended.value if ended else None,
-        "step": ended.step if ended else 0,
+        "value": ended.value if ended else value if value is not None and math.isfinite(value) else None,
+        "step": ended.step if ended else told.get("step", 0),
         "reason": ended.reason if ended else "",
         "runs": runs,
         "steps": sum(steps for run, (steps, _) in progress.spent.items() if run in runs),

@@ -17,6 +17,7 @@ from orchestrator.job.errors import InputError
 from orchestrator.job.outcome import Outcome
 from orchestrator.job.spec import JobSpec, dump
 from orchestrator.job.tune import POPULATION, TuneSpec
+from orchestrator.launch.at_work import refuse_if_at_work
 from orchestrator.launch.places import check_places, check_written
 from orchestrator.launch.preflight import check_job, check_labels
 from orchestrator.launch.submission import no_cluster
@@ -24,13 +25,15 @@ from orchestrator.launch.worker import worker_at
 from orchestrator.planning.precision import in_precision
 from orchestrator.resolve import prepared_data
 from orchestrator.resolve.precision import as_its_run
+from orchestrator.storage.row_line import TRIALS
 from orchestrator.storage.run_directory import RunDir, remove_empty
 from orchestrator.track.redact import holds_secret
-from orchestrator.tune.lineage import config_of
+from orchestrator.tune import lineage
 from orchestrator.tune.progress import SearchProgress
 from orchestrator.tune.space import Config, drawn, grid, job_of
 from orchestrator.tune.space import check as check_space
 from orchestrator.tune.trial_records import TrialRecords
+from workloads.own.object_reference import is_object_reference
 
 SAME = ("space", "metric", "mode", "window", "sampler", "scheduler", "grace", "reduction", "interval")
 """Keys of `tune` that must not change when a search is continued; trials, limits and layouts may."""
@@ -58,12 +61,13 @@ def tune(
 
     Raises InputError before anything is written if the job or its search is wrong, or the directory is another's.
     """
+    refuse_if_at_work(sweep, *_at_work(sweep))
     spec = as_its_run(spec, sweep)
     search = check_space(spec)
     check_places(spec, sweep)
     check_written(spec, sweep, address)
     first = grid(search)[0] if search.sampler == "grid" else drawn(search, spec.seed, 0)
-    job = check_job(job_of(spec, first), machine_of=worker_at(address))
+    job = check_job(_as_registered(spec, job_of(spec, first)), machine_of=worker_at(address))
     if spec.train.precision == "auto":  # once, so that no trial differs from others in it
         spec = in_precision(spec, job.spec.train.dtype)
     check_labels(spec, address)
@@ -82,6 +86,22 @@ def tune(
         raise no_cluster(error, address) from None
     finally:
         remove_empty(made)
+
+
+def _as_registered(spec: JobSpec, trial: JobSpec) -> JobSpec:
+    """The job of a trial as it is checked: its model can be exported, if the best one is to be registered."""
+    if spec.tune is None or spec.tune.register_as is None or trial.checkpoint.export:
+        return trial
+    form = "safetensors" if is_object_reference(trial.workload.model) else "hf"
+    return trial.model_copy(update={"checkpoint": trial.checkpoint.model_copy(update={"export": form})})
+
+
+def _at_work(sweep: RunDir) -> list[RunDir]:
+    """The runs of the trials that have not ended, of which those that are trained tell how they are."""
+    rows = sweep.rows(TRIALS)
+    ended = {row["trial"] for row in rows if row["event"] == "ended"}
+    names = [row["trial"] for row in rows if row["event"] == "drawn" and row["trial"] not in ended]
+    return [lineage.at(sweep, lineage.runs_of(sweep, name)[-1]) for name in names]
 
 
 def check_same_sweep(spec: JobSpec, sweep: RunDir) -> None:
@@ -174,7 +194,9 @@ def _fit(
         searcher = Tpe(search, spec.seed, records, list(names), assignment_of)
         samples = wanted - (len(records.configs) - len(names))
     else:
-        points = [assignment_of(name, config_of(sweep, name, records.configs[name])) for name in names]
+        points = [
+            assignment_of(name, lineage.config_of(sweep, name, records.configs[name])) for name in names
+        ]
         space, samples = {"assignment": ray_tune.grid_search(points)}, 1
     # A scheduler that pauses trials needs all of them to exist; how many run at once is limited by their shares.
     pausing = search.scheduler in (*POPULATION, "asha", "hyperband")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -41,7 +42,11 @@ def distribution_of(dimension: Dimension) -> Any:
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     if dimension.listed is not None:
-        return CategoricalDistribution(dimension.listed)
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore"
+            )  # of values that cannot be stored in Optuna's own database, as lists
+            return CategoricalDistribution(dimension.listed)
     low, high = dimension.ends
     if dimension.integer is not None:
         return IntDistribution(int(low), int(high))
@@ -111,8 +116,13 @@ def check(spec: JobSpec) -> TuneSpec:
         inner = [other for other in tune.space if other.startswith(key + ".")]
         if inner:
             raise InputError(f"{inner[0]} lies within it", where, "search one of them")
+        made: list[JobSpec] = []
         for value in dimension.listed or dimension.ends:
-            _try(spec, {key: value}, where)
+            made.append(_try(spec, {key: value}, where))
+            if tune.sampler == "grid" and made.index(made[-1]) < len(made) - 1:
+                raise InputError(
+                    f"has {value} twice, and both trials would be the same", where, "name it once"
+                )
             if value == "auto" and key == PRECISION:
                 what = "auto would be chosen for each trial anew"
                 raise InputError(what, where, "name precisions, or set train.precision: auto for all trials")
@@ -128,9 +138,9 @@ def check(spec: JobSpec) -> TuneSpec:
     return tune
 
 
-def _try(spec: JobSpec, config: Config, where: str) -> None:
+def _try(spec: JobSpec, config: Config, where: str) -> JobSpec:
     try:
-        job_of(spec, config)
+        return job_of(spec, config)
     except InputError as error:
         place = error.where.removeprefix("trial: ")
         at = "" if where.endswith(place) or place == "trial" else f" ({place})"

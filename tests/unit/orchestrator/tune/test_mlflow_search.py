@@ -153,3 +153,20 @@ def test_an_answer_that_never_ends_is_not_waited_for(tmp_path: Path, monkeypatch
     with trickling() as address:
         spec = spec_of(f"http://{address}", "x")
         assert mlflow_search.publish(spec, sweep, {"trials": [], "best": None}) == "no answer within 2 s"
+
+
+def test_trials_that_did_not_come_to_their_end_are_not_at_work(store: str, tmp_path: Path) -> None:
+    """One that died with its process could not say so."""
+    spec, client = spec_of(store, "died"), client_of(store)
+    sweep, _, run_id = searched(tmp_path, spec, 1e9)
+    for state, status, parent in (
+        ("done", "RUNNING", "FAILED"),  # its last rows are still to come
+        ("failed", "KILLED", "FAILED"),
+        ("not ended", "KILLED", "KILLED"),
+    ):
+        client.update_run(run_id, "RUNNING")
+        found = {"trials": [{"trial": "0000", "state": state, "runs": ["0000"]}], "best": None, "steps": 3}
+        assert mlflow_search.publish(spec, sweep, found) is None
+        logged = client.get_run(run_id)
+        assert logged.info.status == status
+        assert client.get_run(logged.data.tags["mlflow.parentRunId"]).info.status == parent

@@ -10,7 +10,7 @@ import pytest
 from orchestrator.job import spec
 from orchestrator.job.errors import InputError
 from orchestrator.job.tune import TuneSpec
-from orchestrator.tune.space import check, drawn, grid, job_of, perturbed
+from orchestrator.tune.space import check, distribution_of, drawn, grid, job_of, perturbed
 
 JOB: dict[str, Any] = {
     "name": "small",
@@ -110,3 +110,18 @@ def test_a_name_that_mlflow_refuses_is_told_before(name: str, told: str) -> None
     tune = {"space": SPACE, "trials": 2, "register_as": name}
     with pytest.raises(InputError, match=told):
         check(spec.parse({**JOB, "tune": tune, "tracking": {"uri": "http://127.0.0.1:5000"}}))
+
+
+def test_a_point_of_a_grid_is_named_once() -> None:
+    """YAML reads 1e-4 as a text; of other samplers a value may be named twice, to be drawn more often."""
+    space = {"train.optimizer.lr": {"choice": ["1e-4", 1e-3, 0.0001]}}
+    with pytest.raises(InputError, match=r"has 0\.0001 twice, and both trials would be the same"):
+        check(spec.parse({**JOB, "tune": {"space": space, "sampler": "grid"}}))
+    check(spec.parse({**JOB, "tune": {"space": space, "trials": 2}}))
+
+
+def test_values_that_are_lists_are_drawn_without_a_warning(recwarn: pytest.WarningsRecorder) -> None:
+    space = {"train.optimizer.betas": {"choice": [[0.9, 0.95], [0.9, 0.99]]}}
+    tune = TuneSpec(space=space, trials=2)  # type: ignore[arg-type]
+    distribution_of(tune.space["train.optimizer.betas"])
+    assert not recwarn.list
