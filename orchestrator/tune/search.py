@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -222,9 +223,24 @@ def _fit(
         ),
     )
     # Tune logs what `show` displays already.
-    with quiet([logging.getLogger(name) for name in ("ray.tune", "ray.air", "ray.train")], logging.CRITICAL):
+    loggers = [logging.getLogger(name) for name in ("ray.tune", "ray.air", "ray.train")]
+    with quiet(loggers, logging.CRITICAL), _ends_as_ctrl_c():
         tuner.fit()
     remove_folder(sweep, TUNE_FOLDER)
+
+
+@contextlib.contextmanager
+def _ends_as_ctrl_c() -> Iterator[None]:
+    """Whatever asks this process to end is Ctrl-C: on that alone Tune returns, with what the trials have reported."""
+    before = {
+        number: signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
+        for number in (signal.SIGTERM, signal.SIGHUP)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)
 
 
 def _is_settled(name: str, search: TuneSpec, records: TrialRecords) -> bool:

@@ -93,3 +93,12 @@ def test_a_search_whose_trials_all_failed_has_its_reasons(tmp_path: Path) -> Non
 def test_where_there_is_no_search_it_says_so(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="there is no search here"):
         report(RunDir(str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("metric", "told"), [("loss", "mean of the last 1 steps"), ("validation.loss", "the last evaluation")]
+)
+def test_the_page_says_what_the_best_value_is(tmp_path: Path, metric: str, told: str) -> None:
+    sweep = sweep_of(tmp_path, [("done", 9, 3.0)])
+    sweep.write_json("sweep.json", {**sweep.read_json_or_empty("sweep.json"), "metric": metric})
+    assert f"at step 9 ({told})." in report(sweep)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -58,3 +59,18 @@ def test_it_is_checked_that_a_model_to_be_registered_can_be_exported(
     document["workload"] = {"model": model}
     spec = parse(document)
     assert search._as_registered(spec, spec).checkpoint.export == form
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_search_that_is_asked_to_end_ends_as_after_ctrl_c(number: signal.Signals) -> None:
+    """Ray Tune hears of SIGINT alone; of another the search knew nothing, and told nothing of its trials."""
+    heard: list[int] = []
+    before, handlers = signal.getsignal(number), signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, lambda found, _: heard.append(found))
+    try:
+        with search._ends_as_ctrl_c():
+            signal.raise_signal(number)
+    finally:
+        signal.signal(signal.SIGINT, handlers)
+    assert heard == [signal.SIGINT]
+    assert signal.getsignal(number) == before
