@@ -62,11 +62,11 @@ def tune(
 
     Raises InputError before anything is written if the job or its search is wrong, or the directory is another's.
     """
-    refuse_if_at_work(sweep, *_at_work(sweep))
     spec = as_its_run(spec, sweep)
     search = check_space(spec)
     check_places(spec, sweep)
     check_written(spec, sweep, address)
+    refuse_if_at_work(sweep, *_at_work(sweep))
     first = grid(search)[0] if search.sampler == "grid" else drawn(search, spec.seed, 0)
     job = check_job(_as_registered(spec, job_of(spec, first)), machine_of=worker_at(address))
     if spec.train.precision == "auto":  # once, so that no trial differs from others in it
