@@ -141,6 +141,11 @@ def with_stopped(store: Store, seconds: float = 1.0) -> Saver:
     saver._wait(lambda: not saver._busy, 30.0)
     assert [outcome.state for outcome in saver.poll()] == ["published"]
     os.kill(sidecar(saver), signal.SIGSTOP)
+    # A thread that runs just now is stopped a little later, and may answer until then.
+    tasks, end = Path(f"/proc/{sidecar(saver)}/task"), time.monotonic() + 30
+    while {(task / "stat").read_text().rpartition(")")[2].split()[0] for task in tasks.iterdir()} != {"T"}:
+        assert time.monotonic() < end
+        time.sleep(0.01)
     return saver
 
 
