@@ -112,6 +112,7 @@ def test_a_broken_upload_is_withdrawn(files: ObjectBackend, proxy: Proxy) -> Non
 def test_what_is_no_file_is_not_there_and_what_does_not_answer_is_an_error(
     files: ObjectBackend, proxy: Proxy
 ) -> None:
+    files.fs.timeout = 20.0  # nothing hangs here, and a busy machine takes its time
     files.write("gone/a", [SMALL])
     files.remove("gone/a")
     assert not files.fs.isfile(f"{files.root}/gone/a")
