@@ -179,6 +179,11 @@ class TransformerWorkload:
         styles = _sharding(self.config)
         return styles_with(styles) if self.adapter else styles
 
+    @property
+    def stacks(self) -> frozenset[str]:
+        """See Workload.stacks."""
+        return frozenset(name for name in self.shapes if ".feedforward.experts." in name)
+
     def stages(self) -> Sequence[str]:
         """Layers 1 to the last; empty where layers are shared or there are two networks."""
         config = self.config

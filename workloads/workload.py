@@ -260,6 +260,10 @@ class Workload(Protocol):
         whose outputs the heads of all ranks read. What no pattern names is replicated.
         """
 
+    @property
+    def stacks(self) -> frozenset[str]:
+        """The parameters that are stacks of experts, each of whose slices is a matrix or a vector of its own."""
+
     def stages(self) -> Sequence[str]:
         """Names of the modules before which a pipeline may split, in the order of the forward pass."""
 

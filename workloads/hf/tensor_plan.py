@@ -91,6 +91,17 @@ def is_stack(module: nn.Module) -> bool:
     return own and sizes == {count} and len(inspect.signature(module.forward).parameters) == 3
 
 
+def stacked(bare: nn.Module) -> Iterator[str]:
+    """The parameters of a class of transformers that are stacks of experts: what a module that says how many it has
+    holds itself with one slice for each, if some of it are matrices. A router has one table for all."""
+    for name, module in bare.named_modules():
+        counts = {n for key, n in vars(module).items() if "experts" in key and type(n) is int}
+        own = {leaf: p for leaf, p in module._parameters.items() if p is not None and p.dim() > 1}
+        own = {leaf: p for leaf, p in own.items() if p.shape[0] in counts}
+        if any(p.dim() > 2 for p in own.values()):
+            yield from (f"{name}.{leaf}" for leaf in own)
+
+
 def _starred(name: str) -> str:
     """A module's name as plans write it: a star for each number of a list."""
     return ".".join("*" if part.isdigit() else part for part in name.split("."))

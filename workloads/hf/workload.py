@@ -24,6 +24,7 @@ from workloads.hf.generate import generate
 from workloads.hf.hf_class import HuggingFaceModel, auto_class, blocks_of, build, training_config
 from workloads.hf.hf_config import read_hf_config, root
 from workloads.hf.network import HuggingFaceNetwork
+from workloads.hf.tensor_plan import stacked
 from workloads.hf.weights import Weights, has_weights
 from workloads.model import losses
 from workloads.model.stored import listed
@@ -148,6 +149,11 @@ class HuggingFaceWorkload:
         whole."""
         found = {f"{NETWORK}{name}": style for name, style in self.config.styles[0].items()}
         return styles_with(found) if self.adapter else found
+
+    @cached_property
+    def stacks(self) -> frozenset[str]:
+        """See Workload.stacks."""
+        return frozenset(f"{NETWORK}{name}" for name in stacked(self.config.bare))
 
     def stages(self) -> Sequence[str]:
         """See Workload.stages: all its layers but the first."""

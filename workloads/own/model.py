@@ -278,6 +278,11 @@ class OwnWorkload:
     def _declared(self) -> dict[str, str]:
         return {f"{NETWORK}{name}": STYLES[style] for name, style in styles_of(self.config.bare).items()}
 
+    @property
+    def stacks(self) -> frozenset[str]:
+        """None: what the slices of an own parameter are is not known."""
+        return frozenset()
+
     def stages(self) -> Sequence[str]:
         """See Workload.stages: every module that the model names but the first; none if it names none."""
         bare = self.config.bare

@@ -53,9 +53,9 @@ class DeepSpeedEngine:
         recompute(workload.blocks(self.model), layout, spec.train.compile)
         trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         rate = rates_of(spec.train.optimizer, workload)
-        styles, shapes = workload.sharding(), workload.shapes
+        styles, shapes, stacks = workload.sharding(), workload.shapes, workload.stacks
         scaled = [
-            (p, cut_of(name, shapes[name], styles, self._mesh).matrix, rate(name))
+            (p, cut_of(name, shapes[name], styles, self._mesh, stacks).matrix, rate(name))
             for name, p in trained.items()
         ]
         optimizer = optimizer_of(spec.train.optimizer, scaled, layout.offload != "none")

@@ -1,7 +1,7 @@
 """Optimisers over shards: the update is the same whatever part of a parameter a rank holds.
 
 AdamW is torch's fused kernel. LAMB and LARS scale the update of a matrix by norms of the full matrix, which `norms`
-computes from its parts. Muon is in `muon`.
+computes from its parts; of a stack of experts each is a matrix. Muon is in `muon`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ SLOTS = {
 """Optimiser state of one parameter, by the optimiser's name; under muon that of a matrix of the layers."""
 
 Norms = Callable[[Sequence[Tensor]], list[Tensor]]
-"""Maps one tensor per shard, in the order of the shards, to the norms of the full tensors they are parts of."""
+"""Maps one tensor per shard, in the order of the shards, to the norms of the full tensors that their slices are parts
+of, see `ParameterShard.slices`."""
 
 
 class Rate(NamedTuple):
@@ -110,11 +111,10 @@ def make_optimizer(
         return torch.optim.AdamW(groups, lr=spec.lr, betas=spec.betas, eps=spec.eps, fused=True)
     if spec.name == "lion":
         return Lion(groups, {"lr": spec.lr, "betas": spec.betas})
-    matrices = [s.matrix for s in shards]
     ordered = [group for one in scaled for group in groups_of(spec, [one])]
     if spec.name == "lamb":
-        return Lamb(ordered, {"lr": spec.lr, "betas": spec.betas, "eps": spec.eps}, norms, matrices)
-    return Lars(ordered, {"lr": spec.lr, "betas": spec.betas, "eps": spec.eps}, norms, matrices)
+        return Lamb(ordered, {"lr": spec.lr, "betas": spec.betas, "eps": spec.eps}, norms, shards)
+    return Lars(ordered, {"lr": spec.lr, "betas": spec.betas, "eps": spec.eps}, norms, shards)
 
 
 class _Nothing(torch.optim.Optimizer):
@@ -171,22 +171,30 @@ class Lamb(torch.optim.Optimizer):
     """You et al., 2020, algorithm 2: Adam's update, scaled to the norm of each matrix; no scale for vectors."""
 
     def __init__(
-        self, groups: list[dict[str, Any]], defaults: dict[str, Any], norms: Norms, scaled: list[bool]
+        self,
+        groups: list[dict[str, Any]],
+        defaults: dict[str, Any],
+        norms: Norms,
+        shards: Sequence[ParameterShard],
     ) -> None:
         super().__init__(groups, defaults)
-        self._norms, self._scaled = norms, scaled
+        self._norms, self._shards = norms, shards
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """One update from the gradients."""
         weights = [group["params"][0] for group in self.param_groups]
         updates = [self._update(group) for group in self.param_groups]
-        sizes = zip(self._norms(weights), self._norms(updates), self._scaled, strict=True)
-        for group, p, update, (weight, size, scaled) in zip(
+        sizes = zip(self._norms(weights), self._norms(updates), self._shards, strict=True)
+        for group, p, update, (weight, size, shard) in zip(
             self.param_groups, weights, updates, sizes, strict=True
         ):
-            ratio = torch.where((weight > 0) & (size > 0), weight / size, 1.0) if scaled else 1.0
-            p.sub_(update * (ratio * group["lr"]))
+            if shard.matrix:
+                ratio = torch.where((weight > 0) & (size > 0), weight / size, 1.0)
+                shard.multiply(update, ratio * group["lr"])
+            else:
+                update.mul_(group["lr"])
+            p.sub_(update)
 
     def _update(self, group: dict[str, Any]) -> Tensor:
         p, (first, second) = group["params"][0], group["betas"]
@@ -209,23 +217,31 @@ class Lars(torch.optim.Optimizer):
     """eta of the paper."""
 
     def __init__(
-        self, groups: list[dict[str, Any]], defaults: dict[str, Any], norms: Norms, scaled: list[bool]
+        self,
+        groups: list[dict[str, Any]],
+        defaults: dict[str, Any],
+        norms: Norms,
+        shards: Sequence[ParameterShard],
     ) -> None:
         super().__init__(groups, defaults)
-        self._norms, self._scaled = norms, scaled
+        self._norms, self._shards = norms, shards
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """One update from the gradients."""
         weights = [group["params"][0] for group in self.param_groups]
         gradients = [p.grad for p in weights]
-        sizes = zip(self._norms(weights), self._norms(gradients), self._scaled, strict=True)
-        for group, p, (weight, size, scaled) in zip(self.param_groups, weights, sizes, strict=True):
+        sizes = zip(self._norms(weights), self._norms(gradients), self._shards, strict=True)
+        for group, p, (weight, size, shard) in zip(self.param_groups, weights, sizes, strict=True):
             state, decay = self.state[p], group["weight_decay"]
             state.setdefault("momentum", torch.zeros_like(p))
             state["step"] = state.get("step", torch.tensor(0.0)) + 1
-            share = self.TRUST * weight / (size + decay * weight + group["eps"])
-            ratio = torch.where((weight > 0) & (size > 0), share, 1.0) if scaled else 1.0
+            change = p.grad + decay * p
+            if shard.matrix:
+                share = self.TRUST * weight / (size + decay * weight + group["eps"])
+                ratio = torch.where((weight > 0) & (size > 0), share, 1.0)
+                shard.multiply(change, ratio * group["lr"])
+            else:
+                change.mul_(group["lr"])
             momentum = state["momentum"].mul_(group["betas"][0])
-            momentum.add_((p.grad + decay * p) * (ratio * group["lr"]))
-            p.sub_(momentum)
+            p.sub_(momentum.add_(change))

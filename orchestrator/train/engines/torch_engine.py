@@ -282,7 +282,9 @@ class TorchEngine:
         if spec.name == "muon":
             dtype = torch.float32 if self._device.compute is torch.float32 else torch.bfloat16
             return make_muon(spec, shards, full, rate, dtype)
-        return make_optimizer(spec, shards, GlobalNorms(shards, self._workload.shapes, full.device), rate)
+        stacks = self._workload.stacks
+        counts = {n: shape[0] if n in stacks else 1 for n, shape in self._workload.shapes.items()}
+        return make_optimizer(spec, shards, GlobalNorms(shards, counts, full.device), rate)
 
     def _matrices(self) -> dict[str, Cut]:
         """Those of the layers that are trained, which Muon updates: also every expert of a stack."""
@@ -292,7 +294,7 @@ class TorchEngine:
             for name, cut in self.parallel.cuts.items()
             if name not in self._workload.frozen
             and cut.matrix
-            and (len(cut.shape) == 2 or cut.expert)
+            and (len(cut.shape) == 2 or cut.stack)
             and 0 < self._workload.depth(name) < top
         }
 

@@ -95,9 +95,9 @@ class FullMatrices:
 
     def _over_tensor_ranks(self, local: Tensor, cut: Cut, change: Callable[[Tensor], Tensor]) -> Tensor:
         tp: ProcessGroup = self._mesh.tp
-        if not cut.over_tp:
-            return change(local).contiguous()
         experts = len(cut.shape) - 2  # a stack of them is cut over ranks that each keep their own
+        if cut.extent[experts:] == cut.shape[experts:]:
+            return change(local).contiguous()
         shape = (*cut.extent[:experts], *cut.shape[experts:])
         mine = (*(slice(None) for _ in range(experts)), *cut.slices()[experts:])
         full = local.new_zeros(shape)

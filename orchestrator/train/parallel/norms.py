@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 
 import torch
 import torch.distributed as dist
@@ -20,23 +21,38 @@ def squared_norm(shards: Iterable[ParameterShard]) -> Tensor:
 
 
 class GlobalNorms:
-    """The norm of each full parameter under any layout, by one small all-reduce over all ranks.
+    """The norm of each full parameter, of a stack of experts that of each, under any layout, by one small all-reduce
+    over all ranks.
 
-    `names` are the canonical names of all parameters, those of other pipeline stages too, so that every rank
-    brings a vector of the same length. `device` is that of the shards, of which a rank may have none.
+    `counts` says how many norms each parameter has, those of other pipeline stages too, by its canonical name, so that
+    every rank brings a vector of the same length. `device` is that of the shards, of which a rank may have none.
     """
 
-    def __init__(self, shards: Sequence[ParameterShard], names: Iterable[str], device: torch.device) -> None:
-        place = {name: i for i, name in enumerate(names)}
-        self._size = len(place)
-        self._places = torch.tensor([place[s.name] for s in shards], dtype=torch.int64, device=device)
-        self._counted = torch.tensor([s.counted for s in shards], dtype=torch.float64, device=device)
+    def __init__(
+        self, shards: Sequence[ParameterShard], counts: Mapping[str, int], device: torch.device
+    ) -> None:
+        first = dict(zip(counts, accumulate(counts.values(), initial=0), strict=False))
+        places = [[first[s.name] + n for n in _numbers(s)] for s in shards]
+        counted = [float(s.counted) for s, found in zip(shards, places, strict=True) for _ in found]
+        self._shards, self._size, self._lengths = shards, sum(counts.values()), list(map(len, places))
+        self._places = torch.tensor([n for found in places for n in found], dtype=torch.int64, device=device)
+        self._counted = torch.tensor(counted, dtype=torch.float64, device=device)
 
     def __call__(self, parts: Sequence[Tensor]) -> list[Tensor]:
-        """Norms as fp32 scalars, in the order of the shards."""
+        """fp32 norms for each shard in their order, one for each of its `slices`."""
         squares = torch.zeros(self._size, dtype=torch.float64, device=self._counted.device)
-        if len(parts):
-            mine = torch.stack(torch._foreach_norm(list(parts))).to(squares).square() * self._counted
+        slices = [
+            each for shard, part in zip(self._shards, parts, strict=False) for each in shard.slices(part)
+        ]
+        if slices:
+            mine = torch.stack(torch._foreach_norm(slices)).to(squares).square() * self._counted
             squares.index_add_(0, self._places, mine)
         dist.all_reduce(squares)
-        return list(squares[self._places].sqrt().float().unbind())
+        return list(squares[self._places].sqrt().float().split(self._lengths))
+
+
+def _numbers(shard: ParameterShard) -> Iterable[int]:
+    """Those of the experts that the shard's slices are of; 0 of what is no stack."""
+    if not shard.cut.stack:
+        return (0,)
+    return [n for box in shard.boxes for n in range(box.start[0], box.start[0] + box.extent[0])]

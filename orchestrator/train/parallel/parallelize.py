@@ -125,7 +125,7 @@ def _stage(
     styles = workload.sharding()
     model = plain_stage(workload, layout, number)
     freeze(model, workload)
-    cuts = cut_parameters(model, styles, mesh)
+    cuts = cut_parameters(model, styles, mesh, workload.stacks)
     if mesh.tp.size > 1 and isinstance(model, OwnNetwork | HuggingFaceNetwork):
         apply_own_tensor(model, styles, mesh.tp)
     elif mesh.tp.size > 1:

@@ -65,6 +65,22 @@ class ParameterShard:
         for box in self.boxes:
             yield box, flat[box.offset : box.offset + box.size].view(box.extent)
 
+    def slices(self, tensor: Tensor) -> list[Tensor]:
+        """`tensor`, which has the shard's size; of a stack of experts the part of each, box by box."""
+        if not self.cut.stack:
+            return [tensor]
+        return [part for _, view in self.views(tensor) for part in view.unbind()]
+
+    def multiply(self, tensor: Tensor, factors: Tensor) -> Tensor:
+        """`tensor` after each of its `slices` is multiplied in place by its factor."""
+        if not self.cut.stack:
+            return tensor.mul_(factors[0])
+        first = 0
+        for _, view in self.views(tensor):
+            view.mul_(factors[first : first + len(view)].view(-1, *(1 for _ in view.shape[1:])))
+            first += len(view)
+        return tensor
+
 
 class DataParallel(Protocol):
     """How the replicas of a model divide the update: what each rank updates, and how gradients are reduced."""

@@ -26,11 +26,13 @@ class Held:
     original: bool = True
 
 
-def cut_parameters(model: nn.Module, styles: Mapping[str, str], mesh: Mesh) -> dict[str, Cut]:
+def cut_parameters(
+    model: nn.Module, styles: Mapping[str, str], mesh: Mesh, stacks: Container[str]
+) -> dict[str, Cut]:
     """Shrink every parameter of a model on the meta device to this rank's part, wherever it stands."""
     cuts, parts = {}, {}
     for name, parameter in list(model.named_parameters()):
-        cuts[name] = cut = cut_of(name, parameter.shape, styles, mesh)
+        cuts[name] = cut = cut_of(name, parameter.shape, styles, mesh, stacks)
         if cut.extent != tuple(parameter.shape):
             parts[parameter] = nn.Parameter(torch.empty(cut.extent, device="meta"), parameter.requires_grad)
     for module in model.modules():

@@ -5,7 +5,7 @@ A pure function of names and shapes: initial weights, commits and gradients all 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -21,7 +21,8 @@ class Cut:
     """The part of a tensor that a rank holds before data-parallel sharding: `extent` at `start` of `shape`.
 
     over_tp: other tensor-parallel ranks hold other parts. partial: all of them hold the same part, and the
-    gradient is the sum of theirs. expert: the part is shared out over the expert group.
+    gradient is the sum of theirs. expert: the part is shared out over the expert group. stack: it is of a stack of
+    experts, each of them a matrix or a vector of its own.
     """
 
     shape: tuple[int, ...]
@@ -30,11 +31,12 @@ class Cut:
     over_tp: bool = False
     partial: bool = False
     expert: bool = False
+    stack: bool = False
 
     @property
     def matrix(self) -> bool:
         """Whether the tensor is one or a stack of them: no vector such as a norm or a bias, nor experts' biases."""
-        return len(self.shape) > 1 + self.expert
+        return len(self.shape) > 1 + self.stack
 
     def slices(self) -> tuple[slice, ...]:
         """The part as an index into the whole tensor."""
@@ -60,8 +62,11 @@ def is_sliced(module: str) -> bool:
     return ".shared." not in f"{module}."
 
 
-def cut_of(name: str, shape: Sequence[int], styles: Mapping[str, str], mesh: Mesh) -> Cut:
-    """The part of the tensor `name` of that global shape which this rank holds."""
+def cut_of(
+    name: str, shape: Sequence[int], styles: Mapping[str, str], mesh: Mesh, stacks: Container[str] = ()
+) -> Cut:
+    """The part of the tensor `name` of that global shape which this rank holds; `stacks` are those of
+    `Workload.stacks`."""
     module, _, leaf = name.rpartition(".")
     style = style_of(styles, module)
     start, extent = [0] * len(shape), list(shape)
@@ -85,4 +90,4 @@ def cut_of(name: str, shape: Sequence[int], styles: Mapping[str, str], mesh: Mes
         over = True
     in_slices = mesh.layout.sequence and style in ("sequence", "row") and not over and is_sliced(module)
     partial = tp.size > 1 and (whole_in_parts or in_slices)
-    return Cut(tuple(shape), tuple(start), tuple(extent), over, partial, style == "expert")
+    return Cut(tuple(shape), tuple(start), tuple(extent), over, partial, style == "expert", name in stacks)

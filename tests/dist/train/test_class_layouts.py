@@ -17,6 +17,8 @@ QUICK: list[tuple[str, int, dict[str, Any], dict[str, Any]]] = [
     ("ministral", 4, {"tp": 2, "dp": 2, "zero": 3}, {}),
     ("ministral", 2, {"tp": 2}, {"adapter": LORA}),
     ("olmoe", 2, {"tp": 2}, {}),
+    ("olmoe", 2, {"tp": 2}, {"optimizer": {"name": "muon"}}),
+    ("olmoe", 2, {"dp": 2, "zero": 1}, {"optimizer": {"name": "lamb"}}),
     ("deepseek", 2, {"tp": 2}, {}),
 ]
 MORE: list[tuple[str, int, dict[str, Any], dict[str, Any]]] = [
@@ -37,6 +39,9 @@ MORE: list[tuple[str, int, dict[str, Any], dict[str, Any]]] = [
     ("neox", 2, {"tp": 2}, {"adapter": LORA | {"targets": ["*.dense*"]}}),
     ("sinks", 2, {"tp": 2}, {}),
     ("olmoe", 4, {"tp": 4}, {}),
+    ("olmoe", 4, {"tp": 2, "dp": 2, "zero": 3}, {"optimizer": {"name": "muon"}}),
+    ("olmoe", 4, {"tp": 2, "dp": 2, "zero": 3}, {"optimizer": {"name": "lamb"}}),
+    ("olmoe", 2, {"dp": 2, "zero": 2}, {"optimizer": {"name": "lars", "lr": 1.0}}),
     ("olmoe", 2, {"tp": 2, "recompute": "full"}, {}),
     ("olmoe", 4, {"tp": 2, "dp": 2, "zero": 1}, {}),
     ("olmoe", 4, {"tp": 2, "dp": 2, "zero": 3}, {}),

@@ -9,7 +9,7 @@ import transformers
 from torch import nn
 
 from workloads.hf.hf_class import HuggingFaceModel, describe_hf_class
-from workloads.hf.tensor_plan import cut_size, is_stack, tensor_styles
+from workloads.hf.tensor_plan import cut_size, is_stack, stacked, tensor_styles
 
 SIZES = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
 GROUPED = {"num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 48}
@@ -121,6 +121,20 @@ def test_a_plan_for_layers_of_another_kind_is_not_used(
     assert found.endswith(why)
     assert bool(styles) == (why == "")
     assert is_stack(layer) == (why == "")
+
+
+def test_stacks_are_what_experts_hold_a_slice_each_of() -> None:
+    """Biases among them, and nothing of a router, which has a row for each expert."""
+    import transformers
+
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.GptOssConfig(
+        **sizes, num_key_value_heads=1, head_dim=8, vocab_size=20, num_local_experts=4
+    )
+    with torch.device("meta"):
+        bare = transformers.AutoModelForCausalLM.from_config(config)
+    leaves = ("gate_up_proj", "gate_up_proj_bias", "down_proj", "down_proj_bias")
+    assert list(stacked(bare)) == [f"model.layers.0.mlp.experts.{leaf}" for leaf in leaves]
 
 
 def test_without_styles_nothing_is_cut() -> None:

@@ -28,7 +28,7 @@ STEPS = 20
 
 
 def shard_of(name: str, shape: tuple[int, ...], expert: bool = False) -> ParameterShard:
-    cut = Cut(shape, (0,) * len(shape), shape, expert=expert)
+    cut = Cut(shape, (0,) * len(shape), shape, expert=expert, stack=expert)
     draw = torch.Generator().manual_seed(len(name))
     parameter = nn.Parameter(torch.randn(shape, generator=draw))
     boxes = boxes_of(cut, 0, parameter.numel())
@@ -49,7 +49,7 @@ def test_a_rank_without_a_part_takes_part_with_its_own_device() -> None:
     cut = Cut((6, 10), (0, 0), (6, 10))
     full = FullMatrices({"wide": cut}, [], MESH, torch.device("meta"))
     assert full._buffer(cut, torch.empty).device.type == "meta"
-    assert GlobalNorms([], SHAPES, torch.device("meta"))._counted.device.type == "meta"
+    assert GlobalNorms([], {"wide": 1}, torch.device("meta"))._counted.device.type == "meta"
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2**-8)])

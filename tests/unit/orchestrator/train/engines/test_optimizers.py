@@ -33,7 +33,7 @@ PLAIN = ["adamw", "lamb", "lars", "lion"]
 
 
 def norms(parts: Sequence[Tensor]) -> list[Tensor]:
-    return [part.norm() for part in parts]
+    return [part.norm()[None] for part in parts]
 
 
 def shard_of(value: Tensor) -> ParameterShard:
@@ -91,6 +91,25 @@ def test_adamw() -> None:
         m, v = 0.9 * m + 0.1 * g, 0.99 * v + 0.01 * g * g
         w = w * (1 - 0.1 * 0.01) - 0.1 * (m / (1 - 0.9**t)) / ((v / (1 - 0.99**t)).sqrt() + 1e-6)
     torch.testing.assert_close(updated(spec), w)
+
+
+@pytest.mark.parametrize("name", ["lamb", "lars"])
+def test_each_expert_of_a_stack_has_a_ratio_of_its_own(name: str) -> None:
+    spec = OptimizerSpec(name=name, lr=0.1, eps=1e-6, weight_decay=0.01)  # type: ignore[arg-type]
+    start = torch.stack([START * size for size in (0.1, 1.0, 10.0)])
+    gradients = [torch.stack([g, g.flip(0), -g]) for g in GRADIENTS]
+    shard = shard_of(start)
+    shard = replace(shard, cut=replace(shard.cut, stack=True))
+
+    def of_each(parts: Sequence[Tensor]) -> list[Tensor]:
+        return [torch.stack([piece.norm() for piece in shard.slices(part)]) for part in parts]
+
+    optimizer = make_optimizer(spec, [shard], of_each)
+    for gradient in gradients:
+        shard.parameter.grad = gradient.clone()
+        optimizer.step()
+    alone = [updated(spec, start[i], [g[i] for g in gradients]) for i in range(3)]
+    torch.testing.assert_close(shard.parameter.detach(), torch.stack(alone), rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("name", ["adamw", "lion"])

@@ -14,6 +14,7 @@ from rendezvous import recorded
 from orchestrator.planning.layout import Layout
 from orchestrator.train.device import Device
 from orchestrator.train.engines.torch_engine import TorchEngine
+from workloads.load import load
 
 sys.path.append(str(Path(__file__).parents[4] / "dist" / "train"))
 
@@ -67,3 +68,67 @@ def test_an_engine_that_is_closed_has_no_memory_though_others_refer_to_it(zero: 
         assert all(sum(t.untyped_storage().nbytes() for t in tensors) for tensors in held.values())
         engine.close()
     assert not sum(t.untyped_storage().nbytes() for tensors in held.values() for t in tensors)
+
+
+@pytest.mark.parametrize("name", ["muon", "lamb"])
+def test_experts_of_a_class_that_is_run_as_it_is_are_parameters_of_their_own(
+    name: str, tmp_path: Path
+) -> None:
+    """As plain torch updates them one by one: their matrices alone are made orthogonal or scaled and decayed."""
+    import transformers
+    from rank_cases import LENGTH, VOCABULARY, job, micro_batches
+
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = transformers.GptOssConfig(
+        **sizes, num_key_value_heads=1, head_dim=8, vocab_size=160, num_local_experts=4, num_experts_per_tok=2
+    )
+    config.architectures = ["GptOssForCausalLM"]
+    config.save_pretrained(tmp_path)
+    optimizer = {"name": name, "lr": 1e-2, "weight_decay": 0.5, "clip": None, "eps": 1e-6}
+    asked = {"model": f"hf:{tmp_path}", "changes": {}, "optimizer": optimizer}
+    spec, layout = job(asked), Layout(micro_batch=8)
+    workload = load(
+        spec.workload.model, "causal_lm", VOCABULARY, sequence_length=LENGTH, implementation="transformers"
+    )
+    with recorded(0, 1):
+        group = dist.group.WORLD
+        assert group is not None
+        engine = TorchEngine(spec, workload, layout, Device(torch.device("cpu"), torch.float32, group))
+        engine.initialise(3)
+        (batch,) = micro_batches(workload, spec, layout, 0)
+        ours = dict(engine._stages[0].named_parameters())
+        start = {n: p.detach().clone() for n, p in ours.items()}
+        loss = workload.loss(engine._stages[0], dict(batch))
+        mean = loss.total / loss.count + (0.0 if loss.extra is None else loss.extra)
+        gradients = dict(zip(ours, torch.autograd.grad(mean, list(ours.values())), strict=True))
+        engine.train_step([batch], 1e-2)
+    for key, found in ours.items():
+        experts = ".experts." in key
+        starts = start[key].unbind() if experts else (start[key],)
+        slopes = gradients[key].unbind() if experts else (gradients[key],)
+        inside = 0 < workload.depth(key) < 3
+        plain = [_updated(name, w, g, inside) for w, g in zip(starts, slopes, strict=True)]
+        wanted = torch.stack(plain) if experts else plain[0]
+        torch.testing.assert_close(
+            found.detach(), wanted, rtol=0, atol=1e-6, msg=lambda m, k=key: f"{k}: {m}"
+        )
+
+
+def _updated(name: str, weight: torch.Tensor, gradient: torch.Tensor, inside: bool) -> torch.Tensor:
+    """After one step of plain torch, of a layer's parameter or of another."""
+    decay = 0.5 if weight.dim() == 2 else 0.0
+    if name == "lamb":
+        update = gradient / (gradient.abs() + 1e-6) + decay * weight
+        return weight - 1e-2 * update * (weight.norm() / update.norm() if weight.dim() == 2 else 1.0)
+    found = torch.nn.Parameter(weight.clone())
+    found.grad = gradient
+    peer: Any
+    if weight.dim() == 2 and inside:
+        peer = torch.optim.Muon([found], lr=1e-2, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch.Tensor, "bfloat16", torch.Tensor.clone)
+            peer.step()
+    else:
+        peer = torch.optim.AdamW([found], lr=1e-2, eps=1e-6, weight_decay=decay)
+        peer.step()
+    return found.detach()

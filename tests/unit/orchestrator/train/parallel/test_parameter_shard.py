@@ -29,6 +29,20 @@ def test_boxes_hold_exactly_the_range_in_order(shape: list[int], data: st.DataOb
     assert torch.cat([torch.empty(0, dtype=torch.int64), *parts]).tolist() == list(range(begin, end))
 
 
+@given(st.integers(0, 24), st.data())
+def test_each_expert_is_multiplied_by_its_own_factor(begin: int, data: st.DataObject) -> None:
+    end = data.draw(st.integers(begin, 24))
+    cut = Cut((4, 3, 2), (0, 0, 0), (4, 3, 2), stack=True)
+    whole, factors = torch.arange(24.0).view(4, 3, 2), torch.tensor([2.0, 3.0, 5.0, 7.0])
+    part = whole.flatten()[begin:end].clone()
+    boxes = boxes_of(cut, begin, end)
+    shard = ParameterShard("p", cut, nn.Parameter(part), boxes, ProcessGroup((0,), 0, None), True, True)
+    experts = [n for box in boxes for n in range(box.start[0], box.start[0] + box.extent[0])]
+    assert [set((each // 6).flatten().tolist()) for each in shard.slices(part)] == [{n} for n in experts]
+    wanted = (whole * factors.view(4, 1, 1)).flatten()[begin:end]
+    assert torch.equal(shard.multiply(part, factors[experts]), wanted)
+
+
 def test_boxes_stand_where_the_cut_stands() -> None:
     cut = Cut((6, 8), (2, 4), (2, 4))
     assert [(b.start, b.extent) for b in boxes_of(cut, 2, 8)] == [((2, 6), (1, 2)), ((3, 4), (1, 4))]

@@ -1,6 +1,7 @@
 """Which part of a tensor a rank holds."""
 
 import itertools
+from collections.abc import Container
 from typing import Any, cast
 
 import pytest
@@ -31,11 +32,13 @@ def workload(model: str, **changes: Any) -> Workload:
     return load(model, objective, VOCABULARY, changes=sizes, sequence_length=16)
 
 
-def parts(shapes: Any, styles: Any, layout: Layout, name: str) -> list[tuple[Any, bool]]:
+def parts(
+    shapes: Any, styles: Any, layout: Layout, name: str, stacks: Container[str] = ()
+) -> list[tuple[Any, bool]]:
     """Each rank's cut of a tensor, and whether the rank holds what no other does."""
     found = []
     for tp, ep in itertools.product(range(layout.tp), range(layout.ep)):
-        cut = cut_of(name, shapes[name], styles, cast(Mesh, Coordinate(layout, tp, ep)))
+        cut = cut_of(name, shapes[name], styles, cast(Mesh, Coordinate(layout, tp, ep)), stacks)
         mine = (cut.over_tp or tp == 0) and (cut.expert or ep == 0)
         found.append((cut, mine))
     return found
@@ -76,7 +79,7 @@ def test_biases_of_experts_are_no_matrices_and_that_of_the_sum_is_whole() -> Non
     found = {}
     for leaf in ("up", "up_bias", "down", "down_bias"):
         name = f"layers.0.feedforward.experts.{leaf}"
-        cut, _ = parts(plain.shapes, plain.sharding(), Layout(tp=2, dp=2, ep=2), name)[0]
+        cut, _ = parts(plain.shapes, plain.sharding(), Layout(tp=2, dp=2, ep=2), name, plain.stacks)[0]
         found[leaf] = (cut.matrix, cut.partial, cut.over_tp, cut.extent)
     experts, inner, hidden = plain.shapes["layers.0.feedforward.experts.up"]
     assert found == {
