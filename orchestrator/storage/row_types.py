@@ -13,8 +13,9 @@ from typing import Any, NotRequired, TypedDict
 class StepRow(TypedDict, total=False):
     """A row of metrics.jsonl: one optimiser step of one attempt.
 
-    Times are unix seconds, durations seconds. `samples` is the receipt after the step, `saves` the outcome of
-    each commit that ended since the row before, `busy_seconds` the time that each rank computed by itself,
+    Times are unix seconds, durations seconds. `loss` is null where the step predicts nothing; a further metric that is
+    of nothing is absent. `samples` is the receipt after the step, `saves` the outcome of each commit that ended since
+    the row before, `busy_seconds` the time that each rank computed by itself,
     `machine` that of rank 0 and `attention_kernels` what it computes attention by, in the first row of an attempt,
     `memory_bytes_by_rank` what each rank has needed at most, where that has changed since the row before,
     `evaluations` those of held-out text since the row before, `padding` the share of the tokens that are padding, where
@@ -27,7 +28,7 @@ class StepRow(TypedDict, total=False):
     step: int
     attempt: int
     time: float
-    loss: float
+    loss: float | None
     lr: float
     grad_norm: float
     tokens: int

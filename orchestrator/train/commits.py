@@ -124,7 +124,7 @@ class Commits:
         checkpoint, step = self._spec.checkpoint, progress["step"]
         if self._saver is not None:
             self._saver.tell_failed(agreed.failed_steps)
-        self._losses += [row["loss"]] if row else []
+        self._losses += [row["loss"]] if row and row["loss"] is not None else []
         durable = (
             final
             or step == self._spec.train.decay_from

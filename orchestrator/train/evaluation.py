@@ -174,29 +174,31 @@ class Evaluator:
 
 def _ratios_of(sums: EvaluationSums) -> dict[str, float]:
     """The metrics of an own model: its loss, and the means of what else it gives."""
-    return {"loss": sums.loss / max(sums.tokens, 1.0), **means(sums.sums)}
+    return {**({"loss": sums.loss / sums.tokens} if sums.tokens else {}), **means(sums.sums)}
 
 
 def measures(
     sums: EvaluationSums, tokens_per_byte: float, metrics: Iterable[str], classes: int = 0
 ) -> dict[str, float]:
-    """The metrics that these sums give, with the number of predicted tokens.
+    """The metrics that these sums give, with the number of predicted tokens; none that is a mean of nothing.
 
     bits_per_byte: the loss of a token, in bits, times the tokens that a byte of text takes (The Pile, Gao et al., 2020,
     section 3.1). Routers add how evenly they spread the tokens.
     """
-    loss = sums.loss / max(sums.tokens, 1.0)
-    values = {
-        "loss": loss,
-        "perplexity": math.exp(loss) if loss < 700 else math.inf,
-        "bits_per_byte": loss / math.log(2) * tokens_per_byte,
-        "accuracy": sums.correct / max(sums.tokens, 1.0),
-        **means(sums.sums),
-        **{
-            name: _of_predictions(name, sums.predictions, classes)
-            for name in metrics
-            if name in get_args(OfPredictions)
-        },
+    values = means(sums.sums)
+    if sums.tokens:
+        loss = sums.loss / sums.tokens
+        values = {
+            "loss": loss,
+            "perplexity": math.exp(loss) if loss < 700 else math.inf,
+            "bits_per_byte": loss / math.log(2) * tokens_per_byte,
+            "accuracy": sums.correct / sums.tokens,
+            **values,
+        }
+    values |= {
+        name: _of_predictions(name, sums.predictions, classes)
+        for name in metrics
+        if name in get_args(OfPredictions) and len(sums.predictions)
     }
     wanted = {name: value for name, value in values.items() if name in metrics}
     return {**wanted, **ratios(sums.routed), "tokens": sums.tokens}

@@ -43,16 +43,22 @@ class LossSpike(ArithmeticError):
 
 
 def check_stable(
-    loss: float, grad_norm: float, before: Sequence[float], stability: StabilitySpec, step: int, position: int
+    loss: float | None,
+    grad_norm: float,
+    before: Sequence[float],
+    stability: StabilitySpec,
+    step: int,
+    position: int,
 ) -> None:
-    """Raise NonFinite or LossSpike if the numbers of a step show that training is unstable.
+    """Raise NonFinite or LossSpike if the numbers of a step show that training is unstable; a step that predicts
+    nothing has no loss.
 
     `before` are the losses of the steps before. All ranks have the same numbers, so that all raise or none.
     """
     for name, value in (("loss", loss), ("grad_norm", grad_norm)):
-        if not math.isfinite(value):
+        if value is not None and not math.isfinite(value):
             raise NonFinite(f"{name} is {value}", step, position)
-    if why := spike(loss, before, stability):
+    if loss is not None and (why := spike(loss, before, stability)):
         raise LossSpike(why, step, position)
 
 

@@ -304,15 +304,16 @@ class Rank:
         warmup = self._spec.train.sequence_warmup
         return warmup.at(step, self._spec.data.sequence_length) if warmup else None
 
-    def _advance(self, digest: int, loss: float) -> None:
+    def _advance(self, digest: int, loss: float | None) -> None:
         size, before, stability = self._spec.train.global_batch, self._progress, self._spec.train.stability
+        losses = (*before.losses, *([] if loss is None else [loss]))
         self._progress = dataclasses.replace(
             before,
             step=before.step + 1,
             position=start_of(before.position, 0, size, before.skips) + size,
             tokens=before.tokens + size * self._spec.data.sequence_length,
             receipt=roll(before.receipt, digest),
-            losses=() if stability.spike is None else (*before.losses, loss)[-stability.window :],
+            losses=() if stability.spike is None else losses[-stability.window :],
         )
 
     def _refuse_unstable(self, metrics: Metrics) -> None:

@@ -97,7 +97,7 @@ class TrainingProgress:
         best, stale, best_of = self.best, self.stale, self.best_of
         if stop_when is not None:
             best, stale, best_of = *self._gained(stop_when), stop_when.metric
-            value = values[stop_when.metric]
+            value = values.get(stop_when.metric, math.nan)  # none where nothing is predicted
             sign = -1.0 if larger_is_better(stop_when.metric) else 1.0
             gains = best is None or sign * (best - value) > stop_when.min_delta
             better = gains and not math.isnan(value)

@@ -190,12 +190,13 @@ class Trial(ray_tune.Trainable):
         # Early on, a mean over many steps would measure how fast the loss fell rather than where it is.
         window = min(self._tune.window, max(rung // 4, 1))
         recent = lineage.latest(self._sweep, self._name, rung, window)
-        if not recent or self._tune.metric not in recent[-1]:
+        if not any(self._tune.metric in row for row in recent):
             known = (
                 ", ".join(sorted(k for k, v in recent[-1].items() if isinstance(v, float))) if recent else ""
             )
             raise InputError(f"no row has the metric {self._tune.metric!r}", "tune.metric", f"known: {known}")
-        return statistics.fmean(float(row[self._tune.metric]) for row in recent)
+        found = [float(value) for row in recent if (value := row.get(self._tune.metric)) is not None]
+        return statistics.fmean(found) if found else math.nan
 
     def _evaluated(self, spec: JobSpec, rung: int) -> float:
         """The metric of the last evaluation: that of the rung, but for a run that has ended itself before it."""
@@ -204,7 +205,7 @@ class Trial(ray_tune.Trainable):
         found = evaluations_in(lineage.latest(self._sweep, self._name, rung, every + 1))
         if not found:
             raise InputError(f"nothing was evaluated up to step {rung}", "evaluate.every", "lower it")
-        return float(found[-1]["sets"][name][metric])
+        return float(found[-1]["sets"][name].get(metric, math.nan))  # none where nothing is predicted
 
     def _failed(self, reason: str) -> dict[str, Any]:
         """The result of a failed trial: the worst possible value, and the steps and USD it has spent."""

@@ -104,7 +104,9 @@ def _receipts(rows: list[Row], reference: list[Row], events: list[Row]) -> str:
 
 def _losses(rows: list[Row], reference: list[Row]) -> str:
     pairs = [
-        (a["loss"], b["loss"]) for a, b in zip(rows, reference, strict=False) if a["samples"] == b["samples"]
+        (a["loss"], b["loss"])
+        for a, b in zip(rows, reference, strict=False)
+        if a["samples"] == b["samples"] and a["loss"] is not None
     ]
     if all(a == b for a, b in pairs):
         return "same"

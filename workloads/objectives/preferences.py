@@ -326,8 +326,8 @@ class Reward(SampledObjective):
 
 
 def means(sums: Mapping[str, tuple[float, float]]) -> dict[str, float]:
-    """The means of what was summed beside the loss, with the margin of the rewards."""
-    found = {name: total / max(count, 1.0) for name, (total, count) in sums.items()}
-    if "chosen_reward" in found:
+    """The means of what was summed beside the loss, none of nothing, with the margin of the rewards."""
+    found = {name: total / count for name, (total, count) in sums.items() if count}
+    if found.keys() >= {"chosen_reward", "rejected_reward"}:
         found["reward_margin"] = found["chosen_reward"] - found["rejected_reward"]
     return found

@@ -20,14 +20,14 @@ class Metrics:
     """Metrics of one step over the global batch, the same on every rank except `busy_seconds`.
 
     Attributes:
-        loss: mean over predicted tokens, in nats.
+        loss: mean over predicted tokens, in nats; None if the step predicts nothing.
         grad_norm: global norm of the gradients before clipping.
-        extra: other metrics of the workload, each a mean over the global batch.
+        extra: other metrics of the workload, each a mean over the global batch; without those that are of nothing.
         busy_seconds: time this rank computed before it waited for the gradients of others; 0 if its layout makes ranks
             wait for each other earlier.
     """
 
-    loss: float
+    loss: float | None
     grad_norm: float
     extra: dict[str, float] = field(default_factory=dict)
     busy_seconds: float = 0.0

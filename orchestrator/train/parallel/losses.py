@@ -192,11 +192,13 @@ class StepLosses:
         for name, value in values.items():
             self._parts.setdefault(name, []).append(value.detach().double() * share)
 
-    def over_ranks(self, square: Tensor) -> tuple[float, dict[str, float], float, float]:
-        """(mean loss, means of other metrics, tokens predicted, sum of `square`), the same bits on every rank."""
+    def over_ranks(self, square: Tensor) -> tuple[float | None, dict[str, float], float, float]:
+        """(mean loss, means of other metrics, tokens predicted or 1, sum of `square`), the same bits on every rank;
+        where nothing is predicted there is no mean."""
         total, named = self._sums(square)
-        count = max(named.pop("count"), 1.0)
-        return named.pop("loss") / count, {**means(_summed(named)), **named}, count, total
+        loss, count = named.pop("loss"), named.pop("count")
+        mean = loss / count if count else None
+        return mean, {**means(_summed(named)), **named}, max(count, 1.0), total
 
     def evaluated(self, routed: Mapping[str, Tensor]) -> EvaluationSums:
         """The sums over all ranks of an evaluation, in which routers did what `routed` says."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -224,8 +224,8 @@ def _steps(scene: Scene) -> str:
     outcome = follow(scene.watched, lambda: last in scene.steps)
     if outcome is not None and last not in scene.steps:
         raise failure(outcome)
-    loss = scene.run.rows(METRICS)[last - 1]["loss"]
-    return f"{last} steps and commits under {scene.small.layout}, loss {loss:.4g}"
+    row = scene.run.rows(METRICS)[last - 1]
+    return f"{last} steps and commits under {scene.small.layout}, {_loss(row)}"
 
 
 def _kill(scene: Scene) -> str:
@@ -254,7 +254,11 @@ def _reload(scene: Scene) -> str:
         raise Failed(
             f"step {STEPS} was to be made under {other}, and was {row['step']} under {row['layout']}"
         )
-    return f"the commit of {layout} was loaded under {other}, loss {row['loss']:.4g}"
+    return f"the commit of {layout} was loaded under {other}, {_loss(row)}"
+
+
+def _loss(row: Mapping[str, Any]) -> str:
+    return "nothing predicted" if row["loss"] is None else f"loss {row['loss']:.4g}"
 
 
 def _evaluate(scene: Scene) -> str:

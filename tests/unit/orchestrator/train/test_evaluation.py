@@ -44,6 +44,13 @@ def test_sums_give_the_metrics_that_were_asked_for() -> None:
     assert measures(EvaluationSums(loss=1e6, tokens=1.0), 1.0, ("perplexity",))["perplexity"] == math.inf
 
 
+def test_there_is_no_mean_of_nothing() -> None:
+    """Zeros that stand for what is not there would be averaged, drawn and compared."""
+    sums = EvaluationSums(sums={"chosen_reward": (0.0, 0.0), "rejected_reward": (-3.0, 2.0)})
+    wanted = ("loss", "perplexity", "accuracy", "f1", "chosen_reward", "rejected_reward", "reward_margin")
+    assert measures(sums, 0.25, wanted) == {"rejected_reward": -1.5, "tokens": 0.0}
+
+
 def test_sums_add_what_routers_did() -> None:
     one = EvaluationSums(1.0, 2.0, 1.0, {"router": torch.tensor([0.0, 3.0, 1.0, 4.0, 4.0])})
     both = EvaluationSums() + one + one

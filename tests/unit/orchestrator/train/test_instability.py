@@ -32,6 +32,10 @@ def test_a_loss_like_the_others_is_none() -> None:
     check_stable(3.0, 1.0, losses(32), StabilitySpec(spike=6), 8, 56)
 
 
+def test_a_step_that_predicts_nothing_has_no_loss_that_could_jump() -> None:
+    check_stable(None, 0.0, losses(32), StabilitySpec(spike=6), 8, 56)
+
+
 def losses(count: int, seed: int = 1) -> list[float]:
     """Losses around 3 with a spread of 0.05."""
     rng = random.Random(seed)

@@ -38,6 +38,11 @@ def test_a_plateau_is_so_many_evaluations_without_gain(
     assert after(values, StopWhen(metric=metric, patience=2)) == ended
 
 
+def test_an_evaluation_of_nothing_gains_nothing() -> None:
+    progress = TrainingProgress().with_evaluation({"validation": {"tokens": 0.0}}, StopWhen(patience=1))
+    assert (progress.best, progress.stale) == (None, 1)
+
+
 def test_a_gain_of_less_than_asked_is_none() -> None:
     """But gains add up: they are compared with the best value, not with the one before."""
     values = [2.0, 1.96, 1.92, 1.88, 1.87]

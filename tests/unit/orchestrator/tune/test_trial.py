@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ def test_a_metric_of_an_evaluation_is_that_of_the_last_one(tmp_path: Path) -> No
         found._evaluated(spec, 2)
 
 
-def one(tmp_path: Path, losses: dict[int, float], **more: Any) -> tuple[Trial, Any]:
+def one(tmp_path: Path, losses: Mapping[int, float | None], **more: Any) -> tuple[Trial, Any]:
     """A trial whose run has these losses by step, and its job."""
     sweep = RunDir(str(tmp_path))
     sweep.write_text("job.yaml", dump(spec := parse(job("a.txt") | {"tune": {**TUNE, "window": 1}})))
@@ -108,6 +109,12 @@ def test_a_run_that_the_hours_of_the_search_cut_short_has_not_failed(tmp_path: P
 def test_what_is_no_number_is_the_worst_value(tmp_path: Path) -> None:
     trial, spec = one(tmp_path, dict.fromkeys(range(1, 9), math.nan))
     assert trial._result(spec, RunDir(str(tmp_path / "0001")), 8, 8, False, "")["value"] == math.inf
+
+
+def test_a_step_that_predicts_nothing_is_left_out_of_the_mean(tmp_path: Path) -> None:
+    trial, spec = one(tmp_path, {7: 2.0, 8: None})
+    trial._tune = trial._tune.model_copy(update={"window": 2})
+    assert trial._result(spec, RunDir(str(tmp_path / "0001")), 8, 8, False, "")["value"] == 2.0
 
 
 def test_nothing_of_a_trial_is_exported_whatever_the_job_exports(tmp_path: Path) -> None:

@@ -49,6 +49,32 @@ def test_a_held_reference_gives_the_steps_of_a_given_one(objective: str) -> None
     assert torch.equal(seen["held"][2], seen["precomputed"][2])
 
 
+def test_a_step_has_no_mean_of_what_it_does_not_predict() -> None:
+    """Of a batch without good answers their reward, and of one whose labels are all masked the loss."""
+    from rank_cases import job, micro_batches, workload_of
+
+    with recorded(0, 1):
+        group = dist.group.WORLD
+        assert group is not None
+        found = []
+        for objective in ("kto", "causal_lm"):
+            spec, layout = job({"model": "gpt-tiny", "objective": objective}), Layout(micro_batch=4)
+            workload = workload_of(spec)
+            engine = TorchEngine(spec, workload, layout, Device(torch.device("cpu"), torch.float32, group))
+            engine.initialise(3)
+            batches = micro_batches(workload, spec, layout, 0)
+            for batch in batches:
+                if objective == "kto":
+                    batch["desirable"] = torch.zeros_like(batch["desirable"])
+                else:
+                    batch["labels"] = torch.full_like(batch["labels"], -100)
+            found.append(engine.train_step(batches, 1e-2))
+    kto, masked = found
+    assert kto.extra.keys() >= {"rejected_reward", "rejected_log_probability", "accuracy", "divergence"}
+    assert not kto.extra.keys() & {"chosen_reward", "chosen_log_probability", "reward_margin"}
+    assert (masked.loss, masked.grad_norm) == (None, 0.0)
+
+
 @pytest.mark.parametrize("zero", [0, 1, 3])
 def test_an_engine_that_is_closed_has_no_memory_though_others_refer_to_it(zero: int) -> None:
     from rank_cases import job, micro_batches, workload_of
