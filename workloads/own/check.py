@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -92,6 +93,7 @@ def check_model(
         raise WorkloadError(f"{name}: rows have {taken[0]} already; give that value another name")
     if not loss.requires_grad:
         raise WorkloadError(f"{name}: no gradient comes from its loss; compute it from the parameters")
+    _gradients(name, model, loss)
     check_blocks(workload, model, batch)
     before = {key: value.clone() for key, value in model.state_dict().items()}
     size = len(next(iter(batch.values())))
@@ -116,17 +118,31 @@ def check_model(
 def _check_reach(name: str, model: nn.Module, losses: Sequence[Tensor]) -> None:
     """Raise WorkloadError if one sample's loss has a gradient in a parameter and another's has none: ZeRO 2 and 3 sum
     what there is, in order, and would sum the gradients of different parameters with each other."""
-    trained = {key: parameter for key, parameter in model.named_parameters() if parameter.requires_grad}
-    times = dict.fromkeys(trained, 0)
+    times: Counter[str] = Counter()
     for loss in losses:
-        found = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
-        for key, gradient in zip(trained, found, strict=True):
-            times[key] += gradient is not None
+        times.update(_gradients(name, model, loss))
     if some := [key for key, count in times.items() if 0 < count < len(losses)]:
         raise WorkloadError(
             f"{name}: {some[0]} has a gradient from one sample and none from another, where ranks would sum different "
             "parameters with each other; compute all of them for each sample, if only times 0"
         )
+
+
+def _gradients(name: str, model: nn.Module, loss: Tensor) -> list[str]:
+    """The parameters in which a loss has a gradient. Raises WorkloadError if the backward pass fails, as that of
+    checkpoints that run another one within: schedules of pipelines and ZeRO ask for gradients by parameter."""
+    trained = {key: parameter for key, parameter in model.named_parameters() if parameter.requires_grad}
+    try:
+        found = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
+    except Exception as error:  # whatever the user's code raises
+        why = f"its backward pass failed on the first samples ({_line(error)}); mend it"
+        if "use_reentrant" in str(error):
+            why = (
+                "its checkpoints are reentrant, which have no gradients by parameter; give torch.utils.checkpoint "
+                "use_reentrant=False, or name the layers in blocks() and let parallel.recompute do it"
+            )
+        raise WorkloadError(f"{name}: {why}") from None
+    return [key for key, gradient in zip(trained, found, strict=True) if gradient is not None]
 
 
 def check_blocks(workload: OwnWorkload, model: nn.Module, batch: Batch) -> None:

@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from math import gcd
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
@@ -144,12 +145,22 @@ def _declared(model: nn.Module, method: str) -> Any:
 
 def _check_tensors(model: nn.Module) -> None:
     """Raise WorkloadError for tensors that ranks cannot hold: those whose shapes are not known yet, parameters that are
-    no real numbers, and tensors that are neither parameters nor buffers, which no move to a device takes along."""
+    no fp32 numbers or none at all, and tensors that are neither parameters nor buffers, which no move to a device takes
+    along."""
     for name, parameter in model.named_parameters():
         if is_lazy(parameter):
             raise WorkloadError(f"{name} has no shape before data are seen; give its layer all sizes")
         if not parameter.is_floating_point():
             raise WorkloadError(f"the parameter {name} is of {parameter.dtype}; make it of real numbers")
+        if parameter.dtype is not torch.float32:
+            raise WorkloadError(
+                f"the parameter {name} is of {parameter.dtype}, and weights are kept in fp32; make it so, and let "
+                "train.precision say in what is computed"
+            )
+        if not parameter.numel():
+            raise WorkloadError(
+                f"the parameter {name} of shape {tuple(parameter.shape)} has no numbers; leave it out"
+            )
     for name, module in model.named_modules():
         for leaf, value in vars(module).items():
             if isinstance(value, Tensor):

@@ -146,6 +146,21 @@ class Lazy(Line):
     def __init__(self): super().__init__(); self.one = nn.LazyLinear(3)
 class Complex(Line):
     def __init__(self): super().__init__(); self.phase = nn.Parameter(torch.ones(4, dtype=torch.complex64))
+class Halves(Line):
+    def __init__(self): super().__init__(); self.shift = nn.Parameter(torch.zeros(4, dtype=torch.bfloat16))
+    def forward(self, x): return super().forward(x + self.shift.float())
+class Doubles(Halves):
+    def __init__(self): super().__init__(); self.shift = nn.Parameter(torch.zeros(4, dtype=torch.float64))
+class Empty(Line):
+    def __init__(self): super().__init__(); self.one.none = nn.Parameter(torch.empty(0, 4))
+    def forward(self, x): return super().forward(x) + self.one.none.sum()
+class Reentrant(Line):
+    def forward(self, x):
+        from torch.utils.checkpoint import checkpoint
+        return self.two(checkpoint(torch.tanh, self.one(x), use_reentrant=True))[:, 0]
+class ReentrantPair(Reentrant):
+    def embed(self, batch): return self(batch["x"])[:, None]
+    def compare(self, features, counted): return (features[:, 0] - features.mean()).square()
 class Layered(Line):
     def __init__(self):
         super().__init__(); self.layer = Middle(); self.one = nn.Linear(4, 6); self.two = nn.Linear(6, 1)
@@ -278,6 +293,11 @@ def refusal(spec: JobSpec) -> str:
         ("Attribute", "Points", "table is neither a parameter nor a buffer; use register_buffer"),
         ("Lazy", "Points", "one.weight has no shape before data are seen"),
         ("Complex", "Points", "the parameter phase is of torch.complex64"),
+        ("Halves", "Points", "the parameter shift is of torch.bfloat16, and weights are kept in fp32"),
+        ("Doubles", "Points", "the parameter shift is of torch.float64, and weights are kept in fp32"),
+        ("Empty", "Points", "the parameter one.none of shape (0, 4) has no numbers; leave it out"),
+        ("Reentrant", "Points", "its checkpoints are reentrant, which have no gradients by parameter"),
+        ("ReentrantPair", "Points", "its checkpoints are reentrant, which have no gradients by parameter"),
         ("Peeks", "Points", "parameters of layer 0 of blocks() are read while it is not called"),
         ("Aside", "Points", "parameters of layer 0 of blocks() are read while it is not called"),
         ("Nested", "Points", "blocks() gives layer.up and a module that it is in"),
