@@ -22,7 +22,7 @@ from orchestrator.job.chain import CONTINUE, ChainSpec
 from orchestrator.job.errors import InputError, Problems
 from orchestrator.job.spec import STAGES, JobSpec
 from orchestrator.job.tokenizer_training import TrainedTokenizer
-from orchestrator.launch.beginning import check_base, check_continues
+from orchestrator.launch.beginning import check_base, check_continues, check_rows
 from orchestrator.launch.finished import done_already
 from orchestrator.launch.places import check_places
 from orchestrator.launch.preflight import check_job, check_machine
@@ -198,6 +198,7 @@ def _check_to_come(base: ResolvedJob, job: ResolvedJob, where: str) -> None:
             )
     assert isinstance(theirs, TransformerWorkload)
     assert isinstance(ours, TransformerWorkload)
+    check_rows(job.spec, ours, theirs.shapes, where)
     plain = replace(theirs, adapter=None), replace(ours, adapter=None)  # a base has none, or is merged
     # that of an adapter is its merged export
     merged = base.spec.model_copy(

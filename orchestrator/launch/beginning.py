@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from orchestrator.checkpoint.identity import BASE
 from orchestrator.job.errors import InputError
+from orchestrator.job.spec import JobSpec
 from orchestrator.job.tokenizer_training import TrainedTokenizer
-from orchestrator.resolve.base import base_of
+from orchestrator.resolve.base import Base, base_of
 from orchestrator.resolve.continued import WEIGHTS_ALONE, WHERE, source_of
 from orchestrator.resolve.held_base import read_base
 from orchestrator.resolve.resolved_job import ResolvedJob
@@ -16,6 +18,8 @@ from orchestrator.storage.run_directory import RunDir
 
 if TYPE_CHECKING:
     from orchestrator.checkpoint.manifest import CommitManifest
+    from workloads.transformer_workload import TransformerWorkload
+    from workloads.workload import Workload
 
 
 def check_begins(job: ResolvedJob, run_dir: RunDir, commit: CommitManifest | None = None) -> None:
@@ -25,31 +29,57 @@ def check_begins(job: ResolvedJob, run_dir: RunDir, commit: CommitManifest | Non
 
 def check_base(job: ResolvedJob, commit: CommitManifest | None) -> None:
     """The weights of workload.init_from are there and fit; of a run with a `commit`, they are those that it began
-    with. An adapter has weights that it is for."""
+    with. An adapter has weights that it is for. No token has rows that begin anew and are never trained."""
     spec = job.spec
-    if not (spec.workload.init_from or spec.workload.adapter):
+    if not (spec.workload.init_from or spec.workload.adapter or spec.train.freeze):
         return
     from orchestrator.data.prepared.manifest import FORMAT
+    from workloads.hf.hf_config import FOLDER
     from workloads.hf.weights import weights_of_model
 
     if not spec.workload.init_from:
         model = spec.workload.model
-        if weights_of_model(model) is None:
+        if spec.workload.adapter and weights_of_model(model) is None:
             hint = "give a folder with safetensors, or set workload.init_from"
             where = f"workload.model {model.removeprefix('hf:')}"
             raise InputError("has no weights, which an adapter is for", where, hint)
+        if commit is None and model.startswith(FOLDER):
+            _check_tables(spec, load_workload(spec, vocabulary_before_data(job), FORMAT, job.model), model)
         return
-    begun = (commit.meta.get(BASE) if commit else None) or {}
+    begun, where = (commit.meta.get(BASE) if commit else None) or {}, spec.workload.init_from
     if commit is None or spec.needs_base:
         vocabulary = vocabulary_before_data(job)
-        read_base(
-            spec,
-            begun,
-            commit is not None,
-            lambda base: load_workload(spec, vocabulary, FORMAT, job.model, base),
-        )
+
+        def read(base: Base | None) -> None:
+            workload = load_workload(spec, vocabulary, FORMAT, job.model, base)
+            if commit is None:
+                _check_tables(spec, workload, where)
+
+        read_base(spec, begun, commit is not None, read)
     else:
         base_of(spec, begun, True)
+
+
+def _check_tables(spec: JobSpec, workload: Workload, where: str) -> None:
+    from workloads.transformer_workload import TransformerWorkload
+
+    if isinstance(workload, TransformerWorkload) and workload.pretrained is not None:
+        found = {name: workload.pretrained.find(name) for name in workload.tables}
+        check_rows(spec, workload, {name: each.shape for name, each in found.items() if each}, where)
+
+
+def check_rows(
+    spec: JobSpec, workload: TransformerWorkload, there: Mapping[str, Sequence[int]], where: str
+) -> None:
+    """Tokens of which the weights at `where`, of these shapes, have no rows get ones that are trained. Raises
+    InputError."""
+    for name in sorted(workload.tables & workload.frozen - workload.thawed_after.keys()):
+        rows = workload.shapes[name][0]
+        have = there[name][0] if name in there else rows
+        if have < rows:
+            what = f"{where} has no rows for tokens {have} to {rows - 1}, and {name} is not trained"
+            key = "workload.adapter" if spec.workload.adapter else "train.freeze"
+            raise InputError(what, key, "train a base that has them first, with all of its weights")
 
 
 def check_continues(job: ResolvedJob, run_dir: RunDir) -> CommitManifest | None:
