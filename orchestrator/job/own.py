@@ -38,8 +38,9 @@ def problem_of(spec: Any) -> str:
             return (
                 f"workload.{key} is for models of this project, and {asked.model} is an own one; leave it out"
             )
-    if spec.train.z_loss:
-        return f"train.z_loss is for losses of this project, and {asked.model} has its own; set it to 0"
+    for key in ("z_loss", "label_smoothing"):
+        if getattr(spec.train, key):
+            return f"train.{key} is for losses of this project, and {asked.model} has its own; set it to 0"
     if spec.evaluate and (spec.evaluate.samples or spec.evaluate.tasks):
         return f"evaluate.samples and tasks need a model that generates, and {asked.model} is an own one"
     if spec.parallel != "auto" and spec.parallel.engine != "torch":

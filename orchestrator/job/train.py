@@ -12,7 +12,7 @@ from orchestrator.job.strict import Positive, StrictModel
 
 Precision = Literal["fp32", "bf16", "fp16", "fp8"]
 """What matrix products are computed in."""
-NEWER = ("freeze", "thaw", "continue_from", "reference", "sequence_warmup")
+NEWER = ("freeze", "thaw", "continue_from", "reference", "sequence_warmup", "label_smoothing")
 """Keys that jobs of earlier versions lack; where they have their default they are no part of a run's identity."""
 
 
@@ -76,6 +76,12 @@ class TrainSpec(StrictModel):
     )
     z_loss: float = Field(
         default=0.0, ge=0.0, description="weight of the squared logarithm of the softmax normaliser"
+    )
+    label_smoothing: float = Field(
+        default=0.0,
+        ge=0.0,
+        lt=1.0,
+        description="share of each label that is spread evenly over the vocabulary; losses are told without it",
     )
     compile: bool = Field(default=False, description="torch.compile every block")
     determinism: Literal["rerun", "bitwise"] = Field(

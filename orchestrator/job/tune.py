@@ -15,7 +15,14 @@ from orchestrator.job.metric_names import larger_is_better
 from orchestrator.job.strict import Positive, StrictModel
 
 KINDS = ("grid", "choice", "uniform", "loguniform", "integer")
-REWRITABLE = ("train.optimizer.", "train.z_loss", "train.stability", "parallel", "resources")
+REWRITABLE = (
+    "train.optimizer.",
+    "train.z_loss",
+    "train.label_smoothing",
+    "train.stability",
+    "parallel",
+    "resources",
+)
 """Keys that may change in the middle of training: a commit can be loaded by a job that differs in these only."""
 FIXED_WITHIN = ("train.optimizer.name", "parallel.engine")
 """Of these, keys that may not change, since they determine which state a commit holds."""

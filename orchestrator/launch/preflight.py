@@ -258,8 +258,9 @@ def check_preferences(spec: JobSpec) -> None:
     """An objective that compares with a reference has one, which is what the run begins with; and nothing is asked for
     that is not defined where the loss is of whole answers."""
     asked = spec.workload
-    if asked.objective in (*PREFERENCES, *OF_CLASSES) and spec.train.z_loss:
-        raise InputError(f"{asked.objective} has no z-loss", "train.z_loss", "set it to 0")
+    for key, what in (("z_loss", "z-loss"), ("label_smoothing", "smoothing over a vocabulary")):
+        if asked.objective in (*PREFERENCES, *OF_CLASSES) and getattr(spec.train, key):
+            raise InputError(f"{asked.objective} has no {what}", f"train.{key}", "set it to 0")
     if asked.objective not in REFERENCED:
         return
     if spec.data.shuffle == "sections" and spec.train.reference != "held":

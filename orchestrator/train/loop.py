@@ -306,7 +306,7 @@ class Rank:
 
     def _advance(self, digest: int, loss: float | None) -> None:
         size, before, stability = self._spec.train.global_batch, self._progress, self._spec.train.stability
-        losses = (*before.losses, *([] if loss is None else [loss]))
+        losses = before.losses if loss is None else (*before.losses, loss)
         self._progress = dataclasses.replace(
             before,
             step=before.step + 1,
@@ -318,10 +318,8 @@ class Rank:
 
     def _refuse_unstable(self, metrics: Metrics) -> None:
         train, before = self._spec.train, self._progress
-        position = start_of(before.position, 0, train.global_batch, before.skips)
-        check_stable(
-            metrics.loss, metrics.grad_norm, before.losses, train.stability, before.step + 1, position
-        )
+        step, position = before.step + 1, start_of(before.position, 0, train.global_batch, before.skips)
+        check_stable(metrics.loss, metrics.grad_norm, before.losses, train.stability, step, position)
 
     def _row(self, metrics: Metrics, lr: float, seconds: float, data_seconds: float) -> Row:
         tokens = self._spec.train.global_batch * self._spec.data.sequence_length

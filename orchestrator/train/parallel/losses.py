@@ -55,7 +55,7 @@ class StepLosses:
         )
         table = workload.shapes.get("tokens.weight")
         vocabulary = table[0] if mesh.tp.size > 1 and table else 0
-        self._token_loss = VocabularyLoss(vocabulary, mesh.tp, spec.train.z_loss)
+        self._token_loss = VocabularyLoss(vocabulary, mesh.tp, spec.train.z_loss, spec.train.label_smoothing)
         # What compares answers has the sum over all of an answer's tokens on each rank that has some of them.
         self._of_tokens = self._of_answer if self._compares and mesh.cp.size > 1 else self._token_loss
         self._measures = mesh.tp.index == 0  # tensor-parallel ranks measure the same

@@ -105,15 +105,16 @@ class VocabularyEmbedding(nn.Module):
 
 
 class VocabularyLoss:
-    """Cross-entropy of logits that are cut over the vocabulary, with PaLM's z-loss as an option.
+    """Cross-entropy of logits that are cut over the vocabulary, with PaLM's z-loss and label smoothing as options.
 
-    z times the square of log Z pulls the softmax's normaliser towards one (Chowdhery et al., 2022, section 5);
-    it is differentiated but not reported in `total`, which stays the cross-entropy. With `counts_correct` it also
+    z times the square of log Z pulls the softmax's normaliser towards one (Chowdhery et al., 2022, section 5).
+    Smoothing spreads that share of each label evenly over the vocabulary (Szegedy et al., 2016, section 7). Both are
+    differentiated but not reported in `total`, which stays the cross-entropy. With `counts_correct` it also
     says how many tokens are predicted right; of equally likely ones the first counts.
     """
 
-    def __init__(self, vocabulary: int, tp: ProcessGroup, z: float) -> None:
-        self._vocabulary, self._tp, self._z = vocabulary, tp, z
+    def __init__(self, vocabulary: int, tp: ProcessGroup, z: float, smoothing: float = 0.0) -> None:
+        self._vocabulary, self._tp, self._z, self._smoothing = vocabulary, tp, z, smoothing
         self._start, _ = span(vocabulary, tp.index, tp.size)
         self.counts_correct = False
 
@@ -132,11 +133,18 @@ class VocabularyLoss:
         if self._z:
             pull = self._z * (log_z.square() * predicted).sum()
             total = total + (pull - pull.detach())
+        if self._smoothing:
+            chosen = log_z - value if cut else _at(logits, labels.where(predicted, 0))
+            pull = self._smoothing * ((chosen - self._mean(logits, cut)) * predicted).sum()
+            total = total + (pull - pull.detach())
         correct = None
         if self.counts_correct:
             likeliest = self._likeliest_over_ranks(logits) if cut else logits.argmax(-1)
             correct = ((likeliest == labels) & predicted).sum().float()
         return Loss(total, predicted.sum().float(), correct=correct)
+
+    def _mean(self, logits: Tensor, cut: bool) -> Tensor:
+        return reduce(logits.sum(-1), self._tp) / self._vocabulary if cut else logits.mean(-1)
 
     def whole(self, logits: Tensor) -> Tensor:
         """Logits [n, V of this rank] over the whole vocabulary, fp32 [n, V]."""
@@ -165,8 +173,12 @@ class VocabularyLoss:
         log_z = reduce((logits - highest.unsqueeze(-1)).exp().sum(-1), self._tp).log() + highest
         local = labels - self._start
         outside = (local < 0) | (local >= logits.shape[-1])
-        found = logits.gather(-1, local.masked_fill(outside, 0).unsqueeze(-1)).squeeze(-1)
+        found = _at(logits, local.masked_fill(outside, 0))
         return log_z - reduce(found.masked_fill(outside, 0.0), self._tp), log_z
+
+
+def _at(logits: Tensor, tokens: Tensor) -> Tensor:
+    return logits.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
 
 
 def _number_heads(block: nn.Module, tp: ProcessGroup) -> None:

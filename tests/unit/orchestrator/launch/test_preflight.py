@@ -139,6 +139,10 @@ PAIRS = {"uri": "a.jsonl", "field": {"prompt": "p", "chosen": "c", "rejected": "
         ({"workload": {"init_from": None}}, "compares with the model that the run begins with, and"),
         ({"workload": {"init_from": None, "model": "hf:"}}, r"workload\.init_from: dpo compares"),
         ({"workload": {"objective": "orpo"}, "train": {"z_loss": 0.1}}, r"train\.z_loss: orpo has no z-loss; set it"),
+        (
+            {"workload": {"objective": "orpo"}, "train": {"label_smoothing": 0.1}},
+            r"train\.label_smoothing: orpo has no smoothing over a vocabulary; set it to 0",
+        ),
         ({"data": {"sources": [{**PAIRS, "field": {"chosen": "c"}}]}}, r"sources\.0\.field: lacks rejected, which dpo"),
         ({"data": {"sources": [{**PAIRS, "field": {"text": "c"}}]}}, r"sources\.0\.field: lacks chosen, rejected"),
         ({"data": {"shuffle": "sections"}}, "about all records before it trains; set train.reference to held"),
