@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, WithJ
 from orchestrator.job.object_reference import ObjectReference
 from orchestrator.job.strict import LARGEST, Count, Fraction, StrictModel
 
-NEWER = ("momentum", "layer_decay")
+NEWER = ("momentum", "layer_decay", "groups")
 """Keys that jobs of earlier versions lack; where they have their default they are no part of a run's identity."""
 SHARE = r"^[0-9]+(\.[0-9]+)?%$"
 
@@ -47,6 +47,24 @@ def in_steps(optimizer: Any, steps: Any) -> Any:
     return {**optimizer, **shares}
 
 
+class ParameterGroup(StrictModel):
+    """Parameters, by their names, that learn or decay otherwise than the rest."""
+
+    match: list[str] = Field(
+        min_length=1, description="patterns, as of file names, of parameters that are in no group before"
+    )
+    lr_scale: float = Field(default=1.0, gt=0.0, description="factor of their learning rate")
+    weight_decay: float | None = Field(
+        default=None, ge=0.0, description="in place of the optimizer's, of those of them that are matrices"
+    )
+
+    @model_validator(mode="after")
+    def a_group_changes_something(self) -> ParameterGroup:
+        if self.lr_scale == 1.0 and self.weight_decay is None:
+            raise ValueError("the group changes nothing; give it lr_scale or weight_decay")
+        return self
+
+
 class OptimizerSpec(StrictModel):
     """AdamW (Loshchilov and Hutter, 2019), LAMB (You et al., 2020), LARS (You et al., 2017), Lion (Chen et al., 2023),
     Muon (Jordan et al., 2024) for the matrices of the layers beside AdamW for the rest.
@@ -71,6 +89,10 @@ class OptimizerSpec(StrictModel):
         le=1.0,
         description="factor of the learning rate from each layer to the one below it: heads learn at lr, the last "
         "layer at lr times this, embeddings slowest",
+    )
+    groups: list[ParameterGroup] = Field(
+        default_factory=list,
+        description="parameters with a learning rate or a weight decay of their own; the first that matches counts",
     )
     clip: float | None = Field(default=1.0, gt=0.0, description="largest global gradient norm")
     warmup: Steps = Field(

@@ -55,6 +55,14 @@ def after(workload: Workload, step: int) -> Workload:
     return workload if left == workload.frozen else replace(workload, frozen=left)  # type: ignore[type-var]
 
 
+def check_groups(groups: Iterable[Sequence[str]], workload: Workload) -> None:
+    """Raise WorkloadError if a pattern of a group matches no trained parameter that none of the groups before has."""
+    still = workload.frozen - workload.thawed_after.keys()
+    left = {name for name in parameters_of(workload) if name not in still} if groups else set()
+    for patterns in groups:
+        left -= matching(patterns, sorted(left), "trained parameter that no group before it has")
+
+
 def frozen_by(patterns: Collection[str], workload: Workload) -> frozenset[str]:
     """The parameters of a workload that `patterns` freeze. Raises WorkloadError if one matches none, or all are."""
     if not patterns:

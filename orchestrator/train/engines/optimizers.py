@@ -7,6 +7,7 @@ computes from its parts; of a stack of experts each is a matrix. Muon is in `muo
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Sequence
+from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 import torch
@@ -35,10 +36,13 @@ of, see `ParameterShard.slices`."""
 
 
 class Rate(NamedTuple):
-    """Factors of a parameter's learning rate: of its width (muP) and of its depth (`layer_decay`)."""
+    """Factors of a parameter's learning rate, of its width (muP), its depth (`layer_decay`) and its group; and the
+    weight decay of that, None for the optimiser's."""
 
     width: float = 1.0
     depth: float = 1.0
+    group: float = 1.0
+    decay: float | None = None
 
 
 def plain(name: str) -> Rate:
@@ -51,7 +55,11 @@ def rates_of(spec: OptimizerSpec, workload: Workload) -> Callable[[str], Rate]:
 
     def rate(name: str) -> Rate:
         decay = spec.layer_decay
-        return Rate(workload.lr_scale(name), 1.0 if decay == 1.0 else decay ** workload.depth(name))
+        found = Rate(workload.lr_scale(name), 1.0 if decay == 1.0 else decay ** workload.depth(name))
+        for group in spec.groups:
+            if any(fnmatchcase(name, pattern) for pattern in group.match):
+                return found._replace(group=group.lr_scale, decay=group.weight_decay)
+        return found
 
     return rate
 
@@ -62,21 +70,27 @@ def groups_of(
     """Parameter groups for tuples (parameter, whether it is a matrix, the factors of its learning rate).
 
     Weight decay applies to matrices only. It is divided by the factor of the width, so that learning rate times decay
-    does not depend on it (Wang and Aitchison, 2024; the mup package does the same), and not by that of the depth
-    (Clark et al., 2020, and Bao et al., 2022, decay so).
+    does not depend on it (Wang and Aitchison, 2024; the mup package does the same), and not by those of the depth
+    (Clark et al., 2020, and Bao et al., 2022, decay so) and of the group, as in torch.
     """
     found: dict[tuple[bool, Rate], list[nn.Parameter]] = {}
     for parameter, matrix, rate in parameters:
         found.setdefault((matrix, rate), []).append(parameter)
-    return [
-        {
+
+    def of(matrix: bool, rate: Rate) -> dict[str, Any]:
+        scale = rate.width * rate.depth * rate.group
+        decay = spec.weight_decay if rate.decay is None else rate.decay
+        return {
             "params": found[matrix, rate],
-            "lr": spec.lr * rate.width * rate.depth,
-            "lr_scale": rate.width * rate.depth,
-            "weight_decay": spec.weight_decay / rate.width if matrix else 0.0,
+            "lr": spec.lr * scale,
+            "lr_scale": scale,
+            "weight_decay": decay / rate.width if matrix else 0.0,
         }
-        for matrix, rate in sorted(found, reverse=True)
-    ]
+
+    def order(key: tuple[bool, Rate]) -> tuple[bool, Rate]:  # the same on every rank
+        return key[0], key[1]._replace(decay=-1.0 if key[1].decay is None else key[1].decay)
+
+    return [of(*key) for key in sorted(found, key=order, reverse=True)]
 
 
 def slots_of(spec: OptimizerSpec, name: str, matrices: Container[str]) -> tuple[str, ...]:

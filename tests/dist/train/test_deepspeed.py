@@ -59,6 +59,13 @@ ALL = {
         *(case("decoder", 2, way, optimizer={"clip": clip}) for way in (ONE, THREE) for clip in (None, 0.05)),
         *(case("decoder", 2, {**way, "recompute": "full"}) for way in (ONE, TWO, THREE)),
         case("decoder", 2, TWO, train={"z_loss": 1e-2}),
+        case("decoder", 2, THREE, train={"label_smoothing": 0.1}),
+        case(
+            "decoder",
+            2,
+            TWO,
+            optimizer={"groups": [{"match": ["tokens.*"], "lr_scale": 0.1, "weight_decay": 0.0}]},
+        ),
         case("decoder", 2, TWO, mup={"hidden": 8, "intermediate": 16}),
         *(case("decoder", 2, way) for way in OFFLOADED),
         case("decoder", 2, {**ONE, "offload": "optimizer"}, average={"ema": 0.5}),

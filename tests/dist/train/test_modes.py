@@ -19,6 +19,15 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "muon": {"optimizer": {"name": "muon"}},
 }
 Z_LOSS = {"train": {"z_loss": 1e-2}}
+SMOOTH = {"train": {"label_smoothing": 0.1}}
+GROUPS = {
+    "optimizer": {
+        "groups": [
+            {"match": ["tokens.*"], "lr_scale": 0.1, "weight_decay": 0.0},
+            {"match": ["*.attention.*", "head.*"], "lr_scale": 3.0, "weight_decay": 0.7},
+        ]
+    }
+}
 
 
 def named(*rows: tuple[str, dict[str, Any], dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -40,6 +49,8 @@ EXACT = named(
     ("muon", PP, OPTIMIZERS["muon"]),
     ("layers", PP, {"optimizer": {"layer_decay": 0.5}}),
     ("z-loss", TP, Z_LOSS),
+    ("smooth", TP, SMOOTH),
+    ("groups", FULL, GROUPS),
 )
 EXACT_LATER = named(
     ("recompute", {**TP, "recompute": "full", "sequence": True}, {}),
@@ -53,6 +64,8 @@ EXACT_LATER = named(
     ("lion", PP, OPTIMIZERS["lion"]),
     ("muon", FULL, OPTIMIZERS["muon"]),
     ("z-loss", PP, Z_LOSS),
+    *(("smooth", layout, SMOOTH) for layout in (DP, FULL, PP, CP)),
+    *(("groups", layout, GROUPS) for layout in (DP, TP, PP)),
 )
 """Of the long suite: `test_dropout` recomputes under these layouts in the default one."""
 WIDER: dict[str, dict[str, Any]] = {

@@ -1,4 +1,4 @@
-"""Muon and learning rates by layer under every feature of a layout, against one process; and a run that goes on."""
+"""Muon, rates by layer and name and smoothed labels under every feature of a layout, and a run that goes on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,12 @@ from cluster.workers.process_gang import ProcessGang
 from orchestrator.planning.layout import Layout
 
 STEPS = 3
-MUON = {"steps": STEPS, "optimizer": {"name": "muon", "layer_decay": 0.8}}
+GROUPS = [{"match": ["*attention*"], "lr_scale": 2.0}, {"match": ["tokens.*"], "weight_decay": 0.0}]
+MUON = {
+    "steps": STEPS,
+    "optimizer": {"name": "muon", "layer_decay": 0.8, "groups": GROUPS},
+    "train": {"label_smoothing": 0.1},
+}
 FIRST = Layout(dp=2, zero=1)
 THEN = (FIRST, Layout(tp=2, micro_batch=2), Layout(dp=2, zero=3))
 

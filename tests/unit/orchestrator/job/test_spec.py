@@ -88,6 +88,7 @@ def refusal(document: dict[str, Any]) -> str:
             ["train.optimizer.learning_rate: unknown key", "train.optimizer.lr"],
         ),
         ("train.optimizer.nesterov", 0.9, ["train.optimizer.nesterov: unknown key", "lr, betas"]),
+        ("train.optimizer.groups", [{"match": ["a"]}], ["the group changes nothing"]),
         ("train.optimizer.momentum", 0.9, ["momentum is for muon, and this is adamw"]),
         ("train.gradient_accumulation", 2, ["unknown key", "it follows from global_batch"]),
         ("train.optimizer.name", "adam", ["should be 'adamw'", "adamw with weight_decay 0 is Adam"]),
@@ -448,6 +449,10 @@ def test_newer_keys_count_only_where_they_are_set() -> None:
     assert spec.parse(changed("data.chat_date", "2024-07-26")).identity() != found
     assert spec.parse(changed("train.freeze", ["tokens.*"])).identity() != found
     assert spec.parse(changed("train.optimizer.layer_decay", 0.9)).identity() != found
+    assert not {"groups", "label_smoothing"} & {*found["train"], *found["train"]["optimizer"]}
+    assert spec.parse(changed("train.label_smoothing", 0.1)).identity() != found
+    groups = [{"match": ["*.weight"], "lr_scale": 0.5}]
+    assert spec.parse(changed("train.optimizer.groups", groups)).identity() != found
     muon = spec.parse(changed("train.optimizer.name", "muon")).identity()
     assert "momentum" not in muon["train"]["optimizer"]
 

@@ -180,6 +180,42 @@ def test_layer_decay_is_the_plain_loop_over_parameter_groups(name: str) -> None:
         torch.testing.assert_close(shard.parameter.detach(), updated(alone), rtol=1e-6, atol=1e-7)
 
 
+def test_groups_are_those_of_plain_torch() -> None:
+    """The first that matches counts; of layers and width a group has the factors still."""
+    spec = OptimizerSpec(
+        lr=0.1, eps=1e-6, weight_decay=0.1, betas=(0.9, 0.99), layer_decay=0.5,
+        groups=[
+            {"match": ["head.*", "x.*"], "lr_scale": 0.3, "weight_decay": 0.0},
+            {"match": ["*.weight"], "weight_decay": 0.7},
+        ],
+    )  # fmt: skip
+    names = ["head.weight", "body.weight", "body.bias", "other"]
+    workload: Any = SimpleNamespace(depth=lambda name: 1, lr_scale=lambda name: 1.0)
+    shards = [replace(shard_of(START[0] if "bias" in name else START), name=name) for name in names]
+    optimizer = make_optimizer(spec, shards, norms, rates_of(spec, workload))
+    theirs = {s.name: nn.Parameter(s.parameter.detach().clone()) for s in shards}
+    wanted = {
+        "head.weight": (0.3, 0.0),
+        "body.weight": (1.0, 0.7),
+        "body.bias": (1.0, 0.0),
+        "other": (1.0, 0.1),
+    }
+    groups = [
+        {"params": [theirs[n]], "lr": 0.05 * scale, "weight_decay": decay}
+        for n, (scale, decay) in wanted.items()
+    ]
+    plain = torch.optim.AdamW(groups, betas=spec.betas, eps=spec.eps)
+    for gradient in GRADIENTS:
+        set_lr(optimizer.param_groups, spec.lr)
+        for shard in shards:
+            part = gradient[0] if "bias" in shard.name else gradient
+            shard.parameter.grad, theirs[shard.name].grad = part.clone(), part.clone()
+        optimizer.step()
+        plain.step()
+    for shard in shards:
+        torch.testing.assert_close(shard.parameter, theirs[shard.name], rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("name", [*PLAIN, "own"])
 def test_restored_step_counts_are_where_they_are_read(name: str) -> None:
     """AdamW's kernel reads them on the device; for all others the host would wait for every parameter."""
