@@ -27,6 +27,8 @@ def smoke_of(spec: JobSpec, is_alike: Callable[[JobSpec], bool]) -> JobSpec:
     half = min(HALF, steps)
     shorter(spec, steps, document)["train"]["steps"] = steps
     document["train"] |= {"continue_from": None, "thaw": {}}
+    if spec.train.thaw:  # which may train what a group is of
+        document["train"]["optimizer"]["groups"] = []
     document["checkpoint"] |= {"every": half, "keep_every": None, "export_to": None}
     if spec.evaluate is not None:
         document["evaluate"] |= {"every": half, "batches": min(spec.evaluate.batches or BATCHES, BATCHES)}

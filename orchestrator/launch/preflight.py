@@ -279,16 +279,17 @@ def check_preferences(spec: JobSpec) -> None:
 
 
 def check_workload(job: ResolvedJob, prepared: str = "") -> None:
-    """Model, objective, options, sequence length and tokenizer fit each other, and the model can be exported if the job
-    wants that.
-
-    What only the text decides is left open: which tokens begin a word or end a sentence.
-    """
+    """Model, objective, options, sequence length and tokenizer fit each other, groups of parameters have some, and the
+    model can be exported if the job wants that. What only the text decides is left open: which tokens begin a word or
+    end a sentence."""
     from orchestrator.data.prepared.manifest import FORMAT
+    from workloads.adapters.frozen import check_groups
     from workloads.hf.hf_class import HuggingFaceModel
     from workloads.own.model import OwnModel
 
     workload: Any = load_workload(job.spec, vocabulary_before_data(job), FORMAT, job.model)
+    with wrong_input("train.optimizer.groups"):
+        check_groups([group.match for group in job.spec.train.optimizer.groups], workload)
     if job.spec.checkpoint.export == "safetensors":
         if not isinstance(workload.config, OwnModel):
             what = "safetensors is for own models, and transformers reads this one"

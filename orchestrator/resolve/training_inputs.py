@@ -265,7 +265,7 @@ def load_workload(
     `model` is the description that the job was resolved to, if it was. Without a `base` a job that names one in
     workload.init_from begins anew. Raises InputError.
     """
-    from workloads.adapters.frozen import check_groups, frozen_by, thawed_after
+    from workloads.adapters.frozen import frozen_by, thawed_after
     from workloads.load import load
 
     with wrong_input("workload"):
@@ -291,10 +291,7 @@ def load_workload(
     with wrong_input("train.freeze"):
         frozen = workload.frozen | frozen_by(spec.train.freeze, workload)
     with wrong_input("train.thaw"):
-        found = replace(workload, frozen=frozen, thawed_after=thawed_after(spec.train.thaw, frozen))
-    with wrong_input("train.optimizer.groups"):
-        check_groups([group.match for group in spec.train.optimizer.groups], found)
-    return found
+        return replace(workload, frozen=frozen, thawed_after=thawed_after(spec.train.thaw, frozen))
 
 
 def no_vocabulary() -> Vocabulary:

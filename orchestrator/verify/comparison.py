@@ -106,7 +106,7 @@ def _losses(rows: list[Row], reference: list[Row]) -> str:
     pairs = [
         (a["loss"], b["loss"])
         for a, b in zip(rows, reference, strict=False)
-        if a["samples"] == b["samples"] and a["loss"] is not None
+        if a["samples"] == b["samples"] and None not in (a.get("loss"), b.get("loss"))
     ]
     if all(a == b for a, b in pairs):
         return "same"

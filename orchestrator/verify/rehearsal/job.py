@@ -92,6 +92,7 @@ def _short(spec: JobSpec) -> dict[str, Any]:
         "thaw": {},
         "continue_from": None,
     }
+    document["train"]["optimizer"]["groups"] = []  # of layers that the small model may lack
     document["checkpoint"] |= {
         "every": 1,
         "keep": STEPS,
@@ -169,6 +170,8 @@ def _left_out(spec: JobSpec) -> list[str]:
         found.append("ranks had processors in place of GPUs")
         if spec.train.compile:
             found.append("train.compile was false")
+    if spec.train.optimizer.groups:
+        found.append("train.optimizer.groups were left out")
     if spec.evaluate and spec.evaluate.tasks:
         found.append("evaluate.tasks were not run")
     if spec.train.continue_from:

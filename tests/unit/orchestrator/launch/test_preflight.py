@@ -331,3 +331,11 @@ def test_an_adapter_adds_no_tokens() -> None:
         InputError, match=r"data\.add_tokens: an adapter does not train the rows of added tokens"
     ):
         check_cleaning(parse(document))
+
+
+def test_groups_of_parameters_have_some() -> None:
+    document = job("a.txt", optimizer={"groups": [{"match": ["token.*"], "lr_scale": 0.1}]})
+    with pytest.raises(
+        InputError, match=r"train\.optimizer\.groups: 'token\.\*' matches no trained parameter"
+    ):
+        check_workload(resolve(parse(document)))

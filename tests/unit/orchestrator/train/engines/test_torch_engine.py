@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from pathlib import Path
 from typing import Any
@@ -158,3 +159,44 @@ def _updated(name: str, weight: torch.Tensor, gradient: torch.Tensor, inside: bo
         peer = torch.optim.AdamW([found], lr=1e-2, eps=1e-6, weight_decay=decay)
         peer.step()
     return found.detach()
+
+
+def test_groups_and_smoothed_labels_train_as_plain_torch_does() -> None:
+    from rank_cases import job, micro_batches, workload_of
+
+    groups = [
+        {"match": ["tokens.*"], "lr_scale": 0.1, "weight_decay": 0.0},
+        {"match": ["layers.0.*"], "weight_decay": 0.7},
+    ]
+    optimizer = {"lr": 1e-2, "eps": 1e-4, "clip": None, "weight_decay": 0.1, "groups": groups}
+    spec = job({"model": "gpt-tiny", "optimizer": optimizer, "train": {"label_smoothing": 0.2}})
+    workload, layout = workload_of(spec), Layout(micro_batch=8)
+    with recorded(0, 1):
+        group = dist.group.WORLD
+        assert group is not None
+        engine = TorchEngine(spec, workload, layout, Device(torch.device("cpu"), torch.float32, group))
+        engine.initialise(3)
+        model = copy.deepcopy(engine._stages[0])
+        named = dict(model.named_parameters())
+
+        def of(name: str) -> dict[str, Any]:
+            decay = 0.0 if name.startswith("tokens.") else 0.7 if name.startswith("layers.0.") else 0.1
+            scale = 0.1 if name.startswith("tokens.") else 1.0
+            decay = decay if named[name].dim() > 1 else 0.0
+            return {"params": [named[name]], "lr": 1e-2 * scale, "weight_decay": decay}
+
+        plain = torch.optim.AdamW(list(map(of, named)), betas=spec.train.optimizer.betas, eps=1e-4)
+        for step in range(3):
+            (batch,) = micro_batches(workload, spec, layout, step)
+            metrics = engine.train_step([dict(batch)], 1e-2)
+            logits, labels = model(batch).logits.flatten(0, 1), batch["labels"].flatten()
+            told = torch.nn.functional.cross_entropy(logits, labels, ignore_index=-100)
+            loss = torch.nn.functional.cross_entropy(logits, labels, ignore_index=-100, label_smoothing=0.2)
+            plain.zero_grad()
+            loss.backward()
+            plain.step()
+            assert metrics.loss == pytest.approx(float(told.detach()), rel=1e-6)
+        for name, ours in engine._stages[0].named_parameters():
+            torch.testing.assert_close(
+                ours, named[name], rtol=0, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}"
+            )
