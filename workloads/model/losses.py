@@ -112,9 +112,8 @@ def _sequence(logits: Tensor, labels: Tensor) -> Loss:
     total = F.cross_entropy(logits.float(), labels, ignore_index=IGNORED, reduction="sum")
     likeliest = logits.detach().argmax(-1)
     correct = ((likeliest == labels) & predicted).sum().float()
-    metrics = {"accuracy": correct / predicted.sum().clamp(min=1)}
-    each = torch.stack([likeliest, labels], 1)
-    return Loss(total, predicted.sum().float(), metrics=metrics, correct=correct, each=each)
+    count, each = predicted.sum().float(), torch.stack([likeliest, labels], 1)
+    return Loss(total, count, sums={"accuracy": (correct, count)}, correct=correct, each=each)
 
 
 def _regression(logits: Tensor, labels: Tensor) -> Loss:
