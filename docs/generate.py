@@ -6,17 +6,14 @@ none of it can be old.
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
-
-from orchestrator.job.strict import LARGEST
 
 ROOT = Path(__file__).parents[1]
 COPIED = {
@@ -50,85 +47,33 @@ def pages() -> dict[str, str]:
 
 def job_file() -> str:
     """Every key of the job file, from its JSON Schema."""
-    from orchestrator.job.spec import JobSpec
+    from orchestrator.job.described import sections
 
-    schema = JobSpec.model_json_schema()
-    sections = ["# The job file", INTRODUCTION, *_section("", schema, schema["$defs"])]
-    return "\n".join(sections) + "\n"
+    lines = ["# The job file", INTRODUCTION]
+    for section in sections():
+        lines += [
+            f"\n## {section.path or 'Top level'}\n",
+            *([f"{_prose(section.text)}\n"] if section.text else []),
+        ]
+        lines.append("| key | type | default | meaning |\n|---|---|---|---|")
+        lines += [
+            f"| `{key.name}` | {_prose(key.type)} | {_code(key.default)} | {_prose(key.meaning)} |"
+            for key in section.keys
+        ]
+    return "\n".join(lines) + "\n"
 
 
 INTRODUCTION = """
 YAML, or the same object in Python. Unknown keys are refused with the nearest known one; everything wrong is one line
 with the place and what to do about it, before anything is written. `orchestrator schema` prints the JSON Schema for
-your editor; `--set train.steps=50` overrides any key. A key without a default is required. A file with `stages`
-holds several jobs, see [Chains](../guides/chains.md).
+your editor, `orchestrator schema train.optimizer` describes that key and those below it; `--set train.steps=50`
+overrides any key. A key without a default is required. A file with `stages` holds several jobs, see
+[Chains](../guides/chains.md).
 """
 
 
-def _section(path: str, schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Iterator[str]:
-    """The table of one object's keys, then a section for each object below it."""
-    yield f"\n## {path or 'Top level'}\n"
-    if text := schema.get("description"):
-        yield f"{_prose(text)}\n"
-    yield "| key | type | default | meaning |\n|---|---|---|---|"
-    required, inner = set(schema.get("required", ())), []
-    for other in schema.get("anyOf", ()):  # one or the other is required
-        required |= set(other.get("required", ()))
-    for key, field in schema["properties"].items():
-        names = sorted(_referred(field))
-        inner += [(f"{path}.{key}" if path else key, name) for name in names]
-        default = "" if key in required else _default(field)
-        yield f"| `{key}` | {_type(field)} | {default} | {_prose(_meaning(field, definitions))} |"
-    for place, name in inner:
-        yield from _section(place, definitions[name], definitions)
-
-
-def _default(field: Mapping[str, Any]) -> str:
-    """The default of a key that need not be given."""
-    if "default" in field:
-        return _code(field["default"])
-    return {"array": "`[]`", "object": "`{}`"}.get(field.get("type", ""), "see its keys")
-
-
-def _meaning(field: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
-    """What a key is for: as its field says, else the first sentence of what it holds."""
-    held = [definitions[name].get("description", "") for name in sorted(_referred(field))]
-    return str(field.get("description") or " ".join(held).split(". ")[0].rstrip("."))
-
-
-def _referred(field: Any) -> set[str]:
-    """Names of the definitions that a field refers to, at any depth."""
-    if isinstance(field, Mapping):
-        own = {field["$ref"].rsplit("/", 1)[-1]} if "$ref" in field else set()
-        return own.union(*(_referred(value) for value in field.values()), set())
-    if isinstance(field, list):
-        return set().union(*(_referred(value) for value in field), set())
-    return set()
-
-
-def _type(field: Mapping[str, Any]) -> str:
-    """The type of a field, in a few words, with its bounds."""
-    if "$ref" in field:
-        return "object, see below"
-    if "anyOf" in field:
-        return " or ".join(dict.fromkeys(_type(option) for option in field["anyOf"]))
-    if "enum" in field:
-        return ", ".join(_code(value) for value in field["enum"])
-    if "const" in field:
-        return _code(field["const"])
-    kind = field.get("type", "any")
-    if kind == "array":
-        items = field.get("prefixItems")
-        return f"list of {len(items)}" if items else f"list of {_type(field.get('items', {}))}"
-    bounds = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
-    within = [(sign, field[name]) for name, sign in bounds.items() if name in field]
-    limits = ", ".join(f"{sign} {bound:g}" for sign, bound in within if bound != LARGEST)
-    return f"{kind} {limits}".strip()
-
-
-def _code(value: Any) -> str:
-    """A value as it is written in YAML."""
-    return f"`{json.dumps(value) if value is None or isinstance(value, bool) else value}`"
+def _code(text: str) -> str:
+    return f"`{text}`" if text else ""
 
 
 def _prose(text: str) -> str:
@@ -180,7 +125,7 @@ def _command_default(parameter: Any) -> str:
     if parameter.required:
         return "required"
     value = parameter.default
-    return "" if value is None or callable(value) or value in (False, [], ()) else _code(value)
+    return "" if value is None or callable(value) or value in (False, [], ()) else _code(str(value))
 
 
 FLOW = re.compile(r"^```flow\n(.*?)^```\n", re.M | re.S)

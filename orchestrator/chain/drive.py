@@ -22,7 +22,8 @@ from orchestrator.job.outcome import Outcome
 from orchestrator.launch.at_work import refuse_if_at_work
 from orchestrator.launch.embedded import imports_begun
 from orchestrator.launch.finished import done_already, put_back
-from orchestrator.launch.preflight import gpus_here, preflight
+from orchestrator.launch.machine_checks import gpus_here
+from orchestrator.launch.preflight import preflight
 from orchestrator.launch.run import REFRESH, RunOutcome, WatchedRun, attach
 from orchestrator.launch.submission import no_cluster
 from orchestrator.resolve.precision import record_choice

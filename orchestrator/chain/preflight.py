@@ -24,8 +24,9 @@ from orchestrator.job.spec import STAGES, JobSpec
 from orchestrator.job.tokenizer_training import TrainedTokenizer
 from orchestrator.launch.beginning import check_base, check_continues, check_rows
 from orchestrator.launch.finished import done_already
+from orchestrator.launch.machine_checks import check_machine
 from orchestrator.launch.places import check_places
-from orchestrator.launch.preflight import check_job, check_machine
+from orchestrator.launch.preflight import check_job
 from orchestrator.launch.worker import worker_at
 from orchestrator.resolve.base import INIT, base_of, check_base_to_come, check_own_base_to_come
 from orchestrator.resolve.continued import check_keys, check_length

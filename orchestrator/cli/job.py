@@ -78,11 +78,25 @@ def init(
     print(f"{path} is written; next: orchestrator plan {typed}, then orchestrator run {typed}")
 
 
-def schema() -> None:
-    """Print the JSON Schema of the job file, for editors."""
+def schema(
+    key: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[KEY]",
+            help="describe this key and those below it, as train.optimizer; job describes all",
+        ),
+    ] = None,
+) -> None:
+    """Describe keys of the job file; without one print its JSON Schema, for editors."""
     from orchestrator.job import chain
+    from orchestrator.job.described import sections_of
 
-    print(chain.schema())
+    if key is None:
+        print(chain.schema())
+        return
+    for section in sections_of(key):
+        rows = [[each.name, each.type, each.default, each.meaning] for each in section.keys]
+        table(section.path or "the job", ["key", "type", "default", "meaning"], rows)
 
 
 def doctor(

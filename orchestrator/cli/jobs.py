@@ -111,7 +111,7 @@ def submit(
 def _check_accelerator(spec: JobSpec) -> None:
     """Refuse a job that is predicted to run out of memory on the accelerator that it asks for by name. Where its model
     is not on this machine, that is left to the run."""
-    from orchestrator.launch.preflight import check_memory
+    from orchestrator.launch.machine_checks import check_memory
     from orchestrator.launch.worker import worker_named
     from orchestrator.resolve.precision import in_chosen_precision
     from orchestrator.resolve.resolved_job import resolve

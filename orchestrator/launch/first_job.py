@@ -50,7 +50,7 @@ CHAT = """\
 """A chat template for a model that has none: each message below the name of its role."""
 
 TEMPLATE = """\
-# A job: what to train, on what, and where. `orchestrator schema` describes every key.
+# A job: what to train, on what, and where. `orchestrator schema job` describes every key.
 name: {name}
 seed: 17
 workload: {{model: {model}, objective: {objective}{dropout}}}

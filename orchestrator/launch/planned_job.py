@@ -12,9 +12,10 @@ from typing import Any
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec
 from orchestrator.launch.beginning import check_begins
+from orchestrator.launch.machine_checks import check_room
 from orchestrator.launch.on_paper import check_on_paper
 from orchestrator.launch.places import check_places, check_written
-from orchestrator.launch.preflight import check_here, check_room, preflight
+from orchestrator.launch.preflight import check_here, preflight
 from orchestrator.launch.worker import worker_here
 from orchestrator.planning.device import Machine
 from orchestrator.planning.feed import feed

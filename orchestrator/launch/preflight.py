@@ -23,12 +23,12 @@ from orchestrator.job.spec import JobSpec
 from orchestrator.job.tokenizer_training import TrainedTokenizer
 from orchestrator.launch.beginning import check_begins
 from orchestrator.launch.class_checks import check_hugging_face_class
+from orchestrator.launch.machine_checks import check_machine, check_room
 from orchestrator.launch.own_code import check_own_code
 from orchestrator.launch.places import check_places, check_written, sources_of
 from orchestrator.launch.worker import worker_at, worker_here
 from orchestrator.planning import prices
-from orchestrator.planning.commit_space import check_space
-from orchestrator.planning.device import BOUNDLESS, Machine
+from orchestrator.planning.device import BOUNDLESS
 from orchestrator.planning.host_memory import check_host_memory
 from orchestrator.planning.no_layout import too_narrow
 from orchestrator.planning.plan import plan
@@ -75,13 +75,6 @@ def preflight(
     check_begins(job, run_dir, commit)
     check_room(job, run_dir, address)
     return job
-
-
-def check_room(job: ResolvedJob, run_dir: RunDir, address: str | None) -> None:
-    """There is room for the run: on the disk for a commit and, if it runs here, in memory for its workers."""
-    check_space(job.spec, job.shape, run_dir.uri)
-    if address is None:
-        check_memory(job, worker_here(job.spec))
 
 
 def check_here(
@@ -163,21 +156,6 @@ def check_named(spec: JobSpec) -> None:
         with problems.noted(), wrong_input("workload.model"):
             describe(spec.workload.model)
     problems.raise_noted()
-
-
-def check_memory(job: ResolvedJob, machine: Machine) -> None:
-    """A job is not predicted to run out of memory on such workers, unless it says that this does not matter."""
-    if job.spec.resources.must_fit:
-        from orchestrator.tracing.of_plan import check_fits
-
-        check_fits(job, machine)
-
-
-def check_machine(spec: JobSpec, address: str | None) -> None:
-    """This machine has the labels and the GPUs that the job asks for, if it runs here."""
-    check_labels(spec, address)
-    if address is None and spec.resources.per_worker.gpu:
-        gpus_here(spec)
 
 
 def check_text(spec: JobSpec) -> None:
@@ -327,25 +305,3 @@ def check_layouts(job: ResolvedJob) -> None:
     best = plan(job.spec, job.shape, workers.max, BOUNDLESS).chosen.layout
     if best.world < workers.min:
         raise too_narrow(job.spec, best)
-
-
-def gpus_here(spec: JobSpec) -> int:
-    """GPUs that an embedded cluster may claim, with one for an evaluation beside the run if there is one.
-
-    Raises InputError if this machine has too few.
-    """
-    import torch
-
-    least, most, there = spec.resources.workers.min, spec.resources.workers.max, torch.cuda.device_count()
-    if there < least:
-        gpus = f"{least} GPU{'s' * (least > 1)}"
-        what = f"the smallest gang needs {gpus}, and this machine has {there or 'none'}"
-        raise InputError(what, "resources.per_worker.gpu", "set it to 0, or name a cluster with --address")
-    return min(most + spec.evaluates_beside * int(spec.resources.per_worker.gpu), there)
-
-
-def check_labels(spec: JobSpec, address: str | None) -> None:
-    """Raise InputError if the job asks for nodes with labels where there is only this machine, which has none."""
-    if address is None and spec.resources.per_worker.labels:
-        hint = "--set 'resources.per_worker.labels={}' leaves them out; or name a cluster with --address"
-        raise InputError("only a cluster's nodes have labels", "resources.per_worker.labels", hint)

@@ -19,7 +19,8 @@ from orchestrator.launch import checked_before
 from orchestrator.launch.at_work import refuse_if_at_work
 from orchestrator.launch.embedded import imports_begun
 from orchestrator.launch.finished import beyond, done_already, finished_summary, put_back
-from orchestrator.launch.preflight import gpus_here, preflight
+from orchestrator.launch.machine_checks import gpus_here
+from orchestrator.launch.preflight import preflight
 from orchestrator.launch.submission import no_cluster
 from orchestrator.resolve.precision import choice_of, record_choice
 from orchestrator.resolve.resolved_job import ResolvedJob

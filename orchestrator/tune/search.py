@@ -19,8 +19,9 @@ from orchestrator.job.outcome import Outcome
 from orchestrator.job.spec import JobSpec, dump
 from orchestrator.job.tune import POPULATION, TuneSpec
 from orchestrator.launch.at_work import refuse_if_at_work
+from orchestrator.launch.machine_checks import check_labels
 from orchestrator.launch.places import check_places, check_written
-from orchestrator.launch.preflight import check_job, check_labels
+from orchestrator.launch.preflight import check_job
 from orchestrator.launch.submission import no_cluster
 from orchestrator.launch.worker import worker_at
 from orchestrator.planning.precision import in_precision

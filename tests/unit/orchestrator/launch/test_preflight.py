@@ -16,7 +16,6 @@ from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec, parse
 from orchestrator.launch.preflight import (
     check_cleaning,
-    check_memory,
     check_objective,
     check_places,
     check_preferences,
@@ -25,7 +24,6 @@ from orchestrator.launch.preflight import (
     check_text,
     check_workload,
 )
-from orchestrator.planning.device import Machine
 from orchestrator.planning.layout import Layout
 from orchestrator.resolve.prepared_data import data_cache
 from orchestrator.resolve.resolved_job import resolve
@@ -302,17 +300,6 @@ def test_layers_that_cannot_be_told_apart_are_neither_recomputed_nor_compiled(tm
     check_workload(resolve(spec(workload=workload)))
     with pytest.raises(InputError, match="no layers that could be compiled alone"):
         check_workload(resolve(spec(workload=workload, train={"compile": True})))
-
-
-def test_a_predicted_out_of_memory_is_refused_unless_it_is_forced() -> None:
-    wide = {"changes": {"hidden": 1024, "heads": 4, "intermediate": 4096, "layers": 1}}
-    resolved = resolve(spec(workload=wide))
-    machine = Machine(0.6e9, 1e11)  # the tensors would fit, a process with them would not
-    with pytest.raises(InputError, match=r"needs 0\.\d\d GiB a worker, which offers 0\.20 GiB") as found:
-        check_memory(resolved, machine)
-    assert "resources.must_fit false" in str(found.value)
-    check_memory(resolve(spec(workload=wide, resources={"must_fit": False})), machine)
-    check_memory(resolved, Machine(8e9, 1e11))
 
 
 @pytest.mark.parametrize("objective", ["regression", "sequence_classification", "span_extraction"])

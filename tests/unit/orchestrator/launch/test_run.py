@@ -13,7 +13,7 @@ from orchestrator.job.errors import InputError
 from orchestrator.job.outcome import Outcome
 from orchestrator.job.spec import dump, parse
 from orchestrator.launch import run as runs
-from orchestrator.launch.preflight import check_job, check_labels
+from orchestrator.launch.preflight import check_job
 from orchestrator.launch.run import RunOutcome, _outcome
 from orchestrator.storage.run_directory import RunDir
 
@@ -67,13 +67,6 @@ def test_memory_is_left_to_the_cluster(document: dict[str, Any]) -> None:
 
 
 # -- the same run
-
-
-def test_labels_are_for_clusters(document: dict[str, Any]) -> None:
-    document["resources"] = {"per_worker": {"labels": {"team": "blue"}}}
-    check_labels(parse(document), "10.0.0.1:6379")
-    with pytest.raises(InputError, match="only a cluster's nodes have labels"):
-        check_labels(parse(document), None)
 
 
 def test_a_fresh_directory_is_of_no_other_run(document: dict[str, Any], run_dir: RunDir) -> None:

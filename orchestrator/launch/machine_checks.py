@@ -1,0 +1,58 @@
+"""What is checked of the machine that a job runs on: its labels, its GPUs, and room in memory and on the disk.
+
+Every check raises InputError, as those of `preflight`.
+"""
+
+from __future__ import annotations
+
+from orchestrator.job.errors import InputError
+from orchestrator.job.spec import JobSpec
+from orchestrator.launch.worker import worker_here
+from orchestrator.planning.commit_space import check_space
+from orchestrator.planning.device import Machine
+from orchestrator.resolve.resolved_job import ResolvedJob
+from orchestrator.storage.run_directory import RunDir
+
+
+def check_room(job: ResolvedJob, run_dir: RunDir, address: str | None) -> None:
+    """There is room for the run: on the disk for a commit and, if it runs here, in memory for its workers."""
+    check_space(job.spec, job.shape, run_dir.uri)
+    if address is None:
+        check_memory(job, worker_here(job.spec))
+
+
+def check_memory(job: ResolvedJob, machine: Machine) -> None:
+    """A job is not predicted to run out of memory on such workers, unless it says that this does not matter."""
+    if job.spec.resources.must_fit:
+        from orchestrator.tracing.of_plan import check_fits
+
+        check_fits(job, machine)
+
+
+def check_machine(spec: JobSpec, address: str | None) -> None:
+    """This machine has the labels and the GPUs that the job asks for, if it runs here."""
+    check_labels(spec, address)
+    if address is None and spec.resources.per_worker.gpu:
+        gpus_here(spec)
+
+
+def gpus_here(spec: JobSpec) -> int:
+    """GPUs that an embedded cluster may claim, with one for an evaluation beside the run if there is one.
+
+    Raises InputError if this machine has too few.
+    """
+    import torch
+
+    least, most, there = spec.resources.workers.min, spec.resources.workers.max, torch.cuda.device_count()
+    if there < least:
+        gpus = f"{least} GPU{'s' * (least > 1)}"
+        what = f"the smallest gang needs {gpus}, and this machine has {there or 'none'}"
+        raise InputError(what, "resources.per_worker.gpu", "set it to 0, or name a cluster with --address")
+    return min(most + spec.evaluates_beside * int(spec.resources.per_worker.gpu), there)
+
+
+def check_labels(spec: JobSpec, address: str | None) -> None:
+    """Raise InputError if the job asks for nodes with labels where there is only this machine, which has none."""
+    if address is None and spec.resources.per_worker.labels:
+        hint = "--set 'resources.per_worker.labels={}' leaves them out; or name a cluster with --address"
+        raise InputError("only a cluster's nodes have labels", "resources.per_worker.labels", hint)
