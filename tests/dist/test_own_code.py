@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from jobs import write_text
 from local_run import LocalGang, drive_here
 from safetensors.torch import load_file
 
@@ -48,6 +49,27 @@ def document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     found["evaluate"]["every"] = 6
     found["data"]["validation"]["share"] = 0.02
     return found
+
+
+def test_an_objective_a_metric_an_optimiser_and_a_schedule_of_the_guide(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under two workers as under one."""
+    (tmp_path / "ours.py").write_text(of_guide("ours.py"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "ours", raising=False)
+    document: dict[str, Any] = yaml.safe_load(of_guide("ours.yaml"))
+    document["data"]["sources"][0]["uri"] = write_text(tmp_path / "corpus", 40_000)
+    document["train"]["steps"], document["evaluate"]["every"], document["checkpoint"] = 12, 6, {"every": 12, "export": None}
+    found = [run(document, tmp_path / str(workers), workers) for workers in (1, 2)]
+    for summary, rows in found:
+        assert summary["state"] == "done"
+        assert [row["lr"] for row in rows[::4]] == pytest.approx([0.1, 0.05, 0.025])
+        assert rows[-1]["loss"] < rows[0]["loss"] - 0.2
+        assert 0 < summary["evaluation"]["sets"]["validation"]["ours:top5"] < 1
+    alone, both = ([row["loss"] for row in rows] for _, rows in found)
+    assert both == pytest.approx(alone, rel=1e-5)
 
 
 def run(
