@@ -61,7 +61,11 @@ def test_an_objective_a_metric_an_optimiser_and_a_schedule_of_the_guide(
     monkeypatch.delitem(sys.modules, "ours", raising=False)
     document: dict[str, Any] = yaml.safe_load(of_guide("ours.yaml"))
     document["data"]["sources"][0]["uri"] = write_text(tmp_path / "corpus", 40_000)
-    document["train"]["steps"], document["evaluate"]["every"], document["checkpoint"] = 12, 6, {"every": 12, "export": None}
+    document["train"]["steps"], document["evaluate"]["every"], document["checkpoint"] = (
+        12,
+        6,
+        {"every": 12, "export": None},
+    )
     found = [run(document, tmp_path / str(workers), workers) for workers in (1, 2)]
     for summary, rows in found:
         assert summary["state"] == "done"
