@@ -17,6 +17,7 @@ from orchestrator.checkpoint.store import Store
 from orchestrator.job.errors import InputError
 from orchestrator.job.outcome import ENDED, Outcome
 from orchestrator.job.spec import JobSpec
+from orchestrator.launch.at_work import Signs, not_driven
 from orchestrator.storage.row_line import EVALS, EVENTS, METRICS, TRIALS, Row
 from orchestrator.storage.run_directory import RunDir
 
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 
 EVERY = 0.5
 """Seconds between looks at a run that is waited for."""
-SILENCE = 300.0
-"""Seconds without a sign of life after which nobody drives a run; while workers begin on new nodes there is none."""
 ROW = ("loss", "lr", "grad_norm", "tokens", "step_seconds")
 """Columns of the rows of a run, before there is one."""
 COMMIT = ("position", "receipt", "created", "bytes", "loss", "problem")
@@ -178,11 +177,10 @@ class Run:
         fails or nobody drives it any more, and TimeoutError."""
         deadline = None if timeout is None else time.monotonic() + timeout
         ended: float | None = None
-        seen, heard = None, time.monotonic()
+        signs = Signs()
         while True:
             state, now = self.state, time.monotonic()
-            if (told := self.status.get("time")) != seen:
-                seen, heard = told, now
+            is_silent = signs.are_gone(self.status.get("time"))
             if self._submission is not None:
                 if self._job_now().has_ended:
                     break
@@ -190,9 +188,8 @@ class Run:
                 ended = now if ended is None else ended
                 if self.summary or now - ended > FINAL:
                     break
-            elif now - heard > SILENCE:
-                what = f"nobody has driven {self.uri} for {SILENCE:.0f} s"
-                raise RunFailed(f"{what}; the same command goes on from its last commit")
+            elif is_silent:
+                raise RunFailed(f"{not_driven(self.uri)}; the same command goes on from its last commit")
             if deadline is not None and now > deadline:
                 raise TimeoutError(f"{self.uri} is at {state} after {timeout:g} s")
             time.sleep(EVERY)

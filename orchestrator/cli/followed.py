@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING
 import typer
 
 from orchestrator.job.outcome import ENDED, Outcome
+from orchestrator.launch.at_work import Signs, not_driven
 
 if TYPE_CHECKING:
     from orchestrator.storage.row_line import Row
     from orchestrator.storage.run_directory import RunDir
 
-SILENCE = 300.0
-"""Seconds without a sign of whoever drives a run after which nobody waits for it any more: while workers are placed and
-begin on new nodes there is none for minutes."""
 EVERY = 0.5
 """Seconds between looks at it."""
 
@@ -25,15 +23,14 @@ EVERY = 0.5
 def statuses(run: RunDir) -> Iterator[Row]:
     """The status of the run, again and again; the last one says that it has ended. If nobody drives the run any more,
     the command ends as one that failed, in a line."""
-    seen, heard = None, time.monotonic()
+    signs = Signs()
     while True:
         status = run.read_json_or_empty("status.json")
-        if status.get("time") != seen:
-            seen, heard = status.get("time"), time.monotonic()
+        is_silent = signs.are_gone(status.get("time"))
         yield status
         if status.get("phase") in ENDED:
             return
-        if time.monotonic() - heard > SILENCE:
-            print(f"orchestrator: {run.uri}: nobody has driven this run for {SILENCE:.0f} s", file=sys.stderr)
+        if is_silent:
+            print(f"orchestrator: {not_driven(run.uri)}", file=sys.stderr)
             raise typer.Exit(Outcome.FAILED.exit_code)
         time.sleep(EVERY)

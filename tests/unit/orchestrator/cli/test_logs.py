@@ -13,6 +13,7 @@ from run_directories import run_of
 
 from orchestrator.cli import followed
 from orchestrator.cli.options import run_names
+from orchestrator.launch import at_work
 
 
 @pytest.fixture
@@ -85,13 +86,13 @@ def test_a_run_that_nobody_drives_is_followed_no_longer(
     command: Any, here: Path, monkeypatch: pytest.MonkeyPatch, options: list[Any]
 ) -> None:
     """As one that was killed: its status stays as it was."""
-    monkeypatch.setattr(followed, "SILENCE", 0.05)
+    monkeypatch.setattr(at_work, "SILENCE", 0.05)
     monkeypatch.setattr(followed, "EVERY", 0.01)
     path = here / "runs/small/status.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"phase": "train"}))
     said = command("logs", "small", "-f", *options)
     assert said.out.splitlines() == (["begun"] if options == ["--controller"] else ["loss 3", "saved"])
-    assert (said.code, "nobody has driven this run for 0 s" in said.err) == (1, True)
+    assert (said.code, "nobody has driven " in said.err) == (1, True)
 
 
 def test_later_attempts_are_followed_to_the_end(command: Any, here: Path) -> None:
