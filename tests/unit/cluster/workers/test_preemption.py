@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,6 +14,8 @@ import pytest
 from cluster.workers import preemption as notices
 from cluster.workers.preemption import PreemptionNotices, has_notice
 
+AZURE_EVENTS = "/azure/scheduledevents?api-version=2020-07-01"
+AZURE_NAME = "/azure/instance/compute/name?api-version=2021-02-01&format=text"
 ANSWERS: dict[str, str] = {}
 """What the server says by method and path; everything else is a 404."""
 
@@ -21,7 +24,8 @@ class Metadata(BaseHTTPRequestHandler):
     """Refuses who does not send the headers that each cloud asks for."""
 
     def do_GET(self) -> None:
-        self._answer("GET", {"/gcp": ("Metadata-Flavor", "Google"), "/azure": ("Metadata", "true")})
+        azure = dict.fromkeys((AZURE_EVENTS, AZURE_NAME), ("Metadata", "true"))
+        self._answer("GET", {"/gcp": ("Metadata-Flavor", "Google"), **azure})
 
     def do_PUT(self) -> None:
         self._answer("PUT", {"/aws/api/token": ("X-aws-ec2-metadata-token-ttl-seconds", "60")})
@@ -50,15 +54,25 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setattr(notices, "AZURE", f"{url}/azure")
     ANSWERS.clear()
     ANSWERS.update(
-        {"PUT /aws/api/token": "secret", "GET /gcp": "FALSE", "GET /azure": json.dumps({"Events": []})}
+        {
+            "PUT /aws/api/token": "secret",
+            "GET /gcp": "FALSE",
+            f"GET {AZURE_EVENTS}": json.dumps({"Events": []}),
+            f"GET {AZURE_NAME}": "spot_1",
+        }
     )
+    monkeypatch.setattr(notices, "POLL_INTERVAL", 0.01)
     yield url
     found.shutdown()
     found.server_close()
 
 
-PREEMPT = json.dumps({"Events": [{"EventType": "Preempt"}]})
-REBOOT = json.dumps({"Events": [{"EventType": "Reboot"}]})
+def events(kind: str, *names: str) -> str:
+    """What Azure tells every machine of a scale set of those that are named."""
+    more = {"EventId": "1", "EventType": "Freeze", "Resources": ["spot_1"], "EventStatus": "Scheduled"}
+    return json.dumps(
+        {"DocumentIncarnation": 3, "Events": [more, {**more, "EventType": kind, "Resources": names}]}
+    )
 
 
 @pytest.mark.parametrize(
@@ -66,9 +80,10 @@ REBOOT = json.dumps({"Events": [{"EventType": "Reboot"}]})
     [
         ("aws", "GET /aws/meta-data/spot/instance-action", '{"action": "terminate"}', True),
         ("gcp", "GET /gcp", "TRUE", True),
-        ("azure", "GET /azure", PREEMPT, True),
-        ("azure", "GET /azure", REBOOT, False),
-        ("azure", "GET /azure", "no JSON", False),
+        ("azure", f"GET {AZURE_EVENTS}", events("Preempt", "spot_1"), True),
+        ("azure", f"GET {AZURE_EVENTS}", events("Terminate", "spot_17", "spot_1"), True),
+        ("azure", f"GET {AZURE_EVENTS}", events("Preempt", "spot_17"), False),
+        ("azure", f"GET {AZURE_EVENTS}", events("Reboot", "spot_1"), False),
     ],
 )
 def test_a_notice_is_known_when_it_comes(source: str, place: str, text: str, is_one: bool) -> None:
@@ -87,21 +102,82 @@ def test_a_file_or_an_address_is_a_source_too(server: str, tmp_path: Path) -> No
     assert has_notice(f"{server}/soon")
 
 
-def test_no_answer_is_no_notice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notices, "AWS", "http://127.0.0.1:1")
-    assert not has_notice("aws")
+class Drain:
+    """Answers as it is told to: it raises an Exception, or returns whether it accepts."""
+
+    def __init__(self, *answers: Exception | bool) -> None:
+        self._answers, self.asked, self.accepted = list(answers), list[float](), threading.Event()
+
+    def __call__(self, seconds: float) -> bool:
+        self.asked.append(seconds)
+        answer = self._answers.pop(0) if self._answers else True
+        if isinstance(answer, Exception):
+            raise answer
+        if answer:
+            self.accepted.set()
+        return answer
 
 
-def test_the_node_is_drained_once_with_the_cloud_s_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notices, "POLL_INTERVAL", 0.01)
-    drained, seen = [], threading.Event()
-
-    def drain(seconds: float) -> None:
-        drained.append(seconds)
-        seen.set()
-
+def test_the_node_is_drained_once_with_the_cloud_s_grace() -> None:
+    drain = Drain()
     PreemptionNotices("gcp", "127.0.0.1", drain)
-    assert not seen.wait(0.1)
+    assert not drain.accepted.wait(0.1)
     ANSWERS["GET /gcp"] = "TRUE"
-    assert seen.wait(10)
-    assert drained == [30.0]
+    assert drain.accepted.wait(10)
+    assert drain.asked == [pytest.approx(30.0, abs=1.0)]
+
+
+def test_a_drain_is_tried_until_ray_accepts_it_in_what_is_left_of_the_grace(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    drain = Drain(RuntimeError("the GCS\ndoes not answer"), False, True)
+    PreemptionNotices(str(tmp_path), "10.0.0.7", drain)
+    assert drain.accepted.wait(10)
+    assert len(drain.asked) == 3
+    assert drain.asked == sorted(drain.asked, reverse=True)
+    assert len(set(drain.asked)) == 3
+    said = "the notice is not passed on (RuntimeError: the GCS does not answer), which is tried again\n"
+    assert capfd.readouterr().err == f"preemption notices of 10.0.0.7: {said}"
+
+
+def test_a_garbled_answer_does_not_end_the_polling_and_a_silent_source_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(notices, "SILENCE", 0.0)
+    listener = socket.create_server(("127.0.0.1", 0))
+    source = f"http://127.0.0.1:{listener.getsockname()[1]}/soon"
+    drain = Drain()
+    PreemptionNotices(source, "10.0.0.7", drain)
+    answers = [b"garbage\r\n\r\n"] * 3 + [b"HTTP/1.0 404 No\r\n\r\n", b"HTTP/1.0 200 OK\r\n\r\n"]
+    listener.settimeout(10)
+    for answer in answers:
+        assert not drain.asked
+        connection, _ = listener.accept()
+        connection.recv(4096)
+        connection.sendall(answer)
+        connection.close()
+    listener.close()
+    assert drain.accepted.wait(10)
+    said = f"{source} has not answered for 0 s (BadStatusLine: garbage)"
+    assert capfd.readouterr().err == f"preemption notices of 10.0.0.7: {said}\n"
+
+
+def test_a_source_that_was_silent_for_a_moment_is_not_told(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    del ANSWERS["PUT /aws/api/token"]
+    asked = threading.Semaphore(0)
+    real = notices.has_notice
+
+    def counted(source: str) -> bool:
+        asked.release()
+        return real(source)
+
+    monkeypatch.setattr(notices, "has_notice", counted)
+    drain = Drain()
+    PreemptionNotices("aws", "10.0.0.7", drain)
+    for _ in range(3):
+        assert asked.acquire(timeout=10)
+    ANSWERS.update({"PUT /aws/api/token": "secret", "GET /aws/meta-data/spot/instance-action": "{}"})
+    assert drain.accepted.wait(10)
+    assert capfd.readouterr().err == ""
