@@ -254,10 +254,15 @@ def test_terraform_has_spot_workers_an_on_demand_head_and_a_closed_bucket() -> N
     assert kinds == {"head": "ON_DEMAND", "spot": "SPOT", "on_demand": "ON_DEMAND"}
     (closed,) = resources["aws_s3_bucket_public_access_block"].values()
     assert [closed[k] for k in closed if k.startswith(("block_", "ignore_", "restrict_"))] == [True] * 4
-    assert (
-        resources["aws_launch_template"]["node"]["metadata_options"][0]["http_tokens"].strip('"')
-        == "required"
-    )
+    node = resources["aws_launch_template"]["node"]
+    (metadata,) = node["metadata_options"]
+    assert metadata["http_tokens"].strip('"') == "required"
+    # From within a container the metadata are two hops away.
+    hops = {"head": 1, "worker": "${var.notices ? 2 : 1}"}
+    assert (node["for_each"], metadata["http_put_response_hop_limit"]) == (hops, "${each.value}")
+    for name, group in resources["aws_eks_node_group"].items():
+        key = "head" if name == "head" else "worker"
+        assert f'node["{key}"]' in group["launch_template"][0]["id"], name
 
 
 def expressions() -> dict[str, str]:

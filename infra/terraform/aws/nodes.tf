@@ -1,6 +1,8 @@
-# One hop: pods do not reach the node's own credentials.
+# One hop: pods do not reach the node's own credentials. Two: they hear of a spot machine's end, and reach both.
 resource "aws_launch_template" "node" {
-  name_prefix = "${var.name}-"
+  for_each = { head = 1, worker = var.notices ? 2 : 1 }
+
+  name_prefix = "${var.name}-${each.key}-"
 
   block_device_mappings {
     device_name = "/dev/xvda"
@@ -14,7 +16,7 @@ resource "aws_launch_template" "node" {
 
   metadata_options {
     http_tokens                 = "required"
-    http_put_response_hop_limit = 1
+    http_put_response_hop_limit = each.value
   }
 }
 
@@ -35,8 +37,8 @@ resource "aws_eks_node_group" "head" {
   }
 
   launch_template {
-    id      = aws_launch_template.node.id
-    version = aws_launch_template.node.latest_version
+    id      = aws_launch_template.node["head"].id
+    version = aws_launch_template.node["head"].latest_version
   }
 
   depends_on = [aws_iam_role_policy_attachment.node]
@@ -67,8 +69,8 @@ resource "aws_eks_node_group" "spot" {
   }
 
   launch_template {
-    id      = aws_launch_template.node.id
-    version = aws_launch_template.node.latest_version
+    id      = aws_launch_template.node["worker"].id
+    version = aws_launch_template.node["worker"].latest_version
   }
 
   lifecycle {
@@ -97,8 +99,8 @@ resource "aws_eks_node_group" "on_demand" {
   }
 
   launch_template {
-    id      = aws_launch_template.node.id
-    version = aws_launch_template.node.latest_version
+    id      = aws_launch_template.node["worker"].id
+    version = aws_launch_template.node["worker"].latest_version
   }
 
   lifecycle {

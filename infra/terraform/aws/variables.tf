@@ -66,3 +66,9 @@ variable "service_account" {
     error_message = "The service account is namespace:name."
   }
 }
+
+variable "notices" {
+  description = "Whether pods on workers may ask the node's metadata, as jobs with resources.notices do; its credentials stand there too."
+  type        = bool
+  default     = false
+}
