@@ -16,6 +16,9 @@ LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 """A DNS label of RFC 1123, which may begin with a digit."""
 SUBDOMAIN = re.compile(rf"{NAMESPACE.pattern}(\.{NAMESPACE.pattern})*")
+_NUMBER = r"(\d+(\.\d*)?|\.\d+)"
+QUANTITY = re.compile(rf"\+?{_NUMBER}([KMGTPE]i|[numkMGTPE]|[eE][+-]?{_NUMBER})?")
+"""A number with one unit, as Kubernetes reads it."""
 MAX_REPLICAS = 2**31 - 1
 SECRET_NAME = re.compile(r"(?i)token|secret|password|credential|access_?key")
 
@@ -108,6 +111,16 @@ def containers_have_bounds(manifest: Manifest) -> Iterator[str]:
                 yield f"{where}: container {container['name']!r} has no limit of {' and '.join(sorted(lacking))}"
 
 
+def quantities_have_one_unit(manifest: Manifest) -> Iterator[str]:
+    """A server takes no other amounts of what a container asks for."""
+    for where, template in _templates(manifest):
+        for container in template["spec"]["containers"]:
+            for kind, amounts in container.get("resources", {}).items():
+                for name, amount in amounts.items():
+                    if not QUANTITY.fullmatch(str(amount)):
+                        yield f"{where}: {kind} of {name} are {amount!r}, which is no quantity; write as in 500m or 4Gi"
+
+
 def authentication_is_on(manifest: Manifest) -> Iterator[str]:
     """Whoever reaches a dashboard without authentication can run code on the cluster."""
     if (
@@ -137,6 +150,7 @@ RULES = (
     pods_are_replaced_not_restarted,
     nothing_runs_as_root,
     containers_have_bounds,
+    quantities_have_one_unit,
     authentication_is_on,
     secrets_are_references,
 )

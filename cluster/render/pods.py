@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -105,7 +106,7 @@ def head(needs: ClusterNeeds, kubernetes: Kubernetes) -> Manifest:
 
 def worker(needs: ClusterNeeds, group: NodeGroup, kubernetes: Kubernetes) -> Manifest:
     """The pod template of a worker group: its devices, and the nodes that it may run on."""
-    resources = {"cpu": quantity(group.cpu), "memory": f"{quantity(group.memory_gib * 1024)}Mi"}
+    resources = {"cpu": quantity(group.cpu), "memory": f"{math.ceil(group.memory_gib * 1024)}Mi"}
     if group.gpu:
         resources["nvidia.com/gpu"] = str(group.gpu)
         if kubernetes.rdma:
@@ -164,8 +165,8 @@ def reference(secret: str, key: str, optional: bool = False) -> Manifest:
 
 
 def quantity(amount: float) -> str:
-    """A Kubernetes quantity: an integer if possible, else in thousandths."""
-    return f"{amount:.0f}" if amount == int(amount) else f"{round(amount * 1000)}m"
+    """A Kubernetes quantity without a unit: an integer if possible, else in thousandths, rounded up."""
+    return f"{amount:.0f}" if amount == int(amount) else f"{math.ceil(round(amount * 1000, 6))}m"
 
 
 def autoscaler() -> Manifest:

@@ -90,6 +90,16 @@ BROKEN: list[tuple[str, Callable[[Manifest], None], str]] = [
         "no limit of memory",
     ),
     (
+        "quantities_have_one_unit",
+        put(lambda m: container(m)["resources"]["limits"], memory="1331200mMi"),
+        "group 'h100': limits of memory are '1331200mMi'",
+    ),
+    (
+        "quantities_have_one_unit",
+        put(lambda m: container(m)["resources"]["requests"], cpu="-1"),
+        "requests of cpu are '-1'",
+    ),
+    (
         "authentication_is_on",
         put(lambda m: m["spec"], authOptions={"mode": "disabled"}),
         "authentication is off",

@@ -113,6 +113,20 @@ def test_worker_pods_hold_their_workers() -> None:
     assert group["labels"] == {"ray.io/market-type": "on-demand", "ray.io/accelerator-type": "L4"}
 
 
+@pytest.mark.parametrize(
+    ("memory_gib", "cpu", "wanted"),
+    [(1.3, 1.3, ("3994Mi", "3900m")), (0.5001, 0.0001, ("1537Mi", "1m")), (4, 2, ("12288Mi", "6"))],
+)
+def test_amounts_of_a_pod_are_no_less_than_its_workers_need(
+    memory_gib: float, cpu: float, wanted: tuple[str, str]
+) -> None:
+    needs = ClusterNeeds("s", "i", 3, 3, cpu=cpu, memory_gib=memory_gib, per_node=3)
+    group = cluster(manifests := render(needs))["workerGroupSpecs"][0]
+    limits = group["template"]["spec"]["containers"][0]["resources"]["limits"]
+    assert (limits["memory"], limits["cpu"]) == wanted
+    assert check(manifests["rayjob.yaml"]) == []
+
+
 def test_the_cluster_asks_for_a_token_and_survives_its_head(needs: ClusterNeeds) -> None:
     found = cluster(render(needs))
     assert found["authOptions"] == {"mode": "token", "secretName": "keys"}
