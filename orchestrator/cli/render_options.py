@@ -62,12 +62,15 @@ def job_on_machines(
 ) -> tuple[JobSpec, ClusterNeeds]:
     """The job, its paths as written since they are those of the machines, and the machines that it needs.
 
-    Raises InputError if the job is wrong or carries a secret.
+    Raises InputError if the job is wrong, carries a secret or could run nowhere.
     """
     from orchestrator.job.spec import load
     from orchestrator.launch.rendering import refuse_secrets
+    from orchestrator.launch.rendering_model import check_could_run
     from orchestrator.launch.rendering_needs import needed_machines
 
     spec = load(path, overrides or ())
     refuse_secrets(spec, path)
-    return spec, needed_machines(spec, image, spot, per_node, tuple(accelerators or ()))
+    needs = needed_machines(spec, image, spot, per_node, tuple(accelerators or ()))
+    check_could_run(spec)
+    return spec, needs

@@ -7,13 +7,10 @@ import math
 
 from cluster.render.needs import ClusterNeeds
 from cluster.render.pods import SHARED_MEMORY_GIB
-from orchestrator.data.encoding import tokenizer
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec
-from orchestrator.launch.on_paper import with_vocabulary
+from orchestrator.launch.rendering_model import resolved_here
 from orchestrator.planning.host_memory import worker_bytes
-from orchestrator.resolve.resolved_job import resolve
-from orchestrator.storage.uri import is_local
 
 PROCESS_GIB = 4
 """Of a worker's memory, for all but what it saves: processes with their libraries, CUDA's contexts, batches."""
@@ -23,22 +20,19 @@ def with_host_memory(spec: JobSpec, needs: ClusterNeeds, given: float | None) ->
     """The needs with the memory of a worker: `given` in GiB, else what the planner counts for the fewest workers that
     the job may have. With it a line for whoever renders, empty if there is nothing to say.
 
-    Raises InputError if the run would refuse what is given.
+    Raises InputError if the run would refuse what is given, or the job's model.
     """
     if not needs.gpu:
         return dataclasses.replace(needs, memory_gib=given or PROCESS_GIB), ""
     shared = SHARED_MEMORY_GIB / needs.per_node
-    try:
-        # A tokenizer on a store is not asked for its size: who renders need not reach the store.
-        known, _ = with_vocabulary(spec, lambda uri: is_local(uri) and tokenizer.is_there(uri))
-        shape = resolve(known).shape
-    except InputError as error:
-        line = f"what a worker saves is not known here ({error}): --memory-gib says how much memory it needs"
+    job = resolved_here(spec)
+    if isinstance(job, InputError):
+        line = f"what a worker saves is not known here ({job}): --memory-gib says how much memory it needs"
         known_gib = given or math.ceil(PROCESS_GIB + shared)
         return dataclasses.replace(needs, memory_gib=known_gib), line * (given is None)
 
     def saved(workers: int) -> float:
-        return worker_bytes(spec, shape, workers) / 2**30
+        return worker_bytes(spec, job.shape, workers) / 2**30
 
     def in_all(workers: int) -> int:
         return math.ceil(PROCESS_GIB + saved(workers) + shared)

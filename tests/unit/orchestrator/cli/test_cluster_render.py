@@ -60,6 +60,25 @@ def test_to_a_folder_and_to_a_stream(
     assert "&id" not in text
 
 
+@pytest.mark.parametrize("target", [*TARGETS, "slurm"])
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("workload.model=gpt-tini", "unknown model 'gpt-tini'"),
+        ("parallel={tp: 3}", "tp 3 does not divide the model's 4 attention heads"),
+    ],
+)
+def test_a_job_that_could_run_nowhere_is_refused(
+    target: str, override: str, says: str, job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = TARGETS.get(target, ["--runs", "/shared/runs"])
+    assert code_of(target, job, *words, "--to", tmp_path / "out", "--set", override) == 2
+    said = capsys.readouterr()
+    assert says in said.err
+    assert len(said.err.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_job_travels_whole(job: Path, tmp_path: Path) -> None:
     assert (
         code_of("kuberay", job, *TARGETS["kuberay"], "--to", tmp_path / "out", "--set", "train.steps=7") == 0
