@@ -100,7 +100,7 @@ def test_the_example_is_what_the_command_writes(tmp_path: Path, monkeypatch: pyt
     written = {p.name: yaml.safe_load(p.read_text()) for p in tmp_path.iterdir()}
     kept = {p.name: yaml.safe_load(p.read_text()) for p in (INFRA / "kuberay/quickstart").iterdir()}
     # The job stands there with its defaults: new ones may have come since, and mean the same job.
-    jobs = [parse(yaml.safe_load(m["configmap.yaml"].pop("data")["job.yaml"])) for m in (written, kept)]
+    jobs = [parse(yaml.safe_load(m["configmap.yaml"]["data"].pop("job.yaml"))) for m in (written, kept)]
     assert jobs[0] == jobs[1]
     assert written == kept
 
@@ -120,6 +120,14 @@ def test_kustomizations_name_what_is_there(path: Path) -> None:
     for name in yaml.safe_load(path.read_text())["resources"]:
         found = path.parent / name
         assert found.is_file() or (found / "kustomization.yaml").is_file()
+
+
+def test_no_job_is_started_by_what_a_namespace_needs_once() -> None:
+    path = INFRA / "kuberay"
+    names = yaml.safe_load((path / "kustomization.yaml").read_text())["resources"]
+    kinds = {m["kind"] for name in names for m in yaml.safe_load_all((path / name).read_text())}
+    assert "StatefulSet" in kinds
+    assert not {"RayJob", "RayCluster"} & kinds
 
 
 def test_secrets_are_referred_to_and_made_by_the_documented_commands() -> None:
