@@ -57,7 +57,8 @@ def server(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
         found.must("create", "namespace", "training")
         # What a controller makes in a cluster.
         found.must("create", "serviceaccount", "default", "--namespace=training")
-        found.must("apply", "--validate=strict", "--kustomize", ROOT / "infra/kuberay")
+        for folder in (ROOT / "infra/kuberay", ROOT / "infra/kuberay/quickstart"):
+            found.must("apply", "--validate=strict", "--kustomize", folder)
         yield found
 
 
@@ -107,7 +108,7 @@ def test_the_command_asks_it(server: ApiServer, capsys: pytest.CaptureFixture[st
     assert end.value.code == 0
     assert "kind: RayJob" in capsys.readouterr().out
     found = server.must("get", "rayjobs,rayclusters", "--namespace=training", "--output=name").split()
-    assert found == ["rayjob.ray.io/quickstart"]  # the one that infra/kuberay has: nothing was kept
+    assert found == ["rayjob.ray.io/quickstart"]  # the one of the fixture: nothing was kept
 
 
 def change(manifest: Manifest, where: str, value: Any) -> Manifest:
