@@ -4,6 +4,7 @@ import inspect
 import itertools
 import json
 import re
+import shutil
 import subprocess
 import tomllib
 from collections.abc import Iterator
@@ -289,6 +290,16 @@ def test_expressions_are_promql_over_metrics_that_ray_exports(name: str) -> None
     used = set(re.findall(r"\b(?:ray|autoscaler)_(?!io_cluster)\w+", expression))
     assert used <= exported
     assert used or "up{" in expression
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool, of Prometheus, is not on PATH")
+def test_an_alert_fires_when_the_head_is_gone_and_not_when_all_is() -> None:
+    for words in (
+        ["check", INFRA / "monitoring/alerts.yaml"],
+        ["test", ROOT / "tests/fixtures/alert_cases.yaml"],
+    ):
+        done = subprocess.run(["promtool", words[0], "rules", words[1]], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
 def ray_metrics() -> set[str]:
