@@ -1,10 +1,8 @@
 """infra/: every file holds together, with the real schemas, grammars and metric names that can be had here."""
 
-import inspect
 import itertools
 import json
 import re
-import shutil
 import subprocess
 import tomllib
 from collections.abc import Iterator
@@ -13,16 +11,13 @@ from typing import Any
 
 import hcl2
 import kubernetes_validate
-import promql_parser
 import pytest
-import ray
 import yaml
 
 from cluster.render.checks import check
 from cluster.render.schema import load_schemas, violations
 from orchestrator.cli.app import call
 from orchestrator.job.spec import parse
-from orchestrator.launch.run_metrics import GAUGES, PARTS
 from orchestrator.track.redact import redact
 
 ROOT = Path(__file__).parents[2]
@@ -31,8 +26,6 @@ KUBERNETES = "1.33"
 FILES = sorted(
     path for path in INFRA.rglob("*") if path.is_file() and not {"secrets", ".terraform"} & set(path.parts)
 )
-ALERTS = yaml.safe_load((INFRA / "monitoring/alerts.yaml").read_text())
-DASHBOARD = json.loads((INFRA / "monitoring/dashboard.json").read_text())
 TERRAFORM = sorted((INFRA / "terraform/aws").glob("*.tf"))
 
 
@@ -272,62 +265,6 @@ def test_terraform_has_spot_workers_an_on_demand_head_and_a_closed_bucket() -> N
     for name, group in resources["aws_eks_node_group"].items():
         key = "head" if name == "head" else "worker"
         assert f'node["{key}"]' in group["launch_template"][0]["id"], name
-
-
-def expressions() -> dict[str, str]:
-    rules = {rule["alert"]: rule["expr"] for group in ALERTS["groups"] for rule in group["rules"]}
-    for panel in DASHBOARD["panels"]:
-        for target in panel["targets"]:
-            rules[f"{panel['title']}/{target['refId']}"] = target["expr"].replace("$cluster", ".+")
-    return rules
-
-
-@pytest.mark.parametrize("name", expressions())
-def test_expressions_are_promql_over_metrics_that_ray_exports(name: str) -> None:
-    expression = expressions()[name]
-    promql_parser.parse(expression)
-    exported = ray_metrics()
-    used = set(re.findall(r"\b(?:ray|autoscaler)_(?!io_cluster)\w+", expression))
-    assert used <= exported
-    assert used or "up{" in expression
-
-
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool, of Prometheus, is not on PATH")
-def test_an_alert_fires_when_the_head_is_gone_and_not_when_all_is() -> None:
-    for words in (
-        ["check", INFRA / "monitoring/alerts.yaml"],
-        ["test", ROOT / "tests/fixtures/alert_cases.yaml"],
-    ):
-        done = subprocess.run(["promtool", words[0], "rules", words[1]], capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
-
-
-def ray_metrics() -> set[str]:
-    """Names that Ray's own dashboard asks for, those its autoscaler declares, and those of runs."""
-    home = Path(inspect.getfile(ray)).parent
-    panels = "".join(
-        p.read_text() for p in (home / "dashboard/modules/metrics/dashboards").glob("*_panels.py")
-    )
-    ours = {f"ray_{name}" for name in (*GAUGES, PARTS)}
-    return ours | set(re.findall(r"\b(?:ray|autoscaler)_\w+", panels))
-
-
-def test_alerts_lead_to_a_section_of_the_runbook() -> None:
-    headings = re.findall(r"^## (.+)$", (INFRA / "RUNBOOK.md").read_text(), re.MULTILINE)
-    anchors = {re.sub(r"[^a-z0-9 -]", "", heading.lower()).replace(" ", "-") for heading in headings}
-    rules = [rule for group in ALERTS["groups"] for rule in group["rules"]]
-    assert len({rule["alert"] for rule in rules}) == len(rules)
-    for rule in rules:
-        path, _, anchor = rule["annotations"]["runbook"].partition("#")
-        assert (path, anchor in anchors) == ("infra/RUNBOOK.md", True), rule["alert"]
-        assert rule["labels"]["severity"] in ("page", "ticket")
-
-
-def test_the_dashboard_has_no_overlap_and_no_fixed_source() -> None:
-    cells = [(p["gridPos"]["x"], p["gridPos"]["y"]) for p in DASHBOARD["panels"]]
-    assert len(set(cells)) == len(cells)
-    assert len({p["id"] for p in DASHBOARD["panels"]}) == len(cells)
-    assert all(p["datasource"]["uid"] == "${source}" for p in DASHBOARD["panels"])
 
 
 def test_the_runbook_quotes_what_the_program_says() -> None:
