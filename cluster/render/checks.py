@@ -3,6 +3,7 @@ violation."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -19,6 +20,8 @@ SUBDOMAIN = re.compile(rf"{NAMESPACE.pattern}(\.{NAMESPACE.pattern})*")
 _NUMBER = r"(\d+(\.\d*)?|\.\d+)"
 QUANTITY = re.compile(rf"\+?{_NUMBER}([KMGTPE]i|[numkMGTPE]|[eE][+-]?{_NUMBER})?")
 """A number with one unit, as Kubernetes reads it."""
+LARGEST = 2**18 - 2**12
+"""Bytes of a manifest: `kubectl apply` keeps it in an annotation too, of which a server takes 256 KiB in all."""
 MAX_REPLICAS = 2**31 - 1
 SECRET_NAME = re.compile(r"(?i)token|secret|password|credential|access_?key")
 
@@ -26,6 +29,14 @@ SECRET_NAME = re.compile(r"(?i)token|secret|password|credential|access_?key")
 def check(manifest: Manifest) -> list[str]:
     """All violations of a RayCluster or RayJob, in the order of `RULES`."""
     return [line for rule in RULES for line in rule(manifest)]
+
+
+def manifests_can_be_applied(manifest: Manifest) -> Iterator[str]:
+    """What is applied comes back as an annotation of itself."""
+    size = len(json.dumps(manifest, ensure_ascii=False).encode())
+    if size > LARGEST:
+        what = f"is {size // 1024} KiB long, and kubectl applies {LARGEST // 1024}"
+        yield f"{what}; name many files by one pattern, such as data/*.jsonl"
 
 
 def names_are_dns_labels(manifest: Manifest) -> Iterator[str]:
@@ -143,6 +154,7 @@ def secrets_are_references(manifest: Manifest) -> Iterator[str]:
 
 
 RULES = (
+    manifests_can_be_applied,
     names_are_dns_labels,
     references_are_dns_names,
     group_names_are_unique,

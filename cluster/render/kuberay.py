@@ -3,6 +3,8 @@ NetworkPolicy."""
 
 from __future__ import annotations
 
+import base64
+import gzip
 import shlex
 
 from cluster.render.needs import ClusterNeeds, NodeGroup
@@ -30,7 +32,9 @@ OUTSIDE = {
     "::/0": ["fd00:ec2::254/128", "fd20:ce::254/128"],  # AWS, Google Cloud
 }
 """All addresses, and those of a node's metadata service among them."""
-SCRIPT = "run.sh"
+JOB_FILE, SCRIPT = "job.yaml", "run.sh"
+READABLE = 2**17
+"""Characters of a job file beyond which it is packed: a server takes 1 MiB, and what `kubectl apply` notes 256 KiB."""
 TTL = 600
 """Seconds for which the cluster of a job that has ended is kept."""
 
@@ -41,7 +45,7 @@ def manifests(needs: ClusterNeeds, kubernetes: Kubernetes, job_file: str, runs: 
     `rayjob.yaml` trains and then deletes its cluster; `raycluster.yaml` is the same cluster without a job.
     """
     return {
-        "configmap.yaml": _config_map(needs, kubernetes, {"job.yaml": job_file, SCRIPT: script(runs)}),
+        "configmap.yaml": _config_map(needs, kubernetes, job_file, runs),
         "networkpolicy.yaml": network_policy(needs, kubernetes),
         "rayjob.yaml": ray_job(needs, kubernetes),
         "raycluster.yaml": ray_cluster(needs, kubernetes),
@@ -53,14 +57,16 @@ def ray_cluster(needs: ClusterNeeds, kubernetes: Kubernetes) -> Manifest:
     return _object("ray.io/v1", "RayCluster", needs, kubernetes, _cluster_spec(needs, kubernetes))
 
 
-def script(runs: str) -> str:
+def script(runs: str, is_packed: bool = False) -> str:
     """What the job runs on the head. Each retry has a new cluster, and the run goes on from its last commit; what the
     run refuses is tried again on the same one, and no new one is made for it."""
-    command = ["orchestrator", "run", f"{JOB_FOLDER}/job.yaml", "--address", "auto", "--run-dir", runs]
+    file = "/dev/stdin" if is_packed else f"{JOB_FOLDER}/{JOB_FILE}"
+    unpacked = f"gzip -dc {JOB_FOLDER}/{JOB_FILE}.gz | " if is_packed else ""
+    command = ["orchestrator", "run", file, "--address", "auto", "--run-dir", runs]
     return f"""# Refused: a new cluster would not mend it, while a store that is down for a moment mends by itself.
 for attempt in 1 2 3; do
   [ $attempt -eq 1 ] || sleep 60
-  {shlex.join(command)}
+  {unpacked}{shlex.join(command)}
   code=$?
   [ $code -eq 2 ] || break
 done
@@ -168,13 +174,13 @@ def _worker_group(needs: ClusterNeeds, group: NodeGroup, kubernetes: Kubernetes)
     }
 
 
-def _config_map(needs: ClusterNeeds, kubernetes: Kubernetes, files: dict[str, str]) -> Manifest:
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": _metadata(needs, kubernetes, f"{needs.name}-job"),
-        "data": files,
-    }
+def _config_map(needs: ClusterNeeds, kubernetes: Kubernetes, job_file: str, runs: str) -> Manifest:
+    metadata = _metadata(needs, kubernetes, f"{needs.name}-job")
+    found: Manifest = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
+    if len(job_file) <= READABLE:
+        return {**found, "data": {JOB_FILE: job_file, SCRIPT: script(runs)}}
+    packed = base64.b64encode(gzip.compress(job_file.encode(), mtime=0)).decode()
+    return {**found, "data": {SCRIPT: script(runs, True)}, "binaryData": {f"{JOB_FILE}.gz": packed}}
 
 
 def _object(

@@ -101,8 +101,10 @@ def kuberay(
         ask_server,
         check_queue,
         counted,
+        redis_at,
         secret_settings,
         settings,
+        store_at,
     )
     from orchestrator.launch.rendering_memory import with_host_memory
     from orchestrator.launch.rendering_needs import CLOUDS, of_one_cloud, one_value
@@ -132,9 +134,9 @@ def kuberay(
     needs, memory_note = with_host_memory(spec, needs, memory)
     plain = settings(env or ())
     kubernetes = Kubernetes(
-        namespace, secret, service_account, claim, queue, rendered.no_password(redis, "--redis"),
-        rendered.no_password(endpoint, "--endpoint"), platform, cards, count, plain,
-        secret_settings(secret_env or (), plain), worker_image or "", submitter_image or "", retries, keep_failed,
+        namespace, secret, service_account, claim, queue, redis_at(redis), store_at(endpoint), platform, cards, count,
+        plain, secret_settings(secret_env or (), plain), worker_image or "",
+        submitter_image or "", retries, keep_failed,
     )  # fmt: skip
     base = RUNS_FOLDER if claim else rendered.no_password(runs, "--runs").rstrip("/")
     files = manifests(needs, kubernetes, dump(spec), f"{base}/{spec.name}")

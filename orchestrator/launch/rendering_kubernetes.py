@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.job.errors import InputError
-from orchestrator.launch.rendering import yaml_of
+from orchestrator.launch.rendering import no_password, yaml_of
 from orchestrator.track.redact import redact
 
 SECONDS = 60
 """So long an API server may take."""
 QUEUES = {"kueue": "localqueues.kueue.x-k8s.io", "volcano": "queues.scheduling.volcano.sh"}
 """What each scheduler calls its queues, as kubectl does."""
+HOST = r"([A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])"
+PORT = r"(6553[0-5]|655[0-2]\d|65[0-4]\d\d|6[0-4]\d{3}|[1-5]\d{4}|[1-9]\d{0,3})"
+"""A number of a port: 1 to 65535."""
 
 
 def counted(resource: str) -> tuple[str, int]:
@@ -25,6 +28,23 @@ def counted(resource: str) -> tuple[str, int]:
         hint = "write DOMAIN/NAME or DOMAIN/NAME=N"
         raise InputError(f"{resource!r} is no resource of a device plugin", "--rdma", hint)
     return found[1], int(found[2] or 1)
+
+
+def redis_at(given: str) -> str:
+    """The address of a Redis. Raises InputError for what Ray would not read as one, or if it carries a credential."""
+    if not re.fullmatch(rf"(rediss?://)?{HOST}:{PORT}", no_password(given, "--redis")):
+        hint = "write HOST:PORT, or rediss://HOST:PORT for TLS"
+        raise InputError(f"{given!r} is no address of a Redis", "--redis", hint)
+    return given
+
+
+def store_at(given: str) -> str:
+    """The URL of a store, empty for none. Raises InputError for what is none, or if it carries a credential."""
+    if given and not re.fullmatch(rf"https?://{HOST}(:{PORT})?(/\S*)?", no_password(given, "--endpoint")):
+        raise InputError(
+            f"{given!r} is no URL of a store", "--endpoint", "write http://HOST:PORT or https://HOST"
+        )
+    return given
 
 
 def settings(given: Iterable[str]) -> dict[str, str]:

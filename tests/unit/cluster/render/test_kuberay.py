@@ -1,5 +1,6 @@
 """Manifests for KubeRay, against its real schema and our own rules."""
 
+import base64
 import dataclasses
 import os
 import subprocess
@@ -52,6 +53,27 @@ def test_the_job_and_the_standing_cluster_are_the_same_cluster(needs: ClusterNee
     assert manifests["rayjob.yaml"]["spec"]["entrypoint"] == "sh /etc/orchestrator/run.sh"
     command = "orchestrator run /etc/orchestrator/job.yaml --address auto --run-dir s3://bucket/runs/x"
     assert f"\n  {command}\n" in manifests["configmap.yaml"]["data"]["run.sh"]
+
+
+def test_a_long_job_file_is_packed_and_reaches_the_run_whole(tmp_path: Path) -> None:
+    """Of thousands of sources: a server takes 1 MiB, and `kubectl apply` less."""
+    job_file = "".join(f"- uri: s3://bucket/part-{number}.jsonl # ä\n" for number in range(40_000))
+    made = kuberay.manifests(ClusterNeeds("r", "i", 1, 1), Kubernetes(), job_file, "s3://b/x")[
+        "configmap.yaml"
+    ]
+    assert check(made) == []
+    assert made["data"].keys() == {"run.sh"}
+    (tmp_path / "job.yaml.gz").write_bytes(base64.b64decode(made["binaryData"]["job.yaml.gz"]))
+    (tmp_path / "orchestrator").write_text('#!/bin/sh\ncat "$2"\nexit 5\n')
+    (tmp_path / "orchestrator").chmod(0o755)
+    script = made["data"]["run.sh"].replace("/etc/orchestrator", str(tmp_path))
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(["sh", "-c", script], stdin=subprocess.DEVNULL, capture_output=True, env=env)
+    assert (done.returncode, done.stdout.decode()) == (5, job_file)
+    short = kuberay.manifests(ClusterNeeds("r", "i", 1, 1), Kubernetes(), "a: b\n", "s3://b/x")[
+        "configmap.yaml"
+    ]
+    assert (short["data"]["job.yaml"], short.get("binaryData")) == ("a: b\n", None)
 
 
 @pytest.mark.parametrize(

@@ -150,6 +150,8 @@ def test_a_job_that_carries_a_credential_is_refused(
         (["kuberay", "--runs", f"s3://me:{PLANTED}@bucket/runs"], "--runs"),
         (["kuberay", *TARGETS["kuberay"], "--redis", f"redis://:{PLANTED}@redis:6379"], "--redis"),
         (["kuberay", *TARGETS["kuberay"], "--endpoint", f"http://me:{PLANTED}@store"], "--endpoint"),
+        (["kuberay", *TARGETS["kuberay"], "--redis", "redis"], "is no address of a Redis"),
+        (["kuberay", *TARGETS["kuberay"], "--endpoint", "notaurl"], "is no URL of a store"),
         (["kuberay", "--runs", "runs"], "would be lost with the pod"),
         (["skypilot", "--runs", f"s3://me:{PLANTED}@bucket/runs"], "--runs"),
         (["skypilot", "--runs", "/shared/runs"], "would be lost with the machine"),

@@ -16,7 +16,7 @@ from cluster.render.needs import ClusterNeeds
 from cluster.render.pods import Kubernetes
 from cluster.render.schema import strict, violations
 from orchestrator.job.errors import InputError
-from orchestrator.launch.rendering_kubernetes import ask_server, check_queue
+from orchestrator.launch.rendering_kubernetes import ask_server, check_queue, redis_at, store_at
 
 KINDS = {
     "ray.io/v1": {"rayjobs": "RayJob", "rayclusters": "RayCluster"},
@@ -189,3 +189,33 @@ esac
             InputError, match=rf"--queue {queue}: there is no such queue \(.*NotFound.*; see `kubectl"
         ):
             check_queue(queue, namespace, kubeconfig)
+
+
+@pytest.mark.parametrize(
+    "given", ["redis:6379", "redis.ray.svc:1", "rediss://10.0.0.1:65535", "redis://[fd00::1]:6379"]
+)
+def test_an_address_of_a_redis_is_taken(given: str) -> None:
+    assert redis_at(given) == given
+
+
+@pytest.mark.parametrize(
+    "given", ["redis", "", "redis:", "redis:0", "redis:65536", "http://redis:6379", "a b:1", ":1"]
+)
+def test_what_is_no_address_of_a_redis(given: str) -> None:
+    with pytest.raises(InputError, match=r"--redis: .* is no address of a Redis; write HOST:PORT"):
+        redis_at(given)
+
+
+@pytest.mark.parametrize(
+    "given", ["", "http://s3.store:8333", "https://s3.example.com/path", "http://[::1]:9000"]
+)
+def test_a_url_of_a_store_is_taken(given: str) -> None:
+    assert store_at(given) == given
+
+
+@pytest.mark.parametrize(
+    "given", ["notaurl", "s3.store:8333", "ftp://a", "http://", "http://a:99999", "http://a b"]
+)
+def test_what_is_no_url_of_a_store(given: str) -> None:
+    with pytest.raises(InputError, match=r"--endpoint: .* is no URL of a store; write http://HOST:PORT"):
+        store_at(given)
