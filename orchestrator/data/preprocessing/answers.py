@@ -52,11 +52,24 @@ class Answers:
         return self.marked(*self._written(self._given(messages), tools_of(tools)))
 
     def _written(self, given: list[Message], tools: list[Any] | None) -> tuple[str, list[tuple[int, int]]]:
-        """What the template writes, and where the answers stand in it. Raises ValueError in one line."""
-        assert self.template is not None
-        text, answers = self.template.render(given, tools)
+        """As `_rendered`. Raises ValueError too if the template leaves out a tool or a call."""
+        text, answers = self._rendered(given, tools)
         if self.data_format > 4:
             check_written(text, given, tools)
+        return text, answers
+
+    def _rendered(self, given: list[Message], tools: list[Any] | None) -> tuple[str, list[tuple[int, int]]]:
+        """What the template writes, and where in it the answers stand that are predicted. Raises ValueError in one
+        line."""
+        assert self.template is not None
+        text, answers = self.template.render(given, tools)
+        only_read = [number for number, each in enumerate(given) if each.get("weight") == 0]
+        for number in reversed(only_read if self.data_format > 4 else []):
+            # Of one message a template may mark several places.
+            before, after = (
+                len(self.template.render(given[:end], tools)[1]) if end else 0 for end in (number, number + 1)
+            )
+            del answers[before:after]
         return text, answers
 
     def _given(self, messages: Any) -> list[Message]:
@@ -114,9 +127,9 @@ class Answers:
         count = sum(message["role"] == "assistant" for message in said)
         if not count:
             raise ValueError("it has no answer of the assistant")
-        if self.data_format > 4:  # of one message a template may mark several places
+        if self.data_format > 4:
             before = given[: len(prompt)]
-            count = len(answers) - (len(self.template.render(before, named)[1]) if before else 0)
+            count = len(answers) - (len(self._rendered(before, named)[1]) if before else 0)
         return self.marked(text, answers[-count:] if count else [])
 
 

@@ -24,14 +24,18 @@ def checked(messages: Any) -> list[Message]:
 
 
 def check_answers(messages: list[Message]) -> None:
-    """Raise ValueError in one line for an answer from which nothing can be learnt, or is not meant to be."""
+    """Raise ValueError in one line for an answer from which nothing can be learnt, or only in part."""
     for number, message in enumerate(messages, 1):
         if message["role"] != "assistant":
             continue
-        if not message.keys() & {"tool_calls", *REASONED} and not text_of(message["content"]).strip():
+        if message.get("weight", 1) not in (0, 1):
+            weight = message["weight"]
+            raise ValueError(
+                f"its message {number} has a weight of {weight!r}; an answer is predicted (1) or not (0)"
+            )
+        said = message.keys() & {"tool_calls", *REASONED} or text_of(message["content"]).strip()
+        if message.get("weight") != 0 and not said:
             raise ValueError(f"its message {number}, of the assistant, is empty")
-        if message.get("weight") == 0:
-            raise ValueError(f"its message {number} has a weight of 0, and every answer is predicted")
 
 
 def check_written(text: str, messages: list[Message], tools: list[Any] | None) -> None:

@@ -232,7 +232,7 @@ def _spoken(values: Mapping[str, Any], answers: Answers) -> Encoded:
     words = answers.of_messages(values["messages"], values.get("tools"))
     ids = unmarked(words)
     if np.array_equal(ids, words):
-        raise WrongRow("it has no answer of the assistant", "remove it")
+        raise WrongRow("it has no answer of the assistant that is predicted", "remove it")
     return words, ids
 
 

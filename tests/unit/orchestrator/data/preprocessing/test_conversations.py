@@ -96,6 +96,31 @@ def test_of_a_preference_only_what_follows_the_prompt_is_predicted(
     assert spoken(answers, words) == '<call>add{"a": 1, "b": 2}<end>Thr\u00e9e.<end>'
 
 
+@pytest.mark.parametrize("template", [PLAIN, MARKED, TWICE], ids=["by prompts", "marked", "marked twice"])
+def test_an_answer_of_weight_0_is_read_and_not_predicted(template: str, of_bytes: Tokenizer) -> None:
+    """As OpenAI's format has it: 1 is as if it were not there."""
+    answers = Answers(of_bytes, Template(template, {}), 0)
+    talk = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "one", "weight": 0},
+        {"role": "user", "content": "b"},
+        {**CALL, "weight": 0},
+        {"role": "tool", "content": "c"},
+        {"role": "assistant", "content": "two", "weight": 1},
+        {"role": "user", "content": "d"},
+        {"role": "assistant", "content": "three", "weight": 0},
+    ]
+    words = answers.of_messages(talk)
+    call = '<call>add{"a": 1, "b": 2}<end>'
+    read = f"<user>a<end><assistant>one<end><user>b<end><assistant>{call}<tool>c<end><assistant>"
+    behind = "<user>d<end><assistant>three<end>"
+    assert of_bytes.decode(unmarked(words)) == f"{read}two<end>{behind}"
+    mask = [False] * len(read) + [True] * len("two<end>") + [False] * len(behind)
+    assert ((words & MARK) > 0).tolist() == mask
+    # A preference after such a conversation: only its own answer.
+    assert spoken(answers, answers.after(talk[:-1], "four", "chosen")) == "four<end>"
+
+
 @pytest.mark.parametrize("template", [PLAIN, PARTS], ids=["reads texts", "reads parts"])
 def test_content_reaches_a_template_as_it_reads_it(template: str, of_bytes: Tokenizer) -> None:
     """Of content in the other form a template writes nothing, or what Python prints of a list."""

@@ -61,7 +61,14 @@ def test_what_is_no_message_of_text(message: dict[str, Any], says: str) -> None:
     [
         ({"content": " "}, "message 1, of the assistant, is empty"),
         ({"content": [{"type": "text", "text": ""}]}, "message 1, of the assistant, is empty"),
-        ({"content": "a", "weight": 0}, "has a weight of 0"),
+        (
+            {"content": "a", "weight": 0.5},
+            r"message 1 has a weight of 0\.5; an answer is predicted \(1\) or not \(0\)",
+        ),
+        ({"content": "a", "weight": "0"}, "message 1 has a weight of '0'"),
+        ({"content": "a", "weight": 0}, ""),
+        ({"content": "", "weight": 0}, ""),
+        ({"content": "", "weight": 1}, "message 1, of the assistant, is empty"),
         ({"content": "", "tool_calls": [CALL]}, ""),
         ({"content": "", "reasoning_content": "so"}, ""),
         ({"content": "a", "weight": 1}, ""),
