@@ -59,21 +59,17 @@ def ray_cluster(needs: ClusterNeeds, kubernetes: Kubernetes) -> Manifest:
 
 def script(runs: str, is_packed: bool = False) -> str:
     """What the job runs on the head. Each retry has a new cluster, and the run goes on from its last commit; what the
-    run refuses is tried again on the same one, and no new one is made for it."""
+    run refuses is tried again on the same one first."""
     file = "/dev/stdin" if is_packed else f"{JOB_FOLDER}/{JOB_FILE}"
     unpacked = f"gzip -dc {JOB_FOLDER}/{JOB_FILE}.gz | " if is_packed else ""
     command = ["orchestrator", "run", file, "--address", "auto", "--run-dir", runs]
-    return f"""# Refused: a new cluster would not mend it, while a store that is down for a moment mends by itself.
+    return f"""# Refused: where a store was down for a moment, that mends by itself.
 for attempt in 1 2 3; do
   [ $attempt -eq 1 ] || sleep 60
   {unpacked}{shlex.join(command)}
   code=$?
   [ $code -eq 2 ] || break
 done
-if [ $code -eq 2 ]; then
-  echo 'refused 3 times: this job counts as succeeded, since KubeRay tries each failed one on a new cluster' >&2
-  exit 0
-fi
 # Stopped at a limit or by its user, with a commit: a retry would only pay for another cluster.
 [ $code -eq 3 ] && exit 0
 exit $code

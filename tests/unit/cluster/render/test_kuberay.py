@@ -78,9 +78,11 @@ def test_a_long_job_file_is_packed_and_reaches_the_run_whole(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("codes", "ends"),
-    [("0", 0), ("1", 1), ("3", 0), ("137", 137), ("222", 0), ("20", 0), ("221", 1), ("23", 0)],
+    [("0", 0), ("1", 1), ("3", 0), ("137", 137), ("222", 2), ("20", 0), ("221", 1), ("23", 0)],
 )
-def test_only_failures_are_tried_on_a_new_cluster(codes: str, ends: int, tmp_path: Path) -> None:
+def test_what_stopped_with_a_commit_is_not_tried_on_a_new_cluster(
+    codes: str, ends: int, tmp_path: Path
+) -> None:
     """What is refused may be a store that is down: it is tried again a minute later, where it was."""
     waited = tmp_path / "waited"
     for number, code in enumerate([codes] if codes == "137" else codes):
@@ -100,7 +102,6 @@ for each in {tmp_path}/code-*; do code=$(cat "$each"); rm "$each"; exit "$code";
     assert not list(tmp_path.glob("code-*"))
     tries = len(done.stdout.splitlines())
     assert (waited.read_text().split() if waited.exists() else []) == ["60"] * (tries - 1)
-    assert ("refused 3 times" in done.stderr) == (codes == "222")
 
 
 def test_a_cluster_goes_after_its_job_that_of_a_failed_one_later_if_it_is_to_be_looked_at() -> None:
