@@ -19,6 +19,7 @@ from orchestrator.chain.stage_run import StageRun, stage_runs
 from orchestrator.job.chain import ChainSpec
 from orchestrator.job.errors import InputError
 from orchestrator.job.outcome import Outcome
+from orchestrator.job.redact import holds_secret
 from orchestrator.launch.at_work import refuse_if_at_work
 from orchestrator.launch.embedded import imports_begun
 from orchestrator.launch.finished import done_already, put_back
@@ -29,7 +30,6 @@ from orchestrator.launch.submission import no_cluster
 from orchestrator.resolve.precision import record_choice
 from orchestrator.storage.file_names import CHAIN
 from orchestrator.storage.run_directory import REPORT, RunDir, remove_empty
-from orchestrator.track.redact import holds_secret
 
 Show = Callable[[Mapping[str, Any]], None]
 Faults = Mapping[str, tuple[str, ...]]

@@ -10,12 +10,12 @@ from typing import Any
 from orchestrator.chain.stage_run import StageRun
 from orchestrator.job.chain import ChainSpec
 from orchestrator.job.outcome import Outcome
+from orchestrator.job.redact import redact
 from orchestrator.job.tracking import TrackingSpec
 from orchestrator.storage.file_names import CHAIN
 from orchestrator.storage.run_directory import REPORT, RunDir
 from orchestrator.track.mlflow_parent import Follower, ParentRun
 from orchestrator.track.mlflow_run import within
-from orchestrator.track.redact import redact
 from orchestrator.track.tracker import MLFLOW_STATUS
 
 JOB = "job.yaml"

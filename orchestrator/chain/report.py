@@ -9,11 +9,11 @@ from typing import Any
 
 from orchestrator.job.errors import InputError
 from orchestrator.job.outcome import Outcome
+from orchestrator.job.redact import redact
 from orchestrator.storage.file_names import CHAIN
 from orchestrator.storage.run_directory import REPORT, RunDir
 from orchestrator.track import charts
 from orchestrator.track.page import render
-from orchestrator.track.redact import redact
 
 WIDTH, LANE, LABEL = 1040.0, 30.0, 190.0
 """Width of the timeline, height of a stage's lane, and the space for names, in SVG units."""

@@ -284,7 +284,7 @@ def _faults(texts: list[str]) -> tuple[str, ...]:
 def _where_next(run_dir: str, tracking: str | None, form: str | None, summary: dict[str, Any]) -> None:
     import os
 
-    from orchestrator.track.redact import redact
+    from orchestrator.job.redact import redact
 
     near = os.path.relpath(run_dir) if os.path.isabs(run_dir) else run_dir
     shown = run_dir if near.startswith("..") else near

@@ -25,6 +25,7 @@ from orchestrator.control.save_failures import SaveFailures
 from orchestrator.control.state import Phase, State
 from orchestrator.control.trace_beside import TraceBeside
 from orchestrator.data.samples.skips import is_before, merged
+from orchestrator.job.redact import holds_secret, redact
 from orchestrator.job.spec import JobSpec, dump
 from orchestrator.storage.background_writer import BackgroundWriter
 from orchestrator.storage.document_writer import DocumentWriter
@@ -34,7 +35,6 @@ from orchestrator.storage.row_types import EventFields
 from orchestrator.storage.row_writer import HOLD, RowWriter
 from orchestrator.storage.run_directory import ORIGIN, Row, RunDir
 from orchestrator.track.notifier import TELLING, Notifier
-from orchestrator.track.redact import holds_secret
 from orchestrator.track.sinks.follow import SinkProcess
 from orchestrator.track.totals import RunTotals, is_number, longest_step, median_step, totals_of
 from orchestrator.track.tracker import Tracker
@@ -164,8 +164,11 @@ class RunHistory:
         return longest_step(self.recent)
 
     def event(self, attempt: int, step: int, phase: str, reason: str, **more: Unpack[EventFields]) -> None:
-        """Add a row to events.jsonl."""
-        self._log.event(step, phase, f"{reason}: {fault}" if (fault := more.get("first_fault")) else reason)
+        """Add a row to events.jsonl, without the secrets that an error's message may have."""
+        reason = redact(reason)
+        if fault := redact(more.get("first_fault")):
+            more["first_fault"] = fault
+        self._log.event(step, phase, f"{reason}: {fault}" if fault else reason)
         self._metrics.hurry()
         if "tasks" in more:
             more["tasks"] = {**more["tasks"], "attempt": attempt}

@@ -16,6 +16,7 @@ from orchestrator.control.profile_requests import ProfileRequests
 from orchestrator.control.snapshot_servers import SnapshotServers
 from orchestrator.control.state import Phase
 from orchestrator.control.trace_beside import verdicts_before
+from orchestrator.job.redact import redact
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning.host_memory import check_workers_memory
 from orchestrator.planning.layout import Layout, ModelShape
@@ -28,7 +29,6 @@ from orchestrator.resolve.prepared_data import PreparedData
 from orchestrator.resolve.training_inputs import shape_over
 from orchestrator.storage.run_directory import Row, RunDir
 from orchestrator.track.rank_log import output_of_attempt
-from orchestrator.track.redact import redact
 from orchestrator.train.task import ENTRY, ENTRY_OF, PREEMPTION_NOTICES, Task
 
 DUMP = 0.5

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from orchestrator.checkpoint.identity import BASE, CONTINUED
+from orchestrator.job.redact import redact
 from orchestrator.planning.layout import Layout
-from orchestrator.track.redact import redact
 
 if TYPE_CHECKING:
     from orchestrator.resolve.commit_model import CommitModel

@@ -9,10 +9,10 @@ from orchestrator.checkpoint.identity import JOB, check_same_run, extension_of, 
 from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.checkpoint.store import Store
 from orchestrator.job.checkpoint import NO_EXPORT
+from orchestrator.job.redact import holds_secret
 from orchestrator.job.spec import JobSpec, dump
 from orchestrator.resolve.precision import as_its_run
 from orchestrator.storage.run_directory import RunDir
-from orchestrator.track.redact import holds_secret
 from orchestrator.train.progress import TrainingProgress
 
 OF_THE_EXPORT = NO_EXPORT.keys() - {"export_at"}

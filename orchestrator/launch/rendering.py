@@ -13,10 +13,10 @@ import yaml
 from cluster.render import checks
 from cluster.render.schema import load_schemas, violations
 from orchestrator.job.errors import InputError
+from orchestrator.job.redact import hidden_at, redact
 from orchestrator.job.spec import JobSpec
 from orchestrator.launch.job_needs import needed_libraries, store_libraries
 from orchestrator.launch.rendering_paths import reads, writes
-from orchestrator.track.redact import hidden_at, redact
 
 NOT_TEXT = re.compile(r"[yYnN]|[-+]?\.?\d[\d_.:]*([eE][-+]?\d*)?|0[xXoObB][\da-fA-F_]+")
 """Text that kubectl's reader of YAML may take for something else, such as n for no and 1e6 for a number, though

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.job.errors import InputError
+from orchestrator.job.redact import redact
 from orchestrator.launch.rendering import no_password, yaml_of
-from orchestrator.track.redact import redact
 
 SECONDS = 60
 """So long an API server may take."""

@@ -14,6 +14,7 @@ from cluster.workers.clock import wall
 from orchestrator.checkpoint.store import Store
 from orchestrator.job.errors import InputError
 from orchestrator.job.outcome import Outcome
+from orchestrator.job.redact import redact
 from orchestrator.job.spec import JobSpec
 from orchestrator.launch import checked_before
 from orchestrator.launch.at_work import refuse_if_at_work
@@ -41,13 +42,16 @@ STOPPING = "Ctrl-C: the run commits and ends; once more, and it ends at once"
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """How a command ended, the run's summary if there is one, and a line for the user; which process of the Ray that
-    it had started is gone, if that is why."""
+    """How a command ended, the run's summary if there is one, and a line for the user, of which secrets are hidden;
+    which process of the Ray that it had started is gone, if that is why."""
 
     outcome: Outcome
     summary: dict[str, Any] | None
     line: str = ""
     fallen: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "line", redact(self.line))
 
 
 def run(

@@ -14,9 +14,9 @@ import yaml
 from orchestrator.job.chain import ChainSpec
 from orchestrator.job.errors import Absent, InputError
 from orchestrator.job.outcome import ENDED, Outcome
+from orchestrator.job.redact import hidden_at, redact
 from orchestrator.job.spec import JobSpec
 from orchestrator.storage.run_directory import RunDir
-from orchestrator.track.redact import hidden_at, redact
 
 if TYPE_CHECKING:
     from cluster.jobs.ray_jobs import Jobs, Submission

@@ -10,13 +10,13 @@ from typing import Any
 
 from orchestrator.checkpoint.identity import read_job
 from orchestrator.job.errors import InputError
+from orchestrator.job.redact import redact
 from orchestrator.storage.row_line import EVENTS
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.track import charts
 from orchestrator.track.live import BARS
 from orchestrator.track.mlflow_run import flatten
 from orchestrator.track.page import render
-from orchestrator.track.redact import redact
 from orchestrator.track.summary import summary
 from orchestrator.track.totals import CHARTED, totals_of
 from orchestrator.track.words import count, duration

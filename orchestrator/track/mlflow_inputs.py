@@ -18,11 +18,11 @@ from typing import Any
 from orchestrator.checkpoint.manifest import CommitManifest, CorruptCommit
 from orchestrator.checkpoint.store import Store
 from orchestrator.job.metric_names import by_name
+from orchestrator.job.redact import redact
 from orchestrator.resolve.prepared_data import data_of
 from orchestrator.storage.row_line import EVALS, EVENTS, Row
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.track.mlflow_run import MlflowRun
-from orchestrator.track.redact import redact
 
 CONTEXT = "mlflow.data.context"
 TRAINING = "training"

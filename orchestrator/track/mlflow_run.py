@@ -19,11 +19,11 @@ from typing import Any, TypeVar
 
 from cluster.workers.node_metrics import SECONDS
 from orchestrator.job.metric_names import by_name
+from orchestrator.job.redact import redact
 from orchestrator.storage.row_line import Row, evaluations_in
 from orchestrator.track.code_version import code_tags
 from orchestrator.track.mlflow_client import SQLITE, client_of
 from orchestrator.track.received import Received
-from orchestrator.track.redact import redact
 
 T = TypeVar("T")
 

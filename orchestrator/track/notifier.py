@@ -11,8 +11,8 @@ import time
 
 from orchestrator.job.notify import VARIABLE, NotifySpec, Occasion
 from orchestrator.job.outcome import Outcome
+from orchestrator.job.redact import redact
 from orchestrator.storage.row_line import Row
-from orchestrator.track.redact import redact
 
 LOGGER = logging.getLogger("orchestrator.notify")
 TIMEOUT = 10.0

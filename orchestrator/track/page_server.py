@@ -12,9 +12,9 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from orchestrator.job.errors import InputError
 from orchestrator.job.outcome import ENDED
+from orchestrator.job.redact import redact
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.track import compare, runs_page
-from orchestrator.track.redact import redact
 from orchestrator.track.report import report
 
 LOOPBACK = "127.0.0.1"

@@ -8,9 +8,9 @@ import time
 from collections.abc import Iterator, Set
 
 from cluster.workers.rank_output import OutputTarget, log_of
+from orchestrator.job.redact import redact
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.storage.text_log import TextLog, TextLogs
-from orchestrator.track.redact import redact
 
 LOGS = "logs"
 """The folder of all of them in a run directory."""

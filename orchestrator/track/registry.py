@@ -16,12 +16,12 @@ from typing import Any
 from orchestrator.checkpoint.evaluations import metrics_of
 from orchestrator.checkpoint.store import Store
 from orchestrator.job.metric_names import larger_is_better
+from orchestrator.job.redact import told
 from orchestrator.job.spec import JobSpec
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.storage.uri import is_local, local_path
 from orchestrator.track.mlflow_model import write_flavor
 from orchestrator.track.mlflow_run import within
-from orchestrator.track.redact import told
 from orchestrator.track.tracker import connect
 
 ALIAS = "best"

@@ -13,6 +13,7 @@ from orchestrator.checkpoint.manifest import CorruptCommit
 from orchestrator.checkpoint.store import Store
 from orchestrator.job.errors import InputError
 from orchestrator.job.outcome import ENDED
+from orchestrator.job.redact import redact
 from orchestrator.storage.row_line import EVENTS
 from orchestrator.storage.row_log import steps_text
 from orchestrator.storage.run_directory import PRECISION, RunDir
@@ -20,7 +21,6 @@ from orchestrator.track import charts
 from orchestrator.track.goodput import BUCKETS, Phase, timeline, with_end_of
 from orchestrator.track.page import render, size
 from orchestrator.track.pipeline_timeline import timelines
-from orchestrator.track.redact import redact
 from orchestrator.track.step_parts import in_table
 from orchestrator.track.summary import summary, tasks_in
 from orchestrator.track.totals import CHARTED, Row, RunTotals, totals_of

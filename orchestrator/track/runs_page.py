@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.job.outcome import ENDED
+from orchestrator.job.redact import redact
 from orchestrator.storage.file_names import COMMITS
 from orchestrator.storage.file_system import open_file_system
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.track.last_status import last_status
 from orchestrator.track.page import render
-from orchestrator.track.redact import redact
 from orchestrator.track.words import count, duration
 
 TIMEOUT = 15.0

@@ -9,7 +9,7 @@ from importlib.metadata import entry_points
 from urllib.parse import urlsplit
 
 from orchestrator.job.errors import InputError
-from orchestrator.track.redact import redact
+from orchestrator.job.redact import redact
 
 SCHEMES = {"", "file", "http", "https", "databricks", "uc", "sqlite", "postgresql", "mysql", "mssql"}
 """Of MLflow's own; others come with plugins."""

@@ -16,12 +16,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.job.outcome import Outcome
+from orchestrator.job.redact import redact, told
 from orchestrator.job.spec import JobSpec
 from orchestrator.storage.row_line import EVALS, EVENTS, METRICS, NODES, Row
 from orchestrator.storage.run_directory import ORIGIN, RunDir
 from orchestrator.track.mlflow_inputs import NamedData, data_in, environment, log_commits, log_data
 from orchestrator.track.mlflow_run import MlflowRun, within
-from orchestrator.track.redact import redact, told
 
 DOCUMENTS = ("job.yaml", "plan.json", "summary.json", "report.html")
 ENVIRONMENT = "environment.txt"

@@ -9,11 +9,11 @@ from typing import Any
 from orchestrator.checkpoint.identity import read_job
 from orchestrator.job.errors import InputError
 from orchestrator.job.metric_names import by_name
+from orchestrator.job.redact import redact
 from orchestrator.job.tune import TuneSpec
 from orchestrator.storage.row_line import evaluations_in
 from orchestrator.storage.run_directory import Row, RunDir
 from orchestrator.track.page import render
-from orchestrator.track.redact import redact
 from orchestrator.tune import charts, lineage
 from orchestrator.tune.importance import importance
 

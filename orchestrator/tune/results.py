@@ -8,9 +8,9 @@ from typing import Any
 
 from orchestrator.control.finish import draw
 from orchestrator.data.prepared.data_folder import DataFolder
+from orchestrator.job.redact import holds_secret
 from orchestrator.job.spec import JobSpec, dump
 from orchestrator.storage.run_directory import RunDir
-from orchestrator.track.redact import holds_secret
 from orchestrator.tune import lineage
 from orchestrator.tune.mlflow_search import publish
 from orchestrator.tune.progress import SearchProgress

@@ -16,6 +16,7 @@ from orchestrator.data.progress import StageLine
 from orchestrator.data.quiet_logging import quiet
 from orchestrator.job.errors import InputError
 from orchestrator.job.outcome import Outcome
+from orchestrator.job.redact import holds_secret, redact
 from orchestrator.job.spec import JobSpec, dump
 from orchestrator.job.tune import POPULATION, TuneSpec
 from orchestrator.launch.at_work import refuse_if_at_work
@@ -29,7 +30,6 @@ from orchestrator.resolve import prepared_data
 from orchestrator.resolve.precision import as_its_run
 from orchestrator.storage.row_line import TRIALS
 from orchestrator.storage.run_directory import RunDir, remove_empty
-from orchestrator.track.redact import holds_secret
 from orchestrator.tune import lineage
 from orchestrator.tune.progress import SearchProgress
 from orchestrator.tune.space import Config, drawn, grid, job_of
@@ -153,7 +153,7 @@ def _search(
         return SearchOutcome(Outcome.STOPPED, found, f"{line}; the same command goes on")
     if found["best"] is None:
         reason = next(iter(records.ended.values())).reason
-        return SearchOutcome(Outcome.FAILED, found, f"every trial failed; the first: {reason}")
+        return SearchOutcome(Outcome.FAILED, found, redact(f"every trial failed; the first: {reason}"))
     return SearchOutcome(Outcome.DONE, found)
 
 

@@ -26,11 +26,11 @@ from cluster.workers.program import command_of
 from cluster.workers.rank_process import die_with_parent
 from orchestrator.job.errors import InputError, one_line
 from orchestrator.job.extras import install
+from orchestrator.job.redact import redact
 from orchestrator.job.spec import JobSpec, parse
 from orchestrator.storage.row_line import EVENTS, METRICS
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.track.received import Received
-from orchestrator.track.redact import redact
 from orchestrator.track.sinks.sink import Sink
 
 EVERY, EVERY_REMOTE = 1.0, 30.0

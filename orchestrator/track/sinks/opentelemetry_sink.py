@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from orchestrator.job.outcome import ENDED, Outcome
+from orchestrator.job.redact import redact
 from orchestrator.job.sinks import OpenTelemetrySpec
 from orchestrator.job.spec import JobSpec
 from orchestrator.storage.row_line import Row
 from orchestrator.storage.run_directory import RunDir
-from orchestrator.track.redact import redact
 
 CURSOR = "spans.json"
 """The number of the event that began the last span which was taken, in the run directory."""

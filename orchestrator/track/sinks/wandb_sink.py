@@ -7,11 +7,11 @@ import tempfile
 from collections.abc import Sequence
 from typing import Any
 
+from orchestrator.job.redact import redact
 from orchestrator.job.sinks import WandbSpec
 from orchestrator.job.spec import JobSpec
 from orchestrator.storage.row_line import Row
 from orchestrator.storage.run_directory import RunDir
-from orchestrator.track.redact import redact
 from orchestrator.track.sinks.sink import metrics_of
 
 CURSOR = "wandb.json"

@@ -84,6 +84,14 @@ def test_every_end_has_its_code(
     assert capsys.readouterr().err == line
 
 
+def test_a_line_of_an_error_has_no_secret(capsys: pytest.CaptureFixture[str]) -> None:
+    error = InputError("cannot be listed", "data.sources.0.uri s3://key:SECRET/x@bucket/a")
+    assert _guarded(lambda: raises(error), debug=False, as_json=True) == 2
+    shown = capsys.readouterr()
+    assert shown.err == "orchestrator: data.sources.0.uri s3://key:***@bucket/a: cannot be listed\n"
+    assert "SECRET" not in shown.out
+
+
 @pytest.mark.parametrize(("value", "code"), [(None, 0), (0, 0), (3, 3), ("text", 0)])
 def test_what_a_command_returns(value: object, code: int) -> None:
     assert _guarded(lambda: value, debug=False) == code

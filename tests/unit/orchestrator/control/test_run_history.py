@@ -49,6 +49,17 @@ def test_a_record_begins_with_the_job(run: RunDir) -> None:
     assert record.events == [event]
 
 
+def test_an_event_has_no_secret_of_an_error(run: RunDir) -> None:
+    record = RunHistory(parse(job("a.txt")), run)
+    what = "cannot be read (403, url='http://ann:SECRET@host/a.txt')"
+    record.event(1, 0, "prepare", what, first_fault=f"rank 0: {what}")
+    record.close()
+    assert run.rows("events.jsonl")[-1]["first_fault"] == f"rank 0: {what}".replace("SECRET", "***")
+    assert not [
+        path for path in Path(run.path).rglob("*") if path.is_file() and b"SECRET" in path.read_bytes()
+    ]
+
+
 def test_a_record_is_taken_up_where_it_was(run: RunDir) -> None:
     record = RunHistory(parse(job("a.txt")), run)
     record.event(3, 7, "train", "the first step")

@@ -204,3 +204,9 @@ def test_a_run_is_not_begun_in_the_folder_of_a_search(document: dict[str, Any], 
     with pytest.raises(InputError, match="is the folder of a search"):
         runs.run(parse(document), run_dir, None, None, lambda status: None)
     assert run_dir.rows("events.jsonl") == []
+
+
+def test_the_line_of_a_run_that_failed_has_no_secret() -> None:
+    line = "http://ann:SECRET@host/a.txt: cannot be read"
+    error = {"line": line, "input": True}
+    assert _outcome({"error": error, "summary": None}).line == line.replace("SECRET", "***")

@@ -8,7 +8,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.track.redact import redact
+from orchestrator.job.redact import redact, without_credentials
 
 
 @pytest.mark.parametrize(
@@ -32,6 +32,32 @@ from orchestrator.track.redact import redact
         ("notify:\n  webhook: $HOOK\n", "notify:\n  webhook: $HOOK\n"),
         ("password: $HOOK\n", "password: ***\n"),
         ("storage: {key: abc, endpoint: e}", "storage: {key: ***, endpoint: e}"),
+        ("postgresql://mlflow:pa/ssWORD@db/mlflow", "postgresql://mlflow:***@db/mlflow"),
+        ("mysql+pymysql://ann:a#b/c?d@host/db", "mysql+pymysql://ann:***@host/db"),
+        ("s3://key:abc/def@bucket/p", "s3://key:***@bucket/p"),
+        ("https://ghp_abcDEF0123456789xyz@github.com/x.git", "https://***@github.com/x.git"),
+        ("git clone with ghp_abcDEF0123456789xyz", "git clone with ***"),
+        ("hf_abcdefghijklmnopqrstuvwxyz0123456789 is no token", "*** is no token"),
+        ("sk-proj-abcdefghijklmnop0123", "***"),
+        ("eyJhbGciOiJIUzI1.eyJzdWIi.c2ln", "***"),
+        ("AccountName=a;AccountKey=abcd==", "AccountName=a;AccountKey=***"),
+        ("Authorization: Bearer abc.def", "Authorization: ***"),
+        ("{'Authorization': 'Bearer abc'}", "{'Authorization': '***'}"),
+        ("sent bearer abc12345.def", "sent bearer ***"),
+        (
+            "posting to https://hooks.slack.com/services/T0/B0/XY failed",
+            "posting to https://hooks.slack.com/services/*** failed",
+        ),
+        ("https://discord.com/api/webhooks/12/abc", "https://discord.com/api/webhooks/***"),
+        ("password: 12345678", "password: ***"),
+        ("DB_PASS=hunter2", "DB_PASS=***"),
+        ("pwd=hunter2", "pwd=***"),
+        ("passphrase=abc", "passphrase=***"),
+        ('password: "a\\"b"', 'password: "***"'),
+        ("secret: 'cut off", "secret: *** off"),
+        ("program --token abc --steps 3", "program --token *** --steps 3"),
+        ("--api-key abc", "--api-key ***"),
+        ("-----BEGIN RSA PRIVATE KEY-----\nMIIa\n-----END", "-----BEGIN RSA PRIVATE KEY-----***-----END"),
     ],
 )
 def test_secrets_in_text_go(text: str, clean: str) -> None:
@@ -52,6 +78,14 @@ def test_secrets_in_text_go(text: str, clean: str) -> None:
         "KeyError: 'abc'",
         "monkey: business",
         "rank 3: keyboard interrupt",
+        "http://127.0.0.1:5000/#/experiments/1?of=a@b",
+        "https://host/x@y",
+        "forward_pass: 3ms",
+        "give --token or the variable",
+        "a bearer authentication is asked for",
+        "https://host/webhooks",
+        "docs/webhooks/readme.md",
+        "max_token=512",
     ],
 )
 def test_what_is_no_secret_stays(text: str) -> None:
@@ -65,6 +99,8 @@ def test_secrets_in_mappings_go_by_their_key() -> None:
         "storage": {"key": "abc", "secretAccessKey": "def", "apiKey": "x", "nested": [{"password": "p"}]},
         "uris": ("s3://a:b@c",),
         "empty": {"password": ""},
+        "numbers": {"password": 1234, "key": 1, "secret": True},
+        "headers": {"Authorization": "Basic abc"},
     }
     assert redact(job) == {
         "tokenizer": "t.json",
@@ -72,6 +108,8 @@ def test_secrets_in_mappings_go_by_their_key() -> None:
         "storage": {"key": "***", "secretAccessKey": "***", "apiKey": "***", "nested": [{"password": "***"}]},
         "uris": ("s3://a:***@c",),
         "empty": {"password": ""},
+        "numbers": {"password": "***", "key": 1, "secret": True},
+        "headers": {"Authorization": "***"},
     }
 
 
@@ -83,6 +121,11 @@ def test_a_long_text_takes_no_long_time() -> None:
         "a.b-" * 50_000,
         "://" * 60_000,
         "?key" * 50_000,
+        "://a:" * 50_000,
+        "://a:" + "@" * 200_000,
+        "/webhook" * 30_000,
+        "://hooks." * 30_000,
+        "--a-" * 50_000,
         "'" * 200_000,
     ):
         assert redact(text) == text
@@ -100,3 +143,28 @@ def test_documents_hide_what_their_mappings_hide(secret: str, key: str) -> None:
     for text in (json.dumps(document), json.dumps(document, indent=2), yaml.safe_dump(document)):
         assert secret not in redact(text)
     assert secret not in json.dumps(redact(document))
+
+
+@pytest.mark.parametrize(
+    ("uri", "bare"),
+    [
+        ("https://host/a.txt?sig=ab/cd&se=1#x", "https://host/a.txt"),
+        ("http://ann:pa/ss?#w@host:80/a.txt", "http://host:80/a.txt"),
+        ("https://ghp_abc@host/a.txt", "https://host/a.txt"),
+        ("s3://id:ab/cd@bucket/a.txt", "s3://bucket/a.txt"),
+        ("az://box/a.jsonl?sv=1&sig=ab/cd", "az://box/a.jsonl"),
+        ("abfs://box@account.dfs.core.windows.net/a", "abfs://box@account.dfs.core.windows.net/a"),
+        ("s3://bucket/part-?.jsonl", "s3://bucket/part-?.jsonl"),
+        ("gs://bucket/a@b:c@d", "gs://bucket/a@b:c@d"),
+        (
+            "zip://*.txt::simplecache::https://ann:x@host/a.zip?sig=b",
+            "zip://*.txt::simplecache::https://host/a.zip",
+        ),
+        ("/data/what?sig=a#b", "/data/what?sig=a#b"),
+        ("file:///data/a:b@c?d=e", "file:///data/a:b@c?d=e"),
+        ("hf:base", "hf:base"),
+    ],
+)
+def test_a_place_without_credentials(uri: str, bare: str) -> None:
+    assert without_credentials(uri) == bare
+    assert without_credentials(bare) == bare
