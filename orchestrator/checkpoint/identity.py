@@ -12,6 +12,7 @@ from orchestrator.checkpoint.store import Store
 from orchestrator.job.document import parse_yaml
 from orchestrator.job.errors import InputError
 from orchestrator.job.own_code import check_same_cleaning, check_same_code
+from orchestrator.job.redact import bare_places, redact, without_credentials
 from orchestrator.job.spec import STAGES, JobSpec, parse
 from orchestrator.storage.run_directory import ORIGIN, RunDir
 
@@ -88,7 +89,7 @@ def _check_same_sets(spec: JobSpec, run: RunDir) -> None:
     known = before.set_sources if before else {}
     for name, (where, sources) in spec.set_sources.items():
         _, was = known.get(name, (where, []))
-        if [each.name for each in was] != [each.name for each in sources]:
+        if [bare_places(each.uri) for each in was] != [bare_places(each.uri) for each in sources]:
             continue  # another text is noticed where it is prepared
         for number, (old, new) in enumerate(zip(was, sources, strict=True)):
             if (old.field, old.format) != (new.field, new.format):
@@ -221,7 +222,7 @@ def differences(spec: JobSpec, before: JobSpec) -> list[tuple[str, Any, Any]]:
 
 def shown(value: Any) -> str:
     """A value of `differences` as a message has it."""
-    return "not set" if value is None else repr(value)
+    return "not set" if value is None else repr(redact(value))
 
 
 def _differs(key: str, theirs: Any, ours: Any, where: str) -> InputError:
@@ -254,7 +255,7 @@ def _without_locations(identity: dict[str, Any]) -> dict[str, Any]:
 
 
 def _base_name(path: str) -> str:
-    return path.rstrip("/").rsplit("/", 1)[-1]
+    return without_credentials(path).rstrip("/").rsplit("/", 1)[-1]
 
 
 def _base_names(named: str | list[str]) -> str | list[str]:

@@ -26,6 +26,7 @@ from orchestrator.job.optimizer import NEWER
 from orchestrator.job.own import completed, problem_of
 from orchestrator.job.parallel import ParallelSpec
 from orchestrator.job.records import REFERENCED
+from orchestrator.job.redact import bare_places
 from orchestrator.job.resources import ResourceSpec
 from orchestrator.job.sinks import SinkSpec
 from orchestrator.job.strict import Count, StrictModel
@@ -286,7 +287,7 @@ class JobSpec(StrictModel):
         next one; so are `data.encode_with`, which changes no id, `data.streaming`, which changes no order, and
         `workload.implementation`, which the names of committed weights tell. Of `data.validation` only the share
         counts, since its documents are missing from training. A moving average of the weights cannot begin later, so it
-        counts too.
+        counts too. The URIs of text are without credentials, which may be renewed, and which others would read.
         """
         found = self.model_dump(
             mode="json",
@@ -317,6 +318,7 @@ class JobSpec(StrictModel):
             del found["workload"]["adapter"]["quantize"]
         if self.checkpoint.ema is not None:
             found["checkpoint"] = {"average": {"ema": self.checkpoint.ema}}
+        found["data"] = bare_places(found["data"])
         return found
 
 

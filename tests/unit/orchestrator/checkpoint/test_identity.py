@@ -335,3 +335,30 @@ def test_a_command_that_dies_while_it_extends_is_given_again(copy: tuple[JobSpec
     assert len([event for event in run.rows("events.jsonl") if event.get("extended")]) == 1
     with pytest.raises(InputError, match="it cannot be lowered"):
         check_same_run(short, run)
+
+
+def from_(spec: JobSpec, uri: str) -> JobSpec:
+    sources = [spec.data.sources[0].model_copy(update={"uri": uri})]
+    return spec.model_copy(update={"data": spec.data.model_copy(update={"sources": sources})})
+
+
+@pytest.mark.parametrize("renewed", ["https://host/a.txt?sig=new/b", "https://ann:new@host/a.txt"])
+def test_a_run_whose_sources_have_renewed_credentials_is_the_same(
+    copy: tuple[JobSpec, RunDir], renewed: str
+) -> None:
+    """Also one of an earlier version, whose commits have the old ones."""
+    spec, run = copy
+    now, other = from_(spec, renewed), from_(spec, "https://host/b.txt?sig=private")
+    old = [{"uri": "https://host/a.txt?sig=old/private", "weight": 1.0, "field": "text"}]
+    for sources in (old, from_(spec, old[0]["uri"]).identity()["data"]["sources"]):
+
+        def told(meta: dict[str, Any], sources: Any = sources) -> dict[str, Any]:
+            identity = meta[IDENTITY]
+            return {**meta, IDENTITY: {**identity, "data": {**identity["data"], "sources": sources}}}
+
+        retold(run, told)
+        assert check_same_run(now, run) is not None
+        with pytest.raises(InputError, match=r"data\.sources is") as refused:
+            check_same_run(other, run)
+        assert "private" not in str(refused.value)
+    assert "private" not in str(sources)
