@@ -17,12 +17,12 @@ STALE = 600.0
 """Seconds since its last change after which a draft is of a process that was killed, whoever that was."""
 
 
-def write_file(path: str, buffers: Iterable[bytes | memoryview]) -> None:
-    """Create a file and fsync it; its name becomes durable with `sync_folder`.
+def write_file(path: str, buffers: Iterable[bytes | memoryview], mode: int = 0o666) -> None:
+    """Create a file and fsync it; its name becomes durable with `sync_folder`. `mode` is as of `os.open`.
 
     Raises FileExistsError if there is one. On any error, one raised by `buffers` included, no file is left.
     """
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
         for buffer in buffers:
             view = memoryview(buffer)
@@ -39,14 +39,14 @@ def write_file(path: str, buffers: Iterable[bytes | memoryview]) -> None:
         os.close(fd)
 
 
-def replace_file(path: str, buffers: Iterable[bytes | memoryview]) -> None:
-    """Create or replace a file atomically; a power cut may bring the old content back.
+def replace_file(path: str, buffers: Iterable[bytes | memoryview], mode: int = 0o666) -> None:
+    """Create or replace a file atomically; a power cut may bring the old content back. `mode` is as of `os.open`.
 
     Raises OSError, or what `buffers` raises; then the old file is untouched. Only a crash leaves the draft,
     `<path>.<32 hexadecimal digits>.tmp`.
     """
     draft = draft_of(path)
-    write_file(draft, buffers)
+    write_file(draft, buffers, mode)
     try:
         os.replace(draft, path)
     except BaseException:

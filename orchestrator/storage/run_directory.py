@@ -178,9 +178,7 @@ class RunDir:
         self.require_lock()
         path = self._path(name)
         if self.local:
-            replace_file(path, [text.encode()])
-            if private:
-                os.chmod(path, 0o600)
+            replace_file(path, [text.encode()], 0o600 if private else 0o666)
         else:
             self._call(self.fs.pipe_file, path, text.encode())
 

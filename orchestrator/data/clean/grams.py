@@ -19,6 +19,7 @@ from orchestrator.data.clean.words import plain_words
 from orchestrator.data.prepared.data_folder import DataFolder
 from orchestrator.job.clean import Decontaminate
 from orchestrator.job.errors import InputError
+from orchestrator.job.redact import without_credentials
 
 ENTRY = np.dtype([("gram", "<u8"), ("source", "<u2"), ("words", "<u2")])
 SUM = 8
@@ -86,7 +87,7 @@ def decontaminate(folder: DataFolder, step: PlannedStep) -> Decide:
                 len(words) >= length
                 and (source := _first(entries, hashes.of_rows(words, length))) is not None
             ):
-                return Removed(f"has text of {rule.sources[source].uri}")
+                return Removed(f"has text of {without_credentials(rule.sources[source].uri)}")
         return text
 
     return decide

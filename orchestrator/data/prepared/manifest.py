@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import xxhash
 
 from orchestrator.data.prepared.data_folder import DataFolder
 from orchestrator.job.errors import InputError
+from orchestrator.job.redact import without_credentials
 
 FORMAT = 3
 """The format of data that is prepared now. It also determines how samples are cut and drawn, since a run keeps its
@@ -60,7 +61,8 @@ class TokenShard:
 
 @dataclass(frozen=True)
 class PreparedSource:
-    """The shards of one source in the order of its text. `uri` is where the text was when it was prepared."""
+    """The shards of one source in the order of its text. `uri` is where the text was when it was prepared, or several
+    places joined by commas."""
 
     uri: str
     shards: tuple[TokenShard, ...]
@@ -189,5 +191,11 @@ def read(folder: DataFolder, name: str = NAME) -> DataManifest | None:
 
 
 def write(folder: DataFolder, manifest: DataManifest, name: str = NAME) -> None:
-    """Write the manifest, with which the prepared data exists; with another `name`, one of a part of it."""
+    """Write the manifest, with which the prepared data exists; with another `name`, one of a part of it. Others may
+    read it, and where the text was stands there without credentials."""
+    manifest = replace(manifest, sources=tuple(map(_public, manifest.sources)))
     folder.write_json(name, {**manifest.to_json(), "checksum": manifest.checksum()})
+
+
+def _public(source: PreparedSource) -> PreparedSource:
+    return replace(source, uri=", ".join(map(without_credentials, source.uri.split(", "))))

@@ -11,6 +11,7 @@ from orchestrator.data.sources.files import SourceFile
 from orchestrator.data.sources.lines import line_number
 from orchestrator.data.sources.plain import opened_plain
 from orchestrator.job.errors import InputError
+from orchestrator.job.redact import without_credentials
 
 EXAMPLES = 3
 """Examples that are kept of one kind in one file and part."""
@@ -77,7 +78,8 @@ class Rejected:
         self, file: SourceFile, action: str, error: Unfit, at: int | None, sample: object, count: int
     ) -> None:
         key = (file.uri, error.kind, action)
-        found = self._found.setdefault(key, Finding(file.source, file.uri, error.kind, action))
+        where = without_credentials(file.uri)  # it is kept beside the data
+        found = self._found.setdefault(key, Finding(file.source, where, error.kind, action))
         found.count += count
         if len(found.examples) < EXAMPLES:
             place = {} if at is None else {("row" if file.kind in ROWS else "byte"): at}

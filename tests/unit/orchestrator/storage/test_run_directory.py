@@ -240,3 +240,20 @@ def test_only_folders_that_were_made_are_removed_and_only_empty_ones(tmp_path: P
 def test_a_damaged_document_that_decides_nothing_is_none(run: RunDir, content: bytes) -> None:
     run.fs.pipe_file(f"{run.path}/status.json", content)
     assert run.read_json_or_empty("status.json") == {}
+
+
+def test_a_private_document_is_never_open_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RunDir(str(tmp_path / "a"))
+    run.create()
+    seen: list[int] = []
+    replace = os.replace
+
+    def noted(draft: str, target: str) -> None:
+        seen.append(os.stat(draft).st_mode & 0o777)
+        replace(draft, target)
+
+    monkeypatch.setattr(os, "replace", noted)
+    run.write_text("job.yaml", "a: b", private=True)
+    run.write_text("job.yaml", "a: c", private=True)
+    assert seen == [0o600, 0o600]
+    assert Path(run.at("job.yaml")).stat().st_mode & 0o777 == 0o600

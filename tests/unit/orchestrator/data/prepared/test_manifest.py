@@ -48,3 +48,15 @@ def test_data_of_format_2_is_read_and_made_again_as_it_was(tmp_path: Path) -> No
     assert made.engines
     assert replace(made, engines={}) == found
     assert not (tmp_path / "prepared" / "shards" / "000000.contents").exists()
+
+
+def test_a_manifest_has_no_credentials_of_where_the_text_was(tmp_path: Path) -> None:
+    folder = DataFolder(str(tmp_path))
+    folder.write("manifest.json", FORMAT_2.encode())
+    found = manifest.read(folder)
+    assert found is not None
+    named = "http://ann:secret@host/a.txt, https://host/b.txt?sig=secret, /data/a, b?c"
+    manifest.write(folder, replace(found, sources=(replace(found.sources[0], uri=named),)))
+    written = manifest.read(folder)
+    assert written is not None
+    assert written.sources[0].uri == "http://host/a.txt, https://host/b.txt, /data/a, b?c"
