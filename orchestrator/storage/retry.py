@@ -49,17 +49,31 @@ class LostBytes(OSError):
     """What a file held cannot be read from its medium."""
 
 
+ASK_AGAIN = {408, 425, 429}
+"""Answers of HTTP from 400 to 499 after which the same request may succeed; after all others of these it will not."""
 PERMANENT_TYPES = FileNotFoundError | FileExistsError | PermissionError | LostBytes
 """Permanent errors that may come without an errno."""
 
 
 def transient(error: BaseException) -> bool:
     """Whether a storage error may pass by itself: a lost connection, a timeout, a server that is busy or failing."""
+    if 400 <= (answer := status_of(error)) < 500 and answer not in ASK_AGAIN:
+        return False
     if isinstance(error, OSError):
         return error.errno not in PERMANENT and not isinstance(error, PERMANENT_TYPES)
     return isinstance(error, Unreachable) or (
         _is_client_error(error) and type(error).__name__ not in MISCONFIGURED
     )
+
+
+def status_of(error: BaseException | None) -> int:
+    """The status of HTTP with which a server has answered, as the clients' errors have it; 0 without one."""
+    for told in (error, getattr(error, "response", None)):
+        for name in ("status", "status_code", "code"):
+            value = getattr(told, name, None)
+            if isinstance(value, int | str) and str(value).isdecimal():
+                return int(value)
+    return 0
 
 
 def may_come_back(error: BaseException) -> bool:

@@ -17,7 +17,9 @@ from orchestrator.data.sources.verified import (
     check_unchanged,
     open_source,
 )
+from orchestrator.job.errors import InputError, Unreachable
 from orchestrator.job.fields import columns_of
+from orchestrator.storage.retry import storage_failed, transient
 
 TABLES = (".parquet", ".arrow")
 """Kinds whose spans are not of lines."""
@@ -106,8 +108,18 @@ def opened(span: Span) -> Iterator[BinaryIO]:
         with open_source(file.uri, file.size, file.content, sums, first) as found:
             yield found
     except ReadFailed as failed:
-        raise failed.error from None
+        raise _named(failed.error, file.uri) from None
     check_unchanged(file.uri, file.size, file.content, sums)
+
+
+def _named(error: Exception, uri: str) -> Exception:
+    """An error of a store's client, which may not say what was read, as one that does."""
+    if isinstance(error, OSError) or not storage_failed(error):
+        return error
+    what = f"cannot be read ({' '.join(str(error).split())})"
+    if transient(error):
+        return Unreachable(what, uri, "check address and network")
+    return InputError(what, uri, "check its address and credentials; the same command goes on")
 
 
 def _with_sums(span: Span, reach: int | None) -> Span:

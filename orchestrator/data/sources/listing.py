@@ -15,14 +15,17 @@ from orchestrator.data.sources.kinds import ROWS, kind_of
 from orchestrator.data.sources.verified import identify, tag
 from orchestrator.job.data import Source
 from orchestrator.job.errors import InputError, Unreachable
+from orchestrator.job.redact import without_credentials
 from orchestrator.storage.file_system import open_file_system, shared_file_system
 from orchestrator.storage.input_files import TIMEOUT
-from orchestrator.storage.retry import Retry, transient
+from orchestrator.storage.retry import Retry, status_of, transient
 from orchestrator.storage.uri import is_local, local_path
 
 LIST = ".list"
 """How the name of a file ends that names files, one a line."""
 THREADS = 8
+ABSENT = (404, 410)
+"""Answers of HTTP that say that there is no such file."""
 
 
 class Listed(NamedTuple):
@@ -88,7 +91,9 @@ def _infos(fs: Any, path: str, where: str) -> Iterator[dict[str, Any]]:
     retry = Retry()
     try:
         info = retry(fs.info, path)
-    except FileNotFoundError:
+    except FileNotFoundError as error:  # so fsspec tells whatever a server of HTTP has answered
+        if "*" not in path and status_of(error.__cause__) not in (0, *ABSENT):
+            raise error.__cause__ or error from None
         info = None
     if info is not None and info["type"] == "file":
         yield info
@@ -201,7 +206,7 @@ def _refuse_twice(listed: Sequence[Listed], key: str) -> None:
 def _identify(number: int, source: Source, key: str, file: Listed, on_error: str) -> SourceFile:
     path = file.name
     uri = path if file.local else file.fs.unstrip_protocol(path)
-    kind = kind_of(path, source.format)
+    kind = kind_of(without_credentials(uri), source.format)
     if kind is None:
         hint = "convert it, narrow the glob, or say its format"
         raise InputError(f"{path} holds no text that can be read, by the end of its name", key, hint)

@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import itertools
 import time
+import types
 
 import pytest
 from botocore.exceptions import EndpointConnectionError, NoCredentialsError
@@ -77,6 +78,37 @@ def test_what_the_user_has_to_mend_does_not() -> None:
     assert not transient(PermissionError("wrong key"))
     assert transient(Unreachable("cannot be read", "s3://x"))
     assert not transient(InputError("is damaged", "s3://x"))
+
+
+def answered(module: str, **told: object) -> Exception:
+    """An error of a store's client, by the module that it is of."""
+    error = type("Refused", (Exception,), {"__module__": module})("refused")
+    vars(error).update(told)
+    return error
+
+
+@pytest.mark.parametrize(
+    ("told", "passes"),
+    [
+        ({"status": 401}, False),
+        ({"status": 403}, False),
+        ({"status_code": 410}, False),
+        ({"code": 403}, False),
+        ({"code": "404"}, False),
+        ({"response": types.SimpleNamespace(status_code=401)}, False),
+        ({"status": 408}, True),
+        ({"code": 425}, True),
+        ({"status_code": 429}, True),
+        ({"status": 503}, True),
+        ({"code": "ServerBusy"}, True),
+        ({"status": None}, True),
+        ({}, True),
+    ],
+)
+@pytest.mark.parametrize("module", ["aiohttp.client_exceptions", "gcsfs.retry", "azure.core.exceptions"])
+def test_what_a_server_has_refused_does_not(module: str, told: dict[str, object], passes: bool) -> None:
+    assert transient(answered(module, **told)) is passes
+    assert storage_failed(answered(module, **told))
 
 
 def test_an_outage_is_waited_for_however_many_tries_it_takes() -> None:

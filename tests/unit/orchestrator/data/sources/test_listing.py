@@ -58,6 +58,14 @@ def test_a_file_on_another_file_system_is_identified_by_its_tag() -> None:
     assert before.content != after.content
 
 
+def test_a_signature_is_no_part_of_the_name_that_says_what_a_file_holds() -> None:
+    place = f"memory://{uuid.uuid4().hex}/a.jsonl?sig=b/c"
+    with fsspec.open(place, "w") as file:
+        file.write('{"text": "hello"}')
+    (found,) = resolve([Source(uri=place)])
+    assert found.kind == ".jsonl"
+
+
 def test_a_name_with_brackets_is_a_name_first(tmp_path: Path) -> None:
     (tmp_path / "a[1].txt").write_text("x")
     assert [f.uri for f in resolve([Source(uri=str(tmp_path / "a[1].txt"))])] == [str(tmp_path / "a[1].txt")]
