@@ -17,7 +17,7 @@ import typer
 
 from orchestrator.job.errors import InputError
 from orchestrator.job.outcome import INTERRUPTED, Outcome
-from orchestrator.job.redact import redact
+from orchestrator.job.redact import redact_message
 
 app = typer.Typer(
     name="orchestrator",
@@ -118,7 +118,8 @@ def _guarded(command: Callable[[], object], debug: bool, as_json: bool = False, 
         if refused := _refused(error):
             failure, code, line = refused, Outcome.WRONG_INPUT.exit_code, str(refused)
     lines = [str(each) for each in failure.each()] if isinstance(failure, InputError) else [line]
-    lines, line = redact(lines), redact(line)  # a terminal's text goes into logs and questions to others
+    # what a terminal shows goes into logs, and into questions to others
+    lines, line = [redact_message(each) for each in lines], redact_message(line)
     if debug and failure:
         traceback.print_exception(failure)
     with contextlib.suppress(OSError):  # that nothing can be printed may be what failed

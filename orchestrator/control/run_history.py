@@ -25,7 +25,7 @@ from orchestrator.control.save_failures import SaveFailures
 from orchestrator.control.state import Phase, State
 from orchestrator.control.trace_beside import TraceBeside
 from orchestrator.data.samples.skips import is_before, merged
-from orchestrator.job.redact import holds_secret, redact
+from orchestrator.job.redact import holds_secret, redact_message
 from orchestrator.job.spec import JobSpec, dump
 from orchestrator.storage.background_writer import BackgroundWriter
 from orchestrator.storage.document_writer import DocumentWriter
@@ -165,8 +165,8 @@ class RunHistory:
 
     def event(self, attempt: int, step: int, phase: str, reason: str, **more: Unpack[EventFields]) -> None:
         """Add a row to events.jsonl, without the secrets that an error's message may have."""
-        reason = redact(reason)
-        if fault := redact(more.get("first_fault")):
+        reason, fault = map(redact_message, (reason, more.get("first_fault") or ""))
+        if fault:
             more["first_fault"] = fault
         self._log.event(step, phase, f"{reason}: {fault}" if fault else reason)
         self._metrics.hurry()

@@ -13,7 +13,7 @@ from cluster.workers.gang import RankStatus
 from orchestrator.control.run_history import RunHistory
 from orchestrator.control.state import State
 from orchestrator.job.outcome import ENDED
-from orchestrator.job.redact import redact
+from orchestrator.job.redact import redact_message
 from orchestrator.job.spec import JobSpec
 from orchestrator.storage.row_line import Row
 from orchestrator.track.step_parts import StepParts, latest, why_slow
@@ -57,7 +57,7 @@ def status_of(
         "usd": history.spending.spent[1] or None if history else None,
         "latest_events": [_shown(event) for event in history.events[-EVENTS_SHOWN:]] if history else [],
         "eta_seconds": left if left and state.phase == "train" else None,
-        "note": redact(note),
+        "note": redact_message(note),
         "evaluation": evaluation,
         "missing_rows": history.event_history.missing if history else [],
         "rows": history.mark if history else None,

@@ -21,6 +21,7 @@ _PASSWORD = re.compile(r"(?i)(?:pass(?:words?|wd|phrase)?|pwd|secret)\W*$")
 _VARIABLE = re.compile(r"\$[A-Za-z_][A-Za-z0-9_]*")
 _VALUE = r"""(?P<value>"(?:\\.|[^"\\\n])+"|'(?:\\.|[^'\\\n])+'|["']?[^\s"',}&{\[]+)"""
 _ASSIGNED = re.compile(rf"""(?P<key>{_SECRET}[\w.-]{{0,64}}["']?[ \t]*[:=][ \t]*){_VALUE}""")
+_SET = re.compile(rf"""(?P<key>{_SECRET}[\w.-]{{0,64}}=){_VALUE}""")
 
 # A password may hold every sign. It ends at the last "@" before the host, and one that is a number and a "/" is a port.
 _PASSWORD_IN_URI = re.compile(
@@ -57,14 +58,10 @@ _BY_FORM = (
         rf"\1{HIDDEN}",
     ),
     (re.compile(r"(?i)(\bbearer[ \t]+)(?=[\w.~+/-]{0,80}\d)[\w.~+/-]{8,}=*"), rf"\1{HIDDEN}"),
-    # options of commands
-    (
-        re.compile(
-            rf"""(?<!\S)(--?(?:[\w-]{{0,40}}[_-])?(?i:token|secret|password|passwd|{_KEYS})[ \t]+)"""
-            r"""(?!-|(?:or|and|to|is|with|for|in|of)\b)[^\s"']+"""
-        ),
-        rf"\1{HIDDEN}",
-    ),
+)
+_OPTION = re.compile(
+    rf"""(?<!\S)(--?(?:[\w-]{{0,40}}[_-])?(?i:token|secret|password|passwd|{_KEYS})[ \t]+)"""
+    r"""(?!-|(?:or|and|to|is|with|for|in|of)\b)[^\s"']+"""
 )
 _CHAINED = re.compile(r"::(?=[A-Za-z][\w+.-]*://)")
 
@@ -107,6 +104,11 @@ def redact(value: T) -> T:
     and tokens that are known by their form, and what follows a name of a token, secret, password, credential or key.
     """
     return _redact(value)
+
+
+def redact_message(text: str) -> str:
+    """As `redact`, of a line for the user: there a colon after a name begins what is said about it."""
+    return _SET.sub(_hide_assigned, _by_form(text))
 
 
 def hidden_at(value: Any) -> str:
@@ -160,9 +162,13 @@ def _is_variable(key: str, value: str) -> bool:
 
 
 def _text(text: str) -> str:
+    return _ASSIGNED.sub(_hide_assigned, _OPTION.sub(rf"\1{HIDDEN}", _by_form(text)))
+
+
+def _by_form(text: str) -> str:
     for form, shown in _BY_FORM:
         text = form.sub(shown, text)
-    return _ASSIGNED.sub(_hide_assigned, text)
+    return text
 
 
 def _hide_assigned(match: re.Match[str]) -> str:

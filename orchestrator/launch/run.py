@@ -14,7 +14,7 @@ from cluster.workers.clock import wall
 from orchestrator.checkpoint.store import Store
 from orchestrator.job.errors import InputError
 from orchestrator.job.outcome import Outcome
-from orchestrator.job.redact import redact
+from orchestrator.job.redact import redact_message
 from orchestrator.job.spec import JobSpec
 from orchestrator.launch import checked_before
 from orchestrator.launch.at_work import refuse_if_at_work
@@ -51,7 +51,7 @@ class RunOutcome:
     fallen: str = ""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "line", redact(self.line))
+        object.__setattr__(self, "line", redact_message(self.line))
 
 
 def run(

@@ -16,7 +16,7 @@ from orchestrator.data.progress import StageLine
 from orchestrator.data.quiet_logging import quiet
 from orchestrator.job.errors import InputError
 from orchestrator.job.outcome import Outcome
-from orchestrator.job.redact import holds_secret, redact
+from orchestrator.job.redact import holds_secret, redact_message
 from orchestrator.job.spec import JobSpec, dump
 from orchestrator.job.tune import POPULATION, TuneSpec
 from orchestrator.launch.at_work import refuse_if_at_work
@@ -153,7 +153,9 @@ def _search(
         return SearchOutcome(Outcome.STOPPED, found, f"{line}; the same command goes on")
     if found["best"] is None:
         reason = next(iter(records.ended.values())).reason
-        return SearchOutcome(Outcome.FAILED, found, redact(f"every trial failed; the first: {reason}"))
+        return SearchOutcome(
+            Outcome.FAILED, found, redact_message(f"every trial failed; the first: {reason}")
+        )
     return SearchOutcome(Outcome.DONE, found)
 
 

@@ -8,7 +8,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.job.redact import redact, without_credentials
+from orchestrator.job.redact import redact, redact_message, without_credentials
 
 
 @pytest.mark.parametrize(
@@ -90,6 +90,19 @@ def test_secrets_in_text_go(text: str, clean: str) -> None:
 )
 def test_what_is_no_secret_stays(text: str) -> None:
     assert redact(text) == text
+
+
+@pytest.mark.parametrize(
+    ("line", "clean"),
+    [
+        ("notify.webhook: is no URL; set it", "notify.webhook: is no URL; set it"),
+        ("key.yaml: steps: unknown key", "key.yaml: steps: unknown key"),
+        ("--secret-env: A is given twice", "--secret-env: A is given twice"),
+        ("a.uri s3://key:ab/cd@bucket: AccountKey=abc", "a.uri s3://key:***@bucket: AccountKey=***"),
+    ],
+)
+def test_a_message_has_no_secrets_and_says_what_is_wrong(line: str, clean: str) -> None:
+    assert redact_message(line) == clean
 
 
 def test_secrets_in_mappings_go_by_their_key() -> None:
