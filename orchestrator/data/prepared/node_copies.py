@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +15,7 @@ from orchestrator.data.prepared.manifest import DataManifest, TokenShard
 from orchestrator.data.prepared.put_aside import put_aside
 from orchestrator.data.prepared.verified_shard import DataGone
 from orchestrator.storage.atomic import replace_file
+from orchestrator.storage.own_folder import own_folder_or_another
 
 AGAIN = "run or prepare the job again, which makes what is missing"
 """Hint for prepared data that is missing or damaged."""
@@ -24,8 +23,8 @@ AGAIN = "run or prepare the job again, which makes what is missing"
 
 def copies_of(found: DataManifest) -> Path:
     """This node's folder for copies of prepared data, and what is derived from it."""
-    kept = Path(tempfile.gettempdir()) / f"orchestrator-tokens-{os.getuid()}" / found.fingerprint
-    kept.mkdir(parents=True, exist_ok=True, mode=0o700)
+    kept = own_folder_or_another("tokens") / found.fingerprint
+    kept.mkdir(exist_ok=True, mode=0o700)
     return kept
 
 

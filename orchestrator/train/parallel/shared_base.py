@@ -12,7 +12,6 @@ import contextlib
 import fcntl
 import mmap
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -21,6 +20,8 @@ from typing import IO
 import torch
 import xxhash
 from torch import Tensor
+
+from orchestrator.storage.own_folder import own_folder
 
 ALIGNED = 64
 MARK = 64
@@ -50,7 +51,7 @@ def share(key: str, shapes: Sequence[torch.Size], fill: Fill, wait: float = WAIT
     name = xxhash.xxh3_128_hexdigest(f"{key} {[tuple(shape) for shape in shapes]}".encode())
     starts, size = _places(shapes)
     try:
-        with _locked(_folder() / name, wait) as file:
+        with _locked(own_folder("bases") / name, wait) as file:
             owners = _owners(file)
             found = next((fd for each in owners if (fd := _opened(each, name, size)) is not None), None)
             if found is None:
@@ -107,16 +108,6 @@ def _opened(owner: tuple[int, int], name: str, size: int) -> int | None:
             return found
         os.close(found)
     return None
-
-
-def _folder() -> Path:
-    """A folder that is this user's alone. Raises OSError if it is another's."""
-    found = Path(tempfile.gettempdir()) / f"orchestrator-bases-{os.getuid()}"
-    found.mkdir(mode=0o700, exist_ok=True)
-    told = found.lstat()
-    if told.st_uid != os.getuid() or told.st_mode & 0o077 or found.is_symlink():
-        raise PermissionError(f"{found} is not this user's alone")
-    return found
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from orchestrator.train.parallel import shared_base
 from orchestrator.train.parallel.shared_base import share
 
 SHAPES = [torch.Size((3, 5)), torch.Size((7,)), torch.Size((2, 2))]
@@ -19,7 +19,7 @@ SHAPES = [torch.Size((3, 5)), torch.Size((7,)), torch.Size((2, 2))]
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(shared_base.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
     return tmp_path / f"orchestrator-bases-{os.getuid()}"
 
 
@@ -87,5 +87,5 @@ def test_who_cannot_share_is_told_so(folder: Path) -> None:
         fcntl.flock(file, fcntl.LOCK_EX)
         assert share("base", SHAPES, Filler(), wait=0.0) is None
     held.close()
-    folder.chmod(0o755)
+    folder.chmod(0o777)
     assert share("base", SHAPES, Filler()) is None
