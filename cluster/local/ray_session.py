@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import secrets
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, TextIO
 
 import psutil
@@ -28,6 +32,9 @@ ON_HEAD = {"node:__internal_head__": 0.001}
 """A resource of the head only, for small actors that must neither be lost with a worker's node nor keep it running."""
 OBJECT_STORE_BYTES = 300 * 2**20
 """A small object store is enough, since token shards go through files."""
+LEAST_FREE = 2**25
+"""Bytes below which a disk is too full for the files of a Ray that starts."""
+ANOTHER_FOLDER = "make room there, or set TMPDIR, or RAY_TMPDIR, to a folder where files can be made"
 LOOPBACK = "127.0.0.2"
 """Ray replaces 127.0.0.1 by the machine's outward address; any other loopback address it keeps."""
 
@@ -39,11 +46,9 @@ _ALONE = threading.Lock()
 class NotStarted(RuntimeError):
     """Ray did not start on this machine: `what` was wrong, and what may help (`hint`)."""
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: str, hint: str = "try again when this machine has less to do") -> None:
         self.what = f"Ray did not start on this machine: {reason}"
-        self.hint = "try again when this machine has less to do"
-        if LONG_PATH in reason:
-            self.hint = "its sockets are below TMPDIR, or RAY_TMPDIR: set it to a shorter path"
+        self.hint = hint
         super().__init__(f"{self.what}; {self.hint}")
 
 
@@ -102,7 +107,9 @@ def _connection(
         if _is_host_and_port(address):
             check_reachable(address)
         options |= {"_node_ip_address": node} if node else {}
-    with reaped() if address is None else contextlib.nullcontext():
+    with _own_folder() if address is None else contextlib.nullcontext() as own:
+        # Ray opens the folder that it is given to all, so that it has one below
+        options |= {"_temp_dir": os.path.join(own.path, "0")} if own else {}
         _connect(address, options)
         import ray
 
@@ -111,11 +118,57 @@ def _connection(
             try:
                 yield
             finally:
-                orphans = _workers() if ray_internals.dead_main_process() else []
+                orphans = _workers() if (died := ray_internals.dead_main_process()) else []
                 ray.shutdown()
                 for process in orphans:  # they would live on for a while, and hold what the next ones need
                     with contextlib.suppress(psutil.Error):
                         process.kill()
+                if own and died:
+                    own.kept = True
+                    print(f"Ray's logs are in {own.path}")
+
+
+@dataclass
+class _Folder:
+    """A folder of an embedded Ray, and whether it is `kept` for the logs that are in it."""
+
+    path: str
+    kept: bool = False
+
+
+@contextlib.contextmanager
+def _own_folder() -> Iterator[_Folder]:
+    """A folder for the sockets and logs of an embedded Ray, which is this user's alone: in Ray's own, others could put
+    theirs in the place of a socket. It ends with Ray, unless its logs say what went wrong. Raises NotStarted."""
+    above = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"  # where Ray would make its own
+    try:
+        os.makedirs(above, exist_ok=True)
+        own = _Folder(tempfile.mkdtemp(prefix="r", dir=os.path.abspath(above)))
+    except OSError as error:
+        raise NotStarted(f"{above}: {error.strerror}", ANOTHER_FOLDER) from None
+    try:
+        with reaped(own.path):
+            yield own
+    except NotStarted as error:
+        own.kept = own.path in error.hint
+        raise
+    finally:
+        if not own.kept:
+            shutil.rmtree(own.path, ignore_errors=True)
+
+
+def _not_started(reason: str, folder: str) -> NotStarted:
+    """The error for a Ray that did not start with its files in a folder."""
+    if LONG_PATH in reason:
+        return NotStarted(reason, "its sockets are below TMPDIR, or RAY_TMPDIR: set it to a shorter path")
+    with contextlib.suppress(OSError):
+        if shutil.disk_usage(folder).free < LEAST_FREE:
+            return NotStarted(f"the disk of {folder} is full ({reason})", ANOTHER_FOLDER)
+    if any(
+        os.strerror(number) in reason for number in (errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
+    ):
+        return NotStarted(f"{folder}: {reason}", ANOTHER_FOLDER)
+    return NotStarted(reason, f"try again when this machine has less to do; Ray's logs are in {folder}")
 
 
 @contextlib.contextmanager
@@ -165,7 +218,7 @@ def _connect(address: str | None, options: dict[str, Any]) -> None:
         except Exception as error:  # a bare one, if the machine was too busy to start a node in time
             reason = " ".join(str(error).split())[:200]
             if address is None and (last or LONG_PATH in reason):
-                raise NotStarted(reason) from None
+                raise _not_started(reason, options["_temp_dir"]) from None
             if address is not None and "oken" in reason:
                 raise WrongToken(f"the Ray cluster at {address} refuses this token") from None
             if last:

@@ -16,14 +16,15 @@ WAIT = 15.0
 
 
 @contextlib.contextmanager
-def reaped() -> Iterator[None]:
+def reaped(folder: str = "") -> Iterator[None]:
     """Run `reaper.py` beside this process, so that no process of the Ray started within this context outlives it for
-    long, however it ends."""
+    long, however it ends; nor its `folder`, if this process is killed."""
     if not sys.platform.startswith("linux"):
         yield
         return
     marker = secrets.token_hex(16)
-    arguments = [sys.executable, "-I", "-S", reaper.__file__, marker]
+    arguments = [sys.executable, "-I", "-S", reaper.__file__, marker, str(os.getpid())]
+    arguments += [folder] if folder else []
     # A session of its own: what interrupts or ends this process's group must not end the reaper too.
     process = subprocess.Popen(
         arguments, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True

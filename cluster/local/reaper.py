@@ -1,16 +1,17 @@
 """Ends what Ray leaves on this machine when the process that started it dies, a driver with an embedded Ray or a local
-node: `python -I -S reaper.py MARK`, with a pipe as standard input.
+node: `python -I -S reaper.py MARK PID [FOLDER]`, with a pipe as standard input.
 
 The kernel ends Ray's main processes with that process, but not those which they have started: Ray's agents live on for
 minutes. All of them were started with MARK in their environment. Some give themselves a title, which writes over it, so
 the descendants are remembered while they live. The pipe breaks when the process dies; one that ends in order writes a
-byte first. Only the standard library is imported.
+byte first. With it goes the folder of that Ray. Only the standard library is imported.
 """
 
 from __future__ import annotations
 
 import os
 import select
+import shutil
 import signal
 import sys
 import time
@@ -25,7 +26,7 @@ SCAN_EVERY = 1.0
 
 def main() -> None:
     """Wait for the end of the process that started this one, and kill what it left."""
-    marker, starter = f"{VARIABLE}={sys.argv[1]}".encode(), os.getppid()
+    marker, starter = f"{VARIABLE}={sys.argv[1]}".encode(), int(sys.argv[2])
     known: dict[int, str] = {}
     while not select.select([sys.stdin], [], [], SCAN_EVERY)[0]:
         known = descendants(starter) | {pid: start for pid, start in known.items() if _start_of(pid) == start}
@@ -41,6 +42,8 @@ def main() -> None:
                 continue
         empty_scans = 0 if remaining else empty_scans + 1
         time.sleep(0.2)
+    if len(sys.argv) > 3 and os.getppid() != starter:  # else it removes its folder itself
+        shutil.rmtree(sys.argv[3], ignore_errors=True)
 
 
 def descendants(ancestor: int) -> dict[int, str]:

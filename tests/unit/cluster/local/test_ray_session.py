@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,8 +16,11 @@ import pytest
 from cluster.local.address import Connected
 from cluster.local.ray_session import (
     _ALONE,
+    ANOTHER_FOLDER,
     NoCluster,
     NotStarted,
+    _not_started,
+    _own_folder,
     _put_back,
     _require_token,
     connected_ray,
@@ -121,12 +127,77 @@ def test_processors_are_those_that_this_process_may_use() -> None:
     assert processors_here() == len(os.sched_getaffinity(0))
 
 
-def test_why_ray_did_not_start_has_its_own_mend() -> None:
-    busy, long = NotStarted("timed out"), NotStarted("AF_UNIX path length cannot exceed 107 bytes: /tmp/x")
-    assert str(busy) == (
-        "Ray did not start on this machine: timed out; try again when this machine has less to do"
+@pytest.mark.parametrize(
+    ("reason", "free", "hint"),
+    [
+        ("timed out", 10**9, "try again when this machine has less to do; Ray's logs are in {folder}"),
+        (
+            "AF_UNIX path length cannot exceed 107 bytes: /tmp/x",
+            10**9,
+            "its sockets are below TMPDIR, or RAY_TMPDIR: set it to a shorter path",
+        ),
+        ("[Errno 28] No space left on device: '/tmp/x'", 10**9, ANOTHER_FOLDER),
+        ("[Errno 13] Permission denied: '/tmp/x'", 10**9, ANOTHER_FOLDER),
+        ("timed out", 10**6, ANOTHER_FOLDER),
+    ],
+)
+def test_why_ray_did_not_start_has_its_own_mend(
+    reason: str, free: int, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    found = _not_started(reason, str(tmp_path))
+    assert found.hint == hint.format(folder=tmp_path)
+    assert reason in found.what
+    assert str(found) == f"{found.what}; {found.hint}"
+
+
+def test_a_ray_has_a_folder_that_is_this_user_s_alone_and_ends_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "new"))
+    with _own_folder() as own:
+        folder = Path(own.path)
+        assert folder.parent == tmp_path / "new"
+        assert folder.stat().st_mode & 0o777 == 0o700
+        (folder / "log").write_text("")
+    assert not folder.exists()
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "other"))
+    with pytest.raises(NotStarted, match="Ray's logs are in"), _own_folder() as own:
+        raise _not_started("timed out", own.path)
+    assert Path(own.path).parent == tmp_path / "other"
+    assert Path(own.path).exists()
+    with _own_folder() as own:
+        own.kept = True
+    assert Path(own.path).exists()
+
+
+def test_a_temporary_folder_that_cannot_be_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / "file" / "below"))
+    with pytest.raises(NotStarted, match="Not a directory; make room there, or set TMPDIR"), _own_folder():
+        pass
+
+
+def test_the_folder_of_a_process_that_was_killed_ends_too(tmp_path: Path) -> None:
+    code = """
+import os, signal, sys
+from cluster.local.ray_session import _own_folder
+with _own_folder() as own:
+    print(own.path, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "RAY_TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        text=True,
     )
-    assert long.hint == "its sockets are below TMPDIR, or RAY_TMPDIR: set it to a shorter path"
+    assert ended.stdout.startswith(str(tmp_path))
+    deadline = time.monotonic() + 20
+    while Path(ended.stdout.strip()).exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_connection_that_is_there_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
