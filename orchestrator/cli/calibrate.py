@@ -41,6 +41,8 @@ def calibrate(
     from orchestrator.verify.calibrate import calibrate as measure
 
     path = to or stored_at()
+    if path is None:
+        raise InputError("this user has no home folder to store it in", "HOME", "name a file with --to")
     if from_run is not None or undo:
         _refine(from_run, undo, path, as_json)
         return

@@ -5,6 +5,7 @@ Those of known devices are beside this module, in `profiles/`; `orchestrator cal
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import math
 import os
@@ -229,14 +230,18 @@ def read(path: Path) -> Profile:
     return read_model(path, Profile, "device profile", "orchestrator calibrate writes such a file")
 
 
-def stored_at() -> Path:
-    """Where `orchestrator calibrate` stores the profile of this machine."""
-    return Path.home() / ".orchestrator" / "machine.yaml"
+def stored_at() -> Path | None:
+    """Where `orchestrator calibrate` stores the profile of this machine; None for a user without a home folder, as a
+    number without an account is, which some clusters give to containers."""
+    with contextlib.suppress(RuntimeError):
+        return Path.home() / ".orchestrator" / "machine.yaml"
+    return None
 
 
 def calibrated() -> Profile | None:
     """The profile that `orchestrator calibrate` has stored on this machine, if it has. Raises InputError."""
-    return read(stored_at()) if stored_at().is_file() else None
+    path = stored_at()
+    return read(path) if path and path.is_file() else None
 
 
 def check_stores(path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -133,3 +134,12 @@ def test_what_is_stored_is_what_plans_here_use(tmp_path: Any, monkeypatch: pytes
     found = machine_for(Offer(7e9), Bundle(2))
     assert (found.memory, found.name) == (7e9, "cpu-core")
     assert found.full_flops == 2 * load("cpu-core").peak.fp32
+
+
+def test_a_user_without_a_home_has_no_stored_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless(_: object) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", classmethod(homeless))
+    assert profile.stored_at() is None
+    assert profile.calibrated() is None
