@@ -166,8 +166,7 @@ class RunHistory:
     def event(self, attempt: int, step: int, phase: str, reason: str, **more: Unpack[EventFields]) -> None:
         """Add a row to events.jsonl, without the secrets that an error's message may have."""
         reason, fault = map(redact_message, (reason, more.get("first_fault") or ""))
-        if fault:
-            more["first_fault"] = fault
+        more["first_fault"] = fault or None
         self._log.event(step, phase, f"{reason}: {fault}" if fault else reason)
         self._metrics.hurry()
         if "tasks" in more:
