@@ -115,7 +115,7 @@ def _told_of_deaths(cache: str, of: str) -> Iterator[None]:
         yield
     except DEATHS as error:
         what = f"cannot be made: the process for {of} ended {TRIES} times ({type(error).__name__})"
-        hint = "give its machine more memory; see Ray's logs of the worker"
+        hint = "give its machine more memory; on a cluster, Ray's logs of the worker say more"
         raise InputError(what, cache, hint) from None
 
 
