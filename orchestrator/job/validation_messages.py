@@ -12,53 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from orchestrator.job.errors import InputError
-
-ELSEWHERE = {
-    "gradient_accumulation": "it follows from global_batch, the workers and the micro-batch",
-    "gradient_accumulation_steps": "it follows from global_batch, the workers and the micro-batch",
-    "batch_size": "train.global_batch is the sequences of a step, whatever the number of workers",
-    "per_device_train_batch_size": "parallel.micro_batch is what a rank computes at once",
-    "micro_batch_size": "parallel.micro_batch is what a rank computes at once",
-    "learning_rate": "train.optimizer.lr",
-    "lr": "train.optimizer.lr",
-    "max_steps": "train.steps",
-    "num_train_epochs": "train.steps counts optimiser steps; there are no epochs",
-    "epochs": "train.steps counts optimiser steps; there are no epochs",
-    "warmup_steps": "train.optimizer.warmup, steps or a share such as 5%",
-    "warmup_ratio": "train.optimizer.warmup, steps or a share such as 5%",
-    "lr_scheduler_type": "train.optimizer.schedule",
-    "max_grad_norm": "train.optimizer.clip",
-    "gradient_checkpointing": "parallel.recompute",
-    "bf16": "train.precision: bf16",
-    "fp16": "train.precision: fp16",
-    "fp8": "train.precision: fp8",
-    "max_seq_length": "data.sequence_length",
-    "seq_length": "data.sequence_length",
-    "output_dir": "--run-dir, by default runs/<name>",
-    "save_steps": "checkpoint.every",
-    "save_total_limit": "checkpoint.keep",
-    "eval_steps": "evaluate.every",
-    "dp": "what is left of the workers after tp, pp and cp",
-    "data_parallel_size": "what is left of the workers after tp, pp and cp",
-    "tensor_parallel_size": "parallel.tp",
-    "pipeline_parallel_size": "parallel.pp",
-    "zero_stage": "parallel.zero",
-    "hsdp": "parallel.shard says over how many replicas zero 3 divides a copy",
-    "data_parallel_shard_degree": "parallel.shard says over how many replicas zero 3 divides a copy",
-    "data_parallel_replicate_degree": "parallel.shard says over how many replicas zero 3 divides a copy",
-}
-"""What other systems call a key, and what it is here."""
-VALUES = {
-    "adam": "adamw with weight_decay 0 is Adam",
-    "adamw_torch": "it is adamw here",
-    "bfloat16": "it is bf16 here",
-    "float16": "it is fp16 here",
-    "half": "it is fp16 here",
-    "float32": "it is fp32 here",
-    "deepspeed_zero": "parallel.zero is the stage of ZeRO",
-}
-"""What other systems call a value, and what it is here."""
-
+from orchestrator.job.other_names import KEYS, VALUES
 
 WORDS = {
     "int_parsing": "should be a whole number",
@@ -77,6 +31,8 @@ PATTERNS = {
     "name": "1 to 63 letters a-z, digits, dots, dashes and underscores, a letter or a digit first",
 }
 """What the pattern of a key asks for, in words."""
+SHOWN = 3
+"""Most places of a key that a hint names."""
 
 
 def input_error(error: ValidationError, where: str, root: type[BaseModel]) -> InputError:
@@ -123,10 +79,7 @@ def _problem(found: Mapping[str, Any], where: str, root: type[BaseModel]) -> Inp
     names = _path_of(found)
     location = f"{where}: {'.'.join(names)}" if any(names) else where
     if found["type"] == "extra_forbidden":
-        known = _keys(root, found["loc"][:-1])
-        near = difflib.get_close_matches(names[-1], known, n=1)
-        hint = f"did you mean '{near[0]}'?" if near else f"known keys: {', '.join(known)}"
-        return InputError("unknown key", location, ELSEWHERE.get(names[-1], hint))
+        return InputError("unknown key", location, _meant(names, _keys(root, found["loc"][:-1]), root))
     if found["type"] == "missing":
         return InputError("is missing", location, "add it; `orchestrator schema` describes it")
     value = found.get("input")
@@ -140,6 +93,35 @@ def _problem(found: Mapping[str, Any], where: str, root: type[BaseModel]) -> Inp
     message = message.removeprefix("Input ")
     hint = VALUES.get(value.lower(), "") if isinstance(value, str) else ""
     return InputError(message[:1].lower() + message[1:] + got, location, hint)
+
+
+def _meant(names: tuple[str, ...], known: list[str], root: type[BaseModel]) -> str:
+    """The hint for an unknown key among `known` ones: what other systems call so, the places where `root` has a key of
+    that name, or the nearest of those that are known."""
+    *parents, last = names
+    if last in KEYS:
+        return KEYS[last]
+
+    def shared(place: str) -> int:
+        return len([1 for own, other in zip(parents, place.split("."), strict=False) if own == other])
+
+    if places := sorted(_places(root, last), key=lambda place: (-shared(place), place.count("."))):
+        highest = min(place.count(".") for place in places)
+        places = [place for place in places if place.count(".") <= highest + 1]
+        return f"did you mean {' or '.join(places[:SHOWN])}?"
+    near = difflib.get_close_matches(last, known, n=1)
+    return f"did you mean '{near[0]}'?" if near else f"known keys: {', '.join(known)}"
+
+
+def _places(model: type[BaseModel], name: str, within: str = "") -> list[str]:
+    """The dotted names under which a document of `model` has keys called `name`; the first of a list stands for all."""
+    found = [within + name] if name in model.model_fields else []
+    for key, field in model.model_fields.items():
+        inner = _model_in(field.annotation)
+        listed = typing.get_origin(field.annotation)
+        if inner is not None and listed is not dict:
+            found += _places(inner, name, f"{within}{key}.{'0.' if listed is list else ''}")
+    return found
 
 
 def _clear(error: ValidationError) -> list[dict[str, Any]]:

@@ -142,6 +142,8 @@ OF_MODELS = dict.fromkeys(("contrastive", "clip"), "workloads.vision.clip:Clip")
     "workloads.vision.mae:Mae",
 )
 """Objectives that are part of a model here, by the model."""
+OF_OWN_ANSWERS = ("grpo", "ppo", "rlhf", "rl", "rloo", "gspo", "dapo", "reinforce", "online_dpo")
+"""Objectives of answers that the model draws while it is trained, which are not here."""
 OF_TEXT: tuple[str, ...] = tuple(name for name in NAMES if not _CLASSES[name].unit.startswith("record"))
 """Objectives that read text and not records."""
 
@@ -229,5 +231,11 @@ def _near(name: str) -> str:
     asked = name.lower().replace("-", "_")
     if asked in OF_MODELS:
         return f", and the model has its own: workload.model {OF_MODELS[asked]}"
-    near = [OTHER_NAMES[asked]] if asked in OTHER_NAMES else get_close_matches(asked, NAMES, n=1, cutoff=0.7)
+    if asked in OF_OWN_ANSWERS:
+        return (
+            ": nothing here learns from answers that it draws itself, dpo, ipo, orpo and kto do from others"
+        )
+    # of names of few letters any other is near
+    long = [each for each in NAMES if len(each) > 6]
+    near = [OTHER_NAMES[asked]] if asked in OTHER_NAMES else get_close_matches(asked, long, n=1, cutoff=0.7)
     return f": did you mean {near[0]}?" if near else ""

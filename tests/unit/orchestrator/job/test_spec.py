@@ -90,7 +90,7 @@ def refusal(document: dict[str, Any]) -> str:
         ("train.optimizer.nesterov", 0.9, ["train.optimizer.nesterov: unknown key", "lr, betas"]),
         ("train.optimizer.groups", [{"match": ["a"]}], ["the group changes nothing"]),
         ("train.optimizer.momentum", 0.9, ["momentum is for muon, and this is adamw"]),
-        ("train.gradient_accumulation", 2, ["unknown key", "it follows from global_batch"]),
+        ("train.gradient_accumulation", 2, ["unknown key", "it follows from train.global_batch"]),
         ("train.optimizer.name", "adam", ["should be 'adamw'", "adamw with weight_decay 0 is Adam"]),
         ("train.precision", "bfloat16", ["it is bf16 here"]),
         ("train.optimizer.warmup", "x%", ["train.optimizer.warmup: is neither steps nor a share", "5%"]),
