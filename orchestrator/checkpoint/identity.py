@@ -10,7 +10,7 @@ from orchestrator.checkpoint.last_commit import refuse_anew
 from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.checkpoint.store import Store
 from orchestrator.job.document import parse_yaml
-from orchestrator.job.errors import InputError
+from orchestrator.job.errors import InputError, Problems
 from orchestrator.job.own_code import check_same_cleaning, check_same_code
 from orchestrator.job.redact import bare_places, redact, without_credentials
 from orchestrator.job.spec import STAGES, JobSpec, parse
@@ -68,7 +68,7 @@ class Extension:
 def check_same_run(spec: JobSpec, run: RunDir) -> CommitManifest | None:
     """Refuse to continue in another run's directory, by its newest sound commit or else its job.yaml.
 
-    Returns that commit, if there is one. Raises InputError that names the first key that differs.
+    Returns that commit, if there is one. Raises InputError that names the keys that differ.
     """
     commit = Store(run.commits).latest(deep=False)
     extension_of(spec, run, commit)
@@ -117,11 +117,15 @@ def extension_of(spec: JobSpec, run: RunDir, commit: CommitManifest | None) -> E
         raise InputError(f"{what}: it cannot be lowered", run.uri, "set it back; --until ends a run earlier")
     settled = before.train.optimizer.settled(was)
     if settled is None:
-        raise InputError(
-            f"{what}: every learning rate of schedule {before.train.optimizer.schedule} depends on it",
-            run.uri,
-            "set it back; a run under schedule wsd can be extended",
-        )
+        schedule = before.train.optimizer.schedule
+        hint = "set it back; a run under schedule wsd can be extended"
+        if commit is not None:
+            hint += (
+                f". Or go on in a directory of its own, under the schedule begun anew: orchestrator run JOB --run-dir "
+                f"{run.uri}-longer --set 'train.continue_from={{run: \"{run.uri}\", schedule: restart}}' "
+                f"--set {LENGTH}={wanted}"
+            )
+        raise InputError(f"{what}: every learning rate of schedule {schedule} depends on it", run.uri, hint)
     for key, theirs, ours in differences(spec, before):
         if key != LENGTH:
             hint = f"a share of train.steps is another number now: --set {key}={theirs}"
@@ -200,10 +204,14 @@ def _job_of(commit: CommitManifest) -> JobSpec:
 
 
 def _compare(spec: JobSpec, before: JobSpec, where: str, but: Collection[str] = (LENGTH,)) -> None:
-    """Raise InputError if two jobs are not the same `but` for these keys, their length if none are named."""
+    """Raise InputError, which names every key, if two jobs are not the same `but` for these keys, their length if none
+    are named."""
+    problems = Problems()
     for key, theirs, ours in differences(spec, before):
         if key not in but:
-            raise _differs(key, theirs, ours, where)
+            with problems.noted():
+                raise _differs(key, theirs, ours, where)
+    problems.raise_noted()
 
 
 def differences(spec: JobSpec, before: JobSpec) -> list[tuple[str, Any, Any]]:

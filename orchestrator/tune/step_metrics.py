@@ -13,7 +13,9 @@ from orchestrator.storage.row_types import StepRow
 from workloads.own.object_reference import is_object_reference
 
 COORDINATES = {"step", "attempt", "time"}
-OF_STEPS = {key for key, kind in get_type_hints(StepRow).items() if kind in (int, float, float | None)} - COORDINATES
+OF_STEPS = {
+    key for key, kind in get_type_hints(StepRow).items() if kind in (int, float, float | None)
+} - COORDINATES
 OF_EXPERTS = {"router_loss", "router_load", "router_dropped", "router_entropy"}
 OF_HEADS = {
     "sentence_loss",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import shutil
 from collections.abc import Callable
 from datetime import date
@@ -31,6 +32,7 @@ from orchestrator.control.run_history import RunHistory
 from orchestrator.job.data import Source, ValidationSpec
 from orchestrator.job.errors import InputError
 from orchestrator.job.evaluate import EvaluateSpec
+from orchestrator.job.overrides import override
 from orchestrator.job.spec import JobSpec, dump, parse
 from orchestrator.storage.run_directory import RunDir
 
@@ -283,6 +285,34 @@ def test_a_length_that_would_make_another_run_is_refused(
     with pytest.raises(InputError, match=f"train.steps is 12 in this run and {wanted}"):
         drive(under(spec, schedule, steps), run.uri)
     assert files(run) == before
+
+
+def test_what_the_refusal_of_a_length_says_trains_longer(copy: tuple[JobSpec, RunDir]) -> None:
+    spec, run = copy
+    finished(spec, run, "cosine")
+    longer = under(spec, "cosine", 20)
+    with pytest.raises(InputError) as told:
+        drive(longer, run.uri)
+    words = shlex.split(told.value.hint.partition("orchestrator run JOB ")[2])
+    document = longer.model_dump(mode="json")
+    for option, value in zip(words[::2], words[1::2], strict=True):
+        if option == "--set":
+            override(document, value)
+    summary = drive(parse(document), words[words.index("--run-dir") + 1])
+    assert (summary["state"], summary["step"]) == ("done", 20)
+
+
+def test_all_keys_that_differ_are_told(copy: tuple[JobSpec, RunDir]) -> None:
+    spec, run = copy
+    optimizer = spec.train.optimizer.model_copy(update={"lr": 0.5, "eps": 0.5})
+    train = spec.train.model_copy(update={"optimizer": optimizer})
+    with pytest.raises(InputError) as told:
+        check_same_run(spec.model_copy(update={"seed": 4, "train": train}), run)
+    assert [each.what.split()[0] for each in told.value.each()] == [
+        "seed",
+        "train.optimizer.eps",
+        "train.optimizer.lr",
+    ]
 
 
 @pytest.mark.parametrize(
