@@ -7,7 +7,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import Field, model_validator
 
 from orchestrator.job.data import Source, refuse_weights
-from orchestrator.job.metric_names import Metric, OfAnswers, OfPredictions, OfWords
+from orchestrator.job.metric_names import Metric, OfAnswers, OfClasses, OfPredictions, OfWords
 from orchestrator.job.records import COLUMNS, PREFERENCES
 from orchestrator.job.strict import Count, Positive, StrictModel
 from workloads.own.object_reference import PATTERN, is_object_reference
@@ -79,7 +79,7 @@ class EvaluateSpec(StrictModel):
         description="loss (nats a token), perplexity, bits_per_byte (comparable across tokenizers), accuracy (share of "
         "the tokens that are predicted right, or of pairs whose chosen answer has the larger reward), reward_margin "
         "and more of pairs, see the guide; own functions module:name; "
-        "f1 and matthews of classes, spearman of numbers, where they are asked for; "
+        "precision, recall, f1 and matthews of classes, spearman of numbers, where they are asked for; "
         "those that the objective gives if unset",
     )
     tasks: list[str] = Field(
@@ -141,7 +141,7 @@ def metrics_of(objective: str) -> tuple[str, ...]:
     if objective not in PREFERENCES:
         left_out |= {*get_args(OfAnswers), *get_args(OfWords)}
     if objective != "sequence_classification":
-        left_out |= {"f1", "matthews"}
+        left_out |= {*get_args(OfClasses)}
     if objective != "regression":
         left_out |= {"spearman"}
     if objective == "reward":

@@ -12,7 +12,9 @@ OfAnswers = Literal["reward_margin", "chosen_reward", "rejected_reward"]
 """Metrics of objectives that read which answers people prefer."""
 OfWords = Literal["chosen_log_probability", "rejected_log_probability"]
 """Those of them that a model of text has, and a reward model does not."""
-OfPredictions = Literal["f1", "matthews", "spearman"]
+OfClasses = Literal["precision", "recall", "f1", "matthews"]
+"""Metrics of all predictions of classes together."""
+OfPredictions = Literal[OfClasses, "spearman"]
 """Metrics of all predictions together, which are given where they are asked for."""
 Metric = Literal["loss", "perplexity", "bits_per_byte", "accuracy", OfAnswers, OfWords, OfPredictions]
 _LARGER_IS_BETTER: frozenset[str] = frozenset(

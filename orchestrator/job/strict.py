@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import typing
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
@@ -35,6 +35,14 @@ def _takes_bool(annotation: Any) -> bool:
     return any(isinstance(part, bool) or _takes_bool(part) for part in parts if not isinstance(part, str))
 
 
+def _is_of_words(annotation: Any) -> bool:
+    """Whether an annotation takes some words alone, or none: pydantic takes no truth value for one, and lists them."""
+    parts = typing.get_args(annotation)
+    if typing.get_origin(annotation) is Literal:
+        return all(isinstance(part, str) for part in parts)
+    return annotation is type(None) or (bool(parts) and all(_is_of_words(part) for part in parts))
+
+
 class StrictModel(BaseModel):
     """A part of a job file."""
 
@@ -44,7 +52,8 @@ class StrictModel(BaseModel):
     @classmethod
     def a_number_is_no_truth_value(cls, given: Any, info: ValidationInfo) -> Any:
         """Refuse true where a number is wanted, for which pydantic takes 1: YAML reads yes, on and true so."""
-        if isinstance(given, bool) and not _takes_bool(cls.model_fields[str(info.field_name)].annotation):
+        annotation = cls.model_fields[str(info.field_name)].annotation
+        if isinstance(given, bool) and not (_takes_bool(annotation) or _is_of_words(annotation)):
             raise ValueError("should not be true or false")
         return given
 

@@ -6,13 +6,14 @@ import copy
 import difflib
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
 from orchestrator.job.errors import InputError
 from orchestrator.job.other_names import KEYS, VALUES
+from workloads.own.object_reference import PATTERN as OWN
 
 WORDS = {
     "int_parsing": "should be a whole number",
@@ -37,7 +38,9 @@ SHOWN = 3
 
 def input_error(error: ValidationError, where: str, root: type[BaseModel]) -> InputError:
     """What is wrong with a document that is no `root`, the clearest first; `where` names its file."""
-    first, *others = (_problem(found, where, root) for found in _clear(error))
+    own = {_path_of(found) for found in error.errors() if found.get("ctx", {}).get("pattern") == OWN}
+    own |= {_path_of(found) for found in error.errors() if "ObjectReference" in found["loc"]}
+    first, *others = (_problem(found, where, root, own) for found in _clear(error))
     return InputError(first.what, first.where, first.hint, others)
 
 
@@ -75,7 +78,10 @@ def _without_wrong(document: Mapping[str, Any], error: ValidationError) -> dict[
     return rest
 
 
-def _problem(found: Mapping[str, Any], where: str, root: type[BaseModel]) -> InputError:
+def _problem(
+    found: Mapping[str, Any], where: str, root: type[BaseModel], own: Collection[tuple[str, ...]]
+) -> InputError:
+    """What is wrong at one key; those in `own` may name own code too."""
     names = _path_of(found)
     location = f"{where}: {'.'.join(names)}" if any(names) else where
     if found["type"] == "extra_forbidden":
@@ -91,7 +97,8 @@ def _problem(found: Mapping[str, Any], where: str, root: type[BaseModel]) -> Inp
         return InputError(f"is no name{got}", location, f"use {PATTERNS[names[-1]]}")
     message = WORDS.get(found["type"]) or str(found["msg"]).removeprefix("Value error, ")
     message = message.removeprefix("Input ")
-    hint = VALUES.get(value.lower(), "") if isinstance(value, str) else ""
+    hint = "give one of these, or module:name of your own" if names in own else ""
+    hint = VALUES.get(value.lower(), hint) if isinstance(value, str) else hint
     return InputError(message[:1].lower() + message[1:] + got, location, hint)
 
 
@@ -141,7 +148,7 @@ def _path_of(error: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _is_tag(part: int | str) -> bool:
-    return isinstance(part, str) and ("[" in part or part[:1].isupper() or part == "str")
+    return isinstance(part, str) and ("[" in part or part[:1].isupper() or part in ("str", "constrained-str"))
 
 
 def _is_branch(loc: tuple[Any, ...], other: tuple[Any, ...]) -> bool:

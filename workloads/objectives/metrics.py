@@ -2,7 +2,7 @@
 
 name                    library        values  of
 accuracy                scikit-learn   0 to 1  labels
-f1                      scikit-learn   0 to 1  labels: of class 1 of two classes, else the mean over the classes
+precision, recall, f1   scikit-learn   0 to 1  labels: of class 1 of two classes, else the mean over the classes
 matthews                scikit-learn   -1 to 1 labels (Matthews 1975)
 spearman                scipy          -1 to 1 numbers, or texts of numbers
 exact_match             own            0 to 1  texts, compared to the letter
@@ -27,6 +27,8 @@ from workloads.errors import WorkloadError
 
 EXTRA = "pip install -e '.[eval]' in the checkout"
 """What installs the libraries that are optional."""
+OF_A_CLASS = ("precision", "recall", "f1")
+"""Metrics that each class has."""
 
 
 def measure(name: str, predictions: Sequence[Any], references: Sequence[Any], classes: int = 0) -> float:
@@ -44,7 +46,7 @@ def measure(name: str, predictions: Sequence[Any], references: Sequence[Any], cl
         raise WorkloadError(
             f"{name} of {len(predictions)} predictions and {len(references)} references; give one for each"
         )
-    options = {"classes": classes} if name == "f1" else {}
+    options = {"classes": classes} if name in OF_A_CLASS else {}
     found = float(METRICS[name](predictions, references, **options))
     if not math.isfinite(found):
         raise WorkloadError(f"{name} is not finite; look at the predictions")
@@ -57,12 +59,15 @@ def _accuracy(predictions: Sequence[Any], references: Sequence[Any]) -> float:
     return float(accuracy_score(list(references), list(predictions)))
 
 
-def _f1(predictions: Sequence[Any], references: Sequence[Any], classes: int) -> float:
-    from sklearn.metrics import f1_score
+def _of_a_class(kind: str, predictions: Sequence[Any], references: Sequence[Any], classes: int) -> float:
+    """0 of a class that is never predicted, or never there."""
+    from sklearn.metrics import precision_recall_fscore_support
 
     binary = classes == 2 if classes else {*predictions, *references} <= {0, 1}
-    average = "binary" if binary else "macro"
-    return float(f1_score(list(references), list(predictions), average=average, zero_division=0.0))
+    found = precision_recall_fscore_support(
+        list(references), list(predictions), average="binary" if binary else "macro", zero_division=0.0
+    )
+    return float(found[OF_A_CLASS.index(kind)])
 
 
 def _matthews(predictions: Sequence[Any], references: Sequence[Any]) -> float:
@@ -129,7 +134,7 @@ def _library(module: str, metric: str) -> Any:
 
 METRICS: Mapping[str, Callable[..., float]] = {
     "accuracy": _accuracy,
-    "f1": _f1,
+    **{kind: partial(_of_a_class, kind) for kind in OF_A_CLASS},
     "matthews": _matthews,
     "spearman": _spearman,
     "exact_match": _exact_match,

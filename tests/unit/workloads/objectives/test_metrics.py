@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from typing import Any
 
@@ -20,6 +21,11 @@ from workloads.objectives.metrics import METRICS, measure
         ("f1", [0, 0], [0, 0], 0.0),  # of class 1, which is nowhere
         ("f1", [0, 1, 2, 2], [0, 1, 1, 2], (1 + 2 / 3 + 2 / 3) / 3),
         ("f1", ["a", "b"], ["a", "a"], (2 / 3 + 0) / 2),
+        ("precision", [1, 1, 1, 0], [1, 0, 0, 1], 1 / 3),
+        ("recall", [1, 1, 1, 0], [1, 0, 0, 1], 1 / 2),
+        ("precision", [0, 0], [1, 0], 0.0),  # class 1 is never said
+        ("precision", [0, 1, 2, 2], [0, 1, 1, 2], (1 + 1 + 1 / 2) / 3),
+        ("recall", [0, 1, 2, 2], [0, 1, 1, 2], (1 + 1 / 2 + 1) / 3),
         ("matthews", [1, 1, 0, 0], [1, 1, 0, 0], 1.0),
         ("matthews", [0, 0, 1, 1], [1, 1, 0, 0], -1.0),
         ("matthews", [1, 1, 1, 1], [1, 1, 0, 0], 0.0),
@@ -42,6 +48,17 @@ def test_values(name: str, predictions: list[Any], references: list[Any], wanted
     if name[:4] in ("roug", "bleu", "chrf"):
         pytest.importorskip("lm_eval")
     assert measure(name, predictions, references) == pytest.approx(wanted, abs=1e-9)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_metrics_of_a_class_are_scikit_learns(classes: int) -> None:
+    from sklearn.metrics import f1_score, precision_score, recall_score
+
+    drawn = random.Random(classes)
+    said, wanted = ([drawn.randrange(classes) for _ in range(50)] for _ in range(2))
+    average = "binary" if classes == 2 else "macro"
+    for name, of in (("precision", precision_score), ("recall", recall_score), ("f1", f1_score)):
+        assert measure(name, said, wanted, classes) == of(wanted, said, average=average)
 
 
 def test_every_metric_is_in_the_table_of_the_docstring() -> None:
