@@ -181,9 +181,13 @@ def _leaves(row: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
 
 def _first_row(uri: str) -> Mapping[str, Any] | None:
     """The first row of the first file, None if it holds no rows or there is none yet."""
-    fs, path = open_file_system(uri, TIMEOUT)
     try:
+        fs, path = open_file_system(uri, TIMEOUT)
         found = sorted(name for name in fs.glob(path) if fs.isfile(name))
+    except Exception as error:  # every file system has its own kind
+        what = f"cannot be listed ({' '.join(str(error).split())[:200]})"
+        raise InputError(what, uri, "check the address and credentials") from None
+    try:
         if not found or PurePosixPath(found[0]).suffix not in (".jsonl", ".parquet", ".csv"):
             return None
         return _row_of(fs, found[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,10 @@ from workloads.errors import WorkloadError
 
 FOLDER = "hf:"
 """How the name of a model begins that is in a folder of transformers."""
+HUB = re.compile(r"(?!\.)[\w.-]+(/(?!\.)[\w.-]+)?")
+"""Names of the Hub: one or two parts."""
+FILES = (".json", ".yaml", ".tiktoken")
+"""How a name ends that is of a file."""
 RANDOM = ("drop", "jitter")
 """Parts of the names of attributes with which a network draws random numbers in training."""
 
@@ -26,6 +31,7 @@ def read_hf_config(
     if not (path / "config.json").exists():
         raise WorkloadError(
             f"{folder} has no config.json; give a folder that save_pretrained wrote, or put it there"
+            f"{of_the_hub(folder)}"
         )
     from transformers import AutoConfig  # takes a second, which a wrong folder need not
 
@@ -39,6 +45,15 @@ def read_hf_config(
     if method_of(hf_config) and method_of(hf_config) not in quantised:
         raise WorkloadError(f"the weights in {folder} are quantised; give a folder with the full ones")
     return hf_config
+
+
+def of_the_hub(path: str) -> str:
+    """The end of a hint: how to get what `path` names on the Hugging Face Hub; empty if that is no name of something
+    there, or is here."""
+    named = path.removeprefix(f"{Path.cwd()}/")
+    if not HUB.fullmatch(named) or named.endswith(FILES) or Path(path).exists():
+        return ""
+    return f". Nothing is fetched from the Hub; `hf download {named} --local-dir {named}` does that"
 
 
 def method_of(hf_config: Any) -> str:

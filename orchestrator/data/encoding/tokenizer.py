@@ -11,6 +11,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from orchestrator.data.encoding import tiktoken_file
 from orchestrator.data.prepared.data_folder import DataFolder
 from orchestrator.job.errors import InputError
+from workloads.hf.hf_config import of_the_hub
 
 STANDARD = ("<|endoftext|>", "<pad>", "<bos>", "<cls>", "<sep>", "<mask>", "<unk>")
 """The special tokens of every tokenizer that is trained here; ids 0, 1, ... in this order."""
@@ -90,7 +91,7 @@ def load(uri: str, special_tokens: Sequence[str], added: Sequence[str] = ()) -> 
         raise InputError(f"is not a tokenizer.json that can be read ({error})", where) from None
     if not text:
         hint = "give its path or its folder, or train_bpe: N; AutoTokenizer's save_pretrained writes one"
-        raise InputError("there is no tokenizer.json, and no file of tiktoken", where, hint)
+        raise InputError("there is no tokenizer.json, and no file of tiktoken", where, hint + of_the_hub(uri))
     if found is None:
         raise InputError(
             "no token ends a document", where, "name eos_token in a tokenizer_config.json beside it"

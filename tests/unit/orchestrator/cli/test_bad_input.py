@@ -82,6 +82,8 @@ SOURCE = "data.sources=[{uri: %s}]"
         (["job.yaml", "--set", "data.sequence_length=1024"], ["sequence_length 1024 exceeds", "raise max_positions"]),
         (["job.yaml", "--set", "data.tokenizer=nowhere.json"], ["there is no tokenizer.json", "or train_bpe: N"]),
         (["job.yaml", "--set", "data.tokenizer=key.yaml"], ["key.yaml: there is no tokenizer.json"]),
+        (["job.yaml", "--set", "data.tokenizer=org/gpt2"], ["`hf download org/gpt2 --local-dir org/gpt2`"]),
+        (["job.yaml", "--set", "workload.model=hf:gpt2"], ["the Hub; `hf download gpt2 --local-dir gpt2`"]),
         (["job.yaml", "--set", "workload.model=gpt-tinny"], ["unknown model 'gpt-tinny'", "gpt-tiny"]),
         (["job.yaml", "--set", "workload.model=hf:nowhere"], ["nowhere", "config.json"]),
         (["job.yaml", "--set", "workload.changes.hiden=32"], ["unknown model field 'hiden'", "hidden"]),
@@ -119,6 +121,11 @@ def test_a_job_that_cannot_run(command: Any, folder: Path, words: list[str], wan
     [
         (["nowhere.yaml"], ["nowhere.yaml: there is no such job file"]),
         (["job.yaml", "--set", "parallel.tp=3"], ["tp 3 does not divide the model's 4 attention heads"]),
+        (["job.yaml", "--set", "data.tokenizer=org/gpt2"], ["`hf download org/gpt2 --local-dir org/gpt2`"]),
+        (
+            ["job.yaml", "--set", "workload.model=hf:gpt2"],
+            ["the Hub; `hf download gpt2 --local-dir gpt2`"],
+        ),
         (["job.yaml", "--set", "workload.model=gpt-tinny"], ["unknown model 'gpt-tinny'"]),
         (["job.yaml", "--set", "workload.changes={hidden: 65536, layers: 2000}"], ["GiB a rank"]),
     ],
@@ -147,6 +154,11 @@ def test_a_run_that_is_not_there(command: Any, folder: Path, words: list[str], p
     ("words", "wanted"),
     [
         (["init", "job.yaml"], ["job.yaml: there is a file already; give another name"]),
+        (["init", "a.yaml", "--from-hf", "gpt2"], ["`hf download gpt2 --local-dir gpt2`"]),
+        (
+            ["init", "a.yaml", "--data", "nosuch://a/b.jsonl"],
+            ["nosuch://a/b.jsonl: cannot be listed", "check the add"],
+        ),
         (["init", "nowhere/job.yaml"], ["nowhere/job.yaml: cannot be written (No such file or directory)"]),
         (["data", "inspect", "nowhere"], ["nowhere: there is no prepared data"]),
         (["data", "inspect", "job.yaml"], ["there is no prepared data; make it with"]),

@@ -301,7 +301,12 @@ def test_wrong_keys_and_what_is_not_there_are_told_together(command: Any, folder
     write_job(folder, {**asked, "gradient_accumulation": 4})
     for words in (["plan", "job.yaml"], ["run", "job.yaml"], ["run", "job.yaml", "--smoke"]):
         told = command(*words).err.splitlines()
-        parts = ("adamw with weight_decay 0", "it follows from global_batch", "nowhere.txt", "'gpt-tinny'")
+        parts = (
+            "adamw with weight_decay 0",
+            "it follows from train.global_batch",
+            "nowhere.txt",
+            "'gpt-tinny'",
+        )
         assert [sum(part in line for line in told) for part in parts] == [1] * 4
         assert len(told) == 4
 
