@@ -18,6 +18,7 @@ from workloads.hf.hf_class import HuggingFaceModel
 from workloads.hf.hf_class import build as build_class
 from workloads.hf.hf_config import root
 from workloads.hf.network import HuggingFaceNetwork
+from workloads.hf.our_names import told_by_our_names
 from workloads.hf.weights import check_of_class, weights_of_model
 from workloads.hf.workload import HuggingFaceWorkload, adaptable
 from workloads.model.config import TransformerConfig
@@ -135,7 +136,8 @@ def load(
     config = replace(config, dropout=dropout, attention_dropout=attention_dropout, layer_drop=layer_drop)
     if mup is None:
         made = _workload(model, config, built, vocabulary, begin)
-        return made if adapter is None else made.with_adapter(adapter)
+        with told_by_our_names(config):
+            return made if adapter is None else made.with_adapter(adapter)
     return _workload(model, _scaled(model, beside(config, mup), built, vocabulary), built, vocabulary, begin)
 
 

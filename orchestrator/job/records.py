@@ -13,6 +13,7 @@ class Columns(NamedTuple):
     optional: tuple[str, ...] = ()
 
 
+PROMPT = "prompt"
 COMPARED = ("dpo", "ipo", "orpo", "reward")
 """Objectives that compare two answers."""
 REFERENCED = ("dpo", "ipo", "kto")
@@ -28,7 +29,7 @@ COLUMNS: Mapping[str, Columns] = {
     "span_extraction": Columns(("question", "context", "answer", "start")),
     "seq2seq": Columns(("source", "target")),
     "conversation": Columns(("messages",), ("tools",)),
-    **dict.fromkeys(COMPARED, Columns(("chosen", "rejected"), ("prompt", "tools"))),
+    **dict.fromkeys(COMPARED, Columns(("chosen", "rejected"), (PROMPT, "tools"))),
     "kto": Columns(("prompt", "completion", "label"), ("tools",)),
 }
 """By the objective's name. Objectives that are not here read text."""
@@ -52,6 +53,9 @@ def problem_of(objective: str, field: object) -> str:
     if columns is None:
         return f"names columns, and {objective} reads text; give one key" if isinstance(field, dict) else ""
     named = ", ".join(f"{name}: <column>" for name in columns.needed)
+    if not isinstance(field, dict) and PROMPT in columns.optional:
+        alone = "without prompt where both are conversations that begin with it"
+        return f"says not what {objective} reads; give {{{PROMPT}: <column>, {named}}}, {alone}"
     if not isinstance(field, dict):
         return f"says not what {objective} reads; give {{{named}}}"
     if missing := [name for name in columns.needed if name not in field]:

@@ -165,7 +165,8 @@ def check_text(spec: JobSpec) -> None:
 
     if spec.data.samples is not None:
         return
-    policy = spec.data.on_error
+    policy, objective = spec.data.on_error, spec.workload.objective
+    columns_are_said = not any(problem_of(objective, source.field) for _, source in sources_of(spec))
     files = sources.resolve(spec.data.sources, on_error=policy)
     size = sum(file.plain_size for file in files)
     if size < spec.data.sequence_length:
@@ -175,8 +176,10 @@ def check_text(spec: JobSpec) -> None:
         held_out_files = sources.resolve(held_out, where, policy)
         if not any(file.size for file in held_out_files):
             raise InputError("all files are empty", where, "give files with text")
-        check_beginning(held_out_files)
-    check_beginning(files)
+        if columns_are_said:
+            check_beginning(held_out_files)
+    if columns_are_said:
+        check_beginning(files)
 
 
 def check_objective(job: ResolvedJob) -> None:
@@ -263,10 +266,11 @@ def check_workload(job: ResolvedJob, prepared: str = "") -> None:
     from orchestrator.data.prepared.manifest import FORMAT
     from workloads.adapters.frozen import check_groups
     from workloads.hf.hf_class import HuggingFaceModel
+    from workloads.hf.our_names import told_by_our_names
     from workloads.own.model import OwnModel
 
     workload: Any = load_workload(job.spec, vocabulary_before_data(job), FORMAT, job.model)
-    with wrong_input("train.optimizer.groups"):
+    with wrong_input("train.optimizer.groups"), told_by_our_names(workload.config):
         check_groups([group.match for group in job.spec.train.optimizer.groups], workload)
     if job.spec.checkpoint.export == "safetensors":
         if not isinstance(workload.config, OwnModel):

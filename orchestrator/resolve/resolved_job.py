@@ -84,10 +84,11 @@ def resolve(spec: JobSpec, vocabulary_size: int | None = None) -> ResolvedJob:
         if spec.evaluate and spec.evaluate.own_metrics:
             shape = replace(shape, no_model_split="an own metric reads whole outputs")
     if spec.reads_base:
+        from workloads.hf.our_names import told_by_our_names
         from workloads.load import quantised_share, trained_share
 
         train = spec.train
-        with wrong_input("workload.adapter.targets"):
+        with wrong_input("workload.adapter.targets"), told_by_our_names(model):
             share = trained_share(model, train.freeze, adapter_of(spec), train.thawed(train.steps))
         with wrong_input("workload.adapter.quantize"):
             small = quantised_share(model, adapter_of(spec))

@@ -266,6 +266,7 @@ def load_workload(
     workload.init_from begins anew. Raises InputError.
     """
     from workloads.adapters.frozen import frozen_by, thawed_after
+    from workloads.hf.our_names import told_by_our_names
     from workloads.load import load
 
     with wrong_input("workload"):
@@ -288,9 +289,10 @@ def load_workload(
             adapter=adapter_of(spec),
             implementation=spec.workload.implementation,
         )
-    with wrong_input("train.freeze"):
+    described = getattr(workload, "config", None)
+    with wrong_input("train.freeze"), told_by_our_names(described):
         frozen = workload.frozen | frozen_by(spec.train.freeze, workload)
-    with wrong_input("train.thaw"):
+    with wrong_input("train.thaw"), told_by_our_names(described):
         return replace(workload, frozen=frozen, thawed_after=thawed_after(spec.train.thaw, frozen))
 
 

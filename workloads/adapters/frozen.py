@@ -16,6 +16,24 @@ from workloads.workload import Workload
 
 SHOWN = 3
 """Most names that a message proposes."""
+ALL = "all-linear"
+"""What peft calls all linear layers."""
+
+
+class Unmatched(WorkloadError):
+    """`pattern` matches none of `names`, which are those of `what` was looked for."""
+
+    def __init__(self, pattern: str, what: str, names: Collection[str]) -> None:
+        self.pattern, self.what, self.names = pattern, what, names
+        near = ", ".join(get_close_matches(pattern, names, SHOWN, 0.0))
+        longer = [
+            each
+            for each in (f"*.{pattern}", f"*.{pattern}.*")
+            if any(fnmatchcase(name, each) for name in names)
+        ]
+        longer = ["*"] if pattern == ALL else longer
+        hint = f"write {longer[0]!r}" if longer else f"the nearest are {near}" if near else "there is none"
+        super().__init__(f"{pattern!r} matches no {what}; {hint}")
 
 
 def parameters_of(workload: Workload) -> list[str]:
@@ -26,14 +44,13 @@ def parameters_of(workload: Workload) -> list[str]:
 
 
 def matching(patterns: Iterable[str], names: Collection[str], what: str) -> frozenset[str]:
-    """The names that any of the patterns (fnmatch) matches. Raises WorkloadError, which says `what` was looked for, if
-    one of them matches none."""
+    """The names that any of the patterns (fnmatch) matches. Raises Unmatched, which says `what` was looked for, if one
+    of them matches none."""
     found: set[str] = set()
     for pattern in patterns:
         matched = {name for name in names if fnmatchcase(name, pattern)}
         if not matched:
-            near = get_close_matches(pattern, names, SHOWN, 0.0)
-            raise WorkloadError(f"{pattern!r} matches no {what}; the nearest are {', '.join(near)}")
+            raise Unmatched(pattern, what, names)
         found |= matched
     return frozenset(found)
 

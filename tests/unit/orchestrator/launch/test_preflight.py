@@ -88,6 +88,11 @@ ROWS = {"uri": "a.jsonl", "field": {"text": "review", "label": "stars"}}
             r"data\.sources\.0\.field: says not what",
         ),
         (
+            "dpo",
+            {"sources": [{"uri": "a.jsonl"}]},
+            r"field: says not what dpo reads; give \{prompt: <column>, chosen: <column>, rejected: <column>\}, without",
+        ),
+        (
             "causal_lm",
             {"sources": [ROWS]},
             r"data\.sources\.0\.field: names columns, and causal_lm reads text",
@@ -126,6 +131,15 @@ def test_what_is_wrong_with_records_is_told_before_anything_starts(
     found = {"sources": [ROWS], "tokenizer": "nowhere", **data}
     with pytest.raises(InputError, match=says):
         check_records(spec(workload={"model": "gpt-tiny", "objective": objective}, data=found))
+
+
+def test_rows_are_not_looked_at_before_their_columns_are_said(tmp_path: Path) -> None:
+    """That there is no column 'text' in them is no help where other columns are wanted."""
+    (tmp_path / "a.jsonl").write_text('{"prompt": "a", "chosen": "b", "rejected": "c"}\n' * 50)
+    data = {"sources": [{"uri": str(tmp_path / "a.jsonl")}]}
+    check_text(spec(workload={"model": "gpt-tiny", "objective": "dpo"}, data=data))
+    with pytest.raises(InputError, match="has no text 'text'"):
+        check_text(spec(data=data))
 
 
 PAIRS = {"uri": "a.jsonl", "field": {"prompt": "p", "chosen": "c", "rejected": "r"}}
