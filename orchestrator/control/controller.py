@@ -220,9 +220,10 @@ class Controller:
                 self._start(history, action.layout, before.layout)
             case "watch" if before.phase == "start" and self._state.phase == "train":
                 self._note_first_step(history)
-            case "prewarm":
+            case "prewarm" | "finish":
                 self._note = action.reason
-                self._workers.prewarm(action.workers)
+                if action.do == "prewarm":
+                    self._workers.prewarm(action.workers)
             case "ask_stop":
                 self._note = f"stopping: {action.reason}"
                 self._event(self._state.phase, self._note, stopping=action.reason)
@@ -232,8 +233,6 @@ class Controller:
             case "export" | "tasks":
                 (self._exports if action.do == "export" else self._exports.tasks).advance(self._state.step)
                 self._pause(history, "export", action.reason)
-            case "finish":
-                self._note = action.reason
 
     def _pause(self, history: RunHistory, phase: Phase, reason: str, **more: Unpack[EventFields]) -> None:
         """Nothing to do but wait; the first time, it is recorded."""
@@ -253,6 +252,7 @@ class Controller:
     def _prepare(self, history: RunHistory, reason: str) -> None:
         """Data first, in a thread, so that a stop is heard; then what can be planned only over its vocabulary."""
         if history.events[-1]["phase"] != "prepare":
+            self._note = reason
             self._event("prepare", reason)
             self._workers.give_back_processors()  # of the last gang: data that is made again needs them
         self._data = self._preparing.look(history, POLL)

@@ -17,6 +17,8 @@ from orchestrator.train.progress import TrainingProgress
 
 OF_THE_EXPORT = NO_EXPORT.keys() - {"export_at"}
 """Keys of `checkpoint` that say what is exported, and where to."""
+OF_THE_COURSE = ("evaluate", "stop_when", "checkpoint", "tracking", "sinks")
+"""Parts of a job that say what a run does beside its steps, while it goes on."""
 
 
 def finished_summary(run_dir: RunDir) -> dict[str, Any] | None:
@@ -44,6 +46,38 @@ def done_already(spec: JobSpec, run_dir: RunDir) -> dict[str, Any] | None:
         return found
     is_older = isinstance(last, int) and commit.step < last
     return None if is_older or _has_steps_left(spec, commit) or _lacks_export(spec, run_dir, found) else found
+
+
+def finished_line(spec: JobSpec, run_dir: RunDir) -> str:
+    """A line that says that the run is done, and which keys the job file says otherwise since, to no effect."""
+    line, before = f"{run_dir.uri} is finished: nothing to do", read_job(run_dir)
+    changed = _changed(spec, before) if before else []
+    if not changed:
+        return line
+    hint = "`orchestrator evaluate` and `generate` take its commits as they are"
+    return f"{line}; what the job file says since of {', '.join(changed)} is not used; {hint}"
+
+
+def _changed(spec: JobSpec, before: JobSpec) -> list[str]:
+    """The keys beside those of the run's identity in which two jobs differ, wherever files are."""
+    ours, theirs = (_names(job.model_dump(mode="json", include=set(OF_THE_COURSE))) for job in (spec, before))
+    found = []
+    for section in OF_THE_COURSE:
+        new, old = ours[section], theirs[section]
+        if isinstance(new, dict) and isinstance(old, dict):
+            found += [f"{section}.{key}" for key in new if new[key] != old.get(key)]
+        elif new != old:
+            found.append(section)
+    return found
+
+
+def _names(value: Any) -> Any:
+    """A dumped value with the base names of its paths."""
+    if isinstance(value, dict):
+        return {key: _names(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_names(each) for each in value]
+    return value.rstrip("/").rsplit("/", 1)[-1] if isinstance(value, str) else value
 
 
 def beyond(spec: JobSpec, run_dir: RunDir, until: int) -> str:

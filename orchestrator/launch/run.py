@@ -19,7 +19,7 @@ from orchestrator.job.spec import JobSpec
 from orchestrator.launch import checked_before
 from orchestrator.launch.at_work import refuse_if_at_work
 from orchestrator.launch.embedded import imports_begun
-from orchestrator.launch.finished import beyond, done_already, finished_summary, put_back
+from orchestrator.launch.finished import beyond, done_already, finished_line, finished_summary, put_back
 from orchestrator.launch.machine_checks import gpus_here
 from orchestrator.launch.preflight import preflight
 from orchestrator.launch.submission import no_cluster
@@ -72,8 +72,9 @@ def run(
     if address is None:
         refuse_if_at_work(run_dir)
     if found := done_already(spec, run_dir):
+        line = finished_line(spec, run_dir)
         put_back(spec, run_dir)
-        return RunOutcome(Outcome.DONE, found, f"{run_dir.uri} is finished: nothing to do")
+        return RunOutcome(Outcome.DONE, found, line)
     if until is not None and (line := beyond(spec, run_dir, until)):
         return RunOutcome(Outcome.STOPPED, None, line)
     launched = launched or wall()

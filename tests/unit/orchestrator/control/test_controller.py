@@ -850,8 +850,12 @@ def test_the_cluster_is_told_what_the_planner_can_use_until_the_run_lands(runs: 
 
 def test_a_run_that_waits_for_its_turn_asks_for_workers_too(runs: Runs) -> None:
     """Where nodes come only for who asks for them, its turn comes no other way."""
-    queue = GrowingQueue(runs.wants)
-    assert runs.controller(queue=queue).drive()["state"] == "done"
+    queue, notes = GrowingQueue(runs.wants), []
+    controller = runs.controller(queue=queue)
+    look = controller._preparing.look
+    controller._preparing.look = lambda *of: (notes.append(controller.status()["note"]), look(*of))[1]
+    assert controller.drive()["state"] == "done"
+    assert notes[0] == "the run is admitted"  # and no more that it waits
     assert [workers for workers, _ in itertools.groupby(runs.wants)] == [2, 0]
     assert queue.left
 

@@ -188,6 +188,11 @@ def test_a_finished_run_is_not_run_again(document: dict[str, Any], run_dir: RunD
     run_dir.write_json("summary.json", {"state": "done", "reason": "12 steps are done"})
     ended = runs.run(parse(document), run_dir, None, None, lambda status: pytest.fail("something runs"))
     assert (ended.outcome, ended.line) == (Outcome.DONE, f"{run_dir.uri} is finished: nothing to do")
+    more = changed(document, evaluate={"samples": {"prompts": ["a"]}}, sinks={"tensorboard": True})
+    line = runs.run(more, run_dir, None, None, lambda status: None).line
+    assert line.startswith(
+        f"{run_dir.uri} is finished: nothing to do; what the job file says since of evaluate, sinks is"
+    )
     with pytest.raises(InputError, match="seed is 3"):
         runs.run(changed(document, seed=4), run_dir, None, None, lambda status: None)
 
