@@ -211,6 +211,8 @@ def inspect(
     """Show what a folder of prepared data contains; of a job or a run how often it reads each source, and samples as
     the model sees them."""
     from orchestrator.cli import data_samples
+    from orchestrator.data.prepared.summary import inspect as look
+    from orchestrator.job.paths import absolute
 
     if removed_by is None and (found := data_samples.inputs_of(data)) is not None:
         _refuse({"--share": share is not None}, data, "name the folder of prepared data")
@@ -220,7 +222,12 @@ def inspect(
         emit(seen) if as_json else data_samples.show(seen)
         return
     asked = {"--at": at is not None, "--sample": sample is not None, "--turn": turn > 0, "--count": count > 1}
-    _refuse(asked, data, "name a job file or a run directory, whose objective makes samples")
+    if any(asked.values()) and removed_by is None:
+        look(absolute(data, Path.cwd()), None)  # raises where there is no data either
+        _refuse(
+            asked, data, "this is prepared data; name a job file or a run directory, which make samples of it"
+        )
+    _refuse(asked, data, "it does not go with --removed-by")
     _inspect_prepared(data, share, removed_by, as_json)
 
 

@@ -90,10 +90,7 @@ def show_memory(plan: Plan, traced: TracedMemory, on_cpu: bool) -> None:
     if (largest := traced.largest) is not None:
         needed = needed_bytes(traced.layout, largest.memory.peak, largest.saved, on_cpu)
         with_process = ", with the process and a copy for commits" if on_cpu else ""
-        off = plan.chosen.memory / largest.memory.peak - 1.0
-        print(
-            f"A worker needs {size(needed)}{with_process}. The formula that orders layouts is off by {off:+.0%}."
-        )
+        print(f"A worker needs {size(needed)}{with_process}.")
     if traced.traces and not traced.fits(plan, on_cpu):
         if largest is None:
             print(f"A worker needs {size(traced.needed(plan.chosen.memory, on_cpu))} at least.")

@@ -156,7 +156,11 @@ def test_a_sample_that_is_not_there_is_refused(looked_at: Any, runs: Path, comma
     (data,) = (runs / "runs" / "_data").iterdir()
     said = command("data", "inspect", data, "--at", "1")
     assert said.code == 2
-    assert "name a job file or a run directory" in said.err
+    assert "this is prepared data; name a job file or a run directory" in said.err
+    said = command("data", "inspect", runs / "nowhere", "--count", "2")
+    assert "there is no prepared data" in said.err
+    said = command("data", "inspect", runs / "runs" / "half", "--removed-by", "c4", "--count", "2")
+    assert "--count does nothing here; it does not go with --removed-by" in said.err
 
 
 @pytest.mark.parametrize(
