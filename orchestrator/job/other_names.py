@@ -88,7 +88,7 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
     ),
     "data.sources.0.field is the column of the text": ("dataset_text_field", "text_column", "text_field"),
     "data.validation, as in {share: 0.01}": (
-        *("validation_split", "val_set_size", "valid_data_path", "validation_file", "split"),
+        *("validation_split", "val_set_size", "valid_data_path", "validation_file"),
         *("eval_dataset", "val_data"),
     ),
     "data.tokenizer, a folder or a tokenizer.json": (
@@ -99,11 +99,11 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
     ),
     "workload.changes has the sizes of a preset": (
         *("hidden_size", "num_layers", "n_layer", "n_layers", "num_attention_heads", "n_head", "n_heads"),
-        *("hidden", "layers", "heads", "ffn_hidden_size", "num_experts", "vocab_size"),
+        *("hidden", "layers", "heads", "ffn_hidden_size", "num_experts"),
     ),
+    "data.tokenizer, as in {train_bpe: 4096}; workload.changes has that of the model": ("vocab_size",),
     "workload.dropout": ("hidden_dropout", "resid_pdrop", "hidden_dropout_prob"),
     "workload.options has what the objective can be told, such as beta of dpo": (
-        "beta",
         "loss_type",
         "dpo_beta",
     ),
@@ -122,9 +122,7 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
         *("target_modules", "lora_target_modules", "lora_target"),
     ),
     "there is no dropout within an adapter; workload.dropout is that of the model": ("lora_dropout",),
-    "workload.adapter.quantize: nf4": (
-        *("load_in_4bit", "quantization", "bnb_4bit_quant_type", "quantization_config"),
-    ),
+    "workload.adapter.quantize: nf4": (*("load_in_4bit", "bnb_4bit_quant_type", "quantization_config"),),
     "train.freeze has patterns of parameters that are not trained": (
         "frozen",
         "freeze_layers",

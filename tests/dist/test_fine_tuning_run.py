@@ -95,7 +95,9 @@ def test_metrics_of_all_predictions_are_those_of_one_process(
 ) -> None:
     """Of 24 rows, which no pass divides."""
     metrics = (
-        ["f1", "matthews", "accuracy"] if objective == "sequence_classification" else ["spearman", "loss"]
+        ["precision", "recall", "f1", "matthews", "accuracy"]
+        if objective == "sequence_classification"
+        else ["spearman", "loss"]
     )
     found = document(place, objective) | {"evaluate": {"every": 4, "at_start": True, "metrics": metrics}}
     drive_here(found, str(tmp_path / "alone"), place / "cache", gang=lambda: LocalGang([1]))

@@ -58,6 +58,7 @@ def test_what_a_hint_writes_is_a_job(hint: str) -> None:
         ("workload.adapter.r", "workload.adapter.rank"),
         ("workload.lora", "workload.adapter, as in {kind: lora, rank: 16}"),
         ("train.resume_from", "the same command goes on from the last commit"),
+        ("train.optimizer.beta", "did you mean 'betas'?"),
         ("train.micro_batch", "did you mean parallel.micro_batch?"),
         ("train.weight_decay", "did you mean train.optimizer.weight_decay?"),
         ("train.seed", "did you mean seed?"),
