@@ -11,7 +11,7 @@ import typer
 
 from orchestrator.cli.checkpoint import RawWeights, Step
 from orchestrator.cli.data import prepared_with_progress
-from orchestrator.cli.options import Address, Json, Run, emit, existing_run, finite, table
+from orchestrator.cli.options import Address, Json, emit, existing_run, finite, table
 from orchestrator.job.errors import InputError
 
 if TYPE_CHECKING:
@@ -20,8 +20,17 @@ if TYPE_CHECKING:
     from orchestrator.job.spec import JobSpec
     from orchestrator.storage.row_types import EvaluationRow
     from orchestrator.storage.run_directory import RunDir
+    from workloads.workload import Sampling
 
 T = TypeVar("T")
+What = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN|COMMIT|EXPORT",
+        help="a run directory, a commit in one, or a folder in the Hugging Face format",
+        show_default=False,
+    ),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -31,14 +40,7 @@ def register(app: typer.Typer) -> None:
 
 
 def evaluate(
-    what: Annotated[
-        str,
-        typer.Argument(
-            metavar="RUN|COMMIT|EXPORT",
-            help="a run directory, a commit in one, or a folder in the Hugging Face format",
-            show_default=False,
-        ),
-    ],
+    what: What,
     step: Step = None,
     on: Annotated[
         list[str] | None,
@@ -96,7 +98,7 @@ def evaluate(
 
 
 def generate(
-    run_dir: Run,
+    what: What,
     prompts: Annotated[list[str], typer.Argument(help="texts that the model continues, or answers")],
     step: Step = None,
     tokens: Annotated[int, typer.Option(min=1, help="most tokens of each")] = 64,
@@ -104,37 +106,25 @@ def generate(
         float, typer.Option(min=0.0, callback=finite, help="0 takes the likeliest token, else they are drawn")
     ] = 0.0,
     seed: Annotated[int, typer.Option(min=0, help="of what is drawn")] = 0,
+    raw: Annotated[
+        bool,
+        typer.Option("--raw", help="continue the bare text, also of a model that answers a user's turns"),
+    ] = False,
     raw_weights: RawWeights = False,
     as_json: Json = False,
 ) -> None:
-    """Continue prompts with the model of a commit."""
-    from orchestrator.checkpoint.chosen import read_chosen
-    from orchestrator.checkpoint.store import Store
-    from orchestrator.evaluate.samples import continue_prompts
-    from orchestrator.resolve.commit_model import model_of_commit
-    from orchestrator.resolve.resolved_job import wrong_input
+    """Continue prompts with a model; one that learnt from conversations answers each as a user's turn."""
     from workloads.workload import Sampling
 
-    run, spec = existing_run(run_dir)
-    if spec.data.samples is not None:
-        raise InputError(
-            "a model of own samples continues no text", run.uri, "load it by load_run(..).model()"
-        )
-    sampling, store = Sampling(temperature=temperature, seed=seed), Store(run.commits)
-
-    def say(number: int) -> list[str]:
-        found = model_of_commit(run, spec, store.manifest(number), raw_weights)
-        with wrong_input("prompts"):
-            return continue_prompts(
-                found.workload, found.read, found.tokens.tokenizer(), prompts, tokens, sampling
-            )
-
-    said = read_chosen(store, step, say)
+    sampling = Sampling(temperature=temperature, seed=seed)
+    said, answers = _measured(
+        what, step, [], raw_weights, lambda subject: subject.says(prompts, tokens, sampling, raw)
+    )
     if as_json:
         emit([{"prompt": prompt, "text": text} for prompt, text in zip(prompts, said, strict=True)])
         return
     for prompt, text in zip(prompts, said, strict=True):
-        print(f"{prompt}{text}\n")
+        print(f"{prompt}\n=> {text}\n" if answers else f"{prompt}{text}\n")
 
 
 def absolute_path(uri: str) -> str:
@@ -176,6 +166,24 @@ class _Commit:
         place = {"run": self._run.uri, "step": self._commit.step, "raw": self._raw}
         return run_tasks(files, place, self._spec.resources.per_worker.bundle)
 
+    def says(self, prompts: list[str], tokens: int, sampling: Sampling, bare: bool) -> tuple[list[str], bool]:
+        """What it says after prompts, and whether these were a user's turns, which they are not if they are `bare`."""
+        from orchestrator.evaluate.samples import continue_prompts
+        from orchestrator.resolve.chat import chat_of
+        from orchestrator.resolve.commit_model import model_of_commit
+        from orchestrator.resolve.resolved_job import wrong_input
+
+        if self._spec.data.samples is not None:
+            what = "a model of own samples continues no text"
+            raise InputError(what, self._run.uri, "load it by load_run(..).model()")
+        found = model_of_commit(self._run, self._spec, self._commit, self._raw)
+        tokenizer, chat = found.tokens.tokenizer(), None if bare else chat_of(found.spec, found.tokens)
+        with wrong_input("prompts"):
+            said = continue_prompts(
+                found.workload, found.read, tokenizer, prompts, tokens, sampling, chat=chat
+            )
+        return said, chat is not None
+
 
 class _Export:
     """The model in a folder in the Hugging Face format."""
@@ -214,6 +222,32 @@ class _Export:
         spec, _ = spec_of_export(self._folder, {}, self._overrides)
         place = {"export": self._folder, "overrides": self._overrides}
         return run_tasks(files, place, spec.resources.per_worker.bundle)
+
+    def says(self, prompts: list[str], tokens: int, sampling: Sampling, bare: bool) -> tuple[list[str], bool]:
+        """As `_Commit.says`."""
+        from orchestrator.evaluate.of_export import (
+            chat_of_export,
+            spec_of_export,
+            tokenizer_of_export,
+            workload_of_export,
+        )
+        from orchestrator.evaluate.samples import continue_prompts
+        from orchestrator.resolve.resolved_job import wrong_input
+
+        spec, _ = spec_of_export(self._folder, {})
+        workload, tokenizer = workload_of_export(spec), tokenizer_of_export(spec)
+        chat = None if bare else chat_of_export(spec, tokenizer)
+        with wrong_input("prompts"):
+            said = continue_prompts(
+                workload,
+                lambda name: workload.initial(name, spec.seed),
+                tokenizer,
+                prompts,
+                tokens,
+                sampling,
+                chat=chat,
+            )
+        return said, chat is not None
 
 
 def _measured(

@@ -19,12 +19,15 @@ from orchestrator.job.overrides import override
 from orchestrator.job.records import REFERENCED
 from orchestrator.job.spec import JobSpec, parse
 from orchestrator.resolve.prepared_data import PreparedData
-from orchestrator.resolve.resolved_job import resolve, wrong_input
+from orchestrator.resolve.resolved_job import resolve, special_tokens_of, wrong_input
 from orchestrator.storage.row_types import EvaluationRow
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.train.task import Task
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from orchestrator.resolve.chat import Chat
     from workloads.workload import Workload
 
 LONGEST = 512
@@ -74,6 +77,7 @@ def spec_of_export(
             "tokenizer": folder,
             "sequence_length": known["sequence_length"],
             "labels": known.get("labels", []),
+            "chat_date": known.get("chat_date"),
         },
         "train": {
             "steps": 1,
@@ -120,6 +124,33 @@ def workload_of_export(spec: JobSpec) -> Workload:
         hint = "name another with --set workload.objective=NAME"
         raise InputError(f"its tokenizer lacks tokens that {objective} needs", folder, hint)
     return workload
+
+
+def tokenizer_of_export(spec: JobSpec) -> Tokenizer:
+    """The tokenizer of a job that `spec_of_export` made. Raises InputError if its folder has none."""
+    from tokenizers import Tokenizer
+
+    from orchestrator.data.encoding import tokenizer
+
+    assert isinstance(spec.data.tokenizer, str)
+    return Tokenizer.from_str(tokenizer.load(spec.data.tokenizer, special_tokens_of(spec))[0])
+
+
+def chat_of_export(spec: JobSpec, tokenizer: Tokenizer) -> Chat | None:
+    """How prompts are written as turns for the model of a job that `spec_of_export` made; None if it learnt from texts,
+    or its folder has no chat template. Where export.json says nothing, what has a template is taken to have learnt from
+    conversations."""
+    from orchestrator.data.preprocessing.conversations import dated, find_template
+    from orchestrator.resolve.chat import TALKING, Chat
+
+    folder, objective = spec.workload.model.removeprefix("hf:"), spec.workload.objective
+    known = _facts(folder).get("evaluation")
+    talks = known.get("chat", objective in TALKING) if isinstance(known, dict) else True
+    found = find_template(folder, None) if talks else None
+    if found is None:
+        return None
+    template, tokens = found if spec.data.chat_date is None else dated(found, spec.data.chat_date)
+    return Chat(template, dict(tokens), tokenizer)
 
 
 def evaluate_export(spec: JobSpec, data: PreparedData, step: int) -> EvaluationRow:

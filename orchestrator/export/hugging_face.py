@@ -19,6 +19,7 @@ from orchestrator.export.target import MARK, check_target, draft, publish
 from orchestrator.export.tokenizer import class_to_read, write_tokenizer
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec
+from orchestrator.resolve.chat import TALKING, chat_of
 from orchestrator.resolve.resolved_job import wrong_input
 from orchestrator.storage.retry import patient
 from workloads.own.object_reference import is_object_reference
@@ -82,7 +83,7 @@ def export(
             difference = write(spec, tokens, found.workload, found.read, folder, form)
         facts = {"step": step, "receipt": commit.receipt, "run": spec.name, "logits_difference": difference}
         if not own:
-            facts["evaluation"] = _evaluation_facts(spec, commit.meta["layout"]["micro_batch"])
+            facts["evaluation"] = _evaluation_facts(spec, tokens, commit.meta["layout"]["micro_batch"])
         facts |= weights | ({} if rounded is None else {"rounding": rounded})
         is_text = form == "hf" and not own
         sample = _sample(spec, tokens, found.workload, folder) if is_text else None
@@ -105,8 +106,8 @@ def _form_of_own(workload: Workload) -> Form:
     return "hf" if is_of_hf(cast("OwnWorkload", workload).config.bare) else "safetensors"
 
 
-def _evaluation_facts(spec: JobSpec, micro_batch: int) -> dict[str, Any]:
-    """By what the model is evaluated, so that the export gives the numbers of its commit."""
+def _evaluation_facts(spec: JobSpec, tokens: Tokens, micro_batch: int) -> dict[str, Any]:
+    """By what the model is evaluated, so that the export gives the numbers of its commit, and answers as that."""
     return {
         "objective": spec.workload.objective,
         "options": spec.workload.options,
@@ -117,7 +118,18 @@ def _evaluation_facts(spec: JobSpec, micro_batch: int) -> dict[str, Any]:
         "micro_batch": micro_batch,
         "precision": spec.train.dtype,
         "seed": spec.seed,
+        **(_chat_facts(spec, tokens) if spec.workload.objective in TALKING else {}),
     }
+
+
+def _chat_facts(spec: JobSpec, tokens: Tokens) -> dict[str, Any]:
+    """Whether the model learns from conversations, and the day that its chat template is told."""
+    try:
+        talks = chat_of(spec, tokens) is not None
+    except InputError:  # the template is gone, of data of an earlier version
+        talks = spec.workload.objective == "conversation"
+    day = spec.data.chat_date
+    return {"chat": talks, **({} if day is None else {"chat_date": str(day)})}
 
 
 def write(

@@ -38,7 +38,8 @@ class SamplesSpec(StrictModel):
     prompts: list[Annotated[str, Field(min_length=1)]] = Field(
         min_length=1,
         max_length=32,
-        description="texts that a decoder continues, or an encoder-decoder reads and answers",
+        description="texts that a decoder continues, or an encoder-decoder reads and answers; a user's turns for one "
+        "that learns from conversations",
     )
     tokens: int = Field(
         default=40,

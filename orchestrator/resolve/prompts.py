@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 from orchestrator.data.sources.repair import is_unicode
 from orchestrator.job.errors import InputError
+from orchestrator.resolve.chat import Chat, chat_of
 from orchestrator.resolve.resolved_job import ResolvedJob
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+    from orchestrator.data.prepared.tokens import Tokens
     from workloads.workload import Workload
 
 WHERE = "evaluate.samples"
@@ -25,14 +27,16 @@ class Prompts:
 
     Attributes:
         texts: the prompts of the job.
-        rows: their token ids, framed as training frames a text.
+        rows: their token ids, framed as training frames a text, or as a user's turns before an answer.
         start: the token with which an encoder-decoder begins to answer; None for a decoder, which continues its row.
+        ends: the tokens after which there is no further one.
         decode: the text of token ids, without special tokens.
     """
 
     texts: list[str]
     rows: list[list[int]]
     start: int | None
+    ends: frozenset[int]
     decode: Callable[[Sequence[int]], str]
 
 
@@ -62,8 +66,8 @@ def generates(job: ResolvedJob) -> bool:
     return model.architecture in ("decoder", PAIR) and getattr(model, "head", "language") == "language"
 
 
-def prompts_of(job: ResolvedJob, workload: Workload, tokenizer: Callable[[], Tokenizer]) -> Prompts | None:
-    """The prompts of a job, None without samples; `tokenizer` is asked for only if there are some.
+def prompts_of(job: ResolvedJob, workload: Workload, tokens: Tokens) -> Prompts | None:
+    """The prompts of a job, None without samples; they are a user's turns where the model learns from conversations.
 
     Raises InputError if the model generates no text, or a prompt with what is to follow it is longer than a sequence.
     """
@@ -71,8 +75,9 @@ def prompts_of(job: ResolvedJob, workload: Workload, tokenizer: Callable[[], Tok
     if not asked:
         return None
     check_generates(job)
-    text, longest = tokenizer(), job.spec.data.sequence_length
-    rows = [framed(workload, text, prompt) for prompt in asked.prompts]
+    text, longest = tokens.tokenizer(), job.spec.data.sequence_length
+    chat = chat_of(job.spec, tokens)
+    rows = [framed(workload, text, prompt, chat) for prompt in asked.prompts]
     pair = workload.config.architecture == PAIR
     for number, row in enumerate(rows):
         if max(len(row), asked.tokens + 1) > longest if pair else len(row) + asked.tokens > longest:
@@ -81,16 +86,23 @@ def prompts_of(job: ResolvedJob, workload: Workload, tokenizer: Callable[[], Tok
     start = getattr(workload.objective, "decoder_start", workload.vocabulary.pad) if pair else None
     if pair and start is None:
         raise InputError("the decoder has no token to begin with", WHERE, "give the vocabulary a pad token")
-    return Prompts(
-        asked.prompts, rows, start, lambda ids: str(text.decode(list(ids), skip_special_tokens=True))
-    )
+    ends = frozenset({workload.vocabulary.eos}) | (chat.ends if chat else frozenset())
+    return Prompts(asked.prompts, rows, start, ends, lambda ids: spoken(text, ids, chat))
 
 
-def framed(workload: Workload, tokenizer: Tokenizer, prompt: str) -> list[int]:
+def spoken(tokenizer: Tokenizer, ids: Sequence[int], chat: Chat | None) -> str:
+    """The text of what was generated, without special tokens and the end of a turn."""
+    said = ids[:-1] if chat and {*ids[-1:]} & chat.ends else ids
+    return str(tokenizer.decode(list(said), skip_special_tokens=True))
+
+
+def framed(workload: Workload, tokenizer: Tokenizer, prompt: str, chat: Chat | None = None) -> list[int]:
     """The prompt's tokens as training frames a text, left open for a decoder to continue; a document's end where there
-    are none, after which the next document begins."""
+    are none, after which the next document begins. With `chat` they are a user's turn, open for the answer."""
     if not is_unicode(prompt):
         raise InputError("has half a surrogate pair", f"{WHERE} {prompt!a}", "give text")
+    if chat is not None:
+        return chat.row(prompt)
     vocabulary, objective = workload.vocabulary, workload.objective
     pair = workload.config.architecture == PAIR
     begin, end = (

@@ -95,7 +95,7 @@ def training_inputs(
     held_out = _own_sets(spec, tokens, workload.objective, sets or {})
     if parts and spec.evaluate:
         held_out = {VALIDATION: split_set(parts, workload.objective), **held_out}
-    return TrainingInputs(job, workload, made, held_out, prompts_of(job, workload, tokens.tokenizer))
+    return TrainingInputs(job, workload, made, held_out, prompts_of(job, workload, tokens))
 
 
 def _of_samples(spec: JobSpec, job: ResolvedJob, workload: Workload, tokens: Tokens) -> TrainingInputs:

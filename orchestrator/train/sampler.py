@@ -52,7 +52,7 @@ class Sampler:
         count, rank = len(self.prompts.rows), self.layout.coordinate(self.context.rank_info.rank)["dp"]
         passes = shares(count, self.layout.micro_batch, self.global_batch, self.layout.dp, rank)
         said: list[list[int]] = [[] for _ in range(count)]
-        going, eos = set(range(count)), self.workload.vocabulary.eos
+        going, ends = set(range(count)), self.prompts.ends
         while going:
             if agree(0, heeds_stop and self.context.stop_requested()).stop:
                 return None
@@ -62,7 +62,7 @@ class Sampler:
                 mine += [[row, self._chosen(row, logits, len(said[row]))] for row, logits in found]
             for row, token in itertools.chain(*gather_json(mine)):
                 said[row].append(token)
-            going = {row for row in going if len(said[row]) < self.asked.tokens and said[row][-1] != eos}
+            going = {row for row in going if len(said[row]) < self.asked.tokens and said[row][-1] not in ends}
             self.context.set_waiting(False)
             self.context.progressed()
             between()

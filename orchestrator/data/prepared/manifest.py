@@ -89,6 +89,8 @@ class DataManifest:
         rejected: how many documents were left out and how many repaired, by kind; empty if none.
         code: hashes of the own functions that cleaned the text, by `module:name`; empty if none did, and for data of
             earlier versions.
+        chat: the `template` that wrote its conversations, and the special `tokens` that it names; empty if none did,
+            and for data of earlier versions.
         own: checksum of own samples, of which there are as many as `documents`; empty for text.
         bytes_per_token: turns a loss in nats per token into bits per byte: loss / ln 2 / bytes_per_token.
     """
@@ -110,6 +112,7 @@ class DataManifest:
     records: str = ""
     engines: dict[str, dict[str, int]] = field(default_factory=dict)
     rejected: dict[str, dict[str, int]] = field(default_factory=dict)
+    chat: dict[str, Any] = field(default_factory=dict)
     own: str = ""
     code: dict[str, str] = field(default_factory=dict)
 
@@ -138,6 +141,8 @@ class DataManifest:
             del found["engines"]
         if not self.rejected:
             del found["rejected"]
+        if not self.chat:
+            del found["chat"]
         if not self.own:
             del found["own"]
         if not self.code:

@@ -98,6 +98,16 @@ class Template:
             answers.append((len(before), len(after)))
         return text, answers
 
+    def prompt(self, text: str) -> str:
+        """What is written of a user's `text` and of what comes before the answer to it. Raises ValueError in one
+        line."""
+        return self._render(self.as_read([{"role": "user", "content": text}]), None, prompt=True)[0]
+
+    def closing(self) -> str:
+        """What is written behind an answer. Raises ValueError in one line."""
+        talk = [{"role": "user", "content": "?"}, {"role": "assistant", "content": PROBE}]
+        return self._render(self.as_read(talk), None)[0].rpartition(PROBE)[2]
+
     def as_read(self, messages: list[Message]) -> list[Message]:
         """The messages with the content of each as the template reads it: as text, or in parts."""
         strings, parts = self._reads

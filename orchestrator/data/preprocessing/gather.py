@@ -73,6 +73,9 @@ def gather_some(
         fingerprint=fingerprint,
         dtype=written.dtype,
         records=written.kind.objective if written.kind else "",
+        chat={"template": written.kind.template, "tokens": dict(written.kind.tokens)}
+        if written.kind and written.kind.template
+        else {},
         tokenizer="tokenizer.json",
         vocabulary=written.vocabulary,
         roles=dict(written.roles),

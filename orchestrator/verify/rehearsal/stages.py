@@ -297,6 +297,7 @@ def _export(scene: Scene) -> str:
 def _generate(scene: Scene) -> str:
     """Continue a prompt with the newest commit."""
     from orchestrator.evaluate.samples import continue_prompts
+    from orchestrator.resolve.chat import chat_of
     from orchestrator.resolve.commit_model import model_of_commit
     from orchestrator.resolve.prompts import generates
 
@@ -305,7 +306,8 @@ def _generate(scene: Scene) -> str:
     asked = scene.spec.evaluate and scene.spec.evaluate.samples
     found = model_of_commit(scene.run, scene.spec, scene.commit)
     prompt = asked.prompts[0] if asked else "The"
-    said = continue_prompts(found.workload, found.read, found.tokens.tokenizer(), [prompt], TOKENS)
+    tokenizer, chat = found.tokens.tokenizer(), chat_of(found.spec, found.tokens)
+    said = continue_prompts(found.workload, found.read, tokenizer, [prompt], TOKENS, chat=chat)
     return f"{prompt!r} goes on with {said[0]!r}"
 
 

@@ -10,6 +10,8 @@ import pytest
 from jobs import write_job
 from PIL import Image
 
+from orchestrator.checkpoint import chosen
+from orchestrator.checkpoint.store import Store
 from orchestrator.cli import evaluate
 from orchestrator.data.prepared.tokens import Tokens
 from orchestrator.data.samples.own_samples import prepare_samples
@@ -125,6 +127,8 @@ def test_no_text_is_continued(
 ) -> None:
     run = RunDir(str(tmp_path / "run"))
     monkeypatch.setattr(evaluate, "existing_run", lambda _: (run, parse(document)))
+    monkeypatch.setattr(chosen, "read_chosen", lambda store, step, read: read(4))
+    monkeypatch.setattr(Store, "manifest", lambda store, step: None)
     said = command("generate", run.uri, "Once")
     assert said.code == 2
     assert "a model of own samples continues no text" in said.err

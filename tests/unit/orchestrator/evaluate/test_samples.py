@@ -67,7 +67,7 @@ def test_the_prompt_is_framed_as_texts_of_training_are(tokenizer: Tokenizer) -> 
             return getattr(self._inner, name)
 
         def generate(
-            self, model: Any, rows: list[list[int]], most: int, sampling: Sampling
+            self, model: Any, rows: list[list[int]], most: int, sampling: Sampling, ended: Any
         ) -> list[list[int]]:
             given.extend(rows)
             return rows

@@ -1,0 +1,106 @@
+"""Prompts as a user's turns: by which template, for which data, and with which token an answer ends."""
+
+from __future__ import annotations
+
+import json
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import job
+from letters import TEMPLATE, WORDS, write_tokenizer
+from prepared import prepare_here
+
+from orchestrator.data.prepared.tokens import Tokens
+from orchestrator.job.errors import InputError
+from orchestrator.job.spec import JobSpec, parse
+from orchestrator.resolve.chat import Chat, chat_of
+from orchestrator.resolve.prompts import prompts_of, spoken
+from orchestrator.resolve.resolved_job import resolve
+from orchestrator.resolve.training_inputs import workload_of
+
+TURNS = TEMPLATE.replace("<|endoftext|>", "[SEP]")
+ASKED, ANSWER = {"role": "user", "content": "a b"}, {"role": "assistant", "content": "c d"}
+TALK = {"messages": [ASKED, ANSWER]}
+COMPARED = {"prompt": [ASKED], "chosen": [ANSWER], "rejected": [{"role": "assistant", "content": "e"}]}
+TEXTS = {"prompt": "a b", "chosen": " c d", "rejected": " e"}
+
+
+def ids(text: str) -> list[int]:
+    return [WORDS.index(word) for word in text.split()]
+
+
+def prepared(
+    folder: Path, objective: str, row: dict[str, Any], template: str = TURNS
+) -> tuple[JobSpec, Tokens]:
+    """A job on twenty such rows, and its prepared data."""
+    (folder / "rows.jsonl").write_text((json.dumps(row) + "\n") * 20)
+    write_tokenizer(folder, False)
+    (folder / "chat_template.jinja").write_text(template)
+    document = job(str(folder / "rows.jsonl"))
+    document["workload"]["objective"] = objective
+    document["data"]["sources"][0]["field"] = {name: name for name in row}
+    document["data"]["tokenizer"] = str(folder)
+    document["data"] |= {"chat_date": date(2026, 11, 28)} if "strftime_now" in template else {}
+    document["evaluate"] = {"samples": {"prompts": ["a b", "c"], "tokens": 4}}
+    spec = parse(document)
+    return spec, Tokens.open(prepare_here(spec, str(folder / "cache")))
+
+
+def test_a_prompt_is_a_turn_as_the_data_has_it(tmp_path: Path) -> None:
+    spec, tokens = prepared(tmp_path, "conversation", TALK)
+    found = prompts_of(resolve(spec), workload_of(spec, tokens), tokens)
+    assert found is not None
+    assert found.rows == [ids("user : a b [SEP] assistant :"), ids("user : c [SEP] assistant :")]
+    assert found.ends == {WORDS.index("[SEP]"), WORDS.index("<|endoftext|>")}
+    assert found.decode(ids("c d [SEP]")) == "c d"
+    assert (tokens.window(0, 0, 7) & 0xFFFF).tolist() == found.rows[0]
+
+
+def test_the_template_is_that_of_the_data_even_if_its_file_is_gone(tmp_path: Path) -> None:
+    """A run is moved; of data that an earlier version prepared the file is needed."""
+    spec, tokens = prepared(tmp_path, "conversation", TALK, "{{ strftime_now('%j') }} " + TURNS)
+    before = {name: Path(tmp_path, name).read_text() for name in ("chat_template.jinja", "tokenizer.json")}
+    Path(tmp_path, "chat_template.jinja").unlink()
+    chat = chat_of(spec, tokens)
+    assert chat is not None
+    unknown = WORDS.index("[UNK]")  # the day is no word of this tokenizer
+    assert chat.row("a") == [unknown, *ids("user : a [SEP] assistant :")]
+    tokens.manifest.chat.clear()
+    with pytest.raises(InputError, match="has no chat template"):
+        chat_of(spec, tokens)
+    Path(tmp_path, "chat_template.jinja").write_text(before["chat_template.jinja"])
+    again = chat_of(spec, tokens)
+    assert again is not None
+    assert again.row("a") == chat.row("a")
+
+
+@pytest.mark.parametrize(
+    ("objective", "row", "talks"),
+    [("dpo", COMPARED, True), ("dpo", TEXTS, False), ("causal_lm", {"text": "a b"}, False)],
+    ids=["messages", "texts", "text"],
+)
+def test_preferences_are_turns_where_their_rows_are_messages(
+    tmp_path: Path, objective: str, row: dict[str, Any], talks: bool
+) -> None:
+    if objective == "causal_lm":
+        spec, tokens = prepared(tmp_path, "conversation", TALK)
+        spec = spec.model_copy(update={"workload": spec.workload.model_copy(update={"objective": objective})})
+    else:
+        spec, tokens = prepared(tmp_path, objective, row)
+    assert (chat_of(spec, tokens) is not None) == talks
+
+
+def test_an_answer_ends_at_the_token_behind_it(tmp_path: Path) -> None:
+    _, tokens = prepared(tmp_path, "conversation", TALK)
+    tokenizer = tokens.tokenizer()
+    assert Chat(TURNS, {}, tokenizer).ends == {WORDS.index("[SEP]")}
+    named = TEMPLATE.replace("<|endoftext|>", "{{ eos_token }}")
+    assert Chat(named, {"eos_token": "[CLS]"}, tokenizer).ends == {WORDS.index("[CLS]")}
+    assert Chat(TEMPLATE.replace("<|endoftext|>", ":"), {}, tokenizer).ends == frozenset()
+    failing = Chat("{{ raise_exception('no turns') }}", {}, tokenizer)
+    assert failing.ends == frozenset()
+    with pytest.raises(InputError, match=r"data.chat_template: the chat template fails: no turns; mend"):
+        failing.row("a")
+    assert spoken(tokenizer, ids("c d"), failing) == "c d"
