@@ -160,7 +160,7 @@ def _places(
 
 def _shown(inputs: TrainingInputs, spec: JobSpec, place: dict[str, Any], decode: Decode) -> dict[str, Any]:
     """A sample with its rows, of which there are several in a warm-up of the sequence length."""
-    from orchestrator.data.samples.look import others, plain, spots
+    from orchestrator.data.samples.look import answers_apart, others, plain, spots
     from orchestrator.train.sequence_warmup import shortened
 
     read = inputs.text[0].read
@@ -182,7 +182,7 @@ def _shown(inputs: TrainingInputs, spec: JobSpec, place: dict[str, Any], decode:
             {
                 "tokens": {name: [spot.to_json() for spot in each] for name, each in found.items()},
                 "others": others(batch, row),
-                "shown": {name: plain(each, is_causal) for name, each in found.items()},
+                "shown": {name: plain(each, is_causal) for name, each in answers_apart(found, batch).items()},
             }
         )
     return {**place, "rows": rows}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -139,16 +140,22 @@ def samples_at(
 
 def plain(spots_of_row: Sequence[Spot], is_causal: bool) -> list[tuple[str, str]]:
     """A row as (text, kind) pieces: "boundary", "padding", "replaced" and "label" of what is masked, "predicted" and
-    "read" of what is only read. Of a causal model the token is told by the label of the one before it."""
+    "read" of what is only read. Of a causal model the token is told by the label of the one before it; where not all
+    that could be is predicted, what is stands between « and »."""
     found: list[tuple[str, str]] = []
-    predicted = False
+    predicted = partly = False
+    padding = 0
     for number, spot in enumerate(spots_of_row):
         if not spot.real:
-            found.append((f" [{len(spots_of_row) - number} of padding]", "padding"))
-            break
+            padding += 1
+            if number + 1 == len(spots_of_row) or spots_of_row[number + 1].real:
+                found.append((f" [{padding} of padding]", "padding"))
+                padding = 0
+            continue
         if spot.begins and number:
             found.append((" ‖ ", "boundary"))
         if is_causal:
+            partly |= not predicted and not spot.begins
             found.append((spot.text, "predicted" if predicted else "read"))
             predicted = spot.label is not None
         elif spot.label is None:
@@ -157,6 +164,26 @@ def plain(spots_of_row: Sequence[Spot], is_causal: bool) -> list[tuple[str, str]
             found.append((f"[{spot.text}]", "predicted"))
         else:
             found += [(f"[{spot.text}", "replaced"), (f"→{spot.said}]", "label")]
+    return _marked(found) if partly else found
+
+
+def answers_apart(found: dict[str, list[Spot]], batch: Batch) -> dict[str, list[Spot]]:
+    """The tokens of a row by their entry; those of two answers that are compared by what each answer is."""
+    if "answer_tokens" not in batch:
+        return found
+    half = len(found["tokens"]) // 2
+    is_pair = "desirable" not in batch
+    first, second = ("chosen", "rejected") if is_pair else ("completion", "completion of another row")
+    return {first: found["tokens"][:half], second: found["tokens"][half:]}
+
+
+def _marked(pieces: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Pieces with « and » around those that are predicted."""
+    found: list[tuple[str, str]] = []
+    for kind, group in itertools.groupby(pieces, lambda piece: piece[1]):
+        marks = [("«", "label")], [("»", "label")]
+        begin, end = marks if kind == "predicted" else ([], [])
+        found += [*begin, *group, *end]
     return found
 
 
