@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shlex
 import sys
@@ -52,6 +53,7 @@ def init(
     from orchestrator.job.paths import resolve_paths
     from orchestrator.job.spec import parse
     from orchestrator.launch.first_job import CHAT, job_text, name_of, write_job
+    from orchestrator.launch.first_rows import rows_at
     from orchestrator.launch.preflight import check_job
     from orchestrator.resolve.resolved_job import resolve
     from orchestrator.resolve.training_inputs import vocabulary_before_data
@@ -72,6 +74,11 @@ def init(
             vocabulary_before_data(resolve(spec))
         write_job(path, text)
         written.pop_all()
+    for uri, source in zip(data or (), spec.data.sources, strict=False):
+        if rows := rows_at(uri):
+            named = source.field if isinstance(source.field, str) else json.dumps(source.field)
+            left = f"; left out: {', '.join(rows.left)}" if rows.left else ""
+            print(f"{uri}: {spec.workload.objective} reads {named}{left}")
     if spec.data.chat_template:
         print(f"{template} is written, a chat template to your taste: the tokenizer has none")
     typed = shlex.quote(str(path))

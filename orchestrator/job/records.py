@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 
 class Columns(NamedTuple):
-    """What an objective reads of a row: the columns that it needs, and those that a row may have."""
+    """What an objective reads of a row: the columns that it needs, or others instead, and those that a row may have."""
 
     needed: tuple[str, ...]
     optional: tuple[str, ...] = ()
+    instead: tuple[str, ...] = ()
 
 
 PROMPT = "prompt"
@@ -28,7 +29,7 @@ COLUMNS: Mapping[str, Columns] = {
     "token_classification": Columns(("words", "labels")),
     "span_extraction": Columns(("question", "context", "answer", "start")),
     "seq2seq": Columns(("source", "target")),
-    "conversation": Columns(("messages",), ("tools",)),
+    "conversation": Columns(("messages",), ("tools",), ("prompt", "completion")),
     **dict.fromkeys(COMPARED, Columns(("chosen", "rejected"), (PROMPT, "tools"))),
     "kto": Columns(("prompt", "completion", "label"), ("tools",)),
 }
@@ -52,14 +53,16 @@ def problem_of(objective: str, field: object) -> str:
     columns = COLUMNS.get(objective)
     if columns is None:
         return f"names columns, and {objective} reads text; give one key" if isinstance(field, dict) else ""
-    named = ", ".join(f"{name}: <column>" for name in columns.needed)
+    ways = [way for way in (columns.needed, columns.instead) if way]
+    named = " or ".join("{" + ", ".join(f"{name}: <column>" for name in way) + "}" for way in ways)
     if not isinstance(field, dict) and PROMPT in columns.optional:
         alone = "without prompt where both are conversations that begin with it"
-        return f"says not what {objective} reads; give {{{PROMPT}: <column>, {named}}}, {alone}"
+        return f"says not what {objective} reads; give {{{PROMPT}: <column>, {named[1:]}, {alone}"
     if not isinstance(field, dict):
-        return f"says not what {objective} reads; give {{{named}}}"
-    if missing := [name for name in columns.needed if name not in field]:
-        return f"lacks {', '.join(missing)}, which {objective} reads; give {{{named}}}"
-    if unknown := [name for name in field if name not in (*columns.needed, *columns.optional)]:
+        return f"says not what {objective} reads; give {named}"
+    needed = columns.instead if {*columns.instead} & field.keys() else columns.needed
+    if missing := [name for name in needed if name not in field]:
+        return f"lacks {', '.join(missing)}, which {objective} reads; give {named}"
+    if unknown := [name for name in field if name not in (*needed, *columns.optional)]:
         return f"has {', '.join(unknown)}, which {objective} does not read; leave it out"
     return ""

@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from datetime import date
 from glob import glob
-from pathlib import Path, PurePosixPath
-from typing import Any
+from pathlib import Path
 
 from orchestrator.data.preprocessing.conversations import CLOCK, find_template
 from orchestrator.evaluate.of_export import objective_of
 from orchestrator.job.errors import InputError
+from orchestrator.job.records import PREFERENCES
+from orchestrator.launch.first_rows import rows_at
+from orchestrator.resolve.chat import TALKING
 from orchestrator.resolve.resolved_job import wrong_input
-from orchestrator.storage.file_system import open_file_system
-from orchestrator.storage.input_files import TIMEOUT
 
 LONGEST = 512
 """Tokens of a sample for a model that takes more."""
-PEEK = 2**24
-"""Bytes of a file that are looked at."""
-USUAL = ("text", "content", "document", "body", "article", "code")
-"""Usual names of the column with the text; else it is that with the longest one."""
-TALKS = ("messages", "conversations")
-"""Usual names of the column with a conversation."""
-TOOLS = "tools"
-"""That of the column with the tools that a conversation may call."""
 NAME = "job"
 """The name of a run whose job file's name has no letter or digit that a name can have."""
 DROPOUTS = {
@@ -84,7 +74,7 @@ def job_text(
     the data cannot be read.
     """
     gpus = len(glob(GPUS))
-    columns = [_columns(uri) for uri in data]
+    rows = [rows_at(uri) for uri in data]
     objective, length, model, dropout = "causal_lm", 128, "gpt-tiny", ""
     if folder is not None:
         from workloads.describe import describe
@@ -94,20 +84,22 @@ def job_text(
             described = describe(f"hf:{folder}")
         model, objective = f"hf:{folder}", objective_of(folder, described.architecture)
         length = min(described.max_positions, LONGEST)
+        if described.architecture == "encoder-decoder":
+            rows = [each and each.as_pair() for each in rows]
         if isinstance(described, TransformerConfig):
             dropout = "".join(f", {key}: {rate:g}" for key, rate in _published_dropout(folder).items())
-    if any(isinstance(each, dict) for each in columns):
-        objective = "conversation"
+    objective = next((each.objective for each in rows if each and each.objective), objective)
     sources = [
-        {"uri": uri, **({} if field is None else {"field": field})}
-        for uri, field in zip(data, columns, strict=True)
+        {"uri": uri, **({} if each is None or each.field is None else {"field": each.field})}
+        for uri, each in zip(data, rows, strict=True)
     ]
     chosen = tokenizer or folder
     talk = ""
-    if objective == "conversation" and chosen:
+    if objective in TALKING and chosen:
         found = find_template(chosen, None)
         if found is None:
-            talk = f"\n  chat_template: {json.dumps(template, ensure_ascii=False)}"
+            if any(each.talks for each in rows if each):
+                talk = f"\n  chat_template: {json.dumps(template, ensure_ascii=False)}"
         elif CLOCK in found[0]:
             talk = f"\n  chat_date: {date.today()}                       # what the chat template writes as today's"
     return TEMPLATE.format(
@@ -119,7 +111,7 @@ def job_text(
         tokenizer=json.dumps(chosen, ensure_ascii=False) if chosen else "{train_bpe: 4096}",
         talk=talk,
         length=length,
-        lr="1.0e-3" if folder is None else "5.0e-5",
+        lr="1.0e-3" if folder is None else "5.0e-6" if objective in PREFERENCES else "5.0e-5",
         precision="bf16" if gpus else "fp32",
         workers=gpus or 2,
         gpu=int(gpus > 0),
@@ -145,73 +137,6 @@ def _published_dropout(folder: str) -> dict[str, float]:
         if rates and 0.0 < rates[0] < 1.0:
             found[key] = rates[0]
     return found
-
-
-def _columns(uri: str) -> str | dict[str, str] | None:
-    """The column of the data at `uri` that has the text, or a path into one such as body.text; None if nothing need
-    be said; the one with conversations as a mapping. Data that is not there yet says nothing."""
-    row = _first_row(uri)
-    if row is None:
-        return None
-    found = list(_leaves(row))
-    for path, name, value in found:
-        if name in TALKS and isinstance(value, list):
-            return {"messages": path, **({TOOLS: TOOLS} if TOOLS in row else {})}
-    texts = {path: (name, value) for path, name, value in found if isinstance(value, str)}
-    if not texts:
-        raise InputError(f"its first row has no text, only {', '.join(row)}", uri, "give files with texts")
-    usual = [path for name in USUAL for path in texts if texts[path][0] == name]
-    chosen = usual[0] if usual else max(texts, key=lambda path: len(texts[path][1]))
-    return None if chosen == "text" else chosen
-
-
-def _leaves(row: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
-    """The path, the name and the value of everything in a row that is no mapping, what lies less deep first."""
-    level = [("", row)]
-    while level:
-        deeper = []
-        for before, values in level:
-            for name, value in values.items():
-                if isinstance(value, Mapping):
-                    deeper.append((f"{before}{name}.", value))
-                else:
-                    yield f"{before}{name}", name, value
-        level = deeper
-
-
-def _first_row(uri: str) -> Mapping[str, Any] | None:
-    """The first row of the first file, None if it holds no rows or there is none yet."""
-    try:
-        fs, path = open_file_system(uri, TIMEOUT)
-        found = sorted(name for name in fs.glob(path) if fs.isfile(name))
-    except Exception as error:  # every file system has its own kind
-        what = f"cannot be listed ({' '.join(str(error).split())[:200]})"
-        raise InputError(what, uri, "check the address and credentials") from None
-    try:
-        if not found or PurePosixPath(found[0]).suffix not in (".jsonl", ".parquet", ".csv"):
-            return None
-        return _row_of(fs, found[0])
-    except (OSError, ValueError, csv.Error) as error:
-        what = f"its first row cannot be read ({' '.join(str(error).split())[:200]})"
-        raise InputError(what, uri, "write the file anew") from None
-
-
-def _row_of(fs: Any, name: str) -> Mapping[str, Any] | None:
-    with fs.open(name, "rb") as file:
-        if name.endswith(".parquet"):
-            import pyarrow.parquet as pq
-
-            batch = next(pq.ParquetFile(file).iter_batches(1), None)
-            rows: list[dict[str, Any]] = batch.to_pylist() if batch is not None else []
-            return rows[0] if rows else None
-        if name.endswith(".csv"):
-            return next(csv.DictReader(io.TextIOWrapper(file, "utf-8-sig", newline="")), None)
-        while (line := file.readline(PEEK)).strip() == b"" and line:
-            pass  # as reading it passes over them
-        if not line:
-            raise InputError("is empty", name, "give a file with rows")
-        row = json.loads(line)
-        return row if isinstance(row, dict) else None
 
 
 def write_job(path: Path, text: str) -> None:

@@ -117,6 +117,13 @@ class Answers:
             raise ValueError(f"its {name} is empty")
         return found
 
+    def to_turn(self, prompt: Any, answer: Any, tools: Any = None) -> np.ndarray:
+        """A conversation of two columns as marked tokens, of which the answer is predicted: a text is a turn, without
+        the spaces around a user's. Raises ValueError in one line."""
+        if isinstance(prompt, str):
+            prompt = [{"role": "user", "content": prompt.strip()}]
+        return self.after(prompt, answer, "completion", tools)
+
     def _spoken(self, prompt: list[Any], said: list[Any], tools: Any) -> np.ndarray:
         if self.template is None:
             raise ValueError(
@@ -124,7 +131,7 @@ class Answers:
             )
         given, named = self._given([*prompt, *said]), tools_of(tools)
         text, answers = self._written(given, named)
-        count = sum(message["role"] == "assistant" for message in said)
+        count = sum(message["role"] == "assistant" for message in given[len(prompt) :])
         if not count:
             raise ValueError("it has no answer of the assistant")
         if self.data_format > 4:
@@ -141,6 +148,8 @@ def unmarked(words: np.ndarray) -> np.ndarray:
 def _messages(answer: Any, name: str) -> list[Any]:
     if isinstance(answer, str):
         return [{"role": "assistant", "content": answer}]
+    if isinstance(answer, Mapping):
+        return [answer]
     if not isinstance(answer, list):
         raise ValueError(f"its {name} is {type(answer).__name__}, not a text or a list of messages")
     return answer

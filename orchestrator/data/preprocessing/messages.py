@@ -12,6 +12,8 @@ from orchestrator.data.sources.repair import is_unicode
 ROLES = ("system", "user", "assistant", "tool", "developer")
 REASONED = ("reasoning_content", "thinking", "reasoning")
 """Keys of a message for what was thought before the answer."""
+SPEAKERS = {"human": "user", "gpt": "assistant", "function_response": "tool", "observation": "tool"}
+"""Whom messages in the manner of ShareGPT, {from, value}, name otherwise than by a role."""
 
 Message = dict[str, Any]
 
@@ -76,7 +78,7 @@ def without_nulls(value: Any) -> Any:
 
 
 def _message(given: Any, number: int) -> Message:
-    message = _said(given)
+    message = _with_role(_said(given))
     content, calls = message.get("content"), message.pop("tool_calls", None)
     if isinstance(content, list):
         message["content"] = content = [_part(part, number) for part in content]
@@ -92,6 +94,19 @@ def _message(given: Any, number: int) -> Message:
             raise ValueError(f"its message {number} has tool_calls that are no list of an assistant's")
         message["tool_calls"] = [_call(call, number) for call in calls]
     return message
+
+
+def _with_role(message: Message) -> Message:
+    """The message with role and content, which stand in from and value in the manner of ShareGPT."""
+    if "role" in message or not {"from", "value"} <= message.keys():
+        return message
+    spoken = {key: value for key, value in message.items() if key not in ("from", "value")}
+    role = message["from"]
+    return {
+        "role": SPEAKERS.get(role, role) if isinstance(role, str) else role,
+        "content": message["value"],
+        **spoken,
+    }
 
 
 def _part(given: Any, number: int) -> Message:

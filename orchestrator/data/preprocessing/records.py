@@ -229,7 +229,10 @@ def _of_answers(values: Mapping[str, Any], objective: str, answers: Answers) -> 
 
 
 def _spoken(values: Mapping[str, Any], answers: Answers) -> Encoded:
-    words = answers.of_messages(values["messages"], values.get("tools"))
+    if "messages" in values:
+        words = answers.of_messages(values["messages"], values.get("tools"))
+    else:
+        words = answers.to_turn(values["prompt"], values["completion"], values.get("tools"))
     ids = unmarked(words)
     if np.array_equal(ids, words):
         raise WrongRow("it has no answer of the assistant that is predicted", "remove it")

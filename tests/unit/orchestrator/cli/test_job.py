@@ -112,6 +112,7 @@ def test_init_fills_in_what_it_finds(command: Any, folder: Path) -> None:
     assert (written.workload.model, written.workload.objective) == ("hf:base", "causal_lm")
     assert (written.workload.dropout, written.workload.attention_dropout) == (0.1, 0.1)  # GPT-2's
     assert [source.field for source in written.data.sources] == ["body", "text"]
+    assert "rows.jsonl: causal_lm reads body; left out: id\n" in said.out
     assert (written.data.tokenizer, written.data.sequence_length) == ("base", 96)
     assert command("plan", "mine.yaml").code == 0
 
@@ -182,6 +183,23 @@ def test_init_writes_a_chat_template_for_a_model_that_has_none(command: Any, fol
     (folder / "chat.jsonl").write_text("")
     assert "is empty" in command("init", "other.yaml", *words).err
     assert not list(folder.glob("other.*"))
+
+
+def test_init_compares_answers_and_writes_a_template_where_they_are_messages(
+    command: Any, folder: Path
+) -> None:
+    config = transformers.GPT2Config(vocab_size=300, n_positions=96, n_embd=32, n_layer=1, n_head=2)
+    transformers.GPT2LMHeadModel(config).save_pretrained(folder / "base")
+    (folder / "base/tokenizer.json").write_text(tokenizer.train([], 300, ["<|endoftext|>"]))
+    for name, asked in (("texts", "a?"), ("turns", [{"role": "user", "content": "a?"}])):
+        row = {"by": 1, "prompt": asked, "chosen": "b", "rejected": "c"}
+        (folder / f"{name}.jsonl").write_text((json.dumps(row) + "\n") * 40)
+        done = command("init", f"{name}.yaml", "--data", f"{name}.jsonl", "--from-hf", "base")
+        assert (done.code, done.err) == (0, "")
+        assert spec.load(folder / f"{name}.yaml").workload.objective == "dpo"
+        assert (folder / f"{name}.jinja").exists() == (name == "turns")
+        said = 'reads {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}; left out: by'
+        assert f"{name}.jsonl: dpo {said}\n" in done.out
 
 
 def test_init_quotes_the_text(command: Any, folder: Path) -> None:

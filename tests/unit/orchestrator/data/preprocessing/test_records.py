@@ -16,6 +16,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from orchestrator.data import sources
 from orchestrator.data.encoding import tokenizer
+from orchestrator.data.preprocessing import records
 from orchestrator.data.preprocessing.conversations import Template
 from orchestrator.data.preprocessing.records import Record, RecordKind, records_of
 from orchestrator.data.sources import lines
@@ -119,6 +120,54 @@ def test_only_answers_are_predicted(template: str, encoder: Tokenizer, tmp_path:
     assert said == ["is", "good", "|", "is", "bad", "|"]
     everything = " ".join(f"{m['role']} : {m['content']} |" for m in TALK).split()
     assert [WORDS[word & ~MARK] for word in words] == everything
+
+
+SHAREGPT = {"user": "human", "assistant": "gpt"}
+
+
+def as_sharegpt(messages: list[dict[str, str]]) -> list[dict[str, str]]:
+    return [{"from": SHAREGPT[each["role"]], "value": each["content"]} for each in messages]
+
+
+def test_messages_in_the_manner_of_sharegpt_are_the_same(encoder: Tokenizer, tmp_path: Path) -> None:
+    kind = RecordKind("conversation", (), CHATML)
+    words = [
+        one({"m": talk}, kind, {"messages": "m"}, encoder, tmp_path) for talk in (TALK, as_sharegpt(TALK))
+    ]
+    assert words[0].tolist() == words[1].tolist()
+    pairs = []
+    for talk in (TALK, as_sharegpt(TALK)):
+        row = {"p": talk[:3], "c": talk[3:], "r": talk[1]}  # one message may stand alone
+        pairs.append(one(row, RecordKind("dpo", (), CHATML), PAIR, encoder, tmp_path).tolist())
+    assert pairs[0] == pairs[1]
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"i": "a film", "x": "", "o": "is good"}, "user : a film | assistant : is good |"),
+        ({"i": "a film", "x": "is bad", "o": "it"}, "user : a film is bad | assistant : it |"),
+        ({"i": TALK[:1], "o": "is good"}, "user : a film | assistant : is good |"),
+        ({"i": TALK[:3], "o": "it"}, "user : a film | assistant : is good | user : it | assistant : it |"),
+    ],
+    ids=["text", "text below another", "a message", "messages"],
+)  # fmt: skip
+def test_two_columns_are_a_conversation_whose_answer_is_predicted(
+    row: dict[str, Any], said: str, encoder: Tokenizer, tmp_path: Path
+) -> None:
+    columns = {"prompt": "i" if isinstance(row["i"], list) else "{i}\n\n{x}", "completion": "o"}
+    written: list[str] = []
+
+    class Kept(Template):
+        def render(self, messages: Any, tools: Any = None) -> Any:
+            written.extend(each["content"] for each in messages)
+            return super().render(messages, tools)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(records, "Template", Kept)
+        words = one(row, RecordKind("conversation", (), CHATML), columns, encoder, tmp_path)
+    assert said_in(words) == (said, f"{row['o']} |")
+    assert [text for text in written if text != text.strip()] == []
 
 
 def test_a_template_is_rendered_as_transformers_does(tmp_path: Path) -> None:
@@ -245,6 +294,10 @@ def test_a_wrong_row_is_named_with_its_line(
         ("seq2seq", {"source": "a", "target": "b", "label": "c"}, "has label, which seq2seq does not read"),
         ("causal_lm", {"text": "a"}, "causal_lm reads text"),
         ("regression", {"text": "a", "label": "b", "pair": "c"}, ""),
+        ("conversation", "text", "give {messages: <column>} or {prompt: <column>, completion: <column>}"),
+        ("conversation", {"prompt": "a"}, "lacks completion"),
+        ("conversation", {"prompt": "a", "completion": "b", "tools": "c"}, ""),
+        ("conversation", {"prompt": "a", "completion": "b", "messages": "c"}, "has messages, which"),
     ],
 )
 def test_columns_that_do_not_fit_the_objective(objective: str, field: Any, says: str) -> None:

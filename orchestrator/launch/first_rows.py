@@ -1,0 +1,187 @@
+"""What a job can read of some data, told by its first row: the objective, and the column of each thing."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+from orchestrator.job.errors import InputError
+from orchestrator.job.fields import columns_of
+from orchestrator.storage.file_system import open_file_system
+from orchestrator.storage.input_files import TIMEOUT
+
+PEEK = 2**24
+"""Bytes of a file that are looked at."""
+USUAL = ("text", "content", "document", "body", "article", "code")
+"""Usual names of the column with the text; else it is that with the longest one."""
+TALKS = ("messages", "conversations")
+"""Usual names of the column with a conversation."""
+TOOLS = "tools"
+"""That of the column with the tools that a conversation may call."""
+ASKED = ("prompt", "instruction", "question")
+"""Usual names of the column with what is asked."""
+MORE = ("input", "context")
+"""Those of one with what that is about, which may be empty."""
+ANSWERED = ("completion", "output", "response", "answer")
+"""Those of the column with the answer to it."""
+SPOKEN = ({"role", "content"}, {"role", "tool_calls"}, {"from", "value"})
+"""Keys that a message has."""
+AS_MESSAGES = 'write them as {"role": "user", "content": "..."}'
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What is taken of rows.
+
+    Attributes:
+        objective: what they fit; empty for text.
+        field: as in a source of a job; None if nothing need be said, as of text in the column text.
+        left: the columns that are not taken, or paths into them.
+        talks: whether they have turns, which a chat template writes.
+    """
+
+    objective: str
+    field: str | dict[str, str] | None
+    left: tuple[str, ...]
+    talks: bool
+
+    def as_pair(self) -> Rows:
+        """The same for an encoder-decoder, which reads what is asked and answers."""
+        if not isinstance(self.field, dict) or self.field.keys() != {"prompt", "completion"}:
+            return self
+        field = {"source": self.field["prompt"], "target": self.field["completion"]}
+        return Rows("seq2seq", field, self.left, False)
+
+
+def rows_at(uri: str) -> Rows | None:
+    """What is taken of the rows of the data at `uri`, None if it has none or is not there yet. Raises InputError if
+    they fit nothing."""
+    row = _first_row(uri)
+    if row is None:
+        return None
+    found = list(_leaves(row))
+    objective, field = (
+        _compared(row, uri) or _talk(row, found, uri) or _answered(row) or _text(row, found, uri)
+    )
+    named = ["text"] if field is None else [field] if isinstance(field, str) else [*field.values()]
+    taken = {column for each in named for column in columns_of(each)}
+    # a message that stands alone, such as chosen, has leaves of its own
+    left = [path for path, _, _ in found if not {path, path.partition(".")[0]} & taken]
+    talks = objective == "conversation" or any(
+        isinstance(row.get(name), list | Mapping) for name in taken - {TOOLS}
+    )
+    return Rows(objective, field, tuple(left), bool(objective) and talks)
+
+
+Taken = tuple[str, str | dict[str, str] | None]
+"""An objective, and the field of a source."""
+
+
+def _compared(row: Mapping[str, Any], uri: str) -> Taken | None:
+    """Of answers that people prefer."""
+    tools = {TOOLS: TOOLS} if TOOLS in row else {}
+    if {"prompt", "completion", "label"} <= row.keys() and isinstance(row["label"], bool):
+        return "kto", {name: name for name in ("prompt", "completion", "label")} | tools
+    if not {"chosen", "rejected"} <= row.keys():
+        return None
+    whole = isinstance(row["chosen"], list)
+    kinds = (list,) if whole else (str, list)
+    prompts = [name for name in (*ASKED, *TALKS) if isinstance(row.get(name), kinds)]
+    if not prompts and not whole:
+        what = "its first row has a chosen and a rejected answer, and no prompt"
+        hint = (
+            f"name its column {ASKED[0]}; dpo reads prompt, chosen and rejected, or two whole conversations"
+        )
+        raise InputError(what, uri, hint)
+    return "dpo", {
+        **({"prompt": prompts[0]} if prompts else {}), "chosen": "chosen", "rejected": "rejected", **tools,
+    }  # fmt: skip
+
+
+def _talk(row: Mapping[str, Any], found: list[tuple[str, str, Any]], uri: str) -> Taken | None:
+    """Of a conversation, however deep it lies."""
+    for path, name, value in found:
+        if name not in TALKS or not isinstance(value, list):
+            continue
+        first = value[0] if value else {"role": "", "content": ""}
+        if not isinstance(first, Mapping) or not any(keys <= first.keys() for keys in SPOKEN):
+            told = ", ".join(first) if isinstance(first, Mapping) else type(first).__name__
+            raise InputError(f"the first of its {path} is no message but has {told}", uri, AS_MESSAGES)
+        return "conversation", {"messages": path, **({TOOLS: TOOLS} if TOOLS in row else {})}
+    return None
+
+
+def _answered(row: Mapping[str, Any]) -> Taken | None:
+    """Of two columns, what is asked and the answer to it; what that is about stands below the question."""
+    asked = [name for name in ASKED if isinstance(row.get(name), str | list)]
+    answered = [name for name in ANSWERED if isinstance(row.get(name), str | list)]
+    if not asked or not answered:
+        return None
+    prompt = asked[0]
+    more = [name for name in MORE if isinstance(row.get(name), str) and isinstance(row[prompt], str)]
+    if more:
+        prompt = "\n\n".join(f"{{{name}}}" for name in (prompt, more[0]))
+    return "conversation", {"prompt": prompt, "completion": answered[0]}
+
+
+def _text(row: Mapping[str, Any], found: list[tuple[str, str, Any]], uri: str) -> Taken:
+    texts = {path: (name, value) for path, name, value in found if isinstance(value, str)}
+    if not texts:
+        raise InputError(f"its first row has no text, only {', '.join(row)}", uri, "give files with texts")
+    usual = [path for name in USUAL for path in texts if texts[path][0] == name]
+    chosen = usual[0] if usual else max(texts, key=lambda path: len(texts[path][1]))
+    return "", None if chosen == "text" else chosen
+
+
+def _leaves(row: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
+    """The path, the name and the value of everything in a row that is no mapping, what lies less deep first."""
+    level = [("", row)]
+    while level:
+        deeper = []
+        for before, values in level:
+            for name, value in values.items():
+                if isinstance(value, Mapping):
+                    deeper.append((f"{before}{name}.", value))
+                else:
+                    yield f"{before}{name}", name, value
+        level = deeper
+
+
+def _first_row(uri: str) -> Mapping[str, Any] | None:
+    """The first row of the first file, None if it holds no rows or there is none yet."""
+    try:
+        fs, path = open_file_system(uri, TIMEOUT)
+        found = sorted(name for name in fs.glob(path) if fs.isfile(name))
+    except Exception as error:  # every file system has its own kind
+        what = f"cannot be listed ({' '.join(str(error).split())[:200]})"
+        raise InputError(what, uri, "check the address and credentials") from None
+    try:
+        if not found or PurePosixPath(found[0]).suffix not in (".jsonl", ".parquet", ".csv"):
+            return None
+        return _row_of(fs, found[0])
+    except (OSError, ValueError, csv.Error) as error:
+        what = f"its first row cannot be read ({' '.join(str(error).split())[:200]})"
+        raise InputError(what, uri, "write the file anew") from None
+
+
+def _row_of(fs: Any, name: str) -> Mapping[str, Any] | None:
+    with fs.open(name, "rb") as file:
+        if name.endswith(".parquet"):
+            import pyarrow.parquet as pq
+
+            batch = next(pq.ParquetFile(file).iter_batches(1), None)
+            rows: list[dict[str, Any]] = batch.to_pylist() if batch is not None else []
+            return rows[0] if rows else None
+        if name.endswith(".csv"):
+            return next(csv.DictReader(io.TextIOWrapper(file, "utf-8-sig", newline="")), None)
+        while (line := file.readline(PEEK)).strip() == b"" and line:
+            pass  # as reading it passes over them
+        if not line:
+            raise InputError("is empty", name, "give a file with rows")
+        row = json.loads(line)
+        return row if isinstance(row, dict) else None
