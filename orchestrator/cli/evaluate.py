@@ -11,7 +11,7 @@ import typer
 
 from orchestrator.cli.checkpoint import RawWeights, Step
 from orchestrator.cli.data import prepared_with_progress
-from orchestrator.cli.options import Address, Json, emit, existing_run, finite, table
+from orchestrator.cli.options import Address, Json, emit, existing_run, finite, run_names, table
 from orchestrator.job.errors import InputError
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ What = Annotated[
         metavar="RUN|COMMIT|EXPORT",
         help="a run directory, a commit in one, or a folder in the Hugging Face format",
         show_default=False,
+        autocompletion=run_names,
     ),
 ]
 

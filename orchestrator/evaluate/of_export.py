@@ -18,6 +18,7 @@ from orchestrator.job.errors import InputError
 from orchestrator.job.overrides import override
 from orchestrator.job.records import REFERENCED
 from orchestrator.job.spec import JobSpec, parse
+from orchestrator.resolve.chat import TALKING, Chat
 from orchestrator.resolve.prepared_data import PreparedData
 from orchestrator.resolve.resolved_job import resolve, special_tokens_of, wrong_input
 from orchestrator.storage.row_types import EvaluationRow
@@ -27,7 +28,6 @@ from orchestrator.train.task import Task
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from orchestrator.resolve.chat import Chat
     from workloads.workload import Workload
 
 LONGEST = 512
@@ -90,7 +90,10 @@ def spec_of_export(
     }
     for text in overrides:
         override(document, text)
-    if named and (objective := document["workload"]["objective"]) in REFERENCED:
+    objective, day = document["workload"]["objective"], document["data"]["chat_date"]
+    if objective not in TALKING and day == known.get("chat_date"):  # no template asks for it
+        document["data"]["chat_date"] = None
+    if named and objective in REFERENCED:
         what = f"was trained with {objective}, by a reference that an export does not have"
         raise InputError(
             what, folder, "evaluate the run's commit, or by another --set workload.objective=NAME"
@@ -141,7 +144,6 @@ def chat_of_export(spec: JobSpec, tokenizer: Tokenizer) -> Chat | None:
     or its folder has no chat template. Where export.json says nothing, what has a template is taken to have learnt from
     conversations."""
     from orchestrator.data.preprocessing.conversations import dated, find_template
-    from orchestrator.resolve.chat import TALKING, Chat
 
     folder, objective = spec.workload.model.removeprefix("hf:"), spec.workload.objective
     known = _facts(folder).get("evaluation")

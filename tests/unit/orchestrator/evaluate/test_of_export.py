@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,14 @@ from safetensors.torch import load_file, save_file
 
 from orchestrator.data.encoding import tokenizer as tokenizers
 from orchestrator.evaluate import of_export
-from orchestrator.evaluate.of_export import evaluate_export, is_export, spec_of_export, workload_of_export
+from orchestrator.evaluate.of_export import (
+    chat_of_export,
+    evaluate_export,
+    is_export,
+    spec_of_export,
+    tokenizer_of_export,
+    workload_of_export,
+)
 from orchestrator.job.errors import InputError
 from orchestrator.resolve.prepared_data import PreparedData
 from workloads.hf.parity_table import CASES, random_state
@@ -46,6 +54,32 @@ def test_an_export_is_evaluated_as_its_commit_was_trained(tmp_path: Path) -> Non
     assert (spec.data.sequence_length, spec.train.global_batch, spec.seed) == (16, 4, 9)
     assert (spec.train.precision, list(spec.set_sources)) == ("fp32", ["wiki"])
     assert workload_of_export(spec).vocabulary.eos == 0
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "says"),
+    [
+        ({"objective": "conversation", "chat": True, "chat_date": "2026-01-31"}, "31 a!"),
+        ({"objective": "conversation"}, f"{date.today():%d} a!"),  # of an earlier version
+        ({"objective": "dpo", "chat": False}, None),
+        ({"objective": "causal_lm"}, None),
+        (None, f"{date.today():%d} a!"),  # another's, who knows no more than that it has a template
+    ],
+)
+def test_an_export_is_asked_as_its_commit_was(
+    tmp_path: Path, evaluation: dict[str, Any] | None, says: str | None
+) -> None:
+    facts = {} if evaluation is None else {"evaluation": {**FACTS, "options": {}, **evaluation}}
+    folder = folder_of("GPT-2", tmp_path / "export", **facts)
+    Path(folder, "chat_template.jinja").write_text("{{ strftime_now('%d') }} {{ messages[0].content }}!")
+    spec, _ = spec_of_export(folder, {})
+    tokenizer = tokenizer_of_export(spec)
+    chat = chat_of_export(spec, tokenizer)
+    assert (chat and tokenizer.decode(chat.row("a"))) == says
+    Path(folder, "chat_template.jinja").unlink()
+    assert chat_of_export(spec, tokenizer) is None
+    other, _ = spec_of_export(folder, {}, ["workload.objective=causal_lm"])
+    assert other.data.chat_date is None
 
 
 def test_an_export_has_no_reference_to_be_compared_with(tmp_path: Path) -> None:
