@@ -127,7 +127,7 @@ def test_secrets_in_mappings_go_by_their_key() -> None:
 
 
 def test_a_long_text_takes_no_long_time() -> None:
-    began = time.perf_counter()
+    began = time.process_time()
     for text in (
         "x" * 200_000,
         "token_" * 30_000,
@@ -142,7 +142,7 @@ def test_a_long_text_takes_no_long_time() -> None:
         "'" * 200_000,
     ):
         assert redact(text) == text
-    assert time.perf_counter() - began < 5
+    assert time.process_time() - began < 5
 
 
 SECRET = st.text("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ", min_size=8, max_size=20).map(
