@@ -47,8 +47,10 @@ def agree(
     """Combine every rank's values; all ranks call it together."""
     values = [digest, int(stop), failures, int(ready), failed_step, int(busy * 1e6), memory]
     mine = torch.tensor(values, dtype=torch.int64)
-    everyone = torch.empty(dist.get_world_size() * len(mine), dtype=torch.int64)
-    dist.all_gather_single(everyone, mine)
+    everyone = mine
+    if (world := dist.get_world_size()) > 1:
+        everyone = torch.empty(world * len(mine), dtype=torch.int64)
+        dist.all_gather_single(everyone, mine)
     digests, stops, failed, readies, failed_steps, busies, memories = everyone.view(-1, len(mine)).T.tolist()
     return Agreed(
         add(digests),

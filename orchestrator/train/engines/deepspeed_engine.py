@@ -81,7 +81,7 @@ class DeepSpeedEngine:
             self._engine.backward(part, scale_wrt_gas=False)
             if number < len(micro_batches):
                 self._engine.step()  # counts the micro-batch
-        self.clock.switch(COMMUNICATION)
+        self.clock.switch(COMMUNICATION if self._layout.world > 1 else OPTIMIZER)
         loss, extra, count, _ = self._losses.over_ranks(torch.zeros(()))
         routed = self._routing.take([self.model])
         extra = {**extra, **ratios(routed)}

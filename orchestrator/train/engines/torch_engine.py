@@ -97,7 +97,7 @@ class TorchEngine:
         watch = Stopwatch(self._device.device)
         self._runner.train(micro_batches)
         watch.stop()
-        self.clock.switch(COMMUNICATION)
+        self.clock.switch(COMMUNICATION if self._layout.world > 1 else OPTIMIZER)
         self.parallel.shared.sum()
         self._data.finish()
         loss, extra, count, square = self._losses.over_ranks(squared_norm(self._data.shards))

@@ -120,7 +120,8 @@ class StepLosses:
             of_spans = getattr(self._workload.config, "head", "") == "span"
             labels = sum(_predicted(batch, of_spans) for batch in micro_batches)
         total = torch.tensor([labels if mine else 0])
-        dist.all_reduce(total)
+        if self._layout.world > 1:
+            dist.all_reduce(total)
         return int(total)
 
     def take_baseline(self, sums: EvaluationSums) -> None:
@@ -224,8 +225,10 @@ class StepLosses:
         zero = torch.zeros((), dtype=torch.float64, device=self._device.device)
         sums = {name: tree_sum(torch.stack(parts)) for name, parts in self._parts.items()}
         mine = torch.stack([square.to(zero), *(sums.get(name, zero) for name in names)])
-        everyone = mine.new_empty(dist.get_world_size() * len(mine))
-        dist.all_gather_single(everyone, mine)
+        everyone = mine
+        if self._layout.world > 1:
+            everyone = mine.new_empty(self._layout.world * len(mine))
+            dist.all_gather_single(everyone, mine)
         # Added here in rank order, and in a tree: every rank and every data-parallel width has the same bits.
         total, *values = tree_sum(everyone.view(-1, len(mine))).tolist()
         return total, dict(zip(names, values, strict=True))

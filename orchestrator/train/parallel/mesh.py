@@ -32,8 +32,10 @@ class ProcessGroup:
         return len(self.ranks)
 
     def communicating(self) -> AbstractContextManager[None]:
-        """See `StepClock.communicating`."""
-        return contextlib.nullcontext() if self.clock is None else self.clock.communicating()
+        """See `StepClock.communicating`; a rank alone waits for nobody."""
+        if self.size == 1 or self.clock is None:
+            return contextlib.nullcontext()
+        return self.clock.communicating()
 
 
 class Mesh:

@@ -15,6 +15,7 @@ from rendezvous import recorded
 from orchestrator.planning.layout import Layout
 from orchestrator.train.device import Device
 from orchestrator.train.engines.torch_engine import TorchEngine
+from orchestrator.train.rank_messages import agree
 from workloads.load import load
 
 sys.path.append(str(Path(__file__).parents[4] / "dist" / "train"))
@@ -200,3 +201,26 @@ def test_groups_and_smoothed_labels_train_as_plain_torch_does() -> None:
             torch.testing.assert_close(
                 ours, named[name], rtol=0, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}"
             )
+
+
+@pytest.mark.parametrize("zero", [0, 1, 3])
+def test_a_rank_alone_waits_for_no_other(zero: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it does at the end of a step is not communication, and nobody is there to send to."""
+    from rank_cases import job, micro_batches, workload_of
+
+    def sent(*_: Any, **__: Any) -> None:
+        raise AssertionError("a message in a group of one")
+
+    with recorded(0, 1):
+        group = dist.group.WORLD
+        assert group is not None
+        spec, layout = job({"model": "gpt-tiny"}), Layout(micro_batch=4, zero=zero)
+        workload = workload_of(spec)
+        engine = TorchEngine(spec, workload, layout, Device(torch.device("cpu"), torch.float32, group))
+        engine.initialise(1)
+        for collective in ("all_reduce", "all_gather_single", "reduce_scatter_single"):
+            if not zero == 3:  # FSDP2 calls them whatever the size of the group
+                monkeypatch.setattr(dist, collective, sent)
+        engine.train_step(micro_batches(workload, spec, layout, 0), 1e-2)
+        assert agree(1, False).digest == 1
+        assert set(engine.clock.take()) == {"forward", "backward", "optimizer"}
