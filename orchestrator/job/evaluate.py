@@ -77,10 +77,11 @@ class EvaluateSpec(StrictModel):
     samples: SamplesSpec | None = Field(default=None, description="texts to read, from the first to the last")
     metrics: list[Metric | OwnMetric] | None = Field(
         default=None,
-        description="loss (nats a token), perplexity, bits_per_byte (comparable across tokenizers), accuracy (share of "
-        "the tokens that are predicted right, or of pairs whose chosen answer has the larger reward), reward_margin "
-        "and more of pairs, see the guide; own functions module:name; "
-        "precision, recall, f1 and matthews of classes, spearman of numbers, where they are asked for; "
+        description="loss (nats a token; of classes a record, of preferences a pair), perplexity, bits_per_byte "
+        "(comparable across tokenizers), accuracy (share of the tokens that are predicted right, or of "
+        "pairs whose chosen answer has the larger reward), reward_margin and more of pairs, see the guide; "
+        "own functions module:name; precision, recall, f1 and matthews of classes, spearman of numbers, where they are "
+        "asked for; "
         "those that the objective gives if unset",
     )
     tasks: list[str] = Field(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from orchestrator.checkpoint.identity import read_job
 from orchestrator.job.errors import InputError
+from orchestrator.job.loss_unit import loss_unit, read_unit
 from orchestrator.job.redact import redact
 from orchestrator.storage.row_line import EVENTS
 from orchestrator.storage.run_directory import RunDir
@@ -28,11 +29,6 @@ WIDTH = 60
 """Characters of a curve on a terminal."""
 UNNAMED = "-"
 """What stands for a key that a run has not."""
-TITLES = {
-    "loss": ("Loss", "nats a token"),
-    "tokens_per_second": ("Speed", "tokens a second"),
-    "grad_norm": ("Gradient norm", "before clipping"),
-}
 Curve = list[charts.Point]
 
 
@@ -147,10 +143,19 @@ def _plots(runs: Sequence[ComparedRun]) -> list[dict[str, Any]]:
             (p for _, line in lines for p in line), *size, from_zero=key in ("tokens_per_second", "grad_norm")
         )
         if axes is not None:
-            title, unit = TITLES.get(key, (key.capitalize(), "nats a token"))
+            title, unit = _title(key, [runs[number].found["objective"] for number, _ in lines])
             paths = [(number, charts.path(charts.thin(line), axes.x, axes.y)) for number, line in lines]
             drawn.append({"key": key, "title": title, "unit": unit, "axes": axes, "lines": paths})
     return drawn
+
+
+def _title(key: str, objectives: Iterable[str]) -> tuple[str, str]:
+    """The title of a plot, and the unit of its curves, or the units where runs have others."""
+    if key == "grad_norm":
+        return "Gradient norm", "before clipping"
+    if key == "tokens_per_second":
+        return "Speed", " or ".join(dict.fromkeys(f"{read_unit(each)} a second" for each in objectives))
+    return key.capitalize(), " or ".join(dict.fromkeys(map(loss_unit, objectives)))
 
 
 def _number(value: float | None) -> str:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, Any, get_args
 
+from orchestrator.job.loss_unit import loss_unit, read_unit
+from orchestrator.job.metric_names import Metric
 from orchestrator.storage.row_log import steps_text
 from orchestrator.track.live import LiveScreen
 from orchestrator.track.words import count, duration, head
 
 LINE_SECONDS = 10.0
+_NAMED = frozenset({*get_args(Metric), "tokens"})
+"""What is told of a held-out set under names of this program; others are the user's own."""
 
 
 class ProgressDisplay:
@@ -81,16 +85,24 @@ def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     predicted = summary.get("predicted") or {}
     goodput, cost, loss = ledger.get("goodput"), summary.get("cost_usd"), summary.get("final_loss")
     entropy, kwh = summary.get("unigram_entropy"), summary.get("kwh")
+    objective = summary.get("objective") or ""
+    unit, read = loss_unit(objective), read_unit(objective)
     rows = [
-        ("steps", f"{summary.get('step')} of {summary.get('steps')}, {count(summary.get('tokens'))} tokens"),
+        ("steps", f"{summary.get('step')} of {summary.get('steps')}, {count(summary.get('tokens'))} {read}"),
         (
             "loss",
-            ("unknown" if loss is None else f"{loss:.4f} nats a token")
+            ("unknown" if loss is None else f"{loss:.4f} {unit}")
             + (f" (unigram entropy {entropy:.4f})" if entropy is not None else ""),
         ),
-        *[(f"loss of {name}", _held_out(metrics)) for name, metrics in _sets(summary, "evaluation").items()],
+        *[
+            (
+                f"loss of {name}" if "loss" in metrics else name,
+                _held_out(metrics, summary.get("metrics"), unit),
+            )
+            for name, metrics in _sets(summary, "evaluation").items()
+        ],
         *[(f"task {name}", _scores(metrics)) for name, metrics in _sets(summary, "tasks").items()],
-        ("speed", f"{count(measured.get('tokens_per_second'))} tokens/s{_precision(summary)}"),
+        ("speed", f"{count(measured.get('tokens_per_second'))} {read}/s{_precision(summary)}"),
         (
             "a step",
             f"{duration(measured.get('step_seconds'))} (predicted {duration(predicted.get('step_seconds'))})",
@@ -155,12 +167,20 @@ def _scores(metrics: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {value:.4g}" for name, value in metrics.items() if name != "examples")
 
 
-def _held_out(metrics: Mapping[str, float]) -> str:
-    """Loss, bits per byte and accuracy, as far as they were measured; of pairs of answers the margin."""
-    shown = {"loss": "{:.4f} nats a token", "bits_per_byte": "{:.4f} bits a byte", "accuracy": "{:.1%} right"}
-    if "reward_margin" in metrics:
-        shown |= {"loss": "{:.4f}", "reward_margin": "margin {:.4f}"}
-    return ", ".join(text.format(metrics[key]) for key, text in shown.items() if key in metrics)
+def _held_out(metrics: Mapping[str, float], asked: Sequence[str] | None, unit: str) -> str:
+    """The metrics that were asked for; if none were, the usual ones and own ones, as far as they were measured."""
+    texts = {"loss": f"{{:.4f}} {unit}", "bits_per_byte": "{:.4f} bits a byte", "accuracy": "{:.1%} right"}
+    usual = [*texts, "reward_margin"]
+    own = [name for name in metrics if name not in _NAMED and not name.startswith("router_")]
+    return ", ".join(
+        (
+            texts[name].format(metrics[name])
+            if name in texts
+            else f"{name.replace('_', ' ') if name in _NAMED else name} {metrics[name]:.4f}"
+        )
+        for name in asked or [*usual, *own]
+        if name in metrics
+    )
 
 
 def _details(status: Mapping[str, Any]) -> list[str]:

@@ -12,6 +12,7 @@ from orchestrator.checkpoint.identity import read_job
 from orchestrator.checkpoint.manifest import CorruptCommit
 from orchestrator.checkpoint.store import Store
 from orchestrator.job.errors import InputError
+from orchestrator.job.loss_unit import counted, loss_unit, read_unit
 from orchestrator.job.outcome import ENDED
 from orchestrator.job.redact import redact
 from orchestrator.storage.row_line import EVENTS
@@ -82,6 +83,9 @@ def _content(run_dir: RunDir, rows: RunTotals | None) -> dict[str, Any]:
     phases = timeline(events, rows)
     return {
         "spec": spec,
+        "counted": counted(spec.workload.objective),
+        "unit": loss_unit(spec.workload.objective),
+        "read": read_unit(spec.workload.objective),
         "missing": steps_text(found["missing_rows"]),
         "missing_events": steps_text(found["missing_events"]),
         "run": redact(run_dir.uri),
@@ -125,7 +129,8 @@ def _plots(rows: RunTotals, events: Sequence[Row], found: dict[str, Any]) -> lis
     bands = [(float(e["step"] - e["lost_steps"]), float(e["step"])) for e in stops]
     entropy = found["unigram_entropy"]
     drawn = []
-    titles = ("Loss", "nats a token"), ("Speed", "tokens a second"), ("Gradient norm", "before clipping")
+    unit, read = loss_unit(found["objective"]), read_unit(found["objective"])
+    titles = ("Loss", unit), ("Speed", f"{read} a second"), ("Gradient norm", "before clipping")
     for key, (title, unit) in zip(CHARTED, titles, strict=True):
         points = list(rows.points[key])
         loss = key == "loss"
@@ -229,7 +234,7 @@ def _compared(found: dict[str, Any]) -> list[dict[str, Any]]:
     rows = []
     for key, name, text_of in (
         ("step_seconds", "a step", duration),
-        ("tokens_per_second", "tokens a second", count),
+        ("tokens_per_second", f"{read_unit(found['objective'])} a second", count),
         ("memory_bytes", "memory of a rank", size),
     ):
         predicted, real = found["predicted"][key], found["measured"][key]

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from orchestrator.job.loss_unit import predicts_text
 from orchestrator.job.outcome import ENDED
 from orchestrator.job.spec import JobSpec
 from orchestrator.storage.row_log import missing_numbers
@@ -34,10 +35,12 @@ def summary(
 ) -> dict[str, Any]:
     """What summary.json holds, from the rows of events.jsonl and the totals of those of metrics.jsonl.
 
-    `manifest_meta` is the `meta` of the last commit, `unigram_entropy` in nats a token, `sample` a text the
-    model generated, `now` unix seconds for a run that has not ended. Values that are not known are None.
+    `manifest_meta` is the `meta` of the last commit, `unigram_entropy` in nats a token, which is left out where the
+    loss is not that of a text's tokens, `sample` a text the model generated, `now` unix seconds for a run that has not
+    ended. Values that are not known are None.
     """
-    last = rows.last
+    last, objective = rows.last, spec.workload.objective
+    unigram_entropy = unigram_entropy if predicts_text(objective) else None
     phases = timeline(events, rows, now)
     used = worker_seconds(phases, rows) / 3600
     held_seconds = sum(phase.seconds for phase, _ in held(phases, rows))
@@ -46,6 +49,8 @@ def summary(
     loss = last.get("loss")
     return {
         "name": spec.name,
+        "objective": objective,
+        "metrics": spec.evaluate.metrics if spec.evaluate else None,
         "state": "running" if running else events[-1]["phase"],
         "reason": None if running else ends[-1].get("reason"),
         "started": events[0].get("time") if events else None,

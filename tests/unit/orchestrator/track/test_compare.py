@@ -48,6 +48,12 @@ def test_the_page_has_every_run_and_nothing_from_outside(two: list[RunDir]) -> N
     assert "http" not in page.replace("http-equiv", "")
 
 
+def test_losses_of_other_objectives_have_both_units() -> None:
+    assert compare._title("loss", ["dpo", "causal_lm", "dpo"]) == ("Loss", "nats a pair or nats a token")
+    assert compare._title("loss of test", ["regression"]) == ("Loss of test", "a record")
+    assert compare._title("tokens_per_second", ["samples"]) == ("Speed", "samples a second")
+
+
 @pytest.mark.parametrize("count", [0, 1, 9])
 def test_too_few_or_too_many_are_refused(tmp_path: Path, count: int) -> None:
     with pytest.raises(InputError, match="takes 2 to 8"):

@@ -94,6 +94,7 @@ def test_facts() -> None:
     found = dict(
         facts(
             {
+                "objective": "causal_lm",
                 "step": 200, "steps": 200, "tokens": 819200, "final_loss": 5.1, "unigram_entropy": 6.2,
                 "measured": {"tokens_per_second": 3500.0, "step_seconds": 0.5},
                 "predicted": {"step_seconds": 0.4},
@@ -110,6 +111,45 @@ def test_facts() -> None:
     assert found["attempts"] == "2, 7 steps lost"
     assert found["cost"] == "unknown"
     assert found["energy"].startswith("0.00123 kWh")
+
+
+@pytest.mark.parametrize(
+    ("objective", "unit", "read"),
+    [
+        ("masked_lm", "nats a token", "tokens"),
+        ("sequence_classification", "nats a record", "tokens"),
+        ("regression", "a record", "tokens"),
+        ("dpo", "nats a pair", "tokens"),
+        ("samples", "a sample", "samples"),
+    ],
+)
+def test_a_loss_has_the_unit_of_its_objective(objective: str, unit: str, read: str) -> None:
+    sets = {"test": {"loss": 0.5, "tokens": 25.0}}
+    found = dict(
+        facts({"objective": objective, "tokens": 640, "final_loss": 0.25, "evaluation": {"sets": sets}})
+    )
+    assert found["loss"] == f"0.2500 {unit}"
+    assert found["loss of test"] == f"0.5000 {unit}"
+    assert found["steps"].endswith(f"640 {read}")
+    assert f" {read}/s" in found["speed"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "name", "text"),
+    [
+        (["accuracy", "f1", "mine:margin_of"], "test", "75.0% right, f1 0.8000, mine:margin_of 0.1250"),
+        (["loss", "perplexity"], "loss of test", "0.5000 nats a record, perplexity 1.6500"),
+        (None, "loss of test", "0.5000 nats a record, 75.0% right, mine:margin_of 0.1250"),
+    ],
+)
+def test_every_metric_that_was_asked_for_is_told(asked: list[str] | None, name: str, text: str) -> None:
+    """And an own one, asked for or not."""
+    measured = {"loss": 0.5, "perplexity": 1.65, "accuracy": 0.75, "f1": 0.8, "mine:margin_of": 0.125}
+    if asked and "loss" not in asked:
+        del measured["loss"]
+    sets = {"test": {**measured, "tokens": 25.0, "router_load": 1.0}}
+    summary = {"objective": "sequence_classification", "metrics": asked, "evaluation": {"sets": sets}}
+    assert dict(facts(summary))[name] == text
 
 
 @pytest.mark.parametrize(

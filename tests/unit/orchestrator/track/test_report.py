@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from orchestrator.checkpoint.identity import read_job
 from orchestrator.checkpoint.pieces import full_piece
 from orchestrator.checkpoint.store import Store
 from orchestrator.job.errors import InputError
@@ -200,12 +201,46 @@ def test_training_and_held_out_text_are_in_one_plot(run_dir: RunDir) -> None:
         "line held-out h1",
         "line loss",
     ]
-    assert [tag["class"] for tag in page.of("text", "held-out-label")] == [
-        "held-out-label h0",
-        "held-out-label h1",
-    ]
+    assert [tag["class"] for tag in page.of("i", "dot")][:4] == ["dot loss", "dot h0", "dot h1", "dot level"]
+    assert "trainingvalidationwikiunigram entropy 6.214" in page.text, (
+        "the keys are beside the plot, not in it"
+    )
     for told in ("Held-out text", "bits per byte", "1.2500", "12,345", "3.1250", "4.5000"):
         assert told in page.text, told
+
+
+@pytest.mark.parametrize(
+    ("objective", "read", "unit", "counted"),
+    [
+        ("sequence_classification", {"text": "t", "label": "l"}, "nats a record", "records"),
+        ("dpo", {"chosen": "c", "rejected": "r"}, "nats a pair", "pairs"),
+    ],
+)
+def test_a_loss_that_is_not_of_text_is_not_set_against_its_entropy(
+    objective: str, read: dict[str, str], unit: str, counted: str, run_dir: RunDir
+) -> None:
+    """It would be below it from the first step on."""
+    spec = read_job(run_dir)
+    assert spec is not None
+    document = spec.model_dump(mode="json")
+    document["workload"]["objective"] = objective
+    document["workload"]["options"] = {}
+    document["data"]["sources"] = [{"uri": "x.jsonl", "field": read}]
+    document["data"]["tokenizer"] = "t.json"
+    if objective == "sequence_classification":
+        document["data"]["labels"] = ["bad", "good"]
+        document["workload"]["model"] = "bert-tiny"
+    run_dir.write_text("job.yaml", dump(parse(document)))
+    found = rows(201, 204, 900, 3, Layout(dp=2, micro_batch=16), 0.5)
+    sets = {"validation": {"loss": 0.5, "tokens": 25.0}}
+    found[-1]["evaluations"] = [{"step": 204, "attempt": 3, "time": START, "seconds": 1.0, "sets": sets}]
+    run_dir.append("metrics.jsonl", found)
+    page = Page(report(run_dir))
+    assert "entropy" not in page.text.replace("entropy:", "")
+    assert not page.of("line", "level")
+    assert f"Loss{unit}, by step" in page.text
+    assert f"Held-out {counted}" in page.text
+    assert "nats a token" not in page.text
 
 
 def test_what_the_model_says_is_shown_from_first_to_last(run_dir: RunDir) -> None:
