@@ -14,6 +14,7 @@ from orchestrator.storage.file_names import CHAIN
 from orchestrator.storage.run_directory import REPORT, RunDir
 from orchestrator.track import charts
 from orchestrator.track.page import render
+from orchestrator.track.words import run_name
 
 WIDTH, LANE, LABEL = 1040.0, 30.0, 190.0
 """Width of the timeline, height of a stage's lane, and the space for names, in SVG units."""
@@ -27,6 +28,7 @@ def report(root: RunDir) -> str:
         raise InputError("there is no chain here", root.uri, "give the directory of one")
     stages = found["stages"]
     content = {
+        "name": run_name(found["name"], root.name),
         "found": redact(found),
         "run": redact(root.uri),
         "stages": [{**redact(stage), "report": _report_of(root, stage), **_told(stage)} for stage in stages],

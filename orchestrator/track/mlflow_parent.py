@@ -13,6 +13,7 @@ from orchestrator.job.tracking import TrackingSpec
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.track.mlflow_run import PARENT_TAG, MlflowRun, run_of, within
 from orchestrator.track.tracker import BACKOFF_SECONDS, born_of
+from orchestrator.track.words import run_name
 
 EVERY = 5.0
 """Seconds between two updates."""
@@ -30,7 +31,8 @@ class ParentRun:
     def __init__(
         self, tracking: TrackingSpec, name: str, place: RunDir, born: float, params: Mapping[str, Any]
     ) -> None:
-        self._run = MlflowRun(tracking.uri, tracking.experiment, name, place.uri, born, params)
+        called = run_name(name, place.name)
+        self._run = MlflowRun(tracking.uri, tracking.experiment, called, place.uri, born, params)
         self.client, self.run_id = self._run.client, self._run.run_id
         self.nested: dict[str, str] = {}
         self._place = place

@@ -25,7 +25,7 @@ from orchestrator.track.pipeline_timeline import timelines
 from orchestrator.track.step_parts import in_table
 from orchestrator.track.summary import summary, tasks_in
 from orchestrator.track.totals import CHARTED, Row, RunTotals, totals_of
-from orchestrator.track.words import count, duration
+from orchestrator.track.words import count, duration, run_name
 
 WIDE, LOW = (1040.0, 300.0), (508.0, 190.0)  # width and height of charts, in SVG units
 LANE, LANES = 26.0, 14  # height of an attempt's lane in the timeline, and how many attempts are shown
@@ -88,6 +88,7 @@ def _content(run_dir: RunDir, rows: RunTotals | None) -> dict[str, Any]:
         "read": read_unit(spec.workload.objective),
         "missing": steps_text(found["missing_rows"]),
         "missing_events": steps_text(found["missing_events"]),
+        "name": run_name(spec.name, run_dir.name),
         "run": redact(run_dir.uri),
         "job": redact(job),
         "summary": redact(found),

@@ -22,6 +22,7 @@ from orchestrator.storage.row_line import EVALS, EVENTS, METRICS, NODES, Row
 from orchestrator.storage.run_directory import ORIGIN, RunDir
 from orchestrator.track.mlflow_inputs import NamedData, data_in, environment, log_commits, log_data
 from orchestrator.track.mlflow_run import MlflowRun, within
+from orchestrator.track.words import run_name
 
 DOCUMENTS = ("job.yaml", "plan.json", "summary.json", "report.html")
 ENVIRONMENT = "environment.txt"
@@ -217,7 +218,7 @@ class Tracker:
             log_data(run, found)
             self._data = found
         try:
-            log_commits(run, self._spec.name, self._run_dir, self._data)
+            log_commits(run, run_name(self._spec.name, self._run_dir.name), self._run_dir, self._data)
         except Exception as error:
             if getattr(error, "error_code", "") != "ENDPOINT_NOT_FOUND":
                 raise
@@ -255,7 +256,8 @@ def connect(spec: JobSpec, run_dir: RunDir, make: bool = True) -> MlflowRun:
     tracking = spec.tracking
     assert tracking
     params = spec.model_dump(mode="json") if make else None
-    return MlflowRun(tracking.uri, tracking.experiment, spec.name, run_dir.uri, born, params)
+    name = run_name(spec.name, run_dir.name)
+    return MlflowRun(tracking.uri, tracking.experiment, name, run_dir.uri, born, params)
 
 
 def born_of(run_dir: RunDir) -> float | None:

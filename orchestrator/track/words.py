@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
+
+NAME_LENGTH = 50
+"""Characters of a search's name in those of its trials, which have room for a number."""
 
 
 def head(status: Mapping[str, Any]) -> str:
@@ -32,3 +36,14 @@ def count(number: float | None) -> str:
         if abs(number) >= size:
             return f"{number / size:.3g}{letter}"
     return f"{number:.3g}"
+
+
+def run_name(job: str, folder: str) -> str:
+    """What a run is called among others, by its job's name and the last part of its directory: many runs may have one
+    job file, each in a directory of its own. A name that ends with the directory's says it already, as a stage's."""
+    return job if f"-{job}".endswith(f"-{folder}") else folder
+
+
+def trial_name(search: str, trial: str) -> str:
+    """The name of a trial's job, whose search is called so: a directory may have signs that a job's name has not."""
+    return f"{re.sub('[^A-Za-z0-9._-]', '-', search).lstrip('._-')[:NAME_LENGTH] or 'search'}-{trial}"

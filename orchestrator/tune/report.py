@@ -14,6 +14,7 @@ from orchestrator.job.tune import TuneSpec
 from orchestrator.storage.row_line import evaluations_in
 from orchestrator.storage.run_directory import Row, RunDir
 from orchestrator.track.page import render
+from orchestrator.track.words import run_name
 from orchestrator.tune import charts, lineage
 from orchestrator.tune.importance import importance
 
@@ -27,6 +28,7 @@ def report(sweep: RunDir) -> str:
     sign = 1 if tune.mode == "min" else -1
     ranked = sorted(found["trials"], key=lambda t: (t["value"] is None, sign * (t["value"] or 0.0)))
     content: dict[str, Any] = {
+        "name": run_name(job.name, sweep.name),
         "found": redact(found),
         "tune": tune,
         "keys": list(tune.space),

@@ -33,6 +33,7 @@ from orchestrator.storage.row_line import evaluations_in
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.track.summary import summary
 from orchestrator.track.totals import totals_of
+from orchestrator.track.words import run_name, trial_name
 from orchestrator.tune import lineage
 from orchestrator.tune.rungs import interval_of, rungs
 from orchestrator.tune.space import job_of
@@ -111,7 +112,7 @@ class Trial(ray_tune.Trainable):
         spec = job_of(
             base.model_copy(update={"evaluate": evaluate, "notify": None}),
             self._assignment["params"],
-            name=f"{self._base.name[:50]}-{self._name}",
+            name=trial_name(run_name(base.name, self._sweep.name), self._name),
             **{f"checkpoint__{key}": value for key, value in NO_EXPORT.items()},
             data__cache=data_cache(self._base, self._sweep),
             **unregistered,

@@ -13,6 +13,7 @@ from orchestrator.job.spec import JobSpec
 from orchestrator.storage.row_line import Row
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.track.sinks.sink import metrics_of
+from orchestrator.track.words import run_name
 
 CURSOR = "wandb.json"
 """The last step that was given to it, in the run directory: an offline run cannot be asked."""
@@ -32,7 +33,7 @@ class WandbSink:
         self._run: Any = wandb.init(
             project=wandb_spec.project,
             entity=wandb_spec.entity,
-            name=spec.name,
+            name=run_name(spec.name, run.name),
             id=identity,
             resume="allow",
             mode=wandb_spec.mode,

@@ -130,6 +130,7 @@ def test_nothing_of_a_trial_is_exported_whatever_the_job_exports(tmp_path: Path)
     sweep.write_text("job.yaml", dump(parse(document)))
     found = object.__new__(Trial)
     found._begin({"sweep": str(tmp_path), "trial": "0001", "params": {}, "ended": None, "deadline": None})
+    assert found._job().name == f"{tmp_path.name}-0001", "one job may be searched into many directories"
     kept = found._job().checkpoint
     assert (kept.export, kept.export_to, kept.export_at, kept.export_numbers) == (None, None, "end", None)
 
