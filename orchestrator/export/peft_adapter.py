@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import warnings
 from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -66,9 +67,14 @@ def write_adapter(
 
 def _with(hf_model: Any, folder: str, taken: int) -> Any:
     """The model with the adapter, whose logits are those of tokens alone: of the first `taken` a prompt has."""
+    from workloads.adapters.nf4 import silence
+
+    silence()
     from peft import PeftModel
 
-    found = PeftModel.from_pretrained(hf_model, folder).eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # peft reads what transformers has renamed
+        found = PeftModel.from_pretrained(hf_model, folder).eval()
     if taken:
         found.register_forward_hook(lambda _, __, out: {"logits": out.logits[:, taken:]})
     return found

@@ -133,8 +133,13 @@ class _Product(torch.autograd.Function):
 
 
 def _operators() -> Any:
-    """Those of bitsandbytes, which tells at its import what this program does not use."""
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    """Those of bitsandbytes."""
+    silence()
     import bitsandbytes  # noqa: F401
 
     return torch.ops.bitsandbytes
+
+
+def silence() -> None:
+    """Before an import of bitsandbytes, which tells what this program does not use; peft imports it in any case."""
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)

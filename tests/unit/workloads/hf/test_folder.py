@@ -394,3 +394,14 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 def test_published_configurations_are_read_as_the_presets(name: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(PUBLISHED[name]))
     assert structure(describe_folder(str(tmp_path))) == structure(preset(name))
+
+
+def test_roles_of_tokens_are_those_of_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the class are of its published vocabulary, and transformers warned of them in every command."""
+    from transformers import configuration_utils
+
+    folder = saved(tmp_path, "gpt2", vocab_size=61, bos_token_id=2, eos_token_id=0)
+    told: list[str] = []
+    monkeypatch.setattr(configuration_utils.logger, "warning_once", told.append)
+    describe_folder(str(folder))
+    assert told == []
