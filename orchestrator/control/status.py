@@ -40,6 +40,7 @@ def status_of(
     left = (until - state.step) * (history.step_seconds if history else 0.0)
     return {
         "name": spec.name,
+        "objective": spec.workload.objective,
         "phase": state.phase,
         "step": state.step,
         "steps": spec.train.steps,

@@ -72,13 +72,14 @@ def _read(run: RunDir, label: str) -> ComparedRun:
 def facts(runs: Sequence[ComparedRun]) -> list[tuple[str, list[str]]]:
     """The numbers of each run, a row a fact; those that no run has are left out."""
     sets = dict.fromkeys(name for run in runs for name in (run.found["evaluation"] or {}).get("sets", {}))
+    read = " or ".join(dict.fromkeys(read_unit(run.found["objective"]) for run in runs))
     table = [
         ("state", [str(run.found["state"]) for run in runs]),
         ("steps", [f"{run.found['step']} of {run.found['steps']}" for run in runs]),
-        ("tokens", [count(run.found["tokens"]) for run in runs]),
+        (read, [count(run.found["tokens"]) for run in runs]),
         ("loss", [_number(run.found["final_loss"]) for run in runs]),
         *((f"loss of {name}", [_of_set(run, name) for run in runs]) for name in sets),
-        ("tokens a second", [count(run.found["measured"]["tokens_per_second"]) for run in runs]),
+        (f"{read} a second", [count(run.found["measured"]["tokens_per_second"]) for run in runs]),
         ("a step", [duration(run.found["measured"]["step_seconds"]) for run in runs]),
         ("MFU", ["" if run.found["mfu"] is None else f"{run.found['mfu']:.1%}" for run in runs]),
         ("wall time", [duration(run.found["ledger"]["wall_seconds"]) for run in runs]),

@@ -190,7 +190,7 @@ def _details(status: Mapping[str, Any]) -> list[str]:
     if status.get("loss") is not None:
         found.append(f"loss {status['loss']:.4f}")
     if status.get("tokens_per_second") is not None:
-        found.append(f"{count(status['tokens_per_second'])} tokens/s")
+        found.append(f"{count(status['tokens_per_second'])} {read_unit(status.get('objective') or '')}/s")
     if status.get("eta_seconds") is not None:
         found.append(f"{duration(status['eta_seconds'])} left")
     return found + [str(status[key]) for key in ("note", "evaluation", "layout") if status.get(key)]

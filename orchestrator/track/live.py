@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
+from orchestrator.job.loss_unit import read_unit
 from orchestrator.track.words import count, duration, head
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -83,7 +84,7 @@ class LiveScreen:
             [f"loss {status['loss']:.4f}  {curve(self._losses)}"] if status.get("loss") is not None else []
         )
         if status.get("tokens_per_second") is not None:
-            parts.append(f"{count(status['tokens_per_second'])} tokens/s")
+            parts.append(f"{count(status['tokens_per_second'])} {read_unit(status.get('objective') or '')}/s")
         if status.get("mfu") is not None:
             parts.append(f"MFU {status['mfu']:.1%}")
         return "  ".join([*parts, *([str(status["layout"])] if status.get("layout") else [])])

@@ -17,11 +17,11 @@ def head(status: Mapping[str, Any]) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds in readable units: 40 ms, 8.2 s, 3 min 20 s, 5 h 03 min; "unknown" for None."""
+    """Seconds in readable units: 70 µs, 40 ms, 8.2 s, 3 min 20 s, 5 h 03 min; "unknown" for None."""
     if seconds is None:
         return "unknown"
-    if 0 < seconds < 1:
-        return f"{seconds * 1000:.3g} ms"
+    if 1e-7 <= seconds < 1:
+        return f"{seconds * 1000:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} µs"
     if seconds < 60:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)

@@ -228,7 +228,9 @@ class Rank:
         commits, stopping = self._commits, self._context.stop_requested()
         told = commits.failures, commits.ready, commits.failed_step
         agreed = agree(digest, stopping, *told, busy, self._record.memory)
-        stop, parts["agreement"] = agreed.stop, time.perf_counter() - computed
+        stop = agreed.stop
+        if len(agreed.busy) > 1:
+            parts["agreement"] = time.perf_counter() - computed
         self._refuse_unstable(metrics)
         self._advance(agreed.digest, metrics.loss)
         row = self._row(metrics, lr, time.perf_counter() - began, waited)

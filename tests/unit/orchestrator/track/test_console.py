@@ -34,6 +34,13 @@ def test_elsewhere_than_on_a_terminal_plain_lines() -> None:
     ]
 
 
+def test_own_samples_are_no_tokens() -> None:
+    stream = io.StringIO()
+    with ProgressDisplay(stream) as progress:
+        progress.update({**STATUS, "objective": "samples"})
+    assert "12.3k samples/s" in stream.getvalue()
+
+
 def test_what_is_asked_for_is_shown_wherever_that_is() -> None:
     shown = {}
     for how in ("lines", "live", "none"):
@@ -158,6 +165,8 @@ def test_every_metric_that_was_asked_for_is_told(asked: list[str] | None, name: 
         (None, "unknown"),
         (0, "0.0 s"),
         (0.0412, "41.2 ms"),
+        (3.07e-5, "30.7 µs"),
+        (4e-9, "0.0 s"),
         (8.24, "8.2 s"),
         (59.4, "59 s"),
         (61, "1 min 01 s"),
