@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import typer
 
 from orchestrator.job.outcome import ENDED, Outcome
-from orchestrator.launch.at_work import Signs, not_driven
 
 if TYPE_CHECKING:
     from orchestrator.storage.row_line import Row
@@ -23,6 +22,8 @@ EVERY = 0.5
 def statuses(run: RunDir) -> Iterator[Row]:
     """The status of the run, again and again; the last one says that it has ended. If nobody drives the run any more,
     the command ends as one that failed, in a line."""
+    from orchestrator.launch.at_work import Signs, not_driven
+
     signs = Signs()
     while True:
         status = run.read_json_or_empty("status.json")

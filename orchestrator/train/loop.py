@@ -228,15 +228,14 @@ class Rank:
         commits, stopping = self._commits, self._context.stop_requested()
         told = commits.failures, commits.ready, commits.failed_step
         agreed = agree(digest, stopping, *told, busy, self._record.memory)
-        stop = agreed.stop
-        if len(agreed.busy) > 1:
-            parts["agreement"] = time.perf_counter() - computed
+        parts |= {"agreement": time.perf_counter() - computed} if len(agreed.busy) > 1 else {}
         self._refuse_unstable(metrics)
         self._advance(agreed.digest, metrics.loss)
         row = self._row(metrics, lr, time.perf_counter() - began, waited)
         row |= {} if padding is None else {"padding": padding}
         row |= {"busy_seconds": agreed.busy if busy else (), **self._record.row(agreed.memory)}
         row |= {f"{part}_seconds": round(seconds, 6) for part, seconds in parts.items()}
+        stop = agreed.stop
         if not stop or self._progress.step == self._last:
             stop |= not self._evaluate()
             row["time"] = wall()
