@@ -121,17 +121,14 @@ def layer(
     sequences, tp, cp, ep, sliced = part
     length = shape.sequence_length
     tokens = sequences * length / cp
-    dense = [_Products(tokens, columns, inner, count) for columns, inner, count in _matrices(shape, tp)]
+    dense = [_Products(tokens, *sizes, program.in_8_bits) for sizes in _matrices(shape, tp)]
     products = dense + _expert_products(shape, tokens, tp, ep)
     scale = _unlisted(shape)
-    width = {id(p): 1.0 for p in dense} if program.in_8_bits else {}
     forward = scale * sum(
-        p.count * machine.matrix(p.rows, p.columns, p.inner, width.get(id(p), program.width))
-        for p in products
+        p.count * machine.matrix(p.rows, p.columns, p.inner, p.width(program)) for p in products
     )
     inputs = scale * sum(
-        p.count * machine.matrix(p.rows, p.inner, p.columns, width.get(id(p), program.width))
-        for p in products
+        p.count * machine.matrix(p.rows, p.inner, p.columns, p.width(program)) for p in products
     )
     if program.in_8_bits:
         weighed = sum(p.count * p.inner * p.columns for p in dense)
@@ -230,6 +227,11 @@ class _Products:
     columns: float
     inner: float
     count: float
+    in_8_bits: bool = False
+
+    def width(self, program: Program) -> float:
+        """Bytes of a number forward and for the gradient of the input."""
+        return 1.0 if self.in_8_bits else program.width
 
 
 @lru_cache(maxsize=256)

@@ -37,9 +37,10 @@ class DeferredGradients:
             # A class of its own computes something else, and a weight that is computed has no gradient of its own.
             known = type(module) in (nn.Linear, Float8Linear)
             if known and isinstance(module, nn.Linear) and isinstance(module.weight, nn.Parameter):
-                module.forward = partial(self._of, module)  # type: ignore[method-assign]
+                linear = partial(self.linear, in_8_bits=isinstance(module, Float8Linear))
+                module.forward = partial(_of, module, linear)  # type: ignore[method-assign]
             elif isinstance(module, RowLinear | VocabularyProjection | LoraLinear | Factor):
-                module.product = self.linear_in_8_bits if module.product is float8.linear else self.linear
+                module.product = partial(self.linear, in_8_bits=module.product is float8.linear)
 
     def take(self) -> Callable[[], None]:
         """What is left to do for the backward pass that ended last: torch's `dw_builder`."""
@@ -47,25 +48,24 @@ class DeferredGradients:
         self._waiting.clear()
         return partial(_add_gradients, waiting)
 
-    def linear(self, x: Tensor, weight: Tensor | QuantisedWeight, bias: Tensor | None = None) -> Tensor:
-        """As `torch.nn.functional.linear`."""
+    def linear(
+        self,
+        x: Tensor,
+        weight: Tensor | QuantisedWeight,
+        bias: Tensor | None = None,
+        in_8_bits: bool = False,
+    ) -> Tensor:
+        """As `torch.nn.functional.linear`, or `float8.linear`."""
         if isinstance(weight, QuantisedWeight):
             return product(x, weight)
         if not (torch.is_grad_enabled() and weight.requires_grad):
-            return F.linear(x, weight, bias)
-        found: Tensor = _Linear.apply(x, weight, bias, self._waiting.append, False)
+            return (float8.linear if in_8_bits else F.linear)(x, weight, bias)
+        found: Tensor = _Linear.apply(x, weight, bias, self._waiting.append, in_8_bits)
         return found
 
-    def linear_in_8_bits(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """As `float8.linear`."""
-        if not (torch.is_grad_enabled() and weight.requires_grad):
-            return float8.linear(x, weight, bias)
-        found: Tensor = _Linear.apply(x, weight, bias, self._waiting.append, True)
-        return found
 
-    def _of(self, module: nn.Linear, x: Tensor) -> Tensor:
-        linear = self.linear_in_8_bits if isinstance(module, Float8Linear) else self.linear
-        return linear(x, module.weight, module.bias)
+def _of(module: nn.Linear, linear: Callable[..., Tensor], x: Tensor) -> Tensor:
+    return linear(x, module.weight, module.bias)
 
 
 class _Linear(torch.autograd.Function):
