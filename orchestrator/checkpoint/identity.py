@@ -246,28 +246,29 @@ def _without_locations(identity: dict[str, Any]) -> dict[str, Any]:
     """The identity with only the base names of text, tokenizer and model, which may have been moved along with the run;
     that the tokens are the same is checked by their shards."""
     workload, data = identity["workload"], identity["data"]
-    begins = workload["init_from"] and _base_name(workload["init_from"])
+    begins = workload["init_from"] and base_name(workload["init_from"])
     model, tokenizer = workload["model"], data["tokenizer"]
     if model.startswith("hf:"):
-        model = f"hf:{_base_name(model[3:])}"
+        model = f"hf:{base_name(model[3:])}"
     if isinstance(tokenizer, str):
-        tokenizer = _base_name(tokenizer)
+        tokenizer = base_name(tokenizer)
     sources = [{**source, "uri": _base_names(source["uri"])} for source in data["sources"]]
-    template = data["chat_template"] and _base_name(data["chat_template"])
+    template = data["chat_template"] and base_name(data["chat_template"])
     data = {**data, "tokenizer": tokenizer, "sources": sources, "chat_template": template}
     train = identity["train"]
     if before := train.get("continue_from"):
-        train = {**train, "continue_from": {**before, "run": _base_name(before["run"])}}
+        train = {**train, "continue_from": {**before, "run": base_name(before["run"])}}
     workload = {**workload, "model": model, "init_from": begins}
     return {**identity, "workload": workload, "data": data, "train": train}
 
 
-def _base_name(path: str) -> str:
+def base_name(path: str) -> str:
+    """The last part of a path or URI, without its credentials."""
     return without_credentials(path).rstrip("/").rsplit("/", 1)[-1]
 
 
 def _base_names(named: str | list[str]) -> str | list[str]:
-    return _base_name(named) if isinstance(named, str) else [_base_name(path) for path in named]
+    return base_name(named) if isinstance(named, str) else [base_name(path) for path in named]
 
 
 def _flat(value: Any, key: str = "") -> dict[str, Any]:

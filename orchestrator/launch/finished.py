@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from orchestrator.checkpoint.evaluations import measure_of
-from orchestrator.checkpoint.identity import JOB, check_same_run, extension_of, read_job, restore_origin
+from orchestrator.checkpoint.identity import (
+    JOB,
+    base_name,
+    check_same_run,
+    extension_of,
+    read_job,
+    restore_origin,
+)
 from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.checkpoint.store import Store
 from orchestrator.job.checkpoint import NO_EXPORT
@@ -77,7 +84,7 @@ def _names(value: Any) -> Any:
         return {key: _names(each) for key, each in value.items()}
     if isinstance(value, list):
         return [_names(each) for each in value]
-    return value.rstrip("/").rsplit("/", 1)[-1] if isinstance(value, str) else value
+    return base_name(value) if isinstance(value, str) else value
 
 
 def beyond(spec: JobSpec, run_dir: RunDir, until: int) -> str:
