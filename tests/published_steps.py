@@ -54,10 +54,17 @@ def gpt(layers: int, hidden: int, heads: int, length: int = 2048, vocabulary: in
 
 
 def llama(
-    parameters: float, layers: int, hidden: int, heads: int, keys: int, feedforward: int, length: int
+    parameters: float,
+    layers: int,
+    hidden: int,
+    heads: int,
+    keys: int,
+    feedforward: int,
+    length: int,
+    vocabulary: int = 128256,
 ) -> ModelShape:
-    """A Llama 3 model: gated feed-forward blocks, grouped keys and values, an output projection of its own."""
-    size, vocabulary = hidden // heads, 128256
+    """A Llama model: gated feed-forward blocks, grouped keys and values, an output projection of its own."""
+    size = hidden // heads
     weights = layers * (2 * hidden**2 + 2 * hidden * keys * size + 3 * hidden * feedforward)
     return ModelShape(
         parameters=int(parameters), layers=layers, hidden=hidden, heads=heads, kv_heads=keys, feedforward=feedforward,

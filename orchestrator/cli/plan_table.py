@@ -10,6 +10,7 @@ from orchestrator.planning.layout import ModelShape
 from orchestrator.planning.machines import told
 from orchestrator.planning.memory import needed_bytes, offered
 from orchestrator.planning.plan import Plan
+from orchestrator.planning.planner import faster_on_fewer
 from orchestrator.planning.search import TIE, Candidate
 from orchestrator.planning.step_trace import CATEGORIES
 from orchestrator.track.words import count, duration
@@ -59,6 +60,10 @@ def show(spec: JobSpec, shape: ModelShape, plan: Plan) -> None:
     if plan.machine.delay:
         low, middle, high = map(duration, plan.quantiles.values())
         print(f"Half of the steps take {middle} or less, 5 % less than {low}, 5 % more than {high}.")
+    if (fewer := faster_on_fewer(spec, shape, plan, plan.machine)) is not None:
+        world, takes = fewer.chosen.layout.world, duration(fewer.chosen.seconds)
+        workers = "one worker is" if world == 1 else f"{world} workers are"
+        print(f"By this {workers} faster, {takes} a step: set resources.workers.max to {world}.")
     if (fed := feed(spec, plan)) is not None:
         beside = f"{fed.processors} processor{'s' if fed.processors > 1 else ''} beside the workers"
         waits = f"a step waits {duration(fed.stall_seconds)} while text is left to prepare"

@@ -54,7 +54,8 @@ class Machine:
         message: as `collective`, of what a stage of a pipeline sends to another.
         per_node: workers on a node.
         inside, between: the links between workers of a node and of different nodes.
-        crowding: how many times as long a rank computes while others of its node do, which share clock and caches.
+        crowding: how many times as long memory and the launch of operations take while other ranks of a node compute,
+            which share caches and the way to memory, but not what multiplies.
         delay: how much longer than its least a rank takes by itself in the mean of its steps, as a share of that.
         host_bandwidth: bytes per second between the device and its host's memory.
         host_memory: bytes of that for each worker.
@@ -102,7 +103,8 @@ class Machine:
 
     def matrix(self, rows: float, columns: float, inner: float, width: float, count: float = 1.0) -> float:
         """Seconds of `count` products [rows, inner] x [inner, columns] of numbers of `width` bytes: bound by
-        arithmetic, which small sizes use badly, or by memory (the roofline of Williams et al., 2009)."""
+        arithmetic, which small sizes use badly, or by memory (the roofline of Williams et al., 2009). A processor does
+        one after the other: within a step, weights and what other operations have written are in no near cache."""
         share = self.matrix_share * rows * columns / (rows * columns + self.half_area)
         for size in (rows, columns, inner):
             share *= size / (size + self.half_size)
@@ -110,6 +112,8 @@ class Machine:
         peak = self.eight_bit_flops or peak if width < 2 else peak
         arithmetic = 2.0 * rows * columns * inner / (peak * max(share, SLOWEST_SHARE))
         moved = (rows * inner + inner * columns + rows * columns) * width
+        if not self.launches_ahead:
+            return count * (arithmetic + self.elements(moved))
         return count * max(arithmetic, moved / self.memory_bandwidth)
 
     def scores(self, pairs: float, size: float, width: float) -> tuple[float, float]:
@@ -125,9 +129,10 @@ class Machine:
         """Seconds of element-wise operations that read and write so many bytes."""
         return moved / (self.memory_bandwidth * self.element_share)
 
-    def launched(self, seconds: float, operations: float) -> float:
-        """Seconds of so many operations that keep the device busy for `seconds`."""
-        launches = operations * self.launch
+    def launched(self, seconds: float, operations: float, more: float = 0.0) -> float:
+        """Seconds of so many operations that keep the device busy for `seconds`, and the process for `more` than their
+        launches."""
+        launches = operations * self.launch + more
         return max(seconds, launches) if self.launches_ahead else seconds + launches
 
     def behind(self, seconds: float) -> float:
@@ -162,9 +167,8 @@ class Machine:
 
 @lru_cache(maxsize=64)
 def _crowded(machine: Machine, per_node: int) -> Machine:
-    slower = machine.scaled(1.0 / machine.crowding)
-    launch, watts = machine.launch * machine.crowding, machine.watts
-    return replace(slower, launch=launch, watts=watts, crowding=1.0, per_node=per_node)
+    bandwidth, launch = machine.memory_bandwidth / machine.crowding, machine.launch * machine.crowding
+    return replace(machine, memory_bandwidth=bandwidth, launch=launch, crowding=1.0, per_node=per_node)
 
 
 BOUNDLESS = Machine(memory=math.inf, flops=1e12)

@@ -23,6 +23,16 @@ SEVERAL_STAGES = ("interleaved", "zero_bubble", "zbv")
 SPLIT = ("zero_bubble", "zbv")
 """Schedules that run the backward pass in two halves: for the input of a stage, and later for its weights."""
 
+BUCKET_BYTES = 25 * 2**20
+"""Bytes of gradients that are summed at once (Li et al., 2020, section 3.2.3)."""
+PART_BYTES = 2**20
+"""Bytes of them that each rank sums at least: of many ranks the latency of a ring is long, and buckets are larger."""
+
+
+def bucket_bytes(ranks: int) -> int:
+    """Bytes of gradients that so many ranks sum at once."""
+    return max(BUCKET_BYTES, ranks * PART_BYTES)
+
 
 @dataclass(frozen=True)
 class Layout:

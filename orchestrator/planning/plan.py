@@ -274,7 +274,7 @@ def program_of(spec: JobSpec) -> Program:
     """How the engine computes this job's steps. ZeRO gathers weights and sums gradients in fp32."""
     return _program(
         4.0 if spec.train.dtype == "fp32" else 2.0,
-        spec.train.dtype == "fp8",
+        2 if spec.train.dtype == "fp8" else 0,
         spec.workload.dropout > 0,
         spec.workload.attention_dropout > 0,
         spec.train.compile,
@@ -287,7 +287,7 @@ def program_of(spec: JobSpec) -> Program:
 @lru_cache
 def _program(
     width: float,
-    in_8_bits: bool,
+    in_8_bits: int,
     dropout: bool,
     attention: bool,
     compiled: bool,
@@ -298,8 +298,8 @@ def _program(
     return Program(
         width,
         in_8_bits,
-        dropout,
-        attention,
+        dropout=dropout,
+        attention_dropout=attention,
         compiled=compiled,
         products_again=float(compiled),
         commit_every=commit_every,

@@ -18,6 +18,9 @@ from orchestrator.planning.search import TIE
 from orchestrator.planning.simulation.operators import needed_flops
 from orchestrator.planning.simulation.step import pipeline
 
+MOSTLY = 0.7
+"""A step that computes for more of its time than this is not faster on fewer workers: on half of them it computes for
+twice as long, or, where they share caches, for 1.4 times."""
 MOST_ACTIONS = 5000
 """Forward passes of a pipeline's step beyond which plan.json has no timeline."""
 
@@ -46,15 +49,38 @@ def planned(
     fastest = plan(spec, shape, workers, machine, must_fit, verdicts)
     if spec.resources.objective == "time" or not fastest.fits:
         return fastest
-    found = [fastest]
-    for width in widths(spec.resources.workers.min, fastest.chosen.layout.world)[:-1]:
+    found = [fastest, *_narrower(spec, shape, fastest, machine, must_fit, verdicts)]
+    return min(best_of(spec, found), key=_seconds)
+
+
+def faster_on_fewer(spec: JobSpec, shape: ModelShape, found: Plan, machine: Machine) -> Plan | None:
+    """Of plans on `workers.min`, twice as many and so on the fastest, if it is faster than this one, which is on more,
+    by more than predictions may be off; None if there is none, as of all steps that mostly compute."""
+    computes = found.chosen.time.compute > MOSTLY * found.chosen.seconds
+    if computes or not found.fits or not spec.searches_layout:
+        return None
+    least = min(_narrower(spec, shape, found, machine, True, NOTHING), key=_seconds, default=None)
+    return least if least and _seconds(least) * (1.0 + TIE) < _seconds(found) else None
+
+
+def _narrower(
+    spec: JobSpec,
+    shape: ModelShape,
+    found: Plan,
+    machine: Machine,
+    must_fit: bool,
+    verdicts: Mapping[Layout, Verdict],
+) -> list[Plan]:
+    """Those that fit on `workers.min`, twice as many and so on, and on fewer than that plan."""
+    narrower = []
+    for width in widths(spec.resources.workers.min, found.chosen.layout.world)[:-1]:
         try:
             each = plan(spec, shape, width, machine, must_fit, verdicts)
         except InputError:
             continue
         if each.fits and each.chosen.layout.world >= spec.resources.workers.min:
-            found.append(each)
-    return min(best_of(spec, found), key=_seconds)
+            narrower.append(each)
+    return narrower
 
 
 def best_of(spec: JobSpec, found: Sequence[Plan]) -> list[Plan]:
@@ -79,6 +105,12 @@ def is_roomy(spec: JobSpec, found: Plan) -> bool:
 def may_fit(found: Plan) -> bool:
     """Whether the chosen layout, which needs too much by the formula, may fit by its trace."""
     return found.chosen.memory <= OVER * found.machine.memory * MEMORY_SHARE
+
+
+def on_all(spec: JobSpec, workers: int) -> JobSpec:
+    """The job on so many workers, no more and no fewer."""
+    asked = spec.resources.workers.model_copy(update={"min": workers, "max": workers})
+    return spec.model_copy(update={"resources": spec.resources.model_copy(update={"workers": asked})})
 
 
 def widths(least: int, most: int) -> list[int]:

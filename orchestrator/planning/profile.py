@@ -155,7 +155,7 @@ class Profile(StrictModel):
     between: Connection
     crowding: Figure = Field(
         default=Figure(value=1.0, source="not measured"),
-        description="how many times as long a rank computes while others of its node do",
+        description="how many times as long memory and launches take while other ranks of a node compute",
     )
     delay: Figure = Field(
         default=Figure(value=0.0, source="not measured"),

@@ -113,12 +113,16 @@ PAIRED = (
     (SMALL[1], Layout(pp=2, micro_batch=2, schedule="interleaved")),
 )
 """Jobs of two processes whose steps are measured."""
-BEGINNINGS = [2e-5 * 1.25**n for n in range(28)]
-"""Seconds of the beginning of a collective, and of a message between stages, that are tried."""
-WAKINGS = [0.1 * n for n in range(8)]
+PAIRED_ROUNDS = 4
+"""Steps of each, after the first two."""
+BEGINNINGS = [2e-5 * 1.1**n for n in range(66)]
+"""Seconds of the beginning of a collective, and every second one of a message between stages, that are tried."""
+WAKINGS = [0.05 * n for n in range(17)]
 """How much longer a collective takes behind computation, as a share of that, as tried."""
-CROWDINGS = [1.0 + 0.05 * n for n in range(21)]
-"""How many times as long computation may take beside others, as tried."""
+CROWDINGS = [1.0 + 0.1 * n for n in range(16)]
+"""How many times as long memory and launches may take beside others, as tried."""
+OVERHEADS = [0.0, *(2e-7 * 1.25**n for n in range(20))]
+"""Seconds of a product besides its arithmetic that are tried."""
 SHARES = (0.5, 0.75, 1.0)
 """Shares of the bandwidth of large messages that are tried."""
 LEAST_DELAY = 0.001
@@ -131,11 +135,14 @@ def calibrate() -> Profile:
     steps = [{"job": asked, "layout": layout.to_json()} for asked, layout in (*ALONE, *NARROW)]
     alone = measured(1, {"operators": True, "steps": steps})
     paired = [{"job": asked, "layout": layout.to_json()} for asked, layout in PAIRED]
-    pair = measured(2, {"collectives": True, "steps": paired})
+    # how long threads take to wake depends on where the kernel put them: twice, by processes of their own
+    first = measured(2, {"collectives": True, "steps": paired, "rounds": PAIRED_ROUNDS})
+    again = measured(2, {"steps": paired, "rounds": PAIRED_ROUNDS})
+    medians = [(a[1] + b[1]) / 2.0 for a, b in zip(first["steps"], again["steps"], strict=True)]
     delay = statistics.median(each[-1] for each in alone["steps"] if each)
     least = [each[0] if each else None for each in alone["steps"]]
-    profile = profile_of(alone["operators"], pair["collectives"], least, delay)
-    return with_messages(profile, [median for _, median, *_ in pair["steps"]])
+    profile = profile_of(alone["operators"], first["collectives"], least, delay)
+    return with_messages(profile, medians)
 
 
 def measured(world: int, config: dict[str, Any]) -> Any:
@@ -204,15 +211,19 @@ def attention_of(measured: Sequence[Sequence[float]], peak: float) -> dict[str, 
 
 
 def half_size(rates: Sequence[tuple[Sequence[int], float]], peak: float) -> float:
-    """The size at which a product reaches half of the peak, by least squares of logarithms."""
+    """The size at which a product reaches half of the peak, by least squares of logarithms. What each takes besides, as
+    any operation does, is fitted with it and left to the seconds of a launch."""
 
-    def error(half: float) -> float:
-        return sum(
-            math.log(rate / peak / math.prod(size / (size + half) for size in sizes)) ** 2
-            for sizes, rate in rates
-        )
+    def error(tried: tuple[float, float]) -> float:
+        half, overhead = tried
+        found = 0.0
+        for sizes, rate in rates:
+            flops = 2.0 * math.prod(sizes)
+            share = math.prod(size / (size + half) for size in sizes)
+            found += math.log((overhead + flops / (peak * share)) * rate / flops) ** 2
+        return found
 
-    return min((0.5 * 1.1**n for n in range(60)), key=error)
+    return min(itertools.product((0.5 * 1.1**n for n in range(60)), OVERHEADS), key=error)[0]
 
 
 def link_of(messages: Sequence[tuple[float, float]]) -> tuple[float, float]:
@@ -225,7 +236,7 @@ def link_of(messages: Sequence[tuple[float, float]]) -> tuple[float, float]:
 def with_messages(profile: Profile, steps: Sequence[float]) -> Profile:
     """The profile with the beginning of a collective and of a message between stages, the bandwidth and the crowding
     that meet the medians of the steps of two processes best: within a step threads that sleep are woken, a message
-    waits for the slower process, and both compute at once. The least of such steps has luck in all its waits."""
+    waits for the slower process, and both use memory at once. The least of such steps has luck in all its waits."""
     machine = profile.machine("fp32")
     jobs = [
         (*predicted_with(asked), layout, seconds)
@@ -247,7 +258,9 @@ def with_messages(profile: Profile, steps: Sequence[float]) -> Profile:
             )
             for begins, more in itertools.product(BEGINNINGS, WAKINGS)
         )
-        of_stages, message = min((_error(staged, replace(tried, message=each)), each) for each in BEGINNINGS)
+        of_stages, message = min(
+            (_error(staged, replace(tried, message=each)), each) for each in BEGINNINGS[::2]
+        )
         found.append((error + of_stages, collective, waking, message, link.bandwidth, crowding))
     _, collective, waking, message, bandwidth, crowding = min(found)
     source = "fitted to steps of two processes measured by orchestrator calibrate"

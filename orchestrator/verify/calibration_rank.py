@@ -47,7 +47,8 @@ processor without instructions for 16 bits they take twenty times as long as in 
 
 def measure(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
     """The measurements that `config` asks for: {"operators": True}, {"collectives": True}, {"steps": [a list of a job
-    and a layout]}; each rank returns its own. With operators, of steps that would take too long None."""
+    and a layout]}, of each so many "rounds"; each rank returns its own. With operators, of steps that would take too
+    long None."""
     spec = job(**config["steps"][0]["job"]) if config.get("steps") else job()
     device = open_device(spec, context)
     found: dict[str, Any] = {}
@@ -58,8 +59,11 @@ def measure(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
     if config.get("steps"):
         measured = rates_of(found["operators"]["matrix"]) if config.get("operators") else {}
         rates = {name: max(rate for _, rate in rows) for name, rows in measured.items()}
+        rounds = config.get(
+            "rounds", ROUNDS * dist.get_world_size()
+        )  # processes that wait for each other: more
         found["steps"] = [
-            _step(each["job"], each["layout"], device) if _ends_soon(each["job"], rates) else None
+            _step(each["job"], each["layout"], device, rounds) if _ends_soon(each["job"], rates) else None
             for each in config["steps"]
         ]
     close_device()
@@ -144,7 +148,7 @@ def _all_reduce(size: int, device: torch.device) -> float:
     return min(found)
 
 
-def _step(asked: dict[str, Any], layout: dict[str, Any], device: Device) -> list[float]:
+def _step(asked: dict[str, Any], layout: dict[str, Any], device: Device, rounds: int) -> list[float]:
     """[least, median] seconds of a step of that job under that layout, without the first two, the least of this
     process's own, which others that run here do not lengthen, and by how much a step takes longer than its least in the
     mean, as a share of it. Of a process that is alone the first two are its own."""
@@ -167,7 +171,7 @@ def _step(asked: dict[str, Any], layout: dict[str, Any], device: Device) -> list
         ids = torch.randint(1, size, (chosen.micro_batch, length), generator=generator)
         batches.append({"tokens": ids, "labels": ids})
     own, wall = [], []
-    for _ in range(2 + ROUNDS * chosen.world):  # processes that wait for each other
+    for _ in range(2 + rounds):
         dist.barrier()
         began_own, began = time.process_time(), time.perf_counter()
         engine.train_step([dict(batch) for batch in batches], 1e-4)

@@ -12,6 +12,7 @@ import numpy as np
 import paths  # noqa: F401
 from fsdp_steps import FITTED, HELD_OUT
 from megatron_steps import BLIND, MEGATRON_FITTED
+from nvidia_steps import NVIDIA_HELD_OUT
 from published_steps import ROWS, Published
 from published_table import means, table
 
@@ -50,7 +51,7 @@ def main() -> None:
             print(f"  {row.name:40} {np.expm1(errors[index]):+.1%}, left out {left_out[-1]:+.1%}")
         mean, without = (np.abs(each).mean() for each in (np.expm1(errors), np.array(left_out)))
         print(f"  mean {mean:.1%}, left out {without:.1%}")
-    held = [*HELD_OUT, *BLIND]
+    held = [*HELD_OUT, *BLIND, *NVIDIA_HELD_OUT]
     print("Held out:", table(held), means(held), sep="\n")
 
 

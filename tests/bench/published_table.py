@@ -9,6 +9,7 @@ import numpy as np
 import paths  # noqa: F401
 from fsdp_steps import FITTED, HELD_OUT
 from megatron_steps import BLIND, MEGATRON_FITTED
+from nvidia_steps import NVIDIA_FITTED, NVIDIA_HELD_OUT
 from published_steps import ROWS, Published
 
 from orchestrator.planning.profile import load
@@ -62,7 +63,8 @@ def _is_old(row: Published) -> bool:
 
 def written(text: str) -> str:
     """The page with its tables made anew."""
-    fitted, held = [*ROWS, *FITTED, *MEGATRON_FITTED], [*HELD_OUT, *BLIND]
+    fitted = [*ROWS, *FITTED, *MEGATRON_FITTED, *NVIDIA_FITTED]
+    held = [*HELD_OUT, *BLIND, *NVIDIA_HELD_OUT]
     parts = {"fitted": table(fitted), "means": means(held), "held out": table(held)}
     for name, part in parts.items():
         begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"

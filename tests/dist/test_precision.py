@@ -24,7 +24,7 @@ from orchestrator.planning.device import Machine
 from orchestrator.planning.profile import load as profile
 from orchestrator.storage.run_directory import RunDir
 
-SLOW_HALVES, SLOW_FULL = {"flops": 1e10}, {"full_flops": 1e10}
+SLOW_HALVES, SLOW_FULL = {"flops": 1e9}, {"full_flops": 1e9}
 """Of a processor, by which fp32 is chosen, and bf16."""
 
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from orchestrator.planning.device import Machine
-from orchestrator.planning.layout import Layout
+from orchestrator.planning.layout import Layout, bucket_bytes
 from orchestrator.planning.simulation.collectives import Group
 from orchestrator.planning.simulation.operators import Program
 
-BUCKET = 25e6
-"""Bytes of gradients that are summed at once: the last bucket is exposed."""
 CONTENTION = 0.4
 """Share of the seconds of traffic behind computation which that takes longer on a GPU: collectives take multiprocessors
 and bandwidth of the memory, and are not always there when they are needed. Pairs of published steps that differ in
@@ -32,10 +30,10 @@ def data_parallel(
     units: int,
     most: int,
 ) -> float:
-    """Seconds that data-parallel traffic adds, which computation hides in part; `forward` and `backward` are those of a
-    pass that may. Under ZeRO 2 and 3 each of `units` layers is gathered and scattered by itself, otherwise buckets are,
-    at most `most` so many, each with a latency of its own. `experts` is the share of the rank's `parameters` that
-    belongs to experts, which under expert parallelism fewer ranks have.
+    """Seconds that data-parallel traffic adds, which computation hides in part, but for the last bucket; `forward` and
+    `backward` are those of a pass that may. Under ZeRO 2 and 3 each of `units` layers is gathered and scattered by
+    itself, otherwise buckets are, at most `most` so many, each with a latency of its own. `experts` is the share
+    of the rank's `parameters` that belongs to experts, which under expert parallelism fewer ranks have.
 
     Gradients are summed once under ZeRO 0 and 1, behind the last backward pass where there is no pipeline; under 2 and
     3 they are scattered, and under 3 weights are gathered, for every micro-batch (Rajbhandari et al., 2020, section 7),
@@ -49,7 +47,8 @@ def data_parallel(
         sent = last = back = 0.0
         for share, group in _alike(layout, experts, layout.replicas, machine):
             part = share * gradients
-            bucket, count = min(BUCKET, part), max(min(part / BUCKET, most), 1.0)
+            limit = bucket_bytes(group.size)
+            bucket, count = min(limit, part), max(min(part / limit, most), 1.0)
             collective = group.all_reduce if layout.zero == 0 else group.scatter
             sent += count * collective(part / count)
             last = max(last, collective(bucket))
@@ -59,7 +58,7 @@ def data_parallel(
     of_copy = _alike(layout, experts, layout.sharded, machine)
     scatter = sum(g.scatter(share * gradients) + (units - 1) * g.scatter(0.0) for share, g in of_copy)
     gather = sum(g.gather(share * weights) + (units - 1) * g.gather(0.0) for share, g in of_copy)
-    last = of_copy[0][1].scatter(min(BUCKET, gradients))
+    last = of_copy[0][1].scatter(min(bucket_bytes(layout.sharded), gradients))
     if not machine.launches_ahead:  # by the cores that compute
         wrapped = 1.0 - experts if layout.ep == layout.replicas else 1.0
         gather += machine.elements(FSDP_GATHER * wrapped * weights)

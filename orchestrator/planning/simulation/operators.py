@@ -38,9 +38,9 @@ directions, of Llama, whose norms and rotations are in parts, 134."""
 QUANTISE_OPERATIONS, FUSED_QUANTISE_OPERATIONS = 18.0, 4.0
 """What a linear layer launches more in each direction where its product is in 8 bits: nine operations make a factor,
 two where they are compiled."""
-QUANTISE_PASSES = 2.5
-"""Numbers of 16 bits that are read and written for each that is made one of 8: for the row's largest, for itself, and
-half a one written; a weight is also transposed backward."""
+CHECKPOINT = 4e-4
+"""Seconds in which a process keeps a layer's inputs, by torch's checkpoint, and begins it again, besides launches:
+0.4 to 0.5 ms on a Zen 5."""
 EXPERT_OPERATIONS = 30.0
 """What experts add to that: of Mixtral 224 are counted."""
 MESSAGE_OPERATIONS = 8.0
@@ -54,7 +54,11 @@ class Program:
 
     Attributes:
         width: bytes of a number in matrix products.
-        in_8_bits: whether linear layers compute forward, and the gradients of their inputs, in 8 bits.
+        in_8_bits: how many of the three products of a linear layer are in 8 bits: 2 are its output and the gradient of
+            its input, 3 the gradient of its weight too.
+        quantised: numbers of 16 bits that are read and written for each that is made one of 8: here for the row's
+            largest, for itself, and half a one written; a weight is also transposed backward.
+        hidden_sums: share of the tensor-parallel traffic within a layer that its own products hide; here none.
         dropout: whether activations are dropped.
         attention_dropout: whether the shares of attention are dropped, which no fused kernel does.
         gather_width: bytes of a weight that ZeRO gathers.
@@ -68,7 +72,9 @@ class Program:
     """
 
     width: float = 2.0
-    in_8_bits: bool = False
+    in_8_bits: int = 0
+    quantised: float = 2.5
+    hidden_sums: float = 0.0
     dropout: bool = False
     attention_dropout: bool = False
     gather_width: float = 4.0
@@ -107,6 +113,10 @@ class Times:
         """This with a second forward pass, without one back."""
         return replace(self, forward=2.0 * self.forward, sent_forward=2.0 * self.sent_forward)
 
+    def all_forward(self) -> Times:
+        """This where the forward pass makes the gradients too, as a head does that computes its loss by parts."""
+        return Times(self.compute, sent_forward=self.sent_forward, sent_backward=self.sent_backward)
+
     def mixed(self, other: Times, share: float) -> Times:
         """A mean of this, of which there is a `share`, and the other."""
         mine, others = vars(self), vars(other)
@@ -121,25 +131,24 @@ def layer(
     sequences, tp, cp, ep, sliced = part
     length = shape.sequence_length
     tokens = sequences * length / cp
-    dense = [_Products(tokens, *sizes, program.in_8_bits) for sizes in _matrices(shape, tp)]
+    dense = [_Products(tokens, *sizes, in_8_bits=True) for sizes in _matrices(shape, tp)]
     products = dense + _expert_products(shape, tokens, tp, ep)
     scale = _unlisted(shape)
     forward = scale * sum(
-        p.count * machine.matrix(p.rows, p.columns, p.inner, p.width(program)) for p in products
+        p.count * machine.matrix(p.rows, p.columns, p.inner, p.width(program, 1)) for p in products
     )
     inputs = scale * sum(
-        p.count * machine.matrix(p.rows, p.inner, p.columns, p.width(program)) for p in products
+        p.count * machine.matrix(p.rows, p.inner, p.columns, p.width(program, 2)) for p in products
     )
     if program.in_8_bits:
         weighed = sum(p.count * p.inner * p.columns for p in dense)
-        forward += scale * _quantised(machine, weighed + sum(p.count * p.rows * p.inner for p in dense))
-        inputs += scale * _quantised(
-            machine, 2.0 * weighed + sum(p.count * p.rows * p.columns for p in dense)
-        )
+        passed = 2.0 * scale * program.quantised
+        forward += passed * machine.elements(weighed + sum(p.count * p.rows * p.inner for p in dense))
+        inputs += passed * machine.elements(2.0 * weighed + sum(p.count * p.rows * p.columns for p in dense))
     weights = (
         scale
         * shape.trained_share
-        * sum(p.count * machine.matrix(p.inner, p.columns, p.rows, program.width) for p in products)
+        * sum(p.count * machine.matrix(p.inner, p.columns, p.rows, p.width(program, 3)) for p in products)
     )
     heads = shape.heads / (tp if shape.heads_split else 1)
     unfused = shape.capped or shape.biased in ("disentangled", "relative_keys") or program.attention_dropout
@@ -160,24 +169,24 @@ def layer(
     selective = (ahead if machine.score_bytes else element) + program.products_again * forward
     for_inputs = machine.launched(inputs + back + 1.5 * element + shown, launches) - shown
     for_weights = machine.launched(weights, launches)
-    again = sent + experts if recompute == "full" else 0.0
+    sent_again = sent + experts if recompute == "full" else 0.0
+    again = {
+        "none": 0.0,
+        "selective": machine.launched(selective, launches, CHECKPOINT),
+        "full": machine.launched(forward + ahead + element + shown, launches, CHECKPOINT) - shown,
+    }[recompute]
     halves = 2.0 if tp > 1 else 0.0  # of a layer, each with a sum behind it
     woken = halves * machine.behind(whole / 2.0)
-    woken_back = halves * machine.behind((for_inputs + for_weights) / 2.0) + (woken if again else 0.0)
+    woken_back = halves * machine.behind((for_inputs + for_weights) / 2.0) + (woken if sent_again else 0.0)
     found = Times(
         whole,
         for_inputs,
         for_weights,
-        {"none": 0.0, "selective": selective, "full": whole}[recompute],
+        again,
         sent + experts + max(0.0, ring - ahead) + woken,
-        sent + experts + max(0.0, 2.0 * ring - back) + again + woken_back,
+        sent + experts + max(0.0, 2.0 * ring - back) + sent_again + woken_back,
     )
     return found.twice_forward() if program.reference else found
-
-
-def _quantised(machine: Machine, numbers: float) -> float:
-    """Seconds to make so many numbers of 16 bits those of 8."""
-    return machine.elements(2.0 * QUANTISE_PASSES * numbers)
 
 
 def operations(shape: ModelShape, machine: Machine, program: Program, tp: int, ep: int) -> float:
@@ -218,7 +227,9 @@ def ends(shape: ModelShape, machine: Machine, program: Program, part: tuple[int,
             sums += machine.behind(forward)
             summed += machine.behind(inputs + weights)
         head = Times(forward, inputs, weights, sent_forward=sums, sent_backward=summed)
-    return (embedding.twice_forward(), head.twice_forward()) if program.reference else (embedding, head)
+    if program.reference:
+        embedding, head = embedding.twice_forward(), head.twice_forward()
+    return embedding, head.all_forward() if shape.chunked_head else head
 
 
 @dataclass(frozen=True)
@@ -229,9 +240,9 @@ class _Products:
     count: float
     in_8_bits: bool = False
 
-    def width(self, program: Program) -> float:
-        """Bytes of a number forward and for the gradient of the input."""
-        return 1.0 if self.in_8_bits else program.width
+    def width(self, program: Program, number: int) -> float:
+        """Bytes of a number in the first, second or third product of a linear layer; see `Program.in_8_bits`."""
+        return 1.0 if self.in_8_bits and number <= program.in_8_bits else program.width
 
 
 @lru_cache(maxsize=256)
@@ -317,6 +328,7 @@ def _sent(
     _, tp, cp, ep, sliced = part
     group, summed = Group(tp, 1, machine), tokens * shape.hidden * program.width
     sums = 2.0 * (group.scatter(summed) + group.gather(summed) if sliced else group.all_reduce(summed))
+    sums *= 1.0 - program.hidden_sums
     if ep == 1 or not shape.layers:
         return sums, 0.0
     size = tokens * shape.experts_per_token * shape.hidden * program.width

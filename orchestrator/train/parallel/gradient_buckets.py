@@ -13,9 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from orchestrator.planning.layout import bucket_bytes
 from orchestrator.train.parallel.mesh import ProcessGroup
-
-BUCKET_BYTES = 25 * 2**20
 
 IN_FLIGHT = 2
 """Buckets that gloo sums at once: it copies what it scatters, so that all at once would be all gradients twice."""
@@ -40,10 +39,10 @@ class GradientBuckets:
         self._missing: list[int] = []
         self._next = 0
         self._work: list[dist.Work] = []
-        bucket: list[nn.Parameter] = []
+        bucket, most = list[nn.Parameter](), bucket_bytes(group.size)
         # The backward pass reaches the last parameters first.
         for parameter in reversed([p for p in parameters if p.requires_grad]):
-            if bucket and sum(p.numel() * 4 for p in bucket) + parameter.numel() * 4 > BUCKET_BYTES:
+            if bucket and sum(p.numel() * 4 for p in bucket) + parameter.numel() * 4 > most:
                 self._add(bucket, multiple)
                 bucket = []
             bucket.append(parameter)

@@ -10,7 +10,7 @@ import pytest
 from orchestrator.job.spec import JobSpec, parse
 from orchestrator.planning.model_shape import model_shape
 from orchestrator.planning.plan import Plan, plan
-from orchestrator.planning.planner import Planner, planned, widths
+from orchestrator.planning.planner import Planner, faster_on_fewer, on_all, planned, widths
 from orchestrator.planning.profile import load
 from orchestrator.planning.search import TIE
 from workloads.describe import describe
@@ -48,6 +48,40 @@ def test_time_takes_the_fastest_and_cost_the_cheapest() -> None:
     assert cost(cheap) <= min(map(cost, each)) * (1 + TIE)
     as_cheap = [found for found in each if cost(found) <= min(map(cost, each)) * (1 + TIE)]
     assert cheap.chosen.seconds == min(found.chosen.seconds for found in as_cheap)
+
+
+def tiny(least: int = 1, most: int = 8, **parallel: Any) -> JobSpec:
+    return parse(
+        {
+            "name": "tiny",
+            "workload": {"model": "gpt-tiny"},
+            "data": {"sources": [{"uri": "a"}], "tokenizer": {"train_bpe": 512}, "sequence_length": 64},
+            "parallel": parallel or "auto",
+            "train": {"steps": 1000, "global_batch": 8},
+            "resources": {"workers": {"min": least, "max": most}},
+        }
+    )
+
+
+def test_fewer_workers_are_named_where_all_would_mostly_wait() -> None:
+    shape = model_shape(describe("gpt-tiny", {"hidden": 64, "layers": 2}), 64)
+    slow = dataclasses.replace(load("cpu-core").machine("fp32"), collective=0.05)
+    found = planned(tiny(), shape, 8, slow)
+    assert found.chosen.layout.world == 8
+    fewer = faster_on_fewer(tiny(), shape, found, slow)
+    assert fewer is not None
+    assert (fewer.chosen.layout.world, fewer.chosen.seconds * (1 + TIE) < found.chosen.seconds) == (1, True)
+    # no fewer than the job wants, and none where it gives the layout itself
+    assert faster_on_fewer(on_all(tiny(), 8), shape, found, slow) is None
+    assert faster_on_fewer(tiny(tp=1), shape, found, slow) is None
+
+
+def test_fewer_workers_are_not_named_where_they_are_slower() -> None:
+    shape, core = (
+        model_shape(describe("gpt-tiny", {"hidden": 512, "layers": 4}), 64),
+        load("cpu-core").machine("fp32"),
+    )
+    assert faster_on_fewer(tiny(), shape, planned(tiny(), shape, 2, core), core) is None
 
 
 def test_cost_keeps_to_the_hours_and_to_the_least_workers() -> None:

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 from fsdp_steps import HELD_OUT
 from megatron_steps import BIGSCIENCE, BLIND, DAO, MEGATRON_FITTED, NANOTRON, NEMO, NVIDIA, SIMUMAX
+from nvidia_steps import NVIDIA_FITTED, NVIDIA_HELD_OUT
 from published_steps import MEGATRON, PTDP_1, ROWS, Published, gpt, llama
 
 from orchestrator.planning.device import TURN, Machine
@@ -53,8 +54,16 @@ def test_tensor_parallel_steps_of_one_node_are_met() -> None:
     assert mean(errors([row for row in SIMUMAX if row in BLIND])) < 0.08
 
 
+def test_nvidias_steps_in_16_and_8_bits_are_met() -> None:
+    assert mean(errors(NVIDIA_FITTED)) < 0.04
+    h100 = [row for row in NVIDIA_HELD_OUT if row.machine == "h100"]
+    assert len(h100) == 78
+    assert mean(errors(h100)) < 0.05
+    assert mean(errors([*NVIDIA, *NVIDIA_HELD_OUT])) < 0.08
+
+
 @pytest.mark.parametrize(
-    ("rows", "most"), [(DAO, 0.1), (BIGSCIENCE, 0.14), (NEMO, 0.17), (NANOTRON, 0.17), (NVIDIA, 0.22)]
+    ("rows", "most"), [(DAO, 0.1), (BIGSCIENCE, 0.14), (NEMO, 0.17), (NANOTRON, 0.18), (NVIDIA, 0.22)]
 )
 def test_steps_of_other_programs_are_met_roughly(rows: list[Published], most: float) -> None:
     assert mean(errors(rows)) < most
@@ -192,7 +201,8 @@ def test_gradients_of_further_micro_batches_are_added_on_a_processor() -> None:
     assert four - 4 * one == pytest.approx(3 * 12.0 * shape.parameters / core.memory_bandwidth)
 
 
-def test_ranks_that_share_a_node_compute_longer() -> None:
+def test_ranks_that_share_a_node_wait_for_its_memory() -> None:
+    """And each other's launches, but multiply as fast as alone."""
     shape, program = gpt(4, 256, 4, 128, 512), Program(4.0)
     alone = dataclasses.replace(load("cpu-core").machine("fp32"), crowding=1.0)
     core = dataclasses.replace(alone, crowding=1.5)
@@ -204,7 +214,10 @@ def test_ranks_that_share_a_node_compute_longer() -> None:
         return found.compute
 
     for layout in (Layout(dp=2, micro_batch=2), Layout(pp=2, micro_batch=1), Layout(tp=2, micro_batch=4)):
-        assert compute(layout, core) == pytest.approx(1.5 * compute(layout, alone), rel=1e-3)
+        assert compute(layout, alone) < compute(layout, core) < 1.5 * compute(layout, alone)
+        for many, times in (({"full_flops": 1e18}, 1.5), ({"memory_bandwidth": 1e18, "launch": 0.0}, 1.0)):
+            one, other = (dataclasses.replace(each, **many) for each in (alone, core))
+            assert compute(layout, other) == pytest.approx(times * compute(layout, one), rel=1e-3)
         by_node = [dataclasses.replace(each, per_node=1) for each in (core, alone)]
         assert compute(layout, by_node[0]) == compute(layout, by_node[1])
     assert compute(Layout(micro_batch=4), core) == compute(Layout(micro_batch=4), alone)
@@ -260,16 +273,14 @@ def test_linear_layers_in_8_bits_take_two_thirds_of_their_products_less() -> Non
     products, gives 10 % more tokens of Llama 3 8B; eager small layers lose."""
     machine = dataclasses.replace(MACHINES["h100"], eight_bit_flops=1.979e15)
     large, small = llama(8e9, 32, 4096, 32, 8, 14336, 8192), llama(1.24e9, 16, 2048, 32, 8, 8192, 512)
-    plain, eight = (Program(in_8_bits=e, compiled=True) for e in (False, True))
+    plain, eight = (Program(in_8_bits=e, compiled=True) for e in (0, 2))
     layout = Layout(dp=8, zero=3)
     gain = (
         step_time(large, layout, 8, machine, plain).seconds
         / step_time(large, layout, 8, machine, eight).seconds
     )
     assert 1.05 < gain < 1.2
-    eager, slower = (
-        step_time(small, layout, 8, machine, Program(in_8_bits=e)).seconds for e in (False, True)
-    )
+    eager, slower = (step_time(small, layout, 8, machine, Program(in_8_bits=e)).seconds for e in (0, 2))
     assert slower > eager
 
 
@@ -284,7 +295,10 @@ def test_each_bucket_of_gradients_has_a_latency() -> None:
     layout = Layout(dp=1024, zero=1)
     slow = dataclasses.replace(machine, between=dataclasses.replace(machine.between, latency=1e-3))
     one, other = (step_time(shape, layout, 1024, each, MEGATRON).communication for each in (machine, slow))
-    assert other - one > 2 * 60 * 120 * 1e-3  # 64 matrices and more, over 128 nodes, scattered and gathered
+    assert other - one > 2 * 3 * 120 * 1e-3  # of 1 GiB each, over 128 nodes, scattered and gathered
+    few = Layout(dp=16, zero=1)
+    one, other = (step_time(shape, few, 16, each, MEGATRON).communication for each in (machine, slow))
+    assert other - one > 2 * 50 * 1e-3  # of 25 MiB or a matrix, over two nodes
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zbv"])

@@ -18,7 +18,7 @@ def test_sums_begin_in_one_order_whatever_a_rank_s_samples_reach(
     reached: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ranks whose samples reach other parameters would else sum one bucket with another."""
-    monkeypatch.setattr(gradient_buckets, "BUCKET_BYTES", 16)
+    monkeypatch.setattr(gradient_buckets, "bucket_bytes", lambda ranks: 16)
     weights = [nn.Parameter(torch.ones(4)) for _ in range(3)]
     begun: list[int] = []
 
