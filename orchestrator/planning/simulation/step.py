@@ -15,7 +15,15 @@ from orchestrator.planning.device import Machine
 from orchestrator.planning.layout import Layout, ModelShape
 from orchestrator.planning.simulation.collectives import Group
 from orchestrator.planning.simulation.data_parallel import data_parallel
-from orchestrator.planning.simulation.operators import OPERATIONS, Program, Times, ends, layer, operations
+from orchestrator.planning.simulation.operators import (
+    CHECKPOINT,
+    OPERATIONS,
+    Program,
+    Times,
+    ends,
+    layer,
+    operations,
+)
 from orchestrator.planning.simulation.stragglers import last_of, latest_of
 from orchestrator.planning.simulation.timeline import Played, play, scheduled
 from orchestrator.planning.simulation.update import host_seconds, kept_numbers, update_seconds
@@ -206,9 +214,10 @@ def _launched(shape: ModelShape, layout: Layout, parts: int, machine: Machine, p
     """Seconds in which a rank's process launches the passes of layers that ZeRO 2 or 3 wraps; 0 without."""
     if layout.zero < 2 or not machine.launches_ahead:
         return 0.0
-    again = recomputed_share(shape, layout) if layout.recompute == "full" else 0.0
-    each = (3.0 + again) * operations(shape, machine, program, layout.tp, layout.ep)
-    return parts * shape.layers / layout.pp * (each + WRAPPED_OPERATIONS) * machine.launch
+    kept = recomputed_share(shape, layout)
+    again = kept if layout.recompute == "full" else 0.0
+    each = (3.0 + again) * operations(shape, machine, program, layout.tp, layout.ep) + WRAPPED_OPERATIONS
+    return parts * shape.layers / layout.pp * (each * machine.launch + kept * CHECKPOINT)
 
 
 def local_parameters(shape: ModelShape, layout: Layout) -> float:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.planning.layout import SCHEDULES, Layout, ModelShape, divisors
+from orchestrator.planning.layout import BUCKET_BYTES, SCHEDULES, Layout, ModelShape, bucket_bytes, divisors
 from orchestrator.planning.legal_layouts import fit, legal, nearest
 from orchestrator.planning.model_shape import model_shape
 from workloads.model.presets import preset
@@ -160,3 +160,7 @@ def test_tensor_parallelism_divides_the_heads_of_a_generator_too() -> None:
         "tp 2 does not divide the model's 1 attention heads of the generator; choose tp from 1"
     ]
     assert Layout(tp=2).problems(base, 8) == []
+
+
+def test_every_rank_sums_a_mebibyte_of_a_bucket_at_least() -> None:
+    assert [bucket_bytes(ranks) for ranks in (1, 25, 2048)] == [BUCKET_BYTES, BUCKET_BYTES, 2048 * 2**20]

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from nvidia_steps import CLOUD
+from published_steps import PTDP_1, PTDP_2, REPORT, SEQUENCE, TORCHTITAN, Published
 
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec, parse
@@ -190,3 +192,25 @@ def _pinned(spec: JobSpec) -> JobSpec:
     pins: dict[str, Any] = {key: getattr(PIPE, key) for key in ("pp", "cp", "tp", "zero", "micro_batch")}
     pins |= {"engine": "torch", "offload": "none", "rest": "auto"}
     return parse(spec.model_dump(mode="json", exclude_unset=True) | {"parallel": pins})
+
+
+QUICK, LONG = (
+    [*PTDP_1[:4], *SEQUENCE[:4], *TORCHTITAN],
+    [*PTDP_1[4:], *PTDP_2, *SEQUENCE[4:], *REPORT, *CLOUD[::4]],
+)
+CHOSEN_BY_OTHERS = [*QUICK, *(pytest.param(row, marks=pytest.mark.slow) for row in LONG)]
+
+
+@pytest.mark.parametrize("row", CHOSEN_BY_OTHERS, ids=lambda row: f"{row.name}, {row.layout.world} GPUs")
+def test_layouts_that_others_have_chosen_are_found_or_beaten(row: Published) -> None:
+    """By the predictions for this engine, of those that fit in its memory, which holds weights in fp32."""
+    document = job("gpt2", 1, row.batch).model_dump(mode="json")
+    document["train"] |= {"precision": "bf16", "compile": True}
+    document["data"]["sequence_length"] = row.shape.sequence_length
+    document["resources"]["workers"]["max"] = row.layout.world
+    spec, machine = parse(document), load(row.machine).machine("bf16")
+    found = plan(spec, row.shape, row.layout.world, machine, must_fit=False)
+    theirs = predict(spec, row.shape, row.layout, machine)
+    if theirs.memory <= machine.memory * MEMORY_SHARE:
+        assert found.fits
+        assert found.chosen.seconds <= theirs.seconds * (1 + TIE)
