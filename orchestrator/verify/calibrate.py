@@ -32,46 +32,16 @@ LAUNCHES = [1e-6 * 1.25**n for n in range(28)]
 """Seconds of a launch that are tried."""
 PASSES = [1.25**n for n in range(13)]
 """How often the bytes of element-wise operations pass, as tried."""
-SMALL: tuple[dict[str, Any], ...] = (
-    {"hidden": 64, "layers": 2, "heads": 4, "intermediate": 256, "vocab_size": 512, "length": 64, "batch": 2},
-    {"hidden": 64, "layers": 6, "heads": 4, "intermediate": 256, "vocab_size": 512, "length": 64, "batch": 8},
+SMALL: tuple[dict[str, Any], ...] = tuple(
     {
-        "hidden": 128,
-        "layers": 4,
-        "heads": 4,
-        "intermediate": 512,
-        "vocab_size": 1024,
-        "length": 128,
-        "batch": 8,
-    },
-    {
-        "hidden": 256,
-        "layers": 2,
-        "heads": 8,
-        "intermediate": 1024,
-        "vocab_size": 4096,
-        "length": 128,
-        "batch": 4,
-    },
-    {
-        "hidden": 256,
-        "layers": 4,
-        "heads": 8,
-        "intermediate": 1024,
-        "vocab_size": 1024,
-        "length": 256,
-        "batch": 4,
-    },
-    {
-        "hidden": 384,
-        "layers": 3,
-        "heads": 6,
-        "intermediate": 1536,
-        "vocab_size": 2048,
-        "length": 128,
-        "batch": 8,
-    },
-)
+        "hidden": hidden, "layers": layers, "heads": heads, "intermediate": 4 * hidden, "vocab_size": vocabulary,
+        "length": length, "batch": batch,
+    }
+    for hidden, layers, heads, vocabulary, length, batch in (
+        (64, 2, 4, 512, 64, 2), (64, 6, 4, 512, 64, 8), (128, 4, 4, 1024, 128, 8), (256, 2, 8, 4096, 128, 4),
+        (256, 4, 8, 1024, 256, 4), (384, 3, 6, 2048, 128, 8),
+    )
+)  # fmt: skip
 """Small models whose steps are measured."""
 
 ALONE = (
