@@ -44,6 +44,9 @@ def test_time_takes_the_fastest_and_cost_the_cheapest() -> None:
     fast, cheap = (planned(job(name), SHAPE, 32, MACHINE) for name in ("time", "cost"))
     assert fast.chosen == plan(job("time"), SHAPE, 32, MACHINE).chosen
     assert cheap.chosen.layout.world < fast.chosen.layout.world
+    assert (
+        planned(on_all(job("cost"), 32), SHAPE, 32, MACHINE).chosen.layout.world == 32
+    )  # as Ray Train starts them
     each = [plan(job("time"), SHAPE, width, MACHINE) for width in widths(1, 32)]
     assert cost(cheap) <= min(map(cost, each)) * (1 + TIE)
     as_cheap = [found for found in each if cost(found) <= min(map(cost, each)) * (1 + TIE)]
