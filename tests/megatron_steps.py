@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from published_steps import MEGATRON, Published, gpt, llama
+from published_steps import MEGATRON, Published, gpt, layer_weights, llama
 
 from orchestrator.planning.layout import Layout, ModelShape
 from orchestrator.planning.simulation.operators import Program
@@ -233,9 +233,7 @@ def _simumax(billions: int, tp: int, pp: int, parts: int, milliseconds: float, g
     """A row of a few layers of Llama 3 with Megatron-LM and TransformerEngine, 4,096 tokens."""
     sizes = {70: (12, 8192, 64, 8, 28672), 405: (4, 16384, 128, 16, 53248)}
     layers, hidden, heads, keys, feedforward = sizes[billions]
-    whole = (
-        layers * (2 * hidden**2 + 2 * hidden * keys * 128 + 3 * hidden * feedforward) + 2 * 128256 * hidden
-    )
+    whole = layers * layer_weights(hidden, heads, keys, feedforward) + 2 * 128256 * hidden
     shape = llama(whole, layers, hidden, heads, keys, feedforward, 4096)
     dp = 8 // (tp * pp)
     layout = Layout(pp=pp, dp=dp, tp=tp, sequence=tp > 1, zero=1)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from megatron_steps import FUSED
-from published_steps import Published, gpt, llama
+from published_steps import LLAMA_8B, LLAMA_70B, Published, gpt, layer_weights, llama
 
 from orchestrator.planning.layout import Layout, ModelShape
 
@@ -22,27 +22,20 @@ FP8 = replace(BF16, in_8_bits=3, quantised=1.0)
 writes them: of 0.25 to 1.5 numbers one is least far off."""
 
 
-def _squared(
-    layers: int, hidden: int, heads: int, keys: int, feedforward: int, length: int = 4096
-) -> ModelShape:
-    """A Nemotron: a feed-forward block of two products, grouped keys and values, an output projection of its own."""
+def _squared(layers: int, hidden: int, heads: int, keys: int, feedforward: int) -> ModelShape:
+    """A Nemotron: as a Llama, with feed-forward blocks of two products; 4,096 tokens."""
     vocabulary = 256000
-    weights = layers * (2 * hidden**2 + 2 * hidden * keys * hidden // heads + 2 * hidden * feedforward)
-    return ModelShape(
-        parameters=weights + 2 * vocabulary * hidden, layers=layers, hidden=hidden, heads=heads, kv_heads=keys,
-        feedforward=feedforward, vocabulary=vocabulary, sequence_length=length,
-        flops_per_token=6.0 * (weights + vocabulary * hidden) + 12.0 * layers * hidden * length,
-    )  # fmt: skip
+    whole = layers * layer_weights(hidden, heads, keys, feedforward, gated=False) + 2 * vocabulary * hidden
+    return llama(whole, layers, hidden, heads, keys, feedforward, 4096, vocabulary, gated=False)
 
 
 def _llama_405b(layers: int) -> ModelShape:
-    each = 2 * 16384**2 + 2 * 16384 * 2048 + 3 * 16384 * 53248
-    return llama(layers * each + 2 * 128256 * 16384, layers, 16384, 128, 16, 53248, 8192)
+    """As NVIDIA's configuration has it, with 16 groups of keys and values."""
+    whole = layers * layer_weights(16384, 128, 16, 53248) + 2 * 128256 * 16384
+    return llama(whole, layers, 16384, 128, 16, 53248, 8192)
 
 
 LLAMA_405B = _llama_405b(126)
-LLAMA_8B = llama(8.03e9, 32, 4096, 32, 8, 14336, 8192)
-LLAMA_70B = llama(70.6e9, 80, 8192, 64, 8, 28672, 8192)
 GPT_175B = gpt(96, 12288, 96)
 NEMOTRON_15B = _squared(32, 6144, 48, 8, 24576)
 NEMOTRON_340B = _squared(96, 18432, 96, 8, 73728)
@@ -177,8 +170,6 @@ _ON_B200 = (
 )
 SUMMARIES = [_summary(*row) for row in _ON_H100] + [_summary(*row, machine="b200") for row in _ON_B200]
 """Rows in 8 bits."""
-_first: dict[str, Published] = {}
-for _row in CLOUD:
-    _first.setdefault(_row.name.split(",")[0] + _row.name[-4:], _row)
-NVIDIA_FITTED = list(_first.values())
+_SMALLEST = {row.name.split(",")[0] + row.name[-4:]: row for row in reversed(CLOUD)}
+NVIDIA_FITTED = list(reversed(_SMALLEST.values()))
 NVIDIA_HELD_OUT = [row for row in (*CLOUD, *SUMMARIES) if row not in NVIDIA_FITTED]

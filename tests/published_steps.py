@@ -53,6 +53,11 @@ def gpt(layers: int, hidden: int, heads: int, length: int = 2048, vocabulary: in
     )  # fmt: skip
 
 
+def layer_weights(hidden: int, heads: int, keys: int, feedforward: int, gated: bool = True) -> int:
+    """Weights of the products of a layer with grouped keys and values."""
+    return 2 * hidden**2 + 2 * hidden * keys * (hidden // heads) + (3 if gated else 2) * hidden * feedforward
+
+
 def llama(
     parameters: float,
     layers: int,
@@ -62,13 +67,13 @@ def llama(
     feedforward: int,
     length: int,
     vocabulary: int = 128256,
+    gated: bool = True,
 ) -> ModelShape:
     """A Llama model: gated feed-forward blocks, grouped keys and values, an output projection of its own."""
-    size = hidden // heads
-    weights = layers * (2 * hidden**2 + 2 * hidden * keys * size + 3 * hidden * feedforward)
+    weights = layers * layer_weights(hidden, heads, keys, feedforward, gated)
     return ModelShape(
         parameters=int(parameters), layers=layers, hidden=hidden, heads=heads, kv_heads=keys, feedforward=feedforward,
-        vocabulary=vocabulary, sequence_length=length, gated=True,
+        vocabulary=vocabulary, sequence_length=length, gated=gated,
         flops_per_token=6.0 * (weights + vocabulary * hidden) + 12.0 * layers * hidden * length,
     )  # fmt: skip
 
@@ -174,7 +179,6 @@ TITAN = Program(width=2, gather_width=2, gradient_width=4, carried_width=2, prod
 COMPILED = replace(TITAN, compiled=True)
 LLAMA_8B = llama(8.03e9, 32, 4096, 32, 8, 14336, 8192)
 LLAMA_70B = llama(70.6e9, 80, 8192, 64, 8, 28672, 8192)
-LLAMA_405B = llama(405.9e9, 126, 16384, 128, 8, 53248, 8192)
 
 
 def _titan(

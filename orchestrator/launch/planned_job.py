@@ -22,6 +22,7 @@ from orchestrator.planning.feed import feed
 from orchestrator.planning.layout import Layout
 from orchestrator.planning.machines import on_paper, worker_on_paper
 from orchestrator.planning.plan import Plan, Verdict
+from orchestrator.planning.planner import on_workers
 from orchestrator.planning.precision import Choice
 from orchestrator.resolve.precision import as_its_run, choice_of, in_chosen_precision
 from orchestrator.resolve.resolved_job import ResolvedJob
@@ -69,10 +70,8 @@ class PlannedJob:
 
 
 def with_workers(spec: JobSpec, workers: int) -> JobSpec:
-    """The job with so many workers, whatever it would take."""
-    least = min(spec.resources.workers.min, workers)
-    asked = spec.resources.workers.model_copy(update={"min": least, "max": workers})
-    return spec.model_copy(update={"resources": spec.resources.model_copy(update={"workers": asked})})
+    """The job with at most so many workers, as many as it wants at least if there are so many."""
+    return on_workers(spec, min(spec.resources.workers.min, workers), workers)
 
 
 def planned_on_paper(spec: JobSpec, device: str) -> PlannedJob:

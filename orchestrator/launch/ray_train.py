@@ -48,7 +48,7 @@ from orchestrator.job.spec import JobSpec, parse
 from orchestrator.launch.preflight import check_job
 from orchestrator.launch.worker import worker_at
 from orchestrator.planning.machines import machine_for
-from orchestrator.planning.planner import Planner, on_all
+from orchestrator.planning.planner import Planner, on_workers
 from orchestrator.resolve.base import base_json
 from orchestrator.resolve.commit_model import as_begun
 from orchestrator.resolve.continued import begun_from, take_over
@@ -173,7 +173,7 @@ class RankZeroHistory:
         check_shards(self._history.newest, shards, self._data.uri)
         machine = machine_for(smallest_offer(bundle, world), bundle, self._spec.train.dtype)
         confirm = partial(verdicts_before, self._spec, machine, lambda: False)
-        planner = Planner(on_all(self._spec, world), job.shape, machine, confirm=confirm)
+        planner = Planner(on_workers(self._spec, world, world), job.shape, machine, confirm=confirm)
         layout = planner.choose(world)
         if layout is None or layout.world != world:
             hint = "change num_workers of ScalingConfig, or train.global_batch"

@@ -49,17 +49,17 @@ def planned(
     fastest = plan(spec, shape, workers, machine, must_fit, verdicts)
     if spec.resources.objective == "time" or not fastest.fits:
         return fastest
-    found = [fastest, *_narrower(spec, shape, fastest, machine, must_fit, verdicts)]
+    found = [fastest, *_narrower(spec, shape, fastest, must_fit, verdicts)]
     return min(best_of(spec, found), key=_seconds)
 
 
-def faster_on_fewer(spec: JobSpec, shape: ModelShape, found: Plan, machine: Machine) -> Plan | None:
+def faster_on_fewer(spec: JobSpec, shape: ModelShape, found: Plan) -> Plan | None:
     """Of plans on `workers.min`, twice as many and so on the fastest, if it is faster than this one, which is on more,
     by more than predictions may be off; None if there is none, as of all steps that mostly compute."""
     computes = found.chosen.time.compute > MOSTLY * found.chosen.seconds
     if computes or not found.fits or not spec.searches_layout:
         return None
-    least = min(_narrower(spec, shape, found, machine, True, NOTHING), key=_seconds, default=None)
+    least = min(_narrower(spec, shape, found), key=_seconds, default=None)
     return least if least and _seconds(least) * (1.0 + TIE) < _seconds(found) else None
 
 
@@ -67,15 +67,14 @@ def _narrower(
     spec: JobSpec,
     shape: ModelShape,
     found: Plan,
-    machine: Machine,
-    must_fit: bool,
-    verdicts: Mapping[Layout, Verdict],
+    must_fit: bool = True,
+    verdicts: Mapping[Layout, Verdict] = NOTHING,
 ) -> list[Plan]:
     """Those that fit on `workers.min`, twice as many and so on, and on fewer than that plan."""
     narrower = []
     for width in widths(spec.resources.workers.min, found.chosen.layout.world)[:-1]:
         try:
-            each = plan(spec, shape, width, machine, must_fit, verdicts)
+            each = plan(spec, shape, width, found.machine, must_fit, verdicts)
         except InputError:
             continue
         if each.fits and each.chosen.layout.world >= spec.resources.workers.min:
@@ -107,9 +106,9 @@ def may_fit(found: Plan) -> bool:
     return found.chosen.memory <= OVER * found.machine.memory * MEMORY_SHARE
 
 
-def on_all(spec: JobSpec, workers: int) -> JobSpec:
-    """The job on so many workers, no more and no fewer."""
-    asked = spec.resources.workers.model_copy(update={"min": workers, "max": workers})
+def on_workers(spec: JobSpec, least: int, most: int) -> JobSpec:
+    """The job on so many workers, whatever it would take."""
+    asked = spec.resources.workers.model_copy(update={"min": least, "max": most})
     return spec.model_copy(update={"resources": spec.resources.model_copy(update={"workers": asked})})
 
 

@@ -131,7 +131,7 @@ def layer(
     sequences, tp, cp, ep, sliced = part
     length = shape.sequence_length
     tokens = sequences * length / cp
-    dense = [_Products(tokens, *sizes, in_8_bits=True) for sizes in _matrices(shape, tp)]
+    dense = [_Products(tokens, *sizes, dense=True) for sizes in _matrices(shape, tp)]
     products = dense + _expert_products(shape, tokens, tp, ep)
     scale = _unlisted(shape)
     forward = scale * sum(
@@ -142,9 +142,9 @@ def layer(
     )
     if program.in_8_bits:
         weighed = sum(p.count * p.inner * p.columns for p in dense)
-        passed = 2.0 * scale * program.quantised
-        forward += passed * machine.elements(weighed + sum(p.count * p.rows * p.inner for p in dense))
-        inputs += passed * machine.elements(2.0 * weighed + sum(p.count * p.rows * p.columns for p in dense))
+        passes = 2.0 * scale * program.quantised
+        forward += passes * machine.elements(weighed + sum(p.count * p.rows * p.inner for p in dense))
+        inputs += passes * machine.elements(2.0 * weighed + sum(p.count * p.rows * p.columns for p in dense))
     weights = (
         scale
         * shape.trained_share
@@ -164,7 +164,8 @@ def layer(
     launches = operations(shape, machine, program, tp, ep)
     # the process launches messages and operations in one order, and runs ahead of both
     shown = sent if machine.launches_ahead else 0.0
-    whole = machine.launched(forward + ahead + element + shown, launches) - shown
+    passed = forward + ahead + element + shown
+    whole = machine.launched(passed, launches) - shown
     # without fused attention the scores are what is dear to keep, with it everything but products is
     selective = (ahead if machine.score_bytes else element) + program.products_again * forward
     for_inputs = machine.launched(inputs + back + 1.5 * element + shown, launches) - shown
@@ -173,7 +174,7 @@ def layer(
     again = {
         "none": 0.0,
         "selective": machine.launched(selective, launches, CHECKPOINT),
-        "full": machine.launched(forward + ahead + element + shown, launches, CHECKPOINT) - shown,
+        "full": machine.launched(passed, launches, CHECKPOINT) - shown,
     }[recompute]
     halves = 2.0 if tp > 1 else 0.0  # of a layer, each with a sum behind it
     woken = halves * machine.behind(whole / 2.0)
@@ -238,11 +239,11 @@ class _Products:
     columns: float
     inner: float
     count: float
-    in_8_bits: bool = False
+    dense: bool = False
 
     def width(self, program: Program, number: int) -> float:
         """Bytes of a number in the first, second or third product of a linear layer; see `Program.in_8_bits`."""
-        return 1.0 if self.in_8_bits and number <= program.in_8_bits else program.width
+        return 1.0 if self.dense and number <= program.in_8_bits else program.width
 
 
 @lru_cache(maxsize=256)

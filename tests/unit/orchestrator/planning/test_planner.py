@@ -10,7 +10,7 @@ import pytest
 from orchestrator.job.spec import JobSpec, parse
 from orchestrator.planning.model_shape import model_shape
 from orchestrator.planning.plan import Plan, plan
-from orchestrator.planning.planner import Planner, faster_on_fewer, on_all, planned, widths
+from orchestrator.planning.planner import Planner, faster_on_fewer, on_workers, planned, widths
 from orchestrator.planning.profile import load
 from orchestrator.planning.search import TIE
 from workloads.describe import describe
@@ -45,7 +45,7 @@ def test_time_takes_the_fastest_and_cost_the_cheapest() -> None:
     assert fast.chosen == plan(job("time"), SHAPE, 32, MACHINE).chosen
     assert cheap.chosen.layout.world < fast.chosen.layout.world
     assert (
-        planned(on_all(job("cost"), 32), SHAPE, 32, MACHINE).chosen.layout.world == 32
+        planned(on_workers(job("cost"), 32, 32), SHAPE, 32, MACHINE).chosen.layout.world == 32
     )  # as Ray Train starts them
     each = [plan(job("time"), SHAPE, width, MACHINE) for width in widths(1, 32)]
     assert cost(cheap) <= min(map(cost, each)) * (1 + TIE)
@@ -71,12 +71,12 @@ def test_fewer_workers_are_named_where_all_would_mostly_wait() -> None:
     slow = dataclasses.replace(load("cpu-core").machine("fp32"), collective=0.05)
     found = planned(tiny(), shape, 8, slow)
     assert found.chosen.layout.world == 8
-    fewer = faster_on_fewer(tiny(), shape, found, slow)
+    fewer = faster_on_fewer(tiny(), shape, found)
     assert fewer is not None
     assert (fewer.chosen.layout.world, fewer.chosen.seconds * (1 + TIE) < found.chosen.seconds) == (1, True)
     # no fewer than the job wants, and none where it gives the layout itself
-    assert faster_on_fewer(on_all(tiny(), 8), shape, found, slow) is None
-    assert faster_on_fewer(tiny(tp=1), shape, found, slow) is None
+    assert faster_on_fewer(on_workers(tiny(), 8, 8), shape, found) is None
+    assert faster_on_fewer(tiny(tp=1), shape, found) is None
 
 
 def test_fewer_workers_are_not_named_where_they_are_slower() -> None:
@@ -84,7 +84,7 @@ def test_fewer_workers_are_not_named_where_they_are_slower() -> None:
         model_shape(describe("gpt-tiny", {"hidden": 512, "layers": 4}), 64),
         load("cpu-core").machine("fp32"),
     )
-    assert faster_on_fewer(tiny(), shape, planned(tiny(), shape, 2, core), core) is None
+    assert faster_on_fewer(tiny(), shape, planned(tiny(), shape, 2, core)) is None
 
 
 def test_cost_keeps_to_the_hours_and_to_the_least_workers() -> None:
