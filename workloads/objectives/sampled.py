@@ -27,10 +27,10 @@ IGNORE = -100
 SHORTEST = 8
 """Shortest sequence: below it some objectives have nothing to predict."""
 
-RULE = 2
-"""The sampling rule of runs that begin now: how objectives read text and draw random numbers. Rule 1 is that of runs
-begun with the version before: there all objectives read a stream with a stride of sequence_length tokens, so that some
-text between two windows was never read."""
+RULE = 6
+"""The sampling rule of new runs: how objectives read text and draw random numbers. It is the format of the run's
+prepared data (`orchestrator.data.prepared.manifest.FORMATS`), so a run keeps its rule when it resumes. Under rule 1 all
+objectives read a stream with a stride of sequence_length tokens, and some text between two windows was never read."""
 
 Read = Text
 Sample = Mapping[str, ArrayLike]

@@ -12,12 +12,12 @@ from orchestrator.data.prepared.data_folder import DataFolder
 from orchestrator.job.errors import InputError
 from orchestrator.job.redact import without_credentials
 
-FORMAT = 3
+FORMAT = 6
 """The format of data that is prepared now. It also determines how samples are cut and drawn, since a run keeps its
 data."""
-RECORDS_FORMAT = 5
+RECORDS_FORMAT = 6
 """The same of records."""
-FORMATS = (1, 2, 3, 4, 5)
+FORMATS = (1, 2, 3, 4, 5, 6)
 """Formats that can be read, and prepared again for runs that began with them.
 
 1: a sample starts every sequence_length tokens, whatever the objective reads; its randomness depends on the epoch.
@@ -26,6 +26,7 @@ of documents are recorded.
 3: as 2; the length and a hash of each document's text are recorded too, so that documents can be held out by content.
 4: as 3, of records alone; a token that begins before an answer and ends in it is predicted, and no answer is empty.
 5: as 4; a chat template is given messages as it reads them, see `preprocessing.messages`.
+6: texts and records. What a pretrained folder, a table or a tokenizer means is read as their own libraries read it.
 """
 NAME = "manifest.json"
 
