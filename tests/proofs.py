@@ -1,6 +1,6 @@
 """The page docs/proofs.md: which tests prove what, by objective, model family and table format.
 
-`python tests/proofs.py` collects all tests with the marker `proves` and writes the page; a test compares the stored page
+`python tests/proofs.py` collects all tests with the marker `proves` and writes the page. A test compares the stored page
 with what is collected. A test carries
 
     @pytest.mark.proves("loss", objective="objective", family="family")
