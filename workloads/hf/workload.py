@@ -120,7 +120,10 @@ class HuggingFaceWorkload:
         other labels."""
         if not compares_labels(self.objective) or not has_weights(str(root(self.config.folder))):
             return None
-        if not self._outputs - set(self.new):
+        new = {*self.new}  # of which all are, where the folder has none: then nothing need be built below
+        if all(n in new for n, _ in self.config.bare.named_parameters() if is_of_head(self.config.bare, n)):
+            return None
+        if not self._outputs - new:
             return None
         return rows_of_labels(self._meaning.labels, self._labels, self.config.folder)
 
