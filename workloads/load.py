@@ -17,6 +17,7 @@ from workloads.errors import WorkloadError
 from workloads.hf.hf_class import HuggingFaceModel
 from workloads.hf.hf_class import build as build_class
 from workloads.hf.hf_config import root
+from workloads.hf.meaning import by_label, compares_labels, folder_meaning
 from workloads.hf.network import HuggingFaceNetwork
 from workloads.hf.our_names import told_by_our_names
 from workloads.hf.weights import check_of_class, weights_of_model
@@ -124,6 +125,7 @@ def load(
             )
         check_of_class(str(root(config.folder)))
         workload = HuggingFaceWorkload(model, config, built, vocabulary, dropout)
+        workload.check_labels()
         return workload if adapter is None else workload.with_adapter(adapter)
     config = for_objective(config, objective, len(labels) or None)
     if not model.startswith(FOLDER):
@@ -189,6 +191,9 @@ def _workload(
     from workloads.hf.pretrained import pretrained
 
     weights = pretrained(config, workload.shapes, folder, workload.tables, vocabulary.added)
+    if compares_labels(objective):
+        labels = getattr(objective, "labels", ())
+        weights = by_label(weights, folder_meaning(folder), objective.name, labels, folder)
     return replace(workload, pretrained=weights)
 
 

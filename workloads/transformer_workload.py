@@ -13,6 +13,7 @@ from workloads.adapters.adapter import Adapter, check_has_biases, merged_reader,
 from workloads.adapters.frozen import parameters_of
 from workloads.adapters.nf4 import RoundedTensor
 from workloads.errors import WorkloadError
+from workloads.hf.hf_config import FOLDER
 from workloads.model import losses
 from workloads.model.config import TransformerConfig
 from workloads.model.depth import depth
@@ -253,11 +254,28 @@ class TransformerWorkload:
     def base_to_hf(self, read: Callable[[str], Tensor], folder: str) -> None:
         """As `to_hf`, of the model without its adapter."""
         from workloads.hf.checkpoint import export
+        from workloads.hf.meaning import PROBLEMS
 
-        labels = getattr(self.objective, "labels", ())
         export(
-            self.config, self.vocabulary, shapes_of(self.config), read, folder, self._decoder_start, labels
+            self.config,
+            self.vocabulary,
+            shapes_of(self.config),
+            read,
+            folder,
+            self._decoder_start,
+            self._output_names(),
+            PROBLEMS.get(self.objective.name),
         )
+
+    def _output_names(self) -> Sequence[str]:
+        """The names of what a head of labels predicts; none for other heads."""
+        from workloads.hf.meaning import FolderMeaning, folder_meaning, names_of_outputs
+
+        if self.config.head not in ("sequence", "token"):
+            return ()
+        named = self.name.startswith(FOLDER)
+        theirs = folder_meaning(self.name.removeprefix(FOLDER)) if named else FolderMeaning()
+        return names_of_outputs(getattr(self.objective, "labels", ()), theirs, self.config.classes)
 
     @property
     def decoder_start(self) -> int | None:

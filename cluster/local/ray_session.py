@@ -265,7 +265,7 @@ def _workers() -> list[psutil.Process]:
 
 def _is_host_and_port(address: str) -> bool:
     host, _, port = address.rpartition(":")
-    return "://" not in address and bool(host) and port.isdigit()
+    return "://" not in address and bool(host) and port.isdecimal()
 
 
 def _require_token() -> None:

@@ -16,7 +16,7 @@ from orchestrator.evaluate.of_commit import row_of
 from orchestrator.export.target import MARK
 from orchestrator.job.errors import InputError
 from orchestrator.job.overrides import override
-from orchestrator.job.records import REFERENCED
+from orchestrator.job.records import LABELLED, REFERENCED
 from orchestrator.job.spec import JobSpec, parse
 from orchestrator.resolve.chat import TALKING, Chat
 from orchestrator.resolve.prepared_data import PreparedData
@@ -91,6 +91,8 @@ def spec_of_export(
     for text in overrides:
         override(document, text)
     objective, day = document["workload"]["objective"], document["data"]["chat_date"]
+    if objective in LABELLED and not document["data"]["labels"]:
+        document["data"]["labels"] = _labels_of(folder)
     if objective not in TALKING and day == known.get("chat_date"):  # no template asks for it
         document["data"]["chat_date"] = None
     if named and objective in REFERENCED:
@@ -184,6 +186,14 @@ def objective_of(folder: str, architecture: str) -> str:
     if architecture == "encoder-decoder" and tokenizer.is_file() and "<extra_id_0>" in tokenizer.read_text():
         return "span_corruption"
     return OBJECTIVES.get(architecture, "causal_lm")
+
+
+def _labels_of(folder: str) -> list[str]:
+    """The labels that a folder names; none if it names none."""
+    from workloads.hf.meaning import folder_meaning
+
+    with wrong_input(folder):
+        return list(folder_meaning(folder).labels)
 
 
 def _described(folder: str) -> Any:

@@ -12,6 +12,7 @@ from orchestrator.job.tokenizer_training import TrainedTokenizer
 from orchestrator.resolve.base import Base, base_of
 from orchestrator.resolve.continued import WEIGHTS_ALONE, WHERE, source_of
 from orchestrator.resolve.held_base import read_base
+from orchestrator.resolve.prepared_data import format_at
 from orchestrator.resolve.resolved_job import ResolvedJob
 from orchestrator.resolve.training_inputs import load_workload, vocabulary_before_data
 from orchestrator.storage.run_directory import RunDir
@@ -33,9 +34,10 @@ def check_base(job: ResolvedJob, commit: CommitManifest | None) -> None:
     spec = job.spec
     if not (spec.workload.init_from or spec.workload.adapter or spec.train.freeze):
         return
-    from orchestrator.data.prepared.manifest import FORMAT
     from workloads.hf.hf_config import FOLDER
     from workloads.hf.weights import weights_of_model
+
+    data_format = format_at(str(commit.meta.get("data", "")) if commit else "")
 
     if not spec.workload.init_from:
         model = spec.workload.model
@@ -44,14 +46,16 @@ def check_base(job: ResolvedJob, commit: CommitManifest | None) -> None:
             where = f"workload.model {model.removeprefix('hf:')}"
             raise InputError("has no weights, which an adapter is for", where, hint)
         if commit is None and model.startswith(FOLDER):
-            _check_tables(spec, load_workload(spec, vocabulary_before_data(job), FORMAT, job.model), model)
+            _check_tables(
+                spec, load_workload(spec, vocabulary_before_data(job), data_format, job.model), model
+            )
         return
     begun, where = (commit.meta.get(BASE) if commit else None) or {}, spec.workload.init_from
     if commit is None or spec.needs_base:
         vocabulary = vocabulary_before_data(job)
 
         def read(base: Base | None) -> None:
-            workload = load_workload(spec, vocabulary, FORMAT, job.model, base)
+            workload = load_workload(spec, vocabulary, data_format, job.model, base)
             if commit is None:
                 _check_tables(spec, workload, where)
 

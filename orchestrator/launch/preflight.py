@@ -36,7 +36,7 @@ from orchestrator.planning.precision import MachineOf
 from orchestrator.resolve.commit_model import as_begun, check_implementation
 from orchestrator.resolve.continued import begun_from
 from orchestrator.resolve.precision import as_its_run, in_chosen_precision
-from orchestrator.resolve.prepared_data import kind_of, prepared_before
+from orchestrator.resolve.prepared_data import format_at, kind_of, prepared_before
 from orchestrator.resolve.prompts import check_generates
 from orchestrator.resolve.resolved_job import ResolvedJob, resolve, wrong_input
 from orchestrator.resolve.training_inputs import load_workload, vocabulary_before_data
@@ -103,9 +103,9 @@ def check_job(
     is_known: bool = False,
     machine_of: MachineOf = worker_here,
 ) -> ResolvedJob:
-    """What is wrong with a job wherever it runs; `prepared` is where the samples of its run are, if it has begun with
-    some. `begin` is called before the model is loaded, if nothing else is wrong; that of a job that `is_known` is not,
-    see `checked_before`. Returns the job, resolved, in a precision for such workers if it leaves that open."""
+    """What is wrong with a job wherever it runs; `prepared` is where the data of its run is, if it has begun. `begin`
+    is called before the model is loaded, if nothing else is wrong; that of a job that `is_known` is not loaded, see
+    `checked_before`. Returns the job, resolved, in a precision for such workers if it leaves that open."""
     problems = Problems()
     if job := _check_before_loading(spec, problems, machine_of):
         if not problems:
@@ -263,13 +263,12 @@ def check_workload(job: ResolvedJob, prepared: str = "") -> None:
     """Model, objective, options, sequence length and tokenizer fit each other, groups of parameters have some, and the
     model can be exported if the job wants that. What only the text decides is left open: which tokens begin a word or
     end a sentence."""
-    from orchestrator.data.prepared.manifest import FORMAT
     from workloads.adapters.frozen import check_groups
     from workloads.hf.hf_class import HuggingFaceModel
     from workloads.hf.our_names import told_by_our_names
     from workloads.own.model import OwnModel
 
-    workload: Any = load_workload(job.spec, vocabulary_before_data(job), FORMAT, job.model)
+    workload: Any = load_workload(job.spec, vocabulary_before_data(job), format_at(prepared), job.model)
     with wrong_input("train.optimizer.groups"), told_by_our_names(workload.config):
         check_groups([group.match for group in job.spec.train.optimizer.groups], workload)
     if job.spec.checkpoint.export == "safetensors":

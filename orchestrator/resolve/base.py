@@ -22,6 +22,7 @@ from orchestrator.storage.run_directory import RunDir
 from orchestrator.storage.uri import is_local
 from workloads.errors import WorkloadError
 from workloads.hf.hf_config import FOLDER
+from workloads.hf.meaning import BY_NAME, FolderMeaning, by_label, folder_meaning, rows_of_labels
 from workloads.own.object_reference import is_object_reference
 
 if TYPE_CHECKING:
@@ -189,9 +190,16 @@ def tokenizer_notes(base: Base, tokenizer: Tokenizer) -> list[str]:
     ]
 
 
-def weights_of(base: Base, spec: JobSpec, retry: Retry | None = None) -> Begin:
+def weights_of(base: Base, spec: JobSpec, retry: Retry | None = None, data_format: int = BY_NAME) -> Begin:
     """What reads the weights of `base` for a model of the job, given its configuration, its shapes, the tables with a
-    row a token, and the least id from which on all tokens were added; raises WorkloadError if they do not fit."""
+    row a token, and the least id from which on all tokens were added; raises WorkloadError if they do not fit. A head
+    of labels has its rows by the job's labels, except over prepared data of an earlier `data_format`."""
+
+    def labelled(weights: StoredWeights, theirs: FolderMeaning, where: str) -> StoredWeights:
+        if data_format < BY_NAME:
+            return weights
+        objective, labels = spec.workload.objective, spec.data.labels
+        return by_label(weights, theirs, objective, labels, where, is_folder=base.step is None)
 
     def read(
         config: TransformerConfig | OwnModel,
@@ -205,12 +213,13 @@ def weights_of(base: Base, spec: JobSpec, retry: Retry | None = None) -> Begin:
         from workloads.model.config import TransformerConfig
 
         if not isinstance(config, TransformerConfig):
-            return _of_own(base, config, shapes, retry)
+            return _of_own(base, config, shapes, retry, spec.data.labels if data_format >= BY_NAME else ())
         if base.step is None:
             if spec.workload.grow:
                 raise WorkloadError(f"{base.uri} is an export; workload.grow takes a run directory")
             _refuse_unlike(describe(f"{FOLDER}{base.uri}"), config, base.uri)
-            return pretrained(config, shapes, base.uri, tables, added)
+            found = pretrained(config, shapes, base.uri, tables, added)
+            return labelled(found, folder_meaning(base.uri), base.uri)
         store, manifest = _commit_of(base, retry)
         theirs = of_their_class(manifest)
         if job := job_of_commit(manifest):
@@ -221,17 +230,19 @@ def weights_of(base: Base, spec: JobSpec, retry: Retry | None = None) -> Begin:
             under = same_base(job, Base(**lacks))
             below = weights_of(under, job, retry)(config, shapes, tables, added) if under else None
         reader = averaged.weights_of(store, manifest, average)
+        where = f"{base.uri}@{base.step}"
+        meant = FolderMeaning(tuple(job.data.labels)) if job else FolderMeaning()
         if theirs:
-            where = f"{base.uri}@{base.step}"
             if spec.workload.grow or below:
                 what = "was trained as a class of transformers; export it, and begin with the export"
                 raise WorkloadError(f"{where} {what}")
-            return HuggingFaceWeights(config, shapes, where, tables, added, TheirTensors(reader))
+            found = HuggingFaceWeights(config, shapes, where, tables, added, TheirTensors(reader))
+            return labelled(found, meant, where)
         there = {name: tensor.shape for name, tensor in reader.manifest.tensors.items()}
         grown = shapes if spec.workload.grow else ()
-        found = CommitWeights(there, f"{base.uri}@{base.step}", reader, below, grown)
-        found.check(config, shapes, tables, added)
-        return found
+        committed = CommitWeights(there, where, reader, below, grown)
+        committed.check(config, shapes, tables, added)
+        return labelled(committed, meant, where)
 
     return read
 
@@ -246,9 +257,14 @@ def _commit_of(base: Base, retry: Retry | None) -> tuple[Store, CommitManifest]:
 
 
 def _of_own(
-    base: Base, config: OwnModel, shapes: Mapping[str, torch.Size], retry: Retry | None
+    base: Base,
+    config: OwnModel,
+    shapes: Mapping[str, torch.Size],
+    retry: Retry | None,
+    labels: Sequence[str] = (),
 ) -> StoredWeights:
-    """The weights of the commit of an own model, or of a folder, for another one with the same tensors."""
+    """The weights of the commit of an own model, or of a folder, for another one with the same tensors. Which of them
+    are rows of `labels` is not known, so that a run of others, or of these in another order, is refused."""
     from orchestrator.checkpoint import averaged
     from workloads.own.folder import FolderWeights
 
@@ -259,8 +275,10 @@ def _of_own(
     job = job_of_commit(manifest)
     if job and job.workload.adapter and job.workload.adapter.kind != "bitfit":
         raise WorkloadError(f"{where} was trained with an adapter; export it, and begin with the export")
+    if job:
+        _refuse_other_labels(job.data.labels, labels, where)
     if job and job.reads_base and lacks and (under := same_base(job, Base(**lacks))):
-        below = _of_own(under, config, shapes, retry)
+        below = _of_own(under, config, shapes, retry, job.data.labels)
     reader = averaged.weights_of(store, manifest, job.checkpoint if job else CheckpointSpec())
     there = {name: tensor.shape for name, tensor in reader.manifest.tensors.items()}
     found = CommitWeights(there, where, reader, below)
@@ -268,8 +286,18 @@ def _of_own(
     return found
 
 
+def _refuse_other_labels(theirs: Sequence[str], ours: Sequence[str], where: str) -> None:
+    """Raise WorkloadError if the run of an own model at `where` has other labels, or in another order: which of its
+    tensors have a row a label is not known."""
+    if theirs and ours and list(theirs) != list(ours):
+        named = ", ".join(theirs)
+        raise WorkloadError(f"{where} was trained for the labels {named}; give data.labels in that order")
+
+
 def check_own_base_to_come(there: OwnWorkload, ours: OwnWorkload, where: str) -> None:
     """Raise WorkloadError if the weights of a run at `where`, which has no commit yet, will not fit the own model."""
+    theirs, mine = getattr(there.objective, "labels", ()), getattr(ours.objective, "labels", ())
+    _refuse_other_labels(theirs, mine, where)
     CommitWeights({f"model.{name}": shape for name, shape in there.shapes.items()}, where).check_alike(
         ours.shapes
     )
@@ -280,7 +308,11 @@ def check_base_to_come(
 ) -> None:
     """Raise WorkloadError if the weights of a run of `theirs` at `where`, which has no commit yet and trains the
     workload `there`, will not fit the workload `ours` of the job `spec`."""
+    from workloads.model.stored import OUTPUT
+
     _refuse_other_make(theirs, spec, ours.config, where)
+    if any(name in there.shapes for name in OUTPUT):
+        rows_of_labels(theirs.data.labels, spec.data.labels, where, is_folder=False)
     shapes = {f"model.{name}": shape for name, shape in there.shapes.items()}
     found = CommitWeights(shapes, where, grown=ours.shapes if spec.workload.grow else ())
     found.check(ours.config, ours.shapes, ours.tables, ours.vocabulary.added)

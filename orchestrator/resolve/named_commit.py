@@ -40,7 +40,7 @@ def commit_at(
         if newest is None:
             raise InputError(f"{uri} has no sound commit", where, "name another run")
         return newest
-    if not str(tag).isdigit() or int(tag) not in steps:
+    if not str(tag).isdecimal() or int(tag) not in steps:
         raise InputError(f"{uri} has no commit at {tag}", where, f"name a step of {steps}, @last or @best")
     try:
         return store.manifest(int(tag))

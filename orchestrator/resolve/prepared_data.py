@@ -16,6 +16,7 @@ from orchestrator.storage.run_directory import RunDir
 
 if TYPE_CHECKING:
     from orchestrator.checkpoint.manifest import CommitManifest
+    from orchestrator.data.prepared.manifest import DataManifest
     from orchestrator.data.prepared.tokens import Tokens
     from orchestrator.data.preprocessing.records import RecordKind
     from orchestrator.data.progress import Progress
@@ -30,15 +31,31 @@ def data_cache(spec: JobSpec, run: RunDir) -> str:
 
 
 def prepared_before(spec: JobSpec, run: RunDir, commit: CommitManifest | None) -> str:
-    """Where the own samples are that the run of a `commit` has prepared; empty if there are none."""
+    """Where the data is that the run of a `commit` has prepared; empty if there is none."""
+    before = str(commit.meta.get("data", "")) if commit else ""
+    for place in (before, f"{data_cache(spec, run)}/{_name(before)}") if before else ():
+        if _manifest_at(place):
+            return place
+    return ""
+
+
+def format_at(place: str) -> int:
+    """The format of the prepared data at a place; that of new data where there is none."""
+    from orchestrator.data.prepared.manifest import FORMAT
+
+    found = _manifest_at(place) if place else None
+    return found.format if found else FORMAT
+
+
+def _manifest_at(place: str) -> DataManifest | None:
+    """The manifest of the prepared data at a place, None if none can be read: the run prepares the data again."""
     from orchestrator.data.prepared import manifest
     from orchestrator.data.prepared.data_folder import DataFolder
 
-    before = str(commit.meta.get("data", "")) if commit and spec.data.samples is not None else ""
-    for place in (before, f"{data_cache(spec, run)}/{_name(before)}") if before else ():
-        if manifest.read(DataFolder(place)):
-            return place
-    return ""
+    try:
+        return manifest.read(DataFolder(place))
+    except InputError:
+        return None
 
 
 @dataclass(frozen=True)

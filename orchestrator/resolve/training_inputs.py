@@ -285,7 +285,7 @@ def load_workload(
             rule=data_format,
             described=model,
             labels=spec.data.labels,
-            begin=weights_of(base, spec, retry) if base and spec.workload.init_from else None,
+            begin=weights_of(base, spec, retry, data_format) if base and spec.workload.init_from else None,
             adapter=adapter_of(spec),
             implementation=spec.workload.implementation,
         )

@@ -225,7 +225,7 @@ class Lease:
         except FileNotFoundError:
             return []
         names = (path.rstrip("/").rsplit("/", 1)[-1] for path in paths)
-        return [int(name) for name in names if name.isdigit()]
+        return [int(name) for name in names if name.isdecimal()]
 
     def _read(self, number: int) -> bytes:
         """The record of the lease of that number; empty if there is none."""

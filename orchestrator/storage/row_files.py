@@ -289,7 +289,7 @@ class NumberedRowFiles:
         return sorted(
             Part(int(words[1]), int(words[-1]), size)
             for words, size in names
-            if words[0] == "part" and 2 <= len(words) <= 3 and all(map(str.isdigit, words[1:]))
+            if words[0] == "part" and 2 <= len(words) <= 3 and all(map(str.isdecimal, words[1:]))
         )
 
 

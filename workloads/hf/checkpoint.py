@@ -37,16 +37,17 @@ def export(
     folder: str,
     decoder_start: int | None = None,
     labels: Sequence[str] = (),
+    problem: str | None = None,
 ) -> None:
     """Write config.json and model.safetensors (fp32) of the model whose tensors `read(name)` gives.
 
     decoder_start is the token with which the decoder of an encoder-decoder begins, by default the padding; labels are
-    the names of what a classifier predicts. ELECTRA's
-    discriminator goes to `folder`, its generator to the folder `generator` in it. Raises WorkloadError if transformers
-    has no such model.
+    the names of what a classifier predicts, and problem is transformers' name of its loss. ELECTRA's discriminator goes
+    to `folder`, its generator to the folder `generator` in it. Raises WorkloadError if transformers has no such model.
     """
     if not config.generator:
         hf_config = hf_config_of(config, vocabulary, decoder_start)
+        hf_config.problem_type = problem
         if labels:
             hf_config.id2label = dict(enumerate(labels))
             hf_config.label2id = {label: number for number, label in enumerate(labels)}

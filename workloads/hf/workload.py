@@ -23,6 +23,16 @@ from workloads.errors import WorkloadError
 from workloads.hf.generate import generate
 from workloads.hf.hf_class import HuggingFaceModel, auto_class, blocks_of, build, training_config
 from workloads.hf.hf_config import read_hf_config, root
+from workloads.hf.meaning import (
+    PROBLEMS,
+    FolderMeaning,
+    check_problem,
+    compares_labels,
+    folder_meaning,
+    names_of_outputs,
+    notes_of_labels,
+    rows_of_labels,
+)
 from workloads.hf.network import HuggingFaceNetwork
 from workloads.hf.tensor_plan import stacked
 from workloads.hf.weights import Weights, has_weights
@@ -94,7 +104,45 @@ class HuggingFaceWorkload:
     @property
     def notes(self) -> Sequence[str]:
         """See Workload.notes."""
-        return (f"{listed(self.new)} begin anew: {self.config.folder} has none",) if self.new else ()
+        new = (f"{listed(self.new)} begin anew: {self.config.folder} has none",) if self.new else ()
+        told = notes_of_labels(self._meaning.labels, self._labels, self.config.folder) if self._rows else ()
+        return (*new, *told)
+
+    def check_labels(self) -> None:
+        """Raise WorkloadError if the folder's head predicts other labels than the objective, or was trained for another
+        problem."""
+        if self._rows is not None:
+            check_problem(self._meaning.problem_type, self.objective.name, self.config.folder)
+
+    @cached_property
+    def _rows(self) -> tuple[int, ...] | None:
+        """The row of the folder's head for each label, None if it has no such head. Raises WorkloadError if it predicts
+        other labels."""
+        if not compares_labels(self.objective) or not has_weights(str(root(self.config.folder))):
+            return None
+        new = {*self.new}  # of which all are, where the folder has none: then nothing need be built below
+        if all(n in new for n, _ in self.config.bare.named_parameters() if is_of_head(self.config.bare, n)):
+            return None
+        if not self._outputs - new:
+            return None
+        return rows_of_labels(self._meaning.labels, self._labels, self.config.folder)
+
+    @property
+    def _labels(self) -> Sequence[str]:
+        return getattr(self.objective, "labels", ())
+
+    @cached_property
+    def _meaning(self) -> FolderMeaning:
+        return folder_meaning(self.config.folder)
+
+    @cached_property
+    def _outputs(self) -> frozenset[str]:
+        """The tensors of the head that have a row a label, by transformers' names: one more label changes them."""
+        sizes = [
+            {name: tensor.shape for name, tensor in config.bare.named_parameters()}
+            for config in (self.config, replace(self.config, classes=self.config.classes + 1))
+        ]
+        return frozenset(name for name, shape in sizes[0].items() if sizes[1].get(name) != shape)
 
     @cached_property
     def shapes(self) -> Mapping[str, torch.Size]:
@@ -110,7 +158,10 @@ class HuggingFaceWorkload:
         return initial_of(self, self.adapter, self._own_initial, name, seed)
 
     def _own_initial(self, name: str, seed: int) -> Tensor:
-        return _initialised(self.config, seed).state_dict()[name.removeprefix(NETWORK)].float()
+        found = _initialised(self.config, seed).state_dict()[name.removeprefix(NETWORK)].float()
+        if self._rows and name.removeprefix(NETWORK) in self._outputs:
+            return found[list(self._rows)]
+        return found
 
     def lr_scale(self, name: str) -> float:
         """1: muP does not apply to these classes."""
@@ -210,9 +261,8 @@ class HuggingFaceWorkload:
         if self.config.architecture == "encoder-decoder" and start is not None:
             hf_config.decoder_start_token_id = start
         if self.config.head != "language":
-            names = getattr(self.objective, "labels", ()) or [
-                f"LABEL_{n}" for n in range(self.config.classes)
-            ]
+            names = names_of_outputs(self._labels, self._meaning, self.config.classes)
+            hf_config.problem_type = PROBLEMS.get(self.objective.name)
             hf_config.id2label = dict(enumerate(names))
             hf_config.label2id = {name: number for number, name in enumerate(names)}
         return hf_config

@@ -16,6 +16,8 @@ Part = tuple[slice, ...]
 """A part of a tensor: a slice with start and stop for each dimension."""
 HEADS = ("head.", "sentence_head.")
 """How the names of tensors begin that a checkpoint may lack, for it was trained with another head or none."""
+OUTPUT = ("head.output.weight", "head.output.bias")
+"""The tensors of a head of labels that have a row a label."""
 SHOWN = 4
 """Most tensors that a line names."""
 
@@ -60,6 +62,44 @@ class ExtendedTable:
         if rows.stop > have:
             found.append(self.new_rows(range(max(rows.start, have), rows.stop))[(slice(None), *rest)])
         return torch.cat(found)
+
+
+@dataclass(frozen=True)
+class ReorderedHead:
+    """Weights whose head of labels has its `rows` in this order. `told` is noted beside what they note themselves."""
+
+    stored: StoredWeights
+    rows: tuple[int, ...]
+    told: tuple[str, ...] = ()
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """See `StoredWeights`."""
+        return (*self.stored.notes, *self.told)
+
+    def find(self, name: str) -> StoredTensor | None:
+        """See `StoredWeights`."""
+        found = self.stored.find(name)
+        reordered = found is not None and name in OUTPUT and self.rows != tuple(range(len(self.rows)))
+        return ReorderedRows(found, self.rows) if found is not None and reordered else found
+
+
+@dataclass(frozen=True)
+class ReorderedRows:
+    """A tensor whose row n is row `rows[n]` of the stored one."""
+
+    stored: StoredTensor
+    rows: tuple[int, ...]
+
+    @property
+    def shape(self) -> torch.Size:
+        """See `StoredTensor`."""
+        return self.stored.shape
+
+    def __getitem__(self, part: Part) -> Tensor:
+        """See `StoredTensor`."""
+        found = self.stored[(slice(0, self.shape[0]), *part[1:])]
+        return found[list(self.rows[part[0]])]
 
 
 def whole(shape: Sequence[int]) -> Part:

@@ -2,7 +2,7 @@
 
 Each frames its texts as the tokenizer does (`Vocabulary.frame`), and cuts what is too long at its end, of a pair the
 longer text first, as tokenizers do by default ("longest first"). Prepared data holds whole records, so that the length
-may change.
+may change. Before rule 6 the first of two equally long texts kept the odd token, which `tokenizers` leaves the second.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from workloads.errors import WorkloadError
 from workloads.objectives.options import at_least
 from workloads.objectives.records import from_bits, unpack
 from workloads.objectives.sampled import IGNORE, Read, Sample, SampledObjective
@@ -34,9 +35,20 @@ def frame_of(objective: SampledObjective) -> Frame:
 
 def shortened(first: np.ndarray, second: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
     """Two texts in `room` tokens together; the longer one is cut first, at its end."""
+    return _shortened(first, second, room, len(first) > len(second))
+
+
+def _shortened_before_6(first: np.ndarray, second: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
+    """As `shortened`, but the first of two equally long texts keeps an odd token."""
+    return _shortened(first, second, room, len(first) >= len(second))
+
+
+def _shortened(
+    first: np.ndarray, second: np.ndarray, room: int, is_first_longer: bool
+) -> tuple[np.ndarray, np.ndarray]:
     a, b = len(first), len(second)
     if a + b > room:
-        if a >= b:
+        if is_first_longer:
             b = min(b, room // 2)
             a = room - b
         else:
@@ -46,13 +58,18 @@ def shortened(first: np.ndarray, second: np.ndarray, room: int) -> tuple[np.ndar
 
 
 def framed(
-    objective: SampledObjective, first: np.ndarray, second: np.ndarray | None = None, *, cut: Cut = shortened
+    objective: SampledObjective,
+    first: np.ndarray,
+    second: np.ndarray | None = None,
+    *,
+    cut: Cut | None = None,
 ) -> tuple[dict[str, np.ndarray], int]:
     """tokens, padding and token_types, each [length], and where the second text begins."""
     frame, length = frame_of(objective), objective.sequence_length
     before, *between, after = frame.single if second is None else frame.pair
     middle = between[0] if between else ()
     room = max(length - len(before) - len(middle) - len(after), 0)
+    cut = cut or (shortened if objective.rule > 5 else _shortened_before_6)
     first, second = (first[:room], first[:0]) if second is None else cut(first, second, room)
     tokens = np.concatenate([before, first, middle, second, after]).astype(np.int64)[:length]
     start = len(before) + len(first) + len(middle)
@@ -188,6 +205,16 @@ class Seq2Seq(SampledObjective):
     begins, ends = "", "eos"
     target: int = at_least(0, 0)
     start: int = at_least(-1, -1)
+
+    def __post_init__(self) -> None:
+        SampledObjective.__post_init__(self)
+        around = sum(map(len, self._frame))
+        least = around + 1 if self.rule > 5 else around
+        if self.target_length < least:
+            raise WorkloadError(
+                f"{self.name}: target is {self.target}, and {around} tokens stand around each target; "
+                f"make it at least {least}"
+            )
 
     @property
     def decoder_start(self) -> int:

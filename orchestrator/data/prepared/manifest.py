@@ -87,7 +87,7 @@ class DataManifest:
         records: the objective whose records it holds, see `orchestrator.data.preprocessing.records`; empty for text.
         engines: which engines encoded the text, and how much of it was compared with the reference, by name, see
             `encoding.engines`; empty for data of earlier versions.
-        rejected: how many documents were left out and how many repaired, by kind; empty if none.
+        rejected: how many documents were left out, repaired, or read in a way that is told, by kind; empty if none.
         code: hashes of the own functions that cleaned the text, by `module:name`; empty if none did, and for data of
             earlier versions.
         chat: the `template` that wrote its conversations, and the special `tokens` that it names; empty if none did,

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from pyarrow import parquet
 from tokenizers import Encoding, Tokenizer
 
+from orchestrator.data.encoding.tokenizer import roles_of
 from orchestrator.data.prepared.manifest import RECORDS_FORMAT
 from orchestrator.data.preprocessing.answers import Answers, unmarked
 from orchestrator.data.preprocessing.conversations import Template
+from orchestrator.data.preprocessing.labels import Labels
 from orchestrator.data.preprocessing.messages import without_nulls
 from orchestrator.data.sources import Span, opened
-from orchestrator.data.sources.arrow_files import label_names
+from orchestrator.data.sources.arrow_files import label_names, schema_of
 from orchestrator.data.sources.fields import value_of
 from orchestrator.data.sources.files import TABLES
 from orchestrator.data.sources.rejected import Rejected, Unfit
@@ -80,7 +84,7 @@ def records_of(
     columns = span.file.field if isinstance(span.file.field, dict) else {}
     template = Template(kind.template, dict(kind.tokens)) if kind.template else None
     answers = Answers(encoder, template, eos, data_format)
-    _check_label_names(span, kind)
+    labels = Labels(kind.labels, _stored_labels(span, kind, data_format), data_format)
     nulls = span.file.kind in TABLES and kind.objective in _ANSWERS and data_format > 4
     for row in rows(span, rejected):
         try:
@@ -90,27 +94,36 @@ def records_of(
             if kind.objective in _ANSWERS:
                 words, tokens = _of_answers(values, kind.objective, answers)
             else:
-                words, tokens = _ENCODERS[kind.objective](values, kind, encoder)
+                words, tokens = _ENCODERS[kind.objective](values, labels, encoder)
         except Unfit as error:
             rejected.refuse(span.file, error, row.at, row.values)
             continue
+        if kind.labels and labels.is_by_number(values.get("label", values.get("labels"))):
+            rejected.note(span.file, "label", "takes a label by its number", row.at, row.values)
         yield Record(words, tokens, json.dumps(values, sort_keys=True, ensure_ascii=False, default=str))
 
 
-def _check_label_names(span: Span, kind: RecordKind) -> None:
-    """Raise InputError if a dataset of Hugging Face numbers the same labels in another order than the job."""
+def _stored_labels(span: Span, kind: RecordKind, data_format: int) -> tuple[str, ...]:
+    """The names that a dataset of Hugging Face gives to the numbers in its column of labels; none elsewhere.
+
+    Raises InputError if data of an earlier format would take them for labels in another order.
+    """
     field = span.file.field if isinstance(span.file.field, dict) else {}
     column = field.get("label", field.get("labels"))
-    if span.file.kind != ".arrow" or column is None:
-        return
+    if span.file.kind not in TABLES or column is None or not kind.labels:
+        return ()
+    if data_format < 6 and span.file.kind != ".arrow":
+        return ()
     with opened(span) as file:
         try:
-            theirs = label_names(file, column)
+            schema = schema_of(file) if span.file.kind == ".arrow" else parquet.read_schema(file)
         except (OSError, ValueError):  # which reading its rows will tell
-            return
-    if theirs != list(kind.labels) and sorted(theirs) == sorted(kind.labels):
+            return ()
+    theirs = tuple(label_names(schema, column))
+    if data_format < 6 and theirs != kind.labels and sorted(theirs) == sorted(kind.labels):
         what = f"column '{column}' numbers its labels as {', '.join(theirs)}"
         raise InputError(what, span.file.uri, "give data.labels in that order")
+    return theirs
 
 
 def _values(row: Mapping[str, Any], columns: Mapping[str, str], objective: str) -> dict[str, Any]:
@@ -132,23 +145,6 @@ def _text(values: Mapping[str, Any], name: str) -> str:
     return text
 
 
-def _label(value: Any, labels: Sequence[str]) -> int:
-    """The number of a label that is given by name or by number."""
-    if isinstance(value, str) and value in labels:
-        return labels.index(value)
-    number = int(value) if isinstance(value, str) and value.strip().isdigit() else value
-    if isinstance(number, bool):
-        number = int(number)
-    if not isinstance(number, int):
-        shown = ", ".join(labels[:8]) + (", ..." if len(labels) > 8 else "")
-        raise WrongRow(f"its label {value!r} is none of {shown}", "name all labels in data.labels")
-    if not 0 <= number < len(labels):
-        raise WrongRow(
-            f"its label {number} is not among 0 to {len(labels) - 1}", "name all labels in data.labels"
-        )
-    return number
-
-
 def _ids(encoder: Tokenizer, text: str) -> list[int]:
     ids: list[int] = encoder.encode(text, add_special_tokens=False).ids
     return ids
@@ -161,48 +157,83 @@ def _joined(*parts: Sequence[int] | np.ndarray) -> np.ndarray:
     return np.concatenate([np.asarray(part, dtype=np.int64) for part in parts])
 
 
-def _labelled(values: Mapping[str, Any], kind: RecordKind, encoder: Tokenizer) -> Encoded:
+def _texts(values: Mapping[str, Any], encoder: Tokenizer, data_format: int) -> tuple[list[int], list[int]]:
+    """The tokens of a row's text and of the second one of a pair. Raises WrongRow."""
     first = _ids(encoder, _text(values, "text"))
     second = _ids(encoder, _text(values, "pair")) if values.get("pair") is not None else []
     if "pair" in values and not second:
         raise WrongRow("its pair is empty")
-    if kind.objective == "regression":
-        try:
-            number = float(values["label"])
-        except (TypeError, ValueError):
-            raise WrongRow(f"its label {values['label']!r} is no number") from None
-        if not math.isfinite(number):
-            raise WrongRow(f"its label {number} is not finite")
-        word = to_bits(number)
-    else:
-        word = _label(values["label"], kind.labels)
-    return pack([first, second, [word]]), _joined(first, second)
+    if data_format > 5 and not first and not second and not _is_framed(encoder):
+        raise WrongRow(
+            "its text has no token, and this tokenizer adds none, so that nothing could be classified"
+        )
+    return first, second
 
 
-def _by_word(values: Mapping[str, Any], kind: RecordKind, encoder: Tokenizer) -> Encoded:
-    words, labels = values["words"], values["labels"]
+def _is_framed(encoder: Tokenizer) -> bool:
+    """Whether something stands around a text whatever it is: what the tokenizer adds, or its <cls> and <sep>."""
+    found = {"cls", "sep"} & roles_of(encoder, {}).keys()
+    return bool(encoder.num_special_tokens_to_add(is_pair=False) or found)
+
+
+def _labelled(values: Mapping[str, Any], labels: Labels, encoder: Tokenizer) -> Encoded:
+    first, second = _texts(values, encoder, labels.data_format)
+    return pack([first, second, [labels.number_of(values["label"])]]), _joined(first, second)
+
+
+def _scored(values: Mapping[str, Any], labels: Labels, encoder: Tokenizer) -> Encoded:
+    first, second = _texts(values, encoder, labels.data_format)
+    try:
+        number = float(values["label"])
+    except (TypeError, ValueError):
+        raise WrongRow(f"its label {values['label']!r} is no number") from None
+    if not math.isfinite(number):
+        raise WrongRow(f"its label {number} is not finite")
+    return pack([first, second, [to_bits(number)]]), _joined(first, second)
+
+
+def _by_word(values: Mapping[str, Any], labels: Labels, encoder: Tokenizer) -> Encoded:
+    words, given = values["words"], values["labels"]
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise WrongRow("its words are no list of texts")
     if not all(map(is_unicode, words)):
         raise WrongRow("has half a surrogate pair in its words")
-    if not isinstance(labels, list) or len(labels) != len(words):
+    if not isinstance(given, list) or len(given) != len(words):
         raise WrongRow(f"it has {len(words)} words and not as many labels")
-    numbers = [_label(label, kind.labels) for label in labels]
-    found: Encoding = encoder.encode(words, is_pretokenized=True, add_special_tokens=False)
+    numbers = [labels.number_of(label) for label in given]
+    ids, word_of = _in_words(words, encoder, labels.data_format)
     before, marks = None, []
-    for word in found.word_ids:
+    for word in word_of:
         marks.append(numbers[word] + 1 if word is not None and word != before else 0)
         before = word
-    return pack([found.ids, marks]), _joined(found.ids)
+    return pack([ids, marks]), _joined(ids)
 
 
-def _answered(values: Mapping[str, Any], kind: RecordKind, encoder: Tokenizer) -> Encoded:
+def _in_words(words: list[str], encoder: Tokenizer, data_format: int) -> tuple[list[int], list[int | None]]:
+    """The tokens of a text that is given in words, and the word that each belongs to. They are those of the running
+    text, in which a space stands between two words and belongs to the second. Before format 6 each word was encoded
+    alone, without its space."""
+    if data_format < 6:
+        alone: Encoding = encoder.encode(words, is_pretokenized=True, add_special_tokens=False)
+        return alone.ids, alone.word_ids
+    text, stops = "", []
+    for word in words:
+        bare = word.strip() or word
+        apart = text and bare and not text[-1].isspace() and not bare[0].isspace()
+        text += f" {bare}" if apart else bare
+        stops.append(len(text))
+    found: Encoding = encoder.encode(text, add_special_tokens=False)
+    places = [bisect_right(stops, start) for start, _ in found.offsets]
+    return found.ids, [place if place < len(words) else None for place in places]
+
+
+def _answered(values: Mapping[str, Any], labels: Labels, encoder: Tokenizer) -> Encoded:
     question, context = _ids(encoder, _text(values, "question")), _text(values, "context")
     found: Encoding = encoder.encode(context, add_special_tokens=False)
     place = [0, 0]
     if values.get("answer"):
         answer, start = _text(values, "answer"), values.get("start")
-        if isinstance(start, str) and start.strip().isdigit():
+        if isinstance(start, str) and start.strip().isdecimal():
             start = int(start)
         if not isinstance(start, int) or context[start : start + len(answer)] != answer:
             raise WrongRow(f"its answer {answer[:40]!r} does not stand at character {start} of the context")
@@ -214,7 +245,7 @@ def _answered(values: Mapping[str, Any], kind: RecordKind, encoder: Tokenizer) -
     return pack([question, found.ids, place]), _joined(question, found.ids)
 
 
-def _translated(values: Mapping[str, Any], kind: RecordKind, encoder: Tokenizer) -> Encoded:
+def _translated(values: Mapping[str, Any], labels: Labels, encoder: Tokenizer) -> Encoded:
     source, target = (_ids(encoder, _text(values, name)) for name in ("source", "target"))
     if not target:
         raise WrongRow("its target is empty")
@@ -253,7 +284,7 @@ def _judged(values: Mapping[str, Any], answers: Answers) -> Encoded:
 
 _ENCODERS: Mapping[str, Callable[..., Encoded]] = {
     "sequence_classification": _labelled,
-    "regression": _labelled,
+    "regression": _scored,
     "token_classification": _by_word,
     "span_extraction": _answered,
     "seq2seq": _translated,

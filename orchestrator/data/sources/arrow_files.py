@@ -66,9 +66,9 @@ def _begin(file: BinaryIO) -> int:
     return len(MARK) if file.read(len(MARK)) == MARK else 0
 
 
-def label_names(file: BinaryIO, column: str) -> list[str]:
+def label_names(schema: pa.Schema, column: str) -> list[str]:
     """The names of a column's labels in the order of their numbers, if it is a ClassLabel or has such; else none."""
-    stored = (schema_of(file).metadata or {}).get(b"huggingface", b"{}")
+    stored = (schema.metadata or {}).get(b"huggingface", b"{}")
     try:
         feature = json.loads(stored)["info"]["features"][column]
     except (ValueError, KeyError, TypeError):

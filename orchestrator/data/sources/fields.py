@@ -45,7 +45,7 @@ def _at(values: Mapping[str, Any], path: str) -> Any:
             found = found[key]
         elif (
             isinstance(found, list | tuple)
-            and (isinstance(key, int) or key.isdigit())
+            and (isinstance(key, int) or key.isdecimal())
             and int(key) < len(found)
         ):
             found = found[int(key)]

@@ -19,7 +19,7 @@ SHOWN = 200
 """Most characters of an example's text, and of what is said of it."""
 COUNTED_BYTES = 2**30
 """Bytes in which lines are counted for a message."""
-LEFT_OUT, REPAIRED = "left out", "repaired"
+LEFT_OUT, REPAIRED, READ = "left out", "repaired", "read by number"
 ROWS = (".parquet", ".arrow", ".tar")
 """Kinds of files whose rows are counted; in others a row is known by the byte at which its line begins."""
 
@@ -65,6 +65,12 @@ class Rejected:
     def repair(self, file: SourceFile, error: Unfit, at: int | None = None, sample: object = "") -> None:
         """Count a document that was repaired."""
         self._count(file, REPAIRED, error, at, sample, 1)
+
+    def note(
+        self, file: SourceFile, kind: str, what: str, at: int | None = None, sample: object = ""
+    ) -> None:
+        """Count a document that was read, by a reading that a user should know of."""
+        self._count(file, READ, Unfit(kind, what), at, sample, 1)
 
     def pass_over(self, file: SourceFile, error: Unfit, at: int | None = None) -> None:
         """Count a document that is left out under every policy."""

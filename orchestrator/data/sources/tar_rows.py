@@ -158,7 +158,7 @@ class _Archive:
             key, _, value = rest[: max(0, int(length) - len(length) - 2)].partition(b"=")
             found[key.decode(errors="replace")] = value.decode(errors="surrogateescape")
             data = data[int(length) :]
-        if not found.get("size", "0").isdigit():
+        if not found.get("size", "0").isdecimal():
             del found["size"]
         return {name: found[name] for name in ("path", "size") if name in found}
 

@@ -82,7 +82,7 @@ class TensorBoardSink:
         except FileNotFoundError:
             return -1
         times = [name.rpartition(PREFIX)[2] for name in names]
-        self._newest = max((int(found) for found in times if found.isdigit()), default=0)
+        self._newest = max((int(found) for found in times if found.isdecimal()), default=0)
         for name in reversed(names):
             events = map(Event.FromString, _records(self._run.fs.cat_file(name)))
             if steps := [event.step for event in events if event.HasField("summary")]:

@@ -130,7 +130,9 @@ def _owners(file: IO[str]) -> list[tuple[int, int]]:
     """The processes that had the memory open, each with its descriptor, as far as they are there."""
     file.seek(0)
     lines = [line.split() for line in file]
-    found = [(int(line[0]), int(line[1])) for line in lines if len(line) == 2 and all(map(str.isdigit, line))]
+    found = [
+        (int(line[0]), int(line[1])) for line in lines if len(line) == 2 and all(map(str.isdecimal, line))
+    ]
     return [owner for owner in found if os.path.exists(f"/proc/{owner[0]}/fd/{owner[1]}")]
 
 

@@ -77,6 +77,9 @@ def _small_folder(job: ResolvedJob, layout: Layout, folder: Path) -> ModelShape:
     source = asked.model.removeprefix(FOLDER)
     for config in narrowings(read_hf_config(source, asked.changes)):
         _shallow(config, max(layout.stages, 2))
+        config.problem_type = None  # its head is random, and predicts whatever the job asks for
+        if labels := job.spec.data.labels:
+            config.id2label = dict(enumerate(labels))
         try:
             config.save_pretrained(folder)
             described = describe_hf_class(str(folder))

@@ -230,3 +230,65 @@ def test_a_distributed_checkpoint_that_changed_is_noticed(tmp_path: Path) -> Non
     )
     with pytest.raises(InputError, match="not the same any more"):
         base_of(spec, base_json(begun_with) or {}, False)
+
+
+LABELS, OTHER = ["bad", "fair", "good"], ["good", "bad", "fair"]
+
+
+def labelled(labels: list[str], objective: str = "sequence_classification", **workload: Any) -> JobSpec:
+    found = job(objective=objective, **workload).model_dump(mode="json")
+    return parse({**found, "data": {**found["data"], "labels": labels}})
+
+
+@pytest.fixture
+def classifier(tmp_path: Path) -> tuple[str, Workload]:
+    """A run directory with a commit of a classifier of LABELS, and its model."""
+    spec = labelled(LABELS)
+    workload = load(
+        "bert-tiny", "sequence_classification", KNOWN, changes=SMALL, sequence_length=24, labels=LABELS
+    )
+    store = Store(str(tmp_path / "base" / "checkpoints"))
+    pieces = [full_piece(f"model.{name}", workload.initial(name, 4)) for name in workload.shapes]
+    meta = {"position": 0, "receipt": "", "identity": spec.identity()}
+    store.publish(4, store.write_shard(4, 0, pieces), meta)
+    return str(tmp_path / "base"), workload
+
+
+def classified(spec: JobSpec, data_format: int = 6) -> Workload:
+    return load_workload(spec, KNOWN, data_format, None, base_of(spec, {}, False))
+
+
+def test_a_run_begins_with_the_head_of_another_by_the_names_of_its_labels(
+    classifier: tuple[str, Workload],
+) -> None:
+    run, theirs = classifier
+    wanted, moved = theirs.initial("head.output.weight", 4), classified(labelled(OTHER, init_from=run))
+    assert moved.notes == (
+        f"the head of {run}@4 predicts bad, fair, good: its rows follow data.labels by name",
+    )
+    assert torch.equal(moved.initial("head.output.weight", 0), wanted[[2, 0, 1]])
+    stored = moved.stored("head.output.weight", 0)
+    assert stored is not None
+    assert torch.equal(stored[(slice(1, 3), slice(4, 8))], wanted[[0, 1], 4:8])
+    assert torch.equal(moved.initial("head.dense.weight", 0), theirs.initial("head.dense.weight", 4))
+    assert classified(labelled(LABELS, init_from=run)).notes == ()
+    before = classified(labelled(OTHER, init_from=run), 5)
+    assert torch.equal(before.initial("head.output.weight", 0), wanted)
+    for labels in (["bad", "fair", "fine"], ["a", "b", "c"]):
+        with pytest.raises(
+            InputError,
+            match=r"@4 predicts bad, fair, good, and data.labels names (fine|a, b, c); name .*order$",
+        ):
+            classified(labelled(labels, init_from=run))
+
+
+def test_a_run_begins_with_the_head_of_an_export_by_name(
+    classifier: tuple[str, Workload], tmp_path: Path
+) -> None:
+    _, theirs = classifier
+    theirs.to_hf(lambda name: theirs.initial(name, 4), str(tmp_path / "export"))
+    moved = classified(labelled(OTHER, init_from=str(tmp_path / "export")))
+    wanted = theirs.initial("head.output.weight", 4)[[2, 0, 1]]
+    assert torch.equal(moved.initial("head.output.weight", 0), wanted)
+    with pytest.raises(InputError, match=r"names fine; .*or rename them in id2label"):
+        classified(labelled(["bad", "fair", "fine"], init_from=str(tmp_path / "export")))

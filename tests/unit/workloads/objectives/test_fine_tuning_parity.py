@@ -111,11 +111,14 @@ def begun(folder: Path, name: str) -> tuple[TransformerWorkload, Any]:
     kind, sizes, objective, _ = CASES[name]
     torch.manual_seed(0)
     model_class = getattr(transformers, kind)
-    theirs = model_class(model_class.config_class(**sizes))
+    config = model_class.config_class(**sizes)
+    labels = LABELS if objective.endswith("_classification") else ()
+    if labels:
+        config.id2label = dict(enumerate(labels))
+    theirs = model_class(config)
     # There the padding's row is never trained; only a span's loss, which is over padding too, has a gradient for it.
     theirs.get_input_embeddings().padding_idx = None
     theirs.save_pretrained(folder)
-    labels = LABELS if objective.endswith("_classification") else ()
     workload = load(f"hf:{folder}", objective, KNOWN, sequence_length=LENGTH, labels=labels)
     assert workload.notes == ()
     return workload, theirs

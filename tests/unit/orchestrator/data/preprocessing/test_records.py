@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import hf_tokenizers
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from orchestrator.data import sources
 from orchestrator.data.encoding import tokenizer
@@ -417,3 +419,72 @@ def test_half_a_surrogate_pair_among_words_is_told(encoder: Tokenizer, tmp_path:
     kind, columns = RecordKind("token_classification", ("x",)), {"words": "w", "labels": "l"}
     with pytest.raises(InputError, match="line 1, at byte 0: has half a surrogate pair in its words"):
         one({"w": ["a", "\ud83d"], "l": ["x", "x"]}, kind, columns, encoder, tmp_path)
+
+
+def tokens_of(
+    words: list[str], encoder: Tokenizer, folder: Path, data_format: int = 6
+) -> tuple[list[int], list[int]]:
+    """The tokens of a row of words and, of those that are predicted, the places."""
+    path = written(folder / "words.jsonl", [{"w": words, "l": ["x"] * len(words)}])
+    (span,) = sources.cut(
+        sources.resolve([Source(uri=str(path), field={"words": "w", "labels": "l"})]), 2**20
+    )[0]
+    kind = RecordKind("token_classification", ("x",))
+    (record,) = records_of(span, kind, encoder, 0, data_format=data_format)
+    ids, marks = unpack(record.words)
+    return ids.tolist(), np.flatnonzero(marks).tolist()
+
+
+SENTENCES = ["the quick brown fox", "EU rejects German call , 7 am .", "naïve 北京 x\u0301 \U0001f600 end"]
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "bert", "unigram", "with_bos"])
+def test_words_have_the_tokens_of_running_text(kind: str, tmp_path: Path) -> None:
+    """What is served is running text: a byte-level tokenizer spells a word otherwise without the space before it."""
+    getattr(hf_tokenizers, kind)(tmp_path)
+    plain = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    plain.no_padding()
+    plain.no_truncation()
+    encoder = tokenizer.encoder(plain.to_str())
+    theirs = PreTrainedTokenizerFast(tokenizer_object=prefixed(plain.to_str()))
+    for sentence in SENTENCES:
+        words = sentence.split()
+        ids, places = tokens_of(words, encoder, tmp_path)
+        assert ids == plain.encode(sentence, add_special_tokens=False).ids
+        split = theirs(words, is_split_into_words=True, add_special_tokens=False)
+        begins = [n for n, word in enumerate(split.word_ids()) if word not in split.word_ids()[:n]]
+        assert len(places) == len(words) == len(begins)
+        # but for the first word, to which transformers gives a space too
+        assert ids[places[1] :] == split["input_ids"][begins[1] :]
+        assert [place - places[1] for place in places[1:]] == [begin - begins[1] for begin in begins[1:]]
+
+
+def prefixed(text: str) -> Tokenizer:
+    """The tokenizer with add_prefix_space, which transformers asks for where words are given."""
+    found = Tokenizer.from_str(text)
+    if isinstance(found.pre_tokenizer, pre_tokenizers.ByteLevel):
+        found.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    return found
+
+
+def test_words_that_are_empty_or_white_get_no_space_of_their_own(joining: Tokenizer, tmp_path: Path) -> None:
+    plain, places = tokens_of(["Q:", "capital?"], joining, tmp_path)
+    for words in (["Q:", "", "capital?"], ["Q: ", " capital?"], ["", "Q:", "capital?", ""]):
+        assert tokens_of(words, joining, tmp_path) == (plain, places)
+    lines, of_lines = tokens_of(["Q:", "\n", "Q:"], joining, tmp_path)
+    assert joining.decode(lines) == "Q:\nQ:"
+    assert len(of_lines) == 3
+    before, _ = tokens_of(["Q:", "capital?"], joining, tmp_path, data_format=5)
+    assert joining.decode(before) == "Q:capital?"
+
+
+def test_an_empty_text_is_refused_where_nothing_stands_around_it(encoder: Tokenizer, tmp_path: Path) -> None:
+    """A decoder's classifier reads the last token, which would be padding."""
+    columns, row = {"text": "t", "label": "l"}, {"t": "", "l": 1}
+    for kind in (RecordKind("sequence_classification", ("bad", "good")), RecordKind("regression")):
+        with pytest.raises(InputError, match="line 1, at byte 0: its text has no token, and this tokenizer"):
+            one(row, kind, columns, encoder, tmp_path)
+        framed = tokenizer.encoder(tokenizer.train((), 300, ()))  # it has <cls> and <sep>
+        assert unpack(one(row, kind, columns, framed, tmp_path))[0].tolist() == []
+    pair = {"text": "t", "pair": "p", "label": "l"}
+    assert len(unpack(one({**row, "p": "a"}, KIND, pair, encoder, tmp_path))[1]) == 1

@@ -90,11 +90,12 @@ def mine(saved: tuple[Path, Any], tmp_path: Path) -> Path:
     return Path(shutil.copytree(saved[0] / "one", tmp_path / "one"))
 
 
-def read(folder: Path, field: Any = "text", kind: RecordKind = KIND) -> None:
+def read(folder: Path, field: Any = "text", kind: RecordKind = KIND, data_format: int = 6) -> None:
     tokenizer = encoder(train((), 300, ()))
     for part in parts(folder, field):
         for span in part:
-            list(records_of(span, kind, tokenizer, 0) if isinstance(field, dict) else pieces(span))
+            records = isinstance(field, dict)
+            list(records_of(span, kind, tokenizer, 0, data_format=data_format) if records else pieces(span))
 
 
 def test_what_is_wrong_is_told_in_one_line(mine: Path) -> None:
@@ -105,7 +106,7 @@ def test_what_is_wrong_is_told_in_one_line(mine: Path) -> None:
         read(mine, "stars")
     other = RecordKind(KIND.objective, ("good", "bad"))
     with pytest.raises(InputError, match=r"numbers its labels as bad, good; give data.labels in that order"):
-        read(mine, FIELD, other)
+        read(mine, FIELD, other, data_format=5)
     with pytest.raises(InputError, match="row 1: "):
         read(mine, {"text": "text", "label": "text"})
     whole = file.read_bytes()
