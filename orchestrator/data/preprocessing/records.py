@@ -13,17 +13,13 @@ from tokenizers import Encoding, Tokenizer
 
 from orchestrator.data.prepared.manifest import RECORDS_FORMAT
 from orchestrator.data.preprocessing.answers import Answers, unmarked
+from orchestrator.data.preprocessing.columns import RowColumns, WrongRow
 from orchestrator.data.preprocessing.conversations import Template
-from orchestrator.data.preprocessing.messages import without_nulls
-from orchestrator.data.sources import Span, opened
-from orchestrator.data.sources.arrow_files import label_names
-from orchestrator.data.sources.fields import value_of
-from orchestrator.data.sources.files import TABLES
+from orchestrator.data.sources import Span
 from orchestrator.data.sources.rejected import Rejected, Unfit
 from orchestrator.data.sources.repair import is_unicode
 from orchestrator.data.sources.rows import rows
-from orchestrator.job.errors import InputError
-from orchestrator.job.records import COLUMNS, COMPARED
+from orchestrator.job.records import COMPARED
 from workloads.objectives.records import pack, to_bits
 
 
@@ -56,13 +52,6 @@ class Record(NamedTuple):
     text: str
 
 
-class WrongRow(Unfit):
-    """What is wrong with a row for the objective that reads it, and what to do."""
-
-    def __init__(self, what: str, hint: str = "fix or remove it") -> None:
-        super().__init__("record", what, hint)
-
-
 def records_of(
     span: Span,
     kind: RecordKind,
@@ -77,16 +66,12 @@ def records_of(
     Raises InputError that names file and row if the policy of the file is to fail.
     """
     rejected = rejected or Rejected()
-    columns = span.file.field if isinstance(span.file.field, dict) else {}
+    columns = RowColumns(span, kind.objective, kind.labels, data_format)
     template = Template(kind.template, dict(kind.tokens)) if kind.template else None
     answers = Answers(encoder, template, eos, data_format)
-    _check_label_names(span, kind)
-    nulls = span.file.kind in TABLES and kind.objective in _ANSWERS and data_format > 4
-    for row in rows(span, rejected):
+    for row in rows(span, rejected, data_format):
         try:
-            values = _values(row.values, columns, kind.objective)
-            if nulls:
-                values = {name: without_nulls(value) for name, value in values.items()}
+            values = columns.read(row.values)
             if kind.objective in _ANSWERS:
                 words, tokens = _of_answers(values, kind.objective, answers)
             else:
@@ -95,32 +80,6 @@ def records_of(
             rejected.refuse(span.file, error, row.at, row.values)
             continue
         yield Record(words, tokens, json.dumps(values, sort_keys=True, ensure_ascii=False, default=str))
-
-
-def _check_label_names(span: Span, kind: RecordKind) -> None:
-    """Raise InputError if a dataset of Hugging Face numbers the same labels in another order than the job."""
-    field = span.file.field if isinstance(span.file.field, dict) else {}
-    column = field.get("label", field.get("labels"))
-    if span.file.kind != ".arrow" or column is None:
-        return
-    with opened(span) as file:
-        try:
-            theirs = label_names(file, column)
-        except (OSError, ValueError):  # which reading its rows will tell
-            return
-    if theirs != list(kind.labels) and sorted(theirs) == sorted(kind.labels):
-        what = f"column '{column}' numbers its labels as {', '.join(theirs)}"
-        raise InputError(what, span.file.uri, "give data.labels in that order")
-
-
-def _values(row: Mapping[str, Any], columns: Mapping[str, str], objective: str) -> dict[str, Any]:
-    """What the objective reads of a row, by its own names. Raises Unfit."""
-    found = {name: value_of(row, column) for name, column in columns.items()}
-    optional = ("answer", "start") if objective == "span_extraction" else COLUMNS[objective].optional
-    for name, value in found.items():
-        if value is None and name not in optional:
-            raise WrongRow(f"has no '{columns[name]}'", "map the columns in data.sources, or remove the row")
-    return found
 
 
 def _text(values: Mapping[str, Any], name: str) -> str:
