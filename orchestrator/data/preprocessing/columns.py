@@ -119,9 +119,9 @@ def _as_lists(values: dict[str, Any], objective: str) -> dict[str, Any]:
         return found
     # beside a prompt of text an answer is one too, whatever it holds
     prompt = values.get("prompt")
-    if prompt is None or _spoken(prompt) is not prompt:
+    if prompt is None or messages_in(prompt) is not prompt:
         spoken = ("prompt", "completion", "chosen", "rejected")
-        found |= {name: _spoken(values[name]) for name in spoken if name in values}
+        found |= {name: messages_in(values[name]) for name in spoken if name in values}
     return found
 
 
@@ -141,8 +141,8 @@ def _messages(value: Any) -> Any:
     return [_listed(each) for each in found] if isinstance(found, list) else found
 
 
-def _spoken(value: Any) -> Any:
-    """As `_messages`, of a text that need not be messages: it is taken for such if it has their keys."""
+def messages_in(value: Any) -> Any:
+    """The messages that a text in JSON says, if they have the keys of such; what is none as it is."""
     if not isinstance(value, str):
         return value
     found = _messages(value)

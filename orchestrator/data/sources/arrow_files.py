@@ -116,6 +116,12 @@ def batch_ends(file: BinaryIO) -> Iterator[tuple[int, int]]:
         raise ValueError("it is cut off")
 
 
+def batches_in(file: BinaryIO) -> Iterator[pa.RecordBatch]:
+    """All batches of a file. Raises OSError or ValueError for one that is damaged."""
+    file.seek(_begin(file))
+    yield from pa.ipc.open_stream(pa.PythonFile(file, mode="r"))
+
+
 def batches(file: BinaryIO, start: int, stop: int) -> Iterator[pa.RecordBatch]:
     """The batches in bytes [start, stop) of a file. Raises OSError or ValueError, also if it ends before `stop`."""
     schema = schema_of(file)

@@ -61,7 +61,7 @@ def _parquet(span: Span, file: BinaryIO, wanted: list[str], rejected: Rejected, 
         while row < stop:
             try:
                 batch = next(found)
-                columns = {name: _values(batch.column(name), data_format) for name in names}
+                columns = {name: values_of_column(batch.column(name), data_format) for name in names}
             except (*ERRORS, StopIteration) as error:
                 damage = _damaged(f"cannot be read from row {row + 1} on", error)
                 rejected.refuse(span.file, damage, row, count=stop - row)
@@ -78,7 +78,7 @@ def _arrow(span: Span, file: BinaryIO, wanted: list[str], rejected: Rejected, da
             if batch is None:
                 return
             names = top_level(batch.schema.names, wanted)
-            columns = {name: _values(batch.column(name), data_format) for name in names}
+            columns = {name: values_of_column(batch.column(name), data_format) for name in names}
         except ERRORS as error:
             rejected.refuse(span.file, _damaged(f"cannot be read from row {row + 1} on", error), row)
             return
@@ -95,7 +95,7 @@ def _rows(first: int, count: int, columns: dict[str, list[Any]]) -> Found:
         yield number, dict(zip(names, values, strict=True))
 
 
-def _values(column: pa.Array, data_format: int) -> list[Any]:
+def values_of_column(column: pa.Array, data_format: int) -> list[Any]:
     """The values of a column; a text that is no UTF-8 as its bytes. Before format 6 a map is a list of pairs, and a
     value of JSON its text. Raises what is in ERRORS for a damaged column, which would otherwise be read from anywhere
     in memory."""
