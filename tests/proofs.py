@@ -1,7 +1,7 @@
 """The page docs/proofs.md: which tests prove what, by objective, model family and table format.
 
-`python tests/proofs.py` collects all tests with the marker `proves` and writes the page. A test compares the stored page
-with what is collected. A test carries
+`python tests/proofs.py` collects all tests with the marker `proves` and writes the page. A test compares the stored
+page with what is collected. A test carries
 
     @pytest.mark.proves("loss", objective="objective", family="family")
 
@@ -72,7 +72,7 @@ def possible() -> dict[str, list[str]]:
     from workloads.describe import for_objective
     from workloads.errors import WorkloadError
     from workloads.hf.families import FAMILIES
-    from workloads.objectives import NAMES, _CLASSES
+    from workloads.objectives import _CLASSES, NAMES
 
     found: dict[str, list[str]] = {}
     for name, family in FAMILIES.items():
@@ -114,7 +114,9 @@ def _families(shown: Mapping[tuple[str, str], Mapping[str, str]]) -> list[str]:
                 without.append(objective)
                 continue
             letters = [
-                SHOWS[what] if proofs[what] == "quick" else SHOWS[what].lower() for what in SHOWS if what in proofs
+                SHOWS[what] if proofs[what] == "quick" else SHOWS[what].lower()
+                for what in SHOWS
+                if what in proofs
             ]
             lines.append(f"| {family} | {objective} | {' '.join(letters)} |")
         if without:

@@ -48,6 +48,13 @@ LABELLED = ("sequence_classification", "token_classification")
 """Objectives that predict one of some labels."""
 
 
+def may_be_null(objective: str) -> tuple[str, ...]:
+    """What of a row may be null: a question without an answer has neither that nor its start."""
+    if objective == "span_extraction":
+        return ("answer", "start")
+    return COLUMNS[objective].optional if objective in COLUMNS else ()
+
+
 def problem_of(objective: str, field: object) -> str:
     """Why `field` of a source does not say what the objective reads; empty if it does."""
     columns = COLUMNS.get(objective)

@@ -7,9 +7,16 @@ import io
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 from typing import Any
 
+from orchestrator.data.prepared.manifest import FORMAT
+from orchestrator.data.preprocessing.columns import messages_in
+from orchestrator.data.sources.arrow_files import batches_in
+from orchestrator.data.sources.files import TABLES
+from orchestrator.data.sources.json_rows import begins_list
+from orchestrator.data.sources.kinds import kind_of
+from orchestrator.data.sources.plain import Plain
+from orchestrator.data.sources.table_rows import values_of_column
 from orchestrator.job.errors import InputError
 from orchestrator.job.fields import columns_of
 from orchestrator.storage.file_system import open_file_system
@@ -31,6 +38,8 @@ ANSWERED = ("completion", "output", "response", "answer")
 """Those of the column with the answer to it."""
 SPOKEN = ({"role", "content"}, {"role", "tool_calls"}, {"from", "value"})
 """Keys that a message has."""
+NOT_LOOKED_AT = (".txt", ".tar")
+"""Kinds of files that hold no rows, or whose columns are told by the names of their members."""
 AS_MESSAGES = 'write them as {"role": "user", "content": "..."}'
 
 
@@ -85,7 +94,7 @@ Taken = tuple[str, str | dict[str, str] | None]
 def _compared(row: Mapping[str, Any], uri: str) -> Taken | None:
     """Of answers that people prefer."""
     tools = {TOOLS: TOOLS} if TOOLS in row else {}
-    if {"prompt", "completion", "label"} <= row.keys() and isinstance(row["label"], bool):
+    if {"prompt", "completion", "label"} <= row.keys() and str(row["label"]).lower() in ("true", "false"):
         return "kto", {name: name for name in ("prompt", "completion", "label")} | tools
     if not {"chosen", "rejected"} <= row.keys():
         return None
@@ -161,27 +170,45 @@ def _first_row(uri: str) -> Mapping[str, Any] | None:
         what = f"cannot be listed ({' '.join(str(error).split())[:200]})"
         raise InputError(what, uri, "check the address and credentials") from None
     try:
-        if not found or PurePosixPath(found[0]).suffix not in (".jsonl", ".parquet", ".csv"):
+        kind = kind_of(found[0], None) if found else None
+        if kind is None or kind.kind in NOT_LOOKED_AT:
             return None
-        return _row_of(fs, found[0])
+        row = _row_of(fs, found[0], *kind)
     except (OSError, ValueError, csv.Error) as error:
         what = f"its first row cannot be read ({' '.join(str(error).split())[:200]})"
         raise InputError(what, uri, "write the file anew") from None
+    return row and {name: messages_in(value) for name, value in row.items()}
 
 
-def _row_of(fs: Any, name: str) -> Mapping[str, Any] | None:
-    with fs.open(name, "rb") as file:
-        if name.endswith(".parquet"):
-            import pyarrow.parquet as pq
-
-            batch = next(pq.ParquetFile(file).iter_batches(1), None)
-            rows: list[dict[str, Any]] = batch.to_pylist() if batch is not None else []
-            return rows[0] if rows else None
-        if name.endswith(".csv"):
-            return next(csv.DictReader(io.TextIOWrapper(file, "utf-8-sig", newline="")), None)
+def _row_of(fs: Any, name: str, kind: str, compression: str) -> Mapping[str, Any] | None:
+    """The first row of a file as its data is read. Raises ValueError and InputError."""
+    with fs.open(name, "rb") as raw:
+        if kind in TABLES:
+            return _row_of_table(raw, kind)
+        file = io.BufferedReader(Plain(raw, compression)) if compression else raw
+        if kind in (".csv", ".tsv"):
+            text = io.TextIOWrapper(file, "utf-8-sig", newline="")
+            return next(csv.DictReader(text, delimiter="\t" if kind == ".tsv" else ","), None)
         while (line := file.readline(PEEK)).strip() == b"" and line:
             pass  # as reading it passes over them
         if not line:
             raise InputError("is empty", name, "give a file with rows")
-        row = json.loads(line)
+        row = _first_of_list(line + file.read(PEEK)) if begins_list(line) else json.loads(line)
         return row if isinstance(row, dict) else None
+
+
+def _row_of_table(file: Any, kind: str) -> Mapping[str, Any] | None:
+    import pyarrow.parquet as pq
+
+    batches = pq.ParquetFile(file).iter_batches(1) if kind == ".parquet" else batches_in(file)
+    batch = next((each for each in batches if each.num_rows), None)
+    if batch is None:
+        return None
+    return {name: values_of_column(batch.column(name)[:1], FORMAT)[0] for name in batch.schema.names}
+
+
+def _first_of_list(text: bytes) -> Any:
+    """The first object of a list of JSON. Raises ValueError."""
+    begin = text.index(b"[") + 1
+    whole = text[begin:].decode("utf-8", "ignore").lstrip()  # whose end may be cut within a character
+    return None if whole.startswith("]") else json.JSONDecoder().raw_decode(whole)[0]

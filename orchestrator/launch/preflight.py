@@ -72,6 +72,8 @@ def preflight(
         with problems.noted():
             raise InputError(f"step {until} is beyond train.steps {spec.train.steps}", "--until", "lower it")
     problems.raise_noted()
+    if commit is None:
+        check_named_columns(spec)
     check_begins(job, run_dir, commit)
     check_room(job, run_dir, address)
     return job
@@ -126,6 +128,9 @@ def check_preparable(spec: JobSpec) -> None:
     which takes longer than little text does."""
     problems = Problems()
     _check_before_loading(spec, problems, lambda spec: BOUNDLESS)
+    if not problems:
+        with problems.noted():
+            check_named_columns(spec)
     problems.raise_noted()
 
 
@@ -169,7 +174,11 @@ def check_text(spec: JobSpec) -> None:
     columns_are_said = not any(problem_of(objective, source.field) for _, source in sources_of(spec))
     files = sources.resolve(spec.data.sources, on_error=policy)
     size = sum(file.plain_size for file in files)
-    if size < spec.data.sequence_length:
+    if objective in COLUMNS and not size:
+        raise InputError("all files are empty", "data.sources", "give files with rows")
+    if (
+        objective not in COLUMNS and size < spec.data.sequence_length
+    ):  # a record is a sample however short it is
         what = f"the corpus has {size} bytes, fewer than one sequence of {spec.data.sequence_length} tokens"
         raise InputError(what, "data.sources", "give more text or lower data.sequence_length")
     for where, held_out in spec.set_sources.values():
@@ -180,6 +189,18 @@ def check_text(spec: JobSpec) -> None:
             check_beginning(held_out_files)
     if columns_are_said:
         check_beginning(files)
+
+
+def check_named_columns(spec: JobSpec) -> None:
+    """What the sources of a job that begins name is in the rows with which they begin; see `check_columns`."""
+    from orchestrator.data import sources
+    from orchestrator.data.sources.named_columns import check_columns, first_parts
+
+    named = {"data.sources": spec.data.sources, **dict(spec.set_sources.values())}
+    for where, of_set in named.items():
+        files = sources.resolve(of_set, where, spec.data.on_error)
+        looked_at = [file for file in files if file.kind != ".arrow"]  # all of one is read to find its rows
+        check_columns(first_parts(looked_at, sources.part_size(files)), where, spec.workload.objective)
 
 
 def check_objective(job: ResolvedJob) -> None:

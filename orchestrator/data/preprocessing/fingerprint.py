@@ -90,16 +90,18 @@ def fingerprint(
     """xxh3_128 of everything that determines the shards' bytes; where the files are does not. `clean` is the key of the
     steps that clean the text, `data_format` the newest if it is not said."""
     data_format = data_format or manifest.newest_format(kind is not None)
-    content = [_content(file) for file in files]
+    content = [_content(file, data_format) for file in files]
     records = [kind.to_json()] if kind else []
     cleaned = [{"clean": clean}] if clean else []
     whole = json.dumps([data_format, part_bytes, chosen, content, *records, *cleaned], sort_keys=True)
     return xxhash.xxh3_128_hexdigest(whole.encode())
 
 
-def _content(file: SourceFile) -> dict[str, Any]:
+def _content(file: SourceFile, data_format: int) -> dict[str, Any]:
     """What of a file determines its tokens."""
     found = {key: getattr(file, key) for key in ("source", "kind", "size", "content", "field")}
     if file.compression:
         found["compression"] = file.compression
+    if file.folders and data_format > 5:
+        found["folders"] = file.folders
     return {**found, "on_error": file.on_error} if file.on_error != "fail" else found

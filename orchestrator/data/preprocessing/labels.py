@@ -17,17 +17,15 @@ SHOWN = 8
 
 @dataclass(frozen=True)
 class Labels:
-    """The labels of a job, and what stands in the rows of one file for them.
+    """The labels of a job, and which of them a row means.
 
     Attributes:
         names: the labels, in the order of their numbers.
-        stored: the names of the column's own numbers, of a ClassLabel of datasets; empty if it has none.
         data_format: of the prepared data. Before 6 a JSON number or boolean was a number even where a label had its
             name.
     """
 
     names: tuple[str, ...]
-    stored: tuple[str, ...] = ()
     data_format: int = 6
 
     def number_of(self, value: Any) -> int:
@@ -49,8 +47,6 @@ class Labels:
 
     def _named(self, value: Any) -> int | None:
         """The number of the label with the name that `value` is, or spells; None if there is none."""
-        if self._has_stored and isinstance(value, int) and 0 <= value < len(self.stored):
-            value = self.stored[value]
         if isinstance(value, str):
             return self.names.index(value) if value in self.names else None
         if isinstance(value, bool):
@@ -62,14 +58,9 @@ class Labels:
         alike = [n for n, name in enumerate(self.names) if NUMBER.fullmatch(name) and float(name) == value]
         return alike[0] if alike else None
 
-    @property
-    def _has_stored(self) -> bool:
-        """Whether the column's own names are labels of the job: else they are other words for the same numbers."""
-        return bool(self.stored) and set(self.stored) <= set(self.names)
-
     def _are_values(self, value: Any) -> bool:
         """Whether labels are numbers or truths themselves, so that another one of these is no place among them."""
-        if any(NUMBER.fullmatch(name) for name in self.names) or self._has_stored:
+        if any(NUMBER.fullmatch(name) for name in self.names):
             return True
         return isinstance(value, bool) and any(name.lower() in TRUTHS for name in self.names)
 

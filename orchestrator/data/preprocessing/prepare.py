@@ -44,6 +44,7 @@ from orchestrator.data.sections.publisher import Publisher
 from orchestrator.data.sources import Part, SourceFile
 from orchestrator.data.sources.identity import part_key
 from orchestrator.data.sources.lines import LINE_BYTES
+from orchestrator.data.sources.named_columns import check_columns
 from orchestrator.job.data import DataSpec
 from orchestrator.job.errors import InputError, Unreachable
 from orchestrator.job.tokenizer_training import TokenizerRecipe
@@ -126,7 +127,7 @@ def prepare(
         elif data.shuffle == "sections" and not getattr(
             SectionPlan.read(folder), "bytes", ()
         ):  # made by an earlier version
-            parts = sources.cut(files, part_bytes)
+            parts = sources.cut(files, part_bytes, data_format)
             SectionPlan.of(aligned(parts) if cleaning else parts, len(data.sources)).write(folder)
         rejections.check(data.max_rejected, folder)
     except Exception as error:
@@ -187,7 +188,9 @@ class _Preparation:
             finished = manifest.read(folder)
         except manifest.DamagedManifest:
             finished = None
-        parts, text = sources.cut(self.files, self.part_bytes), None
+        parts, text = sources.cut(self.files, self.part_bytes, self.data_format), None
+        if self.data_format > 5:
+            check_columns(parts, self.where, self.kind.objective if self.kind else "")
         if cleaning:
             from orchestrator.data.clean.run import clean
 

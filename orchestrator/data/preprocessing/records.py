@@ -10,24 +10,19 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from pyarrow import parquet
 from tokenizers import Encoding, Tokenizer
 
 from orchestrator.data.encoding.tokenizer import roles_of
 from orchestrator.data.prepared.manifest import RECORDS_FORMAT
 from orchestrator.data.preprocessing.answers import Answers, unmarked
+from orchestrator.data.preprocessing.columns import RowColumns, WrongRow
 from orchestrator.data.preprocessing.conversations import Template
 from orchestrator.data.preprocessing.labels import Labels
-from orchestrator.data.preprocessing.messages import without_nulls
-from orchestrator.data.sources import Span, opened
-from orchestrator.data.sources.arrow_files import label_names, schema_of
-from orchestrator.data.sources.fields import value_of
-from orchestrator.data.sources.files import TABLES
+from orchestrator.data.sources import Span
 from orchestrator.data.sources.rejected import Rejected, Unfit
 from orchestrator.data.sources.repair import is_unicode
 from orchestrator.data.sources.rows import rows
-from orchestrator.job.errors import InputError
-from orchestrator.job.records import COLUMNS, COMPARED
+from orchestrator.job.records import COMPARED
 from workloads.objectives.records import pack, to_bits
 
 
@@ -60,13 +55,6 @@ class Record(NamedTuple):
     text: str
 
 
-class WrongRow(Unfit):
-    """What is wrong with a row for the objective that reads it, and what to do."""
-
-    def __init__(self, what: str, hint: str = "fix or remove it") -> None:
-        super().__init__("record", what, hint)
-
-
 def records_of(
     span: Span,
     kind: RecordKind,
@@ -81,16 +69,13 @@ def records_of(
     Raises InputError that names file and row if the policy of the file is to fail.
     """
     rejected = rejected or Rejected()
-    columns = span.file.field if isinstance(span.file.field, dict) else {}
+    columns = RowColumns(span, kind.objective, kind.labels, data_format)
     template = Template(kind.template, dict(kind.tokens)) if kind.template else None
     answers = Answers(encoder, template, eos, data_format)
-    labels = Labels(kind.labels, _stored_labels(span, kind, data_format), data_format)
-    nulls = span.file.kind in TABLES and kind.objective in _ANSWERS and data_format > 4
-    for row in rows(span, rejected):
+    labels = Labels(kind.labels, data_format)
+    for row in rows(span, rejected, data_format):
         try:
-            values = _values(row.values, columns, kind.objective)
-            if nulls:
-                values = {name: without_nulls(value) for name, value in values.items()}
+            values = columns.read(row.values)
             if kind.objective in _ANSWERS:
                 words, tokens = _of_answers(values, kind.objective, answers)
             else:
@@ -101,39 +86,6 @@ def records_of(
         if kind.labels and labels.is_by_number(values.get("label", values.get("labels"))):
             rejected.note(span.file, "label", "takes a label by its number", row.at, row.values)
         yield Record(words, tokens, json.dumps(values, sort_keys=True, ensure_ascii=False, default=str))
-
-
-def _stored_labels(span: Span, kind: RecordKind, data_format: int) -> tuple[str, ...]:
-    """The names that a dataset of Hugging Face gives to the numbers in its column of labels; none elsewhere.
-
-    Raises InputError if data of an earlier format would take them for labels in another order.
-    """
-    field = span.file.field if isinstance(span.file.field, dict) else {}
-    column = field.get("label", field.get("labels"))
-    if span.file.kind not in TABLES or column is None or not kind.labels:
-        return ()
-    if data_format < 6 and span.file.kind != ".arrow":
-        return ()
-    with opened(span) as file:
-        try:
-            schema = schema_of(file) if span.file.kind == ".arrow" else parquet.read_schema(file)
-        except (OSError, ValueError):  # which reading its rows will tell
-            return ()
-    theirs = tuple(label_names(schema, column))
-    if data_format < 6 and theirs != kind.labels and sorted(theirs) == sorted(kind.labels):
-        what = f"column '{column}' numbers its labels as {', '.join(theirs)}"
-        raise InputError(what, span.file.uri, "give data.labels in that order")
-    return theirs
-
-
-def _values(row: Mapping[str, Any], columns: Mapping[str, str], objective: str) -> dict[str, Any]:
-    """What the objective reads of a row, by its own names. Raises Unfit."""
-    found = {name: value_of(row, column) for name, column in columns.items()}
-    optional = ("answer", "start") if objective == "span_extraction" else COLUMNS[objective].optional
-    for name, value in found.items():
-        if value is None and name not in optional:
-            raise WrongRow(f"has no '{columns[name]}'", "map the columns in data.sources, or remove the row")
-    return found
 
 
 def _text(values: Mapping[str, Any], name: str) -> str:

@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 
 from orchestrator.job.errors import InputError
+from orchestrator.job.fields import keys_of
 from orchestrator.storage.retry import Retry
 
 STATE, SPLITS = "state.json", "dataset_dict.json"
@@ -66,17 +67,36 @@ def _begin(file: BinaryIO) -> int:
     return len(MARK) if file.read(len(MARK)) == MARK else 0
 
 
-def label_names(schema: pa.Schema, column: str) -> list[str]:
-    """The names of a column's labels in the order of their numbers, if it is a ClassLabel or has such; else none."""
+def label_names(schema: pa.Schema, column: str) -> tuple[str, ...]:
+    """The names of the labels in a column, or at a path into one, in the order of their numbers: what Hugging Face's
+    datasets note of a ClassLabel beside the schema of a table. Empty if there are none."""
     stored = (schema.metadata or {}).get(b"huggingface", b"{}")
     try:
-        feature = json.loads(stored)["info"]["features"][column]
+        features = json.loads(stored)["info"]["features"]
     except (ValueError, KeyError, TypeError):
-        return []
-    while isinstance(feature, dict) and isinstance(inner := feature.get("feature"), dict):
-        feature = inner
-    names = feature.get("names") if isinstance(feature, dict) else None
-    return [str(name) for name in names] if isinstance(names, list) else []
+        return ()
+    found = features[column] if column in features else _feature_at(features, column)
+    while isinstance(found, dict) and isinstance(inner := found.get("feature"), dict):
+        found = inner
+    names = found.get("names") if isinstance(found, dict) and found.get("_type") == "ClassLabel" else None
+    return tuple(map(str, names)) if isinstance(names, list) else ()
+
+
+def _feature_at(features: Any, path: str) -> Any:
+    """What features say at a path; None if nothing."""
+    try:
+        keys = keys_of(path)
+    except ValueError:
+        return None
+    found = features
+    for key in keys:
+        while isinstance(found, dict) and key not in found and "feature" in found:
+            found = found["feature"]
+        if isinstance(found, dict) and isinstance(key, str) and key in found:
+            found = found[key]
+        elif not (isinstance(key, int) or key.isdigit()):
+            return None
+    return found
 
 
 def batch_ends(file: BinaryIO) -> Iterator[tuple[int, int]]:
@@ -94,6 +114,12 @@ def batch_ends(file: BinaryIO) -> Iterator[tuple[int, int]]:
     file.seek(last)
     if not file.read(len(END)).startswith(END):
         raise ValueError("it is cut off")
+
+
+def batches_in(file: BinaryIO) -> Iterator[pa.RecordBatch]:
+    """All batches of a file. Raises OSError or ValueError for one that is damaged."""
+    file.seek(_begin(file))
+    yield from pa.ipc.open_stream(pa.PythonFile(file, mode="r"))
 
 
 def batches(file: BinaryIO, start: int, stop: int) -> Iterator[pa.RecordBatch]:

@@ -39,6 +39,8 @@ class SourceFile:
         compression: what it is compressed by: gz, bz2, xz or zst; empty if it is plain.
         on_error: what is done about input that cannot be used: fail, skip or repair.
         copy: how many of the files before it have the same text.
+        folders: what the folders above it say in the manner of Hive, as in `lang=en/`, of the columns that its fields
+            name; None for a value that is null there. A column of its own comes before.
     """
 
     source: int
@@ -51,6 +53,7 @@ class SourceFile:
     compression: str = ""
     on_error: str = "fail"
     copy: int = 0
+    folders: dict[str, str | None] = dataclasses.field(default_factory=dict)
 
     @property
     def fields(self) -> tuple[str, ...]:

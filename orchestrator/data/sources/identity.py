@@ -16,7 +16,8 @@ from orchestrator.data.sources.files import Part, SourceFile
 def identity_of(file: SourceFile) -> dict[str, Any]:
     """What of a file determines its text, and which of several files with that text it is."""
     keys = ("kind", "size", "content", "field", "compression", "on_error")
-    return {key: getattr(file, key) for key in keys} | ({"copy": file.copy} if file.copy else {})
+    folders = {"folders": file.folders} if file.folders else {}
+    return {key: getattr(file, key) for key in keys} | ({"copy": file.copy} if file.copy else {}) | folders
 
 
 def numbered(files: Sequence[SourceFile]) -> list[SourceFile]:

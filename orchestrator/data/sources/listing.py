@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from glob import has_magic
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 from orchestrator.data.sources.arrow_files import saved_files
 from orchestrator.data.sources.files import VANISHED, SourceFile
@@ -23,6 +25,8 @@ from orchestrator.storage.uri import is_local, local_path
 
 LIST = ".list"
 """How the name of a file ends that names files, one a line."""
+HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
+"""What a folder in the manner of Hive has in place of a value that is null."""
 THREADS = 8
 ABSENT = (404, 410)
 """Answers of HTTP that say that there is no such file."""
@@ -214,6 +218,7 @@ def _identify(number: int, source: Source, key: str, file: Listed, on_error: str
         raise InputError("a text file cannot hold pairs or records", path, "give them as .jsonl or .parquet")
     field = source.field if kind.kind != ".txt" else ""
     gone = SourceFile(number, uri, kind.kind, 0, VANISHED, field, "", kind.compression, on_error)
+    gone = replace(gone, folders=_said_by_folders(path, gone.columns))
     if file.info is None:
         return gone
     try:
@@ -228,4 +233,14 @@ def _identify(number: int, source: Source, key: str, file: Listed, on_error: str
         raise InputError(f"cannot be read ({error.strerror})", path, "check that it is there") from None
     except OSError as error:
         raise InputError(f"cannot be read ({error.strerror})", path, "check its permissions") from None
-    return SourceFile(number, uri, kind.kind, size, content, field, sums, kind.compression, on_error)
+    return replace(gone, size=size, content=content, sums=sums)
+
+
+def _said_by_folders(path: str, columns: Sequence[str]) -> dict[str, str | None]:
+    """The values of those of the `columns` that folders of a path name in the manner of Hive, as texts."""
+    found: dict[str, str | None] = {}
+    for folder in path.split("/")[:-1]:
+        name, is_said, value = folder.partition("=")
+        if is_said and unquote(name) in columns:
+            found[unquote(name)] = None if value == HIVE_NULL else unquote(value)
+    return found

@@ -1,26 +1,23 @@
 """The rows of a span, whatever its kind: texts, pairs of texts and records are made of them.
 
-A line of .jsonl, .csv and .tsv, a row of .parquet and .arrow, and the members of a .tar that share a key are a row. A
-text file has rows with the one column `text`: its documents, or pieces of them where they are long.
+A line of .jsonl, .csv and .tsv, an object of a list in .json, a row of .parquet and .arrow, and the members of a .tar
+that share a key are a row. A text file has rows with the one column `text`: its documents, or pieces of them where they
+are long.
 """
 
 from __future__ import annotations
 
 import io
-import json
-import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, BinaryIO, NamedTuple
 
 from orchestrator.data.prepared.manifest import FORMAT
-from orchestrator.data.sources import csv_rows, lines, table_rows, tar_rows, text_rows
+from orchestrator.data.sources import csv_rows, json_rows, lines, table_rows, tar_rows, text_rows
 from orchestrator.data.sources.files import VANISHED, Span, opened
 from orchestrator.data.sources.plain import Damage, Plain, damage_of, measured
 from orchestrator.data.sources.rejected import Rejected, Unfit
-from orchestrator.data.sources.repair import replaced, sound_value
-
-LIST = Unfit("json", "is no object, and begins a list", "write each of its objects on a line of its own")
+from orchestrator.data.sources.repair import sound_value
 
 
 class Row(NamedTuple):
@@ -49,9 +46,10 @@ def rows(
     if file.content == VANISHED:
         rejected.refuse(file, Unfit("vanished", "there is no such file", "remove it from the list"))
         return
-    read = _READERS[file.kind]
+    read, by_folders = _READERS[file.kind], file.folders if data_format > 5 else {}
     with opened_sound(span, rejected, checked) as handle:
         for at, values, *ends in read(span, handle, rejected, data_format, columns):
+            values = {**by_folders, **values} if by_folders else values
             if file.on_error == "fail" or file.kind == ".txt" or _is_sound(span, at, values, rejected):
                 yield Row(at, values, *ends)
 
@@ -95,62 +93,9 @@ def _unfit(damage: Damage) -> Unfit:
     return Unfit("damaged", f"is damaged ({damage.reason})", "fetch the file anew")
 
 
-def stop_of(span: Span) -> float:
-    """The byte of the plain text at which a span ends; a compressed file is one span."""
-    return math.inf if span.file.compression else span.stop
-
-
-def _json_rows(
-    span: Span, file: BinaryIO, rejected: Rejected, data_format: int, _: tuple[str, ...]
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    longest = None if data_format == 1 else lines.LINE_BYTES
-    at, stop = span.start, stop_of(span)
-    if at:
-        at = lines.line_break(file, at, span.file.size, None, span.stop)
-        file.seek(at)
-    while at < stop and (line := file.readline(-1 if longest is None else longest + 1)):
-        begin, at = at, at + len(line)
-        if longest is not None and len(line) > longest:
-            error = Unfit("long", f"is longer than {longest >> 20} MiB", "split the document")
-            rejected.refuse(span.file, error, begin, line[:1000])
-            while at < stop and not line.endswith(b"\n") and (line := file.readline(lines.BLOCK)):
-                at += len(line)
-            continue
-        if not line.endswith(b"\n") and damage_of(file):
-            return
-        if line.strip() and (values := _object(line, span, begin, rejected)) is not None:
-            yield begin, values
-
-
-def _object(line: bytes, span: Span, at: int, rejected: Rejected) -> dict[str, Any] | None:
-    """The object of a line of .jsonl; None if it goes to `rejected`."""
-    file = span.file
-    try:
-        try:
-            found = json.loads(line)
-        except UnicodeDecodeError as error:
-            unfit = Unfit("utf-8", f"is not JSON in UTF-8 ({error})")
-            if file.on_error != "repair":
-                raise unfit from None
-            found = json.loads(replaced(line))
-            rejected.repair(file, unfit, at, line)
-    except Unfit as unfit:
-        rejected.refuse(file, unfit, at, line)
-        return None
-    except (ValueError, RecursionError) as error:
-        listed = at == 0 and line.lstrip().startswith(b"[")
-        what = LIST if listed else Unfit("json", f"is not JSON ({error})")
-        rejected.refuse(file, what, at, line)
-        return None
-    if not isinstance(found, dict):
-        rejected.refuse(file, LIST if isinstance(found, list) else Unfit("json", "is no object"), at, line)
-        return None
-    return found
-
-
 _READERS: dict[str, Callable[..., Iterator[tuple[Any, ...]]]] = {
     ".txt": text_rows.read,
-    ".jsonl": _json_rows,
+    ".jsonl": json_rows.read,
     ".csv": csv_rows.read,
     ".tsv": csv_rows.read,
     ".parquet": table_rows.read,

@@ -7,8 +7,10 @@ from itertools import pairwise
 
 import pyarrow.parquet as pq
 
+from orchestrator.data.prepared.manifest import FORMAT
 from orchestrator.data.sources.arrow_files import batch_ends, schema_of
 from orchestrator.data.sources.files import TABLES, VANISHED, Part, SourceFile, Span, opened
+from orchestrator.data.sources.json_rows import begins_list
 from orchestrator.data.sources.table_rows import ERRORS, top_level
 from orchestrator.job.errors import InputError
 
@@ -16,6 +18,8 @@ PARTS = 64
 PART_BYTES = (2**20, 2**25)
 """Least and most bytes of a part: enough that starting a task is cheap, and little enough for one core's memory."""
 
+BEGINNING = 2**16
+"""Bytes of a file by which it is told whether it holds a list."""
 UNDIVIDED = (".csv", ".tsv", ".tar")
 """Kinds that are read from their beginning alone: a line may end within a quoted value, a member's text anywhere."""
 
@@ -26,17 +30,17 @@ def part_size(files: Sequence[SourceFile]) -> int:
     return min(most, max(least, sum(file.plain_size for file in files) // PARTS))
 
 
-def cut(files: Sequence[SourceFile], part_bytes: int) -> list[Part]:
+def cut(files: Sequence[SourceFile], part_bytes: int, data_format: int = FORMAT) -> list[Part]:
     """Divide all files into parts of about `part_bytes`: large files are cut, small ones of a source combined.
 
-    A compressed file, a .csv and a .tar cannot be cut. Raises InputError for a .parquet or .arrow file that is damaged
-    or lacks the field, if its policy is to fail.
+    A compressed file, a .csv, a .tar and a list in a .json cannot be cut. Raises InputError for a .parquet or .arrow
+    file that is damaged or lacks the field, if its policy is to fail.
     """
     parts: list[Part] = []
     held: list[Span] = []
     size = 0
     for file in files:
-        for span in _spans(file, part_bytes):
+        for span in _spans(file, part_bytes, data_format):
             if held and (size + span.bytes > part_bytes or held[0].file.source != file.source):
                 parts.append(tuple(held))
                 held, size = [], 0
@@ -45,7 +49,7 @@ def cut(files: Sequence[SourceFile], part_bytes: int) -> list[Part]:
     return [*parts, tuple(held)] if held else parts
 
 
-def _spans(file: SourceFile, part_bytes: int) -> list[Span]:
+def _spans(file: SourceFile, part_bytes: int, data_format: int) -> list[Span]:
     if file.content == VANISHED:
         return [Span(file, 0, 0, 0)]
     if file.kind in TABLES:
@@ -53,8 +57,22 @@ def _spans(file: SourceFile, part_bytes: int) -> list[Span]:
     if file.compression or file.kind in UNDIVIDED:
         return [Span(file, 0, file.size, file.plain_size)]
     count = -(-file.size // part_bytes)
+    if count > 1 and data_format > 5 and _is_list(file):
+        return [Span(file, 0, file.size, file.size)]
     cuts = [file.size * i // count for i in range(count + 1)] if count else []
     return [Span(file, start, stop, stop - start) for start, stop in pairwise(cuts)]
+
+
+def _is_list(file: SourceFile) -> bool:
+    """Whether a .json holds a list of objects, and not an object a line. Other files of lines are not looked at: there
+    may be thousands of them on a store."""
+    if file.kind != ".jsonl" or not file.uri.lower().endswith(".json"):
+        return False
+    with opened(Span(file, 0, file.size, file.size)) as handle:
+        line = b"\n"
+        while line and not line.strip():
+            line = handle.readline(BEGINNING)
+    return begins_list(line)
 
 
 def _whole_rows(file: SourceFile, part_bytes: int) -> list[Span]:
@@ -101,5 +119,5 @@ def _refuse(file: SourceFile, names: list[str], damage: BaseException | None) ->
         what = f"is not {kind} file ({' '.join(str(damage).split())[:200]})"
         raise InputError(what, file.uri, "write the file anew, or set data.on_error") from None
     for key in file.columns:
-        if not top_level(names, [key]):
+        if not top_level(names, [key]) and key not in file.folders:
             raise InputError(f"has no column '{key}'", file.uri, f"set field to one of {', '.join(names)}")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from orchestrator.data.sources.arrow_files import batches
-from orchestrator.data.sources.files import Span
+from orchestrator.data.sources.arrow_files import batches, schema_of
+from orchestrator.data.sources.files import Span, opened
 from orchestrator.data.sources.rejected import Rejected, Unfit
 
 BATCH_ROWS = 256
@@ -20,11 +21,20 @@ ERRORS = (OSError, ValueError, MemoryError, NotImplementedError, KeyError, TypeE
 Found = Iterator[tuple[int, dict[str, Any]]]
 
 
-def read(span: Span, file: BinaryIO, rejected: Rejected, _: int, columns: tuple[str, ...]) -> Found:
+def read(span: Span, file: BinaryIO, rejected: Rejected, data_format: int, columns: tuple[str, ...]) -> Found:
     """The rows of a span, of the columns that its fields and `columns` name. What of it is damaged is refused."""
     wanted = [*span.file.columns, *columns]
     reader = _arrow if span.file.kind == ".arrow" else _parquet
-    yield from reader(span, file, wanted, rejected)
+    yield from reader(span, file, wanted, rejected, data_format)
+
+
+def schema_in(span: Span) -> pa.Schema | None:
+    """The schema of a table; None if it is damaged, which reading its rows tells."""
+    with opened(span) as file:
+        try:
+            return schema_of(file) if span.file.kind == ".arrow" else pq.read_schema(file)
+        except ERRORS:
+            return None
 
 
 def top_level(names: list[str], wanted: list[str]) -> list[str]:
@@ -33,7 +43,7 @@ def top_level(names: list[str], wanted: list[str]) -> list[str]:
     return sorted(set(found) & set(names))
 
 
-def _parquet(span: Span, file: BinaryIO, wanted: list[str], rejected: Rejected) -> Found:
+def _parquet(span: Span, file: BinaryIO, wanted: list[str], rejected: Rejected, data_format: int) -> Found:
     try:
         table = pq.ParquetFile(file)
         names = top_level(table.schema_arrow.names, wanted)
@@ -51,7 +61,7 @@ def _parquet(span: Span, file: BinaryIO, wanted: list[str], rejected: Rejected) 
         while row < stop:
             try:
                 batch = next(found)
-                columns = {name: _values(batch.column(name)) for name in names}
+                columns = {name: values_of_column(batch.column(name), data_format) for name in names}
             except (*ERRORS, StopIteration) as error:
                 damage = _damaged(f"cannot be read from row {row + 1} on", error)
                 rejected.refuse(span.file, damage, row, count=stop - row)
@@ -60,7 +70,7 @@ def _parquet(span: Span, file: BinaryIO, wanted: list[str], rejected: Rejected) 
             row += batch.num_rows
 
 
-def _arrow(span: Span, file: BinaryIO, wanted: list[str], rejected: Rejected) -> Found:
+def _arrow(span: Span, file: BinaryIO, wanted: list[str], rejected: Rejected, data_format: int) -> Found:
     row, found = span.row, batches(file, span.start, span.stop)
     while True:
         try:
@@ -68,7 +78,7 @@ def _arrow(span: Span, file: BinaryIO, wanted: list[str], rejected: Rejected) ->
             if batch is None:
                 return
             names = top_level(batch.schema.names, wanted)
-            columns = {name: _values(batch.column(name)) for name in names}
+            columns = {name: values_of_column(batch.column(name), data_format) for name in names}
         except ERRORS as error:
             rejected.refuse(span.file, _damaged(f"cannot be read from row {row + 1} on", error), row)
             return
@@ -85,9 +95,10 @@ def _rows(first: int, count: int, columns: dict[str, list[Any]]) -> Found:
         yield number, dict(zip(names, values, strict=True))
 
 
-def _values(column: pa.Array) -> list[Any]:
-    """The values of a column; a text that is no UTF-8 as its bytes. Raises what is in ERRORS for a damaged one, which
-    would otherwise be read from anywhere in memory."""
+def values_of_column(column: pa.Array, data_format: int) -> list[Any]:
+    """The values of a column; a text that is no UTF-8 as its bytes. Before format 6 a map is a list of pairs, and a
+    value of JSON its text. Raises what is in ERRORS for a damaged column, which would otherwise be read from anywhere
+    in memory."""
     kind = column.type
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         plain = column.cast(pa.large_binary() if pa.types.is_large_string(kind) else pa.binary())
@@ -99,8 +110,38 @@ def _values(column: pa.Array) -> list[Any]:
             column = plain
     else:
         column.validate(full=True)
-    values: list[Any] = column.to_pylist()
+    is_new = data_format > 5
+    maps = {"maps_as_pydicts": "strict"} if is_new and _holds(kind, pa.types.is_map) else {}
+    values: list[Any] = column.to_pylist(**maps)
+    if is_new and _holds(kind, _is_json):
+        values = [_decoded(value, kind) for value in values]
     return [_text(value) if isinstance(value, bytes) else value for value in values]
+
+
+def _is_json(kind: pa.DataType) -> bool:
+    """Whether a type is that of JSON, as which Hugging Face's feature `Json` is written."""
+    return isinstance(kind, pa.JsonType)
+
+
+def _holds(kind: pa.DataType, sought: Callable[[pa.DataType], bool]) -> bool:
+    """Whether a type is of a sort, or has such within."""
+    inner = (kind.field(number).type for number in range(kind.num_fields))
+    return sought(kind) or any(_holds(each, sought) for each in inner)
+
+
+def _decoded(value: Any, kind: pa.DataType) -> Any:
+    """A value with what its JSON says in place of the text. Raises ValueError."""
+    if value is None:
+        return None
+    if _is_json(kind):
+        return json.loads(value)
+    if pa.types.is_struct(kind):
+        return {field.name: _decoded(value[field.name], field.type) for field in kind}
+    if pa.types.is_map(kind):
+        return {key: _decoded(item, kind.item_type) for key, item in value.items()}
+    if isinstance(value, list) and kind.num_fields == 1:
+        return [_decoded(item, kind.value_type) for item in value]
+    return value
 
 
 def _text(value: bytes) -> str | bytes:

@@ -1,8 +1,9 @@
 """The rows of .tar files as WebDataset lays them out: members that share a name up to its first dot are one row.
 
 A row has the columns `__key__` and, by what follows the first dot, the members: `.json` as what it holds, others as
-text. tarfile ends in silence at a damaged header, so the headers are walked here: after one the next that is whole is
-looked for.
+text. Small and capital letters are the same there, as for the library webdataset; before format 6 they are not.
+tarfile ends in silence at a damaged header, so the headers are walked here: after one the next that is whole is looked
+for.
 """
 
 from __future__ import annotations
@@ -40,14 +41,21 @@ class Member(NamedTuple):
 
 
 def read(
-    span: Span, file: BinaryIO, rejected: Rejected, _: int, columns: tuple[str, ...]
+    span: Span, file: BinaryIO, rejected: Rejected, data_format: int, columns: tuple[str, ...]
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """The rows of an archive, each with its number."""
     wanted = {name.split("[")[0] for name in (*span.file.columns, *columns)}
     wanted |= {name.rsplit(".", depth)[0] for name in wanted for depth in range(1, name.count(".") + 1)}
+    called: dict[str, list[str]] = {}
+    for name in sorted(wanted):
+        called.setdefault(name.lower() if data_format > 5 else name, []).append(name)
     row, key, values, unfit = 0, None, {}, None  # type: int, str | None, dict[str, Any], Unfit | None
     archive = _Archive(span, file, rejected)
-    for member in archive.members(lambda name: _split(name)[1] in wanted):
+
+    def columns_of(extension: str) -> list[str]:
+        return called.get(extension.lower() if data_format > 5 else extension, [])
+
+    for member in archive.members(lambda name: bool(columns_of(_split(name)[1]))):
         its_key, extension = _split(member.name)
         if not extension:
             continue
@@ -60,10 +68,10 @@ def read(
         key = its_key
         values["__key__"] = key
         try:
-            if extension in wanted:
-                if extension in values:
+            if names := columns_of(extension):
+                if names[0] in values:
                     raise Unfit("duplicate", f"{member.name} is there twice")
-                values[extension] = _value(member, extension)
+                values |= dict.fromkeys(names, _value(member, extension))
         except Unfit as error:
             unfit = error
     if key is not None and archive.whole:
@@ -82,7 +90,7 @@ def _split(name: str) -> tuple[str, str]:
 
 def _value(member: Member, extension: str) -> Any:
     """Raises Unfit."""
-    if extension.rsplit(".", 1)[-1] == "json":
+    if extension.rsplit(".", 1)[-1].lower() == "json":
         try:
             return json.loads(member.data)
         except (ValueError, RecursionError) as error:

@@ -7,12 +7,20 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, cast
+from urllib.parse import quote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from orchestrator.data.sources import SourceFile, cut, resolve
+from orchestrator.data.sources.arrow_files import batches_in
 from orchestrator.data.sources.documents import LOOK_BYTES
-from orchestrator.data.sources.files import Span, opened
+from orchestrator.data.sources.files import TABLES, Span, opened
+from orchestrator.data.sources.json_rows import begins_list
+from orchestrator.data.sources.listing import HIVE_NULL
 from orchestrator.data.sources.plain import Plain
 from orchestrator.data.sources.rows import Row, rows
+from orchestrator.data.sources.table_rows import BATCH_ROWS, ERRORS, top_level
 from orchestrator.job.data import Source
 from orchestrator.job.errors import InputError
 
@@ -44,7 +52,8 @@ def excerpt(
                 continue
             if places:
                 break
-            target = folder / f"{where}.{number}{_suffix(file)}"
+            above = [f"{quote(name)}={_of_folder(value)}" for name, value in file.folders.items()]
+            target = folder.joinpath(*above) / f"{where}.{number}{_suffix(file)}"
             _beginning(file, left, target)
             places.append(str(target))
             break
@@ -53,21 +62,34 @@ def excerpt(
     return found
 
 
+def _of_folder(value: str | None) -> str:
+    """A value as a folder in the manner of Hive has it."""
+    return HIVE_NULL if value is None else quote(value, safe="")
+
+
 def _suffix(file: SourceFile) -> str:
-    return file.kind if file.kind in (".txt", ".jsonl", ".csv", ".tsv") else ".jsonl"
+    if file.kind in TABLES:
+        return ".parquet"
+    return ".jsonl" if file.kind == ".tar" else file.kind
 
 
 def _beginning(file: SourceFile, size: int, target: Path) -> None:
-    """Write the first `size` bytes of a file's plain text, to the end of a line; of a table or an archive its first
-    rows, as lines of JSON."""
+    """Write the first `size` bytes of a file's plain text, to the end of a line; of a table its first rows, with what
+    its schema says of them; of an archive, or a list of JSON, its first rows as lines."""
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
-        if _suffix(file) != file.kind:
+        if file.kind in TABLES:
+            pq.write_table(_first_rows(file, size), target)
+            return
+        if file.kind == ".tar":
             target.write_text("".join(_lines(file, size)))
             return
         with opened(Span(file, 0, file.size, file.size)) as raw:
             handle = cast(BinaryIO, Plain(raw, file.compression)) if file.compression else raw
             text = b"".join(_read(handle, size))
+        if file.kind == ".jsonl" and begins_list(text):
+            target.write_text("".join(_lines(file, size)))
+            return
         end = text.rfind(b"\n") + 1
         if file.kind in (".csv", ".tsv"):  # whose cells may hold line breaks
             begins = itertools.takewhile(lambda at: at <= len(text), (row.at for row in _rows(file)))
@@ -75,6 +97,27 @@ def _beginning(file: SourceFile, size: int, target: Path) -> None:
         target.write_bytes(text[:end] or text)
     except OSError as error:
         raise InputError(f"cannot be read ({error})", file.uri, "check its permissions") from None
+
+
+def _first_rows(file: SourceFile, size: int) -> pa.Table:
+    """The first rows of a table, until they are so large, of the columns that are read. Raises InputError."""
+    found = []
+    with opened(Span(file, 0, file.size, file.size)) as raw:
+        try:
+            batches = (
+                batches_in(raw) if file.kind == ".arrow" else pq.ParquetFile(raw).iter_batches(BATCH_ROWS)
+            )
+            for batch in batches:
+                names = top_level(batch.schema.names, list(file.columns))
+                rows = batch.num_rows if batch.nbytes <= size else batch.num_rows * size // batch.nbytes
+                found.append(batch.select(names).slice(0, max(rows, 1)))
+                size -= batch.nbytes
+                if size <= 0:
+                    break
+            return pa.Table.from_batches(found)
+        except ERRORS as error:
+            what = f"cannot be read ({' '.join(str(error).split())[:200]})"
+            raise InputError(what, file.uri, "write the file anew") from None
 
 
 def _read(handle: BinaryIO, size: int) -> Iterator[bytes]:
@@ -88,7 +131,7 @@ def _rows(file: SourceFile) -> Iterator[Row]:
 
 
 def _lines(file: SourceFile, size: int) -> Iterator[str]:
-    """The rows of a table or an archive as lines of JSON, until they are so large."""
+    """The rows of an archive or a list as lines of JSON, until they are so large."""
     for row in _rows(file):
         line = json.dumps(dict(row.values), default=_plain) + "\n"
         yield line

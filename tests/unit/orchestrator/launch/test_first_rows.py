@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from orchestrator.job.errors import InputError
@@ -84,3 +87,35 @@ def test_an_encoder_decoder_reads_one_column_and_answers_by_the_other(tmp_path: 
 def test_what_no_objective_reads_is_told_before_a_run(tmp_path: Path, row: dict[str, Any], says: str) -> None:
     with pytest.raises(InputError, match=says):
         told(tmp_path, row)
+
+
+def _as(kind: str, row: dict[str, Any], path: Path) -> Path:
+    if kind in ("parquet", "arrow"):
+        table = pa.Table.from_pylist([row])
+        if kind == "parquet":
+            pq.write_table(table, path)
+            return path
+        with pa.ipc.new_stream(path, table.schema) as writer:
+            writer.write_table(table)
+    elif kind == "csv":
+        with path.open("w", newline="") as file:
+            csv.writer(file).writerows([row, row.values()])
+    elif kind == "json":
+        path.write_text(json.dumps([row, row], indent=2))
+    else:
+        data = (json.dumps(row) + "\n").encode()
+        path.write_bytes(gzip.compress(data) if kind == "jsonl.gz" else data)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "json", "jsonl.gz", "ndjson", "parquet", "arrow", "csv"])
+def test_all_kinds_of_files_say_the_same(kind: str, tmp_path: Path) -> None:
+    """Messages may stand as JSON in a text, as CSV has them."""
+    talk = {"id": "a", "messages": json.dumps([ASKED, ANSWER])}
+    pair = {"prompt": json.dumps([ASKED]), "chosen": json.dumps([ANSWER]), "rejected": json.dumps([ANSWER])}
+    wanted = Rows("conversation", {"messages": "messages"}, ("id",), True)
+    assert rows_at(str(_as(kind, talk, tmp_path / f"a.{kind}"))) == wanted
+    assert rows_at(str(_as(kind, pair, tmp_path / f"b.{kind}"))) == Rows("dpo", PAIR, (), True)
+    if kind != "csv":
+        listed = {"id": "a", "messages": [ASKED, ANSWER]}
+        assert rows_at(str(_as(kind, listed, tmp_path / f"c.{kind}"))) == wanted

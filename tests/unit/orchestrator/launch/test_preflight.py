@@ -16,6 +16,7 @@ from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec, parse
 from orchestrator.launch.preflight import (
     check_cleaning,
+    check_named_columns,
     check_objective,
     check_places,
     check_preferences,
@@ -140,6 +141,37 @@ def test_rows_are_not_looked_at_before_their_columns_are_said(tmp_path: Path) ->
     check_text(spec(workload={"model": "gpt-tiny", "objective": "dpo"}, data=data))
     with pytest.raises(InputError, match="has no text 'text'"):
         check_text(spec(data=data))
+
+
+def test_a_record_is_a_sample_however_short_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"p": "a", "c": "b", "r": "c"}\n' * 10)
+    fields = {"prompt": "p", "chosen": "c", "rejected": "r"}
+    data = {"sources": [{"uri": str(path), "field": fields}], "sequence_length": 512}
+    workload = {"model": "gpt-tiny", "objective": "dpo"}
+    check_text(spec(workload=workload, data=data))
+    with pytest.raises(InputError, match="fewer than one sequence of 512 tokens"):
+        check_text(spec(data={**data, "sources": [{"uri": str(path), "field": "p"}]}))
+    path.write_text("")
+    with pytest.raises(InputError, match=r"data.sources: all files are empty; give files with rows"):
+        check_text(spec(workload=workload, data=data))
+
+
+def test_a_column_that_no_row_has_is_told_before_anything_is_prepared(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"p": "a", "c": "b", "r": "c", "tools": "[]"}\n')
+    fields = {"prompt": "p", "chosen": "c", "rejected": "r"}
+
+    def asked(field: dict[str, str], **more: Any) -> JobSpec:
+        source = {"uri": str(tmp_path / "rows.jsonl"), "field": field}
+        return spec(workload={"model": "gpt-tiny", "objective": "dpo"}, data={"sources": [source]}, **more)
+
+    check_named_columns(asked({**fields, "tools": "tools"}))
+    with pytest.raises(InputError, match=r"data.sources.0.field: names 'toolz', .* did you mean 'tools'\?;"):
+        check_named_columns(asked({**fields, "tools": "toolz"}))
+    of_set = {"uri": str(tmp_path / "rows.jsonl"), "field": {**fields, "tools": "tool"}}
+    wrong = asked(fields, evaluate={"sets": {"wiki": {"sources": [of_set]}}})
+    with pytest.raises(InputError, match=r"evaluate.sets.wiki.sources.0.field: names 'tool'"):
+        check_named_columns(wrong)
 
 
 PAIRS = {"uri": "a.jsonl", "field": {"prompt": "p", "chosen": "c", "rejected": "r"}}

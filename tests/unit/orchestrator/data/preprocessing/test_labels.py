@@ -19,6 +19,7 @@ from orchestrator.data.preprocessing.records import RecordKind, records_of
 from orchestrator.data.preprocessing.rejections import notes, totals
 from orchestrator.data.sources.rejected import Rejected, Unfit
 from orchestrator.job.data import Source
+from orchestrator.job.errors import InputError
 from workloads.objectives.records import unpack
 
 STARS, SIGNS, TRUTHS = ("1", "2", "3", "4", "5"), ("-1", "0", "1"), ("true", "false")
@@ -86,9 +87,9 @@ def test_what_no_label_is_called_is_refused_where_labels_are_numbers_or_truths(
 
 
 def test_a_run_of_an_earlier_version_reads_its_labels_as_it_began() -> None:
-    assert Labels(STARS, (), 5).number_of(1) == 1
-    assert Labels(TRUTHS, (), 5).number_of(True) == 1
-    assert not Labels(STARS, (), 5).is_by_number(1)
+    assert Labels(STARS, 5).number_of(1) == 1
+    assert Labels(TRUTHS, 5).number_of(True) == 1
+    assert not Labels(STARS, 5).is_by_number(1)
 
 
 ROWS = [("one", "1", True), ("five", "5", False), ("two", "2", True)]
@@ -143,6 +144,5 @@ def test_the_numbers_of_a_class_label_are_its_names(kind: str, letters: Tokenize
         made.save_to_disk(tmp_path / "rows.arrow")
     found = read(tmp_path / f"rows.{kind}", ("1", "2", "3"), "label", letters)
     assert found == ([1, 2, 0], [])
-    other, told = read(tmp_path / f"rows.{kind}", ("one", "two", "three"), "label", letters)
-    assert other == [0, 1, 2]
-    assert told[0]["count"] == 3
+    with pytest.raises(InputError, match="name the labels as the column does: 2, 3, 1"):
+        read(tmp_path / f"rows.{kind}", ("one", "two", "three"), "label", letters)

@@ -7,8 +7,11 @@ import gzip
 import json
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from orchestrator.data.sources import resolve
 from orchestrator.job.data import Source
 from orchestrator.job.errors import InputError
 from orchestrator.verify.rehearsal.text import LEAST, excerpt
@@ -56,16 +59,36 @@ def test_a_cell_with_line_breaks_is_not_cut(tmp_path: Path) -> None:
     assert rows[-1][0].endswith("three")
 
 
-def test_a_large_table_becomes_lines(tmp_path: Path) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
+def test_of_a_large_table_the_first_rows_are_taken_with_their_schema(suffix: str, tmp_path: Path) -> None:
+    """The schema says which label a number is."""
     texts = [f"row {number} " + "x" * 100 for number in range(LARGE // 50)]
-    pq.write_table(pa.table({"text": texts}), tmp_path / "a.parquet", compression="none")
-    (found,) = excerpt_of(tmp_path / "a.parquet", tmp_path)
-    assert [json.loads(line)["text"] for line in found.read_text().splitlines()] == texts[
-        : len(found.read_text().splitlines())
-    ]
+    schema = pa.schema([("text", pa.string()), ("other", pa.string())], {"huggingface": "names"})
+    path = tmp_path / f"lang=en%2FUS/a{suffix}"
+    path.parent.mkdir()
+    table = pa.table({"text": texts, "other": texts}, schema)
+    if suffix == ".parquet":
+        pq.write_table(table, path, compression="none")
+    else:
+        with pa.ipc.new_stream(path, schema) as writer:
+            writer.write_table(table)
+    field = {"text": "text", "label": "lang"}
+    (found,) = excerpt_of(path, tmp_path, field=field)
+    kept = pq.ParquetFile(found).read()
+    assert kept.column("text").to_pylist() == texts[: kept.num_rows]
+    assert 0 < kept.num_rows < len(texts)
+    assert kept.schema.names == ["text"]
+    assert kept.schema.metadata[b"huggingface"] == b"names"
+    assert [file.folders for file in resolve([Source(uri=str(found), field=field)])] == [{"lang": "en/US"}]
+
+
+def test_a_large_list_of_json_becomes_lines(tmp_path: Path) -> None:
+    rows = [{"text": f"row {number} " + "x" * 100} for number in range(LARGE // 50)]
+    (tmp_path / "a.json").write_text(json.dumps(rows, indent=1))
+    (found,) = excerpt_of(tmp_path / "a.json", tmp_path)
+    read = [json.loads(line) for line in found.read_text().splitlines()]
+    assert read == rows[: len(read)]
+    assert 0 < len(read) < len(rows)
 
 
 def test_what_is_not_there_is_told(tmp_path: Path) -> None:
