@@ -16,7 +16,7 @@ from workloads.describe import FOLDER, SENTENCES, Description, Implementation, d
 from workloads.errors import WorkloadError
 from workloads.hf.hf_class import HuggingFaceModel
 from workloads.hf.hf_class import build as build_class
-from workloads.hf.hf_config import root
+from workloads.hf.hf_config import FolderConfig, root
 from workloads.hf.network import HuggingFaceNetwork
 from workloads.hf.our_names import told_by_our_names
 from workloads.hf.weights import check_of_class, weights_of_model
@@ -65,15 +65,16 @@ def load(
     labels: Sequence[str] = (),
     adapter: Adapter | None = None,
     implementation: Implementation = "auto",
+    kept: FolderConfig | None = None,
 ) -> TransformerWorkload | HuggingFaceWorkload | OwnWorkload:
     """The workload of preset `model` (with `changes`), of `hf:<folder>` or of `module:name`, trained with `objective`.
 
     options are those of the objective; rule is the sampling rule of the run's data, see `workloads.objectives.sampled`;
     mup gives the widths of the base model for muP, see `workloads.model.mup`; dropout, attention_dropout and layer_drop
     are rates, see `workloads.model.dropout`. described is what `describe` said of the model, if it was asked already;
-    else it is asked with this implementation. begin reads other weights to begin with than those of the folder. With an
-    adapter only that is trained, and heads that begin anew. A model of a folder gets a row for each token that was
-    added to its tokenizer.
+    else it is asked with this implementation, and `kept` is what the run has kept of the configuration in the folder.
+    begin reads other weights to begin with than those of the folder. With an adapter only that is trained, and heads
+    that begin anew. A model of a folder gets a row for each token that was added to its tokenizer.
 
     Raises WorkloadError for an unknown model, field or objective, an objective that the architecture cannot train, a
     sequence longer than the model's positions, a vocabulary larger than the model's, a checkpoint that does not fit,
@@ -84,10 +85,10 @@ def load(
             f"mup scales weights that begin anew, and {model} has its own; use a preset or set mup to null"
         )
     if described is None:
-        described = describe(model, changes, vocabulary.size, implementation=implementation)
+        described = describe(model, changes, vocabulary.size, implementation=implementation, kept=kept)
     config = described
     if not isinstance(config, OwnModel):
-        config = headed(model, config, objective, changes or {}, len(labels) or None)
+        config = headed(model, config, objective, changes or {}, len(labels) or None, kept)
     if isinstance(config, TransformerConfig) and vocabulary.added <= config.vocab_size < vocabulary.size:
         config = config.changed({"vocab_size": vocabulary.size})
     taken = adapter.positions if adapter else 0

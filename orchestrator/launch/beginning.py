@@ -44,14 +44,18 @@ def check_base(job: ResolvedJob, commit: CommitManifest | None) -> None:
             where = f"workload.model {model.removeprefix('hf:')}"
             raise InputError("has no weights, which an adapter is for", where, hint)
         if commit is None and model.startswith(FOLDER):
-            _check_tables(spec, load_workload(spec, vocabulary_before_data(job), FORMAT, job.model), model)
+            _check_tables(
+                spec,
+                load_workload(spec, vocabulary_before_data(job), FORMAT, job.model, kept=job.kept),
+                model,
+            )
         return
     begun, where = (commit.meta.get(BASE) if commit else None) or {}, spec.workload.init_from
     if commit is None or spec.needs_base:
         vocabulary = vocabulary_before_data(job)
 
         def read(base: Base | None) -> None:
-            workload = load_workload(spec, vocabulary, FORMAT, job.model, base)
+            workload = load_workload(spec, vocabulary, FORMAT, job.model, base, kept=job.kept)
             if commit is None:
                 _check_tables(spec, workload, where)
 
@@ -93,7 +97,7 @@ def check_continues(job: ResolvedJob, run_dir: RunDir) -> CommitManifest | None:
 
     if not isinstance(job.spec.data.tokenizer, TrainedTokenizer):  # whose vocabulary is not known yet
         step = source.commit.step
-        workload = load_workload(job.spec, vocabulary_before_data(job), FORMAT, job.model)
+        workload = load_workload(job.spec, vocabulary_before_data(job), FORMAT, job.model, kept=job.kept)
         thawing = [name for name, at in workload.thawed_after.items() if at == step]
         try:
             source.commit.check_shapes(committed_shapes(after(workload, step), thawing))

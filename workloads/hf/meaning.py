@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from workloads.hf.hf_config import read_hf_config
+from workloads.hf.hf_config import AnyMethod, FolderConfig, read_hf_config
 
 GENERIC = re.compile(r"LABEL_\d+")
 """The names that transformers gives to labels that nobody named."""
@@ -29,9 +29,10 @@ class FolderMeaning:
     problem_type: str | None = None
 
 
-def folder_meaning(folder: str) -> FolderMeaning:
-    """Read what the folder (or its config.json) means. Raises WorkloadError if transformers cannot read it."""
-    config = read_hf_config(folder, quantised=_Anything())
+def folder_meaning(folder: str, kept: FolderConfig | None = None) -> FolderMeaning:
+    """Read what the folder (or its config.json) means, by the configuration that a run has `kept`, if there is one.
+    Raises WorkloadError if transformers cannot read it."""
+    config = read_hf_config(folder, quantised=AnyMethod(), kept=kept)
     return FolderMeaning(labels=_labels(config), problem_type=getattr(config, "problem_type", None))
 
 
@@ -39,10 +40,3 @@ def _labels(config: Any) -> tuple[str, ...]:
     named = getattr(config, "id2label", None) or {}
     labels = tuple(str(named[number]) for number in sorted(named))
     return () if all(GENERIC.fullmatch(label) for label in labels) else labels
-
-
-class _Anything:
-    """Contains everything: meaning does not depend on how weights are quantised."""
-
-    def __contains__(self, _: object) -> bool:
-        return True
