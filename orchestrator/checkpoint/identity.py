@@ -290,12 +290,14 @@ def _base_names(named: str | list[str]) -> str | list[str]:
 
 def _unlike(key: str, was: Any, now: Any) -> Iterator[tuple[str, Any, Any]]:
     """The keys, at and below `key`, in which two values differ. 1, 1.0 and true are three values, as in a file."""
-    inner = [value for value in (was, now) if isinstance(value, dict) and value]
-    if len(inner) == 2 or (inner and (was in (None, ABSENT) or now in (None, ABSENT))):
-        names = dict.fromkeys(name for value in inner for name in value)
-        for name in names:
-            below = [value.get(name, ABSENT) if isinstance(value, dict) else ABSENT for value in (was, now)]
-            yield from _unlike(f"{key}.{name}" if key else str(name), below[0], below[1])
+    inner = [value for value in (was, now) if isinstance(value, dict)]
+    there = sum(value is not None and value is not ABSENT for value in (was, now))
+    if any(inner) and len(inner) == there:  # else one of the two is no mapping
+        for name in dict.fromkeys(name for value in inner for name in value):
+            theirs, ours = (
+                value.get(name, ABSENT) if isinstance(value, dict) else ABSENT for value in (was, now)
+            )
+            yield from _unlike(f"{key}.{name}" if key else str(name), theirs, ours)
     elif is_other(was, now):
         yield key, was, now
 

@@ -49,8 +49,14 @@ EDITS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "rotary base": (rotary, r"rope_parameters\.rope_theta is 10000\.0 in this run and 100\.0"),
     "activation": (lambda c: c.update(hidden_act="gelu"), r'hidden_act is "silu" in this run and "gelu"'),
     "eps": (lambda c: c.update(rms_norm_eps=0.5), r"rms_norm_eps is 1e-06 in this run and 0\.5"),
-    "tie": (lambda c: c.update(tie_word_embeddings=True), r"tie_word_embeddings is false in this run and true"),
-    "labels": (lambda c: c.update(id2label={"0": "b", "1": "a"}), r'id2label\.0 is "LABEL_0" in this run and "b"'),
+    "tie": (
+        lambda c: c.update(tie_word_embeddings=True),
+        r"tie_word_embeddings is false in this run and true",
+    ),
+    "labels": (
+        lambda c: c.update(id2label={"0": "b", "1": "a"}),
+        r'id2label\.0 is "LABEL_0" in this run and "b"',
+    ),
 }
 
 
@@ -62,7 +68,9 @@ class Made:
         self.folder.mkdir(parents=True)
         config = LlamaConfig(**SIZES)
         torch.manual_seed(0)
-        LlamaForCausalLM(config).save_pretrained(self.folder) if has_weights else config.save_pretrained(self.folder)
+        LlamaForCausalLM(config).save_pretrained(self.folder) if has_weights else config.save_pretrained(
+            self.folder
+        )
         tokenizer = place / "tokenizer"
         tokenizer.mkdir()
         write_tokenizer(tokenizer, template=False)
