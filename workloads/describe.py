@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from workloads.errors import WorkloadError
-from workloads.hf.hf_config import FOLDER
+from workloads.hf.hf_config import FOLDER, FolderConfig, folder_config
 from workloads.model import count
 from workloads.model.config import TransformerConfig
 from workloads.model.presets import preset
@@ -48,13 +48,14 @@ def describe(
     objective: str | None = None,
     classes: int | None = None,
     implementation: Implementation = "auto",
+    kept: FolderConfig | None = None,
 ) -> Description:
     """The configuration of preset `model`, of the folder in `hf:<folder>`, or of `module:name`, with `changes`.
 
     A preset has `vocab_size` tokens unless `changes` give another number; a folder keeps its own. With `objective` the
     model has the heads that it trains, of so many `classes`. A folder with a conversion table here is a model of this
-    project, unless `implementation` is transformers. Raises WorkloadError for an unknown model or field, or
-    sizes that do not fit each other.
+    project, unless `implementation` is transformers. Its configuration is what a run has `kept` of it, else what the
+    folder has. Raises WorkloadError for an unknown model or field, or sizes that do not fit each other.
     """
     wanted = dict(changes or {})
     if is_object_reference(model):
@@ -69,9 +70,13 @@ def describe(
     from workloads.hf.folder import describe_folder
     from workloads.hf.hf_class import describe_hf_class
 
-    read = describe_folder if implementation == "auto" else describe_hf_class
-    found = read(model.removeprefix(FOLDER)).changed(wanted)
-    return found if objective is None else _of_objective(model, found, objective, wanted, classes)
+    folder = model.removeprefix(FOLDER)
+    kept = kept or folder_config(folder)
+    if implementation == "auto":
+        found = describe_folder(folder, kept).changed(wanted)
+    else:
+        found = describe_hf_class(folder, kept=kept).changed(wanted)
+    return found if objective is None else _of_objective(model, found, objective, wanted, classes, kept)
 
 
 def _of_objective(
@@ -80,8 +85,9 @@ def _of_objective(
     objective: str,
     changes: Mapping[str, Any],
     classes: int | None,
+    kept: FolderConfig | None = None,
 ) -> Description:
-    config = headed(model, found, objective, changes, classes)
+    config = headed(model, found, objective, changes, classes, kept)
     return for_objective(config, objective, classes) if isinstance(config, TransformerConfig) else config
 
 
@@ -91,9 +97,11 @@ def headed(
     objective: str,
     changes: Mapping[str, Any],
     classes: int | None,
+    kept: FolderConfig | None = None,
 ) -> TransformerConfig | HuggingFaceModel:
     """The model; of a class that is run as it is, with the head that `objective` trains, of so many classes. Where a
-    model in a folder can have no such head here, its class of transformers has it, which is then run as it is.
+    model in a folder, whose configuration is `kept`, can have no such head here, its class of transformers has it,
+    which is then run as it is.
 
     Raises WorkloadError if there is none.
     """
@@ -115,7 +123,7 @@ def headed(
             f"{model} ({found.architecture}) has no head for {objective} here; export it, and give hf:<folder>, whose "
             "class of transformers has one"
         )
-    theirs = describe_hf_class(model.removeprefix(FOLDER)).changed(changes)
+    theirs = describe_hf_class(model.removeprefix(FOLDER), kept=kept).changed(changes)
     return theirs.with_head(head, CLASSES.get(objective, classes or 2))
 
 

@@ -16,8 +16,8 @@ from workloads.describe import FOLDER, SENTENCES, Description, Implementation, d
 from workloads.errors import WorkloadError
 from workloads.hf.hf_class import HuggingFaceModel
 from workloads.hf.hf_class import build as build_class
-from workloads.hf.hf_config import root
-from workloads.hf.meaning import by_label, compares_labels, folder_meaning
+from workloads.hf.hf_config import FolderConfig, root
+from workloads.hf.meaning import FolderMeaning, by_label, compares_labels, folder_meaning
 from workloads.hf.network import HuggingFaceNetwork
 from workloads.hf.our_names import told_by_our_names
 from workloads.hf.weights import check_of_class, weights_of_model
@@ -66,15 +66,16 @@ def load(
     labels: Sequence[str] = (),
     adapter: Adapter | None = None,
     implementation: Implementation = "auto",
+    kept: FolderConfig | None = None,
 ) -> TransformerWorkload | HuggingFaceWorkload | OwnWorkload:
     """The workload of preset `model` (with `changes`), of `hf:<folder>` or of `module:name`, trained with `objective`.
 
     options are those of the objective; rule is the sampling rule of the run's data, see `workloads.objectives.sampled`;
     mup gives the widths of the base model for muP, see `workloads.model.mup`; dropout, attention_dropout and layer_drop
     are rates, see `workloads.model.dropout`. described is what `describe` said of the model, if it was asked already;
-    else it is asked with this implementation. begin reads other weights to begin with than those of the folder. With an
-    adapter only that is trained, and heads that begin anew. A model of a folder gets a row for each token that was
-    added to its tokenizer.
+    else it is asked with this implementation, and `kept` is what the run has kept of the configuration in the folder.
+    begin reads other weights to begin with than those of the folder. With an adapter only that is trained, and heads
+    that begin anew. A model of a folder gets a row for each token that was added to its tokenizer.
 
     Raises WorkloadError for an unknown model, field or objective, an objective that the architecture cannot train, a
     sequence longer than the model's positions, a vocabulary larger than the model's, a checkpoint that does not fit,
@@ -85,16 +86,17 @@ def load(
             f"mup scales weights that begin anew, and {model} has its own; use a preset or set mup to null"
         )
     if described is None:
-        described = describe(model, changes, vocabulary.size, implementation=implementation)
+        described = describe(model, changes, vocabulary.size, implementation=implementation, kept=kept)
     config = described
     if not isinstance(config, OwnModel):
-        config = headed(model, config, objective, changes or {}, len(labels) or None)
+        config = headed(model, config, objective, changes or {}, len(labels) or None, kept)
     if isinstance(config, TransformerConfig) and vocabulary.added <= config.vocab_size < vocabulary.size:
         config = config.changed({"vocab_size": vocabulary.size})
     taken = adapter.positions if adapter else 0
     _check(model, config, objective, vocabulary, sequence_length + taken)
     if isinstance(config, OwnModel) and objective == SAMPLES:
         return _own(OwnWorkload(model, config, OfSamples(), vocabulary), adapter, begin)
+    meaning = folder_meaning(model.removeprefix(FOLDER), kept) if model.startswith(FOLDER) else None
     built = objectives.build(
         objective,
         vocabulary=vocabulary,
@@ -137,7 +139,7 @@ def load(
         )
     config = replace(config, dropout=dropout, attention_dropout=attention_dropout, layer_drop=layer_drop)
     if mup is None:
-        made = _workload(model, config, built, vocabulary, begin)
+        made = _workload(model, config, built, vocabulary, begin, meaning)
         with told_by_our_names(config):
             return made if adapter is None else made.with_adapter(adapter)
     return _workload(model, _scaled(model, beside(config, mup), built, vocabulary), built, vocabulary, begin)
@@ -181,8 +183,9 @@ def _workload(
     objective: Objective,
     vocabulary: Vocabulary,
     begin: Begin | None,
+    meaning: FolderMeaning | None = None,
 ) -> TransformerWorkload:
-    workload = TransformerWorkload(model, config, objective, vocabulary)
+    workload = TransformerWorkload(model, config, objective, vocabulary, meaning=meaning)
     if begin is not None:
         weights = begin(config, workload.shapes, workload.tables, vocabulary.added)
         return replace(workload, pretrained=weights)
@@ -193,7 +196,9 @@ def _workload(
     weights = pretrained(config, workload.shapes, folder, workload.tables, vocabulary.added)
     if compares_labels(objective):
         labels = getattr(objective, "labels", ())
-        weights = by_label(weights, folder_meaning(folder), objective.name, labels, folder)
+        weights = by_label(
+            weights, workload.meaning or folder_meaning(folder), objective.name, labels, folder
+        )
     return replace(workload, pretrained=weights)
 
 

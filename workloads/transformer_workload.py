@@ -13,7 +13,7 @@ from workloads.adapters.adapter import Adapter, check_has_biases, merged_reader,
 from workloads.adapters.frozen import parameters_of
 from workloads.adapters.nf4 import RoundedTensor
 from workloads.errors import WorkloadError
-from workloads.hf.hf_config import FOLDER
+from workloads.hf.meaning import FolderMeaning
 from workloads.model import losses
 from workloads.model.config import TransformerConfig
 from workloads.model.depth import depth
@@ -41,7 +41,7 @@ class TransformerWorkload:
     """A transformer and an objective; the contract is `workloads.workload.Workload`.
 
     pretrained has the weights that it begins with, if it does not begin anew; frozen are the parameters that are not
-    trained.
+    trained. meaning is what the pretrained folder means beyond its weights.
     """
 
     name: str
@@ -52,6 +52,7 @@ class TransformerWorkload:
     frozen: frozenset[str] = frozenset()
     adapter: Adapter | None = None
     thawed_after: Mapping[str, int] = field(default_factory=dict, compare=False)
+    meaning: FolderMeaning | None = field(default=None, compare=False)
 
     def build(self) -> nn.Module:
         """The plain module on the current default device."""
@@ -269,12 +270,11 @@ class TransformerWorkload:
 
     def _output_names(self) -> Sequence[str]:
         """The names of what a head of labels predicts; none for other heads."""
-        from workloads.hf.meaning import FolderMeaning, folder_meaning, names_of_outputs
+        from workloads.hf.meaning import names_of_outputs
 
         if self.config.head not in ("sequence", "token"):
             return ()
-        named = self.name.startswith(FOLDER)
-        theirs = folder_meaning(self.name.removeprefix(FOLDER)) if named else FolderMeaning()
+        theirs = self.meaning or FolderMeaning()
         return names_of_outputs(getattr(self.objective, "labels", ()), theirs, self.config.classes)
 
     @property

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import json
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 from orchestrator.checkpoint.last_commit import refuse_anew
@@ -17,10 +19,11 @@ from orchestrator.job.spec import STAGES, JobSpec, parse
 from orchestrator.storage.run_directory import ORIGIN, RunDir
 
 IDENTITY, SHARDS, BASE, CODE, CONTINUED = "identity", "shards", "base", "code", "continued_from"
-CLEANED_BY = "cleaned_by"
+CLEANED_BY, KEPT = "cleaned_by", "folder_config"
 """Keys of a commit's meta: the parts of the job that make the run the same run, the digest of its token shards, the
 weights that it began with, the hashes of the user's own code, and the commit of another run that it goes on from: its
-run, step, position and receipt; the hashes of own code that cleaned its text. Commits of earlier versions lack them and
+run, step, position and receipt; the hashes of own code that cleaned its text; the configuration files of the pretrained
+folder that its model is of, see `orchestrator.resolve.kept_config`. Commits of earlier versions lack them and
 are not compared."""
 TILES = "tiles"
 """Key of a commit's meta: that weights were drawn in tiles, see `workloads.model.initialise.Drawn`."""
@@ -30,6 +33,15 @@ LENGTH = "train.steps"
 PRECISION, CHAT_DATE = "train.precision", "data.chat_date"
 OF_LENGTH = ("train.optimizer.warmup", "train.optimizer.decay")
 """Keys that a job file may give as a share of it."""
+
+
+class Absent(Enum):
+    """What stands for the value of a key that a job does not have, which is another thing than null."""
+
+    ABSENT = "not set"
+
+
+ABSENT = Absent.ABSENT
 DAMAGED = "put it back; or remove it and run the job again, whose commits know which run it is"
 
 
@@ -73,20 +85,25 @@ def check_same_run(spec: JobSpec, run: RunDir) -> CommitManifest | None:
     commit = Store(run.commits).latest(deep=False)
     extension_of(spec, run, commit)
     if commit is not None:
-        _check_same_sets(spec, run)
+        _check_sets_of(spec, run)
         check_same_code(spec, commit.meta.get(CODE) or {}, run.uri)
         check_same_cleaning(spec, commit.meta.get(CLEANED_BY) or {}, run.uri)
     return commit
 
 
-def _check_same_sets(spec: JobSpec, run: RunDir) -> None:
-    """Raise InputError if a set of the run is read otherwise than until now: its values are compared. Only job.yaml
-    tells; a run whose job.yaml is gone or damaged goes on."""
+def _check_sets_of(spec: JobSpec, run: RunDir) -> None:
+    """As `check_same_sets`. Only job.yaml tells; a run whose job.yaml is gone or damaged goes on."""
     try:
         before = read_job(run)
     except InputError:
-        before = None
-    known = before.set_sources if before else {}
+        return
+    if before is not None:
+        check_same_sets(spec, before)
+
+
+def check_same_sets(spec: JobSpec, before: JobSpec) -> None:
+    """Raise InputError if a set is read otherwise than by the job `before`: its values are compared."""
+    known = before.set_sources
     for name, (where, sources) in spec.set_sources.items():
         _, was = known.get(name, (where, []))
         if [bare_places(each.uri) for each in was] != [bare_places(each.uri) for each in sources]:
@@ -216,21 +233,21 @@ def _compare(spec: JobSpec, before: JobSpec, where: str, but: Collection[str] = 
 
 def differences(spec: JobSpec, before: JobSpec) -> list[tuple[str, Any, Any]]:
     """The keys in which two jobs are not the same run, wherever their files are: each with the value `before` and that
-    of `spec`, None for one that is not there. A job that leaves its precision open has that of its run."""
-    ours, theirs = (_flat(_without_locations(job.identity())) for job in (spec, before))
-    keys = sorted(ours.keys() | theirs.keys())
-    if "auto" in (spec.train.precision, before.train.precision):
-        keys.remove(PRECISION)
-    if (
-        before.data.chat_date is None and CHAT_DATE in keys
-    ):  # a run of an earlier version, whose template asked the clock
-        keys.remove(CHAT_DATE)
-    return [(key, theirs.get(key), ours.get(key)) for key in keys if ours.get(key) != theirs.get(key)]
+    of `spec`, ABSENT for one that is not there. A job that leaves its precision open has that of its run."""
+    ours, theirs = (_without_locations(job.identity()) for job in (spec, before))
+    free = {PRECISION} if "auto" in (spec.train.precision, before.train.precision) else set()
+    if before.data.chat_date is None:  # a run of an earlier version, whose template asked the clock
+        free.add(CHAT_DATE)
+    return [
+        found for found in sorted(_unlike("", theirs, ours), key=lambda each: each[0]) if found[0] not in free
+    ]
 
 
 def shown(value: Any) -> str:
     """A value of `differences` as a message has it."""
-    return "not set" if value is None else repr(redact(value))
+    if value is ABSENT:
+        return str(value.value)
+    return "null" if value is None else repr(redact(value))
 
 
 def _differs(key: str, theirs: Any, ours: Any, where: str) -> InputError:
@@ -271,11 +288,22 @@ def _base_names(named: str | list[str]) -> str | list[str]:
     return base_name(named) if isinstance(named, str) else [base_name(path) for path in named]
 
 
-def _flat(value: Any, key: str = "") -> dict[str, Any]:
-    if not isinstance(value, dict):
-        return {key: value}
-    return {
-        k: v
-        for name, inner in value.items()
-        for k, v in _flat(inner, f"{key}.{name}" if key else name).items()
-    }
+def _unlike(key: str, was: Any, now: Any) -> Iterator[tuple[str, Any, Any]]:
+    """The keys, at and below `key`, in which two values differ. 1, 1.0 and true are three values, as in a file."""
+    inner = [value for value in (was, now) if isinstance(value, dict)]
+    there = sum(value is not None and value is not ABSENT for value in (was, now))
+    if any(inner) and len(inner) == there:  # else one of the two is no mapping
+        for name in dict.fromkeys(name for value in inner for name in value):
+            theirs, ours = (
+                value.get(name, ABSENT) if isinstance(value, dict) else ABSENT for value in (was, now)
+            )
+            yield from _unlike(f"{key}.{name}" if key else str(name), theirs, ours)
+    elif is_other(was, now):
+        yield key, was, now
+
+
+def is_other(was: Any, now: Any) -> bool:
+    """Whether a file writes two values differently: 1, 1.0 and true are three, and null is not the same as no key."""
+    if ABSENT in (was, now):
+        return was is not now
+    return json.dumps(was, sort_keys=True) != json.dumps(now, sort_keys=True)

@@ -48,6 +48,7 @@ def inputs_of(target: str) -> tuple[TrainingInputs, Tokens, Source | None] | Non
     from orchestrator.data.prepared.tokens import Tokens
     from orchestrator.data.progress import silent
     from orchestrator.resolve.continued import source_of
+    from orchestrator.resolve.kept_config import kept_config
     from orchestrator.resolve.prepared_data import PreparedData, prepared, tokens_of
     from orchestrator.resolve.training_inputs import training_inputs
     from orchestrator.storage.run_directory import RunDir
@@ -65,7 +66,8 @@ def inputs_of(target: str) -> tuple[TrainingInputs, Tokens, Source | None] | Non
         commit = Store(run.commits).latest(deep=False)
         if commit is not None:
             tokens = whole(tokens_of(spec, run, commit.meta["data"]))
-            return training_inputs(spec, tokens), tokens, source_of(spec, run)
+            inputs = training_inputs(spec, tokens, kept=kept_config(commit))
+            return inputs, tokens, source_of(spec, run)
     data = prepared(spec, run, PreparedData(), silent, make=False)
     tokens = Tokens.open(data.uri)
     return training_inputs(spec, tokens), tokens, source_of(spec, run)

@@ -37,10 +37,12 @@ from orchestrator.planning.planner import Planner
 from orchestrator.resolve.base import NO_BASE, base_json, same_base
 from orchestrator.resolve.continued import begun_from, take_over
 from orchestrator.resolve.held_base import bases_of
+from orchestrator.resolve.kept_config import config_json, kept_config
 from orchestrator.resolve.prepared_data import PreparedData, is_whole, keep_excerpt
 from orchestrator.storage.row_types import EventFields
 from orchestrator.storage.run_directory import Row, RunDir
 from orchestrator.train.task import Task
+from workloads.hf.hf_config import FolderConfig
 
 if TYPE_CHECKING:
     from cluster.jobs.job_queue import QueueClient
@@ -73,6 +75,7 @@ class Controller:
         self._policy = Policy(spec, lambda workers: None)
         self._planner: Planner | None = None
         self._data, self._shards, self._base = PreparedData(), "", NO_BASE
+        self._kept: FolderConfig | None = None
         self._stored = StorageWait(spec, lambda: self._stop is not None, self._tell)
         self._preparing = DataPreparation(spec, run, self._stored, self._tell)
         self._exports = BackgroundExport(cluster, spec, run, self._tell_export)
@@ -198,7 +201,9 @@ class Controller:
     def _evaluate(self, history: RunHistory, before: State) -> None:
         """Evaluate beside the run what was decided on, and tell of it in a phase that goes on."""
         phase = self._state.phase
-        self._beside.follow(self._state, self._data, self._shards, base_json(self._base))
+        self._beside.follow(
+            self._state, self._data, self._shards, base_json(self._base), config_json(self._kept)
+        )
         for line in self._beside.news(phase):
             self._event(phase, line)
         if phase != before.phase and "evaluate" in (phase, before.phase):
@@ -261,7 +266,10 @@ class Controller:
         self._workers.prewarm_first(self._useful)  # what follows takes seconds
         source, commit = self._stored(lambda: begun_from(self._spec, self._run, history.newest))
         self._base, needed = self._stored(lambda: bases_of(self._spec, history.base, commit, self._run))
-        shape, shards, notes = self._stored(lambda: self._workers.resolved(self._data, needed, source))
+        kept = kept_config(commit) or self._kept
+        shape, self._kept, shards, notes = self._stored(
+            lambda: self._workers.resolved(self._data, needed, source, kept)
+        )
         self._shards = history.same_shards(shards, self._data.uri)
         first = self._planner is None
         planner = self._planner = self._workers.planner(shape, lambda: self._stop is not None)
@@ -278,7 +286,7 @@ class Controller:
     def _start(self, history: RunHistory, layout: Layout, layout_before: Layout | None) -> None:
         """Roll back to the last sound commit, write the plan, start a gang from there."""
         assert self._planner is not None
-        state, begun = self._state, (self._run, self._shards, self._data, self._base)
+        state, begun = self._state, (self._run, self._shards, self._data, self._base, self._kept)
         commit, notes = self._stored(lambda: history.roll_back(state.bad_commits, state.attempt))
         for note in notes:
             self._event("wait", note)
@@ -301,6 +309,7 @@ class Controller:
         history.use_holders(told["snapshot_token"], told["snapshot_servers"])
         told |= {"until": self._until, "faults": self._faults, "shards": self._shards, **self._planner.flops}
         told["base"] = base_json(self._stored(lambda: same_base(self._spec, self._base)))
+        told["folder_config"] = config_json(self._kept)
         return training_task(self._spec, self._run, self._data, self._state, commit, **told)
 
     def _note_first_step(self, history: RunHistory) -> None:

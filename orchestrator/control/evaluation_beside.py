@@ -130,10 +130,16 @@ class EvaluationBeside:
             self._waiting = {**self._waiting, step: commit}
 
     def follow(
-        self, state: State, data: PreparedData, shards: str, base: dict[str, Any] | None = None
+        self,
+        state: State,
+        data: PreparedData,
+        shards: str,
+        base: dict[str, Any] | None = None,
+        folder_config: dict[str, Any] | None = None,
     ) -> None:
         """Evaluate the commit that `state` says and no other, or nothing, on the held-out text in `data`, whose digest
-        is `shards`; `base` are the weights that the run began with.
+        is `shards`; `base` are the weights that the run began with, and `folder_config` what it has kept of a folder's
+        configuration.
 
         Returns at once: a worker is placed, and the process started in it, in later calls.
         """
@@ -150,7 +156,7 @@ class EvaluationBeside:
         self._gang.poll(0)
         if self._gang.ready():
             try:
-                task = self._task(self._waiting[step], data, shards, base)
+                task = self._task(self._waiting[step], data, shards, base, folder_config)
                 output = output_of_evaluation(self._run.uri, step)
                 self._gang.start(1, self._bundle, ENTRY, task.to_json(), output=output)
             except TimeoutError as error:
@@ -190,7 +196,12 @@ class EvaluationBeside:
             self._gang = None
 
     def _task(
-        self, commit: WaitingCommit, data: PreparedData, shards: str, base: dict[str, Any] | None
+        self,
+        commit: WaitingCommit,
+        data: PreparedData,
+        shards: str,
+        base: dict[str, Any] | None,
+        folder_config: dict[str, Any] | None,
     ) -> Task:
         """The task of one process, which writes nothing."""
         faults = (
@@ -208,6 +219,7 @@ class EvaluationBeside:
             shards=shards,
             sets=data.sets,
             base=base,
+            folder_config=folder_config,
         )
 
     def _wrong(self, rank: RankStatus, at: float) -> str:

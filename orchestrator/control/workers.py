@@ -30,6 +30,7 @@ from orchestrator.resolve.training_inputs import shape_over
 from orchestrator.storage.run_directory import Row, RunDir
 from orchestrator.track.rank_log import output_of_attempt
 from orchestrator.train.task import ENTRY, ENTRY_OF, PREEMPTION_NOTICES, Task
+from workloads.hf.hf_config import FolderConfig
 
 DUMP = 0.5
 """Seconds that the ranks of a gang that hangs have to tell where, before they are ended."""
@@ -149,12 +150,12 @@ class Workers:
         return self._cluster.machines(sorted({rank.node for rank in self.ranks}))
 
     def resolved(
-        self, data: PreparedData, base: Base | None, source: Source | None
-    ) -> tuple[ModelShape, str, list[str]]:
+        self, data: PreparedData, base: Base | None, source: Source | None, kept: FolderConfig | None
+    ) -> tuple[ModelShape, FolderConfig | None, str, list[str]]:
         """See `shape_over`: it imports torch, which the cluster may have done already."""
-        found = self._cluster.call(shape_over, self._spec, data, base, source)
-        shape, shards, notes = cast("tuple[ModelShape, str, list[str]]", found)
-        return shape, shards, [*notes, *not_held(base, self._run)]
+        found = self._cluster.call(shape_over, self._spec, data, base, source, kept)
+        shape, kept, shards, notes = cast("tuple[ModelShape, FolderConfig | None, str, list[str]]", found)
+        return shape, kept, shards, [*notes, *not_held(base, self._run)]
 
     def planner(self, shape: ModelShape, is_stopped: Callable[[], bool]) -> Planner:
         """Plans by what the least of the workers has; what is traced for that ends when the run `is_stopped`. Raises

@@ -10,6 +10,7 @@ from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning.layout import Layout
 from orchestrator.resolve.base import base_json, base_of_commit
+from orchestrator.resolve.kept_config import check_read_config, config_json, kept_config
 from orchestrator.resolve.prepared_data import tokens_of
 from orchestrator.resolve.training_inputs import digest_of
 from orchestrator.storage.row_types import EvaluationRow
@@ -32,7 +33,12 @@ def evaluate_commit(
         trained = spec.checkpoint.model_copy(update={"average": None})
         spec = spec.model_copy(update={"checkpoint": trained})
     size = Layout.from_json(commit.meta["layout"]).micro_batch
-    given = {"sets": dict(sets), "base": base_json(base_of_commit(spec, commit))}
+    check_read_config(spec, commit, run.uri)
+    given = {
+        "sets": dict(sets),
+        "base": base_json(base_of_commit(spec, commit)),
+        "folder_config": config_json(kept_config(commit)),
+    }
     task = Task.of_evaluation(spec, size, run=run.uri, data=tokens.folder.uri, restore=commit.step, **given)
     return row_of(spec, task)
 

@@ -65,7 +65,6 @@ def check_conversion(asked: Conversion, workload: Workload) -> None:
     """Raise InputError or WorkloadError if the format has no such model, as far as its configuration and its names
     tell; a tokenizer is looked at when there is one."""
     from workloads.hf.checkpoint import hf_config_of, hf_names
-    from workloads.hf.hf_config import read_hf_config
     from workloads.hf.name_maps import written
     from workloads.model.config import TransformerConfig
     from workloads.transformer_workload import shapes_of
@@ -77,7 +76,7 @@ def check_conversion(asked: Conversion, workload: Workload) -> None:
         alone = config.changed({"generator": 0}) if paired else config
         about = hf_config_of(alone, workload.vocabulary, workload.decoder_start).to_dict()
     else:
-        about = read_hf_config(config.folder, dict(config.changes)).to_dict()
+        about = config.hf_config().to_dict()
     if asked.form == "gguf":
         from workloads.hf.gguf_export import check_gguf
 

@@ -37,7 +37,7 @@ def write_tokenizer(tokens: Tokens, workload: Workload, spec: JobSpec, folder: s
         tokenizer = _with_special_tokens(tokenizer, workload, tokens.manifest.roles)
     model = spec.workload.model.removeprefix("hf:") if spec.workload.model.startswith("hf:") else ""
     _copy(_folder(model), folder, (GENERATION,))
-    source, given = spec.data.tokenizer, _given(spec.data.chat_template)
+    source, given = spec.data.tokenizer, _given(tokens, spec.data.chat_template)
     template = ""
     if not (isinstance(source, str) and _copied_whole(tokenizer, _folder(source), folder)):
         template = _template(Path(folder))
@@ -46,8 +46,11 @@ def write_tokenizer(tokens: Tokens, workload: Workload, spec: JobSpec, folder: s
         (Path(folder) / "chat_template.jinja").write_text(given or template)
 
 
-def _given(path: str | None) -> str:
-    """The chat template in a file that the job names; empty if it names none, or it is gone by now."""
+def _given(tokens: Tokens, path: str | None) -> str:
+    """The chat template in a file that the job names, as it was when it wrote the data; empty if it names none, or of
+    data of an earlier version if it is gone by now."""
+    if path and tokens.manifest.chat:
+        return str(tokens.manifest.chat["template"])
     place, _, name = (path or "").rpartition("/")
     return (DataFolder(place or ".").read(name) or b"").decode() if path else ""
 

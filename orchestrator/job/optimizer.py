@@ -5,46 +5,48 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, WithJsonSchema, model_validator
+from pydantic import Field, GetPydanticSchema, ValidatorFunctionWrapHandler, WithJsonSchema, model_validator
+from pydantic_core import core_schema
 
 from orchestrator.job.object_reference import ObjectReference
-from orchestrator.job.strict import LARGEST, Count, Fraction, StrictModel
+from orchestrator.job.strict import Count, Fraction, StrictModel
 
 NEWER = ("momentum", "layer_decay", "groups")
 """Keys that jobs of earlier versions lack; where they have their default they are no part of a run's identity."""
 SHARE = r"^[0-9]+(\.[0-9]+)?%$"
 
 
-def _steps_or_share(given: Any) -> Any:
+def _steps_or_share(given: Any, steps: ValidatorFunctionWrapHandler) -> Any:
+    if isinstance(given, str) and re.match(SHARE, given):
+        return given
     if isinstance(given, str) and not given.strip().isdecimal():
         raise ValueError("is neither steps nor a share of them such as 5%")
-    return given
+    return steps(given)
 
 
 Steps = Annotated[
-    Count,
-    BeforeValidator(_steps_or_share),
+    int | str,
+    GetPydanticSchema(
+        lambda _, handler: core_schema.no_info_wrap_validator_function(
+            _steps_or_share,
+            handler(Count),
+            serialization=core_schema.plain_serializer_function_ser_schema(lambda said: said),
+        )
+    ),
     WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": SHARE}]}),
 ]
-"""Steps; in a job file also a share of all steps, which `in_steps` replaces."""
+"""Steps, or a share of all steps such as "5%". It stays as it was said, since all steps may become others; `in_steps`
+gives the steps."""
 
 
-def in_steps(optimizer: Any, steps: Any) -> Any:
-    """An optimiser as it stands in a job file, its shares of all steps replaced by whole steps, rounded down."""
-    if not isinstance(optimizer, dict):
-        return optimizer
-    # of steps that are wrong themselves, no share is another error
-    try:
-        whole = TypeAdapter(int).validate_python(steps)
-    except ValidationError:
-        whole = 0
-    of = whole if 0 < whole <= LARGEST else 0
-    shares = {
-        key: int(of * float(value[:-1]) / 100)
-        for key in ("warmup", "decay")
-        if isinstance(value := optimizer.get(key), str) and re.match(SHARE, value)
-    }
-    return {**optimizer, **shares}
+def in_steps(said: int | str, steps: int) -> int:
+    """The steps that are said, of a share those of so many `steps`, rounded down."""
+    return int(steps * _share(said) / 100) if isinstance(said, str) else said
+
+
+def _share(said: str) -> float:
+    """The percentage of a share."""
+    return float(said.removesuffix("%"))
 
 
 class ParameterGroup(StrictModel):
@@ -131,9 +133,10 @@ class OptimizerSpec(StrictModel):
 
     @model_validator(mode="after")
     def only_wsd_has_a_decay(self) -> OptimizerSpec:
-        if self.schedule == "wsd" and not self.decay:
+        said = _share(self.decay) if isinstance(self.decay, str) else self.decay
+        if self.schedule == "wsd" and not said:
             raise ValueError("schedule wsd has no decay; set decay to its steps, or schedule to constant")
-        if self.schedule != "wsd" and self.decay:
+        if self.schedule != "wsd" and said:
             raise ValueError(
                 f"decay {self.decay} is for schedule wsd, and this is {self.schedule}; remove it or set wsd"
             )
@@ -145,4 +148,4 @@ class OptimizerSpec(StrictModel):
         None under a schedule that is stretched over the whole run.
         """
         stretched = self.schedule in ("linear", "cosine") or isinstance(self.schedule, ObjectReference)
-        return None if stretched else steps - self.decay
+        return None if stretched else steps - in_steps(self.decay, steps)

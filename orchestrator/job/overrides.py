@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import yaml
@@ -27,29 +28,36 @@ def override(document: dict[str, Any], text: str) -> None:
 
 def set_key(document: dict[str, Any], key: str, value: Any, where: str) -> None:
     """Set the dotted `key`, in place; missing mappings on the way are added. A mapping in a list is named by its name
-    or, where they have none, by its place from 0. `where` is for messages. Raises InputError."""
+    or, where they have none, by its place from 0. What is on the way is copied, since an alias of YAML is the same
+    object in several places. `where` is for messages. Raises InputError."""
     *parents, last = key.split(".")
-    listed = False  # `document` is a list by the names or places of its elements: none can be added
+    holder: dict[str, Any] | list[Any] = document
+    places: dict[str, Any] = {name: name for name in document}  # of the values in `holder`, by their names
     for parent in parents:
-        child = document.get(parent)
-        if listed and child is None:
-            raise InputError(f"there is no '{parent}'", where, f"choose from {', '.join(document)}")
+        listed = isinstance(holder, list)
+        if listed and parent not in places:
+            raise InputError(f"there is no '{parent}'", where, f"choose from {', '.join(places)}")
+        place: Any = places.get(parent, parent)
+        child = holder[place] if parent in places else None
         if child is None or isinstance(child, str):
-            child = document[parent] = {}
-        listed = isinstance(child, list) and bool(_in_list(child))
-        if isinstance(child, list) and listed:
-            child = _in_list(child)
-        if not isinstance(child, dict):
+            child = {}
+        if isinstance(child, list) and _in_list(child):
+            found = _in_list(child)
+        elif isinstance(child, dict):
+            found = {name: name for name in child}
+        else:
             raise InputError(f"'{parent}' is not a mapping", where, "override all of it")
-        document = child
-    if listed:
+        holder[place] = child = copy.copy(child)
+        holder, places = child, found
+    if isinstance(holder, list):
         raise InputError(f"'{last}' is one of several", where, "override its keys, one by one")
-    document[last] = value
+    holder[last] = value
 
 
-def _in_list(elements: list[Any]) -> dict[str, Any]:
-    """The mappings in a list by their names, by their places if not all have one; empty if others are among them."""
+def _in_list(elements: list[Any]) -> dict[str, int]:
+    """The places of the mappings in a list by their names, by the places themselves if not all have one; empty if
+    others are among them."""
     if not all(isinstance(each, dict) for each in elements):
         return {}
-    named = {each["name"]: each for each in elements if isinstance(each.get("name"), str)}
-    return named if len(named) == len(elements) else {str(place): each for place, each in enumerate(elements)}
+    named = {each["name"]: place for place, each in enumerate(elements) if isinstance(each.get("name"), str)}
+    return named if len(named) == len(elements) else {str(place): place for place in range(len(elements))}

@@ -34,7 +34,7 @@ def problem_of(spec: Any) -> str:
     if not own:
         return ""
     for key in ("mup", "dropout", "attention_dropout", "layer_drop", "grow"):
-        if not asked.at_default(key):
+        if getattr(asked, key) not in (None, 0.0):
             return (
                 f"workload.{key} is for models of this project, and {asked.model} is an own one; leave it out"
             )

@@ -41,9 +41,8 @@ def smoke_of(spec: JobSpec, is_alike: Callable[[JobSpec], bool]) -> JobSpec:
 def shorter(spec: JobSpec, steps: int, document: dict[str, Any]) -> dict[str, Any]:
     """The job's `document` with an optimiser whose warm-up and decay are the same shares of so many steps."""
     optimizer = document["train"]["optimizer"]
-    for key in ("warmup", "decay"):
-        share = optimizer[key] / spec.train.steps
-        optimizer[key] = min(optimizer[key], max(round(share * steps), 1))
+    for key, whole in (("warmup", spec.train.warmup_steps), ("decay", spec.train.decay_steps)):
+        optimizer[key] = min(whole, max(round(whole / spec.train.steps * steps), 1))
     if optimizer["warmup"] >= steps:
         optimizer["warmup"] = 0
     optimizer["decay"] = min(optimizer["decay"], steps - optimizer["warmup"])

@@ -286,7 +286,8 @@ class JobSpec(StrictModel):
         `train.stability` is left out: what was done about an instability is recorded, and the rules may change for the
         next one; so are `data.encode_with`, which changes no id, `data.streaming`, which changes no order, and
         `workload.implementation`, which the names of committed weights tell. Of `data.validation` only the share
-        counts, since its documents are missing from training. A moving average of the weights cannot begin later, so it
+        counts, since its documents are missing from training. What follows from other keys counts by its value, as a
+        warm-up that is a share of the steps. A moving average of the weights cannot begin later, so it
         counts too. The URIs of text are without credentials, which may be renewed, and which others would read.
         """
         found = self.model_dump(
@@ -303,7 +304,8 @@ class JobSpec(StrictModel):
                 },
                 "workload": {
                     "implementation",
-                    *self.workload.at_default("attention_dropout", "layer_drop", "grow", "adapter"),
+                    "attention_dropout",
+                    *self.workload.at_default("layer_drop", "grow", "adapter"),
                 },
                 "train": dict.fromkeys(("stability", *self.train.at_default(*NEWER_OF_TRAIN)), True)
                 | {"optimizer": self.train.optimizer.at_default(*NEWER)},
@@ -314,6 +316,10 @@ class JobSpec(StrictModel):
         for source, dumped in zip(self.data.sources, found["data"]["sources"], strict=True):
             for key in source.at_default(*NEWER_OF_SOURCES):
                 del dumped[key]
+        found["train"]["optimizer"] |= {"warmup": self.train.warmup_steps, "decay": self.train.decay_steps}
+        found["workload"]["dropout"], of_attention = self.workload.dropouts
+        if of_attention:
+            found["workload"]["attention_dropout"] = of_attention
         if self.workload.adapter and self.workload.adapter.quantize == "none":
             del found["workload"]["adapter"]["quantize"]
         if self.checkpoint.ema is not None:

@@ -121,12 +121,15 @@ class TrainSpec(StrictModel):
     def a_run_may_stand_alone(cls, given: Any) -> Any:
         return {"run": given} if isinstance(given, str) else given
 
-    @model_validator(mode="before")
-    @classmethod
-    def shares_are_of_the_steps(cls, given: Any) -> Any:
-        if isinstance(given, dict) and "optimizer" in given:
-            return {**given, "optimizer": in_steps(given["optimizer"], given.get("steps"))}
-        return given
+    @property
+    def warmup_steps(self) -> int:
+        """Steps of the warm-up."""
+        return in_steps(self.optimizer.warmup, self.steps)
+
+    @property
+    def decay_steps(self) -> int:
+        """Steps of the decay, 0 without one."""
+        return in_steps(self.optimizer.decay, self.steps)
 
     @property
     def bitwise_shards(self) -> int:
@@ -145,7 +148,7 @@ class TrainSpec(StrictModel):
 
     @model_validator(mode="after")
     def warmup_ends_before_training(self) -> TrainSpec:
-        if self.optimizer.warmup >= self.steps:
+        if self.warmup_steps >= self.steps:
             raise ValueError(
                 f"optimizer.warmup {self.optimizer.warmup} is not below steps {self.steps}; "
                 "shorten the warm-up or train longer"
@@ -154,11 +157,15 @@ class TrainSpec(StrictModel):
 
     @model_validator(mode="after")
     def decay_fits_after_the_warmup(self) -> TrainSpec:
-        optimizer, left = self.optimizer, self.steps - self.optimizer.warmup
-        if optimizer.decay > left:
+        decay, left = self.optimizer.decay, self.steps - self.warmup_steps
+        if self.decay_steps > left:
             raise ValueError(
-                f"optimizer.decay {optimizer.decay} is longer than the {left} steps after the warm-up; "
+                f"optimizer.decay {decay} is longer than the {left} steps after the warm-up; "
                 "shorten the decay or train longer"
+            )
+        if isinstance(decay, str) and self.optimizer.schedule == "wsd" and not self.decay_steps:
+            raise ValueError(
+                f"optimizer.decay {decay} of {self.steps} steps is less than one; lengthen it or train longer"
             )
         return self
 
@@ -189,4 +196,4 @@ class TrainSpec(StrictModel):
     @property
     def decay_from(self) -> int | None:
         """The step with which a decay of the learning rate begins, None without one."""
-        return self.steps - self.optimizer.decay if self.optimizer.decay else None
+        return self.steps - self.decay_steps if self.decay_steps else None

@@ -104,16 +104,16 @@ class WorkloadSpec(StrictModel):
         description="sizes of the base model that the learning rate was tuned for, as in changes; weights, learning "
         "rates and logits are scaled relative to it (maximal update parametrisation)",
     )
-    dropout: float = Field(
-        default=0.0,
+    dropout: float | None = Field(
+        default=None,
         ge=0.0,
         lt=1.0,
         description="probability with which features of embeddings and of every sub-layer's output are zeroed in "
-        "training; without this and attention_dropout those with which the preset was published; replaces the dropout "
-        "of a configuration in hf:<folder>",
+        "training; without this and attention_dropout those with which the preset was published, else 0; replaces the "
+        "dropout of a configuration in hf:<folder>",
     )
-    attention_dropout: float = Field(
-        default=0.0,
+    attention_dropout: float | None = Field(
+        default=None,
         ge=0.0,
         lt=1.0,
         description="probability with which the share that a token has in another's attention is zeroed in training; "
@@ -132,15 +132,16 @@ class WorkloadSpec(StrictModel):
     @property
     def draws(self) -> bool:
         """Whether training draws random numbers, for which batches carry keys."""
-        return bool(self.dropout or self.attention_dropout or self.layer_drop)
+        return any(self.dropouts) or bool(self.layer_drop)
 
-    @model_validator(mode="before")
-    @classmethod
-    def a_preset_has_its_published_dropout(cls, given: Any) -> Any:
-        if not isinstance(given, dict) or given.keys() & {"dropout", "attention_dropout"}:
-            return given
-        rate = published_dropout(given.get("model"))
-        return {**given, "dropout": rate, "attention_dropout": rate} if rate else given
+    @property
+    def dropouts(self) -> tuple[float, float]:
+        """The rates of `dropout` and `attention_dropout`: those that the job says, or those with which the preset was
+        published where it says neither."""
+        if self.dropout is None and self.attention_dropout is None:
+            rate = published_dropout(self.model)
+            return rate, rate
+        return self.dropout or 0.0, self.attention_dropout or 0.0
 
     @model_validator(mode="after")
     def only_a_folder_has_another_implementation(self) -> WorkloadSpec:

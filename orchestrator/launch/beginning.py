@@ -47,7 +47,9 @@ def check_base(job: ResolvedJob, commit: CommitManifest | None) -> None:
             raise InputError("has no weights, which an adapter is for", where, hint)
         if commit is None and model.startswith(FOLDER):
             _check_tables(
-                spec, load_workload(spec, vocabulary_before_data(job), data_format, job.model), model
+                spec,
+                load_workload(spec, vocabulary_before_data(job), data_format, job.model, kept=job.kept),
+                model,
             )
         return
     begun, where = (commit.meta.get(BASE) if commit else None) or {}, spec.workload.init_from
@@ -55,7 +57,7 @@ def check_base(job: ResolvedJob, commit: CommitManifest | None) -> None:
         vocabulary = vocabulary_before_data(job)
 
         def read(base: Base | None) -> None:
-            workload = load_workload(spec, vocabulary, data_format, job.model, base)
+            workload = load_workload(spec, vocabulary, data_format, job.model, base, kept=job.kept)
             if commit is None:
                 _check_tables(spec, workload, where)
 
@@ -97,7 +99,7 @@ def check_continues(job: ResolvedJob, run_dir: RunDir) -> CommitManifest | None:
 
     if not isinstance(job.spec.data.tokenizer, TrainedTokenizer):  # whose vocabulary is not known yet
         step = source.commit.step
-        workload = load_workload(job.spec, vocabulary_before_data(job), FORMAT, job.model)
+        workload = load_workload(job.spec, vocabulary_before_data(job), FORMAT, job.model, kept=job.kept)
         thawing = [name for name, at in workload.thawed_after.items() if at == step]
         try:
             source.commit.check_shapes(committed_shapes(after(workload, step), thawing))

@@ -38,9 +38,8 @@ def check_own_code(job: ResolvedJob, workload: Any, prepared: str = "") -> None:
     if isinstance(optimizer.schedule, ObjectReference):
         from orchestrator.train.learning_rate import own_share
 
-        for step in sorted(
-            {optimizer.warmup, (optimizer.warmup + spec.train.steps) // 2, spec.train.steps - 1}
-        ):
+        warmup, steps = spec.train.warmup_steps, spec.train.steps
+        for step in sorted({warmup, (warmup + steps) // 2, steps - 1}):
             own_share(optimizer.schedule, step, spec.train.steps)
     if spec.evaluate and spec.evaluate.own_metrics:
         _check_metrics(job, workload, prepared)

@@ -35,6 +35,7 @@ from orchestrator.planning.plan import plan
 from orchestrator.planning.precision import MachineOf
 from orchestrator.resolve.commit_model import as_begun, check_implementation
 from orchestrator.resolve.continued import begun_from
+from orchestrator.resolve.kept_config import check_same_config, kept_config
 from orchestrator.resolve.precision import as_its_run, in_chosen_precision
 from orchestrator.resolve.prepared_data import format_at, kind_of, prepared_before
 from orchestrator.resolve.prompts import check_generates
@@ -42,6 +43,7 @@ from orchestrator.resolve.resolved_job import ResolvedJob, resolve, wrong_input
 from orchestrator.resolve.training_inputs import load_workload, vocabulary_before_data
 from orchestrator.storage.row_line import TRIALS
 from orchestrator.storage.run_directory import RunDir
+from workloads.hf.hf_config import FolderConfig
 from workloads.own.object_reference import is_object_reference
 
 
@@ -57,7 +59,7 @@ def preflight(
     begun it: see `as_begun`. `begin` and `is_known`: see `check_job`."""
     check_places(spec, run_dir)
     check_written(spec, run_dir, address)
-    problems, prepared = Problems(), ""
+    problems, prepared, kept = Problems(), "", None
     with problems.noted():
         if run_dir.rows(TRIALS):
             raise InputError("is the folder of a search", run_dir.uri, "give another --run-dir, or use tune")
@@ -65,9 +67,11 @@ def preflight(
         commit = check_same_run(spec, run_dir)
         check_implementation(spec, commit, run_dir.uri)
         prepared = prepared_before(spec, run_dir, commit)
-        spec = as_begun(spec, begun_from(spec, run_dir, commit)[1])
+        begun = begun_from(spec, run_dir, commit)[1]
+        check_same_config(spec, begun, run_dir.uri)
+        spec, kept = as_begun(spec, begun), kept_config(begun)
     with problems.noted():
-        job = check_here(spec, address, prepared, begin, is_known)
+        job = check_here(spec, address, prepared, begin, is_known, kept)
     if until is not None and until > spec.train.steps:
         with problems.noted():
             raise InputError(f"step {until} is beyond train.steps {spec.train.steps}", "--until", "lower it")
@@ -85,11 +89,12 @@ def check_here(
     prepared: str = "",
     begin: Callable[[], None] = lambda: None,
     is_known: bool = False,
+    kept: FolderConfig | None = None,
 ) -> ResolvedJob:
     """What is wrong with a job, and with this machine for it; see `check_job`. Returns the job, resolved."""
     problems = Problems()
     with problems.noted():
-        job = check_job(spec, prepared, begin, is_known, worker_at(address))
+        job = check_job(spec, prepared, begin, is_known, worker_at(address), kept)
     with problems.noted():
         check_machine(spec, address)
     problems.raise_noted()
@@ -104,12 +109,14 @@ def check_job(
     begin: Callable[[], None] = lambda: None,
     is_known: bool = False,
     machine_of: MachineOf = worker_here,
+    kept: FolderConfig | None = None,
 ) -> ResolvedJob:
     """What is wrong with a job wherever it runs; `prepared` is where the data of its run is, if it has begun. `begin`
     is called before the model is loaded, if nothing else is wrong; that of a job that `is_known` is not loaded, see
-    `checked_before`. Returns the job, resolved, in a precision for such workers if it leaves that open."""
+    `checked_before`. A run that has begun has `kept` the configuration of its pretrained folder. Returns the job,
+    resolved, in a precision for such workers if it leaves that open."""
     problems = Problems()
-    if job := _check_before_loading(spec, problems, machine_of):
+    if job := _check_before_loading(spec, problems, machine_of, kept):
         if not problems:
             begin()
         if not is_known:
@@ -134,7 +141,9 @@ def check_preparable(spec: JobSpec) -> None:
     problems.raise_noted()
 
 
-def _check_before_loading(spec: JobSpec, problems: Problems, machine_of: MachineOf) -> ResolvedJob | None:
+def _check_before_loading(
+    spec: JobSpec, problems: Problems, machine_of: MachineOf, kept: FolderConfig | None = None
+) -> ResolvedJob | None:
     """The job, resolved, unless it cannot be; what is wrong is noted in `problems`. It imports no torch."""
     for check in (check_text, check_records, check_preferences, check_cleaning, check_best, prices.check):
         with problems.noted():
@@ -143,7 +152,7 @@ def _check_before_loading(spec: JobSpec, problems: Problems, machine_of: Machine
         with problems.noted():
             check_target(spec.checkpoint.export_to)
     with problems.noted():
-        job = in_chosen_precision(resolve(spec), machine_of)
+        job = in_chosen_precision(resolve(spec, kept=kept), machine_of)
         with problems.noted():
             check_layouts(job)
         return job
@@ -289,7 +298,8 @@ def check_workload(job: ResolvedJob, prepared: str = "") -> None:
     from workloads.hf.our_names import told_by_our_names
     from workloads.own.model import OwnModel
 
-    workload: Any = load_workload(job.spec, vocabulary_before_data(job), format_at(prepared), job.model)
+    known = vocabulary_before_data(job)
+    workload: Any = load_workload(job.spec, known, format_at(prepared), job.model, kept=job.kept)
     with wrong_input("train.optimizer.groups"), told_by_our_names(workload.config):
         check_groups([group.match for group in job.spec.train.optimizer.groups], workload)
     if job.spec.checkpoint.export == "safetensors":

@@ -53,6 +53,7 @@ from orchestrator.resolve.base import base_json
 from orchestrator.resolve.commit_model import as_begun
 from orchestrator.resolve.continued import begun_from, take_over
 from orchestrator.resolve.held_base import bases_of, release_base
+from orchestrator.resolve.kept_config import check_same_config, config_json, kept_config
 from orchestrator.resolve.precision import as_its_run
 from orchestrator.resolve.prepared_data import PreparedData, prepared
 from orchestrator.resolve.training_inputs import resolve_over
@@ -79,8 +80,10 @@ def loop_config(
         raise InputError("Ray Train keeps no worker beside its own", "evaluate.where", hint)
     run = RunDir(absolute(run_dir or f"runs/{spec.name}", Path.cwd()))
     spec = as_its_run(spec, run)
-    spec = as_begun(spec, begun_from(spec, run, check_same_run(spec, run))[1])
-    spec = check_job(spec, machine_of=worker_at("auto")).spec
+    begun = begun_from(spec, run, check_same_run(spec, run))[1]
+    check_same_config(spec, begun, run.uri)
+    spec = as_begun(spec, begun)
+    spec = check_job(spec, machine_of=worker_at("auto"), kept=kept_config(begun)).spec
     run.create()
     past = EventHistory(run.rows("events.jsonl"))
     data = prepared(spec, run, PreparedData(past.data, past.sets), StageLine(lambda _: None))
@@ -169,7 +172,7 @@ class RankZeroHistory:
         bundle = self._spec.resources.per_worker.bundle
         source, begun = begun_from(self._spec, self._run, self._history.newest)
         base, needed = bases_of(self._spec, self._history.base, begun, self._run)
-        job, shards, _ = resolve_over(self._spec, self._data, needed, source)
+        job, shards, _ = resolve_over(self._spec, self._data, needed, source, kept_config(begun))
         check_shards(self._history.newest, shards, self._data.uri)
         machine = machine_for(smallest_offer(bundle, world), bundle, self._spec.train.dtype)
         confirm = partial(verdicts_before, self._spec, machine, lambda: False)
@@ -180,7 +183,7 @@ class RankZeroHistory:
             raise InputError(f"no legal layout uses {world} workers", "parallel", hint)
         self._attempt = self._history.attempts + 1
         commit, _ = self._history.roll_back(frozenset(), self._attempt)
-        commit = commit or take_over(self._spec, self._run, shards, self._data, base)
+        commit = commit or take_over(self._spec, self._run, shards, self._data, base, job.kept)
         told: EventFields = {"data": self._data.uri, "sets": self._data.sets, "base": base_json(base)}
         reason, fields = start_event(self._spec, layout, None, commit)
         self._tell("start", reason, **told | fields)
@@ -191,6 +194,7 @@ class RankZeroHistory:
             "token": secrets.token_hex(6),
             "shards": shards,
             "base": base_json(base),
+            "folder_config": config_json(job.kept),
             **planner.flops,
         }
 

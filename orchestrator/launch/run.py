@@ -296,8 +296,9 @@ def attach(
     hint = "stop it first, or attach with the same job and --until"
     other = InputError("this run is at work with another job file", run_dir.uri, hint)
 
-    def is_ours(found: Any) -> bool:
-        return bool(json.loads(json.dumps(_answer(found.job))) == [job, until])
+    def is_ours(found: Any) -> bool:  # as text, since 1, 1.0 and true are equal in Python
+        theirs, ours = (json.dumps(each, sort_keys=True) for each in (_answer(found.job), [job, until]))
+        return theirs == ours
 
     controller = controller_of(run_dir)
     if controller is not None:

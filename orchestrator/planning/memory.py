@@ -262,7 +262,7 @@ def _layer(spec: JobSpec, shape: ModelShape, layout: Layout, tokens: float) -> f
 def _scores(spec: JobSpec, shape: ModelShape, recompute: str, rows: float) -> tuple[float, float]:
     """Bytes that a layer keeps of the scores of so many `rows`, each of a query of a head, and that it holds while it
     computes."""
-    unfused = bool(shape.capped or spec.workload.attention_dropout)
+    unfused = bool(shape.capped or spec.workload.dropouts[1])
     if not unfused and not shape.biased:
         return 0.0, 0.0
     width = 4 if spec.train.dtype == "fp32" else 2

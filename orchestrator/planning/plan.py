@@ -275,8 +275,8 @@ def program_of(spec: JobSpec) -> Program:
     return _program(
         4.0 if spec.train.dtype == "fp32" else 2.0,
         2 if spec.train.dtype == "fp8" else 0,
-        spec.workload.dropout > 0,
-        spec.workload.attention_dropout > 0,
+        spec.workload.dropouts[0] > 0,
+        spec.workload.dropouts[1] > 0,
         spec.train.compile,
         spec.checkpoint.every,
         str(spec.train.optimizer.name),

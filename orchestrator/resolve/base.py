@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.checkpoint.identity import BASE, TILES, job_of_commit
+from orchestrator.checkpoint.identity import BASE, KEPT, TILES, job_of_commit
 from orchestrator.checkpoint.shard import digest
 from orchestrator.checkpoint.store import Store
 from orchestrator.job.checkpoint import CheckpointSpec
@@ -21,7 +21,7 @@ from orchestrator.storage.retry import Retry
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.storage.uri import is_local
 from workloads.errors import WorkloadError
-from workloads.hf.hf_config import FOLDER
+from workloads.hf.hf_config import FOLDER, FolderConfig
 from workloads.hf.meaning import BY_NAME, FolderMeaning, by_label, folder_meaning, rows_of_labels
 from workloads.own.object_reference import is_object_reference
 
@@ -84,6 +84,8 @@ def base_of(spec: JobSpec, begun: Mapping[str, Any], settled: bool) -> Base | No
             raise gone from None
         raise error if isinstance(error, InputError) else InputError(str(error), where) from None
     if begun and found is None:
+        if settled and not spec.needs_base:
+            return Base(**begun)
         raise gone
     if begun and found is not None and found.digest != begun["digest"]:
         what = "the weights that the run began with are not the same any more"
@@ -223,7 +225,8 @@ def weights_of(base: Base, spec: JobSpec, retry: Retry | None = None, data_forma
         store, manifest = _commit_of(base, retry)
         theirs = of_their_class(manifest)
         if job := job_of_commit(manifest):
-            _refuse_other_make(job, spec, config, base.uri, theirs)
+            kept = FolderConfig(**found) if (found := manifest.meta.get(KEPT)) else None
+            _refuse_other_make(job, spec, config, base.uri, theirs, kept)
         average = job.checkpoint if job else CheckpointSpec()
         lacks, below = manifest.meta.get(BASE), None
         if job and job.reads_base and lacks:
@@ -319,10 +322,16 @@ def check_base_to_come(
 
 
 def _refuse_other_make(
-    theirs: JobSpec, spec: JobSpec, config: TransformerConfig, where: str, converted: bool = False
+    theirs: JobSpec,
+    spec: JobSpec,
+    config: TransformerConfig,
+    where: str,
+    converted: bool = False,
+    kept: FolderConfig | None = None,
 ) -> None:
     """Raise WorkloadError if the weights of a run of `theirs` mean something else in a run of `spec`; if they are
-    `converted`, those of transformers' class are taken as those of this project's."""
+    `converted`, those of transformers' class are taken as those of this project's. That run has `kept` the
+    configuration of its folder, unless it has none or has not begun."""
     from workloads.describe import describe
 
     asked = theirs.workload
@@ -336,7 +345,7 @@ def _refuse_other_make(
         raise WorkloadError(f"{where} was trained with mup {asked.mup}; set workload.mup to the same")
     free = (*FREE, *DEPTH) if spec.workload.grow else FREE
     implementation = "auto" if converted else asked.implementation
-    there = describe(asked.model, asked.changes, 1, asked.objective, None, implementation)
+    there = describe(asked.model, asked.changes, 1, asked.objective, None, implementation, kept)
     _refuse_unlike(there, config, where, free)
 
 

@@ -13,6 +13,7 @@ from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec
 from orchestrator.resolve.base import base_of_commit
 from orchestrator.resolve.commit_weights import of_their_class
+from orchestrator.resolve.kept_config import check_read_config, kept_config
 from orchestrator.resolve.prepared_data import data_of
 from orchestrator.resolve.training_inputs import workload_of
 from orchestrator.storage.retry import Retry, patient
@@ -95,5 +96,6 @@ def model_of_commit(
     spec = as_begun(spec, commit)
     tokens, store = data_of(run, commit.meta["data"], retry), Store(run.commits, retry=retry)
     reader = weights_of(store, commit, spec.checkpoint, raw)
-    workload = workload_of(spec, tokens, base=base_of_commit(spec, commit))
+    check_read_config(spec, commit, run.uri)
+    workload = workload_of(spec, tokens, base=base_of_commit(spec, commit), kept=kept_config(commit))
     return CommitModel(spec, store, commit, tokens, workload, reader)

@@ -14,11 +14,13 @@ from orchestrator.checkpoint.copying import copy_commit
 from orchestrator.checkpoint.evaluations import TO_EVALUATE
 from orchestrator.checkpoint.holds import holding
 from orchestrator.checkpoint.identity import (
+    ABSENT,
     BASE,
     CLEANED_BY,
     CODE,
     CONTINUED,
     IDENTITY,
+    KEPT,
     SHARDS,
     differences,
     job_of_commit,
@@ -31,10 +33,11 @@ from orchestrator.job.own_code import check_same_cleaning, check_same_code, code
 from orchestrator.job.spec import JobSpec
 from orchestrator.job.tokenizer_training import TrainedTokenizer
 from orchestrator.resolve.base import Base, base_json, base_of
+from orchestrator.resolve.kept_config import config_json
 from orchestrator.resolve.named_commit import commit_at, place_and_tag
 from orchestrator.resolve.prepared_data import EXCERPT, PreparedData
 from orchestrator.storage.run_directory import ORIGIN, RunDir
-from workloads.hf.hf_config import FOLDER
+from workloads.hf.hf_config import FOLDER, FolderConfig
 
 if TYPE_CHECKING:
     from orchestrator.checkpoint.manifest import CommitManifest
@@ -165,9 +168,9 @@ def check_length(spec: JobSpec, step: int, source: str) -> None:
         what = f"{train.steps} is no more than {source} has done"
         raise InputError(what, "train.steps", "steps count from the beginning of the run before: raise it")
     assert train.continue_from is not None
-    left, optimizer = train.steps - step, train.optimizer
-    if train.continue_from.schedule == "restart" and optimizer.warmup + max(optimizer.decay, 1) > left:
-        what = f"warm-up and decay are {optimizer.warmup + optimizer.decay} steps, and this phase has {left}"
+    left, warmup, decay = train.steps - step, train.warmup_steps, train.decay_steps
+    if train.continue_from.schedule == "restart" and warmup + max(decay, 1) > left:
+        what = f"warm-up and decay are {warmup + decay} steps, and this phase has {left}"
         raise InputError(what, "train.optimizer", "shorten them, or raise train.steps")
 
 
@@ -185,7 +188,7 @@ def check_keys(spec: JobSpec, theirs: JobSpec, source: str) -> None:
             hint = f"its state is that of {was}: {WEIGHTS_ALONE}"
         elif key == "seed" and _draws_what_it_keeps(spec):
             hint = f"weights that are not trained are drawn by it: {WEIGHTS_ALONE}"
-        elif key == AVERAGE and (was is None or now is None):
+        elif key == AVERAGE and ABSENT in (was, now):
             hint = "a moving average cannot begin or end between phases: set it back"
         elif DATA.match(key) and keeps:
             hint = OTHER_DATA
@@ -220,7 +223,12 @@ def check_same_data(spec: JobSpec, source: Source, shards: str, data: str) -> No
 
 
 def take_over(
-    spec: JobSpec, run: RunDir, shards: str, data: PreparedData, base: Base | None
+    spec: JobSpec,
+    run: RunDir,
+    shards: str,
+    data: PreparedData,
+    base: Base | None,
+    kept: FolderConfig | None = None,
 ) -> CommitManifest | None:
     """Copy the commit that the job goes on from into the store of the run, as the first of its own; None if the run
     begins anew. ORIGIN says which it was. An interrupted call is completed by another. Raises InputError if it is gone,
@@ -245,7 +253,7 @@ def take_over(
                         f"{begun} is damaged: {problems[0]}", WHERE, "name another of its commits"
                     )
                 run.write_json(ORIGIN, begun.told())
-                meta, position = _meta_of(spec, begun, shards, data, base)
+                meta, position = _meta_of(spec, begun, shards, data, base, kept)
                 copy_commit(theirs, step, ours, meta, position)
                 return ours.manifest(step)
         except Exception:
@@ -257,13 +265,19 @@ def take_over(
 
 
 def _meta_of(
-    spec: JobSpec, source: Source, shards: str, data: PreparedData, base: Base | None
+    spec: JobSpec,
+    source: Source,
+    shards: str,
+    data: PreparedData,
+    base: Base | None,
+    kept: FolderConfig | None,
 ) -> tuple[dict[str, Any], int]:
     """What the first commit of a run says that goes on from the `source`, and its position."""
     meta = {
         IDENTITY: spec.identity(),
         SHARDS: shards,
         BASE: base_json(base),
+        KEPT: config_json(kept),
         CODE: code_of(spec),
         CONTINUED: source.told(),
         "data": data.uri,

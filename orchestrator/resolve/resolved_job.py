@@ -14,7 +14,10 @@ from orchestrator.job.tokenizer_training import TrainedTokenizer
 from orchestrator.planning.layout import ModelShape
 from orchestrator.planning.model_shape import model_shape
 from orchestrator.planning.precision import Choice
+from orchestrator.resolve.kept_config import config_to_keep
 from workloads.errors import WorkloadError
+from workloads.hf.hf_config import FolderConfig
+from workloads.model.config import TransformerConfig
 from workloads.predicted import predicted
 
 if TYPE_CHECKING:
@@ -28,7 +31,8 @@ class ResolvedJob:
 
     `model` describes the model at the size of the tokenizer's vocabulary; `shape` has its sizes, for planning.
     `special_tokens` are those that the objective needs of a tokenizer. `precision` tells how that was chosen, None
-    where the job, or the run that goes on, names it.
+    where the job, or the run that goes on, names it. `kept` is the configuration that the model has of a pretrained
+    folder, see `orchestrator.resolve.kept_config`; None if it has none.
     """
 
     spec: JobSpec
@@ -37,6 +41,7 @@ class ResolvedJob:
     vocabulary_size: int
     shape: ModelShape
     precision: Choice | None = None
+    kept: FolderConfig | None = None
 
     @property
     def notes(self) -> list[str]:
@@ -45,7 +50,7 @@ class ResolvedJob:
 
         if not isinstance(self.model, HuggingFaceModel) or not self.model.zeroed:
             return []
-        names, rate = ", ".join(self.model.zeroed), self.spec.workload.dropout
+        names, rate = ", ".join(self.model.zeroed), self.spec.workload.dropouts[0]
         instead = f"workload.dropout {rate:g} is drawn by sample" if rate else "workload.dropout would not"
         return [
             f"{self.spec.workload.model} is trained without {names}: what a class draws at random depends on "
@@ -63,8 +68,11 @@ def adapter_of(spec: JobSpec) -> Adapter | None:
     return Adapter(asked.kind, asked.rank, asked.alpha, tuple(asked.targets), asked.quantize == "nf4")
 
 
-def resolve(spec: JobSpec, vocabulary_size: int | None = None) -> ResolvedJob:
-    """Resolve a job. Its vocabulary is that of its tokenizer, unless `vocabulary_size` says how large that has become.
+def resolve(
+    spec: JobSpec, vocabulary_size: int | None = None, kept: FolderConfig | None = None
+) -> ResolvedJob:
+    """Resolve a job. Its vocabulary is that of its tokenizer, unless `vocabulary_size` says how large that has become;
+    the configuration of a pretrained folder is what its run has `kept`, else what is there.
 
     Raises InputError if the model or the tokenizer is not there or cannot be read.
     """
@@ -77,7 +85,10 @@ def resolve(spec: JobSpec, vocabulary_size: int | None = None) -> ResolvedJob:
         asked = spec.workload
         objective = asked.objective if asked.objective in COLUMNS else None
         labels = len(spec.data.labels) or None
-        model = describe(asked.model, asked.changes, size, objective, labels, asked.implementation)
+        kept = config_to_keep(spec, kept)
+        model = describe(asked.model, asked.changes, size, objective, labels, asked.implementation, kept)
+        if kept and isinstance(model, TransformerConfig):
+            kept = replace(kept, tied=model.tied)
         divides = spec.parallel != "auto" and spec.parallel.divides_model
         read = predicted(asked.objective, asked.options, spec.data.sequence_length)
         shape = model_shape(model, spec.data.sequence_length, divides, read)
@@ -101,7 +112,7 @@ def resolve(spec: JobSpec, vocabulary_size: int | None = None) -> ResolvedJob:
             )
         if kind in ("prompt", "p_tuning"):
             shape = replace(shape, no_sequence_split="a prompt stands before the sequence")
-    return ResolvedJob(spec, model, special, size, shape)
+    return ResolvedJob(spec, model, special, size, shape, kept=kept)
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from orchestrator.resolve.prepared_data import PreparedData
 from orchestrator.resolve.prompts import Prompts, prompts_of
 from orchestrator.resolve.resolved_job import ResolvedJob, adapter_of, resolve, wrong_input
 from orchestrator.storage.retry import Retry
+from workloads.hf.hf_config import FolderConfig
 
 if TYPE_CHECKING:
     from orchestrator.data.prepared.tokens import Tokens
@@ -48,7 +49,11 @@ class TrainingInputs:
 
 
 def training_inputs(
-    spec: JobSpec, tokens: Tokens, sets: Mapping[str, str] | None = None, base: Base | None = None
+    spec: JobSpec,
+    tokens: Tokens,
+    sets: Mapping[str, str] | None = None,
+    base: Base | None = None,
+    kept: FolderConfig | None = None,
 ) -> TrainingInputs:
     """What the job trains on, and what it evaluates.
 
@@ -57,6 +62,7 @@ def training_inputs(
         tokens: the prepared data of its sources, held-out documents included.
         sets: URIs of the prepared data of sets that have text of their own; those that are not named are left out.
         base: the weights that the run begins with.
+        kept: what the run has kept of the configuration of a pretrained folder; else the folder is read.
 
     Raises InputError if training or a set has not one sample, they do not fit, or a prompt cannot be continued.
     """
@@ -66,8 +72,8 @@ def training_inputs(
     from orchestrator.data.samples.held_out_split import split
     from orchestrator.data.sections.documents import SectionDocuments
 
-    job = resolve(spec, tokens.manifest.vocabulary)
-    workload = workload_of(spec, tokens, job.model, base)
+    job = resolve(spec, tokens.manifest.vocabulary, kept)
+    workload = workload_of(spec, tokens, job.model, base, job.kept)
     if spec.data.samples is not None:
         return _of_samples(spec, job, workload, tokens)
     weights = [source.weight for source in spec.data.sources]
@@ -131,7 +137,11 @@ def _own_sets(
 
 
 def resolve_over(
-    spec: JobSpec, data: PreparedData, base: Base | None = None, source: Source | None = None
+    spec: JobSpec,
+    data: PreparedData,
+    base: Base | None = None,
+    source: Source | None = None,
+    kept: FolderConfig | None = None,
 ) -> tuple[ResolvedJob, str, list[str]]:
     """The job resolved over its prepared data, the digest of the token shards of training, and what a user should know,
     one line each.
@@ -143,7 +153,7 @@ def resolve_over(
     from orchestrator.data.preprocessing import rejections
 
     tokens = Tokens.open(data.uri, keep=0)
-    inputs = training_inputs(spec, tokens, data.sets, base)
+    inputs = training_inputs(spec, tokens, data.sets, base, kept)
     whole = tokens.sections is None  # else how much text there is is known only when all is prepared
     if spec.data.samples is None and whole:
         passes.check_length(inputs.text[0].order, _positions(spec, source))
@@ -161,11 +171,16 @@ def resolve_over(
 
 
 def shape_over(
-    spec: JobSpec, data: PreparedData, base: Base | None = None, source: Source | None = None
-) -> tuple[ModelShape, str, list[str]]:
-    """What a controller needs of `resolve_over`, which imports torch: the model's shape, the digest and the notes."""
-    job, digest, notes = resolve_over(spec, data, base, source)
-    return job.shape, digest, notes
+    spec: JobSpec,
+    data: PreparedData,
+    base: Base | None = None,
+    source: Source | None = None,
+    kept: FolderConfig | None = None,
+) -> tuple[ModelShape, FolderConfig | None, str, list[str]]:
+    """What a controller needs of `resolve_over`, which imports torch: the model's shape, the configuration to keep, the
+    digest and the notes."""
+    job, digest, notes = resolve_over(spec, data, base, source, kept)
+    return job.shape, job.kept, digest, notes
 
 
 def plan_of(spec: JobSpec, tokens: Tokens) -> SectionPlan | None:
@@ -245,11 +260,15 @@ def _set_notes(spec: JobSpec, tokens: Tokens, sets: Mapping[str, str]) -> list[s
 
 
 def workload_of(
-    spec: JobSpec, tokens: Tokens, model: Description | None = None, base: Base | None = None
+    spec: JobSpec,
+    tokens: Tokens,
+    model: Description | None = None,
+    base: Base | None = None,
+    kept: FolderConfig | None = None,
 ) -> Workload:
     """The workload over the vocabulary of prepared data. Raises InputError."""
     vocabulary = no_vocabulary() if spec.data.samples is not None else tokens.vocabulary()
-    return load_workload(spec, vocabulary, tokens.manifest.format, model, base, tokens.folder.retry)
+    return load_workload(spec, vocabulary, tokens.manifest.format, model, base, tokens.folder.retry, kept)
 
 
 def load_workload(
@@ -259,16 +278,19 @@ def load_workload(
     model: Description | None = None,
     base: Base | None = None,
     retry: Retry | None = None,
+    kept: FolderConfig | None = None,
 ) -> Workload:
     """The job's workload over a vocabulary, for prepared data of that format.
 
     `model` is the description that the job was resolved to, if it was. Without a `base` a job that names one in
-    workload.init_from begins anew. Raises InputError.
+    workload.init_from begins anew. The configuration of a pretrained folder is what its run has `kept`, if that is
+    given. Raises InputError.
     """
     from workloads.adapters.frozen import frozen_by, thawed_after
     from workloads.hf.our_names import told_by_our_names
     from workloads.load import load
 
+    dropout, attention_dropout = spec.workload.dropouts
     with wrong_input("workload"):
         workload = load(
             spec.workload.model,
@@ -277,8 +299,8 @@ def load_workload(
             changes=spec.workload.changes,
             options=spec.workload.options,
             mup=spec.workload.mup,
-            dropout=spec.workload.dropout,
-            attention_dropout=spec.workload.attention_dropout,
+            dropout=dropout,
+            attention_dropout=attention_dropout,
             layer_drop=spec.workload.layer_drop,
             sequence_length=spec.data.sequence_length,
             seed=spec.seed,
@@ -288,6 +310,7 @@ def load_workload(
             begin=weights_of(base, spec, retry, data_format) if base and spec.workload.init_from else None,
             adapter=adapter_of(spec),
             implementation=spec.workload.implementation,
+            kept=kept,
         )
     described = getattr(workload, "config", None)
     with wrong_input("train.freeze"), told_by_our_names(described):

@@ -16,7 +16,7 @@ from cluster.workers.worker_context import WorkerContext
 from orchestrator.checkpoint.averaged import weights_of
 from orchestrator.checkpoint.committer import CommitOutcome
 from orchestrator.checkpoint.evaluations import MEASURED, TO_EVALUATE, measure_of
-from orchestrator.checkpoint.identity import BASE, CLEANED_BY, CODE, CONTINUED, IDENTITY, SHARDS, TILES
+from orchestrator.checkpoint.identity import BASE, CLEANED_BY, CODE, CONTINUED, IDENTITY, KEPT, SHARDS, TILES
 from orchestrator.checkpoint.manifest import CommitManifest, CorruptCommit
 from orchestrator.checkpoint.reader import Reader
 from orchestrator.checkpoint.retention import retention_of
@@ -222,6 +222,7 @@ class Commits:
             "sets": self._task.sets,
             SHARDS: self._task.shards,
             BASE: self._task.base,
+            KEPT: self._task.folder_config,
             CODE: self._task.code,
             CLEANED_BY: self._task.cleaned_by,
             TILES: True,

@@ -6,7 +6,7 @@ import math
 
 from orchestrator.job.errors import InputError
 from orchestrator.job.object_reference import ObjectReference
-from orchestrator.job.optimizer import OptimizerSpec
+from orchestrator.job.optimizer import OptimizerSpec, in_steps
 from workloads.errors import WorkloadError
 from workloads.own.object_reference import load
 
@@ -15,27 +15,28 @@ WHERE = "train.optimizer.schedule"
 
 def learning_rate(spec: OptimizerSpec, step: int, steps: int, begin: int = 0) -> float:
     """The learning rate of update `step` (from 0) of `steps`: linear warm-up, then the schedule of the job, counted
-    from update `begin` on.
+    from update `begin` on. A warm-up or decay that is a share is one of all `steps`.
 
     wsd: warm-up, stable, decay (Hu et al. 2024, section 4), its decay 1 - sqrt (Hägele et al. 2024, section 3).
     inverse_sqrt: lr * sqrt(warmup / update), as in Vaswani et al. 2017, eq. 3, scaled so that the warm-up ends at lr.
     """
+    warmup, decay = in_steps(spec.warmup, steps), in_steps(spec.decay, steps)
     step, steps = step - begin, steps - begin
-    if step < spec.warmup:
-        return spec.lr * (step + 1) / spec.warmup
+    if step < warmup:
+        return spec.lr * (step + 1) / warmup
     if isinstance(spec.schedule, ObjectReference):
         return spec.lr * own_share(spec.schedule, step, steps)
-    decay_from = steps - spec.decay
-    done = (step - spec.warmup) / max(steps - spec.warmup, 1)
+    decay_from = steps - decay
+    done = (step - warmup) / max(steps - warmup, 1)
     match spec.schedule:
         case "constant":
             return spec.lr
         case "inverse_sqrt":
-            return spec.lr * math.sqrt(max(spec.warmup, 1) / (step + 1))
+            return spec.lr * math.sqrt(max(warmup, 1) / (step + 1))
         case "wsd" if step < decay_from:
             return spec.lr
         case "wsd":
-            shape = 1.0 - math.sqrt((step - decay_from) / spec.decay)
+            shape = 1.0 - math.sqrt((step - decay_from) / decay)
         case "cosine":
             shape = 0.5 * (1 + math.cos(math.pi * done))
         case "linear":

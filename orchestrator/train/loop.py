@@ -48,6 +48,7 @@ from orchestrator.train.step_seed import seed_step
 from orchestrator.train.task import Task
 from workloads import load as _load  # noqa: F401  (a fork of what has it imported begins sooner)
 from workloads.adapters.frozen import after
+from workloads.hf.hf_config import FolderConfig
 from workloads.model.dropout import KEYS, row_keys
 from workloads.workload import Batch
 
@@ -69,10 +70,12 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
     task = dataclasses.replace(task, cleaned_by=tokens.manifest.code)
     base = Base(**task.base) if task.base else None
     needed = base if task.restore is None or spec.needs_base else None
-    inputs = training_inputs(spec, tokens, task.sets, needed)
+    kept = FolderConfig(**task.folder_config) if task.folder_config else None
+    inputs = training_inputs(spec, tokens, task.sets, needed, kept)
     references = references_of(spec, task, inputs, base, patience)
     if references and needed is None and base and not references.are_complete:
-        inputs = training_inputs(spec, tokens, task.sets, base_of(spec, dataclasses.asdict(base), False))
+        again = base_of(spec, dataclasses.asdict(base), False)
+        inputs = training_inputs(spec, tokens, task.sets, again, kept)
 
     def make(step: int) -> Engine:
         shared = base.digest if base and spec.reads_base else ""

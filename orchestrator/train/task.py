@@ -40,6 +40,8 @@ class Task:
         shards: digest of the prepared data; empty if unknown.
         sets: URIs of the prepared data of sets of held-out text of their own, by name.
         base: the weights that the run begins with, see `orchestrator.resolve.base.Base`; None if it begins anew.
+        folder_config: what the run has kept of the configuration of a pretrained folder, as JSON, see
+            `orchestrator.resolve.kept_config`; None if it has no folder.
         flops_per_token, peak_flops: FLOPs that a token takes, forward and backward, without gradients of frozen
             weights; and FLOP/s of a worker in matrix products; 0 if not known.
         code: hashes of the user's own code, see `orchestrator.job.own_code`; those of this node must be the same.
@@ -64,6 +66,7 @@ class Task:
     shards: str = ""
     sets: dict[str, str] = dataclasses.field(default_factory=dict)
     base: dict[str, Any] | None = None
+    folder_config: dict[str, Any] | None = None
     flops_per_token: float = 0.0
     peak_flops: float = 0.0
     code: dict[str, str] = dataclasses.field(default_factory=dict)

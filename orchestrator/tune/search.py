@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.checkpoint.identity import read_job
+from orchestrator.checkpoint.identity import check_same_sets, differences, is_other, read_job, shown
 from orchestrator.data.progress import StageLine
 from orchestrator.data.quiet_logging import quiet
-from orchestrator.job.errors import InputError
+from orchestrator.job.errors import InputError, Problems
 from orchestrator.job.outcome import Outcome
 from orchestrator.job.redact import holds_secret, redact_message
 from orchestrator.job.spec import JobSpec, dump
@@ -32,6 +32,7 @@ from orchestrator.storage.row_line import TRIALS
 from orchestrator.storage.run_directory import RunDir, remove_empty
 from orchestrator.tune import lineage
 from orchestrator.tune.progress import SearchProgress
+from orchestrator.tune.same_inputs import check_same_inputs, measured_otherwise
 from orchestrator.tune.space import Config, drawn, grid, job_of
 from orchestrator.tune.space import check as check_space
 from orchestrator.tune.trial_records import TrialRecords
@@ -107,7 +108,8 @@ def _at_work(sweep: RunDir) -> list[RunDir]:
 
 
 def check_same_sweep(spec: JobSpec, sweep: RunDir) -> None:
-    """Raise InputError if the directory holds a run, or a search with another job or other keys of `tune`."""
+    """Raise InputError if the directory holds a run, or a search with another job, other keys of `tune` or values that
+    are measured otherwise; each key is named."""
     before = read_job(sweep)
     if before is None:
         return
@@ -115,11 +117,19 @@ def check_same_sweep(spec: JobSpec, sweep: RunDir) -> None:
     hint = "set it back, or give another name or --run-dir"
     if before.tune is None or sweep.exists("events.jsonl"):
         raise InputError("a run is here, and no search", sweep.uri, "give another name or --run-dir")
+    problems = Problems()
+    ours, theirs = (each.model_dump(mode="json", include=set(SAME)) for each in (spec.tune, before.tune))
     for key in SAME:
-        if getattr(spec.tune, key) != getattr(before.tune, key):
-            raise InputError(f"tune.{key} is not what this search began with", sweep.uri, hint)
-    if spec.identity() != before.identity():
-        raise InputError("this search began with another job", sweep.uri, hint)
+        if is_other(theirs[key], ours[key]):
+            with problems.noted():
+                raise InputError(f"tune.{key} is not what this search began with", sweep.uri, hint)
+    for key, was, now in (*differences(spec, before), *measured_otherwise(spec, before)):
+        with problems.noted():
+            what = f"{key} is {shown(was)} in this search and {shown(now)} in the job file"
+            raise InputError(what, sweep.uri, hint)
+    with problems.noted():
+        check_same_sets(spec, before)
+    problems.raise_noted()
 
 
 def _search(
@@ -160,8 +170,10 @@ def _search(
 
 
 def _prepare(spec: JobSpec, sweep: RunDir, show: Callable[[dict[str, Any]], None]) -> None:
-    """Prepare the token shards once, before all trials; a trial whose data keys differ prepares its own."""
-    prepared_data.prepare(spec, sweep, StageLine(lambda text: show({"note": f"preparing {text}"})))
+    """Prepare the token shards once, before all trials; a trial whose data keys differ prepares its own. Raises
+    InputError if they are not those of the trials so far."""
+    line = StageLine(lambda text: show({"note": f"preparing {text}"}))
+    check_same_inputs(spec, sweep, prepared_data.prepare(spec, sweep, line))
 
 
 def _fit(

@@ -11,7 +11,7 @@ from typing import Any
 
 from orchestrator.job.errors import InputError
 from orchestrator.job.overrides import set_key
-from orchestrator.job.spec import JobSpec, parse
+from orchestrator.job.spec import JobSpec, dump, parse
 from orchestrator.job.tune import Dimension, TuneSpec
 from orchestrator.track.target import check_registered_name
 from orchestrator.tune.step_metrics import check_metric
@@ -116,9 +116,9 @@ def check(spec: JobSpec) -> TuneSpec:
         inner = [other for other in tune.space if other.startswith(key + ".")]
         if inner:
             raise InputError(f"{inner[0]} lies within it", where, "search one of them")
-        made: list[JobSpec] = []
+        made: list[str] = []  # as text, since 1, 1.0 and true are equal in Python
         for value in dimension.listed or dimension.ends:
-            made.append(_try(spec, {key: value}, where))
+            made.append(dump(_try(spec, {key: value}, where)))
             if tune.sampler == "grid" and made.index(made[-1]) < len(made) - 1:
                 raise InputError(
                     f"has {value} twice, and both trials would be the same", where, "name it once"

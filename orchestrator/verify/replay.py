@@ -20,6 +20,7 @@ from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec
 from orchestrator.planning.layout import Layout
 from orchestrator.resolve.base import base_json, base_of_commit
+from orchestrator.resolve.kept_config import check_read_config, config_json, kept_config
 from orchestrator.resolve.prepared_data import tokens_of
 from orchestrator.resolve.training_inputs import digest_of
 from orchestrator.storage.row_line import METRICS
@@ -94,6 +95,7 @@ def _replayed(spec: JobSpec, run: RunDir, start: int, steps: int) -> ReplayResul
     check_commit(manifest, spec, run.at("job.yaml"))
     tokens = tokens_of(spec, run, manifest.meta["data"])
     check_shards(manifest, digest_of(spec, tokens), tokens.folder.uri)
+    check_read_config(spec, manifest, run.uri)
     task = Task(
         job=spec.model_dump(mode="json"),
         layout={k: v for k, v in layout.items() if k != "text"},
@@ -104,6 +106,7 @@ def _replayed(spec: JobSpec, run: RunDir, start: int, steps: int) -> ReplayResul
         until=last,
         commit=False,
         base=base_json(base_of_commit(spec, manifest)),
+        folder_config=config_json(kept_config(manifest)),
         skips=tuple(skip.to_json() for skip in on_record(run.rows("events.jsonl"))),
     )
     bundle = spec.resources.per_worker.bundle

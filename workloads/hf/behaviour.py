@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from workloads.adapters.adapter import B
 from workloads.errors import WorkloadError
 from workloads.hf.hf_class import auto_class, describe_hf_class
-from workloads.hf.hf_config import nested_configs, read_hf_config, root
+from workloads.hf.hf_config import nested_configs, root
 from workloads.hf.network import HuggingFaceNetwork
 from workloads.hf.small_copy import fewer_tokens, narrowings
 from workloads.hf.trial_samples import reader
@@ -66,7 +66,7 @@ def check_behaviour(workload: HuggingFaceWorkload, further: Further | None = Non
         )  # a small checkpoint is read at once, to see whether it fits
     what = f"{type(workload.config.bare).__name__} cannot be trained with {workload.objective.name} here"
     failure: Exception | None = None
-    for hf_config in narrowings(read_hf_config(workload.config.folder, dict(workload.config.changes))):
+    for hf_config in narrowings(workload.config.hf_config()):
         try:
             with small_trial(replace(workload, dropout=0.0), hf_config) as trial:
                 _check_with_seeds(trial)

@@ -19,7 +19,7 @@ from workloads.errors import WorkloadError
 from workloads.hf.convert import Shapes, to_hf
 from workloads.hf.families import family_of
 from workloads.hf.family import Family
-from workloads.hf.folder import GENERATOR
+from workloads.hf.hf_config import GENERATOR
 from workloads.hf.weights import write
 from workloads.model.config import TransformerConfig
 from workloads.model.mup import folded

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from workloads.hf.folder import GENERATOR
 from workloads.hf.hf_class import HuggingFaceModel
+from workloads.hf.hf_config import GENERATOR
 from workloads.hf.network import HuggingFaceNetwork
 from workloads.model.config import TransformerConfig
 from workloads.model.electra import Electra

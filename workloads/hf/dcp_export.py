@@ -12,7 +12,7 @@ from torch import Tensor
 
 from workloads.errors import WorkloadError
 from workloads.hf.dcp import write_dcp
-from workloads.hf.folder import GENERATOR
+from workloads.hf.hf_config import GENERATOR
 from workloads.hf.name_maps import Stored, to_pairs, written
 from workloads.hf.weights import Weights
 

@@ -14,7 +14,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from workloads.errors import WorkloadError
 from workloads.hf.divided import LayerList, layer_list
-from workloads.hf.hf_config import nested_configs, random_attributes, read_hf_config
+from workloads.hf.hf_config import (
+    FolderConfig,
+    folder_config,
+    nested_configs,
+    random_attributes,
+    read_hf_config,
+)
 from workloads.hf.routers import balance_of
 from workloads.hf.tensor_plan import cut_size, is_stack, tensor_styles
 
@@ -33,7 +39,8 @@ class HuggingFaceModel:
     It is run as it is, hence one layer and one head; `styles` and `layer_list` say what may be divided of it. changes:
     changed attributes of its configuration. zeroed: attributes that training sets to zero, since the random numbers
     drawn with them would depend on the layout. head is what stands on its last hidden states, as in
-    `TransformerConfig`: the language model's own, or one of HEADED with so many `classes`.
+    `TransformerConfig`: the language model's own, or one of HEADED with so many `classes`. kept: the configuration
+    files that all of this is read from; those in the folder if it is None.
     """
 
     folder: str
@@ -54,16 +61,21 @@ class HuggingFaceModel:
     kv_heads: int = 1
     intermediate: int = 1
     moe: None = None
+    kept: FolderConfig | None = None
+
+    def hf_config(self) -> Any:
+        """The configuration object of transformers, with the changes."""
+        return read_hf_config(self.folder, dict(self.changes), kept=self.kept)
 
     def changed(self, changes: Mapping[str, Any]) -> HuggingFaceModel:
         """A copy with changed attributes of its configuration; raises WorkloadError for an attribute it lacks."""
         if not changes:
             return self
-        hf_config = read_hf_config(self.folder)
+        hf_config = read_hf_config(self.folder, kept=self.kept)
         for name in changes:
             if not hasattr(hf_config, name):
                 raise WorkloadError(f"the configuration in {self.folder} has no {name}; change one it has")
-        return replace(describe_hf_class(self.folder, changes), changes=tuple(changes.items()))
+        return replace(describe_hf_class(self.folder, changes, self.kept), changes=tuple(changes.items()))
 
     def with_head(self, head: str, classes: int) -> HuggingFaceModel:
         """A copy with a head of HEADED. Raises WorkloadError if transformers has no such class for it."""
@@ -75,7 +87,7 @@ class HuggingFaceModel:
             "TokenClassification": modeling_auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,
             "QuestionAnswering": modeling_auto.MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES,
         }
-        model_type = read_hf_config(self.folder).model_type
+        model_type = self.hf_config().model_type
         if model_type not in tables[kind]:
             raise WorkloadError(
                 f"transformers has no {kind} class for {model_type} in {self.folder}; give another class"
@@ -87,7 +99,7 @@ class HuggingFaceModel:
         WorkloadError if its configuration names another."""
         if self.head != "sequence" or self.architecture == "encoder":
             return self
-        known = read_hf_config(self.folder, dict(self.changes)).get_text_config().pad_token_id
+        known = self.hf_config().get_text_config().pad_token_id
         if known is None:
             return replace(self, changes=(*self.changes, ("pad_token_id", padding)))
         if known != padding:
@@ -138,7 +150,7 @@ class HuggingFaceModel:
     @cached_property
     def head_counts(self) -> tuple[int, int]:
         """Attention heads, and those of keys and values; what each number of ranks divides that cuts tensors."""
-        text = read_hf_config(self.folder, dict(self.changes)).get_text_config()
+        text = self.hf_config().get_text_config()
         heads = getattr(text, "num_attention_heads", None) or self.cut
         return heads, getattr(text, "num_key_value_heads", None) or heads
 
@@ -207,9 +219,13 @@ def _no_experts(bare: nn.Module) -> Iterator[None]:
             del module.forward
 
 
-def describe_hf_class(folder: str, changes: Mapping[str, Any] | None = None) -> HuggingFaceModel:
-    """The description of the model in a folder, to be run as it is. Raises WorkloadError if it is no language model."""
-    hf_config = read_hf_config(folder, changes)
+def describe_hf_class(
+    folder: str, changes: Mapping[str, Any] | None = None, kept: FolderConfig | None = None
+) -> HuggingFaceModel:
+    """The description of the model in a folder, to be run as it is; by the configuration that is `kept`, else by that
+    in the folder. Raises WorkloadError if it is no language model."""
+    kept = kept or folder_config(folder)
+    hf_config = read_hf_config(folder, changes, kept=kept)
     architecture = _architecture(folder, hf_config)
     text = hf_config.get_text_config()
     if lacking := [name for name in ("vocab_size", "hidden_size") if not getattr(text, name, None)]:
@@ -222,7 +238,14 @@ def describe_hf_class(folder: str, changes: Mapping[str, Any] | None = None) -> 
     )
     types = getattr(text, "type_vocab_size", 0) or 0
     return HuggingFaceModel(
-        folder, architecture, text.vocab_size, text.hidden_size, positions, zeroed=zeroed, token_types=types
+        folder,
+        architecture,
+        text.vocab_size,
+        text.hidden_size,
+        positions,
+        zeroed=zeroed,
+        token_types=types,
+        kept=kept,
     )
 
 
@@ -275,7 +298,7 @@ def auto_class(config: HuggingFaceModel) -> Any:
 
 def training_config(config: HuggingFaceModel) -> Any:
     """The configuration for training: all `random_attributes` are zero."""
-    hf_config = read_hf_config(config.folder, dict(config.changes))
+    hf_config = config.hf_config()
     hf_config.return_dict = True
     if config.head != "language":
         hf_config.num_labels = config.classes

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
+import tempfile
 from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +15,10 @@ from workloads.errors import WorkloadError
 
 FOLDER = "hf:"
 """How the name of a model begins that is in a folder of transformers."""
+CONFIG, GENERATION = "config.json", "generation_config.json"
+"""Files of a folder that say what its model is, and how it generates."""
+GENERATOR = "generator"
+"""Folder of ELECTRA's generator, inside that of its discriminator."""
 HUB = re.compile(r"(?!\.)[\w.-]+(/(?!\.)[\w.-]+)?")
 """Names of the Hub: one or two parts."""
 FILES = (".json", ".yaml", ".tiktoken")
@@ -19,32 +27,155 @@ RANDOM = ("drop", "jitter")
 """Parts of the names of attributes with which a network draws random numbers in training."""
 
 
+@dataclass(frozen=True)
+class FolderConfig:
+    """The configuration files of a pretrained folder, as they are when a run begins.
+
+    The run keeps them, since the files may be edited or removed while it goes on.
+
+    Attributes:
+        config: the text of config.json.
+        generator: the text of the config.json of ELECTRA's generator; empty if there is none.
+        generation: the text of generation_config.json; empty if there is none.
+        tied: whether the output projection is the embedding, for a class of this project. Weights in the folder decide
+            it, and they may be gone later. None if it is not known.
+    """
+
+    config: str
+    generator: str = ""
+    generation: str = ""
+    tied: bool | None = None
+
+    @property
+    def of_generator(self) -> FolderConfig | None:
+        """The configuration of ELECTRA's generator alone; None if there is none."""
+        return FolderConfig(self.generator) if self.generator else None
+
+
+def folder_config(folder: str) -> FolderConfig:
+    """Read the configuration files in a folder (or beside its config.json). Raises WorkloadError if it has none."""
+    path = root(folder)
+    names = (CONFIG, f"{GENERATOR}/{CONFIG}", GENERATION)
+    try:
+        config, generator, generation = (
+            (path / name).read_text() if (path / name).is_file() else "" for name in names
+        )
+    except (OSError, UnicodeDecodeError) as error:
+        raise WorkloadError(f"the configuration in {folder} cannot be read ({error})") from None
+    if not (path / CONFIG).exists():
+        raise _no_config(folder)
+    return FolderConfig(config, generator, generation)
+
+
 def read_hf_config(
-    folder: str, changes: Mapping[str, Any] | None = None, quantised: Container[str] = ()
+    folder: str,
+    changes: Mapping[str, Any] | None = None,
+    quantised: Container[str] = (),
+    kept: FolderConfig | None = None,
 ) -> Any:
     """The configuration object of transformers for a folder (or its config.json), with `changes` of its attributes.
 
-    Raises WorkloadError if transformers cannot read it, or if the weights are quantised by a method that is not among
-    `quantised`.
+    It is read from the text that a run has `kept`, if there is one, and from the folder otherwise. Raises WorkloadError
+    if transformers cannot read it, or if the weights are quantised by a method that is not among `quantised`.
     """
     path = root(folder)
-    if not (path / "config.json").exists():
-        raise WorkloadError(
-            f"{folder} has no config.json; give a folder that save_pretrained wrote, or put it there"
-            f"{of_the_hub(folder)}"
-        )
+    if kept is None and not (path / CONFIG).exists():
+        raise _no_config(folder)
     from transformers import AutoConfig  # takes a second, which a wrong folder need not
 
     try:
-        hf_config = AutoConfig.from_pretrained(
-            path, local_files_only=True, trust_remote_code=False, **(changes or {})
-        )
+        with _place_of(path, kept) as place:
+            hf_config = AutoConfig.from_pretrained(
+                place, local_files_only=True, trust_remote_code=False, **(changes or {})
+            )
+        hf_config.name_or_path = str(path)
     except Exception as error:  # each class checks its configuration in its own way
         line = " ".join(str(error).split())[:200]
         raise WorkloadError(f"transformers cannot read {folder}: {line}; fix its config.json") from error
     if method_of(hf_config) and method_of(hf_config) not in quantised:
         raise WorkloadError(f"the weights in {folder} are quantised; give a folder with the full ones")
     return hf_config
+
+
+UNUSED = frozenset(
+    {"transformers_version", "_name_or_path", "name_or_path", "dtype", "torch_dtype", "use_cache"}
+)
+"""What of a configuration decides no number here: who wrote it, and how it is loaded or run."""
+
+
+def config_differences(folder: str, kept: FolderConfig) -> list[tuple[str, str, str, str]]:
+    """In which keys the configuration files in a folder say something else than those that a run has `kept`: the file,
+    the key, and both values as text. Empty if the folder has no configuration any more."""
+    try:
+        now = folder_config(folder)
+    except WorkloadError:
+        return []
+    found = []
+    for file, theirs, ours in (
+        (CONFIG, kept.config, now.config),
+        (f"{GENERATOR}/{CONFIG}", kept.generator, now.generator),
+    ):
+        if theirs == ours:
+            continue
+        was, is_now = (_flat(_resolved(folder, text)) for text in (theirs, ours))
+        keys = [key for key in sorted(was.keys() | is_now.keys()) if was.get(key) != is_now.get(key)]
+        found += [
+            (file, key, was.get(key, "not set"), is_now.get(key, "not set"))
+            for key in keys
+            if UNUSED.isdisjoint(key.split("."))
+        ]
+    return found
+
+
+def _resolved(folder: str, text: str) -> dict[str, Any]:
+    """What transformers reads of the text of a config.json; what the text says, where transformers cannot read it."""
+    try:
+        found: dict[str, Any] = read_hf_config(
+            folder, quantised=AnyMethod(), kept=FolderConfig(text)
+        ).to_dict()
+        return found
+    except WorkloadError:
+        pass
+    try:
+        said = json.loads(text)
+    except ValueError:
+        return {"": text}
+    return said if isinstance(said, dict) else {"": said}
+
+
+def _flat(value: Any, key: str = "") -> dict[str, str]:
+    """The values of a mapping, and of those within it, as text by their dotted keys."""
+    if not isinstance(value, Mapping) or not value:
+        return {key: json.dumps(value, sort_keys=True, default=str)}
+    found: dict[str, str] = {}
+    for name, inner in value.items():
+        found |= _flat(inner, f"{key}.{name}" if key else str(name))
+    return found
+
+
+class AnyMethod:
+    """Contains every method by which weights are quantised."""
+
+    def __contains__(self, _: object) -> bool:
+        return True
+
+
+def _no_config(folder: str) -> WorkloadError:
+    return WorkloadError(
+        f"{folder} has no config.json; give a folder that save_pretrained wrote, or put it there"
+        f"{of_the_hub(folder)}"
+    )
+
+
+@contextlib.contextmanager
+def _place_of(path: Path, kept: FolderConfig | None) -> Iterator[Path]:
+    """The folder itself, or a temporary one with the configuration that a run has kept."""
+    if kept is None:
+        yield path
+        return
+    with tempfile.TemporaryDirectory(prefix="config-") as place:
+        (Path(place) / CONFIG).write_text(kept.config)
+        yield Path(place)
 
 
 def of_the_hub(path: str) -> str:

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from workloads.errors import WorkloadError
-from workloads.hf.hf_config import read_hf_config
+from workloads.hf.hf_config import AnyMethod, FolderConfig, read_hf_config
 
 if TYPE_CHECKING:
     from workloads.model.stored import StoredWeights
@@ -45,9 +45,10 @@ class FolderMeaning:
     problem_type: str | None = None
 
 
-def folder_meaning(folder: str) -> FolderMeaning:
-    """Read what the folder (or its config.json) means. Raises WorkloadError if transformers cannot read it."""
-    config = read_hf_config(folder, quantised=_Anything())
+def folder_meaning(folder: str, kept: FolderConfig | None = None) -> FolderMeaning:
+    """Read what the folder (or its config.json) means, by the configuration that a run has `kept`, if there is one.
+    Raises WorkloadError if transformers cannot read it."""
+    config = read_hf_config(folder, quantised=AnyMethod(), kept=kept)
     return FolderMeaning(labels=_labels(config), problem_type=getattr(config, "problem_type", None))
 
 
@@ -143,10 +144,3 @@ def _labels(config: Any) -> tuple[str, ...]:
     if sorted(named) != list(range(len(named))) or all(GENERIC.fullmatch(label) for label in labels):
         return ()
     return labels
-
-
-class _Anything:
-    """Contains everything: meaning does not depend on how weights are quantised."""
-
-    def __contains__(self, _: object) -> bool:
-        return True

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from workloads.errors import WorkloadError
 from workloads.hf.dcp_export import copy_others
-from workloads.hf.folder import GENERATOR
+from workloads.hf.hf_config import GENERATOR
 from workloads.hf.weights import Weights
 
 FILE = "model.onnx"

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from workloads.hf.compare import TOLERANCE, arguments, difference, load, probes
-from workloads.hf.folder import GENERATOR
+from workloads.hf.hf_config import GENERATOR
 from workloads.model.config import TransformerConfig
 from workloads.model.initialise import is_norm, normal
 from workloads.model.losses import loss

@@ -22,7 +22,7 @@ from workloads.adapters.frozen import parameters_of
 from workloads.errors import WorkloadError
 from workloads.hf.generate import generate
 from workloads.hf.hf_class import HuggingFaceModel, auto_class, blocks_of, build, training_config
-from workloads.hf.hf_config import read_hf_config, root
+from workloads.hf.hf_config import root
 from workloads.hf.meaning import (
     PROBLEMS,
     FolderMeaning,
@@ -133,7 +133,7 @@ class HuggingFaceWorkload:
 
     @cached_property
     def _meaning(self) -> FolderMeaning:
-        return folder_meaning(self.config.folder)
+        return folder_meaning(self.config.folder, self.config.kept)
 
     @cached_property
     def _outputs(self) -> frozenset[str]:
@@ -256,7 +256,7 @@ class HuggingFaceWorkload:
 
     def _export_config(self) -> Any:
         """The folder's configuration, with the token with which a decoder was trained to begin."""
-        hf_config = read_hf_config(self.config.folder, dict(self.config.changes))
+        hf_config = self.config.hf_config()
         start = getattr(self.objective, "decoder_start", None)
         if self.config.architecture == "encoder-decoder" and start is not None:
             hf_config.decoder_start_token_id = start

@@ -22,8 +22,10 @@ from orchestrator.checkpoint.identity import (
     check_commit,
     check_same_run,
     check_shards,
+    differences,
     extension_of,
     read_job,
+    shown,
 )
 from orchestrator.checkpoint.manifest import commit_folder
 from orchestrator.checkpoint.retention import rewind
@@ -392,3 +394,44 @@ def test_a_run_whose_sources_have_renewed_credentials_is_the_same(
             check_same_run(other, run)
         assert "private" not in str(refused.value)
     assert "private" not in str(sources)
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "told"),
+    [
+        ({}, {"rope_scaling": None}, [("rope_scaling", "not set", "null")]),
+        ({"rope_scaling": None}, {}, [("rope_scaling", "null", "not set")]),
+        ({"x": 1}, {"x": True}, [("x", "1", "True")]),
+        ({"x": 1}, {"x": 1.0}, [("x", "1", "1.0")]),
+        ({"x": [1, 0]}, {"x": [True, False]}, [("x", "[1, 0]", "[True, False]")]),
+        ({"x": {}}, {}, [("x", "{}", "not set")]),
+        ({"x": {}}, {"x": None}, [("x", "{}", "null")]),
+        ({"x": {"a": None}}, {"x": {}}, [("x.a", "null", "not set")]),
+        ({"x": {"a": {}}}, {"x": {"a": {"b": 1}}}, [("x.a.b", "not set", "1")]),
+        ({"x": {"a": 1}}, {"x": 1}, [("x", "{'a': 1}", "1")]),
+        ({"x": "1"}, {"x": 1}, [("x", "'1'", "1")]),
+        ({"x": {"b": 1, "a": 2}}, {"x": {"a": 2, "b": 1}}, []),
+        ({"x": float("nan")}, {"x": float("nan")}, []),
+    ],
+    ids=str,
+)
+def test_values_that_a_file_writes_otherwise_are_others(
+    was: dict[str, Any], now: dict[str, Any], told: list[tuple[str, str, str]]
+) -> None:
+    """A model that has `rope_scaling: null` is another one than that of the folder, whose value it takes away."""
+
+    def with_changes(changes: dict[str, Any]) -> JobSpec:
+        document = job("a.txt")
+        return parse(document | {"workload": document["workload"] | {"changes": changes}})
+
+    found = differences(with_changes(now), with_changes(was))
+    assert [(key, shown(before), shown(after)) for key, before, after in found] == [
+        (f"workload.changes.{key}", before, after) for key, before, after in told
+    ]
+
+
+def test_a_run_is_not_gone_on_with_under_a_key_that_is_null(copy: tuple[JobSpec, RunDir]) -> None:
+    spec, run = copy
+    other = spec.workload.model_copy(update={"changes": {**spec.workload.changes, "rope_scaling": None}})
+    with pytest.raises(InputError, match=r"workload\.changes\.rope_scaling is not set in this run and null"):
+        check_same_run(spec.model_copy(update={"workload": other}), run)

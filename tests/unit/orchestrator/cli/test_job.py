@@ -110,7 +110,7 @@ def test_init_fills_in_what_it_finds(command: Any, folder: Path) -> None:
     assert (said.code, said.err) == (0, "")
     written = spec.load(folder / "mine.yaml")
     assert (written.workload.model, written.workload.objective) == ("hf:base", "causal_lm")
-    assert (written.workload.dropout, written.workload.attention_dropout) == (0.1, 0.1)  # GPT-2's
+    assert written.workload.dropouts == (0.1, 0.1)  # GPT-2's
     assert [source.field for source in written.data.sources] == ["body", "text"]
     assert "rows.jsonl: causal_lm reads body; left out: id\n" in said.out
     assert (written.data.tokenizer, written.data.sequence_length) == ("base", 96)

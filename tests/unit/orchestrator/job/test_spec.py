@@ -5,14 +5,16 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import typing
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from jsonschema import Draft202012Validator
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
+from orchestrator.checkpoint.identity import differences
 from orchestrator.job import chain, spec
 from orchestrator.job.data import TrainBpe
 from orchestrator.job.document import parse_yaml
@@ -22,6 +24,7 @@ from orchestrator.job.resources import Workers
 from orchestrator.job.spec import JobSpec
 from orchestrator.job.validation_messages import WrongKeys
 from orchestrator.launch.first_job import job_text
+from orchestrator.tune.space import job_of
 
 ROOT = Path(__file__).parents[4]
 SMALLEST: dict[str, Any] = {
@@ -261,10 +264,96 @@ def test_a_key_that_stands_twice_is_refused() -> None:
 @pytest.mark.parametrize("steps", [200, 200.0, "200"], ids=repr)
 def test_a_warm_up_may_be_a_share_of_the_steps(steps: Any) -> None:
     shares = {"warmup": "2.5%", "decay": "20%", "schedule": "wsd"}
-    optimizer = spec.parse(
-        changed("train", {"steps": steps, "global_batch": 8, "optimizer": shares})
-    ).train.optimizer
-    assert (optimizer.warmup, optimizer.decay) == (5, 40)
+    parsed = spec.parse(changed("train", {"steps": steps, "global_batch": 8, "optimizer": shares}))
+    optimizer = parsed.train.optimizer
+    assert (optimizer.warmup, optimizer.decay) == ("2.5%", "20%")
+    assert (parsed.train.warmup_steps, parsed.train.decay_steps, parsed.train.decay_from) == (5, 40, 160)
+    assert parsed == spec.parse(yaml.safe_load(spec.dump(parsed)))
+    told = parsed.identity()["train"]["optimizer"]
+    assert (told["warmup"], told["decay"]) == (5, 40)
+
+
+def test_a_share_is_one_of_the_steps_that_the_job_has_at_last() -> None:
+    """A search or `--set` changes the steps of a job that was read before."""
+    optimizer = {"warmup": "10%", "decay": "20%", "schedule": "wsd"}
+    said = spec.parse(changed("train", {"steps": 100, "global_batch": 8, "optimizer": optimizer}))
+    longer = job_of(said, {"train.steps": 1000})
+    assert (longer.train.warmup_steps, longer.train.decay_from) == (100, 800)
+    old = spec.parse(
+        {**SMALLEST, "train": {**said.identity()["train"]}}
+    )  # numbers, as earlier versions wrote them
+    assert differences(said, old) == []
+    assert job_of(old, {"train.steps": 1000}).train.warmup_steps == 10
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "wanted"),
+    [
+        ({"warmup": "100%"}, "optimizer.warmup 100% is not below steps 100"),
+        ({"schedule": "wsd", "decay": "0.5%"}, "optimizer.decay 0.5% of 100 steps is less than one"),
+        ({"schedule": "wsd", "decay": "0%"}, "schedule wsd has no decay"),
+        ({"decay": "5%"}, "decay 5% is for schedule wsd"),
+        ({"warmup": -1}, "train.optimizer.warmup: should be greater than or equal to 0"),
+        ({"warmup": 1.5}, "train.optimizer.warmup: should be a whole number"),
+        ({"warmup": True}, "train.optimizer.warmup: should not be true or false"),
+    ],
+    ids=str,
+)
+def test_shares_that_cannot_be(optimizer: dict[str, Any], wanted: str) -> None:
+    assert wanted in refusal(changed("train", {"steps": 100, "global_batch": 8, "optimizer": optimizer}))
+
+
+def test_a_preset_has_its_published_dropout_and_no_other_one() -> None:
+    published = spec.parse(changed("workload", {"model": "gpt2"}))
+    assert published.workload.dropouts == (0.1, 0.1)
+    assert yaml.safe_load(spec.dump(published))["workload"]["dropout"] is None  # nothing was said
+    assert published.identity()["workload"]["attention_dropout"] == 0.1
+    assert job_of(published, {"workload.model": "gpt-tiny"}).workload.dropouts == (0.0, 0.0)
+    assert spec.parse(changed("workload", {"model": "gpt2", "dropout": 0.3})).workload.dropouts == (0.3, 0.0)
+
+
+REWRITTEN = {
+    "ContinueFrom": "one value stands for a mapping of it",
+    "ObjectReference": "one value stands for a mapping of it",
+    "CleanStep": "one value stands for a mapping of it",
+    "AdapterSpec": "one value stands for a list of it",
+    "ResourceSpec": "one value stands for a mapping of it",
+    "TrainSpec": "one value stands for a mapping of it",
+    "JobSpec": "own samples have one objective alone",
+    "DataSpec": "what text needs and own samples do without; streaming has one shuffle alone",
+}
+"""The parts of a job whose validators put something in place of what the file says, and why nothing is lost: it does
+not depend on another key that may be changed later."""
+
+
+def test_no_other_part_of_a_job_rewrites_what_was_said() -> None:
+    """A number that is computed while a file is read stays as it is when the keys that it follows from change."""
+    seen: dict[str, type[BaseModel]] = {}
+
+    def walk(kind: Any) -> None:
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            if kind.__name__ not in seen:
+                seen[kind.__name__] = kind
+                for field in kind.model_fields.values():
+                    walk(field.annotation)
+            return
+        for part in typing.get_args(kind):
+            walk(part)
+
+    walk(spec.JobSpec)
+    found = set()
+    for name, kind in seen.items():
+        decorators = kind.__pydantic_decorators__
+        before = [
+            each.cls_var_name for each in decorators.model_validators.values() if each.info.mode != "after"
+        ]
+        before += [
+            each.cls_var_name for each in decorators.field_validators.values() if each.info.mode != "after"
+        ]
+        refusing = {"a_number_is_no_truth_value", "a_day_is_no_number", "known_by_another_name"}
+        if set(before) - refusing:
+            found.add(name)
+    assert found == REWRITTEN.keys()
 
 
 def test_keys_that_are_no_strings() -> None:

@@ -94,7 +94,7 @@ def test_where_and_how_it_runs_may_change(
         ({"train": {"global_batch": 16}}, "train.global_batch is 8 in this run and 16 in the job file"),
         ({"data": {"sequence_length": 64}, "seed": 4}, "data.sequence_length is 32 in this run and 64"),
         ({"workload": {"changes": {"hidden": 32}}}, "workload.changes.heads is 4 in this run and not set"),
-        ({"data": {"tokenizer": "a.json"}}, "data.tokenizer is not set in this run and 'a.json'"),
+        ({"data": {"tokenizer": "a.json"}}, "data.tokenizer is {'train_bpe': 512} in this run and 'a.json'"),
     ],
 )
 def test_what_is_trained_may_not(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import signal
 from pathlib import Path
@@ -11,10 +12,12 @@ import pytest
 from jobs import job
 
 from orchestrator.job.errors import InputError
+from orchestrator.job.overrides import set_key
 from orchestrator.job.spec import dump, parse
 from orchestrator.launch import at_work
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.tune import search
+from orchestrator.tune.search import check_same_sweep
 from orchestrator.tune.trial_records import TrialEnd, TrialRecords
 
 TUNE: dict[str, Any] = {"space": {"train.optimizer.lr": {"choice": [1e-3, 2e-3]}}, "trials": 2}
@@ -74,3 +77,61 @@ def test_a_search_that_is_asked_to_end_ends_as_after_ctrl_c(number: signal.Signa
         signal.signal(signal.SIGINT, handlers)
     assert heard == [signal.SIGINT]
     assert signal.getsignal(number) == before
+
+
+MEASURED: dict[str, Any] = {
+    "evaluate": {"every": 4, "batches": 4, "sets": {"books": {"sources": [{"uri": "/texts/held.jsonl"}]}}}
+}
+
+
+@pytest.mark.parametrize(
+    ("keys", "wanted"),
+    [
+        ({"evaluate.batches": 8}, ["evaluate.batches is 4 in this search and 8 in the job file"]),
+        ({"evaluate.batches": None}, ["evaluate.batches is 4 in this search and null in the job file"]),
+        ({"train.global_batch": 4, "seed": 9}, ["seed is 3 in this search and 9", "train.global_batch is 8"]),
+        ({"data.sources.0.uri": "/other/b.txt"}, ["data.sources is [{'uri': 'a.txt'"]),
+        (
+            {"workload.changes.layers": 3, "tune.mode": "max"},
+            ["tune.mode is not what", "workload.changes.layers is 2"],
+        ),
+        ({"evaluate.sets.books.sources.0.field": "body"}, ["has read this set as field text"]),
+    ],
+    ids=str,
+)
+def test_a_search_is_not_gone_on_with_by_another_job(
+    keys: dict[str, Any], wanted: list[str], tmp_path: Path
+) -> None:
+    """All that differs is told by its key, as of a run."""
+    sweep = RunDir(str(tmp_path / "sweep"))
+    sweep.create()
+    document = job("/texts/a.txt") | {"tune": TUNE} | MEASURED
+    sweep.write_text("job.yaml", dump(parse(document)))
+    other = copy.deepcopy(document)
+    for key, value in keys.items():
+        set_key(other, key, value, key)
+    with pytest.raises(InputError) as told:
+        check_same_sweep(parse(other), sweep)
+    found = [each.what for each in told.value.each()]
+    assert len(found) == len(wanted)
+    assert all(any(each.startswith(want) or want in each for each in found) for want in wanted)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {},
+        {"data.sources.0.uri": "/elsewhere/a.txt"},
+        {"evaluate.sets.books.sources.0.uri": "/elsewhere/held.jsonl"},
+        {"tune.trials": 5, "resources.workers": 1, "evaluate.every": 2},
+    ],
+    ids=str,
+)
+def test_what_only_moved_and_how_much_is_searched_may_change(keys: dict[str, Any], tmp_path: Path) -> None:
+    sweep = RunDir(str(tmp_path / "sweep"))
+    sweep.create()
+    document = job("/texts/a.txt") | {"tune": TUNE} | MEASURED
+    sweep.write_text("job.yaml", dump(parse(document)))
+    for key, value in keys.items():
+        set_key(document, key, value, key)
+    check_same_sweep(parse(document), sweep)

@@ -1,0 +1,75 @@
+"""Whether a search goes on with what its trials so far have been trained on and measured by: one table compares all of
+them, so that a trial on other text is no trial of the same search."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from orchestrator.checkpoint.evaluations import measure_of
+from orchestrator.checkpoint.identity import CODE, KEPT, is_other
+from orchestrator.data.prepared.tokens import Tokens
+from orchestrator.job.errors import InputError, Problems
+from orchestrator.job.own_code import check_same_code, code_of
+from orchestrator.job.spec import JobSpec
+from orchestrator.resolve.base import named_base
+from orchestrator.resolve.kept_config import check_config, config_json, config_to_keep
+from orchestrator.resolve.prepared_data import PreparedData
+from orchestrator.resolve.resolved_job import wrong_input
+from orchestrator.resolve.training_inputs import digest_of
+from orchestrator.storage.run_directory import RunDir
+from workloads.hf.hf_config import FolderConfig
+
+INPUTS = "inputs.json"
+"""In the directory of a search: what its first trials have read, by the keys of the job file."""
+TEXTS, BASE = "texts", "base"
+HINT = "put it back as it was, or search under another name"
+
+
+def measured_otherwise(spec: JobSpec, before: JobSpec) -> Iterator[tuple[str, Any, Any]]:
+    """The keys that decide what a value of an evaluation means and are no part of a run's identity: each with its value
+    `before` and now, where they differ."""
+    was, now = measure_of(before), measure_of(spec)
+    for key, name in (("evaluate.batches", "batches"), ("checkpoint.average.last", "averaged")):
+        if is_other(was[name], now[name]):
+            yield key, was[name], now[name]
+
+
+def check_same_inputs(spec: JobSpec, sweep: RunDir, data: PreparedData) -> None:
+    """Raise InputError, at the keys of the job file, if a file that the job names is not what the trials of this search
+    have read; the first call writes down what that is. `data` is the job's prepared data.
+
+    What is searched over is not compared. A search that an earlier version began has nothing written down before.
+    """
+    known, found = sweep.read_json(INPUTS) or {}, _inputs_of(spec, data)
+    problems = Problems()
+    for where, digest in found[TEXTS].items():
+        if known.get(TEXTS, {}).get(where, digest) != digest:
+            with problems.noted():
+                raise InputError("is not the text that this search has read so far", where, HINT)
+    if known.get(BASE, found[BASE]) != found[BASE]:
+        with problems.noted():
+            where = "workload.init_from" if spec.workload.init_from else "workload.model"
+            raise InputError("the weights are not those that this search's trials begin with", where, HINT)
+    with problems.noted():
+        check_same_code(spec, known.get(CODE) or {}, sweep.uri)
+    if known.get(KEPT) and found[KEPT]:
+        with problems.noted():
+            check_config(spec, FolderConfig(**known[KEPT]), sweep.uri)
+    problems.raise_noted()
+    texts = {**found[TEXTS], **known.get(TEXTS, {})}
+    if (told := {**found, **known, TEXTS: texts}) != known:
+        sweep.write_json(INPUTS, told)
+
+
+def _inputs_of(spec: JobSpec, data: PreparedData) -> dict[str, Any]:
+    """What the trials read, as plain data; None for the weights where the search is over models."""
+    key = "data.samples" if spec.data.samples is not None else "data.sources"
+    texts = {key: digest_of(spec, Tokens.open(data.uri, keep=0))}
+    for name, (where, _) in spec.set_sources.items():
+        texts[where] = Tokens.open(data.sets[name], keep=0).manifest.digest
+    over_models = spec.tune is not None and any(key.startswith("workload.") for key in spec.tune.space)
+    with wrong_input("workload.model"):
+        base = None if over_models else named_base(spec, None)
+        kept = None if over_models else config_to_keep(spec)
+    return {TEXTS: texts, BASE: base and base.digest, CODE: code_of(spec), KEPT: config_json(kept)}
