@@ -1,6 +1,7 @@
-"""What every test may rely on: token authentication before Ray is imported, and no hub."""
+"""What every test may rely on: token authentication before Ray is imported, no hub, and that Ctrl-C is heard."""
 
 import os
+import signal
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,10 @@ from xdist.scheduler import LoadFileScheduling
 os.environ["RAY_AUTH_MODE"] = "token"
 os.environ.setdefault("RAY_AUTH_TOKEN", "0123456789abcdef" * 4)
 os.environ["HF_HUB_OFFLINE"] = "1"
+if (
+    signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+):  # as a shell has it for what a script runs in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 if "PYTEST_XDIST_WORKER" not in os.environ:
     CACHE = tempfile.TemporaryDirectory(prefix="orchestrator-tests-")  # what a machine remembers is no test's
     os.environ["XDG_CACHE_HOME"] = CACHE.name

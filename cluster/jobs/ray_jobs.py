@@ -18,7 +18,8 @@ from typing import Any
 
 from cluster.local.address import ClusterAddress, NoCluster, WrongToken, check_reachable
 from cluster.workers.environment import put_back
-from cluster.workers.ray_internals import UPLOAD_LOGGERS, forget_token
+from cluster.workers.interruptions import held_interruptions
+from cluster.workers.ray_internals import UPLOAD_LOGGERS, forget_token, uploaded
 
 READY_TIMEOUT = 60.0
 """Seconds for a cluster that has just started to accept a job: its agents come up after its Jobs API."""
@@ -128,7 +129,7 @@ class Jobs:
         self, name: str, run_dir: str, entrypoint: str, runtime_env: dict[str, Any], priority: int = 0
     ) -> str:
         """Submit the job under its next number, and return the submission's id. Raises NoCluster if the cluster accepts
-        no jobs."""
+        no jobs. Of an interruption it is certain whether the job is submitted: `find` knows."""
         variables = {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_GRACE)}
         if _accepts_open():
             variables["RAY_AUTH_MODE"] = "disabled"
@@ -137,20 +138,28 @@ class Jobs:
         while True:
             number = 1 + max((int(j.id.rsplit("-", 1)[1]) for j in self.all() if j.name == name), default=0)
             try:
-                return self._client.submit_job(
-                    entrypoint=entrypoint,
-                    submission_id=f"{name}-{number}",
-                    runtime_env={**runtime_env, "env_vars": variables},
-                    metadata=dict(metadata),
-                )
+                environment = uploaded(self._client, {**runtime_env, "env_vars": variables})
+                with held_interruptions():  # the cluster goes on with a request that nobody waits for
+                    return self._client.submit_job(
+                        entrypoint=entrypoint,
+                        submission_id=f"{name}-{number}",
+                        runtime_env=environment,
+                        metadata=dict(metadata),
+                    )
             except RuntimeError as error:  # no agent yet, or another command took the number
                 if time.monotonic() > deadline:
                     raise NoCluster(f"the cluster takes no job: {_one_line(error)}") from None
                 time.sleep(POLL_INTERVAL)
 
     def stop(self, submission: str) -> bool:
-        """Ask a submission to commit and end; returns at once, with False if it has ended already."""
-        return bool(self._client.stop_job(submission))
+        """Ask a submission to commit and end; returns as soon as it is asked, with False if it has ended already. Ray
+        knows of a job before there is what could be asked."""
+        deadline = time.monotonic() + READY_TIMEOUT
+        while not self._client.stop_job(submission):
+            if self.get(submission).has_ended or time.monotonic() > deadline:
+                return False
+            time.sleep(POLL_INTERVAL)
+        return True
 
     def logs(self, submission: str) -> str:
         """All that the submission has printed."""

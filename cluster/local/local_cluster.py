@@ -32,11 +32,10 @@ from cluster.local.node_processes import (
     ClusterError,
     end_nodes,
     end_unrecorded,
-    launch_node,
     node_records,
     process_of,
     processes_by_cluster,
-    wait_until_up,
+    start_nodes,
 )
 from cluster.local.ports import free_port
 
@@ -200,9 +199,8 @@ def _up(
     cluster = LocalCluster(name, str(folder), address, dashboard, network)
     record = {k: value for k, value in dataclasses.asdict(cluster).items() if k not in ("nodes", "hosts")}
     _write_private(folder / "cluster.json", json.dumps(record))
-    started = [(head, launch_node(head))]
-    wait_until_up(started)
-    wait_until_up([(node, launch_node(node)) for node in with_addresses(cluster, nodes)])
+    start_nodes([head])
+    start_nodes(with_addresses(cluster, nodes))
     _wait_for_jobs_api(dashboard)
     found = find(name)
     if found is None:
@@ -216,7 +214,7 @@ def add(cluster: LocalCluster, nodes: Sequence[NodeSpec]) -> LocalCluster:
         raise ClusterError(
             "its nodes are on other machines; end it, and start it with a longer file of hosts"
         )
-    wait_until_up([(node, launch_node(node)) for node in with_addresses(cluster, nodes)])
+    start_nodes(with_addresses(cluster, nodes))
     return find(cluster.name) or cluster
 
 

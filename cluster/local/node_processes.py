@@ -19,6 +19,7 @@ import psutil
 
 from cluster.local import reaper
 from cluster.local.node import LONG_PATH, NodeSpec
+from cluster.workers.interruptions import held_interruptions
 from cluster.workers.program import command_of
 
 OF_CLUSTER = "ORCHESTRATOR_LOCAL_CLUSTER"
@@ -70,10 +71,15 @@ def launch_node(node: NodeSpec, module: str = "cluster.local.node") -> subproces
         )
 
 
-def wait_until_up(started: Sequence[tuple[NodeSpec, subprocess.Popen[bytes]]]) -> None:
-    """Wait for the records of nodes that were launched. Raises ClusterError, with all of their processes killed."""
+def start_nodes(nodes: Sequence[NodeSpec], module: str = "cluster.local.node") -> None:
+    """Start the processes of nodes, each of which calls `main` of that module, and wait for their records. Raises
+    ClusterError, with all of them killed, as they are by an interruption at any moment."""
+    started: list[tuple[NodeSpec, subprocess.Popen[bytes]]] = []
     deadline = time.monotonic() + UP_TIMEOUT
     try:
+        for node in nodes:
+            with held_interruptions():
+                started.append((node, launch_node(node, module)))
         for node, process in started:
             while not node.record.exists():
                 if process.poll() is not None or time.monotonic() > deadline:

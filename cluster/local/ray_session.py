@@ -24,6 +24,7 @@ from cluster.local.node import COMMON, LONG_PATH
 from cluster.local.reaped import reaped
 from cluster.workers import ray_internals
 from cluster.workers.environment import put_back
+from cluster.workers.interruptions import kept_interruptions
 from cluster.workers.machine import host_memory
 from cluster.workers.program import hidden_packages, keeper
 
@@ -224,32 +225,6 @@ def _connect(address: str | None, options: dict[str, Any]) -> None:
             if last:
                 raise NoCluster(f"no Ray cluster answers at {address}: {reason}") from None
             ray.shutdown()
-
-
-@contextlib.contextmanager
-def kept_interruptions() -> Iterator[None]:
-    """SIGINT and SIGTERM raise KeyboardInterrupt, at the end of this at the latest: hooks that Python runs at a fork,
-    of which the start of Ray has many, swallow what is raised in them."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    seen: list[int] = []
-
-    def interrupt(number: int, _: Any) -> None:
-        seen.append(number)
-        raise KeyboardInterrupt
-
-    numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup has it
-        numbers.append(signal.SIGHUP)
-    before = {number: signal.signal(number, interrupt) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
-    if seen:
-        raise KeyboardInterrupt
 
 
 def _workers() -> list[psutil.Process]:

@@ -21,9 +21,8 @@ from cluster.local.node_processes import (
     ClusterError,
     end_nodes,
     end_unrecorded,
-    launch_node,
     node_records,
-    wait_until_up,
+    start_nodes,
 )
 from cluster.workers.nvml import Nvml
 
@@ -67,7 +66,7 @@ def _up(asked: dict[str, Any], folder: Path) -> dict[str, Any]:
         cpus = len(os.sched_getaffinity(0)) if asked["cpus"] is None else asked["cpus"]
         gpus = len(Nvml().read()) if asked["gpus"] is None else asked["gpus"]
         node = NodeSpec(str(folder), address, asked["head"], cpus=cpus, gpus=gpus, owns_machine=True)
-        wait_until_up([(node, launch_node(node, "cluster.remote.kept_node"))])
+        start_nodes([node], "cluster.remote.kept_node")
         (record,) = node_records(folder)
     except BaseException:
         _down(folder)

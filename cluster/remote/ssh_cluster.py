@@ -97,15 +97,11 @@ def up(name: str, hosts: Sequence[Host], ssh: Ssh, address: str = "") -> LocalCl
             f"--address {address} is no IPv4 address of this machine; give the one at which the hosts reach it"
         )
     address = address or ssh.own_address(hosts[0].name)
-    cluster = local_cluster.up(name, [], address=address)
-    token = Path(cluster.token_path).read_text() if cluster.token_path else _token_of_user()
-    told = {"head": cluster.address, "token": token, "versions": versions()}
     key = secrets.token_hex(4)
     known: list[dict[str, Any]] = [
         {"host": host.name, "key": f"{key}-{number}", "ssh": ssh.command, "python": ssh.python}
         for number, host in enumerate(hosts)
     ]
-    _write(cluster, known)
 
     def start(number: int) -> ClusterError | None:
         host = hosts[number]
@@ -116,7 +112,11 @@ def up(name: str, hosts: Sequence[Host], ssh: Ssh, address: str = "") -> LocalCl
             return error
         return None
 
+    cluster = local_cluster.up(name, [], address=address)
     try:
+        token = Path(cluster.token_path).read_text() if cluster.token_path else _token_of_user()
+        told = {"head": cluster.address, "token": token, "versions": versions()}
+        _write(cluster, known)
         with ThreadPoolExecutor(TOGETHER) as pool:
             failed = [str(error) for error in pool.map(start, range(len(hosts))) if error]
         if failed:

@@ -7,6 +7,7 @@ its part of Ray changes; `tests/ray` runs all of them on real nodes. Importing t
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import os
 import shutil
@@ -73,6 +74,16 @@ def dead_main_process() -> str:
 
     node: Any = worker._global_node
     return _dead_main_process(node) if node is not None else ""
+
+
+def uploaded(client: Any, environment: dict[str, Any]) -> dict[str, Any]:
+    """A runtime environment whose folders a client of the Jobs API has sent to its cluster, so that to submit a job
+    with it is one short request. Without it whoever interrupts a command that sends a large folder waits, or is left
+    with a job that it does not know of."""
+    found = copy.deepcopy(environment)
+    client._upload_working_dir_if_needed(found)
+    client._upload_py_modules_if_needed(found)
+    return found
 
 
 def raylet_pids() -> frozenset[int]:

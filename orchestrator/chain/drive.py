@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from cluster.workers.interruptions import held_interruptions
 from orchestrator.chain.preflight import check_chain, of_stage
 from orchestrator.chain.results import finish, record
 from orchestrator.chain.stage_run import StageRun, stage_runs
@@ -96,14 +97,6 @@ def _drive(driver: Driver, stages: Mapping[str, StageRun], address: str | None) 
         raise no_cluster(error, address) from None
 
 
-def controller_of(run: RunDir) -> Any | None:
-    """The controller that is at work on a run. Imports Ray, which must not be before it is connected to: then it is
-    settled whether it asks for a token."""
-    from orchestrator.launch.controller_actor import controller_of as found
-
-    return found(run)
-
-
 class Driver:
     """The stages that are at work, and how the others have ended."""
 
@@ -145,6 +138,8 @@ class Driver:
                 time.sleep(REFRESH)
             except KeyboardInterrupt:
                 if self._stopping and all(run.stopping for run in self._working.values()):
+                    for run in self._working.values():
+                        run.leave()
                     raise
                 self._stop()
 
@@ -162,12 +157,8 @@ class Driver:
         return ChainOutcome(outcome, finish(self._chain, self._stages, self._root, found), line)
 
     def _stop(self) -> None:
-        """Ask all stages to commit and end, one that was just being started too."""
+        """Ask all stages to commit and end."""
         self._stopping = True
-        for name, stage in self._stages.items():
-            begins = name not in self._working and name not in self._ended
-            if begins and (controller := controller_of(stage.run)) is not None:
-                self._working[name] = WatchedRun(controller, stage.run)
         for run in self._working.values():
             run.stopping = True
 
@@ -192,9 +183,9 @@ class Driver:
         job = preflight(stage.job, stage.run, None, self._address)
         stage.run.create()
         faults = self._faults.get(name, ())
-        controller = attach(job.spec, stage.run, None, faults, self._priority, 0.0, shared)
+        with held_interruptions():
+            self._working[name] = attach(job.spec, stage.run, None, faults, self._priority, 0.0, shared)
         record_choice(job, stage.run)
-        self._working[name] = WatchedRun(controller, stage.run)
 
     def _look(self) -> None:
         for name, run in list(self._working.items()):

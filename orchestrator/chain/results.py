@@ -10,13 +10,17 @@ from orchestrator.chain.stage_run import StageRun
 from orchestrator.control.events import EventHistory
 from orchestrator.control.finish import draw
 from orchestrator.job.chain import ChainSpec
+from orchestrator.job.errors import InputError
 from orchestrator.job.outcome import ENDED, Outcome
+from orchestrator.job.redact import redact_message
 from orchestrator.storage.file_names import CHAIN
 from orchestrator.storage.row_line import EVENTS
 from orchestrator.storage.run_directory import ORIGIN, RunDir
 
 WAITING = "not begun"
 """The state of a stage without a run."""
+UNREADABLE = "unreadable"
+"""The state of a stage whose run directory cannot be read."""
 LOST_AFTER = 15.0
 """Seconds without an update of a stage's status.json after which its controller counts as silent."""
 
@@ -30,7 +34,7 @@ def record(
     if lines is None:
         told = [each for each in before.get("stages") or () if each["state"] == Outcome.FAILED]
         lines = {each["stage"]: each["reason"] for each in told}
-    found = [_stage(stage, lines.get(name, "")) for name, stage in stages.items()]
+    found = [_stage_or_why(stage, lines.get(name, "")) for name, stage in stages.items()]
     for each in found:  # what a stage waits for
         unfit = [other["stage"] for other in found if other["stage"] in each["needs"] and _is_over(other)]
         if each["state"] == WAITING and not each["reason"] and unfit:
@@ -48,8 +52,42 @@ def record(
     }
 
 
+def _stage_or_why(stage: StageRun, line: str) -> dict[str, Any]:
+    """As `_stage`; of one whose run directory cannot be read, why: the others are told as ever."""
+    try:
+        return _stage(stage, line)
+    except (InputError, OSError, LookupError, TypeError, ValueError) as error:
+        says = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
+        return _about(stage, UNREADABLE, redact_message(" ".join(says.split())))
+
+
+def _about(stage: StageRun, state: str, reason: str) -> dict[str, Any]:
+    """What is known of a stage without its run directory."""
+    base = stage.stage.begins_with or stage.stage.continues
+    return {
+        "stage": stage.name,
+        "run_dir": stage.run.uri,
+        "state": state,
+        "reason": reason,
+        "needs": list(stage.stage.needs),
+        "begins_with": {"stage": base.stage, "tag": base.tag, "step": None} if base else None,
+        "model": stage.job.workload.model,
+        "objective": stage.job.workload.objective,
+        "step": 0,
+        "steps": stage.job.train.steps,
+        "loss": None,
+        "evaluation": {},
+        "started": None,
+        "ended": None,
+        "worker_hours": 0.0,
+        "cost_usd": None,
+        "receipt": None,
+    }
+
+
 def _stage(stage: StageRun, line: str) -> dict[str, Any]:
-    """What is known of a stage from its run directory."""
+    """What is known of a stage from its run directory. Raises InputError, OSError, and what comes of values of wrong
+    kinds."""
     run = stage.run
     status, summary = (run.read_json_or_empty(name) for name in ("status.json", "summary.json"))
     phase = status.get("phase")
@@ -61,17 +99,11 @@ def _stage(stage: StageRun, line: str) -> dict[str, Any]:
     base = stage.stage.begins_with or stage.stage.continues
     begun = run.read_json(ORIGIN) or {} if stage.stage.continues else _base(run) if base else {}
     evaluation = summary.get("evaluation") or {}
-    return {
-        "stage": stage.name,
-        "run_dir": run.uri,
-        "state": str(state),
-        "reason": (summary.get("reason") if ended else None) or ("" if ended else line),
-        "needs": list(stage.stage.needs),
-        "begins_with": {"stage": base.stage, "tag": base.tag, "step": begun.get("step")} if base else None,
-        "model": stage.job.workload.model,
-        "objective": stage.job.workload.objective,
+    about = _about(stage, str(state), (summary.get("reason") if ended else None) or ("" if ended else line))
+    if about["begins_with"]:
+        about["begins_with"]["step"] = begun.get("step")
+    return about | {
         "step": (summary if ended else status).get("step") or 0,
-        "steps": stage.job.train.steps,
         "loss": (summary.get("final_loss") if ended else status.get("loss")),
         "evaluation": dict(evaluation.get("sets") or {}),
         "started": summary.get("started") or _started(run),
@@ -101,7 +133,7 @@ def _state(stages: list[dict[str, Any]]) -> str:
     states = {stage["state"] for stage in stages}
     if states == {Outcome.DONE}:
         return str(Outcome.DONE)
-    if states - {WAITING} - ENDED:
+    if states - {WAITING, UNREADABLE} - ENDED:
         return "running"
     for outcome in (Outcome.FAILED, Outcome.STOPPED):
         if outcome in states:

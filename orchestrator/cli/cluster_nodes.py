@@ -106,7 +106,7 @@ def up(
         loopback.folder_of(name)
     with _errors_of(name):
         found = loopback.up(name, [] if scaling else kinds * local, scaling)
-    _show_new(found, as_json)
+        _show_new(found, as_json)
 
 
 def _show_new(found: LocalCluster, as_json: bool) -> None:
@@ -131,7 +131,7 @@ def _up_on_hosts(name: str, file: Path, address: str, ssh: str, python: str, as_
         raise InputError(str(error), "--hosts", "see --help") from None
     with _errors_of(name):
         found = ssh_cluster.up(name, hosts, ssh_cluster.Ssh(ssh, python), address)
-    _show_new(found, as_json)
+        _show_new(found, as_json)
 
 
 def add(
@@ -233,7 +233,9 @@ def _mapping(text: str, option: str, kinds: tuple[type, ...]) -> dict[str, Any]:
 
 @contextmanager
 def _errors_of(name: str, quiet: bool = False) -> Iterator[None]:
-    """Turn errors of the local cluster into InputError; unless `quiet`, say first that it takes a while."""
+    """Turn errors of the local cluster into InputError; unless `quiet`, say first that it takes a while. An
+    interruption that leaves a cluster says so."""
+    from cluster.local.local_cluster import find
     from cluster.local.node_processes import ClusterError
 
     if not quiet:
@@ -242,6 +244,10 @@ def _errors_of(name: str, quiet: bool = False) -> Iterator[None]:
         yield
     except ClusterError as error:
         raise InputError(str(error), f"cluster {name}") from None
+    except KeyboardInterrupt:
+        if find(name) is not None:
+            print(f"\nthe cluster {name!r} is up; `orchestrator cluster down` ends it", file=sys.stderr)
+        raise
 
 
 def _show(cluster: LocalCluster, as_json: bool) -> None:

@@ -96,7 +96,13 @@ def submit(
     if not isinstance(spec, ChainSpec):
         _check_accelerator(spec)
     jobs = submission.jobs_at(address)
-    found, new = submission.submit(jobs, spec, run, until, priority, environment)
+    try:
+        found, new = submission.submit(jobs, spec, run, until, priority, environment)
+    except KeyboardInterrupt as interruption:
+        if not interruption.args:
+            raise
+        print(f"\n{interruption}", file=sys.stderr)
+        raise SystemExit(INTERRUPTED) from None
     if wait:
         _follow(jobs, found, as_json)
     if as_json:

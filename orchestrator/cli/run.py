@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 LONGEST_START = 600.0
 """Seconds that Python and the job file may take; more, and the system's clock was set meanwhile."""
+ANSWER = 120.0
+"""Seconds for a controller to hear of a stop: it may be starting on a busy machine."""
 LOST_AFTER = 15.0
 """Seconds without an update of status.json after which `status` calls the controller silent."""
 
@@ -242,6 +244,7 @@ def _stop_controller(directory: RunDir, address: str | None) -> None:
     from cluster.local.address import NoAddress
     from cluster.local.ray_session import NoCluster, connected_ray
     from orchestrator.launch.controller_actor import controller_of
+    from orchestrator.launch.run import STOPPED
     from orchestrator.launch.submission import no_cluster
     from orchestrator.storage.lease import is_locked
 
@@ -256,7 +259,14 @@ def _stop_controller(directory: RunDir, address: str | None) -> None:
                 raise InputError(what, directory.uri, hint)
             import ray
 
-            ray.get(controller.request_stop.remote("stopped by the user"), timeout=30)
+            try:
+                ray.get(controller.request_stop.remote(STOPPED), timeout=ANSWER)
+            except (
+                ray.exceptions.RayError
+            ) as error:  # what it was not told when this command ends, it is never told
+                what = f"its controller, which starts or is very busy, has not heard of the stop in {ANSWER:.0f} s"
+                hint = "give the command again"
+                raise InputError(f"{what} ({type(error).__name__})", directory.uri, hint) from None
     except NoAddress:
         hint = "press Ctrl-C where `orchestrator run` trains it, or give the --address of its cluster"
         raise InputError("this run is on no cluster that is known here", directory.uri, hint) from None

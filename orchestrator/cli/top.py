@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from orchestrator.cli.options import Cluster, Json, emit, existing_folder, finite, table
+from orchestrator.job.errors import InputError
 
 if TYPE_CHECKING:
     from orchestrator.storage.run_directory import RunDir
@@ -57,16 +58,25 @@ def _watch(folder: str | None, address: str | None, every: float) -> None:
         return
 
 
-def _runs(folder: str | None, address: str | None) -> dict[str, RunDir]:
-    """The runs by name: of the folder, or the newest submission of each name on the cluster."""
-    from orchestrator.storage.run_directory import RunDir
+def _runs(folder: str | None, address: str | None) -> Mapping[str, RunDir | InputError]:
+    """The runs by name: of the folder, or the newest submission of each name on the cluster; for one whose place cannot
+    be used here, why."""
     from orchestrator.track.runs_page import Runs
 
     if folder is not None:
         return Runs(existing_folder(folder)).find()
     from orchestrator.launch import submission
 
-    return {job.name: RunDir(job.run_dir) for job in submission.jobs_at(address).all() if job.run_dir}
+    return {job.name: _at(job.run_dir) for job in submission.jobs_at(address).all() if job.run_dir}
+
+
+def _at(place: str) -> RunDir | InputError:
+    from orchestrator.storage.run_directory import RunDir
+
+    try:
+        return RunDir(place)
+    except InputError as error:
+        return error
 
 
 def _plain(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

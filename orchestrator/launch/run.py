@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cluster.workers.clock import wall
+from cluster.workers.interruptions import held_interruptions
 from orchestrator.checkpoint.store import Store
 from orchestrator.job.errors import InputError
 from orchestrator.job.outcome import Outcome
@@ -32,11 +33,14 @@ REFRESH = 0.25
 """Seconds between looks at the controller."""
 LOOK = 5.0
 """Seconds for one answer of the controller, after which it is looked whether Ray is there at all."""
+FIRST_LOOK = 1.0
+"""Seconds for one answer of a controller that may still be starting."""
 ENDED_TOGETHER = 0.5
 """Seconds after the end of Ray within which this process may be told to end too."""
 SILENCE = 120.0
 """Seconds that a controller may be silent: Ray starts a dead one again meanwhile."""
 
+STOPPED = "stopped by the user"
 STOPPING = "Ctrl-C: the run commits and ends; once more, and it ends at once"
 
 
@@ -116,6 +120,12 @@ def _run(
     workers, worker = spec.resources.workers, spec.resources.per_worker
     most = workers.max + spec.evaluates_beside
     gpus = gpus_here(spec) if address is None and worker.gpu else workers.max * worker.gpu
+
+    def begin() -> WatchedRun:
+        found = attach(spec, run_dir, until, faults, queue, launched, shared)
+        record_choice(job, run_dir)
+        return found
+
     made = run_dir.create()
     where = "starting Ray on this machine" if address is None else f"connecting to Ray at {address}"
     show({"phase": "connect", "note": where})
@@ -123,9 +133,7 @@ def _run(
         for last in (False, False, True):
             with connected_ray(address, most * worker.cpu, gpus):
                 show({"phase": "connect", "note": "starting the run's controller"})
-                controller = attach(spec, run_dir, until, faults, queue, launched, shared)
-                record_choice(job, run_dir)
-                outcome = _watch(WatchedRun(controller, run_dir), show)
+                outcome = _watch(begin, show)
             if not outcome.fallen or last:
                 break
         return _closed(outcome, run_dir, embedded=address is None)
@@ -154,30 +162,39 @@ def _closed(outcome: RunOutcome, run_dir: RunDir, embedded: bool) -> RunOutcome:
 class WatchedRun:
     """A run that a controller drives, as it is seen from the outside. `status` is the last one that it gave."""
 
-    def __init__(self, controller: Any, run_dir: RunDir) -> None:
+    def __init__(self, controller: Any, run_dir: RunDir, begun_with: str = "") -> None:
+        """`begun_with` is, as text, what `ControllerActor.job` returns of one that has just been asked for. Another command may
+        have asked for it at the same moment, with another job: then this is no run of ours."""
         self.status: dict[str, Any] = {}
         self.stopping = False
         """Whether the user wants it to stop."""
-        self._controller, self._run_dir = controller, run_dir
+        self.wrong: Exception | None = None
+        """What `show` has raised: the run ends with a commit, as after Ctrl-C."""
+        self._controller = controller
+        self._run_dir = run_dir
+        self._unsure = begun_with
         self._began, self._heard = time.time(), time.monotonic()
-        self._heeded = False  # the controller has been asked to stop since it last was silent
+        self._request: Any = None  # the stop that was asked of the controller since it last was silent
 
     def look(self) -> RunOutcome | None:
-        """How it has ended; None while it is at work, or while Ray starts its controller again."""
+        """How it has ended; None while it is at work, or while Ray starts its controller, once more too."""
         import ray
         from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
         from cluster.workers.ray_internals import full_folder
 
         try:
-            if self.stopping and not self._heeded:
-                self._controller.request_stop.remote("stopped by the user")
-                self._heeded = True
+            if self._unsure:
+                if _as_text(ray.get(self._controller.job.remote(), timeout=FIRST_LOOK)) != self._unsure:
+                    return RunOutcome(Outcome.WRONG_INPUT, None, str(_another_job(self._run_dir)))
+                self._unsure = ""
+            if self.stopping and self._request is None:
+                self._request = self._controller.request_stop.remote(STOPPED)
             self.status = ray.get(self._controller.status.remote(), timeout=LOOK)
             self._heard = time.monotonic()
             return _outcome(self.status) if self.status["summary"] or self.status["error"] else None
         except (RayActorError, GetTimeoutError) as error:
-            self._heeded = False  # Ray starts a dead controller again, and that one knows of no stop
+            self._request = None  # Ray starts a dead controller again, and that one knows of no stop
             if (ended := self._ended()) is not None:
                 return ended
             if time.monotonic() - self._heard <= SILENCE:
@@ -187,11 +204,26 @@ class WatchedRun:
                 f"the disk of Ray's folder {folder} is full" if folder else " ".join(str(error).split())[:200]
             )
             line = f"the controller is gone: {why}"
+            if isinstance(error, GetTimeoutError) and not folder:
+                ends = f"`orchestrator stop {self._run_dir.uri}` ends it"
+                line = f"the controller has not answered for {SILENCE:.0f} s, and may go on; {ends}"
             return RunOutcome(Outcome.FAILED, None, line)
         except RayError as error:
             why = " ".join(str(error).strip().splitlines()[-1:])[:300]
             line = f"the controller does not answer: {type(error).__name__}: {why}"
             return RunOutcome(Outcome.FAILED, None, line)
+
+    def leave(self) -> None:
+        """Watch it no longer. A controller that has heard of the stop ends by itself; one that does not hear of it, as
+        it has not even started, is ended."""
+        import ray
+        from ray.exceptions import RayError
+
+        try:
+            ray.get(self._request or self._controller.request_stop.remote(STOPPED), timeout=FIRST_LOOK)
+        except RayError:
+            with contextlib.suppress(RayError):
+                ray.kill(self._controller)
 
     def left_by_ray(self, gone: str) -> RunOutcome:
         """How a run has ended that was to stop when Ray's process `gone` ended too, as where a job manager ends all
@@ -212,41 +244,61 @@ class WatchedRun:
         return None
 
 
-def _watch(run: WatchedRun, show: Callable[[dict[str, Any]], None]) -> RunOutcome:
-    from cluster.workers.ray_internals import dead_main_process
-
-    wrong: Exception | None = None  # what `show` has raised: the run ends with a commit, as after Ctrl-C
+def _watch(begin: Callable[[], WatchedRun], show: Callable[[dict[str, Any]], None]) -> RunOutcome:
+    """How a run ends that `begin` gives. It may go on without this process: from its beginning on, an interruption is
+    a stop that is waited for."""
+    run: WatchedRun | None = None
     while True:
-        if gone := dead_main_process():
-            if wrong is not None:
-                raise wrong
-            try:
-                time.sleep(ENDED_TOGETHER)  # what has ended it may be about to end this process
-            except KeyboardInterrupt:
-                run.stopping = True
-            if run.stopping:
-                return run.left_by_ray(gone)
-            show({**run.status, "phase": "wait", "note": f"Ray's {gone} has died; Ray is started again"})
-            line = f"Ray's {gone} on this machine has died; the same command goes on from the last commit"
-            return RunOutcome(Outcome.FAILED, None, line, fallen=gone)
         try:
-            outcome = run.look()
-            if run.status and wrong is None:
-                try:
-                    show({**run.status, "note": _note(run)})
-                except Exception as error:  # whatever the caller's function raises
-                    wrong, run.stopping = error, True
-            if outcome is not None:
-                if wrong is not None:
-                    raise wrong
-                if run.stopping and outcome.outcome == Outcome.FAILED and _is_without_commit(outcome):
-                    raise KeyboardInterrupt  # as before the run had begun: nothing is lost, and nothing has failed
+            if run is None:
+                with held_interruptions():
+                    run = begin()
+            if (outcome := _turn(run, show)) is not None:
                 return outcome
             time.sleep(REFRESH)
         except KeyboardInterrupt:
+            if run is None:
+                raise
             if run.stopping:
+                run.leave()
                 raise
             run.stopping = True
+
+
+def _turn(run: WatchedRun, show: Callable[[dict[str, Any]], None]) -> RunOutcome | None:
+    """Look at a run once and show it: how it has ended, None while it goes on. Raises what `show` has raised, once the
+    run has ended."""
+    from cluster.workers.ray_internals import dead_main_process
+
+    if gone := dead_main_process():
+        return _fallen(run, gone, show)
+    outcome = run.look()
+    if run.wrong is None and (run.status or run.stopping):
+        try:
+            show({"phase": "connect", **run.status, "note": _note(run)})
+        except Exception as error:  # whatever the caller's function raises
+            run.wrong, run.stopping = error, True
+    if outcome is None:
+        return None
+    if run.wrong is not None:
+        raise run.wrong
+    if run.stopping and outcome.outcome == Outcome.FAILED and _is_without_commit(outcome):
+        raise KeyboardInterrupt  # as before the run had begun: nothing is lost, and nothing has failed
+    return outcome
+
+
+def _fallen(run: WatchedRun, gone: str, show: Callable[[dict[str, Any]], None]) -> RunOutcome:
+    """How a run has ended whose Ray on this machine has lost its process `gone`."""
+    if run.wrong is not None:
+        raise run.wrong
+    if not run.stopping:
+        time.sleep(
+            ENDED_TOGETHER
+        )  # what has ended it may be about to end this process: then this is asked again
+        show({**run.status, "phase": "wait", "note": f"Ray's {gone} has died; Ray is started again"})
+        line = f"Ray's {gone} on this machine has died; the same command goes on from the last commit"
+        return RunOutcome(Outcome.FAILED, None, line, fallen=gone)
+    return run.left_by_ray(gone)
 
 
 def _note(run: WatchedRun) -> str:
@@ -284,41 +336,42 @@ def attach(
     priority: int | None,
     launched: float = 0.0,
     shared: str = "",
-) -> Any:
-    """The run's controller: the one that is at work with the same job, else a new one. `shared` names a process of this
-    machine with the imports of ranks, if there is one: see `imports_begun`."""
+) -> WatchedRun:
+    """The run by its controller: the one that is at work with the same job, else a new one. `shared` names a process of
+    this machine with the imports of ranks, if there is one: see `imports_begun`.
+
+    The new one is not waited for. Whoever asks for it holds interruptions until it is watched."""
     import ray
-    from ray.exceptions import RayError
 
     from orchestrator.launch.controller_actor import controller_of, start_controller
 
     job = spec.model_dump(mode="json")
-    hint = "stop it first, or attach with the same job and --until"
-    other = InputError("this run is at work with another job file", run_dir.uri, hint)
-
-    def is_ours(found: Any) -> bool:  # as text, since 1, 1.0 and true are equal in Python
-        theirs, ours = (json.dumps(each, sort_keys=True) for each in (_answer(found.job), [job, until]))
-        return theirs == ours
-
     controller = controller_of(run_dir)
     if controller is not None:
         status = _answer(controller.status)
-        same = is_ours(controller)
+        same = _as_text(_answer(controller.job)) == _as_text([job, until])
         if same and status["summary"] and status["summary"]["state"] == "done":
-            return controller  # it ended a moment ago, and can tell
+            return WatchedRun(controller, run_dir)  # it ended a moment ago, and can tell
         if not (status["summary"] or status["error"]):
             if not same:
-                raise other
-            return controller
+                raise _another_job(run_dir)
+            return WatchedRun(controller, run_dir)
         ray.kill(controller)
         deadline = time.monotonic() + 10
         while controller_of(run_dir) is not None and time.monotonic() < deadline:
             time.sleep(0.1)
     started = start_controller(job, run_dir, until, faults, priority, launched, shared)
-    with contextlib.suppress(RayError):  # of one that does not start whoever watches it tells
-        if not is_ours(started):
-            raise other  # of a command that was given at the same time
-    return started
+    return WatchedRun(started, run_dir, _as_text([job, until]))
+
+
+def _as_text(value: Any) -> str:
+    """The value as JSON text. Texts are compared because 1, 1.0 and true are equal in Python."""
+    return json.dumps(value, sort_keys=True)
+
+
+def _another_job(run_dir: RunDir) -> InputError:
+    hint = "stop it first, or attach with the same job and --until"
+    return InputError("this run is at work with another job file", run_dir.uri, hint)
 
 
 def _outcome(status: dict[str, Any]) -> RunOutcome:

@@ -134,7 +134,8 @@ def submit(
     """The job's submission, and whether it is new: one that is at work already is found again, while one whose run has
     ended is given time to end.
 
-    Raises InputError if it is at work with another job file.
+    Raises InputError if it is at work with another job file. Where it is interrupted after the job was submitted, the
+    KeyboardInterrupt says so.
     """
     from cluster.local.address import NoCluster
 
@@ -149,6 +150,13 @@ def submit(
         return before, False
     try:
         return jobs.get(jobs.submit(spec.name, run.uri, command, runtime_env, priority)), True
+    except KeyboardInterrupt:
+        found = jobs.find(spec.name)
+        if found is None or (before is not None and found.id == before.id):
+            raise
+        raise KeyboardInterrupt(
+            f"{found.id} is submitted; `orchestrator stop {found.name}` ends it"
+        ) from None
     except NoCluster as error:
         raise no_cluster(error, None) from None
     except (RuntimeError, ValueError) as error:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable
 from typing import Any
 
+from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec
 from orchestrator.storage.row_line import METRICS
 from orchestrator.storage.run_directory import RunDir
@@ -72,8 +74,11 @@ class SearchProgress:
             self._spend(result)
         for name in self._records.configs:
             for run in lineage.runs_of(self._sweep, name):
-                steps, usd = lineage.spent(self._sweep, run)
-                self._spend({"run": run, "own_steps": steps, "cost_usd": usd})
+                with contextlib.suppress(
+                    InputError, OSError
+                ):  # one that cannot be read has spent what it told
+                    steps, usd = lineage.spent(self._sweep, run)
+                    self._spend({"run": run, "own_steps": steps, "cost_usd": usd})
 
     def _spend(self, result: dict[str, Any]) -> None:
         """Count a run's steps and USD. A result reported again, of an earlier rung, subtracts nothing."""

@@ -46,7 +46,7 @@ def report(sweep: RunDir) -> str:
 
 def _charts(sweep: RunDir, tune: TuneSpec, trained: list[dict[str, Any]], best: str) -> dict[str, Any]:
     """The charts of the trials that have a value of the metric, for the template."""
-    rows = {t["trial"]: _with_metric(lineage.history(sweep, t["runs"][-1]), tune.metric) for t in trained}
+    rows = {t["trial"]: _with_metric(_history(sweep, t["runs"][-1]), tune.metric) for t in trained}
     trained = [t for t in trained if rows[t["trial"]]]
     if not trained:
         return {}
@@ -72,6 +72,14 @@ def _charts(sweep: RunDir, tune: TuneSpec, trained: list[dict[str, Any]], best: 
         "compared_at": shared,
         "compared": len(trained),
     }
+
+
+def _history(sweep: RunDir, run: str) -> list[Row]:
+    """The rows behind a run's weights; none of one that cannot be read, which has no curve: the others have theirs."""
+    try:
+        return lineage.history(sweep, run)
+    except (InputError, OSError):
+        return []
 
 
 def _with_metric(rows: list[Row], metric: str) -> list[Row]:

@@ -9,8 +9,10 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
+from cluster.workers.environment import put_back
 from orchestrator.checkpoint.identity import check_same_sets, differences, is_other, read_job, shown
 from orchestrator.data.progress import StageLine
 from orchestrator.data.quiet_logging import quiet
@@ -43,6 +45,8 @@ SAME = ("space", "metric", "mode", "window", "sampler", "scheduler", "grace", "r
 BEST_JOB, SUMMARY = "best.yaml", "sweep.json"
 TUNE_FOLDER = "_tune"
 """Folder of Ray Tune's own files, removed at the end; nothing is read from them."""
+TUNE_HEEDS, TUNE_ENDS = "TUNE_DISABLE_SIGINT_HANDLER", signal.SIGUSR1
+"""Tune's variable that keeps it from taking SIGINT for itself, and the signal that it takes as well, always."""
 HEAD, HEAD_SHARE = "node:__internal_head__", 0.99
 """Resource that only the head node has. Trials are driven there, as other runs are; the share of it that each takes
 limits how many run at once."""
@@ -246,16 +250,31 @@ def _fit(
 
 @contextlib.contextmanager
 def _ends_as_ctrl_c() -> Iterator[None]:
-    """Whatever asks this process to end is Ctrl-C: on that alone Tune returns, with what the trials have reported."""
-    before = {
-        number: signal.signal(number, lambda *_: signal.raise_signal(signal.SIGINT))
-        for number in (signal.SIGTERM, signal.SIGHUP)
-    }
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler or signal.SIG_DFL)
+    """Whatever asks this process to end is Ctrl-C: on that Tune returns, with what the trials have reported; a second
+    time this raises KeyboardInterrupt. What the process ignores it goes on to ignore, as a script's shell has it for
+    SIGINT in the background."""
+    told: list[int] = []
+
+    def end(number: int, frame: FrameType | None) -> None:
+        told.append(number)
+        tune = signal.getsignal(TUNE_ENDS)
+        pressed = (
+            signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        )  # which Tune puts back after the first
+        if len(told) > 1 or pressed or not callable(tune):
+            raise KeyboardInterrupt
+        tune(number, frame)
+
+    numbers = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) != signal.SIG_IGN]
+    with put_back([TUNE_HEEDS]):
+        if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+            os.environ[TUNE_HEEDS] = "1"
+        before = {number: signal.signal(number, end) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler or signal.SIG_DFL)
 
 
 def _is_settled(name: str, search: TuneSpec, records: TrialRecords) -> bool:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from jobs import (
     wait_for,
     weights,
     write_job,
+    write_text,
 )
 from ray.cluster_utils import Cluster
 
@@ -171,6 +174,23 @@ def test_a_lost_node_makes_the_gang_smaller(cluster: Cluster, quiet: Path, tmp_p
     assert layouts == ["dp2 zero0 mb4"] * 4 + ["dp1 zero0 mb8"] * 8
     assert [row[3] for row in curve(run)] == [row[3] for row in curve(quiet)]
     assert [row[1] for row in curve(run)] == pytest.approx([row[1] for row in curve(quiet)], rel=1e-5)
+
+
+def test_a_stop_while_the_controller_starts_is_heard(cluster: Cluster, tmp_path: Path) -> None:
+    """It would go on without the command, which is over."""
+    document = job(write_text(tmp_path / "corpus", 20_000))
+    path, run = write_job(tmp_path, document), tmp_path / "runs" / "small"
+    with started("run", path, "--address", cluster.address, cwd=tmp_path) as process:
+        output = tmp_path / "output.txt"
+        wait_for(
+            lambda: "starting the run's controller" in output.read_text(), "the controller to be asked for"
+        )
+        time.sleep(0.4)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=240) == 130, output.read_text()
+    assert json.loads((run / "summary.json").read_text())["state"] == "stopped"
+    assert rows(run, "events.jsonl")[-1]["reason"] == "stopped by the user"
+    assert not list(run.glob("checkpoints/*/manifest.json"))
 
 
 def test_the_driver_may_die_and_another_attaches_and_then_the_controller_may_die(

@@ -27,9 +27,9 @@ class Failed(Exception):
 
 def attached(run: RunDir, spec: JobSpec, until: int | None, *faults: str, shared: str = "") -> WatchedRun:
     """The run in a directory, driven up to a step with these faults. `shared`: see `attach`."""
-    from orchestrator.launch.run import WatchedRun, attach
+    from orchestrator.launch.run import attach
 
-    return WatchedRun(attach(spec, run, until, faults, None, shared=shared), run)
+    return attach(spec, run, until, faults, None, shared=shared)
 
 
 def follow(watched: WatchedRun, is_enough: Callable[[], bool]) -> RunOutcome | None:

@@ -11,6 +11,7 @@ import zipfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -217,9 +218,9 @@ class Finished:
         return self._log
 
 
-def jobs_of(client: Finished) -> Jobs:
+def jobs_of(client: Any) -> Jobs:
     found = object.__new__(Jobs)
-    found._client, found._exit_states = client, {}  # type: ignore[assignment]
+    found._client, found._exit_states = client, {}
     return found
 
 
@@ -237,3 +238,60 @@ def test_of_a_trace_the_end_is_told() -> None:
     assert message.startswith("Traceback (most recent call last): File")
     assert message.endswith("OSError: Argument list too long")
     assert len(message) <= 300
+
+
+class Takes(Finished):
+    """Ray's client, which sends a folder and then takes a job; SIGINT comes while it does one of both. It is asked to
+    stop the job before there is what could stop it."""
+
+    def __init__(self, moment: str) -> None:
+        super().__init__("")
+        self.moment, self.jobs, self.asked = moment, list[SimpleNamespace](), 0
+
+    def _upload_working_dir_if_needed(self, environment: dict[str, Any]) -> None:
+        self._interrupted("upload")
+        environment["working_dir"] = "gcs://a.zip"
+
+    def _upload_py_modules_if_needed(self, _: dict[str, Any]) -> None:
+        pass
+
+    def list_jobs(self) -> list[SimpleNamespace]:
+        return self.jobs
+
+    def submit_job(self, submission_id: str, metadata: dict[str, str], **given: Any) -> str:
+        self._interrupted("submit")
+        assert given["runtime_env"]["working_dir"] == "gcs://a.zip"
+        job = self.get_job_info(submission_id)
+        job.metadata, job.status = metadata, "PENDING"
+        self.jobs.append(job)
+        return submission_id
+
+    def stop_job(self, _: str) -> bool:
+        self.asked += 1
+        return self.asked == 3
+
+    def _interrupted(self, moment: str) -> None:
+        if moment == self.moment:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize(("moment", "known"), [("upload", False), ("submit", True)])
+def test_of_an_interruption_it_is_certain_whether_the_job_is_submitted(moment: str, known: bool) -> None:
+    jobs = jobs_of(Takes(moment))
+    with pytest.raises(KeyboardInterrupt):
+        jobs.submit("small", "/runs/small", "run", {"working_dir": "/a"})
+    assert (jobs.find("small") is not None) == known
+
+
+def test_a_job_that_cannot_be_asked_yet_is_asked_to_stop_until_it_can(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("cluster.jobs.ray_jobs.POLL_INTERVAL", 0.0)
+    client = Takes("")
+    jobs = jobs_of(client)
+    jobs.submit("small", "/runs/small", "run", {"working_dir": "/a"})
+    client.get_job_info = lambda number: client.jobs[0]  # type: ignore[method-assign]
+    assert jobs.stop("small-1")
+    assert client.asked == 3
+    client.jobs[0].status = "STOPPED"
+    assert not jobs.stop("small-1")

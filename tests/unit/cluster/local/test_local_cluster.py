@@ -4,6 +4,7 @@ whose records do not name it; addresses of its nodes."""
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -13,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from cluster.local import local_cluster as loopback
+from cluster.local import node_processes
 from cluster.local.local_cluster import LocalCluster, NodeSpec, claimed
-from cluster.local.node_processes import OF_CLUSTER, ClusterError, wait_until_up
+from cluster.local.node_processes import OF_CLUSTER, ClusterError, start_nodes
 
 
 @pytest.fixture(autouse=True)
@@ -112,12 +114,31 @@ def test_a_cluster_goes_on_in_the_next_block_of_addresses(tmp_path: Path) -> Non
         loopback.with_addresses(cluster, [NodeSpec("", "")] * 4048)
 
 
-def test_a_folder_with_a_long_path_is_told_with_the_mend(tmp_path: Path) -> None:
+def test_an_interruption_while_nodes_are_started_ends_those_that_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def launch(node: NodeSpec, _: str) -> subprocess.Popen[bytes]:
+        if node.ip == "127.0.77.3":
+            os.kill(os.getpid(), signal.SIGINT)
+        launched.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]))
+        return launched[-1]
+
+    launched: list[subprocess.Popen[bytes]] = []
+    monkeypatch.setattr(node_processes, "launch_node", launch)
+    with pytest.raises(KeyboardInterrupt):
+        start_nodes([NodeSpec(str(tmp_path), f"127.0.77.{number}") for number in (2, 3, 4)])
+    assert [process.wait(10) for process in launched] == [-signal.SIGKILL] * 2
+
+
+def test_a_folder_with_a_long_path_is_told_with_the_mend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     node = NodeSpec(str(tmp_path), "127.0.77.2")
     (tmp_path / f"node-{node.ip}.log").write_text(
         "OSError: validate_socket_filename failed: AF_UNIX path length cannot exceed 107 bytes: /a/b\n"
     )
     process = subprocess.Popen([sys.executable, "-c", ""])
+    monkeypatch.setattr(node_processes, "launch_node", lambda *_: process)
     with pytest.raises(ClusterError, match="/a/b; its sockets are below TMPDIR: set it to a shorter path"):
-        wait_until_up([(node, process)])
+        start_nodes([node])
     process.wait(10)

@@ -24,7 +24,6 @@ from cluster.local.ray_session import (
     _put_back,
     _require_token,
     connected_ray,
-    kept_interruptions,
     processors_here,
 )
 
@@ -97,30 +96,6 @@ def test_ray_that_was_imported_without_a_token_is_refused(monkeypatch: pytest.Mo
 def test_importing_what_starts_ray_does_not_import_ray() -> None:
     code = "import cluster.local.ray_session, sys; sys.exit('ray' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
-
-
-class Swallows:
-    """What is raised in its end is ignored by Python, as in a hook at a fork."""
-
-    def __del__(self) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_an_interruption_that_was_swallowed_is_raised_at_the_end() -> None:
-    before, done = (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)), []
-
-    def start() -> None:
-        with kept_interruptions():
-            Swallows()
-            done.append("the rest")
-
-    with pytest.raises(KeyboardInterrupt):
-        start()
-    assert done == ["the rest"]
-    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
-    with kept_interruptions():
-        done.append("as ever")
 
 
 def test_processors_are_those_that_this_process_may_use() -> None:

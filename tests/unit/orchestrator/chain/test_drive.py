@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,7 +38,10 @@ class Scripted:
 
     def __init__(self, name: str, how: Script) -> None:
         self.name, self.stopping, self.looks, self.status = name, False, 0, {"phase": "train"}
-        self._how = how
+        self._how, self.left = how, False
+
+    def leave(self) -> None:
+        self.left = True
 
     def look(self) -> RunOutcome | None:
         self.looks += 1
@@ -54,13 +59,12 @@ def driven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tup
     begun: list[str] = []
     scripts: Mapping[str, Script] = {}
 
-    def attach(spec: Any, run: RunDir, *_: Any) -> str:
+    def attach(spec: Any, run: RunDir, *_: Any) -> Scripted:
         begun.append(run.name)
-        return run.name
+        return Scripted(run.name, scripts[run.name])
 
     monkeypatch.setattr(drive, "preflight", lambda spec, *_: SimpleNamespace(spec=spec, precision=None))
     monkeypatch.setattr(drive, "attach", attach)
-    monkeypatch.setattr(drive, "WatchedRun", lambda name, _: Scripted(name, scripts[name]))
 
     def make(**how: Script) -> tuple[Driver, list[str]]:
         nonlocal scripts
@@ -134,13 +138,28 @@ def test_a_stop_reaches_all_stages_and_no_further_one_begins(
             raise KeyboardInterrupt
         return stopped(4) if run.stopping else None
 
-    monkeypatch.setattr(drive, "controller_of", lambda _: None)
     driver, begun = driven(left=interrupted, right=ending(DONE, after=3))
     driver.drive()
     assert begun == ["base", "left", "right"]
     ended = driver.finish()
     assert ended.outcome == Outcome.STOPPED
     assert ended.line == "left: stopped by the user; still to come: end; the same command goes on"
+
+
+def test_a_stop_while_the_controller_of_a_stage_is_asked_for_reaches_it(
+    driven: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver, begun = driven(base=lambda run: stopped(4) if run.stopping else None)
+    attach = drive.attach
+
+    def interrupted(*given: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        return attach(*given)
+
+    monkeypatch.setattr(drive, "attach", interrupted)
+    driver.drive()
+    assert begun == ["base"]
+    assert driver.finish().outcome == Outcome.STOPPED
 
 
 def test_a_stop_before_any_commit_says_so(driven: Any) -> None:
@@ -151,14 +170,17 @@ def test_a_stop_before_any_commit_says_so(driven: Any) -> None:
     assert "there is no commit yet, and the same command begins anew" in ended.line
 
 
-def test_a_second_interrupt_ends_the_command_at_once(driven: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_interrupt_ends_the_command_at_once(driven: Any) -> None:
     def interrupted(run: Scripted) -> RunOutcome | None:
+        runs.append(run)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(drive, "controller_of", lambda _: None)
+    runs: list[Scripted] = []
+
     driver, _ = driven(base=interrupted)
     with pytest.raises(KeyboardInterrupt):
         driver.drive()
+    assert runs[0].left
 
 
 def test_what_dies_of_ray_is_started_again_and_then_told(

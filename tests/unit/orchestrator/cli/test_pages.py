@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 from run_directories import run_of
 
 from orchestrator.cli.app import call
+from orchestrator.track.page_server import PageServer
+from orchestrator.track.runs_page import listed as listed_rows
 
 
 @pytest.fixture
@@ -59,6 +62,40 @@ def test_top_shows_every_run(
     assert lines == [["b", "train,"], ["a", "done"]], "what trains is first, and says that it is silent"
     code, text = said(capsys, "top", folder, "--json")
     assert [row["name"] for row in json.loads(text)] == ["b", "a"]
+
+
+def test_one_run_that_cannot_be_read_hides_no_other(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another user's job.yaml, as where a secret stands in it, is read as little as one of no text."""
+    ls = LocalFileSystem.ls
+
+    def listed(self: LocalFileSystem, path: str, **how: Any) -> Any:
+        if path.endswith("theirs"):
+            raise PermissionError(13, "Permission denied", path)
+        return ls(self, path, **how)
+
+    for name in ("binary", "status", "alone", "theirs"):
+        run_of(folder / name)
+    monkeypatch.setattr(LocalFileSystem, "ls", listed)
+    (folder / "binary" / "job.yaml").write_bytes(b"\xff\xfe\x00")
+    (folder / "status" / "status.json").write_text('{"phase": ["train"], "time": "yesterday"}')
+    for file in ("status.json", "metrics.jsonl"):
+        (folder / "alone" / file).unlink()
+    (folder / "alone" / "job.yaml").unlink()
+    (folder / "alone" / "job.yaml").mkdir()
+    found = json.loads(said(capsys, "top", folder, "--json")[1])
+    told = {row["name"]: (row["state"], row["says"]) for row in found}
+    assert next(iter(told)) == "b", "what trains is first"
+    assert told["a"] == ("done", "")
+    assert told["binary"][0] == "done", "what can be read is"
+    assert told["binary"][1].startswith(f"{folder}/binary/job.yaml: cannot be read")
+    assert told["status"][0] == told["alone"][0] == "unreadable"
+    assert "Is a directory" in told["alone"][1]
+    server = PageServer(str(folder))
+    rows = listed_rows(server.runs.find())
+    assert {row["name"] for row in rows} == set(told) >= {"theirs", "b"}
+    server._http.server_close()
 
 
 @pytest.mark.parametrize("command", ["top", "serve"])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -122,59 +125,104 @@ def test_a_stop_before_the_first_commit_is_no_stop_with_a_commit_in_place() -> N
     assert ended.line == "why; there is no commit yet, and the same command begins anew"
 
 
-def test_a_stop_before_the_first_commit_is_an_interruption(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Stopped:
-        def __init__(self) -> None:
-            self.status, self.stopping = dict[str, Any](), True
+class Scripted:
+    """A run that is looked at: each look answers as `looks` says, which may raise, and the last one again and again."""
 
-        def look(self) -> RunOutcome:
-            return _outcome(
-                {"error": None, "summary": {"state": "stopped", "reason": "why", "commit": commit}}
-            )
+    def __init__(self, *looks: Callable[[Scripted], RunOutcome | None], **status: Any) -> None:
+        self.status, self.stopping, self.left = status, False, False
+        self.wrong: Exception | None = None
+        self._looks = list(looks)
 
+    def look(self) -> RunOutcome | None:
+        return (self._looks.pop(0) if len(self._looks) > 1 else self._looks[0])(self)
+
+    def leave(self) -> None:
+        self.left = True
+
+
+def goes_on(_: Scripted) -> None:
+    return None
+
+
+def is_interrupted(_: Scripted) -> None:
+    raise KeyboardInterrupt
+
+
+def stops(run: Scripted, commit: int | None = 4) -> RunOutcome | None:
+    summary = {"state": "stopped", "reason": "why", "commit": commit}
+    return _outcome({"error": None, "summary": summary}) if run.stopping else None
+
+
+def watched(run: Scripted, show: Callable[[dict[str, Any]], None] = lambda status: None) -> RunOutcome:
+    return runs._watch(lambda: run, show)  # type: ignore[arg-type, return-value]
+
+
+@pytest.fixture
+def _no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cluster.workers.ray_internals.dead_main_process", lambda: "")
-    commit: int | None = None
+    monkeypatch.setattr(runs, "REFRESH", 0.0)
+
+
+@pytest.mark.usefixtures("_no_ray")
+def test_a_stop_before_the_first_commit_is_an_interruption() -> None:
     with pytest.raises(KeyboardInterrupt):
-        runs._watch(Stopped(), lambda status: None)  # type: ignore[arg-type]
-    commit = 4
-    assert runs._watch(Stopped(), lambda status: None).outcome == Outcome.STOPPED  # type: ignore[arg-type]
+        watched(Scripted(is_interrupted, lambda run: stops(run, None)))
+    assert watched(Scripted(is_interrupted, stops)).outcome == Outcome.STOPPED
 
 
-def test_a_run_that_is_asked_to_stop_still_says_what_holds_it_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Waits:
-        def __init__(self) -> None:
-            self.status, self.stopping, self.looks = {"note": "saving pauses: the disk is full"}, False, 0
+@pytest.mark.usefixtures("_no_ray")
+def test_an_interruption_while_the_controller_is_asked_for_is_a_stop_that_is_watched() -> None:
+    """It goes on without the command that has asked for it."""
 
-        def look(self) -> RunOutcome | None:
-            self.looks += 1
-            if self.looks == 1:
-                raise KeyboardInterrupt
-            return RunOutcome(Outcome.STOPPED, {"commit": 4})
+    def begin() -> Scripted:
+        os.kill(os.getpid(), signal.SIGINT)
+        asked.append(run)
+        return run
 
-    monkeypatch.setattr("cluster.workers.ray_internals.dead_main_process", lambda: "")
+    asked: list[Scripted] = []
+    shown: list[dict[str, Any]] = []
+    run = Scripted(goes_on, stops)
+    assert runs._watch(begin, shown.append).outcome == Outcome.STOPPED  # type: ignore[arg-type]
+    assert (asked, run.left) == ([run], False)
+    assert shown[0] == {"phase": "connect", "note": runs.STOPPING}
+
+
+@pytest.mark.usefixtures("_no_ray")
+def test_an_interruption_where_no_controller_was_asked_for_ends_the_command() -> None:
+    def begin() -> Any:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        runs._watch(begin, lambda status: None)
+
+
+@pytest.mark.usefixtures("_no_ray")
+def test_a_second_interruption_leaves_no_run_that_has_not_heard_of_the_stop() -> None:
+    run = Scripted(is_interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        watched(run)
+    assert run.left
+
+
+@pytest.mark.usefixtures("_no_ray")
+def test_a_run_that_is_asked_to_stop_still_says_what_holds_it_up() -> None:
     shown: list[str] = []
-    runs._watch(Waits(), lambda status: shown.append(status["note"]))  # type: ignore[arg-type]
+    run = Scripted(is_interrupted, stops, note="saving pauses: the disk is full")
+    watched(run, lambda status: shown.append(status["note"]))
     assert shown == [f"{runs.STOPPING}; saving pauses: the disk is full"]
 
 
-def test_what_a_callers_function_raises_ends_the_run_with_a_commit(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Works:
-        def __init__(self) -> None:
-            self.status, self.stopping, self.looks = {"step": 3}, False, 0
-
-        def look(self) -> RunOutcome | None:
-            self.looks += 1
-            return RunOutcome(Outcome.STOPPED, {"commit": 4}) if self.stopping and self.looks > 3 else None
-
+@pytest.mark.usefixtures("_no_ray")
+def test_what_a_callers_function_raises_ends_the_run_with_a_commit() -> None:
     def show(status: dict[str, Any]) -> None:
         shown.append(status["step"])
         raise ValueError("the caller's own")
 
-    monkeypatch.setattr("cluster.workers.ray_internals.dead_main_process", lambda: "")
     shown: list[int] = []
+    run = Scripted(goes_on, goes_on, stops, step=3)
     with pytest.raises(ValueError, match="the caller's own"):
-        runs._watch(works := Works(), show)  # type: ignore[arg-type]
-    assert (shown, works.stopping) == ([3], True)
+        watched(run, show)
+    assert (shown, run.stopping) == ([3], True)
 
 
 @pytest.mark.parametrize(("input_", "outcome"), [(True, Outcome.WRONG_INPUT), (False, Outcome.FAILED)])

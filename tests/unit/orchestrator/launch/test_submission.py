@@ -158,3 +158,29 @@ def test_a_job_whose_run_has_ended_may_go_on_with_another_file(tmp_path: Path) -
         submit(jobs, longer, run, None, 0, {})
     run.write_json("status.json", {"phase": "done", "time": 160.0})
     assert submit(jobs, longer, run, None, 0, {})[0].id == "small-2"
+
+
+def test_a_job_that_was_submitted_when_it_was_interrupted_is_named(tmp_path: Path) -> None:
+    run, spec = RunDir(str(tmp_path / "small")), parse(job("a.txt"))
+    jobs = OneJob("another", run)
+    jobs.jobs = [dataclasses.replace(jobs.jobs[0], state="done")]
+    with pytest.raises(KeyboardInterrupt) as nothing:
+        submit(Interrupted(jobs, False), spec, run, None, 0, {})  # type: ignore[arg-type]
+    assert nothing.value.args == ()
+    with pytest.raises(KeyboardInterrupt, match="small-2 is submitted; `orchestrator stop small` ends it"):
+        submit(Interrupted(jobs, True), spec, run, None, 0, {})  # type: ignore[arg-type]
+
+
+class Interrupted:
+    """A cluster that is interrupted before it has taken a job, or after."""
+
+    def __init__(self, jobs: OneJob, taken: bool) -> None:
+        self._jobs, self._taken = jobs, taken
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._jobs, name)
+
+    def submit(self, *given: Any) -> str:
+        if self._taken:
+            self._jobs.submit(*given)
+        raise KeyboardInterrupt

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import copy
 import itertools
+import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from jobs import job
 
+from cluster.workers.interruptions import ENDS
 from orchestrator.job.errors import InputError
 from orchestrator.job.overrides import set_key
 from orchestrator.job.spec import dump, parse
@@ -64,19 +67,64 @@ def test_it_is_checked_that_a_model_to_be_registered_can_be_exported(
     assert search._as_registered(spec, spec).checkpoint.export == form
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_search_that_is_asked_to_end_ends_as_after_ctrl_c(number: signal.Signals) -> None:
+@pytest.fixture
+def as_tune(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Ray Tune's own handlers, with what they have heard; all are as before at the end."""
+    from ray.tune import tune
+
+    heard: list[str] = []
+    monkeypatch.setattr(tune.logger, "warning", heard.append)
+    before = {number: signal.getsignal(number) for number in (*ENDS, signal.SIGUSR1)}
+    for number in ENDS:
+        signal.signal(number, signal.default_int_handler)
+    yield heard
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", ENDS)
+def test_a_search_that_is_asked_to_end_ends_as_after_ctrl_c(
+    number: signal.Signals, as_tune: list[str]
+) -> None:
     """Ray Tune hears of SIGINT alone; of another the search knew nothing, and told nothing of its trials."""
-    heard: list[int] = []
-    before, handlers = signal.getsignal(number), signal.getsignal(signal.SIGINT)
-    signal.signal(signal.SIGINT, lambda found, _: heard.append(found))
-    try:
+    from ray.tune.tune import _setup_signal_catching
+
+    def search_() -> None:
         with search._ends_as_ctrl_c():
+            interrupted = _setup_signal_catching()
             signal.raise_signal(number)
-    finally:
-        signal.signal(signal.SIGINT, handlers)
-    assert heard == [signal.SIGINT]
-    assert signal.getsignal(number) == before
+            assert interrupted.is_set()
+            assert len(as_tune) == 1
+            signal.raise_signal(number)
+
+    with pytest.raises(KeyboardInterrupt):
+        search_()
+    assert signal.getsignal(number) == signal.default_int_handler
+
+
+def test_a_search_is_asked_to_end_before_tune_hears(as_tune: list[str]) -> None:
+    def search_() -> None:
+        with search._ends_as_ctrl_c():
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(KeyboardInterrupt):
+        search_()
+
+
+def test_what_a_search_ignores_it_goes_on_to_ignore(as_tune: list[str]) -> None:
+    """In the background of a script under nohup, where SIGTERM ends it."""
+    from ray.tune.tune import _setup_signal_catching
+
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    with search._ends_as_ctrl_c():
+        interrupted = _setup_signal_catching()
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGHUP)
+        assert not interrupted.is_set()
+        signal.raise_signal(signal.SIGTERM)
+        assert interrupted.is_set()
+    assert search.TUNE_HEEDS not in os.environ
 
 
 MEASURED: dict[str, Any] = {
