@@ -24,6 +24,7 @@ from workloads.hf.generate import generate
 from workloads.hf.hf_class import HuggingFaceModel, auto_class, blocks_of, build, training_config
 from workloads.hf.hf_config import read_hf_config, root
 from workloads.hf.network import HuggingFaceNetwork
+from workloads.hf.rope_forms import write_both_forms
 from workloads.hf.tensor_plan import stacked
 from workloads.hf.weights import Weights, has_weights
 from workloads.model import losses
@@ -202,6 +203,7 @@ class HuggingFaceWorkload:
                 if name in self.shapes:
                     tensor.copy_(read(name))
         model.network.save_pretrained(folder)  # type: ignore[operator]
+        write_both_forms(folder)
 
     def _export_config(self) -> Any:
         """The folder's configuration, with the token with which a decoder was trained to begin."""
