@@ -310,6 +310,10 @@ def _where_next(run_dir: str, tracking: str | None, form: str | None, summary: d
             "safetensors": "the model, for orchestrator.load_run(...).model()",
         }
         _say(f"  {shown}/export/              {loaded.get(form or '', f'the model as {form}')}")
+        if reader := summary["export"].get("tokenizer_class"):
+            _say(
+                f"  its tokenizer, for transformers.{reader}.from_pretrained: AutoTokenizer makes another one of it"
+            )
     _say(f"  orchestrator verify-resume {typed}      replay steps from a commit and compare")
     _say(f"  orchestrator checkpoint list {typed}    the commits")
     if tracking:

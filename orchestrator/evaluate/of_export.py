@@ -24,6 +24,7 @@ from orchestrator.resolve.resolved_job import resolve, special_tokens_of, wrong_
 from orchestrator.storage.row_types import EvaluationRow
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.train.task import Task
+from workloads.hf.hf_config import ADAPTER
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -39,8 +40,9 @@ OBJECTIVES = {"decoder": "causal_lm", "encoder": "masked_lm", "encoder-decoder":
 
 
 def is_export(folder: str) -> bool:
-    """Whether a path of this machine is a folder in the Hugging Face format."""
-    return Path(folder, "config.json").is_file()
+    """Whether a path of this machine is a folder in the Hugging Face format: of a model, or of an adapter, which is
+    refused as such."""
+    return any(Path(folder, name).is_file() for name in ("config.json", ADAPTER))
 
 
 def spec_of_export(
@@ -108,11 +110,12 @@ def workload_of_export(spec: JobSpec) -> Workload:
     part of the model, which would be drawn at random."""
     from orchestrator.data.prepared.manifest import FORMAT
     from orchestrator.resolve.training_inputs import load_workload, vocabulary_before_data
-    from workloads.hf.weights import has_weights
+    from workloads.hf.weights import check_none_unread, has_weights
     from workloads.model.stored import ExtendedTable, listed
 
     folder = spec.workload.model.removeprefix("hf:")
     with wrong_input(folder):
+        check_none_unread(folder)
         complete = has_weights(folder)
     if not complete:
         raise InputError("has a configuration and no weights", folder, "give a folder with model.safetensors")

@@ -5,12 +5,14 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.evaluate.of_export import spec_of_export, workload_of_export
+from orchestrator.evaluate.of_export import spec_of_export, tokenizer_of_export, workload_of_export
 
 if TYPE_CHECKING:
     import torch
+    from tokenizers import Tokenizer
     from torch import nn
 
     from workloads.workload import Workload
@@ -38,7 +40,10 @@ def subject_of_commit(
 
     Raises InputError if there is no such run, or its data is gone.
     """
+    from tokenizers import Tokenizer
+
     from orchestrator.checkpoint.averaged import facts_of
+    from orchestrator.data.encoding.auto_tokenizer import FILE
     from orchestrator.export.tokenizer import write_tokenizer
     from orchestrator.resolve.commit_model import model_of_run
     from workloads.load import with_weights
@@ -48,7 +53,8 @@ def subject_of_commit(
     model = with_weights(workload, found.read, device)
     with tempfile.TemporaryDirectory(prefix="tokenizer-") as folder:
         write_tokenizer(found.tokens, workload, found.spec, folder)
-        return Subject(workload, model, _tokenizer(folder), found.commit.step, facts_of(found.reader))
+        tokenizer = Tokenizer.from_file(str(Path(folder, FILE)))
+        return Subject(workload, model, _for_lm_eval(tokenizer), found.commit.step, facts_of(found.reader))
 
 
 def subject_of_export(
@@ -60,10 +66,12 @@ def subject_of_export(
     spec, step = spec_of_export(folder, {}, overrides)
     workload = workload_of_export(spec)
     model = with_weights(workload, lambda name: workload.initial(name, spec.seed), device)
-    return Subject(workload, model, _tokenizer(folder), step)
+    return Subject(workload, model, _for_lm_eval(tokenizer_of_export(spec)), step)
 
 
-def _tokenizer(folder: str) -> Any:
-    from transformers import AutoTokenizer
+def _for_lm_eval(tokenizer: Tokenizer) -> Any:
+    """The tokenizer that training reads as one of transformers, whose AutoTokenizer may make another one of the folder
+    (see `orchestrator.data.encoding.auto_tokenizer`)."""
+    from transformers import PreTrainedTokenizerFast
 
-    return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False)

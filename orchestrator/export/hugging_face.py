@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import numpy as np
 
+from orchestrator.data.encoding.auto_tokenizer import FILE, class_to_read
 from orchestrator.export.converted import FORM, Conversion, convert, form_of
 from orchestrator.export.peft_adapter import check_adapter_export, write_adapter
 from orchestrator.export.target import MARK, check_target, draft, publish
-from orchestrator.export.tokenizer import class_to_read, write_tokenizer
+from orchestrator.export.tokenizer import write_tokenizer
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec
 from orchestrator.resolve.chat import TALKING, chat_of
@@ -89,7 +90,7 @@ def export(
         sample = _sample(spec, tokens, found.workload, folder) if is_text else None
         evaluation = metrics_of(found.store, commit)
         named = form.form if isinstance(form, Conversion) else form
-        reader = class_to_read(folder) if is_text else ""
+        reader = class_to_read(folder) if Path(folder, FILE).exists() else ""
         facts |= {"tokenizer_class": reader} if reader else {}
         (Path(folder) / NAME).write_text(model_card(found, named, evaluation, weights, difference, reader))
         facts["files"] = [*sorted(os.listdir(folder)), MARK]

@@ -135,13 +135,22 @@ def _probe(folder: str) -> None:
 
 
 def publish(folder: str, target: str, retry: Retry) -> None:
-    """Replace an earlier export at the target by a finished draft; on an object store export.json is written last."""
+    """Replace an earlier export at the target by a finished draft; on an object store export.json is written last, and
+    files of the earlier one that the new one has not are removed."""
     if is_local(target):
         _move(folder, local_path(target))
         return
     files = open_backend(target, TIMEOUT)
+    there = retry(files.list)
+    before = _files_in(retry(files.read, MARK)) if MARK in there else []
     retry(files.remove, MARK)  # the old mark would vouch for a mixture of old and new files
-    names = (path.relative_to(folder).as_posix() for path in Path(folder).rglob("*") if path.is_file())
+    names = [path.relative_to(folder).as_posix() for path in Path(folder).rglob("*") if path.is_file()]
+    for name in there.keys() - {
+        *names,
+        MARK,
+    }:  # an old index or an old whole file would be read in place of the new
+        if name.partition("/")[0] in before or WEIGHTS.fullmatch(name):
+            retry(files.remove, name)
     for name in sorted(names, key=lambda name: name == MARK):
         with open(os.path.join(folder, name), "rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -158,9 +167,15 @@ def _move(folder: str, path: str) -> None:
 def _listed(path: str) -> list[str]:
     """The files that the mark of an earlier export lists; empty if it lists none."""
     try:
-        with open(path) as file:
-            return list(json.load(file)["files"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return _files_in(Path(path).read_bytes())
+    except OSError:
+        return []
+
+
+def _files_in(mark: bytes) -> list[str]:
+    try:
+        return list(json.loads(mark)["files"])
+    except (ValueError, KeyError, TypeError):
         return []
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer, processors
 
+from orchestrator.data.encoding.auto_tokenizer import BY_FILE, FILE, is_read
 from orchestrator.data.prepared.data_folder import DataFolder
 
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ ACCOMPANYING = (
 )  # fmt: skip
 """Files that may accompany a tokenizer.json in the folder that a tokenizer was loaded from."""
 GENERATION = "generation_config.json"
-PROBE = "Tell me, in 3 words: what is a token?\n"
-PROBES = (PROBE, "don't  stop\n\n  it's 1234567 (x_1 + 2.5)...", "Ünïcödé 東京 and\tmore!?")
 
 
 def write_tokenizer(tokens: Tokens, workload: Workload, spec: JobSpec, folder: str) -> None:
@@ -42,6 +40,7 @@ def write_tokenizer(tokens: Tokens, workload: Workload, spec: JobSpec, folder: s
     if not (isinstance(source, str) and _copied_whole(tokenizer, _folder(source), folder)):
         template = _template(Path(folder))
         _wrapped(tokens, tokenizer, workload).save_pretrained(folder)
+        _name_for_all(Path(folder) / "tokenizer_config.json")
     if given or template:  # the one that the model was trained with
         (Path(folder) / "chat_template.jinja").write_text(given or template)
 
@@ -53,24 +52,6 @@ def _given(tokens: Tokens, path: str | None) -> str:
         return str(tokens.manifest.chat["template"])
     place, _, name = (path or "").rpartition("/")
     return (DataFolder(place or ".").read(name) or b"").decode() if path else ""
-
-
-def class_to_read(folder: str) -> str:
-    """The class of transformers that reads the tokenizer in an exported folder where AutoTokenizer makes another one of
-    it, empty where it does not: for some kinds of model it takes their class, which has its own way to divide text."""
-    whole = Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
-    return "" if _is_read(whole, folder, PROBES) else "PreTrainedTokenizerFast"
-
-
-def _is_read(tokenizer: Tokenizer, folder: str, texts: Sequence[str]) -> bool:
-    """Whether AutoTokenizer makes of a folder one that encodes the texts alike."""
-    from transformers import AutoTokenizer
-
-    try:
-        loaded = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        return all(loaded(text)["input_ids"] == tokenizer.encode(text).ids for text in texts)
-    except Exception:  # of any class of transformers
-        return False
 
 
 def longest(workload: Workload) -> int:
@@ -120,13 +101,19 @@ def _wrapped(tokens: Tokens, tokenizer: Tokenizer, workload: Workload) -> Any:
     )
 
 
+def _name_for_all(path: Path) -> None:
+    """Name the class as transformers 4 does, and 5 too: the name that 5 writes is one that 4 refuses."""
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps(config | {"tokenizer_class": BY_FILE}, indent=2, ensure_ascii=False) + "\n")
+
+
 def _copied_whole(tokenizer: Tokenizer, source: Path | None, folder: str) -> bool:
     """Copy the files from `source`; whether transformers makes the same tokenizer of them."""
     _copy(source, folder, ACCOMPANYING)
     if not (Path(folder) / "tokenizer_config.json").exists():
         return False
-    tokenizer.save(str(Path(folder) / "tokenizer.json"))
-    return _is_read(tokenizer, folder, (PROBE,))  # else it is wrapped like any other tokenizer
+    tokenizer.save(str(Path(folder) / FILE))
+    return is_read(tokenizer, folder)  # else it is wrapped like any other tokenizer
 
 
 def _template(folder: Path) -> str:

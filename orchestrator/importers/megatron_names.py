@@ -168,6 +168,7 @@ def _llama_config(options: Options, rows: int) -> dict[str, Any]:
         "num_key_value_heads": options.groups, "head_dim": options.head_size, "intermediate_size": options.feedforward,
         "hidden_act": "silu", "rms_norm_eps": options.eps, "tie_word_embeddings": options.tied,
         "rope_parameters": {"rope_type": "default", "rope_theta": options.theta},
+        "rope_theta": options.theta,  # as transformers 4 reads it
         "attention_bias": False, "mlp_bias": False,
     }  # fmt: skip
 

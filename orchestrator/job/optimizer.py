@@ -83,7 +83,9 @@ class OptimizerSpec(StrictModel):
         default=(0.9, 0.95), description="decay of the averages of the gradient and of its square"
     )
     eps: float = Field(default=1e-8, gt=0.0, description="added to the root of the second average")
-    weight_decay: float = Field(default=0.1, ge=0.0, description="applied to matrices, not to vectors")
+    weight_decay: float = Field(
+        default=0.1, ge=0.0, description="applied to matrices, not to vectors, biases and norms"
+    )
     momentum: Fraction = Field(default=0.95, description="muon: momentum of the matrices")
     layer_decay: float = Field(
         default=1.0,

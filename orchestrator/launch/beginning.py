@@ -13,9 +13,10 @@ from orchestrator.resolve.base import Base, base_of
 from orchestrator.resolve.continued import WEIGHTS_ALONE, WHERE, source_of
 from orchestrator.resolve.held_base import read_base
 from orchestrator.resolve.prepared_data import format_at
-from orchestrator.resolve.resolved_job import ResolvedJob
+from orchestrator.resolve.resolved_job import ResolvedJob, wrong_input
 from orchestrator.resolve.training_inputs import load_workload, vocabulary_before_data
 from orchestrator.storage.run_directory import RunDir
+from orchestrator.storage.uri import is_local
 
 if TYPE_CHECKING:
     from orchestrator.checkpoint.manifest import CommitManifest
@@ -32,6 +33,8 @@ def check_base(job: ResolvedJob, commit: CommitManifest | None) -> None:
     """The weights of workload.init_from are there and fit; of a run with a `commit`, they are those that it began
     with. An adapter has weights that it is for. No token has rows that begin anew and are never trained."""
     spec = job.spec
+    if commit is None:
+        _check_read(spec)
     if not (spec.workload.init_from or spec.workload.adapter or spec.train.freeze):
         return
     from workloads.hf.hf_config import FOLDER
@@ -64,6 +67,18 @@ def check_base(job: ResolvedJob, commit: CommitManifest | None) -> None:
         read_base(spec, begun, commit is not None, read)
     else:
         base_of(spec, begun, True)
+
+
+def _check_read(spec: JobSpec) -> None:
+    """What holds the weights in the folder that the job names is what is read of it."""
+    from workloads.hf.hf_config import FOLDER, root
+    from workloads.hf.weights import check_none_unread
+
+    model, base = spec.workload.model, spec.workload.init_from
+    folder = base if base is not None else model.removeprefix(FOLDER) if model.startswith(FOLDER) else ""
+    if folder and is_local(folder) and (root(folder) / "config.json").exists():
+        with wrong_input("workload.init_from" if base is not None else "workload.model"):
+            check_none_unread(str(root(folder)))
 
 
 def _check_tables(spec: JobSpec, workload: Workload, where: str) -> None:

@@ -163,8 +163,8 @@ class WatchedRun:
     """A run that a controller drives, as it is seen from the outside. `status` is the last one that it gave."""
 
     def __init__(self, controller: Any, run_dir: RunDir, begun_with: str = "") -> None:
-        """`begun_with` is, as text, what `ControllerActor.job` returns of one that has just been asked for. Another command may
-        have asked for it at the same moment, with another job: then this is no run of ours."""
+        """`begun_with` is the job of a controller that this command has just started, as text. Another command may have
+        started it at the same moment with another job: then this is not our run."""
         self.status: dict[str, Any] = {}
         self.stopping = False
         """Whether the user wants it to stop."""

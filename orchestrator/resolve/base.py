@@ -88,6 +88,9 @@ def base_of(spec: JobSpec, begun: Mapping[str, Any], settled: bool) -> Base | No
             return Base(**begun)
         raise gone
     if begun and found is not None and found.digest != begun["digest"]:
+        settled_before = settled and not spec.needs_base and found.step is None
+        if settled_before and _digest_of(found.uri, stale_too=True) == begun["digest"]:
+            return found
         what = "the weights that the run began with are not the same any more"
         raise InputError(what, f"{where} {begun['uri']}", PUT_BACK)
     return found
@@ -151,11 +154,17 @@ def named_base(spec: JobSpec, step: int | None) -> Base | None:
     return Base(uri, manifest.step, digest(manifest.to_bytes()))
 
 
-def _digest_of(folder: str) -> str:
-    """A checksum of the configuration and all weights in a folder; files that were not touched are not read again."""
+def _digest_of(folder: str, stale_too: bool = False) -> str:
+    """A checksum of the configuration and all weights in a folder; files that were not touched are not read again. With
+    `stale_too` it is that of earlier versions, which took in what an earlier save has left."""
+    from workloads.hf.weights import stale_in
+
     names = ("config.json", "model.safetensors.index.json", ".metadata")
     kinds = (".safetensors", ".distcp")
     paths = [p for p in sorted(Path(folder).rglob("*")) if p.suffix in kinds or p.name in names]
+    if not stale_too:
+        stale = {path for place in {p.parent for p in paths} for path in stale_in(place)}
+        paths = [path for path in paths if path not in stale]
     found = [(p.stat(), str(p.relative_to(folder))) for p in paths]
     return _digest_of_files(folder, tuple((name, s.st_size, s.st_mtime_ns, s.st_ino) for s, name in found))
 

@@ -8,6 +8,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from orchestrator.data.encoding.auto_tokenizer import FILE, class_to_read
+
 COMPONENT = "components/tokenizer"
 """Where MLflow looks for the tokenizer."""
 TOKENIZER = (
@@ -55,7 +57,7 @@ def write_flavor(export: str, folder: str) -> bool:
         pipeline_model_type=architectures[0],
         model_binary=".",
         components=["tokenizer"],
-        tokenizer_type="AutoTokenizer",
+        tokenizer_type=_reader(export),
         source_model_name=None,
         torch_dtype="torch.float32",
         transformers_version=transformers.__version__,
@@ -76,6 +78,12 @@ def write_flavor(export: str, folder: str) -> bool:
         if name.startswith(TOKENIZER):
             shutil.copyfile(Path(export, name), Path(folder, COMPONENT, name))
     return True
+
+
+def _reader(export: str) -> str:
+    """The class of transformers that makes of an export's tokenizer what its file says."""
+    there = Path(export, FILE).is_file()
+    return (class_to_read(export) if there else "") or "AutoTokenizer"
 
 
 def _example(export: str, task: str) -> str:

@@ -20,6 +20,7 @@ from workloads.hf.convert import Shapes, to_hf
 from workloads.hf.families import family_of
 from workloads.hf.family import Family
 from workloads.hf.hf_config import GENERATOR
+from workloads.hf.rope_forms import write_both_forms
 from workloads.hf.weights import write
 from workloads.model.config import TransformerConfig
 from workloads.model.mup import folded
@@ -146,6 +147,7 @@ def _export_one(
     write(tensors, folder)
     # The configuration last: a folder that has it is complete.
     hf_config.save_pretrained(folder)
+    write_both_forms(folder)
 
 
 def _check_config(family: Family, config: TransformerConfig, hf_config: Any) -> None:

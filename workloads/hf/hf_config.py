@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import shlex
 import tempfile
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
@@ -23,6 +24,20 @@ HUB = re.compile(r"(?!\.)[\w.-]+(/(?!\.)[\w.-]+)?")
 """Names of the Hub: one or two parts."""
 FILES = (".json", ".yaml", ".tiktoken")
 """How a name ends that is of a file."""
+ADAPTER = "adapter_config.json"
+"""The file that makes a folder an adapter of peft, and of transformers' `from_pretrained` one on its base."""
+PEFT_CLASSES = {
+    "CAUSAL_LM": "AutoPeftModelForCausalLM",
+    "SEQ_2_SEQ_LM": "AutoPeftModelForSeq2SeqLM",
+    "SEQ_CLS": "AutoPeftModelForSequenceClassification",
+    "TOKEN_CLS": "AutoPeftModelForTokenClassification",
+    "QUESTION_ANS": "AutoPeftModelForQuestionAnswering",
+}
+"""The class of peft that loads an adapter and its base, by the adapter's task."""
+BESIDE = ("PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING", "MULTITASK_PROMPT_TUNING", "ADAPTION_PROMPT")
+"""Kinds of adapters that stand beside the weights of the base."""
+HEADS = (".score.weight", ".classifier.weight", ".classifier.out_proj.weight")
+"""How the name of a matrix ends that has a row a label."""
 RANDOM = ("drop", "jitter")
 """Parts of the names of attributes with which a network draws random numbers in training."""
 
@@ -161,6 +176,7 @@ class AnyMethod:
 
 
 def _no_config(folder: str) -> WorkloadError:
+    check_no_adapter(str(root(folder)))
     return WorkloadError(
         f"{folder} has no config.json; give a folder that save_pretrained wrote, or put it there"
         f"{of_the_hub(folder)}"
@@ -176,6 +192,42 @@ def _place_of(path: Path, kept: FolderConfig | None) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="config-") as place:
         (Path(place) / CONFIG).write_text(kept.config)
         yield Path(place)
+
+
+def check_no_adapter(folder: str) -> None:
+    """Raise WorkloadError if `folder` holds an adapter of peft, which is for a base that is elsewhere."""
+    place = Path(folder, ADAPTER)
+    if not place.exists():
+        return
+    try:
+        about = json.loads(place.read_text())
+        base, kind, task = (about.get(key) for key in ("base_model_name_or_path", "peft_type", "task_type"))
+    except (OSError, ValueError, AttributeError) as error:
+        raise WorkloadError(f"{place} cannot be read ({error})") from None
+    what = f"{folder} is an adapter of peft for {base}, and a model is read whole here"
+    if kind in BESIDE:
+        raise WorkloadError(f"{what}; {kind} is merged into no weights, so name hf:{base} and train it anew")
+    merged = f"{folder.rstrip('/')}-merged"
+    more = f", num_labels={count}" if (count := _labels_of(Path(folder), task)) else ""
+    code = (
+        f"import peft; peft.{PEFT_CLASSES.get(task, 'AutoPeftModel')}.from_pretrained({folder!r}{more})"
+        f".merge_and_unload().save_pretrained({merged!r})"
+    )
+    raise WorkloadError(f"{what}; merge both with `python -c {shlex.quote(code)}` and name hf:{merged}")
+
+
+def _labels_of(folder: Path, task: str | None) -> int:
+    """How many labels the head in an adapter's folder predicts; 0 if it has none."""
+    from safetensors import SafetensorError, safe_open
+
+    if task not in ("SEQ_CLS", "TOKEN_CLS"):
+        return 0
+    try:
+        with safe_open(folder / "adapter_model.safetensors", "pt") as file:
+            heads = [n for n in file.keys() if n.endswith(HEADS)]  # noqa: SIM118
+            return max((int(file.get_slice(name).get_shape()[0]) for name in heads), default=0)
+    except (SafetensorError, OSError):
+        return 0
 
 
 def of_the_hub(path: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -17,13 +18,21 @@ from torch import Tensor
 from workloads.errors import WorkloadError
 from workloads.hf.dcp import METADATA, DcpTensors
 from workloads.hf.families import by_model_type
-from workloads.hf.hf_config import FOLDER, root
+from workloads.hf.hf_config import FOLDER, check_no_adapter, root
 from workloads.hf.mxfp4 import Unpacked
 from workloads.hf.name_maps import places
 from workloads.model.stored import Part
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+NAMED = "transformers_weights"
+"""The key of a config.json that names the file of the weights, or their index."""
+DISTRIBUTED = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
+"""Files of transformers' own sharded training, which it reads before all others."""
+UNREAD = re.compile(
+    r"(?!adapter_model).+\.(safetensors|gguf|h5|msgpack)|(pytorch_model|consolidated).*\.(bin|pt|pth)(\.index\.json)?"
+)
+"""Names of weights that `Weights` does not read, unless they are the file or the shards that it looks for."""
 SHARD_BYTES = 5_000_000_000
 """Most bytes of a file of an export, as in transformers."""
 
@@ -38,8 +47,8 @@ class Weights:
     def __init__(self, folder: str) -> None:
         place = Path(folder)
         self._source: Unpacked | _Dcp
-        if any((place / name).exists() for name in (SINGLE, INDEX)):
-            self._source = Unpacked(_Safetensors(place))
+        if (file := _file_of(place)) is not None:
+            self._source = Unpacked(_Safetensors(place, file))
         elif (place / METADATA).exists():
             self._source = _Dcp(place)
         else:
@@ -72,15 +81,14 @@ class Weights:
 
 
 class _Safetensors:
-    """One file, or several with an index."""
+    """One file, or several with an index, of which all tensors count, as in transformers."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, name: str) -> None:
         self._folder = folder
-        if (folder / INDEX).exists():
-            self._files = _files_of(folder / INDEX)
-        else:
-            with self._open(SINGLE) as file:
-                self._files = dict.fromkeys(file.keys(), SINGLE)
+        self._files: dict[str, str] = {}
+        for part in _shards_of(folder / name) if name.endswith(".json") else [name]:
+            with self._open(part) as file:
+                self._files |= dict.fromkeys(file.keys(), part)
         self.names = list(self._files)
 
     @contextlib.contextmanager
@@ -107,7 +115,8 @@ class _Safetensors:
         found: dict[str, list[int]] = {}
         for file_name in sorted(set(self._files.values())):
             with self._open(file_name) as file:
-                found |= {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+                names = [name for name in file.keys() if self._files[name] == file_name]  # noqa: SIM118
+                found |= {name: file.get_slice(name).get_shape() for name in names}
         return found
 
 
@@ -152,10 +161,35 @@ def _config_of(folder: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _files_of(index: Path) -> dict[str, str]:
+def _file_of(folder: Path) -> str | None:
+    """The name of the file of safetensors, or of the index of several, that transformers reads in `folder`: what the
+    configuration names, else one whole file, else an index. An index beside a whole file is left from an earlier save.
+
+    Raises WorkloadError if the configuration names a file that is not in the folder.
+    """
+    named = _config_of(folder).get(NAMED)
+    if named is None:
+        return next((name for name in (SINGLE, INDEX) if (folder / name).exists()), None)
+    inside = isinstance(named, str) and (folder / named).resolve().is_relative_to(folder.resolve())
+    if not inside or not named.endswith((".safetensors", ".safetensors.index.json")):
+        raise WorkloadError(
+            f"{NAMED} {named!r} in {folder / 'config.json'} is no file of safetensors in this folder; name one"
+        )
+    return str(named)
+
+
+def stale_in(folder: Path) -> set[Path]:
+    """The files of an earlier save in `folder` that nothing reads: an index beside a whole file, and its shards."""
+    if _file_of(folder) != SINGLE or not (folder / INDEX).exists():
+        return set()
+    with contextlib.suppress(WorkloadError):  # whatever is in it
+        return {folder / INDEX, *(folder / name for name in _shards_of(folder / INDEX) if name != SINGLE)}
+    return {folder / INDEX}
+
+
+def _shards_of(index: Path) -> list[str]:
     try:
-        files = json.loads(index.read_text())["weight_map"]
-        return {str(name): str(file) for name, file in files.items()}
+        return sorted(set(map(str, json.loads(index.read_text())["weight_map"].values())))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise WorkloadError(f"{index} is no index of weights ({type(error).__name__}: {error})") from None
 
@@ -167,7 +201,7 @@ def _modern(name: str) -> str:
 
 def has_weights(folder: str) -> bool:
     """Whether `folder` holds a checkpoint, as `Weights` reads it. Raises WorkloadError if only a pickled one."""
-    if any((Path(folder) / name).exists() for name in (SINGLE, INDEX, METADATA)):
+    if _file_of(Path(folder)) is not None or (Path(folder) / METADATA).exists():
         return True
     if pickled := next((name for name in PICKLED if (Path(folder) / name).exists()), None):
         raise WorkloadError(
@@ -177,9 +211,24 @@ def has_weights(folder: str) -> bool:
     return False
 
 
+def check_none_unread(folder: str) -> None:
+    """Raise WorkloadError if `folder` holds weights under a name that `Weights` does not read, or would read others
+    than transformers does: a model would begin with other weights than those that are meant."""
+    check_no_adapter(folder)
+    names = sorted(path.name for path in Path(folder).glob("*") if path.is_file())
+    first = next(filter(DISTRIBUTED.fullmatch, names), None)
+    if first is None and not has_weights(folder):
+        first = next(filter(UNREAD.fullmatch, names), None)
+    if first is not None:
+        raise WorkloadError(
+            f"{folder} has weights in {first}, which is not read here; load the folder with transformers and save it "
+            f"with save_pretrained, which writes {SINGLE}, or take the file away to begin anew"
+        )
+
+
 def check_of_class(folder: str) -> None:
     """Raise WorkloadError if the weights in `folder` cannot be read by a class of transformers that is run as it is."""
-    if has_weights(folder) and not any((Path(folder) / name).exists() for name in (SINGLE, INDEX)):
+    if has_weights(folder) and _file_of(Path(folder)) is None:
         raise WorkloadError(
             f"{folder} has weights of torch.distributed.checkpoint, and its class is run as that of transformers; "
             "convert them to safetensors"

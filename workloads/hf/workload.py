@@ -34,6 +34,7 @@ from workloads.hf.meaning import (
     rows_of_labels,
 )
 from workloads.hf.network import HuggingFaceNetwork
+from workloads.hf.rope_forms import write_both_forms
 from workloads.hf.tensor_plan import stacked
 from workloads.hf.weights import Weights, has_weights
 from workloads.model import losses
@@ -253,6 +254,7 @@ class HuggingFaceWorkload:
                 if name in self.shapes:
                     tensor.copy_(read(name))
         model.network.save_pretrained(folder)  # type: ignore[operator]
+        write_both_forms(folder)
 
     def _export_config(self) -> Any:
         """The folder's configuration, with the token with which a decoder was trained to begin."""

@@ -6,6 +6,7 @@ computes from its parts; of a stack of experts each is a matrix. Muon is in `muo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Container, Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
@@ -30,6 +31,11 @@ SLOTS = {
 }
 """Optimiser state of one parameter, by the optimiser's name; under muon that of a matrix of the layers."""
 
+NOT_DECAYED = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
+"""Names of parameters that do not decay even where they are matrices, as T5's table of distances: those of
+`transformers.Trainer.get_decay_parameter_names`."""
+BY_NAME = 6
+"""The format of a run's data from which on its parameters' names count so."""
 Norms = Callable[[Sequence[Tensor]], list[Tensor]]
 """Maps one tensor per shard, in the order of the shards, to the norms of the full tensors that their slices are parts
 of, see `ParameterShard.slices`."""
@@ -51,14 +57,18 @@ def plain(name: str) -> Rate:
 
 
 def rates_of(spec: OptimizerSpec, workload: Workload) -> Callable[[str], Rate]:
-    """The factors by parameter name."""
+    """The factors by parameter name. A run on data of an earlier format decays tables of biases too."""
+    rule = getattr(getattr(workload, "objective", None), "rule", 0)
 
     def rate(name: str) -> Rate:
         decay = spec.layer_decay
         found = Rate(workload.lr_scale(name), 1.0 if decay == 1.0 else decay ** workload.depth(name))
+        if rule >= BY_NAME and NOT_DECAYED.search(name.lower()):
+            found = found._replace(decay=0.0)
         for group in spec.groups:
             if any(fnmatchcase(name, pattern) for pattern in group.match):
-                return found._replace(group=group.lr_scale, decay=group.weight_decay)
+                said = found.decay if group.weight_decay is None else group.weight_decay
+                return found._replace(group=group.lr_scale, decay=said)
         return found
 
     return rate
@@ -69,9 +79,10 @@ def groups_of(
 ) -> list[dict[str, Any]]:
     """Parameter groups for tuples (parameter, whether it is a matrix, the factors of its learning rate).
 
-    Weight decay applies to matrices only. It is divided by the factor of the width, so that learning rate times decay
-    does not depend on it (Wang and Aitchison, 2024; the mup package does the same), and not by those of the depth
-    (Clark et al., 2020, and Bao et al., 2022, decay so) and of the group, as in torch.
+    Weight decay applies to matrices only, and not to those of NOT_DECAYED. It is divided by the factor of the
+    width, so that learning rate times decay does not depend on it (Wang and Aitchison, 2024; the mup package does
+    the same), and not by those of the depth (Clark et al., 2020, and Bao et al., 2022, decay so) and of the group,
+    as in torch.
     """
     found: dict[tuple[bool, Rate], list[nn.Parameter]] = {}
     for parameter, matrix, rate in parameters:

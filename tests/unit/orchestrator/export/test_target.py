@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
-from orchestrator.export.target import draft
+import fsspec
+
+from orchestrator.export.target import draft, publish
+from orchestrator.storage.retry import Retry
 
 WRITER = (
     "import sys, time\n"
@@ -46,3 +50,19 @@ def test_the_draft_of_a_killed_export_goes_and_that_of_a_living_one_stays(tmp_pa
         for writer in writers:
             writer.kill()
             writer.communicate()
+
+
+def test_an_object_store_keeps_nothing_of_an_earlier_export_that_would_be_read_first(tmp_path: Path) -> None:
+    files = fsspec.filesystem("memory")
+    target = f"memory://exports{tmp_path}"
+    for number, names in enumerate(
+        (["model.safetensors", "generator/config.json"], ["model-1-of-1.safetensors"])
+    ):
+        made = tmp_path / str(number)
+        for name in (*names, "config.json", "export.json"):
+            (made / name).parent.mkdir(parents=True, exist_ok=True)
+            (made / name).write_text(json.dumps({"files": [name.partition("/")[0] for name in names]}))
+        publish(str(made), target, Retry())
+        files.pipe_file(f"{target}/notes.txt", b"a user's")
+    found = {path.removeprefix(f"/exports{tmp_path}/") for path in files.find(target)}
+    assert found == {"model-1-of-1.safetensors", "config.json", "export.json", "notes.txt"}

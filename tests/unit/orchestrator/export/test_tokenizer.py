@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 from jobs import job
 from tokenizers import Tokenizer
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from orchestrator.data.encoding import tokenizer as made
+from orchestrator.data.encoding.auto_tokenizer import TEXTS, class_to_read
 from orchestrator.export.target import publish
-from orchestrator.export.tokenizer import class_to_read, write_tokenizer
+from orchestrator.export.tokenizer import write_tokenizer
 from orchestrator.job.spec import JobSpec, parse
 from orchestrator.storage.retry import Retry
 from workloads.model.presets import preset
@@ -152,14 +153,27 @@ def test_a_pair_of_folders_reaches_an_object_store_whole(tmp_path: Path) -> None
     assert fsspec.filesystem("memory").exists("/exports/pair/generator/config.json")
 
 
-@pytest.mark.parametrize(
-    ("kind", "wanted"), [("qwen2", "PreTrainedTokenizerFast"), ("qwen3", ""), ("llama", "")]
-)
-def test_a_tokenizer_that_transformers_would_make_anew_is_told(
-    kind: str, wanted: str, tmp_path: Path
+def test_a_tokenizer_of_which_transformers_makes_another_one_does_not_leave_with_its_files(
+    tmp_path: Path,
 ) -> None:
-    """For a Qwen 2 AutoTokenizer takes a class with a way of its own to divide text, whatever the folder says."""
+    """One sentence is encoded alike by the class that AutoTokenizer takes for a Qwen 2, and other texts are not."""
+    folder, target = tmp_path / "in", tmp_path / "out"
+    for place in (folder, target):
+        place.mkdir()
+        (place / "config.json").write_text(json.dumps({"model_type": "qwen2"}))
     text = made.train([Path(__file__).read_text(), "1234567 " * 50], 400, ())
-    write_tokenizer(known(text), workload("llama-tiny", "", ""), spec("llama-tiny"), str(tmp_path))
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
-    assert class_to_read(str(tmp_path)) == wanted
+    (folder / "tokenizer.json").write_text(text)
+    named = {"eos_token": "<|endoftext|>", "tokenizer_class": "Qwen2Tokenizer"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(named))
+    sentence = "Tell me, in 3 words: what is a token?"
+    assert (
+        AutoTokenizer.from_pretrained(folder)(sentence)["input_ids"]
+        == Tokenizer.from_str(text).encode(sentence).ids
+    )
+    job = spec(f"hf:{folder}", str(folder))
+    write_tokenizer(known(text), workload("llama-tiny", "", ""), job, str(target))
+    config = json.loads((target / "tokenizer_config.json").read_text())
+    assert config["tokenizer_class"] != "Qwen2Tokenizer"
+    assert class_to_read(str(target)) == "PreTrainedTokenizerFast"
+    found = PreTrainedTokenizerFast.from_pretrained(target)
+    assert all(found(each)["input_ids"] == Tokenizer.from_str(text).encode(each).ids for each in TEXTS)

@@ -16,7 +16,7 @@ from orchestrator.checkpoint.pieces import full_piece
 from orchestrator.checkpoint.store import Store
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec, dump, parse
-from orchestrator.resolve.base import Base, base_json, base_of, base_of_commit, tokenizer_notes
+from orchestrator.resolve.base import Base, _digest_of, base_json, base_of, base_of_commit, tokenizer_notes
 from orchestrator.resolve.held_base import bases_of
 from orchestrator.resolve.training_inputs import load_workload
 from orchestrator.storage.run_directory import RunDir
@@ -146,6 +146,28 @@ def test_changed_weights_of_a_folder_are_refused(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(InputError, match="are gone"):
         base_of(spec, before, True)
+
+
+def test_a_run_that_began_beside_a_stale_index_goes_on_unless_it_reads_the_folder_again(
+    tmp_path: Path,
+) -> None:
+    config = transformers.BertConfig(
+        vocab_size=512, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64
+    )
+    transformers.BertForMaskedLM(config).save_pretrained(tmp_path, max_shard_size="40KB")
+    transformers.BertForMaskedLM(config).save_pretrained(tmp_path)
+    spec = job(model=f"hf:{tmp_path}", changes={})
+    now = base_json(base_of(spec, {}, False))
+    assert now is not None
+    assert base_json(base_of(spec, now, True)) == now
+    # Earlier versions took the checksum over all files, and read what the index names.
+    earlier = now | {"digest": _digest_of(str(tmp_path), stale_too=True)}
+    assert earlier != now
+    assert base_of(spec, earlier, True) is not None
+    with pytest.raises(InputError, match="not the same any more"):
+        base_of(job(model=f"hf:{tmp_path}", changes={}, adapter={"rank": 2}), earlier, True)
+    (tmp_path / "model.safetensors.index.json").unlink()
+    assert base_json(base_of(spec, now, True)) == now
 
 
 def test_an_export_gives_its_weights_to_a_preset(tmp_path: Path) -> None:

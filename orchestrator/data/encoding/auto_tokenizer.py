@@ -1,0 +1,71 @@
+"""How others read the tokenizer of a folder: whether transformers makes of it what its tokenizer.json says.
+
+AutoTokenizer takes the class of some kinds of models, which divides text in a way of its own, over the file. Training
+and evaluation read the file; a folder of which AutoTokenizer makes another tokenizer is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Encoding, Tokenizer
+
+FILE = "tokenizer.json"
+BY_FILE = "PreTrainedTokenizerFast"
+"""The class of transformers that reads the file whatever the model is."""
+FROM_VOCABULARY = 64
+"""Probes that are made of a tokenizer's own tokens."""
+TEXTS = (
+    "", " ", "\n", "a", "Tell me, in 3 words: what is a token?\n", "don't  stop\n\n  it's 1234567 (x_1 + 2.5)...",
+    "Ünïcödé 東京 and\tmore!?", "  leading, and trailing  ", "\n\n\nnew\r\nlines\r", "tabs\t\tand \t mixed",
+    "I'LL We're they'D it'S", "1 12 123 1234 12345 3.14159 1,000,000", "x=y+1; if (a!=b) { return -1; }",
+    "def f(x):\n    return x ** 2\n", "<p class=\"a\">&amp;</p>", "https://example.org/a?b=c&d=%20#e", "a.b_c-d/e\\f|g",
+    "naïve café", "nai\u0308ve cafe\u0301", "ﬁne ½ ①", "Ελληνικά και русский текст", "العربية עברית", "हिन्दी ไทย",
+    "東京都に行きます。中文没有空格", "한국어 텍스트", "🙂👩‍👩‍👧‍👦🇫🇷",
+    "“quoted” — and…", "CamelCaseWords ALLCAPS mIxEd",
+    "word" * 40, "=" * 70, "a\u00a0b\u200bc\u2028d", "\x00\x07\x1b[0m", "$5.00 50% #1 @you *bold* ~x~",
+    "[MASK] <mask> </s>",
+    "The end.</s>Begin", "▁Metaspace and Ġbytes",
+)  # fmt: skip
+"""Texts on which tokenizers differ: case, spaces, digits, contractions, scripts, composed and strange characters."""
+
+
+def class_to_read(folder: str) -> str:
+    """The class of transformers that reads the tokenizer in a folder where AutoTokenizer makes another one of it, empty
+    where it does not."""
+    return "" if is_read(Tokenizer.from_file(str(Path(folder) / FILE)), folder) else BY_FILE
+
+
+def is_read(tokenizer: Tokenizer, folder: str) -> bool:
+    """Whether AutoTokenizer makes of a folder one that encodes like `tokenizer`: all probes, alone and in pairs."""
+    from transformers import AutoTokenizer
+
+    tokenizer = Tokenizer.from_str(tokenizer.to_str())
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    try:
+        loaded = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        texts = list(probes(tokenizer))
+        return all(
+            _encodes_alike(loaded, tokenizer, text, second)
+            for text, second in [*((text, None) for text in texts), (texts[4], texts[5])]
+        )
+    except Exception:  # of any class of transformers
+        return False
+
+
+def _encodes_alike(loaded: Any, tokenizer: Tokenizer, text: str, second: str | None) -> bool:
+    pair = (text,) if second is None else (text, second)
+    found: Encoding = tokenizer.encode(*pair)
+    return bool(loaded(*pair)["input_ids"] == found.ids)
+
+
+def probes(tokenizer: Tokenizer) -> Iterator[str]:
+    """A hundred texts: those on which tokenizers differ, and some of this one's own tokens in a row."""
+    yield from TEXTS
+    size = tokenizer.get_vocab_size()
+    for number in range(FROM_VOCABULARY):
+        ids = [(number * 7919 + place * 104729) % size for place in range(12)]
+        yield tokenizer.decode(ids, skip_special_tokens=False)

@@ -1,0 +1,88 @@
+"""Rotary positions in a config.json in both forms: transformers 5 reads `rope_parameters`, and 4 fields beside it.
+
+A config.json of transformers 5 has `rope_parameters` alone. Version 4 passes over it without a word and takes the base
+and the scaling of its class, usually 10,000 and none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+
+class _Names(NamedTuple):
+    """What version 4 calls the base, that of layers with a window, and the share of a head that turns."""
+
+    base: str = "rope_theta"
+    near: str = "rope_local_base_freq"
+    share: str = "partial_rotary_factor"
+
+
+OTHER_NAMES: Mapping[str, _Names] = {
+    "gpt_neox": _Names(base="rotary_emb_base", share="rotary_pct"),
+    "gpt_neox_japanese": _Names(base="rotary_emb_base", share="rotary_pct"),
+    "modernbert": _Names(base="global_rope_theta", near="local_rope_theta"),
+    "modernbert-decoder": _Names(base="global_rope_theta", near="local_rope_theta"),
+}
+"""The names of classes that have others than most, by model_type."""
+SCALING, LONG = "rope_scaling", ("short_factor", "long_factor")
+THREE_FIELDS = ("phi3", "phi4_multimodal")
+"""Classes of version 4 that take a scaling of three fields alone."""
+
+
+def write_both_forms(folder: str) -> None:
+    """Add the form of transformers 4 to the config.json in `folder`, which transformers 5 wrote. Where version 5 would
+    read both as something else than the one, it stays as it is."""
+    from transformers import AutoConfig
+
+    path = Path(folder, "config.json")
+    before = path.read_text()
+    config = json.loads(before)
+    if not _add(config):
+        return
+    wanted = _plain(AutoConfig.from_pretrained(folder, local_files_only=True).to_dict())
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    found = _plain(AutoConfig.from_pretrained(folder, local_files_only=True).to_dict())
+    if {name: found.get(name) for name in wanted} != wanted:
+        path.write_text(before)
+
+
+def _plain(config: Any) -> Any:
+    """A configuration without the earlier name of a scaling's kind, which version 5 keeps beside the present one."""
+    if not isinstance(config, dict):
+        return config
+    return {name: _plain(value) for name, value in config.items() if name != "type"}
+
+
+def _add(part: dict[str, Any]) -> bool:
+    """Add the fields to a configuration and to those nested in it; whether there were any to add."""
+    nested = [value for name, value in part.items() if isinstance(value, dict) and name != "rope_parameters"]
+    added = [_add(each) for each in nested]
+    parameters = part.get("rope_parameters")
+    if not isinstance(parameters, dict) or not parameters:
+        return any(added)
+    kind = str(part.get("model_type"))
+    names = OTHER_NAMES.get(kind, _Names())
+    layers = {name: value for name, value in parameters.items() if isinstance(value, dict)}
+    far = layers.get("full_attention") or next(iter(layers.values())) if layers else parameters
+    near = layers.get("sliding_attention")
+    part[names.base] = far.get("rope_theta")
+    part[SCALING] = _scaling(far, kind)
+    if near:
+        part[names.near] = near.get("rope_theta")
+    if far.get("partial_rotary_factor") is not None:
+        part[names.share] = far["partial_rotary_factor"]
+    return True
+
+
+def _scaling(rope: Mapping[str, Any], kind: str) -> dict[str, Any] | None:
+    """The scaling as version 4 has it, None if there is none."""
+    named = rope.get("rope_type", "default")
+    if kind in THREE_FIELDS and all(name in rope for name in LONG):
+        return {"type": named, **{name: rope[name] for name in LONG}}
+    rest = {
+        k: v for k, v in rope.items() if k not in ("rope_theta", "rope_type", "type", "partial_rotary_factor")
+    }
+    return {"rope_type": named, **rest} if rest or named != "default" else None
