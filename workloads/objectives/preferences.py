@@ -237,10 +237,12 @@ class Orpo(SampledObjective):
 class Kto(SampledObjective):
     """Kahneman-Tversky optimisation (Ethayarajh et al. 2024, equations 7 and 8) of answers that are each good or not.
 
-    The second answer in a row is that of the next record, after this one's prompt: over such pairs that do not belong
-    together the divergence from the reference is measured (section 4.1). baseline, a scalar that the engine gives, is
-    its mean over the global batch, at least 0, without a gradient. desirable bool: whether the answer is good.
-    `desirable_weight` and `undesirable_weight` are lambda of both kinds.
+    The second answer in a row is that of a record after this one that has another prompt: over such pairs that do not
+    belong together the divergence from the reference is measured (section 4.1). baseline, a scalar that the engine
+    gives, is its mean over the global batch, at least 0, without a gradient. desirable bool: whether the answer is
+    good. mismatched bool: False where no other prompt was found, so that the pair does not count. Under a rule before 6
+    the second answer is that of the next record, whatever its prompt. `desirable_weight` and `undesirable_weight` are
+    lambda of both kinds.
     """
 
     name = "kto"
@@ -255,12 +257,28 @@ class Kto(SampledObjective):
 
     def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
         words, (label,) = unpack(read(sample))
-        near = read.companions(sample)
-        other, _ = unpack(read(near[((sample - near.start) // near.step + 1) % len(near)]))
-        prompt, answer = words[: _begin(words)], other[_begin(other) :]
+        prompt = words[: _begin(words)]
+        answer, mismatched = self._answer_of_another(read, sample, prompt)
         answers = [kept(each, self) for each in (words, np.concatenate([prompt, answer]))]
         row = two_answers(self, answers, all(map(predicted, answers)))
-        return {**row, "desirable": np.array(bool(label))}
+        return {**row, "desirable": np.array(bool(label)), "mismatched": np.array(mismatched)}
+
+    def _answer_of_another(self, read: Read, sample: int, prompt: np.ndarray) -> tuple[np.ndarray, bool]:
+        """The answer of a later record to another prompt, and whether one was found; else the answer of the next one.
+
+        Rows of one prompt stand together, so that the distance doubles: few records are read, however many those are.
+        """
+        near = read.companions(sample)
+        place = (sample - near.start) // near.step
+        found, distance = None, 1
+        while found is None or distance < len(near):
+            other, _ = unpack(read(near[(place + distance) % len(near)]))
+            begin = _begin(other)
+            if self.rule < 6 or not np.array_equal(other[:begin], prompt):
+                return other[begin:], True
+            found = other[begin:] if found is None else found
+            distance *= 2
+        return found, False
 
     def is_cut(self, record: np.ndarray) -> bool:
         return len(unpack(record)[0]) > self.sequence_length // 2
@@ -282,7 +300,8 @@ class Kto(SampledObjective):
             for name, value in values.items()
             for kind, chosen in kinds.items()
         }
-        sums[DIVERGENCE] = (apart.detach().where(compared, 0.0).sum(), count)
+        counted = compared & batch["mismatched"]
+        sums[DIVERGENCE] = (apart.detach().where(counted, 0.0).sum(), counted.sum().float())
         correct = ((above > 0) & compared).sum().float()
         sums["accuracy"] = (correct, count)
         return Loss(each.where(compared, 0.0).sum(), count, correct=correct, sums=sums)

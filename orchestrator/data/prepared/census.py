@@ -104,7 +104,12 @@ def _duplicates(tokens: Tokens) -> list[int] | None:
     first = np.zeros(len(every), bool)
     first[np.unique(every, return_index=True)[1]] = True
     ends = np.cumsum([0, *map(len, found)])
-    return [round(int(np.count_nonzero(~first[begin:end])) / share) for begin, end in pairwise(ends.tolist())]
+    repeated = [
+        round(int(np.count_nonzero(~first[begin:end])) / share) for begin, end in pairwise(ends.tolist())
+    ]
+    # further records of a row have its text
+    more = [sum(shard.turns.get("more", 0) for shard in source.shards) for source in tokens.manifest.sources]
+    return [max(0, count - of_rows) for count, of_rows in zip(repeated, more, strict=True)]
 
 
 def _sampled(tokens: Tokens, source: int) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -48,6 +49,8 @@ class TokenShard:
         blocks: from format 2 on, the xxh3_64 (16 hexadecimal digits) of every `shards.BLOCK_BYTES`, concatenated.
         ends: from format 2 on, the xxh3_64 of the index of document ends, see `shards.ends_name`.
         contents: from format 3 on, the xxh3_64 of the index of documents' contents, see `shards.contents_name`.
+        turns: of conversations that are learnt turn by turn: how many `rows`, how many records these have `more` than
+            one each, all of which are documents, and the `tokens` of those; empty if there are none.
     """
 
     file: str
@@ -58,6 +61,7 @@ class TokenShard:
     blocks: str = ""
     ends: str = ""
     contents: str = ""
+    turns: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -123,6 +127,19 @@ class DataManifest:
         return [shard for source in self.sources for shard in source.shards]
 
     @property
+    def turns(self) -> dict[str, int]:
+        """Those of all shards, see `TokenShard`; empty if there are none."""
+        found = Counter[str]()
+        for shard in self.shards:
+            found.update(shard.turns)
+        return dict(found)
+
+    @property
+    def rows(self) -> int:
+        """Documents, each row of a table as one, however many records it has."""
+        return self.documents - self.turns.get("more", 0)
+
+    @property
     def digest(self) -> str:
         """xxh3_128 over the shards' checksums in order: data of equal digests has the same tokens, or own samples."""
         if self.own:
@@ -136,6 +153,9 @@ class DataManifest:
         if self.format < 3:  # whose checksum is over what there was
             for shard in (shard for source in found["sources"] for shard in source["shards"]):
                 del shard["contents"]
+        for shard in (shard for source in found["sources"] for shard in source["shards"]):
+            if not shard["turns"]:
+                del shard["turns"]
         if not self.records:  # as of earlier versions
             del found["records"]
         if not self.engines:

@@ -52,6 +52,7 @@ def inspect(uri: str, share: float | None = None) -> dict[str, Any]:
         "documents": found.documents,
         "bytes": found.bytes,
         **({"rejected": found.rejected} if found.rejected else {}),
+        **({"turns": found.turns} if found.turns else {}),
         "vocabulary": found.vocabulary,
         "dtype": found.dtype,
         "bytes_per_token": found.bytes_per_token,

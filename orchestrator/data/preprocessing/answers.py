@@ -12,6 +12,7 @@ from tokenizers import Encoding, Tokenizer
 from orchestrator.data.prepared.manifest import RECORDS_FORMAT
 from orchestrator.data.preprocessing.conversations import Template
 from orchestrator.data.preprocessing.messages import Message, check_answers, check_written, checked, tools_of
+from orchestrator.data.preprocessing.turns import written
 from orchestrator.data.sources.repair import is_unicode
 from workloads.objectives.records import MARK
 
@@ -46,13 +47,18 @@ class Answers:
             predicted |= reached & (starts < end) & (stops <= end) & (stops > starts)
         return (ids | np.where(predicted, MARK, 0)).astype(np.uint32)
 
-    def of_messages(self, messages: Any, tools: Any = None) -> np.ndarray:
-        """A conversation as marked tokens, of which the assistant's answers are predicted; it may call `tools`. Raises
-        ValueError in one line."""
-        return self.marked(*self._written(self._given(messages), tools_of(tools)))
+    def of_messages(self, messages: Any, tools: Any = None) -> list[np.ndarray]:
+        """A conversation as marked tokens, of which the assistant's answers are predicted; it may call `tools`. Where
+        each answer has to stand in a text of its own (see `turns`) these are several. Raises ValueError in one line."""
+        given, named = self._given(messages), tools_of(tools)
+        if self.data_format < 6:
+            return [self.marked(*self._written(given, named))]
+        assert self.template is not None
+        return [self.marked(*each) for each in written(self.template, given, named)]
 
     def _written(self, given: list[Message], tools: list[Any] | None) -> tuple[str, list[tuple[int, int]]]:
-        """As `_rendered`. Raises ValueError too if the template leaves out a tool or a call."""
+        """As `_rendered`, for data in a format before 6. Raises ValueError too if the template leaves out a tool or a
+        call."""
         text, answers = self._rendered(given, tools)
         if self.data_format > 4:
             check_written(text, given, tools)
@@ -79,7 +85,8 @@ class Answers:
         if self.data_format < 5:
             return list(messages)
         check_answers(found)
-        return self.template.as_read(found)
+        found = self.template.as_read(found)
+        return found if self.data_format < 6 else self.template.calls_as_read(found)
 
     def paired(self, values: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
         """Both answers of a row, each after the prompt, as marked tokens. Raises ValueError in one line."""
@@ -98,46 +105,63 @@ class Answers:
         more or the text of one, and it may call `tools`. `name` is that of the answer's column. Raises ValueError in
         one line.
         """
-        if isinstance(prompt, str):
-            if not isinstance(answer, str):
+        if not isinstance(prompt, str):
+            found = self._after_messages(prompt, answer, name, tools)
+            if len(found) > 1:
                 raise ValueError(
-                    f"its prompt is a text, and its {name} is none; give both as texts or as messages"
+                    f"its {name} has {len(found)} answers that the chat template does not write as one text; give one "
+                    "of them, after a prompt that has those before it"
                 )
-            _check_text(prompt, "prompt")
-            _check_text(answer, name)
-            if not answer and self.data_format > 3:
-                raise ValueError(f"its {name} is empty")
-            whole = [(len(prompt), len(prompt) + len(answer))]
-            found = np.append(self.marked(prompt + answer, whole, special=False), np.uint32(self.eos | MARK))
-        elif isinstance(prompt, list):
-            found = self._spoken(prompt, _messages(answer, name), tools)
-        else:
-            raise ValueError(f"its prompt is {type(prompt).__name__}, not a text or a list of messages")
-        if not (found[1:] & MARK).any():
+            return found[0]
+        if not isinstance(answer, str):
+            raise ValueError(
+                f"its prompt is a text, and its {name} is none; give both as texts or as messages"
+            )
+        _check_text(prompt, "prompt")
+        _check_text(answer, name)
+        if not answer and self.data_format > 3:
             raise ValueError(f"its {name} is empty")
-        return found
+        whole = [(len(prompt), len(prompt) + len(answer))]
+        words = self.marked(prompt + answer, whole, special=False)
+        return _not_empty(np.append(words, np.uint32(self.eos | MARK)), name)
 
-    def to_turn(self, prompt: Any, answer: Any, tools: Any = None) -> np.ndarray:
+    def to_turn(self, prompt: Any, answer: Any, tools: Any = None) -> list[np.ndarray]:
         """A conversation of two columns as marked tokens, of which the answer is predicted: a text is a turn, without
-        the spaces around a user's. Raises ValueError in one line."""
+        the spaces around a user's. There are several as in `of_messages`. Raises ValueError in one line."""
         if isinstance(prompt, str):
             prompt = [{"role": "user", "content": prompt.strip()}]
-        return self.after(prompt, answer, "completion", tools)
+        return self._after_messages(prompt, answer, "completion", tools)
 
-    def _spoken(self, prompt: list[Any], said: list[Any], tools: Any) -> np.ndarray:
+    def _after_messages(self, prompt: Any, answer: Any, name: str, tools: Any) -> list[np.ndarray]:
+        if not isinstance(prompt, list):
+            raise ValueError(f"its prompt is {type(prompt).__name__}, not a text or a list of messages")
+        return [_not_empty(words, name) for words in self._spoken(prompt, _messages(answer, name), tools)]
+
+    def _spoken(self, prompt: list[Any], said: list[Any], tools: Any) -> list[np.ndarray]:
         if self.template is None:
             raise ValueError(
                 "it holds messages, and the tokenizer has no chat template; name one in data.chat_template"
             )
         given, named = self._given([*prompt, *said]), tools_of(tools)
-        text, answers = self._written(given, named)
         count = sum(message["role"] == "assistant" for message in given[len(prompt) :])
+        if self.data_format > 5:
+            if not count:
+                raise ValueError("it has no answer of the assistant")
+            return [self.marked(*each) for each in written(self.template, given, named, len(prompt))]
+        text, answers = self._written(given, named)
         if not count:
             raise ValueError("it has no answer of the assistant")
         if self.data_format > 4:
             before = given[: len(prompt)]
             count = len(answers) - (len(self._rendered(before, named)[1]) if before else 0)
-        return self.marked(text, answers[-count:] if count else [])
+        return [self.marked(text, answers[-count:] if count else [])]
+
+
+def _not_empty(words: np.ndarray, name: str) -> np.ndarray:
+    """The marked tokens. Raises ValueError if none of them can be predicted."""
+    if not (words[1:] & MARK).any():
+        raise ValueError(f"its {name} is empty")
+    return words
 
 
 def unmarked(words: np.ndarray) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from datetime import date
@@ -73,17 +74,35 @@ class Template:
         """`tokens` are the special tokens that it may name, as in bos_token."""
         self._text, self._tokens = text, dict(tokens)
 
+    @property
+    def marks_answers(self) -> bool:
+        """Whether the template marks what is generated."""
+        return bool(MARKS_ANSWERS.search(self._text))
+
+    def write(
+        self, messages: list[Message], tools: list[Any] | None, prompt: bool = False, **said: Any
+    ) -> str:
+        """The conversation as text, with a `prompt` for an answer at its end; the template is told what is `said`, as
+        in enable_thinking. Raises ValueError in one line."""
+        return self._render(messages, tools, prompt, **said)[0]
+
+    def marked(self, messages: list[Message], tools: list[Any] | None) -> tuple[str, list[tuple[int, int]]]:
+        """The conversation as text, and the places in it that the template marks as generated. Raises ValueError in
+        one line."""
+        text, places = self._render(messages, tools, marked=True)
+        return text, [(int(start), int(stop)) for start, stop in places]
+
     def render(
         self, messages: list[Message], tools: list[Any] | None = None
     ) -> tuple[str, list[tuple[int, int]]]:
-        """The conversation as text, and where in it the answers stand: what the template marks as generated or, where
-        it marks nothing, what each message of the assistant adds behind the prompt for one.
+        """The conversation as text, and where in it the answers stand, for data in a format before 6: what the template
+        marks as generated or, where it marks nothing, what each message of the assistant adds behind the prompt for
+        one. `turns` says what is learnt since.
 
         Raises ValueError in one line.
         """
-        if MARKS_ANSWERS.search(self._text):
-            text, places = self._render(messages, tools, marked=True)
-            return text, [(int(start), int(stop)) for start, stop in places]
+        if self.marks_answers:
+            return self.marked(messages, tools)
         text, answers = self._render(messages, tools)[0], []
         for number, message in enumerate(messages):
             if message["role"] != "assistant":
@@ -122,6 +141,43 @@ class Template:
             for message in messages
         ]
 
+    def calls_as_read(self, messages: list[Message]) -> list[Message]:
+        """The messages with what is called as the template reads it, see `_reads_calls`."""
+        as_text, beside = self._reads_calls
+
+        def call(given: Message) -> Message:
+            function = given.get("function", given)
+            found = {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}
+            return {**given, "function": found} if "function" in given else found
+
+        def read(message: Message) -> Message:
+            if "tool_calls" not in message:
+                return message
+            calls = [call(each) for each in message["tool_calls"]] if as_text else message["tool_calls"]
+            return {**beside, **message, "tool_calls": calls}
+
+        return [read(message) for message in messages]
+
+    @cached_property
+    def _reads_calls(self) -> tuple[bool, Message]:
+        """Whether the template takes the arguments of a call as JSON instead of a mapping, and what it takes beside
+        calls where there is no content: some join strings without asking what they are given."""
+        arguments = {PROBE: "it's"}
+        talk = [{"role": "user", "content": "?"}]
+        for beside in ({}, {"content": ""}, {"content": None}):
+            for as_text in (False, True):
+                given = json.dumps(arguments) if as_text else arguments
+                call = {"type": "function", "function": {"name": f"{PROBE}_call", "arguments": given}}
+                answer = {"role": "assistant", **beside, "tool_calls": [call]}
+                try:
+                    text = self._render([*talk, answer], None)[0]
+                except ValueError:
+                    continue
+                printed_by_python = f"{{'{PROBE}'" in text
+                if f"{PROBE}_call" in text and not printed_by_python:
+                    return as_text, beside
+        return False, {}
+
     @cached_property
     def _reads(self) -> tuple[bool, bool]:
         """Whether the template writes content that is a text, and content in parts: many write only the one, and of
@@ -136,7 +192,12 @@ class Template:
         return strings, parts and (not strings or written[0] == written[1])
 
     def _render(
-        self, messages: list[Message], tools: list[Any] | None, prompt: bool = False, marked: bool = False
+        self,
+        messages: list[Message],
+        tools: list[Any] | None,
+        prompt: bool = False,
+        marked: bool = False,
+        **said: Any,
     ) -> tuple[str, Any]:
         from transformers.utils import chat_template_utils
 
@@ -149,6 +210,7 @@ class Template:
                 add_generation_prompt=prompt,
                 return_assistant_tokens_mask=marked,
                 **self._tokens,
+                **said,
             )
         except Exception as error:  # a template may fail in any way
             raise ValueError(f"the chat template fails: {' '.join(str(error).split())[:200]}") from None

@@ -3,8 +3,9 @@ what is null, and with the arguments of a call as a mapping, which data often ha
 
 from __future__ import annotations
 
+import html
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from orchestrator.data.sources.repair import is_unicode
@@ -12,6 +13,8 @@ from orchestrator.data.sources.repair import is_unicode
 ROLES = ("system", "user", "assistant", "tool", "developer")
 REASONED = ("reasoning_content", "thinking", "reasoning")
 """Keys of a message for what was thought before the answer."""
+THOUGHT, THOUGHT_ENDS = "<think>", "</think>"
+"""The tags around what was thought in a content, as most models write them."""
 SPEAKERS = {"human": "user", "gpt": "assistant", "function_response": "tool", "observation": "tool"}
 """Whom messages in the manner of ShareGPT, {from, value}, name otherwise than by a role."""
 
@@ -42,12 +45,98 @@ def check_answers(messages: list[Message]) -> None:
 
 def check_written(text: str, messages: list[Message], tools: list[Any] | None) -> None:
     """Raise ValueError in one line if a chat template has left out of `text` what it does not know: the tools, or a
-    call of one."""
+    call of one. For data in format 5; `left_out` asks for more."""
     calls = [call for message in messages for call in message.get("tool_calls", ())]
     for what, named in (("tools", tools or ()), ("tool calls", calls)):
         names = [each.get("function", each).get("name") for each in named]
         if any(isinstance(name, str) and name not in text for name in names):
             raise ValueError(f"the chat template writes no {what}; name one that does in data.chat_template")
+
+
+def thought_of(message: Message) -> str:
+    """What was thought before an answer: under a key of its own, or between tags at the beginning of its content."""
+    apart = next((message[key] for key in REASONED if message.get(key)), "")
+    return (apart if isinstance(apart, str) else "") or _in_two(message)[0]
+
+
+def left_out(message: Message, text: str, thoughts: bool = True) -> str:
+    """What `text` lacks of a message: its content, its reasoning if `thoughts` matter, or a call by its name and
+    arguments; empty if it lacks nothing. Spaces do not count."""
+    return _look(message, _squeezed(text), 0, thoughts)[1]
+
+
+def has_all(messages: Sequence[Message], text: str) -> bool:
+    """Whether `text` has all of the messages, one after the other."""
+    text, at = _squeezed(text), 0
+    for message in messages:
+        at, lacking = _look(message, text, at, True)
+        if lacking:
+            return False
+    return True
+
+
+def _look(message: Message, text: str, at: int, thoughts: bool) -> tuple[int, str]:
+    """Where in `text`, from `at` on, a message ends, and what the text lacks of it."""
+    end = at
+    parts = [("the reasoning", thought_of(message) if thoughts else ""), ("the content", _in_two(message)[1])]
+    for name, part in parts:
+        found = _end_of([_spellings(part)], text, at)
+        if found is None:
+            return at, name
+        end = max(end, found)
+    place = at
+    for call in message.get("tool_calls", ()):
+        function = call.get("function", call)
+        found = _end_of([(_squeezed(function["name"]),), *_said_by(function["arguments"])], text, place)
+        if found is None:
+            return at, f"a call of {function['name']}"
+        place = found
+    return max(end, place), ""
+
+
+def _end_of(pieces: Sequence[tuple[str, ...]], text: str, at: int) -> int | None:
+    """Where the last of some pieces ends, each in its first spelling from `at` on; None if one is not there. The
+    first place of a piece is never behind the one that is meant."""
+    end = at
+    for spellings in pieces:
+        ends = [place + len(one) for one in spellings if (place := text.find(one, at)) >= 0]
+        if not ends:
+            return None
+        end = max(end, min(ends))
+    return end
+
+
+def _said_by(value: Any) -> list[tuple[str, ...]]:
+    """The pieces that a call's arguments leave in a text, in whatever form a template writes them: keys, texts, numbers
+    and truth values. One that is null may be left out."""
+    if isinstance(value, Mapping):
+        return [piece for key, item in value.items() for piece in (_spellings(str(key)), *_said_by(item))]
+    if isinstance(value, list):
+        return [piece for item in value for piece in _said_by(item)]
+    if isinstance(value, str):
+        return [_spellings(value)]
+    return [] if value is None else [(json.dumps(value), str(value))]
+
+
+def _spellings(text: str) -> tuple[str, ...]:
+    """A text as it stands, and as JSON, HTML and Python spell it, without spaces."""
+    as_json = (json.dumps(text, ensure_ascii=is_ascii)[1:-1] for is_ascii in (False, True))
+    as_html = (html.escape(text, quote=quoted) for quoted in (False, True))
+    forms = (text, *as_json, *as_html, text.replace("'", r"\'"), repr(text)[1:-1])
+    return tuple(dict.fromkeys(map(_squeezed, forms)))
+
+
+def _squeezed(text: str) -> str:
+    return "".join(text.split())
+
+
+def _in_two(message: Message) -> tuple[str, str]:
+    """What of a message's content stands between tags for a thought, and the rest."""
+    content = text_of(message.get("content") or "")
+    if message["role"] != "assistant" or THOUGHT_ENDS not in content:
+        return "", content
+    thought, _, rest = content.rpartition(THOUGHT_ENDS)
+    return thought.strip().removeprefix(THOUGHT), rest
 
 
 def tools_of(given: Any) -> list[Any] | None:

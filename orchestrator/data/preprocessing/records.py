@@ -48,11 +48,18 @@ class RecordKind:
 
 
 class Record(NamedTuple):
-    """A record's words, how many of its tokens there are by id, and its content as text, which tells it from others."""
+    """A record of a row.
+
+    Attributes:
+        words, tokens: its words, and the ids of its tokens.
+        text: the row's content, which tells it from others.
+        goes_on: whether another record of the same row follows, of a conversation that is learnt turn by turn.
+    """
 
     words: np.ndarray
     tokens: np.ndarray
     text: str
+    goes_on: bool = False
 
 
 def records_of(
@@ -77,15 +84,17 @@ def records_of(
         try:
             values = columns.read(row.values)
             if kind.objective in _ANSWERS:
-                words, tokens = _of_answers(values, kind.objective, answers)
+                found = _of_answers(values, kind.objective, answers)
             else:
-                words, tokens = _ENCODERS[kind.objective](values, labels, encoder)
+                found = [_ENCODERS[kind.objective](values, labels, encoder)]
         except Unfit as error:
             rejected.refuse(span.file, error, row.at, row.values)
             continue
         if kind.labels and labels.is_by_number(values.get("label", values.get("labels"))):
             rejected.note(span.file, "label", "takes a label by its number", row.at, row.values)
-        yield Record(words, tokens, json.dumps(values, sort_keys=True, ensure_ascii=False, default=str))
+        text = json.dumps(values, sort_keys=True, ensure_ascii=False, default=str)
+        for left, (words, tokens) in enumerate(found, 1 - len(found)):
+            yield Record(words, tokens, text, left < 0)
 
 
 def _text(values: Mapping[str, Any], name: str) -> str:
@@ -204,34 +213,33 @@ def _translated(values: Mapping[str, Any], labels: Labels, encoder: Tokenizer) -
     return pack([source, target]), _joined(source, target)
 
 
-def _of_answers(values: Mapping[str, Any], objective: str, answers: Answers) -> Encoded:
+def _of_answers(values: Mapping[str, Any], objective: str, answers: Answers) -> list[Encoded]:
     try:
         return _ANSWERS[objective](values, answers)
     except ValueError as error:
         raise WrongRow(str(error)) from None
 
 
-def _spoken(values: Mapping[str, Any], answers: Answers) -> Encoded:
+def _spoken(values: Mapping[str, Any], answers: Answers) -> list[Encoded]:
     if "messages" in values:
-        words = answers.of_messages(values["messages"], values.get("tools"))
+        found = answers.of_messages(values["messages"], values.get("tools"))
     else:
-        words = answers.to_turn(values["prompt"], values["completion"], values.get("tools"))
-    ids = unmarked(words)
-    if np.array_equal(ids, words):
+        found = answers.to_turn(values["prompt"], values["completion"], values.get("tools"))
+    if any(np.array_equal(unmarked(words), words) for words in found):
         raise WrongRow("it has no answer of the assistant that is predicted", "remove it")
-    return words, ids
+    return [(words, unmarked(words)) for words in found]
 
 
-def _compared(values: Mapping[str, Any], answers: Answers) -> Encoded:
+def _compared(values: Mapping[str, Any], answers: Answers) -> list[Encoded]:
     chosen, rejected = answers.paired(values)
-    return pack([chosen, rejected]), _joined(unmarked(chosen), unmarked(rejected))
+    return [(pack([chosen, rejected]), _joined(unmarked(chosen), unmarked(rejected)))]
 
 
-def _judged(values: Mapping[str, Any], answers: Answers) -> Encoded:
+def _judged(values: Mapping[str, Any], answers: Answers) -> list[Encoded]:
     if not isinstance(values["label"], bool):
         raise WrongRow(f"its label {values['label']!r} is not true or false")
     words = answers.after(values["prompt"], values["completion"], "completion", values.get("tools"))
-    return pack([words, [int(values["label"])]]), unmarked(words)
+    return [(pack([words, [int(values["label"])]]), unmarked(words))]
 
 
 _ENCODERS: Mapping[str, Callable[..., Encoded]] = {
@@ -241,7 +249,7 @@ _ENCODERS: Mapping[str, Callable[..., Encoded]] = {
     "span_extraction": _answered,
     "seq2seq": _translated,
 }
-_ANSWERS: Mapping[str, Callable[[Mapping[str, Any], Answers], Encoded]] = {
+_ANSWERS: Mapping[str, Callable[[Mapping[str, Any], Answers], list[Encoded]]] = {
     "conversation": _spoken,
     **dict.fromkeys(COMPARED, _compared),
     "kto": _judged,

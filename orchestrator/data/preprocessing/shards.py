@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -198,6 +199,8 @@ def _records(part: Part, written: TokenFormat, kind: RecordKind, encoder: Tokeni
     ends: list[int] = []
     contents, counts = ContentIndex(), np.zeros(written.vocabulary, dtype=np.int64)
     text_bytes = length = 0
+    turns = {"rows": 0, "more": 0, "tokens": 0}
+    goes_on = False
     rejected, eos = Rejected(), written.roles["eos"]
     for record in (
         one for span in part for one in records_of(span, kind, encoder, eos, rejected, written.version)
@@ -209,9 +212,14 @@ def _records(part: Part, written: TokenFormat, kind: RecordKind, encoder: Tokeni
         contents.add(piece)
         text_bytes += piece.bytes
         counts += np.bincount(record.tokens, minlength=written.vocabulary)
+        if record.goes_on:
+            turns["rows"] += not goes_on
+            turns["more"] += 1
+            turns["tokens"] += len(record.words)
+        goes_on = record.goes_on
     counts[eos] += length - counts.sum()  # what is no token counts as the end that each record has
     words = np.concatenate(found) if found else np.zeros(0, "<u4")
-    return _Shard(words, np.array(ends), contents, text_bytes, counts, rejected)
+    return _Shard(words, np.array(ends), contents, text_bytes, counts, rejected, turns=turns)
 
 
 class _Shard(NamedTuple):
@@ -222,6 +230,7 @@ class _Shard(NamedTuple):
     counts: np.ndarray
     rejected: Rejected
     engine: Compared | None = None
+    turns: Mapping[str, int] = MappingProxyType({})
 
 
 def _write(folder: DataFolder, number: int, shard: _Shard, data_format: int) -> None:
@@ -245,6 +254,8 @@ def _write(folder: DataFolder, number: int, shard: _Shard, data_format: int) -> 
         record["contents"] = xxhash.xxh3_64_hexdigest(listed)
     if found := shard.rejected.to_json():
         record["rejected"] = found
+    if any(shard.turns.values()):
+        record["turns"] = dict(shard.turns)
     with ThreadPoolExecutor(len(files)) as pool:
         list(pool.map(folder.write, files, files.values()))
     folder.write_json(record_name(number), record)

@@ -155,13 +155,54 @@ def test_an_unpaired_answer_is_compared_with_one_that_may_be_read_along() -> Non
     def read(number: int) -> np.ndarray:
         assert number % 2 == 0 or number < 20, "there is no such sample"
         asked.append(number)
-        return pack([[5, 6, *(token | MARK for token in [7, 8])], [1]])
+        return pack([[5, 6 + number, *(token | MARK for token in [7, 8])], [1]])
 
     text = Sectioned(read, 110)
     for sample, other in ((120, 122), (198, 0), (3, 5), (19, 1)):
         asked.clear()
         made("kto").collate(text, [sample], 0)
         assert asked == [sample, other]
+
+
+def unpaired(prompts: list[int]) -> Samples:
+    """Records whose answers are the number of the record, counted from 20."""
+    return Samples(lambda n: pack([[5, prompts[n], 20 + n | MARK], [1]]), len(prompts))
+
+
+@pytest.mark.parametrize("repeats", [1, 2, 4, 7])
+def test_mismatched_pairs_do_not_share_a_prompt_where_its_rows_stand_together(repeats: int) -> None:
+    prompts = [prompt for prompt in (7, 8, 9, 10, 11) for _ in range(repeats)]
+    batch = made("kto").collate(unpaired(prompts), range(len(prompts)), 0)
+    assert bool(batch["mismatched"].all())
+    for number, row in enumerate(batch["tokens"][:, HALF:].tolist()):
+        assert row[:2] == [5, prompts[number]]
+        assert prompts[row[2] - 20] != prompts[number]
+
+
+def test_few_records_are_read_to_find_another_prompt() -> None:
+    prompts = [7] * 1000 + [8]
+    asked: list[int] = []
+    text = unpaired(prompts)
+    made("kto").collate(Samples(lambda n: asked.append(n) or text(n), len(prompts)), [0], 0)  # type: ignore[func-returns-value]
+    assert len(asked) <= 1 + 10
+
+
+def test_of_a_single_prompt_no_pair_counts_as_mismatched() -> None:
+    workload = load("gpt-tiny", "kto", KNOWN, changes=SMALL, sequence_length=LENGTH)
+    batch = workload.objective.collate(unpaired([7, 7, 7]), [0, 1, 2], 0)
+    assert not bool(batch["mismatched"].any())
+    said = torch.tensor([[-3.0, -4.0]] * 3)
+    loss = workload.objective.compare(said, {**batch, "reference": said - 1, "baseline": torch.tensor(0.0)})  # type: ignore[attr-defined]
+    assert [float(value) for value in loss.sums["divergence"]] == [0.0, 0.0]
+    assert float(loss.count) == 3
+
+
+def test_a_run_of_an_earlier_version_keeps_the_next_record() -> None:
+    for rule in (4, 5):
+        kto = objectives.build("kto", vocabulary=KNOWN, sequence_length=LENGTH, seed=0, rule=rule)
+        batch = kto.collate(unpaired([7, 7, 8, 8]), range(4), 0)
+        assert batch["tokens"][:, HALF + 2].tolist() == [21, 22, 23, 20]
+        assert bool(batch["mismatched"].all())
 
 
 def test_a_reward_model_whose_padding_ends_answers_cannot_be_exported() -> None:

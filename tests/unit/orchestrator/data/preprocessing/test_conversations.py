@@ -78,7 +78,7 @@ def test_calls_of_tools_are_written_and_predicted_as_transformers_does(
     given = [*TALK[:2], {"role": "assistant", "content": None, "tool_calls": [as_text]}, *TALK[3:]]
     answers = Answers(of_bytes, Template(template, {}), 0)
     for tools in (TOOLS, json.dumps(TOOLS)):
-        words = answers.of_messages(given, tools)
+        (words,) = answers.of_messages(given, tools)
         assert unmarked(words).tolist() == wanted["input_ids"]
         assert spoken(answers, words) == '<call>add{"a": 1, "b": 2}<end>Thr\u00e9e.<end>Welcome<end>'
         if template != PLAIN:
@@ -110,7 +110,7 @@ def test_an_answer_of_weight_0_is_read_and_not_predicted(template: str, of_bytes
         {"role": "user", "content": "d"},
         {"role": "assistant", "content": "three", "weight": 0},
     ]
-    words = answers.of_messages(talk)
+    (words,) = answers.of_messages(talk)
     call = '<call>add{"a": 1, "b": 2}<end>'
     read = f"<user>a<end><assistant>one<end><user>b<end><assistant>{call}<tool>c<end><assistant>"
     behind = "<user>d<end><assistant>three<end>"
@@ -131,7 +131,7 @@ def test_content_reaches_a_template_as_it_reads_it(template: str, of_bytes: Toke
     ]
     parts = [{"type": "text", "text": "1 "}, {"type": "text", "text": "+ 2"}]
     for talk in (plain, [{"role": "user", "content": parts}, plain[1]]):
-        words = answers.of_messages(talk)
+        (words,) = answers.of_messages(talk)
         assert of_bytes.decode(unmarked(words)) == "<user>1 + 2<end><assistant>3<end>"
         assert spoken(answers, words) == "3<end>"
 
@@ -139,7 +139,7 @@ def test_content_reaches_a_template_as_it_reads_it(template: str, of_bytes: Toke
 def test_runs_of_earlier_versions_keep_what_their_template_wrote(of_bytes: Tokenizer) -> None:
     talk = [{"role": "user", "content": "1", "name": None}, {"role": "assistant", "content": ""}]
     template = Template("{% for m in messages %}<{{ m.role }}>{{ m.name }}{{ m.content }}|" + TAIL, {})
-    words = Answers(of_bytes, template, 0, data_format=4).of_messages(talk)
+    (words,) = Answers(of_bytes, template, 0, data_format=4).of_messages(talk)
     assert of_bytes.decode(unmarked(words)) == "<user>None1|<assistant>|"
 
 

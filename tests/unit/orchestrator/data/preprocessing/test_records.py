@@ -190,13 +190,14 @@ def test_calls_of_tools_are_the_same_from_lines_and_from_a_table(
     """A table gives a message the keys of all others, and a call the arguments of all others, with null."""
     template = (
         "{% for t in tools or [] %}{{ t.function.name }} | {% endfor %}{% for m in messages %}{{ m.role }} : "
-        "{% if 'tool_calls' in m %}{% for c in m.tool_calls %}{{ c.function.name }} {{ c.function.arguments | join }}"
-        "{% endfor %}{% else %}{{ m.content }}{% endif %} | {% endfor %}"
+        "{% if 'tool_calls' in m %}{% for c in m.tool_calls %}{{ c.function.name }} {% for k, v in "
+        "c.function.arguments | items %}{{ k }} {{ v }}{% endfor %}{% endfor %}"
+        "{% else %}{{ m.content }}{% endif %} | {% endfor %}"
         "{% if add_generation_prompt %}assistant : {% endif %}"
     )
 
     def row(name: str) -> dict[str, Any]:
-        call = {"function": {"name": name, "arguments": {name: "x"}}}
+        call = {"function": {"name": name, "arguments": {name: "film"}}}
         said = {"role": "assistant", "tool_calls": [call]}
         return {"m": [TALK[0], said, *TALK[2:]], "t": [{"function": {"name": name}}]}
 
@@ -205,12 +206,12 @@ def test_calls_of_tools_are_the_same_from_lines_and_from_a_table(
     found = read(path, RecordKind("conversation", (), template), columns, encoder)
     assert [said_in(record.words) for record in found] == [
         (
-            "good | user : a film | assistant : good good | user : it | assistant : is bad |",
-            "good good | is bad |",
+            "good | user : a film | assistant : good good film | user : it | assistant : is bad |",
+            "good good film | is bad |",
         ),
         (
-            "bad | user : a film | assistant : bad bad | user : it | assistant : is bad |",
-            "bad bad | is bad |",
+            "bad | user : a film | assistant : bad bad film | user : it | assistant : is bad |",
+            "bad bad film | is bad |",
         ),
         ("user : a film | assistant : is good | user : it | assistant : is bad |", "is good | is bad |"),
     ]
