@@ -25,7 +25,7 @@ from workloads.model.seq2seq import EncoderDecoder
 from workloads.model.stored import ExtendedTable, StoredTensor, StoredWeights, whole
 from workloads.model.transformer import Output, Transformer
 from workloads.objectives.preferences import preference_loss
-from workloads.workload import Batch, Ended, Loss, Objective, Sampling, Vocabulary
+from workloads.workload import Batch, Ended, Generation, Loss, Objective, Sampling, Vocabulary
 
 
 def build_model(config: TransformerConfig) -> nn.Module:
@@ -51,6 +51,7 @@ class TransformerWorkload:
     frozen: frozenset[str] = frozenset()
     adapter: Adapter | None = None
     thawed_after: Mapping[str, int] = field(default_factory=dict, compare=False)
+    generation: Generation = field(default=Generation(), compare=False)
 
     def build(self) -> nn.Module:
         """The plain module on the current default device."""
@@ -109,7 +110,7 @@ class TransformerWorkload:
     @property
     def notes(self) -> Sequence[str]:
         """See Workload.notes."""
-        return self.pretrained.notes if self.pretrained else ()
+        return (*(self.pretrained.notes if self.pretrained else ()), *self.generation.notes)
 
     @property
     def tables(self) -> frozenset[str]:
@@ -208,9 +209,10 @@ class TransformerWorkload:
         ended: Ended | None = None,
     ) -> list[list[int]]:
         """See Workload.generate."""
-        eos, taken = self.vocabulary.eos, self.adapter.positions if self.adapter else 0
+        taken = self.adapter.positions if self.adapter else 0
         config = replace(self.config, max_positions=self.config.max_positions - taken)
-        return generate(model, config, prompts, max_tokens, eos, self.decoder_start, sampling, ended)
+        generation = self.generation.ending(self.vocabulary.eos)
+        return generate(model, config, prompts, max_tokens, generation, self.decoder_start, sampling, ended)
 
     def check_hf(self) -> None:
         """Raise WorkloadError if transformers has no class for this model, which `to_hf` would raise too."""
@@ -254,10 +256,9 @@ class TransformerWorkload:
         """As `to_hf`, of the model without its adapter."""
         from workloads.hf.checkpoint import export
 
-        labels = getattr(self.objective, "labels", ())
-        export(
-            self.config, self.vocabulary, shapes_of(self.config), read, folder, self._decoder_start, labels
-        )
+        labels, shapes = getattr(self.objective, "labels", ()), shapes_of(self.config)
+        start, generation = self._decoder_start, self.generation
+        export(self.config, self.vocabulary, shapes, read, folder, start, labels, generation)
 
     @property
     def decoder_start(self) -> int | None:

@@ -20,10 +20,11 @@ from workloads.hf.convert import Shapes, to_hf
 from workloads.hf.families import family_of
 from workloads.hf.family import Family
 from workloads.hf.folder import GENERATOR
+from workloads.hf.meaning import as_written, generates, write_settings
 from workloads.hf.weights import write
 from workloads.model.config import TransformerConfig
 from workloads.model.mup import folded
-from workloads.workload import Vocabulary
+from workloads.workload import PLAIN, Generation, Vocabulary
 
 NO_STRUCTURE = ("family", "architecture", "head", "sentence_head", "classes", "generator", "initial",
                 "initial_std", "residual_scaling", "base", "dropout", "attention_dropout", "layer_drop")  # fmt: skip
@@ -37,20 +38,24 @@ def export(
     folder: str,
     decoder_start: int | None = None,
     labels: Sequence[str] = (),
+    generation: Generation = PLAIN,
 ) -> None:
-    """Write config.json and model.safetensors (fp32) of the model whose tensors `read(name)` gives.
+    """Write config.json and model.safetensors (fp32) of the model whose tensors `read(name)` gives; of one that
+    generates text also generation_config.json.
 
     decoder_start is the token with which the decoder of an encoder-decoder begins, by default the padding; labels are
-    the names of what a classifier predicts. ELECTRA's
+    the names of what a classifier predicts; `generation` says how a text goes on and ends. ELECTRA's
     discriminator goes to `folder`, its generator to the folder `generator` in it. Raises WorkloadError if transformers
     has no such model.
     """
     if not config.generator:
-        hf_config = hf_config_of(config, vocabulary, decoder_start)
+        hf_config = hf_config_of(config, vocabulary, decoder_start, generation)
         if labels:
             hf_config.id2label = dict(enumerate(labels))
             hf_config.label2id = {label: number for number, label in enumerate(labels)}
         _export_one(config, hf_config, shapes, read, folder)
+        if generates(config):
+            write_settings(folder, generation, hf_config)
         return
     for part, prefix, path in electra_pair(config, folder):
         names = {within(prefix, n): s for n, s in shapes.items() if belongs(prefix, n)}
@@ -91,7 +96,12 @@ def hf_names(config: TransformerConfig, shapes: Shapes) -> list[str]:
     return [name for name, _ in to_hf(family_of(config), config, shapes, blank.__getitem__)]
 
 
-def hf_config_of(config: TransformerConfig, vocabulary: Vocabulary, decoder_start: int | None = None) -> Any:
+def hf_config_of(
+    config: TransformerConfig,
+    vocabulary: Vocabulary,
+    decoder_start: int | None = None,
+    generation: Generation = PLAIN,
+) -> Any:
     """The configuration object of transformers for a model. Raises WorkloadError if it cannot describe the model."""
     from transformers import AutoConfig
 
@@ -99,7 +109,10 @@ def hf_config_of(config: TransformerConfig, vocabulary: Vocabulary, decoder_star
     ids = {"pad_token_id": vocabulary.pad, "bos_token_id": vocabulary.bos, "eos_token_id": vocabulary.eos}
     if config.architecture == "encoder-decoder":
         start = vocabulary.pad if decoder_start is None else decoder_start
-        ids |= {"decoder_start_token_id": start, "forced_eos_token_id": None}
+        forced = generation.settings.get("forced_eos_token_id")
+        ids |= {"decoder_start_token_id": start, "forced_eos_token_id": forced}
+    if generates(config):
+        ids["eos_token_id"] = as_written(generation.ending(vocabulary.eos).ends)
     values = {**ids, **family.write_config(config)}
     hf_config = AutoConfig.for_model(
         family.model_type, architectures=[family.head(config).kind], dtype="float32", **values

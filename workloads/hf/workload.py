@@ -23,6 +23,7 @@ from workloads.errors import WorkloadError
 from workloads.hf.generate import generate
 from workloads.hf.hf_class import HuggingFaceModel, auto_class, blocks_of, build, training_config
 from workloads.hf.hf_config import read_hf_config, root
+from workloads.hf.meaning import as_written, generates, write_settings
 from workloads.hf.network import HuggingFaceNetwork
 from workloads.hf.tensor_plan import stacked
 from workloads.hf.weights import Weights, has_weights
@@ -31,7 +32,7 @@ from workloads.model.stored import listed
 from workloads.model.transformer import Output
 from workloads.objectives.preferences import preference_loss
 from workloads.plain_module import depths_of, initial_of, shapes_of
-from workloads.workload import Batch, Ended, Loss, Objective, Sampling, Vocabulary
+from workloads.workload import Batch, Ended, Generation, Loss, Objective, Sampling, Vocabulary
 
 NETWORK = "network."
 
@@ -57,6 +58,7 @@ class HuggingFaceWorkload:
     quantised: frozenset[str] = frozenset()
     thawed_after: Mapping[str, int] = field(default_factory=dict, compare=False)
     adapter: Adapter | None = None
+    generation: Generation = field(default=Generation(), compare=False)
 
     def build(self) -> nn.Module:
         """The module on the current default device."""
@@ -94,7 +96,8 @@ class HuggingFaceWorkload:
     @property
     def notes(self) -> Sequence[str]:
         """See Workload.notes."""
-        return (f"{listed(self.new)} begin anew: {self.config.folder} has none",) if self.new else ()
+        new = (f"{listed(self.new)} begin anew: {self.config.folder} has none",) if self.new else ()
+        return (*new, *self.generation.notes)
 
     @cached_property
     def shapes(self) -> Mapping[str, torch.Size]:
@@ -181,8 +184,8 @@ class HuggingFaceWorkload:
         ended: Ended | None = None,
     ) -> list[list[int]]:
         """See Workload.generate."""
-        start, eos = self.decoder_start, self.vocabulary.eos
-        return generate(model.network, self.config, prompts, max_tokens, eos, start, sampling, ended)
+        generation, start = self.generation.ending(self.vocabulary.eos), self.decoder_start
+        return generate(model.network, self.config, prompts, max_tokens, generation, start, sampling, ended)
 
     def check_hf(self) -> None:
         """Nothing to check: the class itself writes the export."""
@@ -202,13 +205,18 @@ class HuggingFaceWorkload:
                 if name in self.shapes:
                     tensor.copy_(read(name))
         model.network.save_pretrained(folder)  # type: ignore[operator]
+        if generates(self.config):
+            write_settings(folder, self.generation, hf_config)
 
     def _export_config(self) -> Any:
-        """The folder's configuration, with the token with which a decoder was trained to begin."""
+        """The folder's configuration, with the token with which a decoder was trained to begin, and those that end a
+        text."""
         hf_config = read_hf_config(self.config.folder, dict(self.config.changes))
         start = getattr(self.objective, "decoder_start", None)
         if self.config.architecture == "encoder-decoder" and start is not None:
             hf_config.decoder_start_token_id = start
+        if generates(self.config):
+            hf_config.eos_token_id = as_written(self.generation.ending(self.vocabulary.eos).ends)
         if self.config.head != "language":
             names = getattr(self.objective, "labels", ()) or [
                 f"LABEL_{n}" for n in range(self.config.classes)
