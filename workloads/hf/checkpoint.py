@@ -106,7 +106,11 @@ def hf_config_of(
     from transformers import AutoConfig
 
     family = family_of(config)
-    ids = {"pad_token_id": vocabulary.pad, "bos_token_id": vocabulary.bos, "eos_token_id": vocabulary.eos}
+    ids: dict[str, Any] = {
+        "pad_token_id": vocabulary.pad,
+        "bos_token_id": vocabulary.bos,
+        "eos_token_id": vocabulary.eos,
+    }
     if config.architecture == "encoder-decoder":
         start = vocabulary.pad if decoder_start is None else decoder_start
         forced = generation.settings.get("forced_eos_token_id")

@@ -62,7 +62,8 @@ def fewer_tokens(hf_config: Any, vocabulary: Vocabulary) -> Vocabulary:
         else set()
     )
     framing |= {token for side in vocabulary.target or () for token in side}
-    framing |= {vocabulary.decoder_start} - {None}
+    start = vocabulary.decoder_start
+    framing |= set() if start is None else {start}
     large |= {token for token in vocabulary.special | framing if token >= TOKENS}
     new = {token: TOKENS + place for place, token in enumerate(sorted(large))}
     size = TOKENS + len(new)
@@ -82,7 +83,7 @@ def fewer_tokens(hf_config: Any, vocabulary: Vocabulary) -> Vocabulary:
         sentinels=tuple(new.get(token, token) for token in vocabulary.sentinels),
         frame=_renumbered(vocabulary.frame, new),
         target=_sides(vocabulary.target, new) if vocabulary.target else None,
-        decoder_start=new.get(vocabulary.decoder_start, vocabulary.decoder_start),
+        decoder_start=None if start is None else new.get(start, start),
         reserved=frozenset(),  # most of them are gone, and what is drawn need not be text
         **{name: new.get(token, token) for name, token in known.items() if token is not None},
     )

@@ -108,7 +108,8 @@ def languages_of(tokenizer: Tokenizer, config: Mapping[str, Any]) -> dict[str, i
     found = {}
     for role, key in LANGUAGES.items():
         name = config.get(key)
-        ids = [tokenizer.token_to_id(token) for token in (name, f"__{name}__") if isinstance(name, str)]
+        names = (name, f"__{name}__") if isinstance(name, str) else ()
+        ids = [tokenizer.token_to_id(token) for token in names]
         if known := [i for i in ids if i is not None]:
             found[role] = known[0]
     return found
