@@ -17,7 +17,14 @@ from workloads.errors import WorkloadError
 from workloads.hf.hf_class import HuggingFaceModel
 from workloads.hf.hf_class import build as build_class
 from workloads.hf.hf_config import FolderConfig, root
-from workloads.hf.meaning import FolderMeaning, by_label, compares_labels, folder_meaning
+from workloads.hf.meaning import (
+    FolderMeaning,
+    by_label,
+    compares_labels,
+    folder_meaning,
+    generation_of,
+    vocabulary_of_folder,
+)
 from workloads.hf.network import HuggingFaceNetwork
 from workloads.hf.our_names import told_by_our_names
 from workloads.hf.weights import check_of_class, weights_of_model
@@ -31,7 +38,7 @@ from workloads.own.model import adaptable as adaptable_of_own
 from workloads.own.network import OwnNetwork
 from workloads.own.samples import SAMPLES, OfSamples
 from workloads.transformer_workload import TransformerWorkload, build_model
-from workloads.workload import Objective, Vocabulary, Workload
+from workloads.workload import Generation, Objective, Vocabulary, Workload
 
 Begin: TypeAlias = Callable[
     [TransformerConfig | OwnModel, Mapping[str, torch.Size], Collection[str], int], StoredWeights
@@ -97,6 +104,9 @@ def load(
     if isinstance(config, OwnModel) and objective == SAMPLES:
         return _own(OwnWorkload(model, config, OfSamples(), vocabulary), adapter, begin)
     meaning = folder_meaning(model.removeprefix(FOLDER), kept) if model.startswith(FOLDER) else None
+    if meaning and rule > 5 and config.architecture == "encoder-decoder":
+        start = (options or {}).get("start", -1)
+        vocabulary = vocabulary_of_folder(vocabulary, meaning, objective, start)
     built = objectives.build(
         objective,
         vocabulary=vocabulary,
@@ -109,6 +119,7 @@ def load(
     )
     if isinstance(config, OwnModel):
         return _own(OwnWorkload(model, config, built, vocabulary), adapter, begin)
+    generation = generation_of(vocabulary, meaning, built) if meaning else Generation()
     if isinstance(config, HuggingFaceModel):
         config = config.padded_with(vocabulary.padding)
         if begin is not None:
@@ -126,7 +137,7 @@ def load(
                 "transformers; set workload.attention_dropout to 0"
             )
         check_of_class(str(root(config.folder)))
-        workload = HuggingFaceWorkload(model, config, built, vocabulary, dropout)
+        workload = HuggingFaceWorkload(model, config, built, vocabulary, dropout, generation=generation)
         workload.check_labels()
         return workload if adapter is None else workload.with_adapter(adapter)
     config = for_objective(config, objective, len(labels) or None)
@@ -140,6 +151,7 @@ def load(
     config = replace(config, dropout=dropout, attention_dropout=attention_dropout, layer_drop=layer_drop)
     if mup is None:
         made = _workload(model, config, built, vocabulary, begin, meaning)
+        made = replace(made, generation=generation)
         with told_by_our_names(config):
             return made if adapter is None else made.with_adapter(adapter)
     return _workload(model, _scaled(model, beside(config, mup), built, vocabulary), built, vocabulary, begin)

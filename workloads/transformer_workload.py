@@ -26,7 +26,7 @@ from workloads.model.seq2seq import EncoderDecoder
 from workloads.model.stored import ExtendedTable, StoredTensor, StoredWeights, whole
 from workloads.model.transformer import Output, Transformer
 from workloads.objectives.preferences import preference_loss
-from workloads.workload import Batch, Ended, Loss, Objective, Sampling, Vocabulary
+from workloads.workload import Batch, Ended, Generation, Loss, Objective, Sampling, Vocabulary
 
 
 def build_model(config: TransformerConfig) -> nn.Module:
@@ -53,6 +53,7 @@ class TransformerWorkload:
     adapter: Adapter | None = None
     thawed_after: Mapping[str, int] = field(default_factory=dict, compare=False)
     meaning: FolderMeaning | None = field(default=None, compare=False)
+    generation: Generation = field(default=Generation(), compare=False)
 
     def build(self) -> nn.Module:
         """The plain module on the current default device."""
@@ -111,7 +112,7 @@ class TransformerWorkload:
     @property
     def notes(self) -> Sequence[str]:
         """See Workload.notes."""
-        return self.pretrained.notes if self.pretrained else ()
+        return (*(self.pretrained.notes if self.pretrained else ()), *self.generation.notes)
 
     @property
     def tables(self) -> frozenset[str]:
@@ -210,9 +211,10 @@ class TransformerWorkload:
         ended: Ended | None = None,
     ) -> list[list[int]]:
         """See Workload.generate."""
-        eos, taken = self.vocabulary.eos, self.adapter.positions if self.adapter else 0
+        taken = self.adapter.positions if self.adapter else 0
         config = replace(self.config, max_positions=self.config.max_positions - taken)
-        return generate(model, config, prompts, max_tokens, eos, self.decoder_start, sampling, ended)
+        generation = self.generation.ending(self.vocabulary.eos)
+        return generate(model, config, prompts, max_tokens, generation, self.decoder_start, sampling, ended)
 
     def check_hf(self) -> None:
         """Raise WorkloadError if transformers has no class for this model, which `to_hf` would raise too."""
@@ -266,6 +268,7 @@ class TransformerWorkload:
             self._decoder_start,
             self._output_names(),
             PROBLEMS.get(self.objective.name),
+            self.generation,
         )
 
     def _output_names(self) -> Sequence[str]:

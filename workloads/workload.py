@@ -8,7 +8,7 @@ sample id, turn), where turn is the number of times that the samples have been r
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -38,7 +38,9 @@ class Vocabulary:
     `sentinels` are the ids of `<extra_id_0>`, `<extra_id_1>`, ... in that order (T5, GLM). `reserved` are ids that no
     text is drawn from: all special tokens of the tokenizer, <unk> among them, and ids that it has no entry for.
     From the id `added` on, all tokens were added to the tokenizer. `frame` is what it puts around texts, None if that
-    is nothing.
+    is nothing. `source_language` and `target_language` are the tokens of languages that it names for a source and for a
+    target. `target` is what stands before and after the target of a source where a pretrained folder has it otherwise
+    than around the source; `decoder_start` is the token with which its decoder begins.
     `word_start[id]` tells whether a token begins a word, `sentence_end[id]` whether it ends a sentence;
     both are bool arrays of shape [size].
     """
@@ -54,6 +56,10 @@ class Vocabulary:
     reserved: frozenset[int] = frozenset()
     added: int = 2**62
     frame: Frame | None = None
+    source_language: int | None = None
+    target_language: int | None = None
+    target: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    decoder_start: int | None = None
     word_start: np.ndarray | None = field(default=None, compare=False)
     sentence_end: np.ndarray | None = field(default=None, compare=False)
 
@@ -122,6 +128,26 @@ class Sampling:
     seed: int = 0
 
 
+@dataclass(frozen=True)
+class Generation:
+    """How the text of a model goes on and ends, whatever chooses its tokens.
+
+    ends: the tokens after which there is no further one. settings: those of a pretrained folder, by their names in
+    transformers' generation_config.json. notes: what a user should know of them, a line each.
+    """
+
+    ends: tuple[int, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def ending(self, *ends: int) -> Generation:
+        """The same, and these tokens end a text too."""
+        return replace(self, ends=tuple(dict.fromkeys((*self.ends, *ends))))
+
+
+PLAIN = Generation()
+"""That of a model which no folder says anything of."""
+
 Ended = Callable[[Sequence[int]], bool]
 """Whether a text that begins with these generated tokens needs no further ones, since a stop string came."""
 
@@ -149,6 +175,10 @@ class Objective(Protocol):
     begins: str
     ends: str
     """Roles of the tokens around each text that the model reads ("cls", "sep"), empty for none."""
+
+    @property
+    def around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The tokens before and after a text that the model reads."""
 
     def window(self, sequence_length: int) -> int:
         """Tokens of raw text that one sample reads, so that its model input is `sequence_length` long."""
@@ -275,6 +305,10 @@ class Workload(Protocol):
     def decoder_start(self) -> int | None:
         """The token with which the decoder of an encoder-decoder begins; None if the vocabulary has none for it."""
 
+    @property
+    def generation(self) -> Generation:
+        """How its text goes on, and with which tokens besides the vocabulary's eos it ends."""
+
     def generate(
         self,
         model: nn.Module,
@@ -283,9 +317,9 @@ class Workload(Protocol):
         sampling: Sampling,
         ended: Ended | None = None,
     ) -> list[list[int]]:
-        """What a model of this workload says after each prompt of token ids: at most `max_tokens` ids, the vocabulary's
-        eos the last where it comes before, and none after those that have `ended`. Raises WorkloadError if it cannot;
-        see `workloads.model.generate`."""
+        """What a model of this workload says after each prompt of token ids, by the settings of its `generation`: at
+        most `max_tokens` ids, a token that ends a text the last where it comes before, and none after those that have
+        `ended`. Raises WorkloadError if it cannot; see `workloads.model.generate`."""
 
     def check_hf(self) -> None:
         """Raise WorkloadError if `to_hf` could not write this model, whatever its weights."""

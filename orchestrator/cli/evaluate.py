@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -73,6 +74,8 @@ def evaluate(
     sets, files = _texts(on or []), read_tasks([absolute_path(path) for path in tasks or []])
 
     def measure(subject: _Commit | _Export) -> tuple[EvaluationRow | None, EvaluationRow | None]:
+        if files:
+            _tell_settings(subject)
         row = subject.on_text(sets, address) if sets or not files else None
         return row, subject.on_tasks(files) if files else None
 
@@ -118,9 +121,12 @@ def generate(
     from workloads.workload import Sampling
 
     sampling = Sampling(temperature=temperature, seed=seed)
-    said, answers = _measured(
-        what, step, [], raw_weights, lambda subject: subject.says(prompts, tokens, sampling, raw)
-    )
+
+    def say(subject: _Commit | _Export) -> tuple[list[str], bool]:
+        _tell_settings(subject)
+        return subject.says(prompts, tokens, sampling, raw)
+
+    said, answers = _measured(what, step, [], raw_weights, say)
     if as_json:
         emit([{"prompt": prompt, "text": text} for prompt, text in zip(prompts, said, strict=True)])
         return
@@ -146,11 +152,20 @@ def _texts(on: list[str]) -> dict[str, str]:
     return found
 
 
+def _tell_settings(subject: _Commit | _Export) -> None:
+    """Say on stderr which settings of the model's folder are not applied to what it generates."""
+    from orchestrator.resolve.prompts import settings_notes
+
+    for line in settings_notes(subject.model):
+        print(line, file=sys.stderr)
+
+
 class _Commit:
     """The model of a commit, with its weights as they are evaluated, or `raw`."""
 
     def __init__(self, run: RunDir, spec: JobSpec, commit: CommitManifest, raw: bool) -> None:
         self._run, self._spec, self._commit, self._raw = run, spec, commit, raw
+        self.model = spec.workload.model
 
     def on_text(self, texts: dict[str, str], address: str | None) -> EvaluationRow:
         """Its metrics on the sets of its job and these."""
@@ -193,6 +208,7 @@ class _Export:
         from orchestrator.evaluate.of_export import spec_of_export
 
         self._folder, self._overrides = folder, overrides
+        self.model = f"hf:{folder}"
         spec_of_export(folder, {}, overrides)  # what is wrong with it is told before anything starts
 
     def on_text(self, texts: dict[str, str], address: str | None) -> EvaluationRow:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from orchestrator.resolve.prompts import framed, spoken
+from orchestrator.resolve.prompts import framed, speaking, spoken
 from workloads.workload import Sampling
 
 if TYPE_CHECKING:
@@ -41,6 +41,5 @@ def continue_prompts(
     if not rows:
         return []
     model = with_weights(workload, read, device)
-    ended = None if chat is None else lambda said: bool({*said[-1:]} & chat.ends)
-    said = workload.generate(model, rows, max_tokens, sampling or Sampling(), ended)
+    said = speaking(workload, chat).generate(model, rows, max_tokens, sampling or Sampling())
     return [spoken(tokenizer, row, chat) for row in said]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.job.errors import InputError
@@ -46,6 +49,7 @@ def write_adapter(
     from workloads.adapters.adapter import PROMPTS
     from workloads.hf import adapter_folder
     from workloads.hf.compare import TOLERANCE, difference
+    from workloads.hf.meaning import SETTINGS
     from workloads.load import with_weights
 
     adapter = workload.adapter
@@ -55,6 +59,8 @@ def write_adapter(
     adapter_folder.write_adapter(workload, read, folder, _name_of_base(spec))
     with tempfile.TemporaryDirectory(prefix="base-") as base:
         workload.base_to_hf(read, base)
+        with contextlib.suppress(FileNotFoundError):  # of a model that generates no text
+            shutil.copyfile(Path(base, SETTINGS), Path(folder, SETTINGS))
         model = with_weights(workload, read)
         taken = adapter.positions if adapter and adapter.kind in PROMPTS else 0
         found = difference(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import Tokenizer, processors
 
 from orchestrator.data.encoding.auto_tokenizer import BY_FILE, FILE, is_read
+from orchestrator.data.encoding.tokenizer import LANGUAGES
 from orchestrator.data.prepared.data_folder import DataFolder
 
 if TYPE_CHECKING:
@@ -22,19 +23,16 @@ ACCOMPANYING = (
     "spiece.model", "tokenizer.model", "sentencepiece.bpe.model", "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
 """Files that may accompany a tokenizer.json in the folder that a tokenizer was loaded from."""
-GENERATION = "generation_config.json"
 
 
 def write_tokenizer(tokens: Tokens, workload: Workload, spec: JobSpec, folder: str) -> None:
-    """Write the tokenizer of `tokens` to `folder`, with the files that came with the model and the tokenizer.
+    """Write the tokenizer of `tokens` to `folder`, with the files that came with it.
 
     A tokenizer that adds special tokens itself is left as it is; any other gets those of the objective.
     """
     tokenizer = tokens.tokenizer()
     if not _adds_tokens(tokenizer):
         tokenizer = _with_special_tokens(tokenizer, workload, tokens.manifest.roles)
-    model = spec.workload.model.removeprefix("hf:") if spec.workload.model.startswith("hf:") else ""
-    _copy(_folder(model), folder, (GENERATION,))
     source, given = spec.data.tokenizer, _given(tokens, spec.data.chat_template)
     template = ""
     if not (isinstance(source, str) and _copied_whole(tokenizer, _folder(source), folder)):
@@ -88,7 +86,8 @@ def _wrapped(tokens: Tokens, tokenizer: Tokenizer, workload: Workload) -> Any:
     """A tokenizer of transformers that returns the inputs of this model."""
     from transformers import PreTrainedTokenizerFast
 
-    named = {f"{role}_token": tokenizer.id_to_token(number) for role, number in tokens.manifest.roles.items()}
+    roles = {role: number for role, number in tokens.manifest.roles.items() if role not in LANGUAGES}
+    named = {f"{role}_token": tokenizer.id_to_token(number) for role, number in roles.items()}
     inputs = ["input_ids", "attention_mask"]
     if getattr(workload.config, "token_types", 0) > 1:
         inputs.insert(1, "token_type_ids")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,9 +13,11 @@ from orchestrator.checkpoint.store import Store
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec
 from orchestrator.resolve.base import base_of_commit
+from orchestrator.resolve.chat import chat_of
 from orchestrator.resolve.commit_weights import of_their_class
 from orchestrator.resolve.kept_config import check_read_config, kept_config
 from orchestrator.resolve.prepared_data import data_of
+from orchestrator.resolve.prompts import speaking
 from orchestrator.resolve.training_inputs import workload_of
 from orchestrator.storage.retry import Retry, patient
 from orchestrator.storage.run_directory import RunDir
@@ -98,4 +101,6 @@ def model_of_commit(
     reader = weights_of(store, commit, spec.checkpoint, raw)
     check_read_config(spec, commit, run.uri)
     workload = workload_of(spec, tokens, base=base_of_commit(spec, commit), kept=kept_config(commit))
+    with contextlib.suppress(InputError):  # the template is gone, of data of an earlier version
+        workload = speaking(workload, chat_of(spec, tokens))
     return CommitModel(spec, store, commit, tokens, workload, reader)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.data.sources.repair import is_unicode
 from orchestrator.job.errors import InputError
 from orchestrator.resolve.chat import Chat, chat_of
-from orchestrator.resolve.resolved_job import ResolvedJob
+from orchestrator.resolve.resolved_job import ResolvedJob, wrong_input
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
     from orchestrator.data.prepared.tokens import Tokens
-    from workloads.workload import Workload
+    from workloads.workload import Generation, Workload
 
 WHERE = "evaluate.samples"
 PAIR = "encoder-decoder"
@@ -29,14 +29,14 @@ class Prompts:
         texts: the prompts of the job.
         rows: their token ids, framed as training frames a text, or as a user's turns before an answer.
         start: the token with which an encoder-decoder begins to answer; None for a decoder, which continues its row.
-        ends: the tokens after which there is no further one.
+        generation: the tokens after which there is no further one, and what settings do to the others.
         decode: the text of token ids, without special tokens.
     """
 
     texts: list[str]
     rows: list[list[int]]
     start: int | None
-    ends: frozenset[int]
+    generation: Generation
     decode: Callable[[Sequence[int]], str]
 
 
@@ -83,11 +83,31 @@ def prompts_of(job: ResolvedJob, workload: Workload, tokens: Tokens) -> Prompts 
         if max(len(row), asked.tokens + 1) > longest if pair else len(row) + asked.tokens > longest:
             what = f"prompt {number} has {len(row)} tokens, and with {asked.tokens} more it is longer than a sequence"
             raise InputError(f"{what} ({longest})", WHERE, "shorten it, or lower tokens")
-    start = getattr(workload.objective, "decoder_start", workload.vocabulary.pad) if pair else None
+    start = workload.decoder_start if pair else None
     if pair and start is None:
         raise InputError("the decoder has no token to begin with", WHERE, "give the vocabulary a pad token")
-    ends = frozenset({workload.vocabulary.eos}) | (chat.ends if chat else frozenset())
-    return Prompts(asked.prompts, rows, start, ends, lambda ids: spoken(text, ids, chat))
+    generation = speaking(workload, chat).generation
+    return Prompts(asked.prompts, rows, start, generation, lambda ids: spoken(text, ids, chat))
+
+
+def speaking(workload: Workload, chat: Chat | None) -> Any:
+    """The workload, whose texts end where a text ends and where an answer of `chat` does."""
+    ends = (workload.vocabulary.eos, *sorted(chat.ends if chat else ()))
+    return replace(workload, generation=workload.generation.ending(*ends))  # type: ignore[type-var]
+
+
+def settings_notes(model: str) -> list[str]:
+    """A line if the folder of `model` has settings for generated text that are not applied."""
+    from workloads.hf.hf_config import FOLDER
+    from workloads.hf.meaning import folder_meaning
+    from workloads.model.processors import not_applied
+    from workloads.workload import Generation
+
+    if not model.startswith(FOLDER):
+        return []
+    with wrong_input("workload.model"):
+        line = not_applied(Generation(settings=folder_meaning(model.removeprefix(FOLDER)).settings))
+    return [f"{model}: {line}"] if line else []
 
 
 def spoken(tokenizer: Tokenizer, ids: Sequence[int], chat: Chat | None) -> str:
@@ -103,11 +123,7 @@ def framed(workload: Workload, tokenizer: Tokenizer, prompt: str, chat: Chat | N
         raise InputError("has half a surrogate pair", f"{WHERE} {prompt!a}", "give text")
     if chat is not None:
         return chat.row(prompt)
-    vocabulary, objective = workload.vocabulary, workload.objective
-    pair = workload.config.architecture == PAIR
-    begin, end = (
-        getattr(vocabulary, role, None) for role in (objective.begins, objective.ends if pair else "")
-    )
+    before, after = workload.objective.around
     inside = tokenizer.encode(prompt, add_special_tokens=False).ids
-    framed = [*([] if begin is None else [begin]), *inside, *([] if end is None else [end])]
-    return framed or [vocabulary.eos]
+    framed = [*before, *inside, *(after if workload.config.architecture == PAIR else ())]
+    return framed or [workload.vocabulary.eos]

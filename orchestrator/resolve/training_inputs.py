@@ -13,7 +13,7 @@ from orchestrator.job.tokenizer_training import TrainedTokenizer
 from orchestrator.resolve.base import Base, tokenizer_notes, weights_of
 from orchestrator.resolve.continued import Source, check_same_data
 from orchestrator.resolve.prepared_data import PreparedData
-from orchestrator.resolve.prompts import Prompts, prompts_of
+from orchestrator.resolve.prompts import Prompts, prompts_of, settings_notes
 from orchestrator.resolve.resolved_job import ResolvedJob, adapter_of, resolve, wrong_input
 from orchestrator.storage.retry import Retry
 from workloads.hf.hf_config import FolderConfig
@@ -158,6 +158,8 @@ def resolve_over(
     if spec.data.samples is None and whole:
         passes.check_length(inputs.text[0].order, _positions(spec, source))
     notes = [*inputs.job.notes, *inputs.workload.notes, *(_cut_notes(inputs) if whole else ())]
+    if spec.evaluate and (spec.evaluate.samples or spec.evaluate.tasks):
+        notes += settings_notes(spec.workload.model)
     notes += rejections.notes_of(data.uri, *data.sets.values())
     if spec.data.is_mixed and whole:
         notes += passes.notes(course_of(inputs, spec, source))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from orchestrator.train.rank_messages import agree, gather_json
 from workloads.errors import WorkloadError
 from workloads.model.generate import choose
 from workloads.model.masks import DECODER_REAL, REAL
+from workloads.model.processors import Change, change_of
 from workloads.model.transformer import IGNORED
 from workloads.workload import Batch, Sampling, Workload
 
@@ -52,14 +54,14 @@ class Sampler:
         count, rank = len(self.prompts.rows), self.layout.coordinate(self.context.rank_info.rank)["dp"]
         passes = shares(count, self.layout.micro_batch, self.global_batch, self.layout.dp, rank)
         said: list[list[int]] = [[] for _ in range(count)]
-        going, ends = set(range(count)), self.prompts.ends
+        going, ends = set(range(count)), self.prompts.generation.ends
         while going:
             if agree(0, heeds_stop and self.context.stop_requested()).stop:
                 return None
             mine = []
             for parts in passes:
                 found = self.engine.next_logits([self._micro_batch(part, said, going) for part in parts])
-                mine += [[row, self._chosen(row, logits, len(said[row]))] for row, logits in found]
+                mine += [[row, self._chosen(row, logits, said[row])] for row, logits in found]
             for row, token in itertools.chain(*gather_json(mine)):
                 said[row].append(token)
             going = {row for row in going if len(said[row]) < self.asked.tokens and said[row][-1] not in ends}
@@ -69,13 +71,24 @@ class Sampler:
         texts = zip(self.prompts.texts, map(self.prompts.decode, said), strict=True)
         return [{"prompt": prompt, "text": text} for prompt, text in texts]
 
-    def _chosen(self, row: int, logits: Tensor, place: int) -> int:
+    def _chosen(self, row: int, logits: Tensor, said: Sequence[int]) -> int:
         """The next token of a row; its end where the model has diverged."""
         sampling = Sampling(temperature=self.asked.temperature, seed=self.asked.seed)
+        prompt, start = self.prompts.rows[row], self.prompts.start
+        read = [*(prompt if start is None else [start]), *said]
         try:
-            return int(choose(logits.cpu().unsqueeze(0), sampling, [place], row))
+            return int(
+                choose(logits.cpu().unsqueeze(0), sampling, [len(said)], row, ([self._changes[row]], [read]))
+            )
         except WorkloadError:
             return self.workload.vocabulary.eos
+
+    @cached_property
+    def _changes(self) -> list[Change | None]:
+        """What the settings do to the logits of each row."""
+        prompts, room = self.prompts, self.asked.tokens
+        cpu = torch.device("cpu")
+        return [change_of(prompts.generation, row, prompts.start, room, cpu) for row in prompts.rows]
 
     def _micro_batch(self, part: int, said: Sequence[Sequence[int]], going: Collection[int]) -> Batch:
         """Micro-batch number `part`, whose labels are the numbers of the rows that go on; what is beyond the last row

@@ -20,11 +20,12 @@ from workloads.hf.convert import Shapes, to_hf
 from workloads.hf.families import family_of
 from workloads.hf.family import Family
 from workloads.hf.hf_config import GENERATOR
+from workloads.hf.meaning import as_written, generates, write_settings
 from workloads.hf.rope_forms import write_both_forms
 from workloads.hf.weights import write
 from workloads.model.config import TransformerConfig
 from workloads.model.mup import folded
-from workloads.workload import Vocabulary
+from workloads.workload import PLAIN, Generation, Vocabulary
 
 NO_STRUCTURE = ("family", "architecture", "head", "sentence_head", "classes", "generator", "initial",
                 "initial_std", "residual_scaling", "base", "dropout", "attention_dropout", "layer_drop")  # fmt: skip
@@ -39,20 +40,25 @@ def export(
     decoder_start: int | None = None,
     labels: Sequence[str] = (),
     problem: str | None = None,
+    generation: Generation = PLAIN,
 ) -> None:
-    """Write config.json and model.safetensors (fp32) of the model whose tensors `read(name)` gives.
+    """Write config.json and model.safetensors (fp32) of the model whose tensors `read(name)` gives; of one that
+    generates text also generation_config.json.
 
     decoder_start is the token with which the decoder of an encoder-decoder begins, by default the padding; labels are
-    the names of what a classifier predicts, and problem is transformers' name of its loss. ELECTRA's discriminator goes
-    to `folder`, its generator to the folder `generator` in it. Raises WorkloadError if transformers has no such model.
+    the names of what a classifier predicts, and problem is transformers' name of its loss; `generation` says how a text
+    goes on and ends. ELECTRA's discriminator goes to `folder`, its generator to the folder `generator` in it. Raises
+    WorkloadError if transformers has no such model.
     """
     if not config.generator:
-        hf_config = hf_config_of(config, vocabulary, decoder_start)
+        hf_config = hf_config_of(config, vocabulary, decoder_start, generation)
         hf_config.problem_type = problem
         if labels:
             hf_config.id2label = dict(enumerate(labels))
             hf_config.label2id = {label: number for number, label in enumerate(labels)}
         _export_one(config, hf_config, shapes, read, folder)
+        if generates(config):
+            write_settings(folder, generation, hf_config)
         return
     for part, prefix, path in electra_pair(config, folder):
         names = {within(prefix, n): s for n, s in shapes.items() if belongs(prefix, n)}
@@ -93,15 +99,27 @@ def hf_names(config: TransformerConfig, shapes: Shapes) -> list[str]:
     return [name for name, _ in to_hf(family_of(config), config, shapes, blank.__getitem__)]
 
 
-def hf_config_of(config: TransformerConfig, vocabulary: Vocabulary, decoder_start: int | None = None) -> Any:
+def hf_config_of(
+    config: TransformerConfig,
+    vocabulary: Vocabulary,
+    decoder_start: int | None = None,
+    generation: Generation = PLAIN,
+) -> Any:
     """The configuration object of transformers for a model. Raises WorkloadError if it cannot describe the model."""
     from transformers import AutoConfig
 
     family = family_of(config)
-    ids = {"pad_token_id": vocabulary.pad, "bos_token_id": vocabulary.bos, "eos_token_id": vocabulary.eos}
+    ids: dict[str, Any] = {
+        "pad_token_id": vocabulary.pad,
+        "bos_token_id": vocabulary.bos,
+        "eos_token_id": vocabulary.eos,
+    }
     if config.architecture == "encoder-decoder":
         start = vocabulary.pad if decoder_start is None else decoder_start
-        ids |= {"decoder_start_token_id": start, "forced_eos_token_id": None}
+        forced = generation.settings.get("forced_eos_token_id")
+        ids |= {"decoder_start_token_id": start, "forced_eos_token_id": forced}
+    if generates(config):
+        ids["eos_token_id"] = as_written(generation.ending(vocabulary.eos).ends)
     values = {**ids, **family.write_config(config)}
     hf_config = AutoConfig.for_model(
         family.model_type, architectures=[family.head(config).kind], dtype="float32", **values

@@ -11,18 +11,20 @@ from torch import Tensor
 from workloads.errors import WorkloadError
 from workloads.hf.hf_class import HuggingFaceModel
 from workloads.model.generate import choose, evaluating
-from workloads.workload import Ended, Sampling
+from workloads.model.processors import Change, change_of
+from workloads.workload import Ended, Generation, Sampling
 
 
 class _Chosen:
     """A logits processor that leaves one token: the one that `choose` chooses."""
 
-    def __init__(self, sampling: Sampling, prompt: int) -> None:
-        self._sampling, self._prompt, self._place = sampling, prompt, 0
+    def __init__(self, sampling: Sampling, prompt: int, change: Change | None) -> None:
+        self._sampling, self._prompt, self._change, self._place = sampling, prompt, change, 0
 
     def __call__(self, input_ids: Any, scores: Any) -> Any:
         """See transformers. Scores [1, vocabulary]."""
-        token = choose(scores, self._sampling, [self._place], self._prompt)
+        changed = ([self._change], input_ids.tolist())
+        token = choose(scores, self._sampling, [self._place], self._prompt, changed)
         self._place += 1
         return torch.full_like(scores, -torch.inf).index_fill_(1, token, 0.0)
 
@@ -44,7 +46,7 @@ def generate(
     config: HuggingFaceModel,
     prompts: Sequence[Sequence[int]],
     max_tokens: int,
-    eos: int,
+    generation: Generation,
     start: int | None,
     sampling: Sampling,
     ended: Ended | None = None,
@@ -63,7 +65,9 @@ def generate(
                     "give one token at least, and leave room for one"
                 )
             begin = start if pair else None
-            said.append(_said(network, prompt, room, eos, begin, _Chosen(sampling, number), ended))
+            change = change_of(generation, prompt, begin, room, network.device)
+            chosen = _Chosen(sampling, number, change)
+            said.append(_said(network, prompt, room, generation.ends, begin, chosen, ended))
     return said
 
 
@@ -71,7 +75,7 @@ def _said(
     network: Any,
     prompt: Sequence[int],
     room: int,
-    eos: int,
+    ends: Sequence[int],
     start: int | None,
     chosen: _Chosen,
     ended: Ended | None,
@@ -85,9 +89,10 @@ def _said(
     tokens: Tensor = torch.tensor([list(prompt)], device=network.device)
     before = len(prompt) if start is None else 1
     settings = GenerationConfig(
-        max_new_tokens=room, do_sample=False, num_beams=1, eos_token_id=eos, pad_token_id=eos, use_cache=True,
-        decoder_start_token_id=start,
+        max_new_tokens=room, do_sample=False, num_beams=1, eos_token_id=list(ends), pad_token_id=ends[0],
+        use_cache=True, decoder_start_token_id=start,
     )  # fmt: skip
+    network.generation_config = settings  # else what the class says by default would be added to them
     made = network.generate(
         tokens,
         attention_mask=torch.ones_like(tokens),

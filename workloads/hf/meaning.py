@@ -6,14 +6,17 @@ export all read it from here, and nowhere else.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from workloads.errors import WorkloadError
-from workloads.hf.hf_config import AnyMethod, FolderConfig, read_hf_config
+from workloads.hf.hf_config import GENERATION, AnyMethod, FolderConfig, folder_config, read_hf_config, root
+from workloads.workload import Generation, Objective, Vocabulary
 
 if TYPE_CHECKING:
     from workloads.model.stored import StoredWeights
@@ -30,6 +33,16 @@ SHOWN = 8
 """Most labels that a line names."""
 BY_NAME = 6
 """From which rule on a run compares the labels of a head by name; see `workloads.objectives.sampled.RULE`."""
+SETTINGS = GENERATION
+WRITTEN = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+"""The tokens of which an exported configuration and the settings beside it say the same."""
+BY_LAST_TOKEN = frozenset({"mbart", "plbart", "fsmt"})
+"""Classes, by model_type, whose training begins a decoder with the last token of its target, whatever the configuration
+says."""
+OF_LANGUAGES = frozenset({"mbart", "m2m_100", "nllb-moe", "plbart"})
+"""Classes whose texts begin or end with a token of their language."""
+BY_INNER_BOS = frozenset({"t5gemma", "t5gemma2"})
+"""Classes whose training begins a decoder with the bos of the configuration within."""
 
 
 @dataclass(frozen=True)
@@ -39,17 +52,157 @@ class FolderMeaning:
     Attributes:
         labels: the label of each row of the classification head, in the head's order; empty if the folder names none.
         problem_type: the loss of the classification head, by transformers' name; None if the folder does not say.
+        folder: the folder.
+        model_type: transformers' name of the model's kind.
+        decoder_start: the token with which the class's training begins a decoder; None if the folder does not say.
+        settings: those of generation_config.json, or of an earlier version's config.json, by their names.
     """
 
     labels: tuple[str, ...] = ()
     problem_type: str | None = None
+    folder: str = ""
+    model_type: str = ""
+    decoder_start: int | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 def folder_meaning(folder: str, kept: FolderConfig | None = None) -> FolderMeaning:
     """Read what the folder (or its config.json) means, by the configuration that a run has `kept`, if there is one.
     Raises WorkloadError if transformers cannot read it."""
     config = read_hf_config(folder, quantised=AnyMethod(), kept=kept)
-    return FolderMeaning(labels=_labels(config), problem_type=getattr(config, "problem_type", None))
+    return FolderMeaning(
+        labels=_labels(config),
+        problem_type=getattr(config, "problem_type", None),
+        folder=str(root(folder)),
+        model_type=config.model_type,
+        decoder_start=_decoder_start(config),
+        settings=_settings(folder, kept or folder_config(folder)),
+    )
+
+
+def vocabulary_of_folder(
+    vocabulary: Vocabulary, meaning: FolderMeaning, objective: str, start: int = -1
+) -> Vocabulary:
+    """The vocabulary, with what the folder says of the decoder of an encoder-decoder that is trained by `objective`.
+
+    The target of a source is framed as the source, with the language of the target in place of that of the source. The
+    decoder begins with the token with which the class begins it in training. `start` is the token that the job names
+    for that, -1 if it names none. Raises WorkloadError if the folder says two things, or not which language a target
+    has.
+    """
+    target = _target(vocabulary, meaning) if objective == "seq2seq" else None
+    if type(start) is int and start >= 0:
+        return replace(vocabulary, target=target)
+    named = {
+        "config.json": meaning.decoder_start,
+        SETTINGS: _one(meaning.settings.get("decoder_start_token_id")),
+    }
+    if objective == "seq2seq" and meaning.model_type in BY_LAST_TOKEN:
+        frame = target or (vocabulary.frame.single if vocabulary.frame else ((), (vocabulary.eos,)))
+        named["the end of a target"] = next(iter(frame[1][-1:]), None)
+    said = {place: token for place, token in named.items() if token is not None}
+    if len({*said.values()}) > 1:
+        told = " and ".join(f"{place} says {token}" for place, token in said.items())
+        hint = "name one in workload.options.start" if objective == "seq2seq" else "make them the same"
+        raise WorkloadError(f"the decoder of {meaning.folder} begins with two tokens: {told}; {hint}")
+    return replace(vocabulary, target=target, decoder_start=next(iter(said.values()), None))
+
+
+def generation_of(vocabulary: Vocabulary, meaning: FolderMeaning, objective: Objective) -> Generation:
+    """How a model of the folder goes on and ends a text: by the folder's settings, as far as they are not about what
+    the objective trains, which is with which token a target begins."""
+    settings, notes = dict(meaning.settings), list[str]()
+    if around := getattr(objective, "around_target", None):
+        first, forced = around[0][:1], _one(settings.get("forced_bos_token_id"))
+        if vocabulary.target is not None and first:
+            settings["forced_bos_token_id"] = first[0]
+        elif forced is not None and (forced,) != first:
+            del settings["forced_bos_token_id"]
+            notes = [
+                f"{meaning.folder} forces answers to begin with token {forced}, with which no target begins here: that "
+                "setting is left out"
+            ]
+    ends = settings.get("eos_token_id")
+    ends = ends if isinstance(ends, list) else [ends]
+    known = [token for token in ends if isinstance(token, int)]
+    return Generation(settings=settings, notes=tuple(notes)).ending(*known)
+
+
+def generates(config: Any) -> bool:
+    """Whether a model of this configuration of ours generates text."""
+    return config.head == "language" and config.architecture in ("decoder", "encoder-decoder")
+
+
+def as_written(ends: Sequence[int]) -> int | list[int]:
+    """The tokens that end a text, as transformers' files have them."""
+    return ends[0] if len(ends) == 1 else list(ends)
+
+
+def write_settings(folder: str, generation: Generation, hf_config: Any) -> None:
+    """Write the generation_config.json of an export: the settings, with the tokens that its configuration names."""
+    named = {name: getattr(hf_config, name, None) for name in WRITTEN}
+    found = {**generation.settings, **{name: token for name, token in named.items() if token is not None}}
+    (Path(folder) / SETTINGS).write_text(json.dumps(found, indent=2) + "\n")
+
+
+def _target(vocabulary: Vocabulary, meaning: FolderMeaning) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """What stands around a target, None if that is what stands around a source. Raises WorkloadError."""
+    if vocabulary.frame is None:
+        return None
+    before, after = vocabulary.frame.single
+    source = vocabulary.source_language
+    if source not in (*before, *after):
+        unnamed = {*before, *after} - vocabulary.special
+        source = unnamed.pop() if len(unnamed) == 1 else None
+    if source is None:
+        return None
+    named = {
+        "tgt_lang of the tokenizer": vocabulary.target_language,
+        "forced_bos_token_id": _one(meaning.settings.get("forced_bos_token_id")),
+        "decoder_start_token_id": meaning.decoder_start,
+    }
+    said = {k: token for k, token in named.items() if token is not None and token not in vocabulary.special}
+    if len({*said.values()}) > 1:
+        told = " and ".join(f"{place} is {token}" for place, token in said.items())
+        raise WorkloadError(f"{meaning.folder} names two languages of a target: {told}; make them the same")
+    if not said and vocabulary.source_language is None and meaning.model_type not in OF_LANGUAGES:
+        return None  # the token is none of a language
+    if not said:
+        raise WorkloadError(
+            f"the tokenizer frames a text by its language (token {source}), and nothing says that of a target; "
+            f"name it as tgt_lang in tokenizer_config.json, or as forced_bos_token_id in {SETTINGS}"
+        )
+    (language,) = {*said.values()}
+    swapped = [tuple(language if token == source else token for token in side) for side in (before, after)]
+    return swapped[0], swapped[1]
+
+
+def _one(token: Any) -> int | None:
+    """A token that may be written as a list of one."""
+    if isinstance(token, Sequence) and len(token) == 1:
+        return _one(token[0])
+    return token if type(token) is int else None
+
+
+def _decoder_start(config: Any) -> int | None:
+    if config.model_type in BY_INNER_BOS:
+        return _one(config.decoder.bos_token_id)
+    return _one(getattr(config, "decoder_start_token_id", None))
+
+
+def _settings(folder: str, files: FolderConfig) -> dict[str, Any]:
+    """The settings with which transformers' `generate` would begin."""
+    place = root(folder) / (SETTINGS if files.generation else "config.json")
+    try:
+        found = json.loads(files.generation or files.config)
+        if not files.generation:
+            from transformers import GenerationConfig
+
+            found = GenerationConfig.from_model_config(found).to_diff_dict()
+        found = dict(found)
+    except (ValueError, TypeError) as error:
+        raise WorkloadError(f"{place} cannot be read ({error}); mend it") from error
+    return {k: v for k, v in found.items() if k not in ("transformers_version", "_from_model_config")}
 
 
 def rows_of_labels(

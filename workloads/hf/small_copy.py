@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -61,6 +61,9 @@ def fewer_tokens(hf_config: Any, vocabulary: Vocabulary) -> Vocabulary:
         if vocabulary.frame
         else set()
     )
+    framing |= {token for side in vocabulary.target or () for token in side}
+    start = vocabulary.decoder_start
+    framing |= set() if start is None else {start}
     large |= {token for token in vocabulary.special | framing if token >= TOKENS}
     new = {token: TOKENS + place for place, token in enumerate(sorted(large))}
     size = TOKENS + len(new)
@@ -79,6 +82,8 @@ def fewer_tokens(hf_config: Any, vocabulary: Vocabulary) -> Vocabulary:
         size=min(size, vocabulary.size),
         sentinels=tuple(new.get(token, token) for token in vocabulary.sentinels),
         frame=_renumbered(vocabulary.frame, new),
+        target=_sides(vocabulary.target, new) if vocabulary.target else None,
+        decoder_start=None if start is None else new.get(start, start),
         reserved=frozenset(),  # most of them are gone, and what is drawn need not be text
         **{name: new.get(token, token) for name, token in known.items() if token is not None},
     )
@@ -92,8 +97,12 @@ def fewer_tokens(hf_config: Any, vocabulary: Vocabulary) -> Vocabulary:
 def _renumbered(frame: Frame | None, new: Mapping[int, int]) -> Frame | None:
     if frame is None:
         return None
-    single, pair = ([tuple(new.get(t, t) for t in side) for side in part] for part in frame[:2])
+    single, pair = (_sides(part, new) for part in frame[:2])
     return Frame((single[0], single[1]), (pair[0], pair[1], pair[2]), frame.typed)
+
+
+def _sides(sides: Sequence[tuple[int, ...]], new: Mapping[int, int]) -> Any:
+    return tuple(tuple(new.get(token, token) for token in side) for side in sides)
 
 
 def _ids(part: Any) -> Iterator[tuple[str, list[int]]]:

@@ -26,12 +26,15 @@ from workloads.hf.hf_config import root
 from workloads.hf.meaning import (
     PROBLEMS,
     FolderMeaning,
+    as_written,
     check_problem,
     compares_labels,
     folder_meaning,
+    generates,
     names_of_outputs,
     notes_of_labels,
     rows_of_labels,
+    write_settings,
 )
 from workloads.hf.network import HuggingFaceNetwork
 from workloads.hf.rope_forms import write_both_forms
@@ -42,7 +45,7 @@ from workloads.model.stored import listed
 from workloads.model.transformer import Output
 from workloads.objectives.preferences import preference_loss
 from workloads.plain_module import depths_of, initial_of, shapes_of
-from workloads.workload import Batch, Ended, Loss, Objective, Sampling, Vocabulary
+from workloads.workload import Batch, Ended, Generation, Loss, Objective, Sampling, Vocabulary
 
 NETWORK = "network."
 
@@ -68,6 +71,7 @@ class HuggingFaceWorkload:
     quantised: frozenset[str] = frozenset()
     thawed_after: Mapping[str, int] = field(default_factory=dict, compare=False)
     adapter: Adapter | None = None
+    generation: Generation = field(default=Generation(), compare=False)
 
     def build(self) -> nn.Module:
         """The module on the current default device."""
@@ -107,7 +111,7 @@ class HuggingFaceWorkload:
         """See Workload.notes."""
         new = (f"{listed(self.new)} begin anew: {self.config.folder} has none",) if self.new else ()
         told = notes_of_labels(self._meaning.labels, self._labels, self.config.folder) if self._rows else ()
-        return (*new, *told)
+        return (*new, *told, *self.generation.notes)
 
     def check_labels(self) -> None:
         """Raise WorkloadError if the folder's head predicts other labels than the objective, or was trained for another
@@ -233,8 +237,8 @@ class HuggingFaceWorkload:
         ended: Ended | None = None,
     ) -> list[list[int]]:
         """See Workload.generate."""
-        start, eos = self.decoder_start, self.vocabulary.eos
-        return generate(model.network, self.config, prompts, max_tokens, eos, start, sampling, ended)
+        generation, start = self.generation.ending(self.vocabulary.eos), self.decoder_start
+        return generate(model.network, self.config, prompts, max_tokens, generation, start, sampling, ended)
 
     def check_hf(self) -> None:
         """Nothing to check: the class itself writes the export."""
@@ -255,13 +259,18 @@ class HuggingFaceWorkload:
                     tensor.copy_(read(name))
         model.network.save_pretrained(folder)  # type: ignore[operator]
         write_both_forms(folder)
+        if generates(self.config):
+            write_settings(folder, self.generation, hf_config)
 
     def _export_config(self) -> Any:
-        """The folder's configuration, with the token with which a decoder was trained to begin."""
+        """The folder's configuration, with the token with which a decoder was trained to begin, and those that end a
+        text."""
         hf_config = self.config.hf_config()
         start = getattr(self.objective, "decoder_start", None)
         if self.config.architecture == "encoder-decoder" and start is not None:
             hf_config.decoder_start_token_id = start
+        if generates(self.config):
+            hf_config.eos_token_id = as_written(self.generation.ending(self.vocabulary.eos).ends)
         if self.config.head != "language":
             names = names_of_outputs(self._labels, self._meaning, self.config.classes)
             hf_config.problem_type = PROBLEMS.get(self.objective.name)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from workloads.errors import WorkloadError
 from workloads.model.cache import Cache
 from workloads.model.config import TransformerConfig
-from workloads.workload import Batch, Ended, Sampling
+from workloads.model.processors import Change, change_of
+from workloads.workload import Batch, Ended, Generation, Sampling
 
 Step = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Tokens, positions and which are real, [B, L] each, to the logits of every row's last token [B, vocabulary]."""
@@ -30,13 +31,13 @@ def generate(
     config: TransformerConfig,
     prompts: Sequence[Sequence[int]],
     max_tokens: int,
-    eos: int,
+    generation: Generation,
     start: int | None = None,
     sampling: Sampling | None = None,
     ended: Ended | None = None,
 ) -> list[list[int]]:
-    """What the model says after each prompt: at most `max_tokens` tokens, `eos` the last where it comes before, and
-    none after those that have `ended`.
+    """What the model says after each prompt, by the settings of `generation`: at most `max_tokens` tokens, one of its
+    `ends` the last where it comes before, and none after those that have `ended`.
 
     A decoder continues its prompt. An encoder-decoder reads it with the encoder, and its decoder begins with `start`.
     Learned positions end a text: prompt and continuation together, or either side of an encoder-decoder, have at most
@@ -55,7 +56,13 @@ def generate(
     with evaluating(model):
         cache = Cache(max(map(len, begun)) + max(rooms))
         step = _pair(model, cache, prompts, device) if pair else _decoder(model, cache)
-        return _continue(step, begun, rooms, _over(eos, ended), sampling or Sampling(), device)
+        opening = start if pair else None
+        changes = [
+            change_of(generation, prompt, opening, room, device)
+            for prompt, room in zip(prompts, rooms, strict=True)
+        ]
+        over = _over(generation.ends, ended)
+        return _continue(step, begun, rooms, over, sampling or Sampling(), changes, device)
 
 
 def check_generates(config: TransformerConfig) -> None:
@@ -116,8 +123,8 @@ def _pair(model: nn.Module, cache: Cache, prompts: Sequence[Sequence[int]], devi
     return step
 
 
-def _over(eos: int, ended: Ended | None) -> Ended:
-    return lambda row: row[-1:] == [eos] or (ended is not None and ended(row))
+def _over(ends: Collection[int], ended: Ended | None) -> Ended:
+    return lambda row: bool({*row[-1:]} & {*ends}) or (ended is not None and ended(row))
 
 
 def _continue(
@@ -126,6 +133,7 @@ def _continue(
     rooms: list[int],
     over: Ended,
     sampling: Sampling,
+    changes: Sequence[Change | None],
     device: torch.device,
 ) -> list[list[int]]:
     said: list[list[int]] = [[] for _ in begun]
@@ -133,7 +141,9 @@ def _continue(
     positions = torch.arange(tokens.shape[1], device=device).expand_as(tokens)
     at, going = real.sum(1, keepdim=True) - 1, [room > 0 for room in rooms]
     while any(going):
-        chosen = choose(step(tokens, positions, real), sampling, [len(row) for row in said])
+        read = [[*first, *row] for first, row in zip(begun, said, strict=True)]
+        places = [len(row) for row in said]
+        chosen = choose(step(tokens, positions, real), sampling, places, changed=(changes, read))
         for row, token, goes in zip(said, chosen.tolist(), going, strict=True):
             row += [token] if goes else []
         still = zip(said, rooms, going, strict=True)
@@ -144,8 +154,15 @@ def _continue(
     return said
 
 
-def choose(logits: Tensor, sampling: Sampling, places: Sequence[int], prompt: int = 0) -> Tensor:
-    """The next token of every row: int64 [B] from logits [B, vocabulary].
+def choose(
+    logits: Tensor,
+    sampling: Sampling,
+    places: Sequence[int],
+    prompt: int = 0,
+    changed: tuple[Sequence[Change | None], Sequence[Sequence[int]]] = ((), ()),
+) -> Tensor:
+    """The next token of every row: int64 [B] from logits [B, vocabulary], which are `changed` first: by what changes
+    those of each row, and what its decoder has read.
 
     places[row] is the number of tokens that it has generated; `prompt` is the number of the first row's prompt. What is
     drawn depends on (seed, prompt's number, place) and the row's logits alone: the first token whose cumulative
@@ -155,6 +172,12 @@ def choose(logits: Tensor, sampling: Sampling, places: Sequence[int], prompt: in
     """
     if not torch.isfinite(logits).all():
         raise WorkloadError("the model's logits are not finite; it has diverged")
+    changes, read = changed
+    if any(changes):
+        rows = zip(changes, read, logits, strict=True)
+        logits = torch.stack(
+            [row.float() if change is None else change(seen, row) for change, seen, row in rows]
+        )
     if not sampling.temperature:
         return logits.argmax(-1)
     scores, order = (logits.double() / sampling.temperature).sort(dim=-1, descending=True, stable=True)

@@ -36,7 +36,7 @@ class Denoising(SampledObjective):
     @property
     def decoder_start(self) -> int:
         """The token that the decoder begins with."""
-        return self.vocabulary.eos
+        return self.begins_decoder(self.vocabulary.eos)
 
     @property
     def target_length(self) -> int:

@@ -50,7 +50,7 @@ class GapSentences(SampledObjective):
     @property
     def decoder_start(self) -> int:
         """The token that the decoder begins with."""
-        return self.token("pad")
+        return self.begins_decoder(self.token("pad"))
 
     @property
     def target_length(self) -> int:

@@ -115,6 +115,17 @@ class SampledObjective(ABC):
         samples = [self.sample(read, int(i), generator(self.seed, int(i), drawn, self.name)) for i in ids]
         return {key: torch.from_numpy(np.stack([s[key] for s in samples])) for key in samples[0]}
 
+    def begins_decoder(self, own: int) -> int:
+        """The token with which a decoder begins: that of the pretrained folder, else the objective's `own`."""
+        return own if self.vocabulary.decoder_start is None else self.vocabulary.decoder_start
+
+    @property
+    def around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The tokens before and after a text that the model reads."""
+        known = (getattr(self.vocabulary, role, None) for role in (self.begins, self.ends))
+        before, after = (() if token is None else (token,) for token in known)
+        return before, after
+
     def is_cut(self, record: np.ndarray) -> bool:
         """Whether a record is longer than a sample, so that not all of it is read."""
         return False

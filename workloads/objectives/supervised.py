@@ -218,8 +218,9 @@ class Seq2Seq(SampledObjective):
 
     @property
     def decoder_start(self) -> int:
-        """The token with which the decoder begins: `start`, by default the padding."""
-        return self.vocabulary.padding if self.start < 0 else self.start
+        """The token with which the decoder begins: `start`, by default that of the pretrained folder, else the
+        padding."""
+        return self.begins_decoder(self.vocabulary.padding) if self.start < 0 else self.start
 
     @property
     def target_length(self) -> int:
@@ -227,21 +228,33 @@ class Seq2Seq(SampledObjective):
         return self.target or self.sequence_length
 
     @property
-    def _frame(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The tokens before and after a source: those of the tokenizer, by default its eos behind."""
         known = self.vocabulary
         return ((), (known.eos,)) if known.frame is None else known.frame.single
+
+    @property
+    def around_target(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The tokens before and after a target: those around a source, in the language of the target."""
+        return self.around if self.vocabulary.target is None else self.vocabulary.target
 
     def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
         source, target = unpack(read(sample))
         lengths = (self.sequence_length, self.target_length)
-        before, after = self._frame
         parts = [
             np.concatenate([before, text[: length - len(before) - len(after)], after]).astype(np.int64)
-            for text, length in zip((source, target), lengths, strict=True)
+            for text, length, (before, after) in zip((source, target), lengths, self._frames, strict=True)
         ]
         start = self.decoder_start
         return source_and_target(parts[0], parts[1], lengths, start, self.vocabulary.padding)
 
     def is_cut(self, record: np.ndarray) -> bool:
-        around, lengths = sum(map(len, self._frame)), (self.sequence_length, self.target_length)
-        return any(len(text) + around > length for text, length in zip(unpack(record), lengths, strict=True))
+        lengths = (self.sequence_length, self.target_length)
+        return any(
+            len(before) + len(text) + len(after) > length
+            for text, length, (before, after) in zip(unpack(record), lengths, self._frames, strict=True)
+        )
+
+    @property
+    def _frames(self) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
+        return self.around, self.around_target

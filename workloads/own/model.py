@@ -33,7 +33,7 @@ from workloads.own.network import Losses, OwnNetwork
 from workloads.own.object_reference import call, load
 from workloads.own.rows import COUNTED, IGNORED, LABELS, there
 from workloads.plain_module import depths_of, initial_of, shapes_of
-from workloads.workload import Batch, Ended, Loss, Objective, Sampling, Vocabulary
+from workloads.workload import Batch, Ended, Generation, Loss, Objective, Sampling, Vocabulary
 
 if TYPE_CHECKING:
     from workloads.model.stored import StoredTensor, StoredWeights
@@ -295,6 +295,7 @@ class OwnWorkload:
         return model.blocks()
 
     decoder_start: int | None = None
+    generation: Generation = field(default=Generation(), compare=False)
 
     def generate(
         self,

@@ -27,6 +27,7 @@ class OfSamples:
     name: str = SAMPLES
     begins: str = ""
     ends: str = ""
+    around: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
 
     def window(self, sequence_length: int) -> int:
         """A sample is a sample."""

@@ -28,6 +28,9 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
 """Usual tokens of each role, the most common first."""
 
 
+LANGUAGES = {"source_language": "src_lang", "target_language": "tgt_lang"}
+"""The roles of languages, and how transformers' tokenizers call them."""
+
 LONGEST = 256
 """Characters of a token that is trained: a text of one letter a thousand times would make tokens of all lengths, which
 serve nothing else and take long to read."""
@@ -96,7 +99,20 @@ def load(uri: str, special_tokens: Sequence[str], added: Sequence[str] = ()) -> 
         raise InputError(
             "no token ends a document", where, "name eos_token in a tokenizer_config.json beside it"
         )
-    return found[0], dict(found[1])
+    return found[0], {**found[1], **languages_of(Tokenizer.from_str(found[0]), config)}
+
+
+def languages_of(tokenizer: Tokenizer, config: Mapping[str, Any]) -> dict[str, int]:
+    """The ids of the tokens of the languages that a tokenizer_config.json names for a source and for a target, by
+    their roles. Some classes of transformers write the token of a language between underscores."""
+    found = {}
+    for role, key in LANGUAGES.items():
+        name = config.get(key)
+        names = (name, f"__{name}__") if isinstance(name, str) else ()
+        ids = [tokenizer.token_to_id(token) for token in names]
+        if known := [i for i in ids if i is not None]:
+            found[role] = known[0]
+    return found
 
 
 def is_there(uri: str) -> bool:

@@ -85,7 +85,8 @@ class DataManifest:
     Attributes:
         fingerprint: hash of the text, the tokenizer and the format.
         vocabulary: ids, at least as many as the tokenizer has entries; the others are unused.
-        roles: the ids of eos, pad, bos, cls, sep, mask and unk, as far as the tokenizer has them.
+        roles: the ids of eos, pad, bos, cls, sep, mask and unk, as far as the tokenizer has them, and of the languages
+            that it names, see `orchestrator.data.encoding.tokenizer.LANGUAGES`.
         sentinels: the ids of `<extra_id_0>`, `<extra_id_1>`, ...
         entropy: of the unigram distribution of tokens, in nats: the loss of a model that knows only token frequencies.
         records: the objective whose records it holds, see `orchestrator.data.preprocessing.records`; empty for text.

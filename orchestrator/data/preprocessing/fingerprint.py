@@ -93,6 +93,9 @@ def fingerprint(
     content = [_content(file, data_format) for file in files]
     records = [kind.to_json()] if kind else []
     cleaned = [{"clean": clean}] if clean else []
+    if data_format < 6 and isinstance(chosen[0], str):  # in which a tokenizer had no languages
+        text, roles = chosen
+        chosen = text, {role: token for role, token in roles.items() if role not in tokenizer.LANGUAGES}
     whole = json.dumps([data_format, part_bytes, chosen, content, *records, *cleaned], sort_keys=True)
     return xxhash.xxh3_128_hexdigest(whole.encode())
 

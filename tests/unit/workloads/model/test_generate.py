@@ -16,7 +16,7 @@ from workloads.model.cache import Cache
 from workloads.model.generate import choose, generate
 from workloads.model.presets import PRESETS
 from workloads.transformer_workload import TransformerWorkload
-from workloads.workload import Sampling
+from workloads.workload import Generation, Sampling
 
 TITLES = (
     "GPT-2", "Llama 3", "Llama 3.1, stretched rotary", "Qwen 3", "Mixtral", "Mixtral, window", "OLMo 2", "Gemma 2",
@@ -106,7 +106,9 @@ def test_a_text_ends_with_eos() -> None:
     workload, _, model = made(case_of("Llama 3"))
     whole = workload.generate(model, prompts(), 10, GREEDY)
     eos = whole[1][4]
-    for before, after in zip(whole, generate(model, workload.config, prompts(), 10, eos), strict=True):
+    for before, after in zip(
+        whole, generate(model, workload.config, prompts(), 10, Generation((eos,))), strict=True
+    ):
         assert after == (before[: before.index(eos) + 1] if eos in before else before)
 
 
@@ -150,7 +152,7 @@ def test_rotary_positions_go_on() -> None:
 def test_what_generates_nothing_says_so(model: str, changes: dict[str, Any]) -> None:
     config = PRESETS[model].changed(changes)
     with pytest.raises(WorkloadError, match="generates no text; use a decoder or an encoder-decoder"):
-        generate(nn.Linear(1, 1), config, [[5]], 4, 2)
+        generate(nn.Linear(1, 1), config, [[5]], 4, Generation((2,)))
 
 
 @pytest.mark.parametrize(
@@ -160,7 +162,7 @@ def test_what_generates_nothing_says_so(model: str, changes: dict[str, Any]) -> 
 def test_bad_prompts_are_named(given: list[list[int]], start: int | None, wrong: str) -> None:
     workload, _, model = made(case_of("T5"))
     with pytest.raises(WorkloadError, match=wrong):
-        generate(model, workload.config, given, 4, 2, start)
+        generate(model, workload.config, given, 4, Generation((2,)), start)
     assert workload.generate(model, [], 4, GREEDY) == []
 
 

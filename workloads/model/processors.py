@@ -1,0 +1,113 @@
+"""What the generation settings of a pretrained folder do to the logits of the next token, by transformers' own code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from workloads.errors import WorkloadError
+from workloads.workload import Generation
+
+Change = Callable[[Sequence[int], Tensor], Tensor]
+"""The tokens that the decoder has read and the logits [vocabulary] of its next one, to what settings make of these."""
+
+APPLIED: Mapping[str, Any] = {
+    "sequence_bias": None, "encoder_repetition_penalty": 1.0, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0,
+    "encoder_no_repeat_ngram_size": 0, "bad_words_ids": None, "min_length": 0, "min_new_tokens": 0,
+    "forced_bos_token_id": None, "forced_eos_token_id": None, "exponential_decay_length_penalty": None,
+    "suppress_tokens": None, "begin_suppress_tokens": None,
+}  # fmt: skip
+"""The settings that are applied, each with the value that changes nothing; in the order in which transformers does."""
+DRAWING: Mapping[str, Any] = {
+    "do_sample": False, "temperature": 1.0, "top_k": 50, "top_p": 1.0, "min_p": None, "top_h": None, "typical_p": 1.0,
+    "epsilon_cutoff": 0.0, "eta_cutoff": 0.0,
+}  # fmt: skip
+"""Settings of how tokens are drawn, for which `Sampling` stands."""
+OTHER: Mapping[str, Any] = {
+    "num_beams": 1, "num_beam_groups": 1, "penalty_alpha": None, "dola_layers": None, "constraints": None,
+    "force_words_ids": None, "guidance_scale": 1, "stop_strings": None, "max_time": None, "token_healing": False,
+    "watermarking_config": None, "remove_invalid_values": False, "forced_decoder_ids": None,
+}  # fmt: skip
+"""Settings that decide which text is generated and are not applied here."""
+
+
+def said(settings: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the `known` settings that are not what changes nothing, in the order of `known`."""
+    return {name: settings[name] for name in known if settings.get(name) not in (None, [], known[name])}
+
+
+def not_applied(generation: Generation) -> str:
+    """One line that names the settings of a pretrained folder that are not applied; empty if there are none."""
+    names = [*said(generation.settings, DRAWING), *said(generation.settings, OTHER)]
+    if not names:
+        return ""
+    return (
+        f"generation_config.json says {', '.join(names)}, which are not applied: each next token is the most probable "
+        "one, or drawn at the temperature that is asked for"
+    )
+
+
+def change_of(
+    generation: Generation,
+    prompt: Sequence[int],
+    start: int | None,
+    room: int,
+    device: torch.device,
+) -> Change | None:
+    """What the settings do to the logits after one prompt; None if they do nothing.
+
+    start is the token with which the decoder of an encoder-decoder begins, None
+    for a decoder, which continues the prompt. room is how many tokens there may be. Raises WorkloadError for settings
+    that transformers does not take.
+    """
+    asked = said(generation.settings, APPLIED)
+    if not asked:
+        return None
+    begun = len(prompt) if start is None else 1
+    try:
+        processors = _processors(asked, list(generation.ends), list(prompt), begun, room, device)
+    except (TypeError, ValueError) as error:
+        line = " ".join(str(error).split())[:200]
+        raise WorkloadError(f"transformers does not take the generation settings {asked}: {line}") from error
+
+    def change(read: Sequence[int], logits: Tensor) -> Tensor:
+        tokens = torch.tensor([list(read)], device=device)
+        changed = logits.float().unsqueeze(0)
+        for processor in processors:
+            changed = processor(tokens, changed)
+        return changed[0]
+
+    return change
+
+
+def _processors(
+    asked: Mapping[str, Any], ends: list[int], prompt: list[int], begun: int, room: int, device: torch.device
+) -> list[Any]:
+    """As `GenerationMixin._get_logits_processor` makes them, of a decoder that has read `begun` tokens."""
+    from transformers.generation import logits_process  # takes seconds, which few folders need
+
+    theirs: Any = logits_process  # whose types are narrower than what it takes
+    source = torch.tensor([prompt], device=device)
+    last = torch.tensor(ends, device=device)
+    at_first = begun + 1 if begun == 1 and "forced_bos_token_id" in asked else begun
+    made: dict[str, Callable[[Any], Any]] = {
+        "sequence_bias": theirs.SequenceBiasLogitsProcessor,
+        "encoder_repetition_penalty": lambda x: theirs.EncoderRepetitionPenaltyLogitsProcessor(x, source),
+        "repetition_penalty": theirs.RepetitionPenaltyLogitsProcessor,
+        "no_repeat_ngram_size": theirs.NoRepeatNGramLogitsProcessor,
+        "encoder_no_repeat_ngram_size": lambda x: theirs.EncoderNoRepeatNGramLogitsProcessor(x, source),
+        "bad_words_ids": lambda x: theirs.NoBadWordsLogitsProcessor(x, last),
+        "min_length": lambda x: theirs.MinLengthLogitsProcessor(x, last, device=device),
+        "min_new_tokens": lambda x: theirs.MinNewTokensLengthLogitsProcessor(begun, x, last, device=device),
+        "forced_bos_token_id": theirs.ForcedBOSTokenLogitsProcessor,
+        "forced_eos_token_id": lambda x: theirs.ForcedEOSTokenLogitsProcessor(begun + room, x, device=device),
+        "exponential_decay_length_penalty": lambda x: theirs.ExponentialDecayLengthPenalty(x, last, begun),
+        "suppress_tokens": lambda x: theirs.SuppressTokensLogitsProcessor(x, device=device),
+        "begin_suppress_tokens": lambda x: theirs.SuppressTokensAtBeginLogitsProcessor(
+            x, at_first, device=device
+        ),
+    }
+    return [made[name](value) for name, value in asked.items()]
