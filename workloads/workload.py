@@ -38,7 +38,7 @@ class Vocabulary:
     `sentinels` are the ids of `<extra_id_0>`, `<extra_id_1>`, ... in that order (T5, GLM). `reserved` are ids that no
     text is drawn from: all special tokens of the tokenizer, <unk> among them, and ids that it has no entry for.
     From the id `added` on, all tokens were added to the tokenizer. `frame` is what it puts around texts, None if that
-    is nothing.
+    is nothing; `before` are the tokens that stand before each text of the data, and which are never predicted.
     `word_start[id]` tells whether a token begins a word, `sentence_end[id]` whether it ends a sentence;
     both are bool arrays of shape [size].
     """
@@ -54,6 +54,7 @@ class Vocabulary:
     reserved: frozenset[int] = frozenset()
     added: int = 2**62
     frame: Frame | None = None
+    before: tuple[int, ...] = ()
     word_start: np.ndarray | None = field(default=None, compare=False)
     sentence_end: np.ndarray | None = field(default=None, compare=False)
 

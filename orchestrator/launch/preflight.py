@@ -36,7 +36,7 @@ from orchestrator.planning.precision import MachineOf
 from orchestrator.resolve.commit_model import as_begun, check_implementation
 from orchestrator.resolve.continued import begun_from
 from orchestrator.resolve.precision import as_its_run, in_chosen_precision
-from orchestrator.resolve.prepared_data import kind_of, prepared_before
+from orchestrator.resolve.prepared_data import EARLIER, kind_of, prepared_before
 from orchestrator.resolve.prompts import check_generates
 from orchestrator.resolve.resolved_job import ResolvedJob, resolve, wrong_input
 from orchestrator.resolve.training_inputs import load_workload, vocabulary_before_data
@@ -66,6 +66,8 @@ def preflight(
         check_implementation(spec, commit, run_dir.uri)
         prepared = prepared_before(spec, run_dir, commit)
         spec = as_begun(spec, begun_from(spec, run_dir, commit)[1])
+        if commit is None:
+            kind_of(spec)
     with problems.noted():
         job = check_here(spec, address, prepared, begin, is_known)
     if until is not None and until > spec.train.steps:
@@ -217,7 +219,7 @@ def check_records(spec: JobSpec) -> None:
     if name in COLUMNS and isinstance(spec.data.tokenizer, TrainedTokenizer):
         hint = "name that of the model, or train one on text first"
         raise InputError(f"{name} reads records, on which no tokenizer is trained", "data.tokenizer", hint)
-    kind = kind_of(spec)
+    kind = kind_of(spec, EARLIER)  # a run may have begun before a template was looked at more closely
     if spec.data.chat_date is not None and not (kind and kind.template):
         raise InputError("there is no chat template that could ask for it", "data.chat_date", "leave it out")
 

@@ -109,5 +109,8 @@ def framed(workload: Workload, tokenizer: Tokenizer, prompt: str, chat: Chat | N
         getattr(vocabulary, role, None) for role in (objective.begins, objective.ends if pair else "")
     )
     inside = tokenizer.encode(prompt, add_special_tokens=False).ids
-    framed = [*([] if begin is None else [begin]), *inside, *([] if end is None else [end])]
+    before = vocabulary.before or (() if begin is None else (begin,))
+    if vocabulary.before and tuple(inside[: len(before)]) == before:  # the prompt says it itself
+        before = ()
+    framed = [*before, *inside, *([] if end is None else [end])]
     return framed or [vocabulary.eos]

@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from orchestrator.job.errors import InputError
-from orchestrator.job.records import COLUMNS, WITHOUT_SENTINELS
+from orchestrator.job.records import COLUMNS, FRAMED, WITHOUT_SENTINELS
 from orchestrator.job.spec import JobSpec
 from orchestrator.job.tokenizer_training import TrainedTokenizer
 from orchestrator.planning.layout import ModelShape
 from orchestrator.planning.model_shape import model_shape
 from orchestrator.planning.precision import Choice
 from workloads.errors import WorkloadError
+from workloads.own.object_reference import is_object_reference
 from workloads.predicted import predicted
 
 if TYPE_CHECKING:
@@ -121,6 +122,18 @@ def special_tokens_of(spec: JobSpec) -> tuple[str, ...]:
 
     with wrong_input("workload.objective"):
         return special_tokens(spec.workload.objective)
+
+
+def is_framed(spec: JobSpec) -> bool:
+    """Whether what the tokenizer puts around a text stands around each text of the job's prepared data, see
+    `SampledObjective.framed`."""
+    objective = spec.workload.objective
+    if spec.data.samples is not None or not is_object_reference(objective):
+        return objective in FRAMED
+    from workloads.objectives import is_framed
+
+    with wrong_input("workload.objective"):
+        return is_framed(objective)
 
 
 def _vocabulary_size(spec: JobSpec, special: tuple[str, ...]) -> int:

@@ -61,7 +61,7 @@ def fewer_tokens(hf_config: Any, vocabulary: Vocabulary) -> Vocabulary:
         if vocabulary.frame
         else set()
     )
-    large |= {token for token in vocabulary.special | framing if token >= TOKENS}
+    large |= {token for token in vocabulary.special | framing | {*vocabulary.before} if token >= TOKENS}
     new = {token: TOKENS + place for place, token in enumerate(sorted(large))}
     size = TOKENS + len(new)
     for part in nested_configs(hf_config):
@@ -79,6 +79,7 @@ def fewer_tokens(hf_config: Any, vocabulary: Vocabulary) -> Vocabulary:
         size=min(size, vocabulary.size),
         sentinels=tuple(new.get(token, token) for token in vocabulary.sentinels),
         frame=_renumbered(vocabulary.frame, new),
+        before=tuple(new.get(token, token) for token in vocabulary.before),
         reserved=frozenset(),  # most of them are gone, and what is drawn need not be text
         **{name: new.get(token, token) for name, token in known.items() if token is not None},
     )

@@ -38,6 +38,7 @@ def vocabulary_of(tokenizer: Tokenizer, found: DataManifest) -> Vocabulary:
         mask=roles.get("mask"),
         sentinels=tuple(found.sentinels),
         frame=frame_of(tokenizer),
+        before=tuple(found.frame[0]),
         added=first_added(tokenizer, found.vocabulary),
         reserved=frozenset(np.flatnonzero(~text).tolist() if found.format > 1 else ()),
         word_start=None if starts is None else starts & text,

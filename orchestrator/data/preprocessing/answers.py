@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
+from orchestrator.data.encoding.framing import UNFRAMED, Framing
 from orchestrator.data.prepared.manifest import RECORDS_FORMAT
 from orchestrator.data.preprocessing.conversations import Template
 from orchestrator.data.preprocessing.messages import Message, check_answers, check_written, checked, tools_of
@@ -25,12 +26,14 @@ class Answers:
         template: the chat template that writes messages, None if there is none.
         eos: the token that ends a text.
         data_format: of the prepared data, see `manifest.FORMATS`.
+        framing: what stands around a text, and how names of special tokens in it are read. A template writes its own.
     """
 
     encoder: Tokenizer
     template: Template | None
     eos: int
     data_format: int = RECORDS_FORMAT
+    framing: Framing = UNFRAMED
 
     def marked(self, text: str, answers: Sequence[tuple[int, int]], special: bool = True) -> np.ndarray:
         """The tokens of a text, uint32, with MARK on those of the answers at these characters. A token that begins
@@ -108,7 +111,10 @@ class Answers:
             if not answer and self.data_format > 3:
                 raise ValueError(f"its {name} is empty")
             whole = [(len(prompt), len(prompt) + len(answer))]
-            found = np.append(self.marked(prompt + answer, whole, special=False), np.uint32(self.eos | MARK))
+            words = self.marked(prompt + answer, whole, special=self.framing.parsed)
+            before, after = self.framing.around(unmarked(words), self.eos)
+            ending = [number | MARK for number in after]
+            found = np.concatenate([before, words, ending]).astype(np.uint32)
         elif isinstance(prompt, list):
             found = self._spoken(prompt, _messages(answer, name), tools)
         else:
