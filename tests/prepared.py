@@ -12,13 +12,14 @@ from orchestrator.data.encoding import tokenizer
 from orchestrator.data.prepared import manifest
 from orchestrator.data.prepared.data_folder import DataFolder
 from orchestrator.data.preprocessing import shards
-from orchestrator.data.preprocessing.fingerprint import fingerprint
+from orchestrator.data.preprocessing.fingerprint import fingerprint, given_in
 from orchestrator.data.preprocessing.gather import gather
 from orchestrator.data.preprocessing.part_text import sample
 from orchestrator.data.samples.own_samples import prepare_samples
 from orchestrator.job.data import TrainBpe
 from orchestrator.job.spec import JobSpec, parse
 from orchestrator.resolve.prepared_data import kind_of
+from orchestrator.resolve.resolved_job import is_framed
 from workloads.objectives import special_tokens
 
 
@@ -59,7 +60,8 @@ def _prepare(spec: JobSpec, cache: str) -> str:
     else:
         chosen = tokenizer.load(spec.data.tokenizer, extra)
     kind = kind_of(spec)
-    name = fingerprint(files, chosen, part_bytes, kind=kind)
+    framing = given_in(manifest.FORMAT, spec.data, lambda _: chosen, lambda _: kind, is_framed(spec)).framing
+    name = fingerprint(files, chosen, part_bytes, kind=kind, framing=framing)
     folder = DataFolder(f"{cache}/{name}")
     if shards.is_complete(folder):
         return folder.uri
@@ -71,7 +73,7 @@ def _prepare(spec: JobSpec, cache: str) -> str:
         text, roles = chosen
         entries = tokenizer.size_of(tokenizer.encoder(text))
     folder.write("tokenizer.json", text.encode())
-    written = shards.TokenFormat(entries, roles, manifest.newest_format(kind is not None), kind)
+    written = shards.TokenFormat(entries, roles, manifest.newest_format(kind is not None), kind, framing)
     for number, part in enumerate(parts):
         shards.make_shard(folder.uri, number, part, written)()
     uris = [source.uri for source in spec.data.sources]

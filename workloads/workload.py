@@ -38,9 +38,10 @@ class Vocabulary:
     `sentinels` are the ids of `<extra_id_0>`, `<extra_id_1>`, ... in that order (T5, GLM). `reserved` are ids that no
     text is drawn from: all special tokens of the tokenizer, <unk> among them, and ids that it has no entry for.
     From the id `added` on, all tokens were added to the tokenizer. `frame` is what it puts around texts, None if that
-    is nothing. `source_language` and `target_language` are the tokens of languages that it names for a source and for a
-    target. `target` is what stands before and after the target of a source where a pretrained folder has it otherwise
-    than around the source; `decoder_start` is the token with which its decoder begins.
+    is nothing; `before` are the tokens that stand before each text of the data, and which are never predicted.
+    `source_language` and `target_language` are the tokens of languages that it names for a source and for a target.
+    `target` is what stands before and after the target of a source where a pretrained folder has it otherwise than
+    around the source; `decoder_start` is the token with which its decoder begins.
     `word_start[id]` tells whether a token begins a word, `sentence_end[id]` whether it ends a sentence;
     both are bool arrays of shape [size].
     """
@@ -60,6 +61,7 @@ class Vocabulary:
     target_language: int | None = None
     target: tuple[tuple[int, ...], tuple[int, ...]] | None = None
     decoder_start: int | None = None
+    before: tuple[int, ...] = ()
     word_start: np.ndarray | None = field(default=None, compare=False)
     sentence_end: np.ndarray | None = field(default=None, compare=False)
 

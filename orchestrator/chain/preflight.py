@@ -11,6 +11,7 @@ import contextlib
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from orchestrator.resolve.continued import check_keys, check_length
 from orchestrator.resolve.named_commit import commit_at, place_and_tag
 from orchestrator.resolve.precision import as_its_run
 from orchestrator.resolve.prepared_data import EXCERPT, kind_of
-from orchestrator.resolve.resolved_job import ResolvedJob, special_tokens_of, wrong_input
+from orchestrator.resolve.resolved_job import ResolvedJob, is_framed, special_tokens_of, wrong_input
 from orchestrator.resolve.training_inputs import load_workload, vocabulary_before_data
 from orchestrator.storage.row_line import EVENTS, TRIALS
 from orchestrator.storage.run_directory import RunDir
@@ -171,7 +172,7 @@ def _check_same_text(job: JobSpec, data: str) -> None:
 
     before = data.rstrip("/").rsplit("/", 1)[-1]
     try:
-        check_same_text(job.data, special_tokens_of(job), before, kind_of(job))
+        check_same_text(job.data, special_tokens_of(job), before, partial(kind_of, job), is_framed(job))
     except TextChanged as error:
         raise InputError("the text has changed since the stage began", error.where, AGAIN) from None
     except InputError:

@@ -2,8 +2,9 @@
 
 What is scored and generated is what lm-eval's own `hf` model would, of the same weights in the Hugging Face format: the
 same tokens, cut in the same places. Only the token before a text without a context is another: that with which
-training begins a text, where `hf` takes the tokenizer's bos, which many a model has never seen; and an encoder-decoder
-generates `max_gen_toks` tokens, where `hf` adds those of the prompt.
+training begins a text, where `hf` takes the tokenizer's bos, which many a model has never seen; an encoder-decoder
+generates `max_gen_toks` tokens, where `hf` adds those of the prompt; and of a whole text (`loglikelihood_rolling`) its
+own tokens alone are predicted, where `hf` counts the bos that the tokenizer adds as text, predicted from another bos.
 """
 
 from __future__ import annotations
@@ -54,6 +55,8 @@ class WorkloadLM(TemplateLM):
     @property
     def prefix_token_id(self) -> int:
         """The token before a text without a context: that with which training begins one, else a document's end."""
+        if before := self._workload.vocabulary.before:
+            return before[-1]
         begins = getattr(self._workload.vocabulary, self._workload.objective.begins or "eos", None)
         return self.eot_token_id if begins is None else int(begins)
 
@@ -91,13 +94,20 @@ class WorkloadLM(TemplateLM):
         counts = []
         for (text,) in (request.args for request in requests):
             rolled = get_rolling_token_windows(
-                self.tok_encode(text), self.prefix_token_id, self.max_length, context_len=1
+                self._predicted(text), self.prefix_token_id, self.max_length, context_len=1
             )
             parts = [(None, *make_disjoint_window(window)) for window in rolled]
             windows += parts
             counts.append(len(parts))
         totals = iter([total for total, _ in self._loglikelihood_tokens(windows)])
         return [sum(next(totals) for _ in range(count)) for count in counts]
+
+    def _predicted(self, text: str) -> list[int]:
+        """The tokens of a whole text that are predicted: without what stands before it."""
+        if self._pair:
+            return self.tok_encode(text)
+        tokens = self.tok_encode(text, add_special_tokens=False)
+        return tokens[1:] if tokens[:1] == [self.prefix_token_id] else tokens
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """The text that follows each prompt, up to the first of its stop strings."""

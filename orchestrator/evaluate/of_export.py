@@ -79,6 +79,7 @@ def spec_of_export(
             "tokenizer": folder,
             "sequence_length": known["sequence_length"],
             "labels": known.get("labels", []),
+            "special_tokens": known.get("special_tokens", "text"),
             "chat_date": known.get("chat_date"),
         },
         "train": {

@@ -114,6 +114,7 @@ def _evaluation_facts(spec: JobSpec, tokens: Tokens, micro_batch: int) -> dict[s
         "options": spec.workload.options,
         "sequence_length": spec.data.sequence_length,
         "labels": spec.data.labels,
+        "special_tokens": spec.data.special_tokens,
         "field": spec.data.sources[0].model_dump(mode="json")["field"],
         "global_batch": spec.train.global_batch,
         "micro_batch": micro_batch,

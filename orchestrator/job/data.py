@@ -20,7 +20,17 @@ MIXED = ("share", "max_passes")
 """Keys of a source that say its part in a mixture; runs of earlier versions do not have them."""
 NEWER = (*MIXED, "format")
 """Keys of a source that runs of earlier versions do not have."""
-NEWER_OF_DATA = ("samples", "mixture", "packing", "on_error", "shuffle", "add_tokens", "clean", "chat_date")
+NEWER_OF_DATA = (
+    "samples",
+    "mixture",
+    "packing",
+    "on_error",
+    "shuffle",
+    "add_tokens",
+    "clean",
+    "chat_date",
+    "special_tokens",
+)
 """The same of the data."""
 
 
@@ -162,6 +172,11 @@ class DataSpec(StrictModel):
     labels: list[str] = Field(
         default_factory=list,
         description="the names of the labels, in the order of their numbers, for an objective that predicts labels",
+    )
+    special_tokens: Literal["text", "parse"] = Field(
+        default="text",
+        description="how the name of a special token in a text is read, such as <|im_end|> in what a chat template has "
+        "written: text, as characters; parse, as the token, which tokenizers of transformers do",
     )
     chat_template: str | None = Field(
         default=None,

@@ -21,6 +21,8 @@ REFERENCED = ("dpo", "ipo", "kto")
 """Objectives that compare the model with a reference, which is the model that the run begins with."""
 PREFERENCES = (*COMPARED, "kto")
 """Objectives that read which answers people prefer."""
+FRAMED = frozenset({"causal_lm", "conversation", *PREFERENCES})
+"""Objectives in whose prepared data what the tokenizer puts around a text stands around each text."""
 OF_CLASSES = ("sequence_classification", "regression", "token_classification", "span_extraction")
 """Objectives whose logits are not of a vocabulary."""
 COLUMNS: Mapping[str, Columns] = {

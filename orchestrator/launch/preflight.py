@@ -37,7 +37,7 @@ from orchestrator.resolve.commit_model import as_begun, check_implementation
 from orchestrator.resolve.continued import begun_from
 from orchestrator.resolve.kept_config import check_same_config, kept_config
 from orchestrator.resolve.precision import as_its_run, in_chosen_precision
-from orchestrator.resolve.prepared_data import format_at, kind_of, prepared_before
+from orchestrator.resolve.prepared_data import EARLIER, format_at, kind_of, prepared_before
 from orchestrator.resolve.prompts import check_generates
 from orchestrator.resolve.resolved_job import ResolvedJob, resolve, wrong_input
 from orchestrator.resolve.training_inputs import load_workload, vocabulary_before_data
@@ -70,6 +70,8 @@ def preflight(
         begun = begun_from(spec, run_dir, commit)[1]
         check_same_config(spec, begun, run_dir.uri)
         spec, kept = as_begun(spec, begun), kept_config(begun)
+        if commit is None:
+            kind_of(spec)
     with problems.noted():
         job = check_here(spec, address, prepared, begin, is_known, kept)
     if until is not None and until > spec.train.steps:
@@ -247,7 +249,7 @@ def check_records(spec: JobSpec) -> None:
     if name in COLUMNS and isinstance(spec.data.tokenizer, TrainedTokenizer):
         hint = "name that of the model, or train one on text first"
         raise InputError(f"{name} reads records, on which no tokenizer is trained", "data.tokenizer", hint)
-    kind = kind_of(spec)
+    kind = kind_of(spec, EARLIER)  # a run may have begun before a template was looked at more closely
     if spec.data.chat_date is not None and not (kind and kind.template):
         raise InputError("there is no chat template that could ask for it", "data.chat_date", "leave it out")
 

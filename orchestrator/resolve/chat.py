@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from orchestrator.data.preprocessing.conversations import PROBE, Template
 from orchestrator.job.errors import InputError
 from orchestrator.job.records import PREFERENCES
-from orchestrator.resolve.prepared_data import kind_of
+from orchestrator.resolve.prepared_data import EARLIER, kind_of
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -46,6 +46,16 @@ class Chat:
         added = self._tokenizer.get_added_tokens_decoder()
         return frozenset([number for number in ids if number in added][:1])
 
+    @property
+    def teaches_to_stop(self) -> bool:
+        """Whether a token that is no text closes an answer and is learnt with it; also where that cannot be told."""
+        try:
+            tail = self._template.predicted_closing()
+        except ValueError:  # of a template that takes no such conversation
+            return True
+        added = self._tokenizer.get_added_tokens_decoder()
+        return any(number in added for number in self._tokenizer.encode(tail, add_special_tokens=False).ids)
+
     def wrote(self, text: str) -> bool:
         """Whether `text` has a user's turn as the template writes it, but for spaces."""
         before = self._written(PROBE).partition(PROBE)[0].strip()
@@ -59,12 +69,23 @@ class Chat:
             raise InputError(str(error), WHERE, "mend the template") from None
 
 
+def unclosed(chat: Chat | None) -> list[str]:
+    """What a user should know of a chat template that closes no answer."""
+    if chat is None or chat.teaches_to_stop:
+        return []
+    line = "the chat template closes no answer with a token that is learnt, so that the model does not learn to stop"
+    return [f"{line}; write {{{{ eos_token }}}} behind an answer, in a template that {WHERE} names"]
+
+
 def chat_of(spec: JobSpec, tokens: Tokens) -> Chat | None:
     """How the prompts of a job are written as turns; None for a model that learns from texts. Raises InputError if the
     chat template is gone, of data that an earlier version has prepared."""
     if spec.workload.objective not in TALKING:
         return None
-    kept, kind = tokens.manifest.chat, None if tokens.manifest.chat else kind_of(spec)
+    kept = tokens.manifest.chat
+    kind = (
+        None if kept else kind_of(spec, min(tokens.manifest.format, EARLIER))
+    )  # what is written so is not prepared anew
     found = kept or ({"template": kind.template, "tokens": dict(kind.tokens)} if kind else {})
     if not found.get("template"):
         return None

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
+from orchestrator.data.prepared.manifest import RECORDS_FORMAT
 from orchestrator.job.errors import InputError
 from orchestrator.job.own_code import check_same_cleaning
 from orchestrator.job.records import COLUMNS, PREFERENCES
 from orchestrator.job.spec import JobSpec
-from orchestrator.resolve.resolved_job import special_tokens_of
+from orchestrator.resolve.resolved_job import is_framed, special_tokens_of
 from orchestrator.storage.retry import Retry, storage_failed
 from orchestrator.storage.run_directory import RunDir
 
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from orchestrator.data.preprocessing.records import RecordKind
     from orchestrator.data.progress import Progress
 
+EARLIER = 5
+"""The last format of records in which the special tokens of a chat template were read of one file alone."""
 EXCERPT = "excerpt"
 """Where a run directory has a little of its data."""
 
@@ -67,17 +71,20 @@ class PreparedData:
     sets: dict[str, str] = field(default_factory=dict)
 
 
-def kind_of(spec: JobSpec) -> RecordKind | None:
-    """How the job's rows become records, None if its objective reads text. Raises InputError."""
+def kind_of(spec: JobSpec, data_format: int = RECORDS_FORMAT) -> RecordKind | None:
+    """How the job's rows become records of prepared data of `data_format`, None if its objective reads text. Raises
+    InputError."""
     objective, location = spec.workload.objective, spec.data.tokenizer
     if objective not in COLUMNS:
         return None
-    from orchestrator.data.preprocessing.conversations import dated, find_template
+    from orchestrator.data.preprocessing.conversations import check_tokens, dated, find_template
     from orchestrator.data.preprocessing.records import RecordKind
 
     if not isinstance(location, str) or objective not in ("conversation", *PREFERENCES):
         return RecordKind(objective, tuple(spec.data.labels))
-    found = find_template(location, spec.data.chat_template)
+    found = find_template(location, spec.data.chat_template, data_format)
+    if found and data_format > EARLIER:
+        check_tokens(found, location)
     if found is None and objective == "conversation":  # the rows of others may be texts, which need none
         raise InputError(
             "has no chat template", f"data.tokenizer {location}", "name a Jinja file in data.chat_template"
@@ -144,7 +151,8 @@ def _prepared_text(spec: JobSpec, run: RunDir, before: str, tell: Progress, make
         data_cache(spec, run),
         tell,
         before=before,
-        kind=kind_of(spec),
+        kind_of=partial(kind_of, spec),
+        framed=is_framed(spec),
         make=make,
         begin=begin,
         leave=0.0 if begin else workers,
@@ -179,7 +187,8 @@ def _prepared_set(
             before=_name(before),
             tokenizer_of=data,
             where=where,
-            kind=kind_of(spec),
+            kind_of=partial(kind_of, spec),
+            framed=is_framed(spec),
             make=make,
         )
     except TextChanged:

@@ -125,5 +125,7 @@ def framed(workload: Workload, tokenizer: Tokenizer, prompt: str, chat: Chat | N
         return chat.row(prompt)
     before, after = workload.objective.around
     inside = tokenizer.encode(prompt, add_special_tokens=False).ids
+    if opening := workload.vocabulary.before:  # a prompt may begin with it already
+        before = () if tuple(inside[: len(opening)]) == opening else opening
     framed = [*before, *inside, *(after if workload.config.architecture == PAIR else ())]
     return framed or [workload.vocabulary.eos]

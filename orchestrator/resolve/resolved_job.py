@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from orchestrator.job.errors import InputError
-from orchestrator.job.records import COLUMNS, WITHOUT_SENTINELS
+from orchestrator.job.records import COLUMNS, FRAMED, WITHOUT_SENTINELS
 from orchestrator.job.spec import JobSpec
 from orchestrator.job.tokenizer_training import TrainedTokenizer
 from orchestrator.planning.layout import ModelShape
@@ -18,6 +18,7 @@ from orchestrator.resolve.kept_config import config_to_keep
 from workloads.errors import WorkloadError
 from workloads.hf.hf_config import FolderConfig
 from workloads.model.config import TransformerConfig
+from workloads.own.object_reference import is_object_reference
 from workloads.predicted import predicted
 
 if TYPE_CHECKING:
@@ -132,6 +133,18 @@ def special_tokens_of(spec: JobSpec) -> tuple[str, ...]:
 
     with wrong_input("workload.objective"):
         return special_tokens(spec.workload.objective)
+
+
+def is_framed(spec: JobSpec) -> bool:
+    """Whether what the tokenizer puts around a text stands around each text of the job's prepared data, see
+    `SampledObjective.framed`."""
+    objective = spec.workload.objective
+    if spec.data.samples is not None or not is_object_reference(objective):
+        return objective in FRAMED
+    from workloads.objectives import is_framed
+
+    with wrong_input("workload.objective"):
+        return is_framed(objective)
 
 
 def _vocabulary_size(spec: JobSpec, special: tuple[str, ...]) -> int:

@@ -11,10 +11,11 @@ from orchestrator.job.evaluate import VALIDATION
 from orchestrator.job.spec import JobSpec
 from orchestrator.job.tokenizer_training import TrainedTokenizer
 from orchestrator.resolve.base import Base, tokenizer_notes, weights_of
+from orchestrator.resolve.chat import chat_of, unclosed
 from orchestrator.resolve.continued import Source, check_same_data
 from orchestrator.resolve.prepared_data import PreparedData
 from orchestrator.resolve.prompts import Prompts, prompts_of, settings_notes
-from orchestrator.resolve.resolved_job import ResolvedJob, adapter_of, resolve, wrong_input
+from orchestrator.resolve.resolved_job import ResolvedJob, adapter_of, is_framed, resolve, wrong_input
 from orchestrator.storage.retry import Retry
 from workloads.hf.hf_config import FolderConfig
 
@@ -74,6 +75,7 @@ def training_inputs(
 
     job = resolve(spec, tokens.manifest.vocabulary, kept)
     workload = workload_of(spec, tokens, job.model, base, job.kept)
+    _check_ends(workload.objective, tokens)
     if spec.data.samples is not None:
         return _of_samples(spec, job, workload, tokens)
     weights = [source.weight for source in spec.data.sources]
@@ -102,6 +104,17 @@ def training_inputs(
     if parts and spec.evaluate:
         held_out = {VALIDATION: split_set(parts, workload.objective), **held_out}
     return TrainingInputs(job, workload, made, held_out, prompts_of(job, workload, tokens))
+
+
+def _check_ends(objective: Objective, tokens: Tokens) -> None:
+    """Raise InputError if an objective would take what stands within a text for its end."""
+    count = tokens.manifest.inner_ends
+    if not count or getattr(objective, "documents", "pack") != "isolate":
+        return
+    name = tokens.tokenizer().id_to_token(tokens.manifest.roles["eos"])
+    what = f"tells documents apart by {name}, which stands {count} times within texts too"
+    hint = "set documents to pack, or data.special_tokens to text"
+    raise InputError(what, "workload.options.documents", hint)
 
 
 def _of_samples(spec: JobSpec, job: ResolvedJob, workload: Workload, tokens: Tokens) -> TrainingInputs:
@@ -161,6 +174,7 @@ def resolve_over(
     if spec.evaluate and (spec.evaluate.samples or spec.evaluate.tasks):
         notes += settings_notes(spec.workload.model)
     notes += rejections.notes_of(data.uri, *data.sets.values())
+    notes += unclosed(chat_of(spec, tokens)) if spec.data.samples is None else []
     if spec.data.is_mixed and whole:
         notes += passes.notes(course_of(inputs, spec, source))
     weights = source.base if source else base
@@ -350,4 +364,6 @@ def vocabulary_before_data(job: ResolvedJob) -> Vocabulary:
     sentinels, anywhere = tokenizer.sentinels(made), np.ones(size, bool)
     known: dict[str, Any] = {role: number for role, number in roles.items() if role != "unk"}
     known |= {"added": first_added(made, size), "frame": frame_of(made)}
+    if not isinstance(source, TrainedTokenizer) and is_framed(job.spec):
+        known["before"] = tokenizer.around_text(made)[0]
     return Vocabulary(size, **known, sentinels=tuple(sentinels), word_start=anywhere, sentence_end=anywhere)

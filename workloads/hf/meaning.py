@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -289,6 +290,39 @@ def check_problem(problem_type: str | None, objective: str, where: str) -> None:
 def _listed(labels: Sequence[str]) -> str:
     """The first labels of some."""
     return ", ".join(labels[:SHOWN]) + (", ..." if len(labels) > SHOWN else "")
+
+
+ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+"""The roles of tokens for which transformers has a name of its own, such as eos_token."""
+PLAIN_CLASSES = (None, "PreTrainedTokenizerFast", "TokenizersBackend")
+"""Classes of tokenizers of transformers that name no token by default."""
+
+
+def tokens_of_files(config: Mapping[str, Any], named: Mapping[str, Any]) -> dict[str, str]:
+    """The special tokens by name, such as eos_token, that transformers reads of a tokenizer_config.json and of what a
+    special_tokens_map.json has `named`, for a class that names none by default. The map goes first, null included."""
+    roles = {f"{role}_token" for role in ROLES}
+    found = {name: value for name, value in config.items() if name in roles}
+    found |= {name: value for name, value in named.items() if name in roles}
+    extra = config.get("extra_special_tokens")
+    found |= extra if isinstance(extra, dict) else {}
+    tokens = {
+        name: value.get("content") if isinstance(value, dict) else value for name, value in found.items()
+    }
+    return {name: token for name, token in tokens.items() if isinstance(token, str)}
+
+
+@lru_cache(maxsize=4)  # a command asks several times, and each takes a second
+def tokens_of_class(folder: str, files: str) -> Mapping[str, str] | None:
+    """The special tokens by name that the tokenizer has which transformers makes of a local folder: of its files, and
+    by default of its class. None if it makes none. `files` tells the content of the folder's files from others."""
+    from transformers import AutoTokenizer
+
+    try:
+        loaded = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception:  # of any class of transformers
+        return None
+    return {name: str(token) for name, token in loaded.special_tokens_map.items() if isinstance(token, str)}
 
 
 def _labels(config: Any) -> tuple[str, ...]:

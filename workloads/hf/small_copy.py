@@ -64,7 +64,7 @@ def fewer_tokens(hf_config: Any, vocabulary: Vocabulary) -> Vocabulary:
     framing |= {token for side in vocabulary.target or () for token in side}
     start = vocabulary.decoder_start
     framing |= set() if start is None else {start}
-    large |= {token for token in vocabulary.special | framing if token >= TOKENS}
+    large |= {token for token in vocabulary.special | framing | {*vocabulary.before} if token >= TOKENS}
     new = {token: TOKENS + place for place, token in enumerate(sorted(large))}
     size = TOKENS + len(new)
     for part in nested_configs(hf_config):
@@ -84,6 +84,7 @@ def fewer_tokens(hf_config: Any, vocabulary: Vocabulary) -> Vocabulary:
         frame=_renumbered(vocabulary.frame, new),
         target=_sides(vocabulary.target, new) if vocabulary.target else None,
         decoder_start=None if start is None else new.get(start, start),
+        before=tuple(new.get(token, token) for token in vocabulary.before),
         reserved=frozenset(),  # most of them are gone, and what is drawn need not be text
         **{name: new.get(token, token) for name, token in known.items() if token is not None},
     )

@@ -207,6 +207,12 @@ def reads_pairs(name: str) -> bool:
     return _find(name).unit == "documents"
 
 
+def is_framed(name: str) -> bool:
+    """Whether what the tokenizer puts around a text stands around each text that the objective reads; raises
+    WorkloadError for an unknown name."""
+    return _find(name).framed
+
+
 def compares(name: str) -> bool:
     """Whether a sample is two answers to the objective; raises WorkloadError for an unknown name."""
     return _find(name).compares

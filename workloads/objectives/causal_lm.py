@@ -12,12 +12,6 @@ from workloads.objectives.options import choice
 from workloads.objectives.sampled import IGNORE, Read, Sample, SampledObjective
 
 
-def document_of(tokens: np.ndarray, eos: int) -> np.ndarray:
-    """The number of the document that each token belongs to, int64 [length]; eos belongs to what it ends."""
-    ends = tokens == eos
-    return np.cumsum(ends) - ends
-
-
 def positions_in(parts: np.ndarray) -> np.ndarray:
     """Position of each token in its part, int64 [length], for part numbers that stand in runs."""
     index = np.arange(len(parts))
@@ -33,13 +27,15 @@ class CausalLM(SampledObjective):
     documents="isolate": adds segments and positions, int64 [length]: a document sees itself alone, and what follows a
     document's end is not predicted from it.
 
-    A shorter window is filled up with eos, from which nothing is predicted.
+    A shorter window is filled up with eos, from which nothing is predicted. Nor is what the tokenizer puts before a
+    text (`Vocabulary.before`), such as bos: it is read, and the text is predicted from it.
     """
 
     name = "causal_lm"
     architectures = frozenset({"decoder"})
     overlap: ClassVar[int] = 1
     partial: ClassVar[bool] = True
+    framed: ClassVar[bool] = True
     documents: str = choice("pack", "isolate")
 
     def window(self, sequence_length: int) -> int:
@@ -48,16 +44,47 @@ class CausalLM(SampledObjective):
     def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
         window = self.read_window(read, sample)
         tokens, labels, eos = window[:-1], window[1:], self.vocabulary.eos
-        document = document_of(tokens, eos)
+        is_end = self._ends(window)
+        labels = np.where(self._opens(window, is_end)[1:], IGNORE, labels)
+        is_end = is_end[:-1]
+        document = np.cumsum(is_end) - is_end
         if missing := self.sequence_length - len(tokens):
             tokens = np.pad(tokens, (0, missing), constant_values=eos)
             labels = np.pad(labels, (0, missing), constant_values=IGNORE)
+            is_end = np.pad(is_end, (0, missing), constant_values=True)
             document = np.pad(document, (0, missing), constant_values=document[-1] + 1)
         if self.documents == "pack":
             return {"tokens": tokens, "labels": labels}
         return {
             "tokens": tokens,
-            "labels": np.where(tokens == eos, IGNORE, labels),
+            "labels": np.where(is_end, IGNORE, labels),
             SEGMENTS: document,
             "positions": positions_in(document),
         }
+
+    def _ends(self, window: np.ndarray) -> np.ndarray:
+        """Which tokens end a document, bool [window]: eos, but where it stands before a text."""
+        eos, before = self.vocabulary.eos, np.array(self.vocabulary.before, dtype=np.int64)
+        is_eos = window == eos
+        if eos not in before:
+            return is_eos
+        found = np.zeros(len(window), dtype=bool)
+        # Of several in a row at the beginning the last stands before a text, and so every other one before it.
+        first = int(np.argmin(is_eos)) if not is_eos.all() else 0
+        at = len(before) if first % 2 else 0
+        for place in np.flatnonzero(is_eos).tolist():
+            if place < at:
+                continue
+            found[place] = True
+            follows = np.array_equal(window[place + 1 : place + 1 + len(before)], before)
+            at = place + 1 + (len(before) if follows else 0)
+        return found
+
+    def _opens(self, window: np.ndarray, is_end: np.ndarray) -> np.ndarray:
+        """Which tokens stand before a text, bool [window]."""
+        before, found = self.vocabulary.before, np.zeros(len(window), dtype=bool)
+        starts = np.flatnonzero(is_end) + 1 if before else ()
+        for start in (0, *starts):
+            there = window[start : start + len(before)]
+            found[start : start + len(there)] = np.array_equal(there, before[: len(there)])
+        return found

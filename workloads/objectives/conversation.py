@@ -9,7 +9,7 @@ import numpy as np
 from workloads.model.masks import SEGMENTS
 from workloads.objectives.causal_lm import positions_in
 from workloads.objectives.options import choice
-from workloads.objectives.records import CLOSE, MARK
+from workloads.objectives.records import CLOSE, MARK, from_end
 from workloads.objectives.sampled import IGNORE, Read, Sample, SampledObjective
 from workloads.objectives.spans import padded
 from workloads.workload import Reading
@@ -27,6 +27,7 @@ class Conversation(SampledObjective):
     name = "conversation"
     architectures = frozenset({"decoder"})
     unit = "records"
+    framed = True
     pack: str = choice("yes", "no")
     truncate: str = choice("end", "start")
 
@@ -54,7 +55,9 @@ class Conversation(SampledObjective):
 
     def kept(self, words: np.ndarray) -> np.ndarray:
         """What a sample has of a conversation."""
-        return words[: self.sequence_length] if self.truncate == "end" else words[-self.sequence_length :]
+        if self.truncate == "end":
+            return words[: self.sequence_length]
+        return from_end(words, self.sequence_length, self.vocabulary.before)
 
     def is_cut(self, record: np.ndarray) -> bool:
         return any(len(each) > self.sequence_length for each in _apart(np.asarray(record, dtype=np.int64)))

@@ -23,7 +23,7 @@ from workloads.errors import WorkloadError
 from workloads.model.masks import SEGMENTS
 from workloads.objectives.causal_lm import positions_in
 from workloads.objectives.options import at_least, choice, fraction_or_zero
-from workloads.objectives.records import MARK, unpack
+from workloads.objectives.records import MARK, from_end, unpack
 from workloads.objectives.sampled import IGNORE, Read, Sample, SampledObjective
 from workloads.objectives.spans import padded
 from workloads.workload import Batch, Loss, Objective
@@ -39,8 +39,9 @@ DIVERGENCE = "divergence"
 def kept(words: np.ndarray, objective: Objective) -> np.ndarray:
     """What half a row has of an answer with its prompt; `truncate` says which end of it is lost."""
     half = objective.window(objective.sequence_length)  # type: ignore[attr-defined]
-    from_end = objective.truncate == "start"  # type: ignore[attr-defined]
-    return np.asarray(words[-half:] if from_end else words[:half], dtype=np.int64)
+    if objective.truncate == "start":  # type: ignore[attr-defined]
+        words = from_end(words, half, objective.vocabulary.before)  # type: ignore[attr-defined]
+    return np.asarray(words[:half], dtype=np.int64)
 
 
 def predicted(words: np.ndarray) -> bool:
@@ -155,6 +156,7 @@ class Dpo(SampledObjective):
     name = "dpo"
     architectures = frozenset({"decoder"})
     unit = "record"
+    framed = True
     compares: ClassVar[bool] = True
     truncate: str = choice("end", "start")
     beta: float = at_least(1e-6, 0.1)
@@ -193,6 +195,7 @@ class Ipo(SampledObjective):
     name = "ipo"
     architectures = frozenset({"decoder"})
     unit = "record"
+    framed = True
     compares: ClassVar[bool] = True
     truncate: str = choice("end", "start")
     beta: float = at_least(1e-6, 0.1)
@@ -218,6 +221,7 @@ class Orpo(SampledObjective):
     name = "orpo"
     architectures = frozenset({"decoder"})
     unit = "record"
+    framed = True
     compares: ClassVar[bool] = True
     truncate: str = choice("end", "start")
     beta: float = at_least(1e-6, 0.1)
@@ -248,6 +252,7 @@ class Kto(SampledObjective):
     name = "kto"
     architectures = frozenset({"decoder"})
     unit = "record"
+    framed = True
     least_documents: ClassVar[int] = 2
     compares: ClassVar[bool] = True
     truncate: str = choice("end", "start")
@@ -325,6 +330,7 @@ class Reward(SampledObjective):
     architectures = frozenset({"decoder"})
     needs: ClassVar[tuple[str, ...]] = ("pad",)  # by which transformers finds the last token
     unit = "record"
+    framed = True
     compares: ClassVar[bool] = True
     truncate: str = choice("end", "start")
     center: float = at_least(0.0, 0.0)

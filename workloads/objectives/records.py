@@ -31,6 +31,16 @@ def unpack(words: np.ndarray) -> list[np.ndarray]:
     return np.split(words[1 + count :], np.cumsum(sizes)[:-1])
 
 
+def from_end(words: np.ndarray, length: int, before: Sequence[int]) -> np.ndarray:
+    """The last `length` marked tokens of a longer text. What stands before it, as `before`, stays there: a model may
+    take nothing well that does not begin with it."""
+    if len(words) <= length:
+        return words
+    first = words[: len(before)].astype(np.int64) & ~MARK
+    kept = len(before) if np.array_equal(first, before) and len(before) < length else 0
+    return np.concatenate([words[:kept], words[len(words) - length + kept :]])
+
+
 def to_bits(value: float) -> int:
     """A number as a word: the bits of its fp32 value."""
     return int(np.float32(value).view(np.uint32))

@@ -69,6 +69,10 @@ class SampledObjective(ABC):
     partial: ClassVar[bool] = False
     """Whether a window of a stream may be shorter, see `Reading`."""
 
+    framed: ClassVar[bool] = False
+    """Whether what the tokenizer puts around a text stands around each text in prepared data, see `Vocabulary.before`;
+    other objectives put tokens around a text themselves, if any."""
+
     compares: ClassVar[bool] = False
     """Whether a sample is two answers, see `workloads.objectives.preferences`; then it has `compare`, its loss."""
 

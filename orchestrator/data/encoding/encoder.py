@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -28,9 +28,10 @@ class PartEncoder:
     """Encodes the pieces of a part by the engine that is chosen for the tokenizer's JSON `text`: the reference,
     or, if it is `allowed`, a faster one."""
 
-    def __init__(self, text: str, number: int, allowed: bool = True) -> None:
-        self._reference = reference(text)
-        self._engine: Engine = (fast(text) if allowed else None) or self._reference
+    def __init__(self, text: str, number: int, allowed: bool = True, parse: bool = False) -> None:
+        """`number` draws what is compared; with `parse` the names of special tokens in a text are the tokens."""
+        self._reference = reference(text, parse)
+        self._engine: Engine = (fast(text, parse) if allowed else None) or self._reference
         self._draw = np.random.default_rng(number)
         self._first = True
         self._compared = [0, 0]
@@ -62,14 +63,3 @@ class PartEncoder:
             raise EngineDiffers(self._engine.name)
         self._compared[0] += 1
         self._compared[1] += len(text.encode())
-
-
-def closed(
-    encoded: Encoded, pieces: Sequence[TextPiece], roles: Mapping[str, int]
-) -> tuple[np.ndarray, np.ndarray]:
-    """The ids with the token that closes each document or first text of a pair, and the ends of the documents among
-    them, int64."""
-    closing = np.array([roles["eos"] if p.ends else roles["sep"] if p.halves else -1 for p in pieces])
-    closes, ends = closing >= 0, np.array([piece.ends for piece in pieces])
-    ids = np.insert(encoded.ids, encoded.ends[closes], closing[closes].astype(encoded.ids.dtype))
-    return ids, (encoded.ends + np.cumsum(closes))[ends]

@@ -48,15 +48,16 @@ class Engine(Protocol):
     name: str
 
     def encode(self, texts: Sequence[str]) -> Encoded:
-        """The ids of texts, without special tokens: their spelling in a text is ordinary text."""
+        """The ids of texts, without special tokens around them. Their names in a text are ordinary text, or where an
+        engine parses them the tokens."""
 
 
 class ReferenceEngine:
     """The library `tokenizers`, on one thread."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, parse: bool = False) -> None:
         self.name = f"{REFERENCE} {version(REFERENCE)}"
-        self._tokenizer: Tokenizer = tokenizer.encoder(text)
+        self._tokenizer: Tokenizer = tokenizer.encoder(text, parse)
 
     def encode(self, texts: Sequence[str]) -> Encoded:
         """See `Engine`."""
@@ -73,10 +74,10 @@ class FastEngine:
     """fastokens, on one thread; a text on which it fails is encoded by the reference. Raises ValueError for a tokenizer
     that it does not know, and ImportError where it is not installed."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, parse: bool = False) -> None:
         os.environ["RAYON_NUM_THREADS"] = "1"  # a task has one CPU
         self.name = f"{FAST} {version(FAST)}"
-        self._text = text
+        self._text, self._parse = text, parse
         self._tokenizer: Any = None
         self._renew()
 
@@ -88,7 +89,8 @@ class FastEngine:
         found = self._try(texts)
         if found is not None:
             return found
-        singly = [self._try([text]) or reference(self._text).encode([text]) for text in texts]
+        whole = reference(self._text, self._parse)
+        singly = [self._try([text]) or whole.encode([text]) for text in texts]
         return Encoded(
             np.concatenate([one.ids for one in singly]), np.cumsum([len(one.ids) for one in singly])
         )
@@ -103,7 +105,7 @@ class FastEngine:
     def _try(self, texts: Sequence[str]) -> Encoded | None:
         """The ids, None if the engine fails."""
         try:
-            ids, offsets = self._tokenizer.encode_batch_flat(list(texts), False, True)
+            ids, offsets = self._tokenizer.encode_batch_flat(list(texts), False, not self._parse)
         except BaseException as error:  # a panic of Rust is no Exception
             if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
                 raise
@@ -116,25 +118,25 @@ LONG_ENTRY = 512
 
 
 @lru_cache(maxsize=2)
-def reference(text: str) -> ReferenceEngine:
+def reference(text: str, parse: bool = False) -> ReferenceEngine:
     """The reference for a tokenizer's JSON; kept, since a process encodes many parts."""
-    return ReferenceEngine(text)
+    return ReferenceEngine(text, parse)
 
 
 @lru_cache(maxsize=2)
-def fast(text: str) -> Engine | None:
+def fast(text: str, parse: bool = False) -> Engine | None:
     """The faster engine for a tokenizer's JSON; None where there is none, or where it differs on hard texts."""
     vocabulary = json.loads(text)["model"].get("vocab", {})
     entries = vocabulary if isinstance(vocabulary, dict) else [entry[0] for entry in vocabulary]
     if max(map(len, entries), default=0) > LONG_ENTRY:
         return None
     try:
-        found = FastEngine(text)
+        found = FastEngine(text, parse)
     except ImportError:
         return None
     except Exception:  # of its own kinds, for what it does not know
         return None
-    standard = reference(text)
+    standard = reference(text, parse)
     texts = hard_texts(standard.added_tokens())
     return found if same(found.encode(texts), standard.encode(texts)) else None
 

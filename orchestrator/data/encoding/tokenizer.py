@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+import xxhash
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from orchestrator.data.encoding import tiktoken_file
 from orchestrator.data.prepared.data_folder import DataFolder
+from orchestrator.data.prepared.manifest import FORMAT
 from orchestrator.job.errors import InputError
 from workloads.hf.hf_config import of_the_hub
+from workloads.hf.meaning import PLAIN_CLASSES, tokens_of_class, tokens_of_files
 
 STANDARD = ("<|endoftext|>", "<pad>", "<bos>", "<cls>", "<sep>", "<mask>", "<unk>")
 """The special tokens of every tokenizer that is trained here; ids 0, 1, ... in this order."""
@@ -71,23 +75,27 @@ def check_size(entries: int, special_tokens: Sequence[str]) -> None:
         )
 
 
-def load(uri: str, special_tokens: Sequence[str], added: Sequence[str] = ()) -> tuple[str, dict[str, int]]:
+def load(
+    uri: str, special_tokens: Sequence[str], added: Sequence[str] = (), data_format: int = FORMAT
+) -> tuple[str, dict[str, int]]:
     """The JSON of the tokenizer at `uri`, and the ids of its tokens by role.
 
     `uri` names a tokenizer.json or its folder, or a file of tiktoken. Special tokens that the objective needs are
-    added, unless the tokenizer has a usual token of that role; then the tokens `added`.
+    added, unless the tokenizer has a usual token of that role; then the tokens `added`. It is read as for prepared data
+    of `data_format`.
     Raises InputError if there is no tokenizer, or none of its tokens can end a document.
     """
     where = f"data.tokenizer {uri}"
     folder, name = _place(uri)
     try:
-        config = folder.read_json("tokenizer_config.json") or {}
+        named = special_tokens_of(uri, data_format)
         if name.endswith(tiktoken_file.SUFFIX):
             made = tiktoken_file.tokenizer_of(folder, name, where)
             text = str(made.to_str()) if made else ""
         else:
             text = (folder.read(name) or b"").decode()
-        found = _prepared(text, tuple(named_tokens(config).items()), tuple(special_tokens), tuple(added))
+        asked = (tuple(special_tokens), tuple(added), data_format > 5)
+        found = _prepared(text, tuple(named.items()), *asked)
     except InputError:
         raise
     except Exception as error:  # tokenizers raises plain Exception, every file system its own kind
@@ -96,9 +104,12 @@ def load(uri: str, special_tokens: Sequence[str], added: Sequence[str] = ()) -> 
         hint = "give its path or its folder, or train_bpe: N; AutoTokenizer's save_pretrained writes one"
         raise InputError("there is no tokenizer.json, and no file of tiktoken", where, hint + of_the_hub(uri))
     if found is None:
-        raise InputError(
-            "no token ends a document", where, "name eos_token in a tokenizer_config.json beside it"
-        )
+        eos = named.get("eos_token")
+        what = f"its eos_token {eos!r} is not in its vocabulary" if eos else "no token ends a document"
+        raise InputError(what, where, "name eos_token in a tokenizer_config.json beside it")
+    if data_format < 6:
+        return found[0], dict(found[1])
+    config = folder.read_json("tokenizer_config.json") or {}
     return found[0], {**found[1], **languages_of(Tokenizer.from_str(found[0]), config)}
 
 
@@ -113,6 +124,38 @@ def languages_of(tokenizer: Tokenizer, config: Mapping[str, Any]) -> dict[str, i
         if known := [i for i in ids if i is not None]:
             found[role] = known[0]
     return found
+
+
+def special_tokens_of(uri: str, data_format: int = FORMAT) -> dict[str, str]:
+    """The special tokens by name, such as eos_token, that the tokenizer at `uri` has once transformers has loaded it:
+    by its tokenizer_config.json, its special_tokens_map.json, and by default of its class. Before format 6 those of its
+    tokenizer_config.json alone."""
+    folder, _ = _place(uri)
+    config = folder.read_json("tokenizer_config.json") or {}
+    if data_format < 6:
+        return {f"{role}_token": token for role, token in named_tokens(config).items()}
+    named = folder.read_json("special_tokens_map.json") or {}
+    found = tokens_of_files(config, named)
+    has_model = folder.read("config.json") is not None
+    if not folder.local or (config.get("tokenizer_class") in PLAIN_CLASSES and not has_model):
+        return found
+    by_class = tokens_of_class(folder.uri, _content(folder))
+    if by_class is None:
+        return found
+    written = (folder.read("tokenizer.json") or b"").decode()
+    # By default a class may name a token that this tokenizer does not have.
+    return {name: token for name, token in by_class.items() if name in found or _is_in(written, token)}
+
+
+def _is_in(text: str, token: str) -> bool:
+    """Whether a tokenizer's JSON has a token of that name."""
+    return any(json.dumps(token, ensure_ascii=ascii_only) in text for ascii_only in (False, True))
+
+
+def _content(folder: DataFolder) -> str:
+    """A checksum of the files of which transformers makes a tokenizer, as far as they name its tokens."""
+    names = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "config.json")
+    return xxhash.xxh3_128_hexdigest(b"\0".join(folder.read(name) or b"" for name in names))
 
 
 def is_there(uri: str) -> bool:
@@ -136,23 +179,33 @@ def _place(uri: str) -> tuple[DataFolder, str]:
 
 @lru_cache(maxsize=4)  # a command asks several times, and each takes a tenth of a second
 def _prepared(
-    text: str, named: tuple[tuple[str, str], ...], special_tokens: tuple[str, ...], added: tuple[str, ...]
+    text: str,
+    named: tuple[tuple[str, str], ...],
+    special_tokens: tuple[str, ...],
+    added: tuple[str, ...],
+    is_special: bool,
 ) -> tuple[str, dict[str, int]] | None:
-    """The JSON of a tokenizer with the tokens that are added, and its roles; None if no token ends a document."""
+    """The JSON of a tokenizer with the tokens that are added, and its roles; None if no token ends a document. With
+    `is_special` the tokens that are `named` are special ones, as in a tokenizer of transformers."""
     if not text:
         return None
     tokenizer = Tokenizer.from_str(text)
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    roles = roles_of(tokenizer, dict(named))
+    by_role = {name.removesuffix("_token"): token for name, token in named}
+    roles = roles_of(tokenizer, by_role)
     if "eos" not in roles:
         return None
     played = {name for role in roles for name in _NAMES[role]}
+    if is_special:
+        special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
+        known = [token for _, token in named if tokenizer.token_to_id(token) is not None]
+        tokenizer.add_special_tokens([token for token in dict.fromkeys(known) if token not in special])
     tokenizer.add_special_tokens(
         [t for t in special_tokens if tokenizer.token_to_id(t) is None and t not in played]
     )
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token in added])
-    return str(tokenizer.to_str()), roles_of(tokenizer, dict(named))
+    return str(tokenizer.to_str()), roles_of(tokenizer, by_role)
 
 
 def roles_of(tokenizer: Tokenizer, named: Mapping[str, str]) -> dict[str, int]:
@@ -169,7 +222,7 @@ def roles_of(tokenizer: Tokenizer, named: Mapping[str, str]) -> dict[str, int]:
 
 
 def named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """The tokens of roles that a tokenizer_config.json names."""
+    """The tokens of roles that a tokenizer_config.json names, as they were read before format 6."""
     named = {}
     for role in _NAMES:
         token = config.get(f"{role}_token")
@@ -200,11 +253,27 @@ def size_of(tokenizer: Tokenizer) -> int:
     return int(max(tokenizer.get_vocab(with_added_tokens=True).values())) + 1
 
 
-def encoder(text: str) -> Tokenizer:
-    """The tokenizer for raw text, in which special tokens are treated as ordinary text."""
+def encoder(text: str, parse: bool = False) -> Tokenizer:
+    """The tokenizer for raw text, in which the names of special tokens are ordinary text, or with `parse` the
+    tokens."""
     tokenizer = Tokenizer.from_str(text)
-    tokenizer.encode_special_tokens = True
+    tokenizer.encode_special_tokens = not parse
     return tokenizer
+
+
+def special_names(text: str) -> tuple[str, ...]:
+    """The special tokens of a tokenizer's JSON, the longest first."""
+    added = Tokenizer.from_str(text).get_added_tokens_decoder().values()
+    return tuple(sorted((token.content for token in added if token.special), key=len, reverse=True))
+
+
+def around_text(tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The tokens that a tokenizer puts before and behind a text."""
+    found = tokenizer.encode("a")
+    inside = [number for number, place in enumerate(found.sequence_ids) if place is not None]
+    if not inside:
+        return (), ()
+    return tuple(found.ids[: inside[0]]), tuple(found.ids[inside[-1] + 1 :])
 
 
 def sentinels(tokenizer: Tokenizer) -> list[int]:

@@ -40,6 +40,7 @@ def vocabulary_of(tokenizer: Tokenizer, found: DataManifest) -> Vocabulary:
         frame=frame_of(tokenizer),
         source_language=roles.get("source_language"),
         target_language=roles.get("target_language"),
+        before=tuple(found.frame[0]),
         added=first_added(tokenizer, found.vocabulary),
         reserved=frozenset(np.flatnonzero(~text).tolist() if found.format > 1 else ()),
         word_start=None if starts is None else starts & text,

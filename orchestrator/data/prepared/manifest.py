@@ -97,8 +97,15 @@ class DataManifest:
             earlier versions.
         chat: the `template` that wrote its conversations, and the special `tokens` that it names; empty if none did,
             and for data of earlier versions.
+        frame: the tokens that stand before each text, and those behind it in front of the one that ends a document; of
+            data of earlier versions none.
+        named: how often the names of special tokens stand in the texts, by name, of those that were read as "text" and
+            of those that were read as "tokens".
+        inner_ends: tokens that end a document and stand within one; of data of earlier versions they are not counted.
         own: checksum of own samples, of which there are as many as `documents`; empty for text.
-        bytes_per_token: turns a loss in nats per token into bits per byte: loss / ln 2 / bytes_per_token.
+        tokens: of all sources, those of frames included.
+        bytes_per_token: turns a loss in nats per token into bits per byte: loss / ln 2 / bytes_per_token. What stands
+            before a text is not predicted, and does not count, here and in the entropy.
     """
 
     fingerprint: str
@@ -119,6 +126,9 @@ class DataManifest:
     engines: dict[str, dict[str, int]] = field(default_factory=dict)
     rejected: dict[str, dict[str, int]] = field(default_factory=dict)
     chat: dict[str, Any] = field(default_factory=dict)
+    frame: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    named: dict[str, dict[str, int]] = field(default_factory=dict)
+    inner_ends: int = 0
     own: str = ""
     code: dict[str, str] = field(default_factory=dict)
 
@@ -165,6 +175,12 @@ class DataManifest:
             del found["rejected"]
         if not self.chat:
             del found["chat"]
+        if not any(self.frame):
+            del found["frame"]
+        if not self.inner_ends:
+            del found["inner_ends"]
+        if not self.named:
+            del found["named"]
         if not self.own:
             del found["own"]
         if not self.code:
@@ -178,7 +194,9 @@ class DataManifest:
             PreparedSource(s["uri"], tuple(TokenShard(**shard) for shard in s["shards"]))
             for s in data["sources"]
         )
-        return cls(**{**data, "sources": sources, "sentinels": tuple(data["sentinels"])})
+        before, after = data.get("frame", ((), ()))
+        changed = {"sources": sources, "sentinels": tuple(data["sentinels"])}
+        return cls(**{**data, **changed, "frame": (tuple(before), tuple(after))})
 
     def same_tokens(self, other: DataManifest) -> bool:
         """Whether both have the same tokens from the same tokenizer."""

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from orchestrator.data.prepared.tokens import Tokens
+from orchestrator.data.preprocessing.rejections import frame_names
 from orchestrator.data.samples.held_out_split import split
 
 EXCERPT_TOKENS = 64
@@ -34,6 +35,7 @@ def inspect(uri: str, share: float | None = None) -> dict[str, Any]:
     """
     tokens = Tokens.open(uri)
     found = tokens.manifest
+    before, after = frame_names(tokens.folder.uri, found)
     sources = [
         {
             "uri": source.uri,
@@ -53,6 +55,9 @@ def inspect(uri: str, share: float | None = None) -> dict[str, Any]:
         "bytes": found.bytes,
         **({"rejected": found.rejected} if found.rejected else {}),
         **({"turns": found.turns} if found.turns else {}),
+        **({"before_a_text": before} if before else {}),
+        **({"behind_a_text": after} if after else {}),
+        **({"special_tokens_in_text": found.named} if found.named else {}),
         "vocabulary": found.vocabulary,
         "dtype": found.dtype,
         "bytes_per_token": found.bytes_per_token,

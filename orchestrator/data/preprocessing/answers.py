@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
+from orchestrator.data.encoding.framing import UNFRAMED, Framing
 from orchestrator.data.prepared.manifest import RECORDS_FORMAT
 from orchestrator.data.preprocessing.conversations import Template
 from orchestrator.data.preprocessing.messages import Message, check_answers, check_written, checked, tools_of
@@ -26,12 +27,14 @@ class Answers:
         template: the chat template that writes messages, None if there is none.
         eos: the token that ends a text.
         data_format: of the prepared data, see `manifest.FORMATS`.
+        framing: what stands around a text, and how names of special tokens in it are read. A template writes its own.
     """
 
     encoder: Tokenizer
     template: Template | None
     eos: int
     data_format: int = RECORDS_FORMAT
+    framing: Framing = UNFRAMED
 
     def marked(self, text: str, answers: Sequence[tuple[int, int]], special: bool = True) -> np.ndarray:
         """The tokens of a text, uint32, with MARK on those of the answers at these characters. A token that begins
@@ -122,8 +125,10 @@ class Answers:
         if not answer and self.data_format > 3:
             raise ValueError(f"its {name} is empty")
         whole = [(len(prompt), len(prompt) + len(answer))]
-        words = self.marked(prompt + answer, whole, special=False)
-        return _not_empty(np.append(words, np.uint32(self.eos | MARK)), name)
+        words = self.marked(prompt + answer, whole, special=self.framing.parsed)
+        before, after = self.framing.around(unmarked(words), self.eos)
+        ending = [number | MARK for number in after]
+        return _not_empty(np.concatenate([before, words, ending]).astype(np.uint32), name)
 
     def to_turn(self, prompt: Any, answer: Any, tools: Any = None) -> list[np.ndarray]:
         """A conversation of two columns as marked tokens, of which the answer is predicted: a text is a turn, without

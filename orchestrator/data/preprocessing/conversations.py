@@ -9,8 +9,9 @@ from datetime import date
 from functools import cached_property
 from typing import Any
 
-from orchestrator.data.encoding.tokenizer import named_tokens
+from orchestrator.data.encoding.tokenizer import special_tokens_of
 from orchestrator.data.prepared.data_folder import DataFolder
+from orchestrator.data.prepared.manifest import RECORDS_FORMAT
 from orchestrator.data.preprocessing.messages import Message, text_of
 from orchestrator.job.errors import InputError
 
@@ -27,13 +28,15 @@ NamedTemplate = tuple[str, tuple[tuple[str, str], ...]]
 """A chat template, and the special tokens that it may name."""
 
 
-def find_template(location: str, given: str | None) -> NamedTemplate | None:
-    """The chat template in the file `given`, or else beside the tokenizer at `location`; None if there is none. Raises
-    InputError for a file that is missing."""
+def find_template(
+    location: str, given: str | None, data_format: int = RECORDS_FORMAT
+) -> NamedTemplate | None:
+    """The chat template in the file `given`, or else beside the tokenizer at `location`; None if there is none. It is
+    read as for prepared data of `data_format`. Raises InputError for a file that is missing."""
     head, _, tail = location.rpartition("/")
     folder = DataFolder(head or ".") if tail.endswith(".json") else DataFolder(location)
     config = folder.read_json("tokenizer_config.json") or {}
-    tokens = tuple(sorted((f"{role}_token", token) for role, token in named_tokens(config).items()))
+    tokens = tuple(sorted(special_tokens_of(location, data_format).items()))
     if given:
         path, _, name = given.rpartition("/")
         text = DataFolder(path or ".").read(name)
@@ -47,6 +50,36 @@ def find_template(location: str, given: str | None) -> NamedTemplate | None:
     if text is None and given:
         raise InputError("there is no such file", f"data.chat_template {given}", "give a Jinja file")
     return None if text is None else (text.decode(), tokens)
+
+
+def check_tokens(found: NamedTemplate, location: str) -> None:
+    """Raise InputError if a template names a special token that the tokenizer at `location` does not have: nothing
+    would be written for it."""
+    text, tokens = found
+    if missing := _undefined(text, dict(tokens)):
+        what = (
+            f"the chat template names {missing}, which the tokenizer does not have, and would write nothing"
+        )
+        hint = f"name {missing} in a tokenizer_config.json there, or write the token in data.chat_template"
+        raise InputError(what, f"data.tokenizer {location}", hint)
+
+
+def _undefined(text: str, tokens: Mapping[str, str]) -> str:
+    """The first special token that a template names and does not ask for whether it is defined, of those that are not
+    among `tokens`; empty if there is none."""
+    from jinja2 import TemplateError, meta, nodes
+    from transformers.utils import chat_template_utils
+
+    compiled: Any = chat_template_utils._compile_jinja_template
+    try:
+        environment = compiled(text).environment
+        tree = environment.parse(text)
+    except TemplateError:  # which rendering tells
+        return ""
+    asked = {test.node.name for test in tree.find_all(nodes.Test) if isinstance(test.node, nodes.Name)}
+    asked |= {each.node.name for each in tree.find_all(nodes.Filter) if isinstance(each.node, nodes.Name)}
+    named = {name for name in meta.find_undeclared_variables(tree) if name.endswith("_token")}
+    return min(named - asked - tokens.keys(), default="")
 
 
 def dated(found: NamedTemplate, day: date | None) -> NamedTemplate:
@@ -126,6 +159,12 @@ class Template:
         """What is written behind an answer. Raises ValueError in one line."""
         talk = [{"role": "user", "content": "?"}, {"role": "assistant", "content": PROBE}]
         return self._render(self.as_read(talk), None)[0].rpartition(PROBE)[2]
+
+    def predicted_closing(self) -> str:
+        """What is written behind an answer and predicted with it. Raises ValueError in one line."""
+        talk = [{"role": "user", "content": "?"}, {"role": "assistant", "content": PROBE}]
+        text, answers = self.render(self.as_read(talk))
+        return text[: answers[-1][1]].rpartition(PROBE)[2] if answers else ""
 
     def as_read(self, messages: list[Message]) -> list[Message]:
         """The messages with the content of each as the template reads it: as text, or in parts."""

@@ -13,7 +13,7 @@ from orchestrator.data.encoding import tokenizer as tokenizers
 from orchestrator.data.encoding.engines import add_engine
 from orchestrator.data.prepared.data_folder import DataFolder
 from orchestrator.data.prepared.manifest import DataManifest, PreparedSource, TokenShard
-from orchestrator.data.preprocessing import rejections
+from orchestrator.data.preprocessing import named_tokens, rejections
 from orchestrator.data.preprocessing.shards import TokenFormat, read_record, record_name, shard_name
 from orchestrator.data.sources import Part
 from orchestrator.job.errors import InputError
@@ -57,17 +57,24 @@ def gather_some(
     engines: dict[str, dict[str, int]] = {}
     counts = np.zeros(written.vocabulary, dtype=np.int64)
     findings: list[rejections.Finding] = []
+    named: list[named_tokens.Counts] = []
     for number, record in zip(numbers, _records(folder, numbers, written.version), strict=True):
         if record is None:
             raise InputError(f"{record_name(number)} is damaged", folder.uri, "run the same command again")
         counts += record.pop("counts")
         add_engine(engines, record.pop("engine"))
         findings += record.pop("rejected")
+        named.append(record.pop("named"))
         if record["tokens"] or (written.version > 2 and record["bytes"]):  # text of which no token is made
             prepared[parts[number][0].file.source].append(TokenShard(file=shard_name(number), **record))
     every = [shard for source in prepared for shard in source]
     tokens, text = sum(s.tokens for s in every), sum(s.bytes for s in every)
-    share = counts[counts > 0] / max(tokens, 1)
+    documents = sum(s.documents for s in every)
+    before = () if written.kind else written.framing.before
+    counts -= documents * np.bincount(before, minlength=len(counts)) if before else 0
+    predicted = tokens - documents * len(before)
+    ends = int(counts[written.roles["eos"]]) - documents
+    share = counts[counts > 0] / max(predicted, 1)
     tokenizer = folder.read("tokenizer.json") or b""
     found = DataManifest(
         fingerprint=fingerprint,
@@ -82,13 +89,16 @@ def gather_some(
         sentinels=tokenizers.sentinels_in(tokenizer.decode()),
         sources=tuple(PreparedSource(uri, tuple(found)) for uri, found in zip(uris, prepared, strict=True)),
         tokens=tokens,
-        documents=sum(s.documents for s in every),
+        documents=documents,
         bytes=text,
         entropy=float(-(share * np.log(share)).sum()),
-        bytes_per_token=text / max(tokens, 1),
+        bytes_per_token=text / max(predicted, 1),
         format=written.version,
         tokenizer_xxh3=xxhash.xxh3_128_hexdigest(tokenizer),
         engines=engines,
+        frame=(written.framing.before, written.framing.after),
+        named=named_tokens.summed(named),
+        inner_ends=ends if written.version > 5 and not written.kind else 0,
     )
     return found, findings
 

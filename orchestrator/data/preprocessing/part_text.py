@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from orchestrator.data.prepared.manifest import FORMAT
-from orchestrator.data.sources import Part
+from orchestrator.data.sources import Part, opened, text_rows
 from orchestrator.data.sources.documents import TextPiece, pieces
 from orchestrator.data.sources.rejected import Rejected
 
@@ -21,6 +21,15 @@ def part_pieces(
     if cleaned is not None:
         return cleaned.pieces(part, rejected)
     return (piece for span in part for piece in pieces(span, data_format, rejected))
+
+
+def goes_on(part: Part, cleaned: CleanedText | None) -> bool:
+    """Whether the text of a part goes on with a document of the part before; of cleaned text all are whole."""
+    span = part[0]
+    if cleaned is not None or span.file.kind != ".txt" or not span.start:
+        return False
+    with opened(span) as file:
+        return text_rows.goes_on(span, file)
 
 
 def sample(

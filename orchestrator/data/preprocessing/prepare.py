@@ -19,7 +19,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 from orchestrator.data import sources
 from orchestrator.data.clean.cleaned_text import CleanedText
@@ -33,7 +34,15 @@ from orchestrator.data.prepared.data_folder import DataFolder
 from orchestrator.data.prepared.node_copies import AGAIN
 from orchestrator.data.prepared.tokens import read_tokenizer
 from orchestrator.data.preprocessing import rejections, reuse, shards
-from orchestrator.data.preprocessing.fingerprint import SOURCES, chosen_tokenizer, format_and_fingerprint
+from orchestrator.data.preprocessing.fingerprint import (
+    SOURCES,
+    Given,
+    KindOf,
+    chosen_tokenizer,
+    format_and_fingerprint,
+    given_in,
+    no_kind,
+)
 from orchestrator.data.preprocessing.gather import gather, gather_some
 from orchestrator.data.preprocessing.part_text import sample
 from orchestrator.data.preprocessing.shards import TokenFormat
@@ -50,9 +59,6 @@ from orchestrator.job.errors import InputError, Unreachable
 from orchestrator.job.tokenizer_training import TokenizerRecipe
 from orchestrator.storage.retry import storage_failed, transient
 
-if TYPE_CHECKING:
-    from orchestrator.data.preprocessing.records import RecordKind
-
 
 def prepare(
     data: DataSpec,
@@ -64,7 +70,8 @@ def prepare(
     before: str = "",
     tokenizer_of: str = "",
     where: str = SOURCES,
-    kind: RecordKind | None = None,
+    kind_of: KindOf = no_kind,
+    framed: bool = False,
     make: bool = True,
     begin: bool = False,
     leave: float = 0.0,
@@ -83,7 +90,8 @@ def prepare(
         before: fingerprint of the data that a run began with: prepare exactly that, in its format.
         tokenizer_of: URI of prepared data whose tokenizer is taken instead of the one that `data` names.
         where: the key of the sources in the job file.
-        kind: how rows become records, for an objective that reads such.
+        kind_of: how rows become records in data of a format, for an objective that reads such.
+        framed: whether what the tokenizer puts around a text stands around each text.
         make: False to raise InputError where the data is not there.
         begin: of data that is streamed, prepare only the first section, and those that were published before.
         leave: CPUs that are left for others, at the cost of having only one task, on no CPU of its own.
@@ -94,16 +102,19 @@ def prepare(
     files = sources.resolve(data.sources, where, data.on_error)
     if not any(file.size for file in files):
         raise InputError("all files are empty", where, "give files with text")
+    choose: Callable[[int], Any] = partial(chosen_tokenizer, data, objective_special_tokens)
     if tokenizer_of:
-        chosen: Any = _tokenizer_of(tokenizer_of)
-    else:
-        chosen = chosen_tokenizer(data, objective_special_tokens)
+        there = _tokenizer_of(tokenizer_of)
+        choose = lambda data_format: there  # noqa: E731
     part_bytes = part_bytes or sources.part_size(files)
     cleaning = cleaning_of(data, files, part_bytes)
-    if cleaning and kind:
-        raise InputError(f"cleans text, and {kind.objective} reads records", "data.clean", "leave it out")
     clean_key = cleaning.key if cleaning else ""
-    data_format, name = format_and_fingerprint(files, chosen, part_bytes, before, kind, clean_key)
+    given_in_format = partial(given_in, data=data, choose=choose, kind_of=kind_of, framed=framed)
+    data_format, name, given = format_and_fingerprint(files, given_in_format, part_bytes, before, clean_key)
+    if cleaning and given.kind:
+        raise InputError(
+            f"cleans text, and {given.kind.objective} reads records", "data.clean", "leave it out"
+        )
     folder = DataFolder(f"{DataFolder(cache).uri}/{name}")
     try:
         folder.remove_old_drafts()
@@ -114,10 +125,9 @@ def prepare(
             preparation = _Preparation(
                 data,
                 files,
-                chosen,
+                given,
                 part_bytes,
                 cleaning,
-                kind,
                 data_format,
                 folder,
                 progress or silent,
@@ -157,15 +167,14 @@ def _tokenizer_of(uri: str) -> tuple[str, dict[str, int]]:
 
 @dataclass(frozen=True)
 class _Preparation:
-    """What is prepared, how, and where; see `prepare`. `chosen` is the tokenizer as JSON with its roles, or the number
-    of entries of one to train with its special tokens."""
+    """What is prepared, how, and where; see `prepare`. `given.chosen` is the tokenizer as JSON with its roles, or the
+    number of entries of one to train with its special tokens."""
 
     data: DataSpec
     files: Sequence[SourceFile]
-    chosen: Any
+    given: Given
     part_bytes: int
     cleaning: Cleaning | None
-    kind: RecordKind | None
     data_format: int
     folder: DataFolder
     progress: Progress
@@ -223,12 +232,12 @@ class _Preparation:
 
     def _tokenizer(self, parts: list[Part], text: CleanedText | None) -> TokenFormat:
         """Train the tokenizer if that is asked for, and write it."""
-        folder, chosen = self.folder, self.chosen
+        folder, (chosen, kind, framing) = self.folder, self.given
         if isinstance(chosen[0], str):
             given, roles = chosen
             if folder.read("tokenizer.json") != given.encode():
                 folder.write("tokenizer.json", given.encode())
-            return TokenFormat(tokenizer.size_in(given), roles, self.data_format, self.kind)
+            return TokenFormat(tokenizer.size_in(given), roles, self.data_format, kind, framing)
         if folder.read("tokenizer.json") is None:
             from orchestrator.data.preprocessing.part_tasks import run_alone
 
@@ -237,7 +246,7 @@ class _Preparation:
         made = (folder.read("tokenizer.json") or b"").decode()
         roles = tokenizer.roles_of(tokenizer.encoder(made), {})
         # the requested size, even if the text gave fewer entries: the model's size depends on it before there is data
-        return TokenFormat(chosen[0], roles, self.data_format, self.kind)
+        return TokenFormat(chosen[0], roles, self.data_format, kind, framing)
 
     def _publisher(
         self, plan: SectionPlan, parts: list[Part], written: TokenFormat, begin: bool

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
+from orchestrator.data.encoding.framing import UNFRAMED, Framing
 from orchestrator.data.encoding.tokenizer import roles_of
 from orchestrator.data.prepared.manifest import RECORDS_FORMAT
 from orchestrator.data.preprocessing.answers import Answers, unmarked
@@ -69,16 +70,17 @@ def records_of(
     eos: int,
     rejected: Rejected | None = None,
     data_format: int = RECORDS_FORMAT,
+    framing: Framing = UNFRAMED,
 ) -> Iterator[Record]:
     """The records of a span, in order; `eos` is the token that ends a text. What cannot be used goes to `rejected`, see
-    `rows`. `data_format` is that of the prepared data.
+    `rows`. `data_format` is that of the prepared data, `framing` what stands around a text in it.
 
     Raises InputError that names file and row if the policy of the file is to fail.
     """
     rejected = rejected or Rejected()
     columns = RowColumns(span, kind.objective, kind.labels, data_format)
     template = Template(kind.template, dict(kind.tokens)) if kind.template else None
-    answers = Answers(encoder, template, eos, data_format)
+    answers = Answers(encoder, template, eos, data_format, framing)
     labels = Labels(kind.labels, data_format)
     for row in rows(span, rejected, data_format):
         try:

@@ -8,10 +8,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from orchestrator.data.clean.totals import removed_in_all
 from orchestrator.data.prepared import manifest
 from orchestrator.data.prepared.data_folder import DataFolder
 from orchestrator.data.prepared.manifest import DataManifest
+from orchestrator.data.preprocessing import named_tokens
 from orchestrator.data.sources import Part
 from orchestrator.data.sources.rejected import EXAMPLES, LEFT_OUT
 from orchestrator.job.data import ceiling_of
@@ -62,13 +65,43 @@ def write(folder: DataFolder, findings: Iterable[Finding]) -> Totals:
 def notes_of(*uris: str) -> list[str]:
     """What a user should know of how prepared data was read: what was left out of it or repaired, and text that one
     task had to read."""
-    told = ((uri, manifest.read(DataFolder(uri))) for uri in uris)
-    return [
+    told = [(uri, manifest.read(DataFolder(uri))) for uri in uris]
+    lines = [
         line
         for uri, found in told
         if found
-        for line in (*notes(found.rejected, uri), *_turns(found), *_undivided(found))
+        for line in (
+            *frame_notes(uri, found),
+            *notes(found.rejected, uri),
+            *_turns(found),
+            *named_tokens.notes(found.named),
+            *_undivided(found),
+        )
     ]
+    return list(dict.fromkeys(lines))  # that of a frame is the same of all sets
+
+
+def frame_notes(uri: str, found: DataManifest) -> list[str]:
+    """What stands around each text, in at most one line; of conversations their template writes all."""
+    if found.records == "conversation":
+        return []
+    before, after = frame_names(uri, found)
+    parts = [
+        *([f"begins with {' '.join(before)}"] if before else []),
+        *([f"ends with {' '.join(after)}"] if after else []),
+    ]
+    return [f"a text {' and '.join(parts)}, as its tokenizer frames it"] if parts else []
+
+
+def frame_names(uri: str, found: DataManifest) -> tuple[list[str], list[str]]:
+    """The names of the tokens that stand before and behind each text of prepared data."""
+    if not any(found.frame):
+        return [], []
+    tokenizer = Tokenizer.from_str((DataFolder(uri).read(found.tokenizer) or b"").decode())
+    before, after = (
+        [tokenizer.id_to_token(number) or str(number) for number in side] for side in found.frame
+    )
+    return before, after
 
 
 def _turns(found: DataManifest) -> list[str]:

@@ -12,15 +12,16 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import xxhash
-from tokenizers import Tokenizer
 
 from orchestrator.data.encoding import tokenizer as tokenizers
-from orchestrator.data.encoding.encoder import EngineDiffers, PartEncoder, closed
+from orchestrator.data.encoding.encoder import EngineDiffers, PartEncoder
 from orchestrator.data.encoding.engines import Compared
+from orchestrator.data.encoding.framing import UNFRAMED, Framing, framed
 from orchestrator.data.prepared.data_folder import DataFolder
 from orchestrator.data.prepared.manifest import FORMAT, DamagedManifest, TokenShard, read
 from orchestrator.data.preprocessing.contents import ENTRY, ContentIndex
-from orchestrator.data.preprocessing.part_text import part_pieces
+from orchestrator.data.preprocessing.named_tokens import NamedTokens
+from orchestrator.data.preprocessing.part_text import goes_on, part_pieces
 from orchestrator.data.sources import Part
 from orchestrator.data.sources.documents import TextPiece
 from orchestrator.data.sources.identity import part_key
@@ -54,12 +55,14 @@ class TokenFormat:
         roles: ids of its tokens by role.
         version: of the format of prepared data.
         kind: how rows become records, for an objective that reads such; None of text.
+        framing: which special tokens stand around and within texts.
     """
 
     vocabulary: int
     roles: Mapping[str, int]
     version: int = FORMAT
     kind: RecordKind | None = None
+    framing: Framing = UNFRAMED
 
     @property
     def dtype(self) -> str:
@@ -115,15 +118,18 @@ def make_shard(
     folder = DataFolder(uri)
     text = text or (folder.read("tokenizer.json") or b"").decode()
     if written.kind is not None:
-        of_records = _records(part, written, written.kind, tokenizers.encoder(text))
+        of_records = _records(part, written, written.kind, text)
         return lambda: _write(folder, number, of_records, FORMAT)
     refuted = refuted_engine(folder)
     draw = int(part_key(part)[:8], 16)  # so that a part's record is the same in whatever corpus
+    parse = written.framing.parsed
+    named = NamedTokens(text if written.version > 5 else "")
     try:
-        shard = _encoded(folder, part, PartEncoder(text, draw, fast and not refuted), written, cleaned)
+        encoder = PartEncoder(text, draw, fast and not refuted, parse)
+        shard = _encoded(folder, part, encoder, written, cleaned, named)
     except EngineDiffers as error:
         folder.write_json(REFUTED, {"engine": error.name})
-        shard = _encoded(folder, part, PartEncoder(text, draw, False), written, cleaned)
+        shard = _encoded(folder, part, PartEncoder(text, draw, False, parse), written, cleaned, named)
     return lambda: _write(folder, number, shard, written.version)
 
 
@@ -138,15 +144,20 @@ def _encoded(
     encoder: PartEncoder,
     written: TokenFormat,
     cleaned: CleanedText | None,
+    named: NamedTokens,
 ) -> _Shard:
     """The tokens of a part. Raises EngineDiffers and InputError."""
+    named.clear()
     tokens = _Held(folder.uri if folder.local else None, written.dtype)
     ends: list[np.ndarray] = []
     contents, counts = ContentIndex(), np.zeros(written.vocabulary, dtype=np.int64)
     text_bytes = length = 0
     rejected = Rejected()
+    framing, eos, sep = written.framing, written.roles["eos"], written.roles.get("sep")
+    open_ = goes_on(part, cleaned) if framing.before else False
     for batch in _batches(part_pieces(part, written.version, cleaned, rejected)):
-        ids, ended = closed(encoder.encode(batch), batch, written.roles)
+        ids, ended = framed(encoder.encode(batch), batch, framing, eos, sep, open_)
+        open_ = not batch[-1].ends
         ends.append(ended + length)
         length += len(ids)
         counts += np.bincount(ids, minlength=written.vocabulary)
@@ -157,8 +168,10 @@ def _encoded(
         text_bytes += sum(piece.bytes for piece in batch)
         for piece in batch:
             contents.add(piece)
+            named.add(piece.text, framing.parsed)
     index = np.concatenate(ends) if ends else np.zeros(0, np.int64)
-    return _Shard(tokens.all(), index, contents, text_bytes, counts, rejected, encoder.compared)
+    found = named.to_json()
+    return _Shard(tokens.all(), index, contents, text_bytes, counts, rejected, found, encoder.compared)
 
 
 class _Held:
@@ -189,7 +202,7 @@ class _Held:
         return np.memmap(self._file, self._width, "r")
 
 
-def _records(part: Part, written: TokenFormat, kind: RecordKind, encoder: Tokenizer) -> _Shard:
+def _records(part: Part, written: TokenFormat, kind: RecordKind, text: str) -> _Shard:
     """The records of a part as its documents, each with a closing word."""
     # these import torch, which text does not need: it would cost every worker a second and 200 MiB
     from orchestrator.data.preprocessing.records import records_of
@@ -201,10 +214,18 @@ def _records(part: Part, written: TokenFormat, kind: RecordKind, encoder: Tokeni
     text_bytes = length = 0
     turns = {"rows": 0, "more": 0, "tokens": 0}
     goes_on = False
-    rejected, eos = Rejected(), written.roles["eos"]
+    rejected = Rejected()
+    eos = written.roles["eos"]
+    framing = written.framing
+    encoder = tokenizers.encoder(text, framing.parsed)
+    named = NamedTokens(text if written.version > 5 else "")
     for record in (
-        one for span in part for one in records_of(span, kind, encoder, eos, rejected, written.version)
+        one
+        for span in part
+        for one in records_of(span, kind, encoder, eos, rejected, written.version, framing)
     ):
+        if not goes_on:  # several records may hold one row
+            named.add_record(record.text, framing.parsed)
         found.append(np.append(record.words, [CLOSE]).astype("<u4"))
         length += len(found[-1])
         ends.append(length)
@@ -219,7 +240,7 @@ def _records(part: Part, written: TokenFormat, kind: RecordKind, encoder: Tokeni
         goes_on = record.goes_on
     counts[eos] += length - counts.sum()  # what is no token counts as the end that each record has
     words = np.concatenate(found) if found else np.zeros(0, "<u4")
-    return _Shard(words, np.array(ends), contents, text_bytes, counts, rejected, turns=turns)
+    return _Shard(words, np.array(ends), contents, text_bytes, counts, rejected, named.to_json(), turns=turns)
 
 
 class _Shard(NamedTuple):
@@ -229,6 +250,7 @@ class _Shard(NamedTuple):
     bytes: int
     counts: np.ndarray
     rejected: Rejected
+    named: dict[str, dict[str, int]]
     engine: Compared | None = None
     turns: Mapping[str, int] = MappingProxyType({})
 
@@ -256,6 +278,8 @@ def _write(folder: DataFolder, number: int, shard: _Shard, data_format: int) -> 
         record["rejected"] = found
     if any(shard.turns.values()):
         record["turns"] = dict(shard.turns)
+    if shard.named:
+        record["named"] = shard.named
     with ThreadPoolExecutor(len(files)) as pool:
         list(pool.map(folder.write, files, files.values()))
     folder.write_json(record_name(number), record)
@@ -269,17 +293,19 @@ def block_sums(data: bytes | memoryview) -> str:
 
 
 def read_record(folder: DataFolder, number: int, data_format: int) -> dict[str, Any] | None:
-    """The record of shard `number`; None if it is missing or damaged. `rejected` has what was left out or repaired."""
+    """The record of shard `number`; None if it is missing or damaged. `rejected` has what was left out or repaired,
+    `named` the names of special tokens in the text."""
     try:
         record = folder.read_json(record_name(number))
         counts, engine = np.array(record.pop("counts"), dtype=np.int64), record.pop("engine", None)
-        rejected = record.pop("rejected", [])
+        rejected, named = record.pop("rejected", []), record.pop("named", {})
         TokenShard(file="", **record)
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
     needed = {key for key, since in (("ends", 2), ("contents", 3)) if data_format >= since}
     whole = counts.sum() == record["tokens"] and needed <= record.keys()
-    return {**record, "counts": counts, "engine": engine, "rejected": rejected} if whole else None
+    beside = {"counts": counts, "engine": engine, "rejected": rejected, "named": named}
+    return {**record, **beside} if whole else None
 
 
 def is_complete(folder: DataFolder) -> bool:

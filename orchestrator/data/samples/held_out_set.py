@@ -15,7 +15,8 @@ from workloads.workload import Batch, Objective
 
 @dataclass(frozen=True)
 class HeldOut:
-    """A set of held-out text as an objective reads it, with its size in tokens, documents and bytes of text."""
+    """A set of held-out text as an objective reads it, with its size in tokens, documents and bytes of text. What
+    stands before a text does not count among its tokens: it is not predicted."""
 
     read: SampleReader
     tokens: int
@@ -55,4 +56,5 @@ def _held_out(streams: Streams, objective: Objective, where: str, documents: int
     if reading.unit != "stream" and sum(found.documents or 0 for found in windows) < reading.documents:
         what = f"the set is {documents} document, and {objective.name} needs {reading.documents} at least"
         raise InputError(what, where, "hold out more documents")
-    return HeldOut(SampleReader(streams, windows, objective), tokens, documents, text_bytes)
+    frames = 0 if streams.manifest.records else documents * len(streams.manifest.frame[0])
+    return HeldOut(SampleReader(streams, windows, objective), tokens - frames, documents, text_bytes)

@@ -14,6 +14,9 @@ from orchestrator.data.prepared import manifest
 from orchestrator.data.prepared.data_folder import DataFolder
 from orchestrator.data.prepared.manifest import DataManifest, PreparedSource
 
+SUMMED = ("tokens", "documents", "bytes", "inner_ends")
+"""What sections add up to."""
+
 
 class StoppedWaiting(Exception):
     """The process was asked to stop before the data was there that it waited for."""
@@ -40,7 +43,7 @@ def joined(before: DataManifest, section: DataManifest) -> DataManifest:
         PreparedSource(one.uri, one.shards + more.shards)
         for one, more in zip(before.sources, section.sources, strict=True)
     )
-    sums = {name: getattr(before, name) + getattr(section, name) for name in ("tokens", "documents", "bytes")}
+    sums = {name: getattr(before, name) + getattr(section, name) for name in SUMMED}
     return dataclasses.replace(before, sources=sources, **sums)
 
 

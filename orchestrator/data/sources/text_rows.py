@@ -112,6 +112,13 @@ class _Decoder:
         return text
 
 
+def goes_on(span: Span, file: BinaryIO) -> bool:
+    """Whether the first text of a span of a text file goes on with a document of which there is text before."""
+    if span.file.compression:
+        return False
+    return _goes_on(file, line_break(file, span.start, span.file.size, PIECE_BYTES))
+
+
 def _goes_on(file: BinaryIO, start: int) -> bool:
     """Whether what begins at byte `start` goes on with a document of which there is text before."""
     if not start:

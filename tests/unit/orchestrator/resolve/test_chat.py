@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,12 @@ import pytest
 from jobs import job
 from letters import TEMPLATE, WORDS, write_tokenizer
 from prepared import prepare_here
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from orchestrator.data.prepared.tokens import Tokens
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec, parse
-from orchestrator.resolve.chat import Chat, chat_of
+from orchestrator.resolve.chat import Chat, chat_of, unclosed
 from orchestrator.resolve.prompts import prompts_of, spoken
 from orchestrator.resolve.resolved_job import resolve
 from orchestrator.resolve.training_inputs import workload_of
@@ -104,3 +106,40 @@ def test_an_answer_ends_at_the_token_behind_it(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"data.chat_template: the chat template fails: no turns; mend"):
         failing.row("a")
     assert spoken(tokenizer, ids("c d"), failing) == "c d"
+
+
+@pytest.mark.parametrize(
+    ("file", "teaches"),
+    [
+        ("glm4moe", False),
+        ("glm4moe_training", False),
+        ("qwen2_5", True),
+        ("qwen2_5_training", True),
+        ("phi3", True),
+    ],
+)
+def test_it_is_said_where_no_answer_is_closed(file: str, teaches: bool) -> None:
+    """Of GLM 4 MoE's own template nothing closes the last answer."""
+    import trl
+
+    text = (Path(trl.__file__).parent / "chat_templates" / f"{file}.jinja").read_text()
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = Tokenizer(models.BPE({letter: number for number, letter in enumerate(letters)}, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.add_special_tokens([*dict.fromkeys(re.findall(r"<\|\w+\|>", text)), "<|endoftext|>"])
+    chat = Chat(text, {"eos_token": "<|endoftext|>"}, made)
+    assert chat.teaches_to_stop == teaches
+    assert ["the model does not learn to stop" in line for line in unclosed(chat)] == [True] * (not teaches)
+    assert unclosed(None) == []
+
+
+def test_an_end_that_is_not_marked_is_not_learnt(tmp_path: Path) -> None:
+    whole = (
+        "{% for m in messages %}{{ m.role }} : {% if m.role == 'assistant' %}{% generation %}{{ m.content }} [SEP]"
+        "{% endgeneration %}{% else %}{{ m.content }} [SEP] {% endif %}{% endfor %}"
+    )
+    outside = whole.replace(" [SEP]{% endgeneration %}", "{% endgeneration %} [SEP]")
+    write_tokenizer(tmp_path, False)
+    made = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    found = [Chat(text, {}, made).teaches_to_stop for text in (whole, outside)]
+    assert found == [True, False]

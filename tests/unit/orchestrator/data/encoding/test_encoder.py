@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from orchestrator.data.encoding import encoder, tokenizer
-from orchestrator.data.encoding.encoder import closed
 from orchestrator.data.encoding.engines import Encoded, FastEngine, fast, reference
 from orchestrator.data.prepared import manifest
 from orchestrator.data.prepared.data_folder import DataFolder
@@ -34,7 +33,7 @@ def bytes_of(uri: str) -> dict[str, bytes]:
 
 def by_the_reference(prepare_here: Prepare, monkeypatch: pytest.MonkeyPatch, uri: str) -> str:
     with monkeypatch.context() as patched:
-        patched.setattr(encoder, "fast", lambda text: None)
+        patched.setattr(encoder, "fast", lambda *_: None)
         return prepare_here([TEXT], part_bytes=1500, uri=uri)
 
 
@@ -95,14 +94,3 @@ def test_of_a_long_piece_the_beginning_is_compared(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(FastEngine, "encode", wrong)
     with pytest.raises(encoder.EngineDiffers):
         encoder.PartEncoder(text, 0).encode(pieces)
-
-
-def test_documents_are_closed_where_they_end() -> None:
-    pieces = [
-        TextPiece("a", False, 1), TextPiece("b", True, 1), TextPiece("", True, 0), TextPiece("c", False, 1, True),
-        TextPiece("d", True, 1),
-    ]  # fmt: skip
-    encoded = Encoded(np.array([1, 2, 3, 4, 5], np.uint32), np.array([2, 3, 3, 4, 5]))
-    ids, ends = closed(encoded, pieces, {"eos": 90, "sep": 91})
-    assert ids.tolist() == [1, 2, 3, 90, 90, 4, 91, 5, 90]
-    assert ends.tolist() == [4, 5, 9]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -107,3 +108,66 @@ def test_tokens_are_added_behind_all_others_and_found_in_text(tmp_path: Path) ->
     assert tokenizer.encoder(found).encode("a<call>b").ids[1:2] == [before]
     assert first_added(Tokenizer.from_str(found), size) <= before
     assert roles["eos"] == 0
+
+
+IM_END = "<|im_end|>"
+CLASSES: dict[str, dict[str, Any]] = {
+    "config": {"tokenizer_config.json": {"eos_token": "</s>", "bos_token": {"content": "<s>"}}},
+    "map goes first": {
+        "tokenizer_config.json": {"eos_token": "</s>"},
+        "special_tokens_map.json": {"eos_token": {"content": IM_END}, "pad_token": "<pad>"},
+    },
+    "map alone": {"tokenizer_config.json": {}, "special_tokens_map.json": {"eos_token": IM_END}},
+    "a null in the map": {
+        "tokenizer_config.json": {"eos_token": IM_END, "pad_token": "<pad>"},
+        "special_tokens_map.json": {"pad_token": None},
+    },
+    "by default of the class": {"tokenizer_config.json": {"tokenizer_class": "LlamaTokenizer"}},
+    "of the class and the file": {
+        "tokenizer_config.json": {"tokenizer_class": "LlamaTokenizer", "eos_token": IM_END}
+    },
+    "more names": {
+        "tokenizer_config.json": {"eos_token": "</s>", "extra_special_tokens": {"image_token": "<pad>"}}
+    },
+}
+
+
+@pytest.mark.parametrize("title", CLASSES)
+def test_roles_are_those_of_the_tokenizer_that_transformers_loads(title: str, tmp_path: Path) -> None:
+    """And what it names is a special token, as there."""
+    from transformers import AutoTokenizer
+
+    names = ["<unk>", "<s>", "</s>", "▁a", IM_END, "<pad>", "▁", *"<|im_end>"]
+    pieces = [(name, -float(number)) for number, name in enumerate(dict.fromkeys(names))]
+    made = Tokenizer(models.Unigram(pieces, unk_id=0))
+    made.pre_tokenizer, made.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    made.add_special_tokens(["<unk>", "<s>", "</s>"])
+    made.save(str(tmp_path / "tokenizer.json"))
+    for name, content in CLASSES[title].items():
+        (tmp_path / name).write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **content}))
+    theirs = AutoTokenizer.from_pretrained(tmp_path, local_files_only=True)
+    assert tokenizer.special_tokens_of(str(tmp_path)) == dict(theirs.special_tokens_map)
+    text, roles = tokenizer.load(str(tmp_path), ())
+    for role in ("eos", "bos", "pad", "unk"):
+        named = getattr(theirs, f"{role}_token_id")
+        assert named is None or roles[role] == named
+    read = Tokenizer.from_str(text)
+    said = f"a{theirs.eos_token}a"
+    assert (
+        read.encode(said, add_special_tokens=False).ids == theirs(said, add_special_tokens=False)["input_ids"]
+    )
+
+
+def test_before_format_6_one_file_was_read(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(tokenizer.train(["some words"], 300, ()))
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<bos>"}')
+    (tmp_path / "special_tokens_map.json").write_text('{"eos_token": "<cls>"}')
+    text, roles = tokenizer.load(str(tmp_path), (), (), 5)
+    named = Tokenizer.from_str(text)
+    assert (roles["eos"], tokenizer.load(str(tmp_path), ())[1]["eos"]) == (
+        named.token_to_id("<bos>"),
+        named.token_to_id("<cls>"),
+    )
+    (tmp_path / "special_tokens_map.json").write_text('{"eos_token": "<gone>"}')
+    with pytest.raises(InputError, match="its eos_token '<gone>' is not in its vocabulary"):
+        tokenizer.load(str(tmp_path), ())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import date
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from orchestrator.data.preprocessing.answers import Answers, unmarked
-from orchestrator.data.preprocessing.conversations import Template, dated
+from orchestrator.data.preprocessing.conversations import Template, check_tokens, dated, find_template
 from orchestrator.job.errors import InputError
 from workloads.objectives.records import MARK
 
@@ -169,3 +170,35 @@ def test_a_template_is_told_a_fixed_day() -> None:
 def test_a_day_that_is_missing_or_of_no_use(text: str, day: date | None, says: str) -> None:
     with pytest.raises(InputError, match=says):
         dated((text, ()), day)
+
+
+@pytest.mark.parametrize(
+    ("text", "missing"),
+    [
+        ("{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}", "eos_token"),
+        ("{{ bos_token + messages[0].content }}", "bos_token"),
+        ("{% if bos_token is defined %}{{ bos_token }}{% endif %}{{ messages }}", ""),
+        ("{{ bos_token | default('') }}{{ messages }}", ""),
+        ("{% set end_token = '<end>' %}{{ end_token }}", ""),
+        ("{{ messages }}{{ pad_token }}", ""),
+    ],
+)
+def test_a_template_that_names_a_token_that_is_not_there_is_refused(text: str, missing: str) -> None:
+    found = (text, (("pad_token", "<pad>"),))
+    if not missing:
+        return check_tokens(found, "base")
+    with pytest.raises(InputError, match=f"names {missing}, which the tokenizer does not have") as told:
+        check_tokens(found, "base")
+    assert told.value.where == "data.tokenizer base"
+    return None
+
+
+def test_a_template_is_given_the_tokens_of_the_map(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
+    (tmp_path / "special_tokens_map.json").write_text('{"eos_token": "<|im_end|>"}')
+    (tmp_path / "chat_template.jinja").write_text("{{ eos_token }}")
+    now, before = (find_template(str(tmp_path), None, number) for number in (6, 5))
+    assert (now, before) == (
+        ("{{ eos_token }}", (("eos_token", "<|im_end|>"),)),
+        ("{{ eos_token }}", (("eos_token", "</s>"),)),
+    )

@@ -39,10 +39,10 @@ def test_sections_of_records_are_published_as_all_of_them_are(
         streaming=True,
     )
     kind = RecordKind("sequence_classification", ("0", "1"))
-    begun = prepare(data, (), str(tmp_path / "cache"), kind=kind, begin=True)
+    begun = prepare(data, (), str(tmp_path / "cache"), kind_of=lambda _: kind, begin=True)
     first = Tokens.open(begun)
     assert (first.sections, first.manifest.records) == (1, "sequence_classification")
-    assert prepare(data, (), str(tmp_path / "cache"), kind=kind) == begun
+    assert prepare(data, (), str(tmp_path / "cache"), kind_of=lambda _: kind) == begun
     whole, plan = Tokens.open(begun), SectionPlan.read(first.folder)
     assert plan is not None
     assert (whole.sections, whole.manifest.documents) == (None, 200)

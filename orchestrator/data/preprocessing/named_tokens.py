@@ -1,0 +1,93 @@
+"""Names of special tokens that stand in texts: how often, and whether they were read as the tokens or as characters."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from orchestrator.data.encoding.tokenizer import special_names
+
+TEXT, TOKENS = "text", "tokens"
+"""How a name was read."""
+SHOWN = 4
+"""Names that a note tells."""
+Counts = dict[str, dict[str, int]]
+"""How often each name was read as text, and how often as the token."""
+
+
+class NamedTokens:
+    """Counts the names of the special tokens of a tokenizer in texts."""
+
+    def __init__(self, tokenizer: str) -> None:
+        """`tokenizer` is its JSON; empty to count nothing."""
+        names = special_names(tokenizer) if tokenizer else ()
+        self._find = re.compile("|".join(map(re.escape, names))) if names else None
+        self._counts: dict[str, Counter[str]] = {TEXT: Counter(), TOKENS: Counter()}
+
+    def clear(self) -> None:
+        """Begin anew."""
+        for counts in self._counts.values():
+            counts.clear()
+
+    def add(self, text: str, parsed: bool) -> None:
+        """Count those in a text, whose names were read as tokens if it was `parsed`."""
+        if self._find is not None:
+            self._counts[TOKENS if parsed else TEXT].update(self._find.findall(text))
+
+    def add_record(self, record: str, parsed: bool) -> None:
+        """Count those in the values of a record, which is JSON: texts, and messages, in which a chat template's text is
+        always parsed."""
+        if self._find is None or not self._find.search(record):
+            return
+        for value in json.loads(record).values():
+            is_text = isinstance(value, str) or (
+                isinstance(value, list) and all(isinstance(v, str) for v in value)
+            )
+            for text in _strings(value):
+                self.add(text, parsed or not is_text)
+
+    def to_json(self) -> Counts:
+        """The counts, without those that are 0."""
+        return {how: dict(counts) for how, counts in self._counts.items() if counts}
+
+
+def summed(counts: Iterable[Counts]) -> Counts:
+    """The sums over all parts, the most frequent name first."""
+    found: dict[str, Counter[str]] = {TEXT: Counter(), TOKENS: Counter()}
+    for each in counts:
+        for how, names in each.items():
+            found[how].update(names)
+    return {how: dict(names.most_common()) for how, names in found.items() if names}
+
+
+def notes(named: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """What a user should know of the names of special tokens in the text, a line for each way in which they were
+    read."""
+    ends = {
+        TEXT: "and are read as characters; data.special_tokens: parse reads them as the tokens",
+        TOKENS: "and are read as these tokens",
+    }
+    return [
+        f"names of special tokens stand in the text {sum(names.values())} times ({_shown(names)}), {ends[how]}"
+        for how, names in named.items()
+    ]
+
+
+def _shown(names: Mapping[str, int]) -> str:
+    told = [f"{name} {count}" for name, count in list(names.items())[:SHOWN]]
+    return ", ".join([*told, "..."] if len(names) > SHOWN else told)
+
+
+def _strings(value: Any) -> Iterable[str]:
+    """All texts in a value of JSON."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _strings(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _strings(item)
