@@ -208,7 +208,7 @@ class Seq2Seq(SampledObjective):
 
     def __post_init__(self) -> None:
         SampledObjective.__post_init__(self)
-        around = sum(map(len, self._frame))
+        around = sum(map(len, self.around_target))
         least = around + 1 if self.rule > 5 else around
         if self.target_length < least:
             raise WorkloadError(
