@@ -264,7 +264,7 @@ class TransformerWorkload:
             folder,
             self._decoder_start,
             self._output_names(),
-            PROBLEMS.get(self.objective.name),
+            PROBLEMS.get(getattr(self.objective, "name", "")),
         )
 
     def _output_names(self) -> Sequence[str]:
