@@ -159,8 +159,8 @@ def test_a_batch_that_is_lowered_lowers_the_micro_batch(
 
 
 def test_the_labels_of_a_classifier_are_those_that_its_folder_names(tmp_path: Path) -> None:
-    transformers.BertConfig(id2label={0: "no", 1: "yes"}).save_pretrained(tmp_path)
+    transformers.BertConfig(id2label={0: "bad", 1: "good"}).save_pretrained(tmp_path)
     asked = ["workload.objective=sequence_classification"]
-    assert spec_of_export(str(tmp_path), {"set": "/w/*.jsonl"}, asked)[0].data.labels == ["no", "yes"]
-    asked.append("data.labels=[yes, no]")
-    assert spec_of_export(str(tmp_path), {"set": "/w/*.jsonl"}, asked)[0].data.labels == ["yes", "no"]
+    assert spec_of_export(str(tmp_path), {"set": "/w/*.jsonl"}, asked)[0].data.labels == ["bad", "good"]
+    asked.append("data.labels=[good, bad]")
+    assert spec_of_export(str(tmp_path), {"set": "/w/*.jsonl"}, asked)[0].data.labels == ["good", "bad"]
