@@ -267,7 +267,7 @@ class TransformerWorkload:
             folder,
             self._decoder_start,
             self._output_names(),
-            PROBLEMS.get(self.objective.name),
+            PROBLEMS.get(getattr(self.objective, "name", "")),
             self.generation,
         )
 

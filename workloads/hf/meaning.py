@@ -252,7 +252,7 @@ def by_label(
     """
     from workloads.model.stored import OUTPUT, ReorderedHead
 
-    if objective not in (*PROBLEMS, *LABELLED) or not any(map(weights.find, OUTPUT)):
+    if objective not in (*PROBLEMS, *LABELLED) or weights.find(OUTPUT[0]) is None:
         return weights
     check_problem(theirs.problem_type, objective, where)
     rows = rows_of_labels(theirs.labels, labels, where, is_folder)

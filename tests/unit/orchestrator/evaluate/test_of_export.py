@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 from safetensors.torch import load_file, save_file
 
 from orchestrator.data.encoding import tokenizer as tokenizers
@@ -155,3 +156,11 @@ def test_a_batch_that_is_lowered_lowers_the_micro_batch(
     monkeypatch.setattr(of_export, "row_of", lambda spec, task: {})
     assert evaluate_export(spec, PreparedData("/data"), 12) == {"step": 12}
     assert found == [size]
+
+
+def test_the_labels_of_a_classifier_are_those_that_its_folder_names(tmp_path: Path) -> None:
+    transformers.BertConfig(id2label={0: "bad", 1: "good"}).save_pretrained(tmp_path)
+    asked = ["workload.objective=sequence_classification"]
+    assert spec_of_export(str(tmp_path), {"set": "/w/*.jsonl"}, asked)[0].data.labels == ["bad", "good"]
+    asked.append("data.labels=[good, bad]")
+    assert spec_of_export(str(tmp_path), {"set": "/w/*.jsonl"}, asked)[0].data.labels == ["good", "bad"]

@@ -12,11 +12,15 @@ import pytest
 from jobs import job, write_job, write_text
 from prepared import prepare_here, prepare_sets_here
 
+from orchestrator.checkpoint.manifest import CommitManifest
+from orchestrator.data.prepared import manifest
+from orchestrator.data.prepared.data_folder import DataFolder
+from orchestrator.data.prepared.manifest import DataManifest
 from orchestrator.data.prepared.tokens import Tokens
 from orchestrator.job.errors import InputError
 from orchestrator.job.records import WITHOUT_SENTINELS
 from orchestrator.job.spec import JobSpec, load, parse
-from orchestrator.resolve.prepared_data import PreparedData, is_whole, prepared
+from orchestrator.resolve.prepared_data import PreparedData, format_at, is_whole, prepared, prepared_before
 from orchestrator.storage.run_directory import RunDir
 from workloads.objectives import NAMES, special_tokens
 
@@ -117,3 +121,18 @@ print(found.uri, "torch" in sys.modules)
 
 def test_objectives_without_sentinels_are_known_without_them() -> None:
     assert {name for name in NAMES if not special_tokens(name)} == WITHOUT_SENTINELS
+
+
+def test_a_run_that_has_begun_is_checked_in_the_format_of_its_data(tmp_path: Path) -> None:
+    """What only newer data refuses, such as a head of other labels, does not stop a run of an earlier version."""
+    spec, run = spec_of(tmp_path), RunDir(str(tmp_path / "runs" / "small"))
+    before = DataManifest("", "<u2", "tokenizer.json", 12, {"eos": 0}, (), (), 0, 0, 0, 0.0, 0.0, format=5)
+    (tmp_path / "cache" / "old").mkdir(parents=True)
+    manifest.write(DataFolder(str(tmp_path / "cache" / "old")), before)
+    commit = CommitManifest(4, 0, "", "", {"data": "/gone/old"}, 1, {}, {})
+    place = prepared_before(spec, run, commit)
+    assert place == str(tmp_path / "cache" / "old")
+    assert format_at(place) == 5
+    assert format_at(prepared_before(spec, run, None)) == manifest.FORMAT
+    Path(place, "manifest.json").write_text("{")
+    assert prepared_before(spec, run, commit) == ""  # the run makes it again
