@@ -339,6 +339,20 @@ def test_the_settings_of_a_folder_are_applied(kind: str, implementation: str, tm
     assert len(plain) > 5  # they do something
 
 
+def test_settings_leave_with_the_export(tmp_path: Path) -> None:
+    written(tmp_path / "in", "bart")
+    settled(tmp_path / "in", do_sample=True, temperature=0.5, of_others="kept")
+    workload, model = ours(tmp_path / "in")
+    exported(workload, model, tmp_path / "out")
+    found, before = (
+        json.loads((tmp_path / place / "generation_config.json").read_text()) for place in ("out", "in")
+    )
+    assert {name: found[name] for name in ("do_sample", "temperature", "of_others")} == {
+        "do_sample": True, "temperature": 0.5, "of_others": "kept",
+    }  # fmt: skip
+    assert found["decoder_start_token_id"] == before["decoder_start_token_id"] == 7
+
+
 def test_what_is_not_applied_is_named(tmp_path: Path) -> None:
     written(tmp_path, "bart")
     settled(tmp_path, do_sample=True, temperature=0.6, top_k=50, num_beams=4, repetition_penalty=1.1)
