@@ -187,6 +187,15 @@ def test_two_beginnings_are_refused(tmp_path: Path) -> None:
     assert transformers.AutoConfig.from_pretrained(tmp_path / "out").decoder_start_token_id == 2
 
 
+def test_a_beginning_that_is_no_token_of_the_model_is_refused_where_a_text_is_said(tmp_path: Path) -> None:
+    written(tmp_path, "bart", decoder_start_token_id=SIZE)
+    with pytest.raises(
+        WorkloadError, match=r"begins with token 97, and the model has 97; mend decoder_start"
+    ):
+        ours(tmp_path)
+    load(f"hf:{tmp_path}", "sequence_classification", KNOWN, sequence_length=LENGTH, labels=("a", "b"))
+
+
 # -- languages
 
 
