@@ -12,7 +12,16 @@ from torch import Tensor, nn
 
 from workloads import objectives
 from workloads.adapters.adapter import LOW_RANK, Adapter, quantised
-from workloads.describe import FOLDER, SENTENCES, Description, Implementation, describe, for_objective, headed
+from workloads.describe import (
+    FOLDER,
+    SENTENCES,
+    SUPERVISED_HEADS,
+    Description,
+    Implementation,
+    describe,
+    for_objective,
+    headed,
+)
 from workloads.errors import WorkloadError
 from workloads.hf.hf_class import HuggingFaceModel
 from workloads.hf.hf_class import build as build_class
@@ -104,9 +113,14 @@ def load(
     if isinstance(config, OwnModel) and objective == SAMPLES:
         return _own(OwnWorkload(model, config, OfSamples(), vocabulary), adapter, begin)
     meaning = folder_meaning(model.removeprefix(FOLDER), kept) if model.startswith(FOLDER) else None
-    if meaning and rule > 5 and config.architecture == "encoder-decoder":
+    if meaning and rule > 5 and _decodes(config, objective):
         start = (options or {}).get("start", -1)
         vocabulary = vocabulary_of_folder(vocabulary, meaning, objective, start)
+        if (vocabulary.decoder_start or 0) >= config.vocab_size:
+            raise WorkloadError(
+                f"the decoder of {model} begins with token {vocabulary.decoder_start}, and the model has "
+                f"{config.vocab_size}; mend decoder_start_token_id in its config.json"
+            )
     built = objectives.build(
         objective,
         vocabulary=vocabulary,
@@ -155,6 +169,11 @@ def load(
         with told_by_our_names(config):
             return made if adapter is None else made.with_adapter(adapter)
     return _workload(model, _scaled(model, beside(config, mup), built, vocabulary), built, vocabulary, begin)
+
+
+def _decodes(config: Description, objective: str) -> bool:
+    """Whether the decoder of an encoder-decoder says a text, which begins with a token of its own."""
+    return config.architecture == "encoder-decoder" and objective not in SUPERVISED_HEADS
 
 
 def _own(workload: OwnWorkload, adapter: Adapter | None, begin: Begin | None) -> OwnWorkload:

@@ -86,13 +86,15 @@ def prompts_of(job: ResolvedJob, workload: Workload, tokens: Tokens) -> Prompts 
     start = workload.decoder_start if pair else None
     if pair and start is None:
         raise InputError("the decoder has no token to begin with", WHERE, "give the vocabulary a pad token")
-    generation = speaking(workload, chat).generation
+    generation = speaking(workload, chat).generation.ending(workload.vocabulary.eos)
     return Prompts(asked.prompts, rows, start, generation, lambda ids: spoken(text, ids, chat))
 
 
 def speaking(workload: Workload, chat: Chat | None) -> Any:
-    """The workload, whose texts end where a text ends and where an answer of `chat` does."""
-    ends = (workload.vocabulary.eos, *sorted(chat.ends if chat else ()))
+    """The workload, whose texts also end where an answer of `chat` does."""
+    if chat is None:
+        return workload
+    ends = (workload.vocabulary.eos, *sorted(chat.ends))
     return replace(workload, generation=workload.generation.ending(*ends))  # type: ignore[type-var]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,12 @@ from torch import Tensor
 
 from orchestrator.data.encoding import tokenizer as tokenizers
 from orchestrator.evaluate.samples import continue_prompts
+from orchestrator.resolve.prompts import framed as prompt_row
 from workloads.errors import WorkloadError
 from workloads.load import load
-from workloads.workload import Sampling, Vocabulary
+from workloads.objectives.records import pack
+from workloads.objectives.samples import Samples
+from workloads.workload import Frame, Sampling, Vocabulary
 
 SIZE = 400
 SMALL = {"vocab_size": SIZE, "hidden": 32, "layers": 2, "intermediate": 64, "max_positions": 64}
@@ -67,7 +71,7 @@ def test_the_prompt_is_framed_as_texts_of_training_are(tokenizer: Tokenizer) -> 
             return getattr(self._inner, name)
 
         def generate(
-            self, model: Any, rows: list[list[int]], most: int, sampling: Sampling, ended: Any
+            self, model: Any, rows: list[list[int]], most: int, sampling: Sampling
         ) -> list[list[int]]:
             given.extend(rows)
             return rows
@@ -90,6 +94,17 @@ def test_the_prompt_is_framed_as_texts_of_training_are(tokenizer: Tokenizer) -> 
         [*([bos] if bos is not None else []), *inside, eos],
         [*([bos] if bos is not None else []), eos],
     ]
+
+
+def test_the_prompt_of_a_pair_is_framed_as_a_source_is(tokenizer: Tokenizer) -> None:
+    eos, bos = (tokenizers.roles_of(tokenizer, {})[role] for role in ("eos", "bos"))
+    framed = Frame(((bos,), (eos,)), ((bos,), (eos,), (eos,)), False)
+    workload = workload_of(tokenizer, "bart-tiny", "seq2seq")
+    objective = replace(workload.objective, vocabulary=replace(workload.vocabulary, frame=framed))
+    workload = replace(workload, objective=objective, vocabulary=objective.vocabulary)
+    inside = tokenizer.encode("a text").ids
+    row = objective.collate(Samples(lambda _: pack([inside, inside]), 1), [0], 0)["tokens"][0]
+    assert prompt_row(workload, tokenizer, "a text") == row[: len(inside) + 2].tolist() == [bos, *inside, eos]
 
 
 def test_no_prompts_build_no_model(tokenizer: Tokenizer) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from jobs import job
 from letters import TEMPLATE, WORDS, write_tokenizer
 from prepared import prepare_here
@@ -18,9 +20,12 @@ from orchestrator.data.prepared.tokens import Tokens
 from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec, parse
 from orchestrator.resolve.chat import Chat, chat_of, unclosed
-from orchestrator.resolve.prompts import prompts_of, spoken
+from orchestrator.resolve.prompts import prompts_of, speaking, spoken
 from orchestrator.resolve.resolved_job import resolve
 from orchestrator.resolve.training_inputs import workload_of
+from workloads.hf.compare import load as load_theirs
+from workloads.load import with_weights
+from workloads.workload import Sampling
 
 TURNS = TEMPLATE.replace("<|endoftext|>", "[SEP]")
 ASKED, ANSWER = {"role": "user", "content": "a b"}, {"role": "assistant", "content": "c d"}
@@ -55,9 +60,28 @@ def test_a_prompt_is_a_turn_as_the_data_has_it(tmp_path: Path) -> None:
     found = prompts_of(resolve(spec), workload_of(spec, tokens), tokens)
     assert found is not None
     assert found.rows == [ids("user : a b [SEP] assistant :"), ids("user : c [SEP] assistant :")]
-    assert found.ends == {WORDS.index("[SEP]"), WORDS.index("<|endoftext|>")}
+    assert {*found.generation.ends} == {WORDS.index("[SEP]"), WORDS.index("<|endoftext|>")}
     assert found.decode(ids("c d [SEP]")) == "c d"
     assert (tokens.window(0, 0, 7) & 0xFFFF).tolist() == found.rows[0]
+
+
+def test_an_exported_chat_model_ends_its_turn_in_transformers(tmp_path: Path) -> None:
+    """Of what is most probable the end of a turn comes first, else the text would run on."""
+    spec, tokens = prepared(tmp_path, "conversation", TALK)
+    turn, eos = WORDS.index("[SEP]"), WORDS.index("<|endoftext|>")
+    workload = speaking(workload_of(spec, tokens), chat_of(spec, tokens))
+    likely = {"sequence_bias": [[[turn], 1000.0]]}
+    workload = replace(workload, generation=replace(workload.generation, settings=likely))
+    workload.to_hf(lambda name: workload.initial(name, 0), str(tmp_path / "out"))
+    model = load_theirs(str(tmp_path / "out"))
+    assert model.config.eos_token_id == model.generation_config.eos_token_id == [eos, turn]
+    prompt = ids("user : a b [SEP] assistant :")
+    given = torch.tensor([prompt])
+    said = model.generate(given, attention_mask=torch.ones_like(given), max_new_tokens=5, do_sample=False)
+    ours = workload.generate(
+        with_weights(workload, lambda name: workload.initial(name, 0)), [prompt], 5, Sampling()
+    )
+    assert said[0, len(prompt) :].tolist() == ours[0] == [turn]
 
 
 def test_the_template_is_that_of_the_data_even_if_its_file_is_gone(tmp_path: Path) -> None:

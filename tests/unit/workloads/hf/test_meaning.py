@@ -187,6 +187,15 @@ def test_two_beginnings_are_refused(tmp_path: Path) -> None:
     assert transformers.AutoConfig.from_pretrained(tmp_path / "out").decoder_start_token_id == 2
 
 
+def test_a_beginning_that_is_no_token_of_the_model_is_refused_where_a_text_is_said(tmp_path: Path) -> None:
+    written(tmp_path, "bart", decoder_start_token_id=SIZE)
+    with pytest.raises(
+        WorkloadError, match=r"begins with token 97, and the model has 97; mend decoder_start"
+    ):
+        ours(tmp_path)
+    load(f"hf:{tmp_path}", "sequence_classification", KNOWN, sequence_length=LENGTH, labels=("a", "b"))
+
+
 # -- languages
 
 
@@ -337,6 +346,20 @@ def test_the_settings_of_a_folder_are_applied(kind: str, implementation: str, tm
         assert found == theirs_say(again, PROMPTS), names
         plain.add(json.dumps(found))
     assert len(plain) > 5  # they do something
+
+
+def test_settings_leave_with_the_export(tmp_path: Path) -> None:
+    written(tmp_path / "in", "bart")
+    settled(tmp_path / "in", do_sample=True, temperature=0.5, of_others="kept")
+    workload, model = ours(tmp_path / "in")
+    exported(workload, model, tmp_path / "out")
+    found, before = (
+        json.loads((tmp_path / place / "generation_config.json").read_text()) for place in ("out", "in")
+    )
+    assert {name: found[name] for name in ("do_sample", "temperature", "of_others")} == {
+        "do_sample": True, "temperature": 0.5, "of_others": "kept",
+    }  # fmt: skip
+    assert found["decoder_start_token_id"] == before["decoder_start_token_id"] == 7
 
 
 def test_what_is_not_applied_is_named(tmp_path: Path) -> None:
