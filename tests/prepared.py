@@ -11,6 +11,7 @@ from orchestrator.data import sources
 from orchestrator.data.encoding import tokenizer
 from orchestrator.data.prepared import manifest
 from orchestrator.data.prepared.data_folder import DataFolder
+from orchestrator.data.prepared.tokens import read_tokenizer
 from orchestrator.data.preprocessing import shards
 from orchestrator.data.preprocessing.fingerprint import fingerprint, given_in
 from orchestrator.data.preprocessing.gather import gather
@@ -26,10 +27,13 @@ from workloads.objectives import special_tokens
 def prepare_sets_here(spec: JobSpec, cache: str, data: str) -> dict[str, str]:
     """The URIs of the token shards of the job's sets of their own text, by the tokenizer of `data`."""
     own = spec.data.model_copy(update={"tokenizer": f"{data}/tokenizer.json", "validation": None})
+    there = manifest.read(DataFolder(data))
+    assert there is not None
+    chosen = (read_tokenizer(DataFolder(data), there), there.roles)
     found = {}
     for name, (_, named) in spec.set_sources.items():
         changes = {"data": own.model_copy(update={"sources": named}), "evaluate": None}
-        found[name] = _prepare(spec.model_copy(update=changes), cache)
+        found[name] = _prepare(spec.model_copy(update=changes), cache, chosen)
     return found
 
 
@@ -47,7 +51,7 @@ def prepare_here(spec: JobSpec, cache: str) -> str:
     return uri
 
 
-def _prepare(spec: JobSpec, cache: str) -> str:
+def _prepare(spec: JobSpec, cache: str, tokenizer_of: tuple[str, dict[str, int]] | None = None) -> str:
     if spec.data.samples is not None:
         return prepare_samples(spec.data.samples, spec.seed, cache)
     extra = special_tokens(spec.workload.objective)
@@ -55,7 +59,9 @@ def _prepare(spec: JobSpec, cache: str) -> str:
     part_bytes = sources.part_size(files)
     parts = sources.cut(files, part_bytes)
     chosen: Any
-    if isinstance(spec.data.tokenizer, TrainBpe):
+    if tokenizer_of is not None:
+        chosen = tokenizer_of
+    elif isinstance(spec.data.tokenizer, TrainBpe):
         chosen = [spec.data.tokenizer.train_bpe, tokenizer.all_special(extra)]
     else:
         chosen = tokenizer.load(spec.data.tokenizer, extra)

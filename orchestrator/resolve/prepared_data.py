@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from orchestrator.data.progress import Progress
 
 EARLIER = 5
-"""The last format of records in which the special tokens of a chat template were read of one file alone."""
+"""The last format in which texts had no frame, and special tokens were those that one file names."""
 EXCERPT = "excerpt"
 """Where a run directory has a little of its data."""
 
@@ -172,12 +172,15 @@ def _prepared_set(
     from orchestrator.data.preprocessing.fingerprint import TextChanged
     from orchestrator.data.preprocessing.prepare import prepare as prepare_data
     from orchestrator.data.preprocessing.shards import is_complete
+    from orchestrator.data.sections import published
 
     where, sources = spec.set_sources[name]
     there = manifest.read(DataFolder(before)) if before and is_complete(DataFolder(before)) else None
     if there and [source.uri for source in there.sources] == [source.name for source in sources]:
         return before
     text = spec.data.model_copy(update={"sources": sources, "clean": []})
+    trained = published.read(DataFolder(data))
+    is_old = trained is not None and trained.format <= EARLIER  # by which the run reads its texts
     try:
         return prepare_data(
             text,
@@ -188,7 +191,7 @@ def _prepared_set(
             tokenizer_of=data,
             where=where,
             kind_of=partial(kind_of, spec),
-            framed=is_framed(spec),
+            framed=is_framed(spec) and not is_old,
             make=make,
         )
     except TextChanged:

@@ -269,11 +269,12 @@ def special_names(text: str) -> tuple[str, ...]:
 
 def around_text(tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The tokens that a tokenizer puts before and behind a text."""
-    found = tokenizer.encode("a")
-    inside = [number for number, place in enumerate(found.sequence_ids) if place is not None]
-    if not inside:
-        return (), ()
-    return tuple(found.ids[: inside[0]]), tuple(found.ids[inside[-1] + 1 :])
+    for text in ("a", "0", ".", "\n", "\u4e00"):  # a small vocabulary may lack some
+        found = tokenizer.encode(text)
+        inside = [number for number, place in enumerate(found.sequence_ids) if place is not None]
+        if inside:
+            return tuple(found.ids[: inside[0]]), tuple(found.ids[inside[-1] + 1 :])
+    return (), ()
 
 
 def sentinels(tokenizer: Tokenizer) -> list[int]:

@@ -73,7 +73,7 @@ def gather_some(
     before = () if written.kind else written.framing.before
     counts -= documents * np.bincount(before, minlength=len(counts)) if before else 0
     predicted = tokens - documents * len(before)
-    ends = int(counts[written.roles["eos"]]) - documents
+    ends = max(int(counts[written.roles["eos"]]) - documents, 0)
     share = counts[counts > 0] / max(predicted, 1)
     tokenizer = folder.read("tokenizer.json") or b""
     found = DataManifest(

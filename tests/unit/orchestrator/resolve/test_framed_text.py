@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from orchestrator.data.prepared.summary import inspect
 from orchestrator.data.prepared.tokens import Tokens
+from orchestrator.job.errors import InputError
 from orchestrator.job.spec import JobSpec, parse
 from orchestrator.resolve.prepared_data import PreparedData
 from orchestrator.resolve.prompts import framed
@@ -62,8 +64,10 @@ def loss_of(theirs: SimpleNamespace, text: str) -> tuple[float, int]:
 
 
 def spec_of(folder: Path, place: Path, **options: Any) -> JobSpec:
-    (place / "text.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
-    document = job(str(place / "text.jsonl"))
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS)
+    (place / "text.jsonl").write_text(lines)
+    (place / "more.jsonl").write_text(lines * 3)
+    document = job(str(place / "more.jsonl"))
     document["workload"] = {"model": f"hf:{folder}", "objective": "causal_lm", "options": options}
     document["data"] |= {"tokenizer": str(folder), "sequence_length": 256}
     document["evaluate"] = {"every": 5, "sets": {"same": {"sources": [{"uri": str(place / "text.jsonl")}]}}}
@@ -101,7 +105,7 @@ def test_a_packed_stream_has_each_text_framed_and_predicts_no_frame(folder: Path
     inputs, tokens, _ = inputs_of(spec_of(folder, tmp_path), tmp_path)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     stream = [number for text in TEXTS for number in (*tokenizer(text)["input_ids"], tokenizer.eos_token_id)]
-    assert tokens.window(0, 0, tokens.length(0)).tolist() == stream
+    assert tokens.window(0, 0, tokens.length(0)).tolist() == 3 * stream
     labels = inputs.sets["same"].batch([0])["labels"].numpy()
     assert tokenizer.bos_token_id not in labels
     assert (labels != -100).sum() == len(stream) - len(TEXTS)
@@ -178,3 +182,21 @@ def test_what_was_begun_by_an_earlier_version_is_read_as_then(folder: Path, tmp_
     data_format, name, now = format_and_fingerprint(files, given, 1000, "")
     assert (data_format, len(now.framing.before)) == (6, 1)
     assert format_and_fingerprint(files, given, 1000, name)[0] == 6
+
+
+def test_an_end_within_a_text_does_not_divide_it_unseen(folder: Path, tmp_path: Path) -> None:
+    """What a chat template has written ends each turn with the token that ends a document."""
+    text = f"{BEGIN}user: two?{END}assistant: four.{END}"
+    (tmp_path / "talk.jsonl").write_text(json.dumps({"text": text}) + "\n")
+    document = spec_of(folder, tmp_path, documents="isolate").model_dump(mode="json")
+    document["data"] |= {"sources": [{"uri": str(tmp_path / "talk.jsonl")}], "special_tokens": "parse"}
+    document["data"]["sequence_length"] = 8
+    document["evaluate"] = None
+    spec = parse(document)
+    tokens = Tokens.open(prepare_here(spec, str(tmp_path / "cache")))
+    assert (tokens.manifest.documents, tokens.manifest.inner_ends) == (1, 1)
+    with pytest.raises(InputError, match=f"apart by {re.escape(END)}, which stands 1 times within texts"):
+        training_inputs(spec, tokens)
+    document["workload"]["options"] = {"documents": "pack"}
+    read = training_inputs(parse(document), tokens).text[0].read
+    assert read(0)[0] == tokens.vocabulary().before[0]

@@ -115,7 +115,7 @@ def test_conversations_that_are_cut_are_counted_one_by_one_and_some_answer_is_le
     """As many as fit stand in one sample; where no answer fits, a run would learn nothing."""
     place, template = (
         tmp_path / "tokenizer",
-        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}",
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}\n{% endfor %}",
     )
     place.mkdir()
     (place / "tokenizer.json").write_text(tokenizer.train(TEXTS, 300, ["<|endoftext|>"]))

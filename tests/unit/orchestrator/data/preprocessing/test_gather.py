@@ -27,7 +27,7 @@ def test_memory_does_not_grow_with_the_number_of_shards(
         counts[number] = 2
         return {
             "tokens": 2, "documents": 1, "bytes": 9, "xxh3": "", "blocks": "", "ends": "", "contents": "",
-            "counts": counts, "engine": None, "rejected": [],
+            "counts": counts, "engine": None, "rejected": [], "named": {},
         }  # fmt: skip
 
     monkeypatch.setattr(gather, "read_record", record)
