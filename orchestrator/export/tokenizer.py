@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer, processors
 
 from orchestrator.data.prepared.data_folder import DataFolder
+from orchestrator.data.preprocessing.conversations import MORE_TEMPLATES, named_template, templates_in
 
 if TYPE_CHECKING:
     from orchestrator.data.prepared.tokens import Tokens
@@ -37,19 +37,25 @@ def write_tokenizer(tokens: Tokens, workload: Workload, spec: JobSpec, folder: s
         tokenizer = _with_special_tokens(tokenizer, workload, tokens.manifest.roles)
     model = spec.workload.model.removeprefix("hf:") if spec.workload.model.startswith("hf:") else ""
     _copy(_folder(model), folder, (GENERATION,))
-    source, given = spec.data.tokenizer, _given(spec.data.chat_template)
-    template = ""
-    if not (isinstance(source, str) and _copied_whole(tokenizer, _folder(source), folder)):
-        template = _template(Path(folder))
+    source, given = spec.data.tokenizer, spec.data.chat_template
+    place = _folder(source) if isinstance(source, str) else None
+    templates = templates_in(DataFolder(str(place))) if place else {}
+    if not (isinstance(source, str) and _copied_whole(tokenizer, place, folder)):
+        for name in ACCOMPANYING:  # which do not make this tokenizer
+            (Path(folder) / name).unlink(missing_ok=True)
         _wrapped(tokens, tokenizer, workload).save_pretrained(folder)
-    if given or template:  # the one that the model was trained with
-        (Path(folder) / "chat_template.jinja").write_text(given or template)
+    named = named_template(given) if given else None  # None also where it is gone by now
+    _write_templates({"default": named} if named else templates, Path(folder))
 
 
-def _given(path: str | None) -> str:
-    """The chat template in a file that the job names; empty if it names none, or it is gone by now."""
-    place, _, name = (path or "").rpartition("/")
-    return (DataFolder(place or ".").read(name) or b"").decode() if path else ""
+def _write_templates(templates: Mapping[str, str], folder: Path) -> None:
+    """Write the chat templates that the model was trained with as transformers stores them."""
+    for name, text in templates.items():
+        if name == "default":
+            (folder / "chat_template.jinja").write_text(text)
+        elif Path(name).name == name:
+            (folder / MORE_TEMPLATES).mkdir(exist_ok=True)
+            (folder / MORE_TEMPLATES / f"{name}.jinja").write_text(text)
 
 
 def class_to_read(folder: str) -> str:
@@ -124,19 +130,6 @@ def _copied_whole(tokenizer: Tokenizer, source: Path | None, folder: str) -> boo
         return False
     tokenizer.save(str(Path(folder) / "tokenizer.json"))
     return _is_read(tokenizer, folder, (PROBE,))  # else it is wrapped like any other tokenizer
-
-
-def _template(folder: Path) -> str:
-    """The chat template in the copied files, which are removed: they do not make this tokenizer."""
-    template = ""
-    if (folder / "chat_template.jinja").exists():
-        template = (folder / "chat_template.jinja").read_text()
-    elif (folder / "tokenizer_config.json").exists():
-        found = json.loads((folder / "tokenizer_config.json").read_text()).get("chat_template")
-        template = found if isinstance(found, str) else ""
-    for name in ACCOMPANYING:
-        (folder / name).unlink(missing_ok=True)
-    return template
 
 
 def _folder(location: str) -> Path | None:

@@ -94,8 +94,8 @@ class DataManifest:
         rejected: how many documents were left out and how many repaired, by kind; empty if none.
         code: hashes of the own functions that cleaned the text, by `module:name`; empty if none did, and for data of
             earlier versions.
-        chat: the `template` that wrote its conversations, and the special `tokens` that it names; empty if none did,
-            and for data of earlier versions.
+        chat: the `template` that wrote its conversations, the special `tokens` that it names, and the `tool_template`
+            that wrote those with tools if that is another one; empty if none did, and for data of earlier versions.
         own: checksum of own samples, of which there are as many as `documents`; empty for text.
         bytes_per_token: turns a loss in nats per token into bits per byte: loss / ln 2 / bytes_per_token.
     """

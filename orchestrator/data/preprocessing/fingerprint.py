@@ -91,7 +91,7 @@ def fingerprint(
     steps that clean the text, `data_format` the newest if it is not said."""
     data_format = data_format or manifest.newest_format(kind is not None)
     content = [_content(file) for file in files]
-    records = [kind.to_json()] if kind else []
+    records = [kind.to_json(data_format)] if kind else []
     cleaned = [{"clean": clean}] if clean else []
     whole = json.dumps([data_format, part_bytes, chosen, content, *records, *cleaned], sort_keys=True)
     return xxhash.xxh3_128_hexdigest(whole.encode())
