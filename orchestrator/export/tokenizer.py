@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from tokenizers import Tokenizer, processors
 from orchestrator.data.encoding.auto_tokenizer import BY_FILE, FILE, is_read
 from orchestrator.data.encoding.tokenizer import LANGUAGES
 from orchestrator.data.prepared.data_folder import DataFolder
+from orchestrator.data.preprocessing.conversations import MORE_TEMPLATES, named_template, templates_in
 
 if TYPE_CHECKING:
     from orchestrator.data.prepared.tokens import Tokens
@@ -33,23 +35,34 @@ def write_tokenizer(tokens: Tokens, workload: Workload, spec: JobSpec, folder: s
     tokenizer = tokens.tokenizer()
     if not _adds_tokens(tokenizer):
         tokenizer = _with_special_tokens(tokenizer, workload, tokens.manifest.roles)
-    source, given = spec.data.tokenizer, _given(tokens, spec.data.chat_template)
-    template = ""
-    if not (isinstance(source, str) and _copied_whole(tokenizer, _folder(source), folder)):
-        template = _template(Path(folder))
+    source, given = spec.data.tokenizer, spec.data.chat_template
+    place = _folder(source) if isinstance(source, str) else None
+    templates = templates_in(DataFolder(str(place))) if place else {}
+    if not (isinstance(source, str) and _copied_whole(tokenizer, place, folder)):
+        for name in ACCOMPANYING:  # which do not make this tokenizer
+            (Path(folder) / name).unlink(missing_ok=True)
         _wrapped(tokens, tokenizer, workload).save_pretrained(folder)
         _name_for_all(Path(folder) / "tokenizer_config.json")
-    if given or template:  # the one that the model was trained with
-        (Path(folder) / "chat_template.jinja").write_text(given or template)
+    named = _given(tokens, given)
+    _write_templates({"default": named} if named else templates, Path(folder))
 
 
-def _given(tokens: Tokens, path: str | None) -> str:
-    """The chat template in a file that the job names, as it was when it wrote the data; empty if it names none, or of
-    data of an earlier version if it is gone by now."""
-    if path and tokens.manifest.chat:
+def _write_templates(templates: Mapping[str, str], folder: Path) -> None:
+    """Write the chat templates that the model was trained with as transformers stores them."""
+    for name, text in templates.items():
+        if name == "default":
+            (folder / "chat_template.jinja").write_text(text)
+        elif Path(name).name == name:
+            (folder / MORE_TEMPLATES).mkdir(exist_ok=True)
+            (folder / MORE_TEMPLATES / f"{name}.jinja").write_text(text)
+
+
+def _given(tokens: Tokens, given: str | None) -> str | None:
+    """The chat template that the job names, as it was when it wrote the data; None if the job names none. Data of an
+    earlier version does not have it: then it is read again, and None if it is gone."""
+    if given and tokens.manifest.chat:
         return str(tokens.manifest.chat["template"])
-    place, _, name = (path or "").rpartition("/")
-    return (DataFolder(place or ".").read(name) or b"").decode() if path else ""
+    return named_template(given) if given else None
 
 
 def longest(workload: Workload) -> int:
@@ -113,19 +126,6 @@ def _copied_whole(tokenizer: Tokenizer, source: Path | None, folder: str) -> boo
         return False
     tokenizer.save(str(Path(folder) / FILE))
     return is_read(tokenizer, folder)  # else it is wrapped like any other tokenizer
-
-
-def _template(folder: Path) -> str:
-    """The chat template in the copied files, which are removed: they do not make this tokenizer."""
-    template = ""
-    if (folder / "chat_template.jinja").exists():
-        template = (folder / "chat_template.jinja").read_text()
-    elif (folder / "tokenizer_config.json").exists():
-        found = json.loads((folder / "tokenizer_config.json").read_text()).get("chat_template")
-        template = found if isinstance(found, str) else ""
-    for name in ACCOMPANYING:
-        (folder / name).unlink(missing_ok=True)
-    return template
 
 
 def _folder(location: str) -> Path | None:

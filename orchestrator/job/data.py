@@ -134,6 +134,8 @@ def ceiling_of(value: int | str) -> tuple[int | None, float | None]:
     return None, share
 
 
+SHIPPED = "shipped:"
+"""How `chat_template` names a template that is shipped with this project."""
 OF_SAMPLES = {"sources": [], "tokenizer": "", "sequence_length": 1}
 """What stands for the keys of text where samples are the user's own."""
 SHORTEST = 8
@@ -180,7 +182,8 @@ class DataSpec(StrictModel):
     )
     chat_template: str | None = Field(
         default=None,
-        description="a Jinja file that writes a conversation as text; that of the tokenizer's folder if unset",
+        description="a Jinja file that writes a conversation as text, or shipped:FAMILY as in shipped:qwen3; that of "
+        "the tokenizer's folder if unset",
     )
     chat_date: date | None = Field(
         default=None,

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from cluster.workers.preemption import GRACE
-from orchestrator.job.data import Source
+from orchestrator.job.data import SHIPPED, Source
 from orchestrator.job.spec import JobSpec
 
 REFERENCE = "stage:"
@@ -31,7 +31,9 @@ def resolve_paths(spec: JobSpec, base: Path) -> JobSpec:
     tokenizer = spec.data.tokenizer
     if isinstance(tokenizer, str) and tokenizer:  # empty where samples are the user's own
         tokenizer = absolute(tokenizer, base)
-    template = spec.data.chat_template and absolute(spec.data.chat_template, base)
+    template = spec.data.chat_template
+    if template and not template.startswith(SHIPPED):
+        template = absolute(template, base)
     cache = spec.data.cache and absolute(spec.data.cache, base)
     target = spec.checkpoint.export_to and absolute(spec.checkpoint.export_to, base)
     prices = spec.limits.prices and absolute(spec.limits.prices, base)

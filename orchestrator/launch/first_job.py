@@ -10,7 +10,7 @@ from datetime import date
 from glob import glob
 from pathlib import Path
 
-from orchestrator.data.preprocessing.conversations import CLOCK, find_template
+from orchestrator.data.preprocessing.conversations import asks_for_day, find_template, find_tool_template
 from orchestrator.evaluate.of_export import objective_of
 from orchestrator.job.errors import InputError
 from orchestrator.job.records import PREFERENCES
@@ -100,7 +100,7 @@ def job_text(
         if found is None:
             if any(each.talks for each in rows if each):
                 talk = f"\n  chat_template: {json.dumps(template, ensure_ascii=False)}"
-        elif CLOCK in found[0]:
+        elif asks_for_day(found[0]) or asks_for_day(find_tool_template(chosen, None)):
             talk = f"\n  chat_date: {date.today()}                       # what the chat template writes as today's"
     return TEMPLATE.format(
         name=json.dumps(name, ensure_ascii=False),

@@ -77,19 +77,32 @@ def kind_of(spec: JobSpec, data_format: int = RECORDS_FORMAT) -> RecordKind | No
     objective, location = spec.workload.objective, spec.data.tokenizer
     if objective not in COLUMNS:
         return None
-    from orchestrator.data.preprocessing.conversations import check_tokens, dated, find_template
+    from orchestrator.data.preprocessing.conversations import (
+        asks_for_day,
+        check_tokens,
+        dated,
+        find_template,
+        find_tool_template,
+    )
     from orchestrator.data.preprocessing.records import RecordKind
 
     if not isinstance(location, str) or objective not in ("conversation", *PREFERENCES):
         return RecordKind(objective, tuple(spec.data.labels))
-    found = find_template(location, spec.data.chat_template, data_format)
+    given, day = spec.data.chat_template, spec.data.chat_date
+    found = find_template(location, given, data_format)
     if found and data_format > EARLIER:
         check_tokens(found, location)
     if found is None and objective == "conversation":  # the rows of others may be texts, which need none
         raise InputError(
             "has no chat template", f"data.tokenizer {location}", "name a Jinja file in data.chat_template"
         )
-    return RecordKind(objective, (), *(dated(found, spec.data.chat_date) if found else ()))
+    if found is None:
+        return RecordKind(objective)
+    with_tools = find_tool_template(location, given)
+    only_tools_ask = asks_for_day(with_tools) and not asks_for_day(found[0])
+    text, tokens = dated(found, None if only_tools_ask else day)
+    with_tools, _ = dated((with_tools, tokens), day if asks_for_day(with_tools) else None)
+    return RecordKind(objective, (), text, tokens, with_tools)
 
 
 def prepare(spec: JobSpec, run: RunDir, tell: Progress) -> PreparedData:

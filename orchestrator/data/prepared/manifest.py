@@ -95,8 +95,8 @@ class DataManifest:
         rejected: how many documents were left out, repaired, or read in a way that is told, by kind; empty if none.
         code: hashes of the own functions that cleaned the text, by `module:name`; empty if none did, and for data of
             earlier versions.
-        chat: the `template` that wrote its conversations, and the special `tokens` that it names; empty if none did,
-            and for data of earlier versions.
+        chat: the `template` that wrote its conversations, the special `tokens` that it names, and the `tool_template`
+            that wrote those with tools if that is another one; empty if none did, and for data of earlier versions.
         frame: the tokens that stand before each text, and those behind it in front of the one that ends a document; of
             data of earlier versions none.
         named: how often the names of special tokens stand in the texts, by name, of those that were read as "text" and

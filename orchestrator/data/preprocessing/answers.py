@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ class Answers:
         eos: the token that ends a text.
         data_format: of the prepared data, see `manifest.FORMATS`.
         framing: what stands around a text, and how names of special tokens in it are read. A template writes its own.
+        tool_template: the one that writes messages with tools, None if `template` does.
     """
 
     encoder: Tokenizer
@@ -35,6 +37,7 @@ class Answers:
     eos: int
     data_format: int = RECORDS_FORMAT
     framing: Framing = UNFRAMED
+    tool_template: Template | None = None
 
     def marked(self, text: str, answers: Sequence[tuple[int, int]], special: bool = True) -> np.ndarray:
         """The tokens of a text, uint32, with MARK on those of the answers at these characters. A token that begins
@@ -53,11 +56,53 @@ class Answers:
     def of_messages(self, messages: Any, tools: Any = None) -> list[np.ndarray]:
         """A conversation as marked tokens, of which the assistant's answers are predicted; it may call `tools`. Where
         each answer has to stand in a text of its own (see `turns`) these are several. Raises ValueError in one line."""
-        given, named = self._given(messages), tools_of(tools)
+        named = tools_of(tools)
+        given = self._given(messages, named)
         if self.data_format < 6:
             return [self.marked(*self._written(given, named))]
-        assert self.template is not None
-        return [self.marked(*each) for each in written(self.template, given, named)]
+        return self._turns(given, named)
+
+    def _turns(self, messages: list[Message], tools: list[Any] | None, first: int = 0) -> list[np.ndarray]:
+        """The texts of a conversation (see `turns.written`) as marked tokens."""
+        template = self._writer(tools)
+        found = written(template, messages, tools, first)
+        return [
+            self.marked(*each) if template.marks_answers else self._behind_prompts(*each) for each in found
+        ]
+
+    def _behind_prompts(self, text: str, answers: Sequence[tuple[int, int]]) -> np.ndarray:
+        """As `marked`, but no token of white space has both the end of a prompt and the beginning of its answer: a
+        server has the tokens of the prompt alone, as of a thought's tag with the end of its line."""
+        whole = self.marked(text, answers)
+        begins = [begin for begin, _ in answers if text[max(begin - 1, 0) : begin + 1].isspace()]
+        if not begins:
+            return whole
+        tokens = self.encoder.encode(text, add_special_tokens=False).offsets
+        cuts = [
+            begin
+            for begin in begins
+            if any(start < begin < stop and text[start:stop].isspace() for start, stop in tokens)
+        ]
+        pieces = pairwise([0, *cuts, len(text)])
+        apart = np.concatenate(
+            [
+                self.marked(
+                    text[start:stop], [(a - start, b - start) for a, b in answers if start <= a < stop]
+                )
+                for start, stop in pieces
+            ]
+        )
+        same_text = self._text_of(apart) == self._text_of(whole)
+        return apart if same_text else whole  # some tokenizers add a space where a text begins
+
+    def _text_of(self, words: np.ndarray) -> str:
+        return str(self.encoder.decode(unmarked(words).tolist(), skip_special_tokens=False))
+
+    def _writer(self, tools: list[Any] | None) -> Template:
+        """The template that writes a conversation that may call these tools."""
+        found = self.tool_template if tools is not None and self.tool_template else self.template
+        assert found is not None
+        return found
 
     def _written(self, given: list[Message], tools: list[Any] | None) -> tuple[str, list[tuple[int, int]]]:
         """As `_rendered`, for data in a format before 6. Raises ValueError too if the template leaves out a tool or a
@@ -81,15 +126,15 @@ class Answers:
             del answers[before:after]
         return text, answers
 
-    def _given(self, messages: Any) -> list[Message]:
+    def _given(self, messages: Any, tools: list[Any] | None) -> list[Message]:
         """The messages as the template is given them. Raises ValueError in one line."""
-        assert self.template is not None
+        template = self._writer(tools)
         found = checked(messages)
         if self.data_format < 5:
             return list(messages)
         check_answers(found)
-        found = self.template.as_read(found)
-        return found if self.data_format < 6 else self.template.calls_as_read(found)
+        found = template.as_read(found)
+        return found if self.data_format < 6 else template.calls_as_read(found)
 
     def paired(self, values: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
         """Both answers of a row, each after the prompt, as marked tokens. Raises ValueError in one line."""
@@ -147,12 +192,13 @@ class Answers:
             raise ValueError(
                 "it holds messages, and the tokenizer has no chat template; name one in data.chat_template"
             )
-        given, named = self._given([*prompt, *said]), tools_of(tools)
+        named = tools_of(tools)
+        given = self._given([*prompt, *said], named)
         count = sum(message["role"] == "assistant" for message in given[len(prompt) :])
         if self.data_format > 5:
             if not count:
                 raise ValueError("it has no answer of the assistant")
-            return [self.marked(*each) for each in written(self.template, given, named, len(prompt))]
+            return self._turns(given, named, len(prompt))
         text, answers = self._written(given, named)
         if not count:
             raise ValueError("it has no answer of the assistant")

@@ -7,12 +7,14 @@ import re
 from collections.abc import Mapping
 from datetime import date
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from orchestrator.data.encoding.tokenizer import special_tokens_of
 from orchestrator.data.prepared.data_folder import DataFolder
 from orchestrator.data.prepared.manifest import RECORDS_FORMAT
 from orchestrator.data.preprocessing.messages import Message, text_of
+from orchestrator.job.data import SHIPPED
 from orchestrator.job.errors import InputError
 
 MARKS_ANSWERS = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -21,6 +23,10 @@ CLOCK = "strftime_now"
 _ASKS = re.compile(rf"""{CLOCK}\(\s*(?:format\s*=\s*)?(?P<quote>['"])(?P<format>.*?)(?P=quote)\s*\)""")
 _NO_CALL = re.compile(rf"\{{#.*?#\}}|{CLOCK}\s+is\s+(not\s+)?defined", re.DOTALL)
 
+TOOL_USE = "tool_use"
+"""The name of the template that transformers takes for a conversation with tools."""
+MORE_TEMPLATES = "additional_chat_templates"
+"""The folder of the templates beside the one that is used by default."""
 PROBE = "probe"
 """A content by which it is told what a template reads."""
 
@@ -33,23 +39,59 @@ def find_template(
 ) -> NamedTemplate | None:
     """The chat template in the file `given`, or else beside the tokenizer at `location`; None if there is none. It is
     read as for prepared data of `data_format`. Raises InputError for a file that is missing."""
-    head, _, tail = location.rpartition("/")
-    folder = DataFolder(head or ".") if tail.endswith(".json") else DataFolder(location)
-    config = folder.read_json("tokenizer_config.json") or {}
+    folder = _folder_of(location)
     tokens = tuple(sorted(special_tokens_of(location, data_format).items()))
-    if given:
-        path, _, name = given.rpartition("/")
-        text = DataFolder(path or ".").read(name)
-    else:
-        text = folder.read("chat_template.jinja")
-    if text is None and not given:
-        found = config.get("chat_template")
-        several = found if isinstance(found, list) else []
-        found = next((each["template"] for each in several if each.get("name") == "default"), found)
-        text = found.encode() if isinstance(found, str) else None
+    text = named_template(given) if given else templates_in(folder).get("default")
     if text is None and given:
         raise InputError("there is no such file", f"data.chat_template {given}", "give a Jinja file")
-    return None if text is None else (text.decode(), tokens)
+    return None if text is None else (text, tokens)
+
+
+def find_tool_template(location: str, given: str | None) -> str:
+    """The chat template beside the tokenizer at `location` that writes conversations with tools; empty if the one that
+    writes the others does, or the job has `given` one."""
+    return "" if given else templates_in(_folder_of(location)).get(TOOL_USE, "")
+
+
+def named_template(given: str) -> str | None:
+    """The chat template that a job names: one that is shipped, or the text of a file; None if there is no such file.
+    Raises InputError for a name that is not shipped."""
+    if not given.startswith(SHIPPED):
+        path, _, file = given.rpartition("/")
+        text = DataFolder(path or ".").read(file)
+        return None if text is None else text.decode()
+    name = given.removeprefix(SHIPPED)
+    shipped = {path.stem: path for path in (Path(__file__).parent / "chat_templates").glob("*.jinja")}
+    if name not in shipped:
+        what = f"no chat template is shipped for {name}"
+        raise InputError(what, f"data.chat_template {given}", f"take one of {', '.join(sorted(shipped))}")
+    return shipped[name].read_text()
+
+
+def templates_in(folder: DataFolder) -> dict[str, str]:
+    """The chat templates in a folder by name, as transformers takes them: those in files, else those in
+    tokenizer_config.json. Most folders have one, "default"; "tool_use" is for conversations with tools."""
+    found = {} if (text := folder.read("chat_template.jinja")) is None else {"default": text.decode()}
+    for file in folder.sizes(MORE_TEMPLATES):
+        if file.endswith(".jinja") and "/" not in file:
+            found[file.removesuffix(".jinja")] = (folder.read(f"{MORE_TEMPLATES}/{file}") or b"").decode()
+    if found:
+        return found
+    given = (folder.read_json("tokenizer_config.json") or {}).get("chat_template")
+    if isinstance(given, str):
+        return {"default": given}
+    return {each["name"]: each["template"] for each in given or ()}
+
+
+def _folder_of(location: str) -> DataFolder:
+    """The folder of a tokenizer, which is named by its folder or its file."""
+    head, _, tail = location.rpartition("/")
+    return DataFolder(head or ".") if tail.endswith(".json") else DataFolder(location)
+
+
+def asks_for_day(text: str) -> bool:
+    """Whether a template asks for the time."""
+    return CLOCK in _NO_CALL.sub("", text)
 
 
 def check_tokens(found: NamedTemplate, location: str) -> None:
@@ -86,7 +128,7 @@ def dated(found: NamedTemplate, day: date | None) -> NamedTemplate:
     """The template with `day` in place of today's date: what it writes does not depend on the clock. Raises InputError
     if it asks for the date and there is no `day`, or the other way round."""
     text, tokens = found
-    if CLOCK not in _NO_CALL.sub("", text):
+    if not asks_for_day(text):
         if day is not None:
             raise InputError("the chat template asks for no date", "data.chat_date", "leave it out")
         return found
@@ -94,7 +136,7 @@ def dated(found: NamedTemplate, day: date | None) -> NamedTemplate:
         what = "the chat template asks for today's date, and prepared data does not depend on the day"
         raise InputError(what, "data.chat_date", f"set it, as in chat_date: {date.today()}")
     said = _ASKS.sub(lambda call: call["quote"] + day.strftime(call["format"]) + call["quote"], text)
-    if CLOCK in _NO_CALL.sub("", said):
+    if asks_for_day(said):
         what = f"the chat template calls {CLOCK} with more than a format in quotes"
         raise InputError(what, "data.chat_template", "name a template that writes the date itself")
     return said, tokens

@@ -135,7 +135,7 @@ def fingerprint(
     steps that clean the text, `data_format` the newest if it is not said."""
     data_format = data_format or manifest.newest_format(kind is not None)
     content = [_content(file, data_format) for file in files]
-    records = [kind.to_json()] if kind else []
+    records = [kind.to_json(data_format)] if kind else []
     cleaned = [{"clean": clean}] if clean else []
     framed = [framing.to_json()] if framing.to_json() else []
     whole = json.dumps(

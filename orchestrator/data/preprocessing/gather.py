@@ -80,9 +80,7 @@ def gather_some(
         fingerprint=fingerprint,
         dtype=written.dtype,
         records=written.kind.objective if written.kind else "",
-        chat={"template": written.kind.template, "tokens": dict(written.kind.tokens)}
-        if written.kind and written.kind.template
-        else {},
+        chat=_chat_of(written),
         tokenizer="tokenizer.json",
         vocabulary=written.vocabulary,
         roles=dict(written.roles),
@@ -101,6 +99,14 @@ def gather_some(
         inner_ends=ends if written.version > 5 and not written.kind else 0,
     )
     return found, findings
+
+
+def _chat_of(written: TokenFormat) -> dict[str, Any]:
+    kind = written.kind
+    if kind is None or not kind.template:
+        return {}
+    tools = {"tool_template": kind.tool_template} if "tool_template" in kind.to_json(written.version) else {}
+    return {"template": kind.template, "tokens": dict(kind.tokens), **tools}
 
 
 def _records(folder: DataFolder, numbers: Sequence[int], data_format: int) -> Iterator[dict[str, Any] | None]:

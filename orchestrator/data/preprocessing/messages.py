@@ -59,15 +59,20 @@ def thought_of(message: Message) -> str:
     return (apart if isinstance(apart, str) else "") or _in_two(message)[0]
 
 
+def squeezed(text: str) -> str:
+    """A text without its spaces, which templates take away and add."""
+    return "".join(text.split())
+
+
 def left_out(message: Message, text: str, thoughts: bool = True) -> str:
-    """What `text` lacks of a message: its content, its reasoning if `thoughts` matter, or a call by its name and
-    arguments; empty if it lacks nothing. Spaces do not count."""
-    return _look(message, _squeezed(text), 0, thoughts)[1]
+    """What a `squeezed` text lacks of a message: its content, its reasoning if `thoughts` matter, or a call by its name
+    and arguments; empty if it lacks nothing."""
+    return _look(message, text, 0, thoughts)[1]
 
 
 def has_all(messages: Sequence[Message], text: str) -> bool:
-    """Whether `text` has all of the messages, one after the other."""
-    text, at = _squeezed(text), 0
+    """Whether a `squeezed` text has all of the messages, one after the other."""
+    at = 0
     for message in messages:
         at, lacking = _look(message, text, at, True)
         if lacking:
@@ -87,7 +92,7 @@ def _look(message: Message, text: str, at: int, thoughts: bool) -> tuple[int, st
     place = at
     for call in message.get("tool_calls", ()):
         function = call.get("function", call)
-        found = _end_of([(_squeezed(function["name"]),), *_said_by(function["arguments"])], text, place)
+        found = _end_of([(squeezed(function["name"]),), *_said_by(function["arguments"])], text, place)
         if found is None:
             return at, f"a call of {function['name']}"
         place = found
@@ -123,11 +128,7 @@ def _spellings(text: str) -> tuple[str, ...]:
     as_json = (json.dumps(text, ensure_ascii=is_ascii)[1:-1] for is_ascii in (False, True))
     as_html = (html.escape(text, quote=quoted) for quoted in (False, True))
     forms = (text, *as_json, *as_html, text.replace("'", r"\'"), repr(text)[1:-1])
-    return tuple(dict.fromkeys(map(_squeezed, forms)))
-
-
-def _squeezed(text: str) -> str:
-    return "".join(text.split())
+    return tuple(dict.fromkeys(map(squeezed, forms)))
 
 
 def _in_two(message: Message) -> tuple[str, str]:

@@ -30,22 +30,27 @@ from workloads.objectives.records import pack, to_bits
 @dataclass(frozen=True)
 class RecordKind:
     """How rows become records: the objective that reads them, the names of the labels, and the chat template with the
-    names of the special tokens that it uses."""
+    names of the special tokens that it uses; that for conversations with tools, if it is another one."""
 
     objective: str
     labels: tuple[str, ...] = ()
     template: str = ""
     tokens: tuple[tuple[str, str], ...] = ()
+    tool_template: str = ""
 
-    def to_json(self) -> dict[str, Any]:
-        """As plain data, which is part of the fingerprint."""
-        return asdict(self)
+    def to_json(self, data_format: int = RECORDS_FORMAT) -> dict[str, Any]:
+        """As plain data, which is part of the fingerprint of data in this format."""
+        found = asdict(self)
+        if data_format < 6 or not self.tool_template:
+            del found["tool_template"]
+        return found
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> RecordKind:
         """The inverse of `to_json`, of what JSON has made of it."""
         tokens = tuple((name, token) for name, token in data["tokens"])
-        return cls(data["objective"], tuple(data["labels"]), data["template"], tokens)
+        tools = data.get("tool_template", "")
+        return cls(data["objective"], tuple(data["labels"]), data["template"], tokens, tools)
 
 
 class Record(NamedTuple):
@@ -80,7 +85,9 @@ def records_of(
     rejected = rejected or Rejected()
     columns = RowColumns(span, kind.objective, kind.labels, data_format)
     template = Template(kind.template, dict(kind.tokens)) if kind.template else None
-    answers = Answers(encoder, template, eos, data_format, framing)
+    with_tools = kind.tool_template if data_format > 5 else ""
+    tool_template = Template(with_tools, dict(kind.tokens)) if with_tools else None
+    answers = Answers(encoder, template, eos, data_format, framing, tool_template)
     labels = Labels(kind.labels, data_format)
     for row in rows(span, rejected, data_format):
         try:

@@ -30,7 +30,7 @@ PARTS = "parts.json"
 
 def tokens_key(tokenizer: str, written: TokenFormat, clean: str) -> str:
     """What determines the tokens of a part, beside its text."""
-    kind = written.kind.to_json() if written.kind else None
+    kind = written.kind.to_json(written.version) if written.kind else None
     whole = [tokenizer, written.vocabulary, dict(written.roles), written.version, kind, clean]
     framing = [written.framing.to_json()] if written.framing.to_json() else []
     whole += framing

@@ -20,6 +20,7 @@ from orchestrator.data.preprocessing.messages import (
     Message,
     has_all,
     left_out,
+    squeezed,
     thought_of,
 )
 
@@ -61,7 +62,7 @@ def _as_marked(
     text, places = template.marked(messages, tools)
     if answers != predicted:
         return None
-    said = "".join(text[start:stop] for start, stop in places)
+    said = squeezed("".join(text[start:stop] for start, stop in places))
     return [Written(text, places)] if has_all([messages[number] for number in answers], said) else None
 
 
@@ -77,7 +78,7 @@ def _by_turn(
             text, begin = _turn(template, messages, tools, number)
             places = [(begin, len(text))]
         said = "".join(text[start:stop] for start, stop in places)
-        _check(messages[number], number, said)
+        _check(messages[number], number, squeezed(said))
         if found and text[: places[0][0]].startswith(found[-1].text):
             places = found.pop().answers + places
         found.append(Written(text, places))
@@ -160,6 +161,7 @@ def _check_tools(template: Template, messages: list[Message], tools: list[Any] |
 def _check_context(text: str, messages: Sequence[Message], predicted: Sequence[int]) -> None:
     """Raise ValueError if the template leaves out something that an answer depends on. What was thought before an
     earlier answer may be left out: a server leaves it out too."""
+    text = squeezed(text)
     for number, message in enumerate(messages):
         if number not in predicted:
             _check(message, number, text, thoughts=False)

@@ -124,6 +124,40 @@ def test_a_chat_template_that_the_job_names_leaves_with_the_model(
     assert found.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False) == "Hi!"
 
 
+@pytest.mark.parametrize("added", [0, 1], ids=["copied", "made anew"])
+@pytest.mark.parametrize("in_files", [False, True], ids=["list", "files"])
+def test_a_template_for_tools_leaves_with_the_other(in_files: bool, added: int, tmp_path: Path) -> None:
+    folder, target = tmp_path / "in", tmp_path / "out"
+    target.mkdir()
+    templates = {"default": "{{ messages[0].content }}!", "tool_use": "{{ tools[0].name }}?", "rag": "r"}
+    theirs = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(TRAINED), eos_token="<|endoftext|>", chat_template=templates
+    )
+    theirs.save_pretrained(folder, save_jinja_files=in_files)
+    ours = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    ours.add_special_tokens(["<one more>"] * added)
+    write_tokenizer(
+        known(ours.to_str()), workload("gpt-tiny", "", ""), spec(f"hf:{folder}", str(folder)), str(target)
+    )
+    found = AutoTokenizer.from_pretrained(target)
+    assert found.chat_template == templates
+    talk = [{"role": "user", "content": "Hi"}]
+    assert found.apply_chat_template(talk, tokenize=False) == "Hi!"
+    assert found.apply_chat_template(talk, [{"name": "add"}], tokenize=False) == "add?"
+
+
+def test_a_shipped_chat_template_leaves_with_the_model(tmp_path: Path) -> None:
+    job = spec("gpt-tiny")
+    job = job.model_copy(update={"data": job.data.model_copy(update={"chat_template": "shipped:qwen3"})})
+    write_tokenizer(known(TRAINED), workload("gpt-tiny", "", ""), job, str(tmp_path))
+    found = AutoTokenizer.from_pretrained(tmp_path)
+    talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    masks = found.apply_chat_template(talk, return_dict=True, return_assistant_tokens_mask=True)[
+        "assistant_masks"
+    ]
+    assert 0 < sum(masks) < len(masks)
+
+
 def test_an_export_is_as_open_as_any_new_folder(tmp_path: Path) -> None:
     draft = tmp_path / "draft"
     (draft / "generator").mkdir(parents=True, mode=0o700)

@@ -12,8 +12,17 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from orchestrator.data.prepared.data_folder import DataFolder
 from orchestrator.data.preprocessing.answers import Answers, unmarked
-from orchestrator.data.preprocessing.conversations import Template, check_tokens, dated, find_template
+from orchestrator.data.preprocessing.conversations import (
+    TOOL_USE,
+    Template,
+    check_tokens,
+    dated,
+    find_template,
+    find_tool_template,
+    templates_in,
+)
 from orchestrator.job.errors import InputError
 from workloads.objectives.records import MARK
 
@@ -135,6 +144,46 @@ def test_content_reaches_a_template_as_it_reads_it(template: str, of_bytes: Toke
         (words,) = answers.of_messages(talk)
         assert of_bytes.decode(unmarked(words)) == "<user>1 + 2<end><assistant>3<end>"
         assert spoken(answers, words) == "3<end>"
+
+
+def test_templates_of_a_folder_are_those_that_transformers_takes(of_bytes: Tokenizer, tmp_path: Path) -> None:
+    """A list in tokenizer_config.json, files instead of it, and both."""
+    with_tools = PLAIN.replace("<end>", "<done>")
+    several = {"default": PLAIN, TOOL_USE: with_tools, "rag": "r"}
+    listed, in_files, both = (tmp_path / name for name in ("listed", "files", "both"))
+    theirs = PreTrainedTokenizerFast(tokenizer_object=of_bytes, chat_template=several)
+    theirs.save_pretrained(listed, save_jinja_files=False)
+    theirs.save_pretrained(in_files)
+    theirs.save_pretrained(both, save_jinja_files=False)
+    (both / "chat_template.jinja").write_text(MARKED)
+    assert not (listed / "additional_chat_templates").exists()
+    assert (in_files / "additional_chat_templates").is_dir()
+    for folder in (listed, in_files, both):
+        loaded = PreTrainedTokenizerFast.from_pretrained(folder).chat_template
+        wanted = loaded if isinstance(loaded, dict) else {"default": loaded}
+        assert templates_in(DataFolder(str(folder))) == wanted
+        for location in (str(folder), f"{folder}/tokenizer.json"):
+            assert (find_template(location, None) or ("",))[0] == wanted["default"]
+            assert find_tool_template(location, None) == wanted.get(TOOL_USE, "")
+    mine = tmp_path / "mine.jinja"
+    mine.write_text(MARKED)
+    assert find_tool_template(str(listed), str(mine)) == ""
+    assert (find_template(str(listed), str(mine)) or ("",))[0] == MARKED
+
+
+def test_a_conversation_with_tools_is_written_by_the_template_for_them(of_bytes: Tokenizer) -> None:
+    several = {"default": PLAIN, TOOL_USE: PLAIN.replace("<end>", "<done>")}
+    theirs = PreTrainedTokenizerFast(tokenizer_object=of_bytes, chat_template=several)
+    answers = Answers(
+        of_bytes, Template(several["default"], {}), 0, tool_template=Template(several[TOOL_USE], {})
+    )
+    for tools in (None, TOOLS):
+        (words,) = answers.of_messages(TALK, tools)
+        wanted = theirs.apply_chat_template(TALK, tools, return_dict=True)["input_ids"]
+        assert unmarked(words).tolist() == wanted
+        words = answers.after(TALK[:-1], TALK[-1], "chosen", tools)
+        assert unmarked(words).tolist() == wanted
+    assert str(of_bytes.decode(unmarked(words))).count("<done>") == len(TALK)
 
 
 def test_runs_of_earlier_versions_keep_what_their_template_wrote(of_bytes: Tokenizer) -> None:

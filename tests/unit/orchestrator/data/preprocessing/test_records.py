@@ -217,6 +217,45 @@ def test_calls_of_tools_are_the_same_from_lines_and_from_a_table(
     ]
 
 
+OTHERWISE = (
+    "{% for m in messages %}{{ m.role }} : {{ m.content }} "
+    "{{ 'film' if loop.last and m.role == 'assistant' else '|' }} {% endfor %}"
+    "{% if add_generation_prompt %}assistant : {% endif %}"
+)
+"""Writes another end of the last message."""
+
+
+def test_a_conversation_is_several_records_where_its_template_writes_earlier_answers_otherwise(
+    encoder: Tokenizer, tmp_path: Path
+) -> None:
+    kind, columns = RecordKind("conversation", (), OTHERWISE), {"messages": "m"}
+    path = written(tmp_path / "rows.jsonl", [{"m": TALK}, {"m": TALK[:2]}, {"m": TALK[2:]}])
+    found = read(path, kind, columns, encoder)
+    assert [said_in(record.words) for record in found] == [
+        ("user : a film | assistant : is good film", "is good film"),
+        ("user : a film | assistant : is good | user : it | assistant : is bad film", "is bad film"),
+        ("user : a film | assistant : is good film", "is good film"),
+        ("user : it | assistant : is bad film", "is bad film"),
+    ]
+    assert [record.goes_on for record in found] == [True, False, False, False]
+    assert len({record.text for record in found}) == 3  # a row is held out whole
+    columns = {"prompt": "p", "completion": "c"}
+    path = written(tmp_path / "columns.jsonl", [{"p": TALK[:1], "c": TALK[1:]}])
+    assert [said_in(record.words)[1] for record in read(path, kind, columns, encoder)] == [
+        "is good film",
+        "is bad film",
+    ]
+
+
+def test_the_key_of_records_is_that_of_earlier_versions_unless_there_is_a_template_for_tools() -> None:
+    plain, tools = RecordKind("dpo", (), "a", (("b", "c"),)), RecordKind("dpo", (), "a", (("b", "c"),), "d")
+    before = {"objective": "dpo", "labels": (), "template": "a", "tokens": (("b", "c"),)}
+    assert plain.to_json() == tools.to_json(5) == before
+    assert tools.to_json() == {**before, "tool_template": "d"}
+    for each in (plain, tools):
+        assert RecordKind.from_json(json.loads(json.dumps(each.to_json()))) == each
+
+
 def wrong() -> Iterator[tuple[str, RecordKind, dict[str, str], dict[str, Any], str]]:
     talk = RecordKind("conversation", (), CHATML)
     span = {"question": "q", "context": "c", "answer": "a", "start": "s"}

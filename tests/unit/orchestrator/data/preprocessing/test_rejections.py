@@ -1,16 +1,22 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from orchestrator.data.prepared import manifest
+from orchestrator.data.prepared.census import census
 from orchestrator.data.prepared.data_folder import DataFolder
 from orchestrator.data.prepared.summary import inspect
+from orchestrator.data.prepared.tokens import Tokens
 from orchestrator.data.preprocessing import rejections, shards
 from orchestrator.data.preprocessing.gather import gather
+from orchestrator.data.preprocessing.records import RecordKind
 from orchestrator.data.preprocessing.rejections import Ceiling, merged, notes, totals
+from orchestrator.data.samples.held_out_split import split
 from orchestrator.data.sources import SourceFile, Span, cut, resolve
 from orchestrator.job.data import Source
 from orchestrator.job.errors import InputError
@@ -111,3 +117,68 @@ def test_prepared_data_says_what_was_left_out_of_it(tmp_path: Path) -> None:
             with pytest.raises(InputError, match=r"4 of 10 documents are left out \(json 2, type 2\)"):
                 rejections.check(limit, folder)
     assert made[0] == made[1]
+
+
+def test_prepared_data_says_how_many_tokens_more_it_takes_to_learn_turn_by_turn(tmp_path: Path) -> None:
+    """A row counts once, however many records it has: in what may be left out, among duplicates, and when rows are held
+    out, all records of one are on the same side."""
+    words = ["<|endoftext|>", "user", "assistant", "a", "b", "c", "d", "then", "last", "?"]
+    encoder = Tokenizer(models.WordLevel({word: n for n, word in enumerate(words)}, unk_token="?"))
+    encoder.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    template = (
+        "{% for m in messages %}{{ m.role }} {{ m.content }} "
+        "{{ 'last' if loop.last and m.role == 'assistant' else 'then' }} {% endfor %}"
+        "{% if add_generation_prompt %}assistant {% endif %}"
+    )
+
+    def talk(*said: str) -> str:
+        roles = ["user", "assistant"] * 3
+        return json.dumps(
+            {"m": [{"role": role, "content": text} for role, text in zip(roles, said, strict=False)]}
+        )
+
+    rows = [
+        talk(*"abcdab"),
+        talk(*"ab"),
+        talk(*"abcd"),
+        talk(*"abcdab"),
+        talk("a", ""),
+        *(talk("c", "d") for _ in "1234"),
+    ]
+    (tmp_path / "a.jsonl").write_text("\n".join(rows))
+    source = Source(uri=str(tmp_path / "a.jsonl"), field={"messages": "m"})
+    parts = cut(resolve([source], on_error="skip"), 400)
+    assert len(parts) > 1
+    folder = DataFolder(str(tmp_path / "prepared"))
+    folder.write("tokenizer.json", encoder.to_str().encode())
+    written = shards.TokenFormat(10, {"eos": 0}, kind=RecordKind("conversation", (), template))
+    for number in range(len(parts)):
+        shards.make_shard(folder.uri, number, parts[number], written)()
+    found = gather(folder, "f" * 32, ["a.jsonl"], parts, written)
+    manifest.write(folder, found)
+    assert manifest.read(folder) == found
+    # Three answers: 6 and 12 tokens before the last; two: 6.
+    assert found.turns == {"rows": 3, "more": 5, "tokens": 2 * (6 + 12) + 6}
+    assert (found.documents, found.rows) == (8 + 5, 8)
+    assert inspect(folder.uri)["turns"] == found.turns
+    told, turns = rejections.notes_of(folder.uri)
+    assert told.startswith("1 documents left out (record 1)")
+    assert turns == (
+        "3 conversations are learnt turn by turn, since the chat template writes an earlier answer otherwise when "
+        "others follow: 8 records instead of 3, with 42 tokens more"
+    )
+    with pytest.raises(InputError, match="1 of 9 documents are left out"):
+        rejections.check("11%", folder)
+    rejections.check("12%", folder)
+    (source_of,) = census(folder.uri)["sources"]
+    assert source_of["duplicates"] == 1 + 3
+    sides = split(Tokens.open(folder.uri), 0.5)
+    assert sides.training.documents + sides.held_out.documents == 13
+    for side in (
+        sides.training,
+        sides.held_out,
+    ):  # the first of six answers' records is there as often as the last
+        ends = side.document_ends(0)
+        lengths = np.diff(ends, prepend=0).tolist()
+        assert lengths.count(12 + 1) - lengths.count(18 + 1) in (0, 1)  # one is that of the two answers
+        assert lengths.count(18 + 1) in (0, 2)

@@ -15,7 +15,7 @@ from jinja2 import TemplateError
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from orchestrator.data.preprocessing.answers import Answers
+from orchestrator.data.preprocessing.answers import Answers, unmarked
 from orchestrator.data.preprocessing.conversations import CLOCK, Template, dated
 from orchestrator.data.preprocessing.turns import written
 from workloads.objectives.records import MARK
@@ -359,3 +359,37 @@ def test_a_run_of_an_earlier_version_keeps_what_it_asked_of_a_template() -> None
     assert answers_in(words.tolist()) == [("<user>qone</><assistant>", "aone</>")]
     with pytest.raises(ValueError, match="writes message 2 otherwise when others follow"):
         Answers(BYTES, Template(template_of("qwen3"), TOKENS), 0, data_format=5).of_messages(TWO)
+
+
+@pytest.mark.parametrize("name", ["qwen3_5_think", "qwen3_6", "qwen3_8"])
+def test_the_tokens_before_an_answer_are_those_that_a_server_has(name: str) -> None:
+    """An answer without a thought begins with the end of a line, which this tokenizer would join to that of the prompt:
+    the model would never have seen what it is asked with."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = {word: number for number, word in enumerate([*letters, "\u010a\u010a"])}
+    joins = Tokenizer(models.BPE(words, [("\u010a", "\u010a")]))
+    joins.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    joins.decoder = decoders.ByteLevel()
+    (words_of,) = Answers(joins, Template(template_of(name), TOKENS), 0).of_messages(ONE)
+    asked = written_by_theirs(name, ONE[:1], None, add_generation_prompt=True)
+    prompt = joins.encode(asked).ids
+    ids, marks = unmarked(words_of).tolist(), ((words_of & MARK) > 0).tolist()
+    assert asked.endswith("<think>\n")
+    assert ids[: len(prompt)] == prompt
+    assert marks == [False] * len(prompt) + [True] * (len(ids) - len(prompt))
+    assert joins.decode(ids) == written_by_theirs(name, ONE, None)
+    assert joins.encode(joins.decode(ids)).ids[: len(prompt)] != prompt
+
+
+def test_a_tokenizer_that_adds_a_space_where_a_text_begins_reads_the_whole() -> None:
+    words = {"[UNK]": 0, "\u2581": 1, "\u2581a": 2, "a": 3, "\n": 4, "\n\n": 5, "<": 6, ">": 7}
+    found = Tokenizer(models.BPE(words, [("\u2581", "a"), ("\n", "\n")], unk_token="[UNK]"))
+    found.pre_tokenizer, found.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    template = (
+        "{% for m in messages %}<{{ m.content }}>\n{% endfor %}{% if add_generation_prompt %}<\n{% endif %}"
+    )
+    template = template.replace("<{{ m.content }}", "<{{ '\n\n' if m.role == 'assistant' }}{{ m.content }}")
+    talk = [user("a"), answer("a")]
+    (words_of,) = Answers(found, Template(template, {}), 0).of_messages(talk)
+    text = Template(template, {}).write(talk, None)
+    assert unmarked(words_of).tolist() == found.encode(text).ids
