@@ -178,6 +178,7 @@ def test_a_number_is_the_label_of_its_name(
     [
         (NAMES, [0], ("negative", "neutral", "positive"), "its label 0 is called 'bad' by its column"),
         (["1", "2", "3"], [0], ("bad", "fine", "good"), "its label 0 is called '1' by its column"),
+        (["5", "1", "0"], [1], tuple(NAMES), "its label 1 is called '1' by its column"),
         (NAMES, [-1], tuple(NAMES), "its label -1 is not among 0 to 2, which its column names"),
         (["0", "1", "2"], [0, 1, 2], tuple(NAMES), ""),
     ],
