@@ -69,7 +69,7 @@ def init(
             write_job(template, CHAT)
             written.callback(template.unlink)
         if data:
-            check_job(spec)
+            check_job(spec, begins=True)
         elif tokenizer is not None:  # the default text may come later; what is named is there
             vocabulary_before_data(resolve(spec))
         write_job(path, text)

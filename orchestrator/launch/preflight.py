@@ -6,9 +6,9 @@ each other are all made: a user reads all problems at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cluster.workers.machine import host_memory
 from orchestrator.checkpoint.identity import check_same_run
@@ -46,6 +46,9 @@ from orchestrator.storage.run_directory import RunDir
 from workloads.hf.hf_config import FolderConfig
 from workloads.own.object_reference import is_object_reference
 
+if TYPE_CHECKING:
+    from orchestrator.data.sources import SourceFile
+
 
 def preflight(
     spec: JobSpec,
@@ -59,12 +62,16 @@ def preflight(
     begun it: see `as_begun`. `begin` and `is_known`: see `check_job`."""
     check_places(spec, run_dir)
     check_written(spec, run_dir, address)
-    problems, prepared, kept = Problems(), "", None
+    problems = Problems()
+    prepared = ""
+    kept: FolderConfig | None = None
+    begins = False
     with problems.noted():
         if run_dir.rows(TRIALS):
             raise InputError("is the folder of a search", run_dir.uri, "give another --run-dir, or use tune")
         spec = as_its_run(spec, run_dir)
         commit = check_same_run(spec, run_dir)
+        begins = commit is None
         check_implementation(spec, commit, run_dir.uri)
         prepared = prepared_before(spec, run_dir, commit)
         begun = begun_from(spec, run_dir, commit)[1]
@@ -73,13 +80,11 @@ def preflight(
         if commit is None:
             kind_of(spec)
     with problems.noted():
-        job = check_here(spec, address, prepared, begin, is_known, kept)
+        job = check_here(spec, address, prepared, begin, is_known, kept=kept, begins=begins)
     if until is not None and until > spec.train.steps:
         with problems.noted():
             raise InputError(f"step {until} is beyond train.steps {spec.train.steps}", "--until", "lower it")
     problems.raise_noted()
-    if commit is None:
-        check_named_columns(spec)
     check_begins(job, run_dir, commit)
     check_room(job, run_dir, address)
     return job
@@ -91,12 +96,15 @@ def check_here(
     prepared: str = "",
     begin: Callable[[], None] = lambda: None,
     is_known: bool = False,
+    *,
     kept: FolderConfig | None = None,
+    begins: bool = False,
 ) -> ResolvedJob:
     """What is wrong with a job, and with this machine for it; see `check_job`. Returns the job, resolved."""
     problems = Problems()
     with problems.noted():
-        job = check_job(spec, prepared, begin, is_known, worker_at(address), kept)
+        machine_of = worker_at(address)
+        job = check_job(spec, prepared, begin, is_known, machine_of, kept=kept, begins=begins)
     with problems.noted():
         check_machine(spec, address)
     problems.raise_noted()
@@ -111,14 +119,16 @@ def check_job(
     begin: Callable[[], None] = lambda: None,
     is_known: bool = False,
     machine_of: MachineOf = worker_here,
+    *,
     kept: FolderConfig | None = None,
+    begins: bool = False,
 ) -> ResolvedJob:
     """What is wrong with a job wherever it runs; `prepared` is where the data of its run is, if it has begun. `begin`
     is called before the model is loaded, if nothing else is wrong; that of a job that `is_known` is not loaded, see
-    `checked_before`. A run that has begun has `kept` the configuration of its pretrained folder. Returns the job,
-    resolved, in a precision for such workers if it leaves that open."""
+    `checked_before`. A run that has begun has `kept` the configuration of its pretrained folder. `begins`: see
+    `check_text`. Returns the job, resolved, in a precision for such workers if it leaves that open."""
     problems = Problems()
-    if job := _check_before_loading(spec, problems, machine_of, kept):
+    if job := _check_before_loading(spec, problems, machine_of, kept, begins):
         if not problems:
             begin()
         if not is_known:
@@ -136,18 +146,21 @@ def check_preparable(spec: JobSpec) -> None:
     """What is wrong with a job of which the data alone is prepared: all of `check_job` that does not load its model,
     which takes longer than little text does."""
     problems = Problems()
-    _check_before_loading(spec, problems, lambda spec: BOUNDLESS)
-    if not problems:
-        with problems.noted():
-            check_named_columns(spec)
+    _check_before_loading(spec, problems, lambda spec: BOUNDLESS, begins=True)
     problems.raise_noted()
 
 
 def _check_before_loading(
-    spec: JobSpec, problems: Problems, machine_of: MachineOf, kept: FolderConfig | None = None
+    spec: JobSpec,
+    problems: Problems,
+    machine_of: MachineOf,
+    kept: FolderConfig | None = None,
+    begins: bool = False,
 ) -> ResolvedJob | None:
     """The job, resolved, unless it cannot be; what is wrong is noted in `problems`. It imports no torch."""
-    for check in (check_text, check_records, check_preferences, check_cleaning, check_best, prices.check):
+    with problems.noted():
+        check_text(spec, begins)
+    for check in (check_records, check_preferences, check_cleaning, check_best, prices.check):
         with problems.noted():
             check(spec)
     if spec.checkpoint.export_to:
@@ -174,15 +187,14 @@ def check_named(spec: JobSpec) -> None:
     problems.raise_noted()
 
 
-def check_text(spec: JobSpec) -> None:
-    """The sources are there, and those of training hold at least one sequence."""
+def check_text(spec: JobSpec, begins: bool = False) -> None:
+    """The sources are there, and those of training hold at least one sequence. Where the data of a run `begins`, the
+    columns that the sources name are looked for, see `check_columns`: a run that began without one goes on."""
     from orchestrator.data import sources
-    from orchestrator.data.sources.documents import check_beginning
 
     if spec.data.samples is not None:
         return
     policy, objective = spec.data.on_error, spec.workload.objective
-    columns_are_said = not any(problem_of(objective, source.field) for _, source in sources_of(spec))
     files = sources.resolve(spec.data.sources, on_error=policy)
     size = sum(file.plain_size for file in files)
     if objective in COLUMNS and not size:
@@ -192,26 +204,27 @@ def check_text(spec: JobSpec) -> None:
     ):  # a record is a sample however short it is
         what = f"the corpus has {size} bytes, fewer than one sequence of {spec.data.sequence_length} tokens"
         raise InputError(what, "data.sources", "give more text or lower data.sequence_length")
-    for where, held_out in spec.set_sources.values():
-        held_out_files = sources.resolve(held_out, where, policy)
+    found = [
+        (where, sources.resolve(held_out, where, policy)) for where, held_out in spec.set_sources.values()
+    ]
+    for where, held_out_files in found:
         if not any(file.size for file in held_out_files):
             raise InputError("all files are empty", where, "give files with text")
-        if columns_are_said:
-            check_beginning(held_out_files)
-    if columns_are_said:
-        check_beginning(files)
+    if not any(problem_of(objective, source.field) for _, source in sources_of(spec)):
+        for where, listed in (*found, ("data.sources", files)):
+            _check_rows(listed, where, objective, begins)
 
 
-def check_named_columns(spec: JobSpec) -> None:
-    """What the sources of a job that begins name is in the rows with which they begin; see `check_columns`."""
-    from orchestrator.data import sources
+def _check_rows(files: Sequence[SourceFile], where: str, objective: str, begins: bool) -> None:
+    """Of the sources at the key `where` the first row can be read and, where data `begins`, the columns are there."""
+    from orchestrator.data.sources import part_size
+    from orchestrator.data.sources.documents import check_beginning
     from orchestrator.data.sources.named_columns import check_columns, first_parts
 
-    named = {"data.sources": spec.data.sources, **dict(spec.set_sources.values())}
-    for where, of_set in named.items():
-        files = sources.resolve(of_set, where, spec.data.on_error)
+    check_beginning(files)
+    if begins:
         looked_at = [file for file in files if file.kind != ".arrow"]  # all of one is read to find its rows
-        check_columns(first_parts(looked_at, sources.part_size(files)), where, spec.workload.objective)
+        check_columns(first_parts(looked_at, part_size(files)), where, objective)
 
 
 def check_objective(job: ResolvedJob) -> None:

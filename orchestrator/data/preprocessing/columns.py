@@ -72,7 +72,7 @@ class RowColumns:
             raise WrongRow(f"its label {value} is not among 0 to {len(names) - 1}, which its column names")
         name = names[value]
         if self._labels and name not in self._labels:
-            if name == str(value):
+            if names == tuple(map(str, range(len(names)))):  # which name nothing
                 return value
             what = f"its label {value} is called '{name}' by its column, and data.labels has no such name"
             raise WrongRow(what, f"name the labels as the column does: {_shown(names)}")

@@ -4,10 +4,13 @@ records of every kind, for every objective that reads such; and which label a nu
 from __future__ import annotations
 
 import csv
+import gzip
 import json
+import lzma
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,6 +20,7 @@ from tokenizers import Tokenizer
 from orchestrator.data import sources
 from orchestrator.data.encoding import tokenizer
 from orchestrator.data.preprocessing.records import Record, RecordKind, records_of
+from orchestrator.data.sources.named_columns import check_columns
 from orchestrator.data.sources.rejected import Rejected
 from orchestrator.job.data import Source
 from orchestrator.job.errors import InputError
@@ -178,6 +182,7 @@ def test_a_number_is_the_label_of_its_name(
     [
         (NAMES, [0], ("negative", "neutral", "positive"), "its label 0 is called 'bad' by its column"),
         (["1", "2", "3"], [0], ("bad", "fine", "good"), "its label 0 is called '1' by its column"),
+        (["5", "1", "0"], [1], tuple(NAMES), "its label 1 is called '1' by its column"),
         (NAMES, [-1], tuple(NAMES), "its label -1 is not among 0 to 2, which its column names"),
         (["0", "1", "2"], [0, 1, 2], tuple(NAMES), ""),
     ],
@@ -332,3 +337,43 @@ def test_messages_of_json_text_and_of_the_feature_json(
     columns = {"messages": "messages", "tools": "tools"}
     found = [[r.words.tolist() for r in read(tmp_path / place, kind, columns, encoder)] for place in places]
     assert all(each == found[0] for each in found)
+
+
+def test_one_source_of_all_kinds_on_a_store(library: Any, encoder: Tokenizer, tmp_path: Path) -> None:
+    """Compressed and not, with columns that some files alone have, in whatever encoding of texts and lists."""
+    labels = ("good", "bad")
+    made = library.Dataset.from_dict(
+        {"text": ["a", "b"], "label": [0, 1], "more": [None, None]},
+        library.Features(
+            text=library.Value("large_string"),
+            label=library.ClassLabel(names=["bad", "good"]),
+            more=library.Value("null"),
+        ),
+    )
+    made.to_parquet(tmp_path / "0.parquet")
+    coded = {
+        "text": pa.array(["a", "b"]).dictionary_encode(),
+        "label": pa.array(["bad", "good"]).dictionary_encode(),
+    }
+    pq.write_table(pa.table(coded), tmp_path / "1.parquet")
+    rows = [{"text": "a", "label": "bad"}, {"text": "b", "label": "good", "other": {"x": None}}]
+    (tmp_path / "2.json.gz").write_bytes(gzip.compress(json.dumps(rows, indent=1).encode()))
+    (tmp_path / "3.jsonl.xz").write_bytes(
+        lzma.compress("".join(json.dumps(row) + "\n" for row in rows).encode())
+    )
+    (tmp_path / "4.csv").write_text("text,label\na,bad\nb,good\n")
+    (tmp_path / "label=bad").mkdir()
+    (tmp_path / "label=bad" / "5.jsonl").write_text('{"text": "a"}\n{"text": "b", "label": "good"}\n')
+    fs = fsspec.filesystem("memory")
+    fs.put(f"{tmp_path}/", "/kinds/", recursive=True)
+    try:
+        field = {"text": "text", "label": "label"}
+        files = sources.resolve([Source(uri="memory://kinds", field=field)])
+        check_columns(sources.cut(files, 2**20), "data.sources", "sequence_classification")
+        kind = RecordKind("sequence_classification", labels)
+        found = read("memory://kinds", kind, field, encoder)
+    finally:
+        fs.rm("/kinds", recursive=True)
+    assert len(files) == 6
+    assert [labels[unpack(record.words)[2][0]] for record in found] == ["bad", "good"] * 6
+    assert len({record.text for record in found}) == 2  # so that a share holds out the same of each
