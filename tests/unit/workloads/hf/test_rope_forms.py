@@ -113,8 +113,10 @@ def far(case: Case) -> Case:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_transformers_4_computes_what_5_does(older: str, tmp_path: Path) -> None:
-    for number, case in enumerate(map(far, CASES)):
+    bodies = [case for case in CASES if "classes" not in case.title and "untied" not in case.title]
+    for number, case in enumerate(map(far, bodies)):
         workload = TransformerWorkload(case.model, case.config, None, VOCABULARY)
         folder = tmp_path / f"{number} {case.title}"
         workload.to_hf(random_state(workload).__getitem__, str(folder))
@@ -143,6 +145,9 @@ def test_transformers_4_computes_what_5_does(older: str, tmp_path: Path) -> None
         difference = float((found - wanted).abs().max() / wanted.abs().max().clamp(min=1))
         if not difference < 1e-4:
             apart[folder.name] = f"differs by {difference:.1e}"
+    import pprint
+
+    pprint.pprint(apart, width=200)
     assert apart == {}
 
 
