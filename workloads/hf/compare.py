@@ -160,6 +160,8 @@ def _hf_outputs(
     if QUERIES in batch and config.positions == "relative_keys":
         return {"logits": _of_queries(hf_model, batch)}
     found: Mapping[str, Tensor] = hf_model(**arguments(config, batch))
+    if config.head == "span":
+        return {"logits": torch.stack((found["start_logits"], found["end_logits"]), dim=-1)}
     return found
 
 

@@ -66,7 +66,9 @@ def _add(part: dict[str, Any]) -> bool:
     kind = str(part.get("model_type"))
     names = OTHER_NAMES.get(kind, _Names())
     layers = {name: value for name, value in parameters.items() if isinstance(value, dict)}
-    far = layers.get("full_attention") or next(iter(layers.values())) if layers else parameters
+    far = parameters
+    if layers:
+        far = layers.get("full_attention") or next(iter(layers.values()))
     near = layers.get("sliding_attention")
     part[names.base] = far.get("rope_theta")
     part[SCALING] = _scaling(far, kind)

@@ -162,7 +162,8 @@ WHOLE = ("seq2seq", "span_extraction")
 NO_SPANS = ("phi3", "olmo2", "gemma2")
 """Kinds for which transformers has no class for questions."""
 QUICK = {("qwen2", "causal_lm"), ("llama", "sequence_classification"), ("bert", "two texts"), ("roberta", "masked_lm"),
-         ("gpt_neox", "two texts"), ("bart", "seq2seq"), ("t5", "span_corruption")}  # fmt: skip
+         ("gpt_neox", "two texts"), ("bart", "seq2seq"), ("t5", "span_corruption"),
+         ("bert", "span_extraction")}  # fmt: skip
 
 
 def _cases() -> Iterator[Any]:
@@ -253,9 +254,6 @@ def test_what_came_in_leaves_as_it_computes_and_reads(kind: str, case: str, tmp_
     assert apart <= TOLERANCE
     shutil.rmtree(folder)  # what left needs nothing of it
     reader = class_to_read(str(tmp_path / "out")) or "AutoTokenizer"
-    assert (reader == "AutoTokenizer") == (
-        kind not in ("qwen2", "modernbert", "phi3") or reader == "AutoTokenizer"
-    )
     loaded = getattr(transformers, reader).from_pretrained(tmp_path / "out")
     if case in FIELDS:
         texts = [(one, two) for one, two in ROWS if _is_record(case, one, two)]
