@@ -20,7 +20,7 @@ from workloads.hf.convert import Shapes, to_hf
 from workloads.hf.families import family_of
 from workloads.hf.family import Family
 from workloads.hf.folder import GENERATOR
-from workloads.hf.rope_forms import write_both_forms
+from workloads.hf.older_form import write_both_forms
 from workloads.hf.weights import write
 from workloads.model.config import TransformerConfig
 from workloads.model.mup import folded

@@ -24,7 +24,7 @@ from workloads.hf.generate import generate
 from workloads.hf.hf_class import HuggingFaceModel, auto_class, blocks_of, build, training_config
 from workloads.hf.hf_config import read_hf_config, root
 from workloads.hf.network import HuggingFaceNetwork
-from workloads.hf.rope_forms import write_both_forms
+from workloads.hf.older_form import write_both_forms
 from workloads.hf.tensor_plan import stacked
 from workloads.hf.weights import Weights, has_weights
 from workloads.model import losses

@@ -163,7 +163,7 @@ NO_SPANS = ("phi3", "olmo2", "gemma2")
 """Kinds for which transformers has no class for questions."""
 QUICK = {("qwen2", "causal_lm"), ("llama", "sequence_classification"), ("bert", "two texts"), ("roberta", "masked_lm"),
          ("gpt_neox", "two texts"), ("bart", "seq2seq"), ("t5", "span_corruption"),
-         ("bert", "span_extraction")}  # fmt: skip
+         ("bert", "span_extraction"), ("t5", "sequence_classification")}  # fmt: skip
 
 
 def _cases() -> Iterator[Any]:
@@ -179,12 +179,16 @@ def _cases() -> Iterator[Any]:
                 )
             if fits not in objectives.architectures(objective):
                 continue
-            if objective == "span_corruption" and KINDS[kind][2] != "t5":
+            if (objective == "span_corruption") != (KINDS[kind][2] == "t5") and objective in CORRUPTED:
                 continue
             if objective == "span_extraction" and kind in NO_SPANS:
                 continue
             marks = [] if (kind, case) in QUICK else [pytest.mark.slow]
             yield pytest.param(kind, case, marks=marks, id=f"{kind}-{case}")
+
+
+CORRUPTED = ("span_corruption", "denoising")
+"""Objectives of pairs that need sentinels, or a token before a text."""
 
 
 def _is_record(case: str, first: str, second: str) -> bool:
