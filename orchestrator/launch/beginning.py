@@ -71,12 +71,13 @@ def check_base(job: ResolvedJob, commit: CommitManifest | None) -> None:
 
 def _check_read(spec: JobSpec) -> None:
     """What holds the weights in the folder that the job names is what is read of it."""
-    from workloads.hf.hf_config import FOLDER, root
+    from workloads.hf.hf_config import ADAPTER, FOLDER, root
     from workloads.hf.weights import check_none_unread
 
     model, base = spec.workload.model, spec.workload.init_from
     folder = base if base is not None else model.removeprefix(FOLDER) if model.startswith(FOLDER) else ""
-    if folder and is_local(folder) and (root(folder) / "config.json").exists():
+    known = any((root(folder) / name).exists() for name in ("config.json", ADAPTER))
+    if folder and is_local(folder) and known:
         with wrong_input("workload.init_from" if base is not None else "workload.model"):
             check_none_unread(str(root(folder)))
 

@@ -21,7 +21,7 @@ from workloads.hf.families import family_of
 from workloads.hf.family import Family
 from workloads.hf.hf_config import GENERATOR
 from workloads.hf.meaning import as_written, generates, write_settings
-from workloads.hf.rope_forms import write_both_forms
+from workloads.hf.older_form import write_both_forms
 from workloads.hf.weights import write
 from workloads.model.config import TransformerConfig
 from workloads.model.mup import folded

@@ -121,12 +121,24 @@ def probes(
         count = len(padding)
         rows = text.repeat(-(-2 * count * length // len(text)))[: 2 * count * length].view(2 * count, length)
         batch = {"tokens": rows[:count].masked_fill(~padding, pad), "padding": padding}
+        if config.architecture == "encoder-decoder" and config.head == "sequence":
+            batch["tokens"] = _ended(batch["tokens"], padding, vocabulary)
         if config.architecture == "encoder-decoder":
             ends = torch.stack((short, *[whole] * (count - 1)))
             batch |= {"decoder_tokens": rows[count:].masked_fill(~ends, pad), "decoder_padding": ends}
         elif isinstance(config, TransformerConfig) and config.token_types > 1:
             batch["token_types"] = (torch.arange(length) >= length // 2).long().expand(count, -1)
         yield batch
+
+
+def _ended(tokens: Tensor, padding: Tensor, vocabulary: Vocabulary) -> Tensor:
+    """The rows with one end each, at their last token, whose hidden state classes of pairs classify."""
+    special = {vocabulary.eos, vocabulary.padding}
+    other = next(number for number in range(vocabulary.size) if number not in special)
+    found = tokens.masked_fill(tokens == vocabulary.eos, other)
+    last = (padding * torch.arange(1, tokens.shape[1] + 1)).argmax(1)
+    found[torch.arange(len(found)), last] = vocabulary.eos
+    return found
 
 
 def _networks(
@@ -160,6 +172,8 @@ def _hf_outputs(
     if QUERIES in batch and config.positions == "relative_keys":
         return {"logits": _of_queries(hf_model, batch)}
     found: Mapping[str, Tensor] = hf_model(**arguments(config, batch))
+    if config.head == "span":
+        return {"logits": torch.stack((found["start_logits"], found["end_logits"]), dim=-1)}
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -170,7 +171,8 @@ def _file_of(folder: Path) -> str | None:
     named = _config_of(folder).get(NAMED)
     if named is None:
         return next((name for name in (SINGLE, INDEX) if (folder / name).exists()), None)
-    inside = isinstance(named, str) and (folder / named).resolve().is_relative_to(folder.resolve())
+    here = os.path.abspath(folder)  # links are not followed: a folder of the Hub's cache is made of them
+    inside = isinstance(named, str) and Path(os.path.abspath(folder / named)).is_relative_to(here)
     if not inside or not named.endswith((".safetensors", ".safetensors.index.json")):
         raise WorkloadError(
             f"{NAMED} {named!r} in {folder / 'config.json'} is no file of safetensors in this folder; name one"

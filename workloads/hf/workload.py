@@ -37,7 +37,7 @@ from workloads.hf.meaning import (
     write_settings,
 )
 from workloads.hf.network import HuggingFaceNetwork
-from workloads.hf.rope_forms import write_both_forms
+from workloads.hf.older_form import write_both_forms
 from workloads.hf.tensor_plan import stacked
 from workloads.hf.weights import Weights, has_weights
 from workloads.model import losses

@@ -141,6 +141,15 @@ def test_commands_for_a_folder_with_blanks_can_be_pasted(capsys: pytest.CaptureF
     assert "--backend-store-uri 'sqlite:///my runs/m.db'" in said
 
 
+def test_the_last_lines_say_with_what_a_tokenizer_is_read(capsys: pytest.CaptureFixture[str]) -> None:
+    _where_next("runs/small", None, "hf", {"export": {"tokenizer_class": "PreTrainedTokenizerFast"}})
+    told = capsys.readouterr()
+    assert "transformers.PreTrainedTokenizerFast.from_pretrained: AutoTokenizer makes" in told.out + told.err
+    _where_next("runs/small", None, "hf", {"export": {"uri": "x"}})
+    told = capsys.readouterr()
+    assert "Tokenizer" not in told.out + told.err
+
+
 def test_attach_follows_a_run_until_its_new_summary_is_there(
     command: Any, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,3 +50,33 @@ def test_rows_that_begin_anew_are_trained(
         check_base(resolve(parse(document)), None)
     assert "train a base that has them first" in str(error.value)
     return None
+
+
+@pytest.mark.parametrize("key", ["model", "init_from"])
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("model.fp16.safetensors", r"has weights in model\.fp16\.safetensors, which is not read here"),
+        (
+            "adapter_config.json",
+            "is an adapter of peft for base, and a model is read whole here; merge both with",
+        ),
+    ],
+)
+def test_weights_that_are_not_read_are_not_passed_over(
+    tmp_path: Path, name: str, says: str, key: str
+) -> None:
+    folder = Path(save_dense(tmp_path / "base", ROWS))
+    Tokenizer(models.WordLevel({"<|endoftext|>": 0, "a": 1}, unk_token="a")).save(f"{folder}/tokenizer.json")
+    document = job("a.txt", steps=4)
+    document["workload"] = (
+        {"model": f"hf:{folder}"} if key == "model" else {"model": "gpt-tiny", key: str(folder)}
+    )
+    document["data"] |= {"tokenizer": str(folder)}
+    resolved = resolve(parse(document))
+    (folder / "model.safetensors").unlink()
+    (folder / name).write_text(
+        '{"base_model_name_or_path": "base", "peft_type": "LORA", "task_type": "CAUSAL_LM"}'
+    )
+    with pytest.raises(InputError, match=f"workload.{key}.*{says}"):
+        check_base(resolved, None)

@@ -1,7 +1,8 @@
-"""Rotary positions in a config.json in both forms: transformers 5 reads `rope_parameters`, and 4 fields beside it.
+"""A config.json that transformers 4 reads as 5 does.
 
-A config.json of transformers 5 has `rope_parameters` alone. Version 4 passes over it without a word and takes the base
-and the scaling of its class, usually 10,000 and none.
+What 5 writes says the base and the scaling of rotary positions in `rope_parameters` alone, and that all of T5's kind
+tie their embeddings. Version 4 reads neither without a word: it takes the base of its class, usually 10,000, and for
+T5 1.1 and mT5 the embedding for the head. Both forms stand in the file; 5 reads its own.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from workloads.hf.weights import Weights
 
 
 class _Names(NamedTuple):
@@ -31,16 +34,21 @@ SCALING, LONG = "rope_scaling", ("short_factor", "long_factor")
 THREE_FIELDS = ("phi3", "phi4_multimodal")
 """Classes of version 4 that take a scaling of three fields alone."""
 
+UNSCALED = ("mt5", "umt5")
+"""Classes like T5 that never scale what their head reads."""
+HEAD = "lm_head.weight"
+
 
 def write_both_forms(folder: str) -> None:
-    """Add the form of transformers 4 to the config.json in `folder`, which transformers 5 wrote. Where version 5 would
-    read both as something else than the one, it stays as it is."""
+    """Add the form of transformers 4 to the config.json in `folder`, which transformers 5 wrote beside the weights.
+    Where version 5 would read both as something else than the one, it stays as it is."""
     from transformers import AutoConfig
 
     path = Path(folder, "config.json")
     before = path.read_text()
     config = json.loads(before)
-    if not _add(config):
+    added = [_add_positions(config), _add_experts(config), _add_head(config, folder)]
+    if not any(added):
         return
     wanted = _plain(AutoConfig.from_pretrained(folder, local_files_only=True).to_dict())
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
@@ -56,17 +64,19 @@ def _plain(config: Any) -> Any:
     return {name: _plain(value) for name, value in config.items() if name != "type"}
 
 
-def _add(part: dict[str, Any]) -> bool:
+def _add_positions(part: dict[str, Any]) -> bool:
     """Add the fields to a configuration and to those nested in it; whether there were any to add."""
     nested = [value for name, value in part.items() if isinstance(value, dict) and name != "rope_parameters"]
-    added = [_add(each) for each in nested]
+    added = [_add_positions(each) for each in nested]
     parameters = part.get("rope_parameters")
     if not isinstance(parameters, dict) or not parameters:
         return any(added)
     kind = str(part.get("model_type"))
     names = OTHER_NAMES.get(kind, _Names())
     layers = {name: value for name, value in parameters.items() if isinstance(value, dict)}
-    far = layers.get("full_attention") or next(iter(layers.values())) if layers else parameters
+    far = parameters
+    if layers:
+        far = layers.get("full_attention") or next(iter(layers.values()))
     near = layers.get("sliding_attention")
     part[names.base] = far.get("rope_theta")
     part[SCALING] = _scaling(far, kind)
@@ -74,6 +84,24 @@ def _add(part: dict[str, Any]) -> bool:
         part[names.near] = near.get("rope_theta")
     if far.get("partial_rotary_factor") is not None:
         part[names.share] = far["partial_rotary_factor"]
+    return True
+
+
+def _add_experts(config: dict[str, Any]) -> bool:
+    """Add how many experts there are under the name that Qwen 3 had; whether there was something to add."""
+    if config.get("model_type") != "qwen3_moe" or "num_local_experts" not in config:
+        return False
+    config["num_experts"] = config["num_local_experts"]
+    return True
+
+
+def _add_head(config: dict[str, Any], folder: str) -> bool:
+    """Say of T5's kind that the head is no embedding, where the weights have one and it is not scaled, as version 4
+    scales one that is; whether there was something to say."""
+    scaled = config.get("scale_decoder_outputs", config.get("model_type") not in UNSCALED)
+    if config.get("model_type") not in ("t5", *UNSCALED) or scaled or HEAD not in Weights(folder):
+        return False
+    config["tie_word_embeddings"] = False
     return True
 
 

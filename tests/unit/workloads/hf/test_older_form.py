@@ -15,8 +15,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from workloads.hf.compare import load as load_here
+from workloads.hf.older_form import write_both_forms
 from workloads.hf.parity_table import CASES, LENGTH, VOCABULARY, Case, random_state
-from workloads.hf.rope_forms import write_both_forms
 from workloads.load import load
 from workloads.transformer_workload import TransformerWorkload
 from workloads.workload import Vocabulary
@@ -58,7 +58,9 @@ transformers.logging.set_verbosity_error()
 for folder in map(Path, sys.argv[1:]):
     config = json.loads((folder / "config.json").read_text())
     try:
-        model = getattr(transformers, config["architectures"][0]).from_pretrained(folder, dtype=torch.float32)
+        model = getattr(transformers, config["architectures"][0]).from_pretrained(
+            folder, dtype=torch.float32, attn_implementation="eager"  # the fused one has no soft caps
+        )
         with torch.no_grad():
             output = model.eval()(**load_file(folder / "inputs"))
         logits = next(output[name] for name in ("logits", "prediction_logits", "last_hidden_state") if name in output)
@@ -106,15 +108,23 @@ def prepared(folder: Path) -> None:
     save_file({"logits": logits.contiguous()}, folder / "logits-of-5")
 
 
+INEXPRESSIBLE = ("classes", "untied", "mT5, tied")
+"""Titles of cases that are of other heads, or of no model that version 4 has: mT5's is scaled where it is tied."""
+
+
 def far(case: Case) -> Case:
-    """The case with another base than 10,000, where it has rotary positions."""
-    rotary = getattr(case.config, "positions", "") == "rotary"
-    return Case(case.title, case.model, {**case.changes, "rope_theta": FAR}, case.inputs) if rotary else case
+    """The case with another base than 10,000, where it has rotary positions; version 4 has the clamp of gpt-oss that
+    was published, whatever the configuration says."""
+    more: dict[str, Any] = {"swiglu_limit": 7.0} if case.title.startswith("gpt-oss") else {}
+    more |= {"rope_theta": FAR} if getattr(case.config, "positions", "") == "rotary" else {}
+    return Case(case.title, case.model, {**case.changes, **more}, case.inputs)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_transformers_4_computes_what_5_does(older: str, tmp_path: Path) -> None:
-    for number, case in enumerate(map(far, CASES)):
+    bodies = [case for case in CASES if not any(words in case.title for words in INEXPRESSIBLE)]
+    for number, case in enumerate(map(far, bodies)):
         workload = TransformerWorkload(case.model, case.config, None, VOCABULARY)
         folder = tmp_path / f"{number} {case.title}"
         workload.to_hf(random_state(workload).__getitem__, str(folder))
@@ -176,6 +186,26 @@ def test_a_class_with_names_of_its_own_has_them(name: str, wanted: dict[str, Any
     assert {key: written.get(key) for key in wanted} == wanted
     found = transformers.AutoConfig.from_pretrained(tmp_path).rope_parameters
     assert {k: v for k, v in found.items() if k != "type"} == CLASSES[name].rope_parameters
+
+
+@pytest.mark.parametrize(
+    ("title", "wanted"),
+    [
+        ("T5", {"tie_word_embeddings": True}),
+        ("T5 1.1", {"tie_word_embeddings": False}),
+        ("mT5", {"tie_word_embeddings": False}),
+        ("mT5, tied", {"tie_word_embeddings": True}),
+        ("Qwen3-MoE", {"num_experts": 4}),
+    ],
+)
+def test_an_export_says_what_transformers_4_asks_for(
+    title: str, wanted: dict[str, Any], tmp_path: Path
+) -> None:
+    (case,) = (case for case in CASES if case.title == title)
+    workload = TransformerWorkload(case.model, case.config, None, VOCABULARY)
+    workload.to_hf(random_state(workload).__getitem__, str(tmp_path))
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert {key: written.get(key) for key in wanted} == wanted
 
 
 def test_a_configuration_without_rotary_positions_stays(tmp_path: Path) -> None:
