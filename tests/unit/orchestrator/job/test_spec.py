@@ -313,7 +313,6 @@ def test_a_preset_has_its_published_dropout_and_no_other_one() -> None:
 
 
 REWRITTEN = {
-    "ContinueFrom": "one value stands for a mapping of it",
     "ObjectReference": "one value stands for a mapping of it",
     "CleanStep": "one value stands for a mapping of it",
     "AdapterSpec": "one value stands for a list of it",
