@@ -380,8 +380,7 @@ def test_defaults() -> None:
 
 def test_a_published_preset_has_its_dropout_unless_the_job_says() -> None:
     def rates(**fields: Any) -> tuple[float, float]:
-        asked = spec.parse({**SMALLEST, "workload": fields}).workload
-        return asked.dropout, asked.attention_dropout
+        return spec.parse({**SMALLEST, "workload": fields}).workload.dropouts
 
     assert rates(model="bert-base", objective="masked_lm") == (0.1, 0.1)
     assert rates(model="gpt2") == (0.1, 0.1)
