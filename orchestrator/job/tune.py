@@ -114,9 +114,9 @@ class TuneSpec(StrictModel):
         description="a number of metrics.jsonl, mean over the last steps; or one of the last evaluation, as in "
         "validation.loss",
     )
-    mode: Literal["min", "max"] = Field(
-        default="min",
-        description="whether less or more of metric is better; max for accuracy and its kin if it is left out",
+    mode: Literal["min", "max"] | None = Field(
+        default=None,
+        description="whether less or more of metric is better; max for accuracy and its kin, else min, if unset",
     )
     window: Positive = Field(
         default=10, description="last steps that the metric is the mean of, at most a quarter of those done"
@@ -146,11 +146,10 @@ class TuneSpec(StrictModel):
     )
     limits: SweepLimits = Field(default_factory=SweepLimits)
 
-    @model_validator(mode="before")
-    @classmethod
-    def more_of_an_accuracy_is_better(cls, given: Any) -> Any:
-        metric = given.get("metric") if isinstance(given, dict) and "mode" not in given else None
-        return {**given, "mode": "max"} if isinstance(metric, str) and larger_is_better(metric) else given
+    @property
+    def direction(self) -> Literal["min", "max"]:
+        """Whether less or more of the metric is better: as `mode` says, else as the metric has it."""
+        return self.mode or ("max" if larger_is_better(self.metric) else "min")
 
     @model_validator(mode="after")
     def the_sampler_fits_the_space(self) -> TuneSpec:

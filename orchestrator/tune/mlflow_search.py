@@ -120,5 +120,5 @@ def _register(client: Any, tune: TuneSpec, sweep: RunDir, best: dict[str, Any], 
             export(sweep.at(best["run"]), best["step"], target)
             return send(client, run_id, target)
 
-    model = Candidate(best["step"], tune.metric, best["value"], larger=tune.mode == "max")
+    model = Candidate(best["step"], tune.metric, best["value"], larger=tune.direction == "max")
     register(client, str(tune.register_as), run_id, model, source, trial=best["trial"])

@@ -193,7 +193,7 @@ class SearchProgress:
         failed = {name for name, end in self._records.ended.items() if end.state == "failed"}
         found = [f for f in found if f["value"] is not None and math.isfinite(f["value"])]
         found = [f for f in found if f["trial"] not in failed]
-        sign = 1 if self._tune.mode == "min" else -1
+        sign = 1 if self._tune.direction == "min" else -1
         # Of a trial's runs only the last one counts, and of equal values the longer training.
         last = {f["trial"]: f for f in sorted(found, key=lambda f: f["step"])}
         return min(last.values(), key=lambda f: (sign * f["value"], -f["step"]), default=None)

@@ -25,7 +25,7 @@ def report(sweep: RunDir) -> str:
     if job is None or job.tune is None or not found:
         raise InputError("there is no search here", sweep.uri, "give its job file or directory")
     tune = job.tune
-    sign = 1 if tune.mode == "min" else -1
+    sign = 1 if tune.direction == "min" else -1
     ranked = sorted(found["trials"], key=lambda t: (t["value"] is None, sign * (t["value"] or 0.0)))
     content: dict[str, Any] = {
         "name": run_name(job.name, sweep.name),
@@ -66,7 +66,7 @@ def _charts(sweep: RunDir, tune: TuneSpec, trained: list[dict[str, Any]], best: 
     shares = importance(tune.space, [t["config"] for t in trained], values) if several else {}
     kinds = {key: dimension.kind for key, dimension in tune.space.items()}
     return {
-        "parallel": charts.parallel(trained, kinds, tune.metric, tune.mode, best),
+        "parallel": charts.parallel(trained, kinds, tune.metric, tune.direction, best),
         "curves": charts.curves(lines, best),
         "shares": [(charts.short_key(key), share) for key, share in shares.items()],
         "compared_at": shared,

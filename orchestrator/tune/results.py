@@ -54,7 +54,7 @@ def summarise(
     return {
         "name": spec.name,
         "metric": spec.tune.metric,
-        "mode": spec.tune.mode,
+        "mode": spec.tune.direction,
         "hours": progress.hours,
         "steps": sum(trial["steps"] for trial in trials),
         "cost_usd": progress.cost,

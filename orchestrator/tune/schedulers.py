@@ -30,7 +30,7 @@ from orchestrator.tune.trial_records import TrialRecords
 def scheduler_of(tune: TuneSpec, steps: int, seed: int) -> TrialScheduler:
     """The scheduler of a job's search, for trials of `steps` optimiser steps."""
     if tune.scheduler == "asha":
-        return Asha(asha_rungs(tune, steps), tune.reduction, tune.mode)
+        return Asha(asha_rungs(tune, steps), tune.reduction, tune.direction)
     if tune.scheduler == "hyperband":
         return HyperBandScheduler(STEP, max_t=steps, reduction_factor=tune.reduction)
     if tune.scheduler == "median":
@@ -165,7 +165,7 @@ class Pb2(Pbt):
         """See Ray."""
         step, value, assignment = result[STEP], result[VALUE], trial.config["assignment"]
         if before := self._before.get(assignment["trial"]):
-            gain = (value - before[1]) * (1 if self._space.mode == "max" else -1)
+            gain = (value - before[1]) * (1 if self._space.direction == "max" else -1)
             self._gains.append(Gain(before[0], assignment["params"], gain))
         self._before[assignment["trial"]] = (step, value)
         return str(super().on_trial_result(tune_controller, trial, result))
@@ -191,7 +191,7 @@ class Tpe(Searcher):
         names: list[str],
         assignment_of: Callable[[str, Config], dict[str, Any]],
     ) -> None:
-        super().__init__(metric=VALUE, mode=tune.mode)
+        super().__init__(metric=VALUE, mode=tune.direction)
         self._seed = seed
         self._distributions = {key: distribution_of(value) for key, value in tune.space.items()}
         self._records, self._names, self._assignment_of = records, names, assignment_of

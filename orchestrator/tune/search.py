@@ -40,7 +40,7 @@ from orchestrator.tune.space import check as check_space
 from orchestrator.tune.trial_records import TrialRecords
 from workloads.own.object_reference import is_object_reference
 
-SAME = ("space", "metric", "mode", "window", "sampler", "scheduler", "grace", "reduction", "interval")
+SAME = ("space", "metric", "window", "sampler", "scheduler", "grace", "reduction", "interval")
 """Keys of `tune` that must not change when a search is continued; trials, limits and layouts may."""
 BEST_JOB, SUMMARY = "best.yaml", "sweep.json"
 TUNE_FOLDER = "_tune"
@@ -123,7 +123,8 @@ def check_same_sweep(spec: JobSpec, sweep: RunDir) -> None:
         raise InputError("a run is here, and no search", sweep.uri, "give another name or --run-dir")
     problems = Problems()
     ours, theirs = (each.model_dump(mode="json", include=set(SAME)) for each in (spec.tune, before.tune))
-    for key in SAME:
+    ours["mode"], theirs["mode"] = spec.tune.direction, before.tune.direction
+    for key in ours:
         if is_other(theirs[key], ours[key]):
             with problems.noted():
                 raise InputError(f"tune.{key} is not what this search began with", sweep.uri, hint)
@@ -225,7 +226,7 @@ def _fit(
         param_space=space,
         tune_config=TuneConfig(
             metric=VALUE,
-            mode=search.mode,
+            mode=search.direction,
             num_samples=samples,
             max_concurrent_trials=None if pausing else at_once,
             search_alg=searcher,

@@ -230,7 +230,7 @@ class Trial(ray_tune.Trainable):
     @property
     def _worst(self) -> float:
         """The value of a trial that failed or has diverged: no scheduler and no sampler orders what is not a number."""
-        return math.inf if self._tune.mode == "min" else -math.inf
+        return math.inf if self._tune.direction == "min" else -math.inf
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Write down which commit the last result belongs to. The weights stay where they are."""

@@ -313,7 +313,6 @@ def test_a_preset_has_its_published_dropout_and_no_other_one() -> None:
 
 
 REWRITTEN = {
-    "ContinueFrom": "one value stands for a mapping of it",
     "ObjectReference": "one value stands for a mapping of it",
     "CleanStep": "one value stands for a mapping of it",
     "AdapterSpec": "one value stands for a list of it",
@@ -381,8 +380,7 @@ def test_defaults() -> None:
 
 def test_a_published_preset_has_its_dropout_unless_the_job_says() -> None:
     def rates(**fields: Any) -> tuple[float, float]:
-        asked = spec.parse({**SMALLEST, "workload": fields}).workload
-        return asked.dropout, asked.attention_dropout
+        return spec.parse({**SMALLEST, "workload": fields}).workload.dropouts
 
     assert rates(model="bert-base", objective="masked_lm") == (0.1, 0.1)
     assert rates(model="gpt2") == (0.1, 0.1)

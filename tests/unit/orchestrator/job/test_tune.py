@@ -104,4 +104,4 @@ def test_the_search_is_no_part_of_the_run_s_identity() -> None:
 )
 def test_more_of_an_accuracy_is_better(tune: dict[str, Any], mode: str) -> None:
     found = spec.TuneSpec.model_validate({"space": {LR: {"uniform": [0.1, 0.2]}}, "trials": 4, **tune})
-    assert found.mode == mode
+    assert found.direction == mode

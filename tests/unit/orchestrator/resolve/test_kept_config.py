@@ -142,16 +142,11 @@ def test_the_kept_text_is_what_is_described(folder: Path) -> None:
 
 
 def test_a_pair_keeps_both_of_its_configurations(tmp_path: Path) -> None:
-    sizes: dict[str, Any] = {
-        "vocab_size": 64,
-        "embedding_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-    }
-    ElectraConfig(**sizes, hidden_size=32, intermediate_size=64).save_pretrained(tmp_path / "pair")
-    ElectraConfig(**sizes, hidden_size=16, intermediate_size=32).save_pretrained(
-        tmp_path / "pair" / "generator"
-    )
+    sizes: dict[str, Any] = {"vocab_size": 64, "embedding_size": 16, "num_hidden_layers": 1}
+    whole = ElectraConfig(**sizes, hidden_size=32, intermediate_size=64, num_attention_heads=2)
+    whole.save_pretrained(tmp_path / "pair")
+    half = ElectraConfig(**sizes, hidden_size=16, intermediate_size=32, num_attention_heads=1)
+    half.save_pretrained(tmp_path / "pair" / "generator")
     spec = spec_of(f"hf:{tmp_path / 'pair'}")
     begun, before = commit(spec), describe(spec.workload.model)
     edit(tmp_path / "pair" / "generator", layer_norm_eps=0.5)
