@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Mapping
@@ -35,10 +36,11 @@ class ChainDisplay:
             return
         self._phases, self._printed_at = phases, time.monotonic()
         text = "  |  ".join(line(name, found) for name, found in stages.items())
-        if self._terminal:
-            print(f"\r\x1b[2K{text}", end="", file=self._stream, flush=True)
-        elif text:
-            print(text, file=self._stream, flush=True)
+        with contextlib.suppress(BrokenPipeError):  # who reads it has enough: the chain goes on
+            if self._terminal:
+                print(f"\r\x1b[2K{text}", end="", file=self._stream, flush=True)
+            elif text:
+                print(text, file=self._stream, flush=True)
 
 
 def line(name: str, status: Mapping[str, Any]) -> str:

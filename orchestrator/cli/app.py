@@ -7,11 +7,12 @@ import errno
 import io
 import json
 import os
+import select
 import sys
 import traceback
 from collections.abc import Callable
 from importlib import import_module, metadata
-from typing import Annotated
+from typing import IO, Annotated
 
 import typer
 
@@ -102,7 +103,14 @@ def _guarded(command: Callable[[], object], debug: bool, as_json: bool = False, 
             return code if isinstance(code, int) else 0
         line = interrupted
     except SystemExit as end:
-        return end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+        error = end.__context__
+        if not isinstance(
+            error, BrokenPipeError
+        ):  # of which typer makes the exit code 1, whatever pipe it was
+            return end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+        if _is_unread(sys.stdout) or _is_unread(sys.stderr):
+            return 0
+        failure, code, line = error, Outcome.FAILED.exit_code, f"BrokenPipeError: {error}"
     except typer.TyperException as error:
         if error.format_message().startswith(
             "Usage:"
@@ -128,6 +136,16 @@ def _guarded(command: Callable[[], object], debug: bool, as_json: bool = False, 
         if as_json:
             print(json.dumps({"exit_code": code, "line": line}), flush=True)
     return code
+
+
+def _is_unread(stream: IO[str]) -> bool:
+    """Whether a stream is a pipe of which nobody reads any more, as after `| head`."""
+    try:
+        poll = select.poll()
+        poll.register(stream.fileno(), 0)
+        return any(event & select.POLLERR for _, event in poll.poll(0))
+    except (OSError, ValueError, AttributeError):
+        return False
 
 
 def _refused(error: Exception) -> InputError | None:

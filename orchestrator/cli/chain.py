@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from orchestrator.cli.options import emit, table
+from orchestrator.cli.options import at_its_end, emit, table
 from orchestrator.job.errors import InputError
 
 if TYPE_CHECKING:
@@ -30,22 +30,23 @@ def run_chain(
         injected[stage] = (*injected.get(stage, ()), fault)
     with ChainDisplay() as progress:
         ended = run(chain, root, address, progress.update, injected, priority)
-    if as_json:
-        emit(
-            {
-                "exit_code": ended.outcome.exit_code,
-                "run_dir": root.uri,
-                "line": ended.line,
-                "chain": ended.summary,
-            }
-        )
-    else:
-        show(ended.summary)
-        for problem in filter(None, (ended.summary.get("problem"), ended.summary.get("tracking"))):
-            print(f"orchestrator: {problem}", file=sys.stderr)
-        print(f"report.html and chain.json are in {root.uri}", file=sys.stderr)
-        if ended.line:
-            print(f"orchestrator: {ended.line}", file=sys.stderr)
+    with at_its_end():
+        if as_json:
+            emit(
+                {
+                    "exit_code": ended.outcome.exit_code,
+                    "run_dir": root.uri,
+                    "line": ended.line,
+                    "chain": ended.summary,
+                }
+            )
+        else:
+            show(ended.summary)
+            for problem in filter(None, (ended.summary.get("problem"), ended.summary.get("tracking"))):
+                print(f"orchestrator: {problem}", file=sys.stderr)
+            print(f"report.html and chain.json are in {root.uri}", file=sys.stderr)
+            if ended.line:
+                print(f"orchestrator: {ended.line}", file=sys.stderr)
     raise typer.Exit(ended.outcome.exit_code)
 
 

@@ -20,6 +20,7 @@ from orchestrator.cli.options import (
     Progress,
     RunDirectory,
     Set,
+    at_its_end,
     emit,
     jobs_of,
     on_this_machine,
@@ -161,10 +162,11 @@ def _watch(run: RunDir, as_json: bool, how: str | None) -> None:
             emit(run.read_json_or_empty("status.json"))
         raise SystemExit(INTERRUPTED) from None
     summary = _summary_of(run, before)
-    if as_json:
-        emit(summary)
-    else:
-        final_table(summary)
+    with at_its_end():
+        if as_json:
+            emit(summary)
+        else:
+            final_table(summary)
     raise _ended(Outcome(summary["state"]), lambda: summary.get("commit") is not None)
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
+import sys
+from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -188,6 +191,14 @@ def words(texts: list[str] | None) -> list[str] | None:
     for text in texts or ():
         word(text)
     return texts
+
+
+@contextlib.contextmanager
+def at_its_end() -> Iterator[None]:
+    """What a command prints after its work, by which it ends: who reads that may have enough of it, as `head` has."""
+    with contextlib.suppress(BrokenPipeError):
+        yield
+        sys.stdout.flush()
 
 
 def emit(value: Any) -> None:

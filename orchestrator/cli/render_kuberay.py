@@ -92,7 +92,7 @@ def kuberay(
     ] = None,
 ) -> None:
     """RayJob, RayCluster, NetworkPolicy and ConfigMap for KubeRay."""
-    from cluster.render.kuberay import kustomization, manifests
+    from cluster.render.kuberay import KUEUE, kustomization, manifests
     from cluster.render.node_selection import ACCELERATOR, NODE_LABELS, accelerator_label
     from cluster.render.pods import RUNS_FOLDER, SPOT, Kubernetes
     from orchestrator.job.spec import dump
@@ -117,6 +117,11 @@ def kuberay(
     one_value(spec, NODE_LABELS)
     if queue:
         check_queue(queue, namespace, kubeconfig)
+    if queue.startswith(KUEUE) and keep_failed is not None:
+        what = "Kueue takes only jobs whose cluster goes with them (shutdownAfterJobFinishes)"
+        raise InputError(
+            what, "--keep-failed", "leave it out: the cluster is kept for ten minutes; or use volcano"
+        )
     cards, count = counted(rdma) if rdma else ("", 1)
     if cards and not needs.gpu:
         raise InputError(

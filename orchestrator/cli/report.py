@@ -56,5 +56,7 @@ def report(run_dir: Run) -> None:
     print(run.at("report.html"))
     if problem := None if delivery.problem else register_export(spec, run):
         print(f"orchestrator: {problem}", file=sys.stderr)
+    if delivery.line:
+        print(f"orchestrator: {delivery.line}", file=sys.stderr)
     if delivery.problem:
         print(f"orchestrator: MLflow lacks {delivery.missing} rows: {delivery.problem}", file=sys.stderr)

@@ -21,6 +21,7 @@ from orchestrator.cli.options import (
     Progress,
     RunDirectory,
     Set,
+    at_its_end,
     emit,
     existing_run,
     jobs_of,
@@ -101,23 +102,24 @@ def run(
     anew = begun_anew(directory) if smoke else contextlib.nullcontext()
     with anew, ProgressDisplay(how=progress) as display:
         outcome = drive(spec, directory, until, address, display.update, faults, priority, _launched())
-    if as_json:
-        emit(
-            {
-                "exit_code": outcome.outcome.exit_code,
-                "run_dir": directory.uri,
-                "line": outcome.line,
-                "summary": outcome.summary,
-            }
-        )
-    elif outcome.summary:
-        final_table(outcome.summary)
-        tracking = spec.tracking.uri if spec.tracking else None
-        _where_next(directory.uri, tracking, spec.checkpoint.export, outcome.summary)
-    if outcome.outcome == Outcome.FAILED and not as_json:
-        _printed_last(outcome.summary or {})
-    if outcome.line and not as_json:
-        print(f"orchestrator: {outcome.line}", file=sys.stderr)
+    with at_its_end():
+        if as_json:
+            emit(
+                {
+                    "exit_code": outcome.outcome.exit_code,
+                    "run_dir": directory.uri,
+                    "line": outcome.line,
+                    "summary": outcome.summary,
+                }
+            )
+        elif outcome.summary:
+            final_table(outcome.summary)
+            tracking = spec.tracking.uri if spec.tracking else None
+            _where_next(directory.uri, tracking, spec.checkpoint.export, outcome.summary)
+        if outcome.outcome == Outcome.FAILED and not as_json:
+            _printed_last(outcome.summary or {})
+        if outcome.line and not as_json:
+            print(f"orchestrator: {outcome.line}", file=sys.stderr)
     raise typer.Exit(outcome.outcome.exit_code)
 
 
@@ -321,8 +323,10 @@ def _where_next(run_dir: str, tracking: str | None, form: str | None, summary: d
         served = tracking.startswith(("http://", "https://"))
         uri = redact(tracking)
         _say(f"  {uri}" if served else f"  mlflow ui --backend-store-uri {shlex.quote(uri)}")
-    problem = (summary.get("tracking") or {}).get("problem")
-    if problem:
+    told = summary.get("tracking") or {}
+    if refused := told.get("refused"):
+        _say(refused)
+    if problem := told.get("problem"):
         _say(
             f"MLflow lacks some rows ({problem}); `orchestrator report {typed}` sends them when it answers again"
         )

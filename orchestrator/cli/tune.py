@@ -7,7 +7,18 @@ from typing import Annotated, Any
 
 import typer
 
-from orchestrator.cli.options import Address, Job, Json, RunDirectory, Set, emit, job_of, run_of, table
+from orchestrator.cli.options import (
+    Address,
+    Job,
+    Json,
+    RunDirectory,
+    Set,
+    at_its_end,
+    emit,
+    job_of,
+    run_of,
+    table,
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -39,27 +50,28 @@ def tune(
         return
     with SearchDisplay() as progress:
         outcome = search(spec, sweep, address, progress.update)
-    if as_json:
-        emit(
-            {
-                "exit_code": outcome.outcome.exit_code,
-                "run_dir": sweep.uri,
-                "line": outcome.line,
-                "sweep": outcome.summary,
-            }
-        )
-    else:
-        show(outcome.summary)
-        for problem in filter(None, (outcome.summary["problem"], outcome.summary["tracking"])):
-            print(f"orchestrator: {problem}", file=sys.stderr)
-        files = (
-            "report.html, sweep.json and best.yaml"
-            if outcome.summary["best"]
-            else "report.html and sweep.json"
-        )
-        print(f"{files} are in {sweep.uri}", file=sys.stderr)
-    if outcome.line and not as_json:
-        print(f"orchestrator: {outcome.line}", file=sys.stderr)
+    with at_its_end():
+        if as_json:
+            emit(
+                {
+                    "exit_code": outcome.outcome.exit_code,
+                    "run_dir": sweep.uri,
+                    "line": outcome.line,
+                    "sweep": outcome.summary,
+                }
+            )
+        else:
+            show(outcome.summary)
+            for problem in filter(None, (outcome.summary["problem"], outcome.summary["tracking"])):
+                print(f"orchestrator: {problem}", file=sys.stderr)
+            files = (
+                "report.html, sweep.json and best.yaml"
+                if outcome.summary["best"]
+                else "report.html and sweep.json"
+            )
+            print(f"{files} are in {sweep.uri}", file=sys.stderr)
+        if outcome.line and not as_json:
+            print(f"orchestrator: {outcome.line}", file=sys.stderr)
     raise typer.Exit(outcome.outcome.exit_code)
 
 

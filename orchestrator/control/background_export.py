@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,11 +13,14 @@ from orchestrator.checkpoint.chosen import read_chosen
 from orchestrator.checkpoint.store import Store
 from orchestrator.control.final_tasks import FinalTasks
 from orchestrator.export import hugging_face as export
+from orchestrator.export.target import mark_of
 from orchestrator.job.spec import JobSpec
 from orchestrator.storage.run_directory import RunDir
 
 LONGEST = 7200.0
 """Seconds that an export may take: a hundred billion parameters are read and written within, at 200 MB a second."""
+OF_THE_FOLDER = ("receipt", "run", "evaluation", "files")
+"""What export.json holds beside what `export` returns."""
 
 
 def export_commit(run_uri: str, step: int, target: str) -> dict[str, Any]:
@@ -48,7 +52,7 @@ class BackgroundExport:
         self._cluster, self._checkpoint, self._run, self._tell = cluster, spec.checkpoint, run, tell
         self._target = spec.checkpoint.export_to or run.at("export")
         self._under_way: tuple[Wanted, RemoteTask] | None = None
-        self._began = 0.0
+        self._began, self._before = 0.0, ""
         self._failures: dict[Wanted, str] = {}
         self._exported: Wanted | None = None
         self.done: dict[str, Any] = {}
@@ -77,6 +81,22 @@ class BackgroundExport:
     def try_again(self) -> None:
         """Forget the failures so far."""
         self._failures.clear()
+
+    def settle(self, step: int) -> bool:
+        """End what is under way, and tell whether the model of a run that ends at that step is there: it may have been
+        published in this very moment, while its process was still to say so."""
+        if self._under_way is not None:
+            wanted, run_task = self._under_way
+            if run_task.done():
+                self._advance(wanted)
+                return self.has_last(step)
+            self.stop()
+            if (mark := mark_of(self._target)) not in ("", self._before):
+                facts = json.loads(mark)
+                self.done = {"uri": self._target, "sample": None}
+                self.done |= {key: value for key, value in facts.items() if key not in OF_THE_FOLDER}
+                self._exported = wanted if wanted.best else Wanted(facts["step"])
+        return self.has_last(step)
 
     def stop(self) -> None:
         """End what is under way, if there is something: an export leaves nothing in its place."""
@@ -110,7 +130,7 @@ class BackgroundExport:
                 self._under_way = None
         if self._exported == wanted or (beside and self._exported and wanted.step < self._exported.step):
             return
-        self._began = time.monotonic()
+        self._began, self._before = time.monotonic(), mark_of(self._target)
         arguments = self._run.uri, wanted.step, self._target
         call = (export_commit, *arguments) if beside else (export.export, *arguments, wanted.best)
         self._under_way = (wanted, self._cluster.run_task(*call))

@@ -155,6 +155,8 @@ class Controller:
             self._data = PreparedData()
         hours, usd = history.spending.count(history.recent, wall())
         self._beside.look(history)
+        stops_export = self._stop is not None and self._state.phase == "export"
+        is_exported = self._exports.settle if stops_export else self._exports.has_last
         for ceiling in history.spending.near():
             self._event(self._state.phase, str(ceiling), ceiling=dataclasses.asdict(ceiling))
         return Observation(
@@ -164,7 +166,7 @@ class Controller:
             recorded=history.step,
             prepared=bool(self._data.uri),
             data_moved=self._preparing.moved if growing else 0.0,
-            exported=self._exports.has_last(self._state.step),
+            exported=is_exported(self._state.step),
             tasks_done=self._exports.tasks.done,
             export_failed=self._exports.failed(self._state.step) if self._state.phase == "export" else "",
             capacity=capacity,

@@ -55,7 +55,8 @@ def finish(
     tracker.status(MLFLOW_STATUS[found["state"]])
     delivery = tracker.close(_patience(spec))
     problem = delivery.problem or register_export(spec, run)
-    found["tracking"] = {"missing_rows": delivery.missing, "problem": problem}
+    refused = {"refused": delivery.line} if delivery.line else {}
+    found["tracking"] = {"missing_rows": delivery.missing, "problem": problem, **refused}
     found["ledger"] = with_end(found["ledger"], finish=wall() - (found["ended"] or wall()))
     run.write_json("summary.json", found)
     return found

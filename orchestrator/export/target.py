@@ -49,6 +49,14 @@ def check_target(target: str) -> None:
         raise InputError("holds something that is no export", target, "give a new folder")
 
 
+def mark_of(target: str) -> str:
+    """What says that the export at a target is complete, and of what it is; empty if it is not, or cannot be read."""
+    try:
+        return open_backend(target, TIMEOUT).read(MARK).decode()
+    except Exception:  # every store raises errors of its own
+        return ""
+
+
 @contextlib.contextmanager
 def draft(target: str) -> Iterator[str]:
     """A temporary folder to write an export in, beside the target if that is local; removed at the end in any case.

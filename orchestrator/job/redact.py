@@ -10,9 +10,8 @@ T = TypeVar("T")
 
 # Whole words only: "token" must not match "tokenizer" or "tokens_per_second", nor "key" match "monkey".
 _KEYS = r"(?:api|access|account|private|secret|shared|signing)[_-]?key(?:_?id)?"
-_WORDS = (
-    rf"(?i:token|secret|webhook|passwords?|passwd|passphrase|credentials?|authorization|{_KEYS})(?![a-z])"
-)
+_NAMES = r"token|secret|webhook|passwords?|passwd|passphrase|credentials?|authorization|cookies?(?!\.)"
+_WORDS = rf"(?i:{_NAMES}|{_KEYS})(?![a-z])"
 _SHORT = r"(?<![A-Za-z])(?:(?i:key)|[Pp]wd)(?![A-Za-z])|_PASS(?![A-Za-z_])|(?i:db|user|smtp)_?pass(?![a-z])"
 _SECRET = rf"(?:{_WORDS}|{_SHORT})"
 _SECRET_KEY = re.compile(_SECRET)
@@ -49,6 +48,29 @@ _BY_FORM = (
     (
         re.compile(r"\bsk-(?=[\w-]{0,80}\d)[\w-]{20,}|\bxox[abeprs]-[\w-]{10,}|\beyJ[\w-]{8,}\.[\w.-]+"),
         HIDDEN,
+    ),
+    # of Databricks, Google, npm, PyPI, Docker, NVIDIA, Vault, Grafana, DigitalOcean, Stripe, SendGrid, Groq
+    (
+        re.compile(r"\bdapi[0-9a-f]{32}(?:-\d+)?\b|\bAIza[\w-]{35}|\bya29\.[\w-]{20,}|\bGOCSPX-[\w-]{20,}"),
+        HIDDEN,
+    ),
+    (
+        re.compile(
+            r"\bnpm_[A-Za-z0-9]{36}\b|\bpypi-[\w-]{16,}|\bdckr_[a-z]{3}_[\w-]{20,}|\bnvapi-[\w-]{20,}"
+        ),
+        HIDDEN,
+    ),
+    (re.compile(r"\bhv[sb]\.[\w-]{20,}|\bgl(?:sa|c)_[\w+/=-]{20,}|\bdo[opr]_v1_[0-9a-f]{64}\b"), HIDDEN),
+    (
+        re.compile(
+            r"\b[rsp]k_(?:live|test)_[A-Za-z0-9]{16,}|\bSG\.[\w-]{16,}\.[\w-]{16,}|\bgsk_[A-Za-z0-9]{32,}"
+        ),
+        HIDDEN,
+    ),
+    # all cookies of a header, each with its name
+    (
+        re.compile(r"""(?i)(\b(?:set-)?cookie["']?[ \t]*:[ \t]*["']?)(?=[\w.-]{1,100}=)[^\r\n"'<>]+"""),
+        rf"\1{HIDDEN}",
     ),
     (re.compile(r"(-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----)[^-]+"), rf"\1{HIDDEN}"),
     (

@@ -24,7 +24,10 @@ from orchestrator.train.progress import TrainingProgress
 
 OF_THE_EXPORT = NO_EXPORT.keys() - {"export_at"}
 """Keys of `checkpoint` that say what is exported, and where to."""
-OF_THE_COURSE = ("evaluate", "stop_when", "checkpoint", "tracking", "sinks")
+OF_THE_COURSE = (
+    "evaluate", "stop_when", "checkpoint", "tracking", "sinks", "notify", "limits",
+    "train.stability", "data.validation",
+)  # fmt: skip
 """Parts of a job that say what a run does beside its steps, while it goes on."""
 
 
@@ -67,15 +70,21 @@ def finished_line(spec: JobSpec, run_dir: RunDir) -> str:
 
 def _changed(spec: JobSpec, before: JobSpec) -> list[str]:
     """The keys beside those of the run's identity in which two jobs differ, wherever files are."""
-    ours, theirs = (_names(job.model_dump(mode="json", include=set(OF_THE_COURSE))) for job in (spec, before))
+    ours, theirs = (job.model_dump(mode="json") for job in (spec, before))
     found = []
     for section in OF_THE_COURSE:
-        new, old = ours[section], theirs[section]
+        new, old = (_names(_part(document, section)) for document in (ours, theirs))
         if isinstance(new, dict) and isinstance(old, dict):
             found += [f"{section}.{key}" for key in new if new[key] != old.get(key)]
         elif new != old:
             found.append(section)
     return found
+
+
+def _part(document: Any, section: str) -> Any:
+    for key in section.split("."):
+        document = document[key]
+    return document
 
 
 def _names(value: Any) -> Any:

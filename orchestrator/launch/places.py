@@ -11,7 +11,7 @@ from orchestrator.resolve.prepared_data import data_cache
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.storage.uri import check_uri, is_local, local_path, unwritable
 from orchestrator.track.sinks.follow import check_sinks
-from orchestrator.track.target import check_registered_name, check_tracking
+from orchestrator.track.target import check_experiment, check_registered_name, check_tracking
 
 
 def check_written(spec: JobSpec, run_dir: RunDir, address: str | None) -> None:
@@ -57,6 +57,7 @@ def check_places(spec: JobSpec, run_dir: RunDir) -> None:
         check_cache(spec.data.samples, spec.seed, place)
     if spec.tracking:
         check_tracking(spec.tracking.uri)
+        check_experiment(spec.tracking)
         check_registered_name(spec.tracking.register_as, "tracking.register_as")
     check_sinks(spec)
 

@@ -108,6 +108,9 @@ class RunDir:
             self._call(self.fs.rm_file, probe)
         except Exception as error:  # every fsspec backend raises errors of its own
             remove_empty(made)
+            if self.local and (link := dangling(self.path)):
+                what = f"{link} is a link to {os.readlink(link)}, which is not there"
+                raise InputError(what, self.uri, "make that folder, or remove the link") from None
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise InputError(
                 f"the run directory cannot be written ({reason})", self.uri, "give another --run-dir"
@@ -290,6 +293,15 @@ def remove_empty(folders: Iterable[str]) -> None:
     for folder in reversed(tuple(folders)):
         with contextlib.suppress(OSError):
             os.rmdir(folder)
+
+
+def dangling(path: str) -> str:
+    """The link on the way to a local path that leads nowhere; empty if there is none."""
+    while path and path != os.path.dirname(path):
+        if os.path.islink(path) and not os.path.exists(path):
+            return path
+        path = os.path.dirname(path)
+    return ""
 
 
 def _missing(path: str) -> list[str]:

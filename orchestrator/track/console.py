@@ -61,7 +61,10 @@ class ProgressDisplay:
             return  # what is found wrong is one line
         elif line != self._printed and (changed or time.monotonic() - self._printed_at >= LINE_SECONDS):
             self._printed, self._printed_at = line, time.monotonic()
-            print(line, file=self._stream, flush=True)
+            try:
+                print(line, file=self._stream, flush=True)
+            except BrokenPipeError:  # who reads it has enough, as `head` has: the run goes on
+                self._how = "none"
 
 
 def final_table(summary: Mapping[str, Any], stream: IO[str] | None = None) -> None:

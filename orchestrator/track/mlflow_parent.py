@@ -11,7 +11,7 @@ from typing import Any
 
 from orchestrator.job.tracking import TrackingSpec
 from orchestrator.storage.run_directory import RunDir
-from orchestrator.track.mlflow_run import PARENT_TAG, MlflowRun, run_of, within
+from orchestrator.track.mlflow_run import PARENT_TAG, MlflowRun, as_key, run_of, within
 from orchestrator.track.tracker import BACKOFF_SECONDS, born_of
 from orchestrator.track.words import run_name
 
@@ -51,12 +51,12 @@ class ParentRun:
         """Log those figures that have a value and have changed, and the tags with them."""
         from mlflow.entities import Metric, RunTag
 
-        known = {key: value for key, value in figures.items() if value is not None}
+        known = {as_key(key): value for key, value in figures.items() if value is not None}
         new = {key: value for key, value in known.items() if self._figures.get(key) != value}
         now = int(time.time() * 1000)
         if new:
             metrics = [Metric(key, float(value), now, step) for key, value in new.items()]
-            self.client.log_batch(self.run_id, metrics, tags=[RunTag(*tag) for tag in tags.items()])
+            self._run.log_batch(metrics, tags=[RunTag(*tag) for tag in tags.items()])
             self._figures |= new
 
     def log_documents(self, names: Iterable[str]) -> None:

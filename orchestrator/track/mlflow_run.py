@@ -64,7 +64,8 @@ class MlflowRun:
     """The run tagged with `run_uri` and `born` (unix seconds of its first event) in `experiment`.
 
     Two runs that used the same directory one after the other differ in `born`. `received` is what the server has of
-    the steps, `last_node` the last row of nodes.jsonl that it has, `client` what talks to it.
+    the steps, `last_node` the last row of nodes.jsonl that it has, `client` what talks to it, `refused` are names of
+    metrics and parameters that it does not take.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class MlflowRun:
             tags = _identity(run_uri, born) | code_tags()
             run = self.client.create_run(self.experiment, int(born * 1000), tags, name)
         self.run_id = run.info.run_id
+        self.refused: frozenset[str] = frozenset()
         seen = run.data.tags
         # Versions before this one logged the step as a metric.
         last = int(max(float(seen.get(LAST_TAG, -1)), run.data.metrics.get("step", -1)))
@@ -116,8 +118,40 @@ class MlflowRun:
             told |= {LAST_TAG: received.last, SAMPLES_TAG: received.to_text()}
             told |= {ATTEMPTS_TAG: self._attempts_with(batch)}
             # A store writes metrics first, so that what the tags say is there, whenever it is killed.
-            self.client.log_batch(self.run_id, metrics=metrics, tags=_tags(told))
+            self.log_batch(metrics, tags=_tags(told))
             self.received = received
+
+    def log_batch(
+        self, metrics: Sequence[Any] = (), params: Sequence[Any] = (), tags: Sequence[Any] = ()
+    ) -> None:
+        """Log these without what has a name that the server refuses, since it refuses all that come with it. Each name
+        is tried alone once: what a server takes depends on its version and its store."""
+
+        def logged() -> None:
+            taken = [[each for each in group if each.key not in self.refused] for group in (metrics, params)]
+            self.client.log_batch(self.run_id, metrics=taken[0], params=taken[1], tags=tags)
+
+        try:
+            logged()
+        except Exception as error:
+            if not _is_refusal(error):
+                raise
+            alone = {each.key: {"metrics": [each]} for each in metrics}
+            alone |= {each.key: {"params": [each]} for each in params}
+            new = {key for key, given in alone.items() if key not in self.refused and self._refuses(given)}
+            if not new:
+                raise
+            self.refused |= new
+            logged()
+
+    def _refuses(self, given: Mapping[str, Any]) -> bool:
+        try:
+            self.client.log_batch(self.run_id, **given)
+        except Exception as error:
+            if not _is_refusal(error):
+                raise
+            return True
+        return False
 
     def _attempts_with(self, rows: Iterable[Row]) -> str:
         for row in rows:
@@ -140,7 +174,7 @@ class MlflowRun:
             self._log_node_batch(batch)
 
     def _log_node_batch(self, metrics: list[Any]) -> None:
-        self.client.log_batch(self.run_id, metrics=metrics, tags=_tags({LAST_NODE_TAG: self.last_node}))
+        self.log_batch(metrics, tags=_tags({LAST_NODE_TAG: self.last_node}))
 
     def log_evaluations(self, rows: Iterable[Row]) -> None:
         """Log the metrics and samples of these rows of evals.jsonl. Logged again, they stay as they are."""
@@ -148,7 +182,7 @@ class MlflowRun:
         self._log_samples(rows)
         metrics = [metric for row in rows for metric in _evaluation_metrics(row)]
         for start in range(0, len(metrics), METRICS_A_BATCH):
-            self.client.log_batch(self.run_id, metrics=metrics[start : start + METRICS_A_BATCH])
+            self.log_batch(metrics[start : start + METRICS_A_BATCH])
 
     def rows(self, steps: Sequence[tuple[int, int]], closing: threading.Event) -> list[Row]:
         """The numbers logged for these ranges of steps, ends included, as rows; none if `closing` is set meanwhile."""
@@ -205,10 +239,15 @@ class MlflowRun:
         """Log parameters that the server lacks. None can be changed later: an edited job keeps its first values."""
         from mlflow.entities import Param
 
-        flat = {_key(key): str(value)[:VALUE_LENGTH] for key, value in flatten(redact(dict(params)))}
+        flat = {as_key(key): str(value)[:VALUE_LENGTH] for key, value in flatten(redact(dict(params)))}
         new = [Param(key, value) for key, value in flat.items() if key not in known]
         for start in range(0, len(new), PARAMS_A_BATCH):
-            self.client.log_batch(self.run_id, params=new[start : start + PARAMS_A_BATCH])
+            self.log_batch(params=new[start : start + PARAMS_A_BATCH])
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether a server does not take what it was given, as its name or value, whenever that is given again."""
+    return getattr(error, "error_code", "") == "INVALID_PARAMETER_VALUE"
 
 
 def run_of(client: Any, experiment: str, run_uri: str, born: float) -> str | None:
@@ -300,7 +339,7 @@ def _metrics(row: Row) -> list[Any]:
 
     # With the row's own time, a row that is logged twice stays one row on the server.
     at = int(float(row.get("time") or 0) * 1000)
-    own = [Metric(_key(key), float(row[key]), at, row["step"]) for key in _metric_keys(row)]
+    own = [Metric(as_key(key), float(row[key]), at, row["step"]) for key in _metric_keys(row)]
     return own + [
         metric for evaluation in evaluations_in([row]) for metric in _evaluation_metrics(evaluation)
     ]
@@ -311,7 +350,7 @@ def _node_metrics(row: Row) -> list[Any]:
 
     at, step = int(row["time"] * 1000), row["step"]
     return [
-        Metric(_key(f"{SYSTEM}{row['node']}/{key}"), float(value), at, step)
+        Metric(as_key(f"{SYSTEM}{row['node']}/{key}"), float(value), at, step)
         for key, value in row["values"].items()
         if isinstance(value, int | float) and key != SECONDS
     ][:METRICS_A_BATCH]
@@ -326,7 +365,7 @@ def _evaluation_metrics(evaluation: Row) -> list[Any]:
     from mlflow.entities import Metric
 
     at, step = int(float(evaluation.get("time") or 0) * 1000), evaluation["step"]
-    return [Metric(_key(key), float(value), at, step) for key, value in by_name(evaluation["sets"]).items()]
+    return [Metric(as_key(key), float(value), at, step) for key, value in by_name(evaluation["sets"]).items()]
 
 
 def _tags(tags: Mapping[str, Any]) -> list[Any]:
@@ -335,7 +374,8 @@ def _tags(tags: Mapping[str, Any]) -> list[Any]:
     return [RunTag(key, str(value)[:VALUE_LENGTH]) for key, value in tags.items()]
 
 
-def _key(key: Any) -> str:
+def as_key(key: Any) -> str:
+    """A name of a metric or a parameter without the characters that MLflow takes in none."""
     return re.sub(r"[^\w.\-/ ]", "_", str(key))[:KEY_LENGTH]
 
 

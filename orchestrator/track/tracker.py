@@ -41,10 +41,20 @@ HEAD_START = 30.0
 
 @dataclass(frozen=True)
 class Delivery:
-    """The result of a delivery: how many rows the server is `missing`, and the last `problem` as one line."""
+    """The result of a delivery: how many rows the server is `missing`, the last `problem` as one line, and the names of
+    metrics and parameters that it has `refused`: these are in the run directory alone."""
 
     missing: int
     problem: str | None = None
+    refused: tuple[str, ...] = ()
+
+    @property
+    def line(self) -> str:
+        """What the server has refused, in a line; empty if it has not."""
+        if not self.refused:
+            return ""
+        names = ", ".join(self.refused)
+        return f"MLflow takes no metric or parameter named {names}: the run directory alone has them"
 
 
 class Tracker:
@@ -65,6 +75,7 @@ class Tracker:
         self._newest = self._last = -1
         self._deadline: float | None = None
         self._run: MlflowRun | None = None
+        self._refused: frozenset[str] = frozenset()
         self._thread = threading.Thread(target=self._work, name="mlflow-tracker", daemon=True)
         if spec.tracking:
             self._thread.start()
@@ -119,7 +130,8 @@ class Tracker:
             self._changed.notify()
         self._thread.join(timeout)
         late = None if self._idle() else f"no answer within {timeout:g} s"
-        return Delivery(max(0, self._newest - max(self._last, 0)), self.problem or late)
+        missing = max(0, self._newest - max(self._last, 0))
+        return Delivery(missing, self.problem or late, tuple(sorted(self._refused)))
 
     def _work(self) -> None:
         backoff = BACKOFF_SECONDS[0]
@@ -198,6 +210,7 @@ class Tracker:
             run.log_evaluations(self._run_dir.log(EVALS).rows())
         if nodes:
             run.log_nodes(self._run_dir.log(NODES).after(run.last_node, "number"))
+        self._refused |= run.refused
         for name in documents:
             if (text := self._run_dir.read_text(name)) is not None:
                 run.log_document(name, text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Mapping
@@ -39,12 +40,13 @@ class SearchDisplay:
             return
         self._last_news, self._printed_at = news, time.monotonic()
         text = line(progress)
-        print(
-            f"\r\x1b[2K{text}" if self._terminal else text,
-            end="" if self._terminal else "\n",
-            file=self._stream,
-        )
-        self._stream.flush()
+        with contextlib.suppress(BrokenPipeError):  # who reads it has enough: the search goes on
+            print(
+                f"\r\x1b[2K{text}" if self._terminal else text,
+                end="" if self._terminal else "\n",
+                file=self._stream,
+                flush=True,
+            )
 
 
 def line(progress: Mapping[str, Any]) -> str:

@@ -295,3 +295,40 @@ def test_a_job_that_cannot_be_asked_yet_is_asked_to_stop_until_it_can(
     assert client.asked == 3
     client.jobs[0].status = "STOPPED"
     assert not jobs.stop("small-1")
+
+
+def test_folders_are_sent_before_the_one_request_that_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the parts of Ray's own client, which has no server here."""
+    from ray.job_submission import JobSubmissionClient
+
+    def answered(_: Any, method: str, endpoint: str, json_data: Any = None, **given: Any) -> Any:
+        done.append((method, endpoint))
+        sent.append(json_data)
+        held.append(signal.getsignal(signal.SIGINT) is not signal.default_int_handler)
+        return SimpleNamespace(status_code=200, json=lambda: {"job_id": "a", "submission_id": "small-1"})
+
+    done: list[tuple[str, str]] = []
+    sent: list[Any] = []
+    held: list[bool] = []
+    monkeypatch.setattr(JobSubmissionClient, "_do_request", answered)
+    monkeypatch.setattr(JobSubmissionClient, "_package_exists", lambda *_: False)
+    monkeypatch.setattr(
+        JobSubmissionClient, "_upload_package", lambda *_, **__: done.append(("PUT", "package"))
+    )
+    monkeypatch.setattr(JobSubmissionClient, "list_jobs", lambda _: [])
+    client = object.__new__(JobSubmissionClient)
+    client._default_metadata = {}
+    for name in ("tree", "package"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.py").write_text("pass")
+    environment = working_tree(tmp_path / "tree") | {"py_modules": [str(tmp_path / "package")]}
+    assert jobs_of(client).submit("small", "/runs/small", "run", environment) == "small-1"
+    assert done == [("PUT", "package"), ("PUT", "package"), ("POST", "/api/jobs/")]
+    assert held == [True]
+    there = sent[-1]["runtime_env"]
+    assert [place.partition("://")[0] for place in (there["working_dir"], *there["py_modules"])] == [
+        "gcs"
+    ] * 2
+    assert environment["working_dir"] == str(tmp_path / "tree"), "the caller's is as it was"

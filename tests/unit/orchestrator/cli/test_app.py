@@ -14,7 +14,7 @@ import typer
 from jobs import job, write_job
 
 from orchestrator.cli import run
-from orchestrator.cli.app import _guarded
+from orchestrator.cli.app import _guarded, call
 from orchestrator.job import spec
 from orchestrator.job.errors import InputError
 
@@ -56,6 +56,27 @@ def test_the_whole_program_is_one_word() -> None:
 def test_the_version(command: Any) -> None:
     said = command("--version")
     assert (said.code, said.out) == (0, f"orchestrator {metadata.version('training-orchestrator')}\n")
+
+
+def test_who_reads_no_further_ends_a_command_as_it_is() -> None:
+    """As `orchestrator schema | head -1` ends it."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    words = [sys.executable, "-m", "orchestrator", "schema"]
+    done = subprocess.run(words, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_pipe_that_is_no_reader_s_fails_a_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Such as the connection to a store, of which typer would say nothing."""
+    monkeypatch.setattr(spec, "schema", lambda: raises(BrokenPipeError(32, "Broken pipe")))
+    with pytest.raises(SystemExit) as end:
+        call(["schema"])
+    assert end.value.code == 1
+    assert capsys.readouterr().err == "orchestrator: BrokenPipeError: [Errno 32] Broken pipe\n"
 
 
 def raises(error: BaseException) -> object:

@@ -169,6 +169,10 @@ def test_a_job_that_carries_a_credential_is_refused(
             "started without labels",
         ),
         (["kuberay", *TARGETS["kuberay"], "--queue", "slurm"], "write kueue:NAME or volcano:NAME"),
+        (
+            ["kuberay", *TARGETS["kuberay"], "--queue", "kueue:team", "--keep-failed", "0"],
+            "--keep-failed: Kueue takes only jobs whose cluster goes with them",
+        ),
         (["kuberay", *TARGETS["kuberay"], "--platform", "moon"], "choose one of eks, karpenter, gke, aks"),
         (["kuberay", *TARGETS["kuberay"], "--accelerator", "H100"], "the job asks for no GPU"),
         (["kuberay", *TARGETS["kuberay"], "--crds", "nowhere"], "KubeRay's CRD files"),

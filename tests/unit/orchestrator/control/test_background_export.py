@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -74,3 +76,39 @@ def test_what_was_exported_in_place_of_an_earlier_one_is_known(
         exports.published(step)
     assert exports.has_last(3)
     assert asked == [3]
+
+
+class Writes:
+    """An export under way, whose process has come so far as to publish the model when it is ended, or not."""
+
+    def __init__(self, target: str, step: int | None) -> None:
+        self._target, self._step = Path(target), step
+
+    def done(self) -> bool:
+        return False
+
+    def result(self) -> Any:
+        pytest.fail("it was ended")
+
+    def cancel(self) -> None:
+        if self._step is not None:
+            self._target.mkdir(exist_ok=True)
+            (self._target / "export.json").write_text(json.dumps({"step": self._step, "files": []}))
+
+
+@pytest.mark.parametrize(("published", "there"), [(3, True), (None, False), (2, False)])
+def test_a_stop_finds_a_model_that_was_published_in_that_moment(
+    run: RunDir, published: int | None, there: bool
+) -> None:
+    document = job("none")
+    document["checkpoint"] |= {"export": "hf"}
+    cluster = dataclasses.replace(
+        fake_cluster(lambda: pytest.fail("no gang")), run_task=lambda *_: Writes(run.at("export"), published)
+    )
+    exports = BackgroundExport(cluster, parse(document), run, pytest.fail)
+    Writes(run.at("export"), 1).cancel()  # that of an earlier command
+    exports.advance(3)
+    assert not exports.has_last(3)
+    assert exports.settle(3) is there
+    assert exports.done.get("step") == published
+    assert exports.settle(3) is there

@@ -16,7 +16,7 @@ from orchestrator.job.errors import InputError
 from orchestrator.job.outcome import Outcome
 from orchestrator.job.spec import JobSpec, dump, parse
 from orchestrator.launch import run as runs
-from orchestrator.launch.finished import beyond, done_already, finished_summary, put_back
+from orchestrator.launch.finished import beyond, done_already, finished_line, finished_summary, put_back
 from orchestrator.storage.run_directory import ORIGIN, RunDir
 
 
@@ -171,3 +171,17 @@ def test_a_step_that_is_passed_already_starts_nothing(document: dict[str, Any], 
     ended = runs.run(spec, run_dir, 7, None, lambda status: pytest.fail("something runs"))
     line = "step 8 is committed, beyond --until 7: nothing was started"
     assert (ended.outcome, ended.line) == (Outcome.STOPPED, line)
+
+
+def test_a_finished_run_says_what_has_no_effect_any_more(document: dict[str, Any], run_dir: RunDir) -> None:
+    """Whatever of a job is no part of the run's identity, and neither where nor how it runs."""
+    run_dir.write_text("job.yaml", dump(parse(document)))
+    changes = {
+        "limits": {"hours": 9},
+        "notify": {"webhook": "$HOOK"},
+        "train": {"stability": {"retries": 7}},
+        "data": {"validation": {"sources": [{"uri": "held.txt"}]}},
+    }
+    assert finished_line(parse(document), run_dir) == f"{run_dir.uri} is finished: nothing to do"
+    line = finished_line(changed(document, **changes), run_dir)
+    assert "notify, limits.hours, train.stability.retries, data.validation is not used" in line

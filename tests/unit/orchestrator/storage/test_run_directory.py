@@ -55,6 +55,19 @@ def test_a_place_below_a_file_cannot_be_created(tmp_path: Path) -> None:
     assert "\n" not in str(found.value)
 
 
+@pytest.mark.parametrize("below", ["", "runs/a"])
+def test_a_link_that_leads_nowhere_is_named(tmp_path: Path, below: str) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "gone")
+    with pytest.raises(
+        InputError, match=f"{link} is a link to {tmp_path}/gone, which is not there; make that"
+    ):
+        RunDir(str(link / below)).create()
+    assert link.is_symlink()
+    (tmp_path / "gone").mkdir()
+    RunDir(str(link / below)).create()
+
+
 def test_a_protocol_that_is_not_known_is_wrong_input() -> None:
     with pytest.raises(InputError, match="nosuch://a"):
         RunDir("nosuch://a/b")

@@ -17,6 +17,18 @@ STATUS = {
 }  # fmt: skip
 
 
+def test_who_reads_no_further_stops_no_run() -> None:
+    """As `run 2>&1 | head -1`."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    stream = os.fdopen(writer, "w")
+    with ProgressDisplay(stream) as progress:
+        for step in (3, 4):
+            progress.update({**STATUS, "step": step, "phase": f"phase {step}"})
+    with pytest.raises(BrokenPipeError):
+        stream.close()
+
+
 def test_elsewhere_than_on_a_terminal_plain_lines() -> None:
     stream = io.StringIO()
     with ProgressDisplay(stream) as progress:

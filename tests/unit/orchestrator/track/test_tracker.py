@@ -127,6 +127,25 @@ def test_a_run_arrives_whole(tmp_path: Path, store: str, client: Any) -> None:
     assert artefacts["job.yaml"].is_relative_to(Path(store.removeprefix("sqlite:///")).parent)
 
 
+def test_a_name_that_mlflow_does_not_take_holds_back_nothing_else(
+    tmp_path: Path, store: str, client: Any
+) -> None:
+    run_dir = new_run(tmp_path / "run")
+    more = {"workload": {"model": "gpt-tiny", "changes": {"a//b": 1, "hidden": 32}}}
+    followed = Tracker(job(store, "names", **more), run_dir)
+    write(
+        run_dir, followed, [row(1, **{"mine//own": 1.0, "fine": 2.0}), row(2, **{"../up": 3.0, "fine": 4.0})]
+    )
+    found = followed.close(60)
+    assert found == tracker.Delivery(0, None, ("../up", "mine//own", "workload.changes.a//b"))
+    assert found.line.startswith("MLflow takes no metric or parameter named ../up, mine//own, workload.")
+    [run] = runs(client, "names")
+    assert history(client, run) == [(1, 10.0), (2, 5.0)]
+    assert history(client, run, "fine") == [(1, 2.0), (2, 4.0)]
+    assert run.data.params["workload.changes.hidden"] == "32"
+    assert deliver(job(store, "names", **more), run_dir).missing == 0
+
+
 def test_evaluations_arrive_with_their_own_step(tmp_path: Path, store: str, client: Any) -> None:
     """That before the first step comes with the first row; what is lost locally is found again without them."""
     run_dir = new_run(tmp_path / "run")
