@@ -94,8 +94,8 @@ def load(
             text = str(made.to_str()) if made else ""
         else:
             text = (folder.read(name) or b"").decode()
-        asked = (tuple(special_tokens), tuple(added), data_format > 5)
-        found = _prepared(text, tuple(named.items()), *asked)
+        is_special = data_format > 5
+        found = _prepared(text, tuple(named.items()), tuple(special_tokens), tuple(added), is_special)
     except InputError:
         raise
     except Exception as error:  # tokenizers raises plain Exception, every file system its own kind

@@ -118,8 +118,15 @@ def _undefined(text: str, tokens: Mapping[str, str]) -> str:
         tree = environment.parse(text)
     except TemplateError:  # which rendering tells
         return ""
-    asked = {test.node.name for test in tree.find_all(nodes.Test) if isinstance(test.node, nodes.Name)}
-    asked |= {each.node.name for each in tree.find_all(nodes.Filter) if isinstance(each.node, nodes.Name)}
+    conditions: list[Any] = [each.test for each in tree.find_all((nodes.If, nodes.CondExpr))]
+    conditions += tree.find_all(nodes.Test)
+    conditions += [each for each in tree.find_all(nodes.Filter) if each.name in ("default", "d")]
+    asked = {
+        name.name
+        for each in conditions
+        for name in (each, *each.find_all(nodes.Name))
+        if isinstance(name, nodes.Name)
+    }
     named = {name for name in meta.find_undeclared_variables(tree) if name.endswith("_token")}
     return min(named - asked - tokens.keys(), default="")
 

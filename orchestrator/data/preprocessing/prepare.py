@@ -102,10 +102,11 @@ def prepare(
     files = sources.resolve(data.sources, where, data.on_error)
     if not any(file.size for file in files):
         raise InputError("all files are empty", where, "give files with text")
-    choose: Callable[[int], Any] = partial(chosen_tokenizer, data, objective_special_tokens)
-    if tokenizer_of:
-        there = _tokenizer_of(tokenizer_of)
-        choose = lambda data_format: there  # noqa: E731
+    there = _tokenizer_of(tokenizer_of) if tokenizer_of else None
+
+    def choose(data_format: int) -> Any:
+        return there or chosen_tokenizer(data, objective_special_tokens, data_format)
+
     part_bytes = part_bytes or sources.part_size(files)
     cleaning = cleaning_of(data, files, part_bytes)
     clean_key = cleaning.key if cleaning else ""

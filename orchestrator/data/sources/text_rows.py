@@ -116,7 +116,10 @@ def goes_on(span: Span, file: BinaryIO) -> bool:
     """Whether the first text of a span of a text file goes on with a document of which there is text before."""
     if span.file.compression:
         return False
-    return _goes_on(file, line_break(file, span.start, span.file.size, PIECE_BYTES))
+    start = line_break(file, span.start, span.file.size, PIECE_BYTES)
+    if _separates(Line(start, line_at(file, start), True)):  # before which the document has ended
+        return False
+    return _goes_on(file, start)
 
 
 def _goes_on(file: BinaryIO, start: int) -> bool:

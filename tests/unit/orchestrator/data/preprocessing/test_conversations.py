@@ -228,6 +228,8 @@ def test_a_day_that_is_missing_or_of_no_use(text: str, day: date | None, says: s
         ("{{ bos_token + messages[0].content }}", "bos_token"),
         ("{% if bos_token is defined %}{{ bos_token }}{% endif %}{{ messages }}", ""),
         ("{{ bos_token | default('') }}{{ messages }}", ""),
+        ("{% if bos_token %}{{ bos_token }}{% endif %}{{ (eos_token if eos_token else '') }}", ""),
+        ("{{ eos_token | trim }}", "eos_token"),
         ("{% set end_token = '<end>' %}{{ end_token }}", ""),
         ("{{ messages }}{{ pad_token }}", ""),
     ],

@@ -112,3 +112,26 @@ def test_names_in_messages_are_read_as_tokens(given: tuple[str, dict[str, int]])
     assert named.to_json() == {"text": {END: 1}, "tokens": {TURN: 1}}
     assert summed([named.to_json(), {"text": {END: 2}}]) == {"text": {END: 3}, "tokens": {TURN: 1}}
     assert not NamedTokens("").to_json()
+
+
+@pytest.mark.parametrize("part_bytes", [10**6, 700, 300])
+def test_a_text_that_is_divided_among_parts_has_its_frame_once(
+    given: tuple[str, dict[str, int]], tmp_path: Path, part_bytes: int
+) -> None:
+    text, roles = given
+    documents = [" ".join(f"word{number}" for number in range(count)) for count in (120, 3, 90, 1)]
+    (tmp_path / "text.txt").write_text("\n<|endoftext|>\n".join(documents))
+    parts = sources.cut(sources.resolve([Source(uri=str(tmp_path / "text.txt"))]), part_bytes)
+    made = DataFolder(str(tmp_path / "data"))
+    made.write("tokenizer.json", text.encode())
+    framing = Framing.of(text, roles["eos"], True, False)
+    written = shards.TokenFormat(tokenizer.size_in(text), roles, framing=framing)
+    for number, part in enumerate(parts):
+        shards.make_shard(made.uri, number, part, written)()
+    names = [f"shards/{number:06d}.bin" for number in range(len(parts))]
+    ids = np.frombuffer(b"".join(made.read(name) or b"" for name in names), written.dtype)
+    found = gather(made, "f" * 32, ["text"], parts, written)
+    whole = np.split(ids, np.flatnonzero(ids == roles["eos"]) + 1)[:-1]
+    assert (len(parts) > 1) == (part_bytes < 10**6)
+    assert [(row[0], int((row == framing.before[0]).sum())) for row in whole] == [(framing.before[0], 1)] * 4
+    assert found.bytes_per_token == found.bytes / (found.tokens - 4)
