@@ -14,7 +14,8 @@ from orchestrator.data.sources.plain import damage_of
 from orchestrator.data.sources.rejected import Rejected, Unfit
 from orchestrator.data.sources.repair import replaced
 
-LIST = Unfit("json", "is no object, and begins a list", "write each of its objects on a line of its own")
+_A_LINE_EACH = "write each of its objects on a line of its own, or call the file .json"
+LIST = Unfit("json", "is no object, and begins a list", _A_LINE_EACH)
 NO_OBJECT = Unfit("json", "is no object")
 WHITE = b" \t\r\n"
 """White space of JSON."""

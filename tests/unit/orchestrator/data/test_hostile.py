@@ -229,9 +229,12 @@ def test_an_unreadable_file_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("text", ['[{"text": "a"}]', '[\n{"text": "a"}\n]'])
-def test_a_list_in_json_is_told_as_one(text: str, tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text(text)
+def test_a_list_that_is_cut_is_told_as_one(text: str, tmp_path: Path) -> None:
+    """One in a .json is not cut; see `test_json_rows.py`."""
+    for name in ("a.json", "a.jsonl"):
+        (tmp_path / name).write_text(text)
+        assert texts(tmp_path / name, data_format=6) == ["a"]
     with pytest.raises(
-        InputError, match="line 1, at byte 0: is no object, and begins a list; write each of its objects"
+        InputError, match=r"line 1, at byte 0: is no object, and begins a list; .* or call the file .json"
     ):
-        texts(tmp_path / "a.json")
+        texts(tmp_path / "a.jsonl", part_bytes=5, data_format=6)
