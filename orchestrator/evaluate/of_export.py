@@ -37,6 +37,8 @@ BATCH = 8
 """Samples that are evaluated at once where export.json does not say."""
 OBJECTIVES = {"decoder": "causal_lm", "encoder": "masked_lm", "encoder-decoder": "denoising"}
 """What a model is evaluated by where export.json does not say; one with sentinels as T5 is."""
+SAYS = "seq2seq"
+"""By what an encoder-decoder answers prompts where export.json does not say."""
 
 
 def is_export(folder: str) -> bool:
@@ -58,8 +60,10 @@ def spec_of_export(
     known = facts.get("evaluation")
     if not isinstance(known, dict):
         described = _described(folder)
+        pair = described.architecture == "encoder-decoder" and not sets
         known = {
-            "objective": objective_of(folder, described.architecture),
+            # Prompts are sources, framed as its tokenizer frames them; text has none.
+            "objective": SAYS if pair else objective_of(folder, described.architecture),
             "sequence_length": min(described.max_positions, LONGEST),
             "global_batch": BATCH,
         }
@@ -96,6 +100,11 @@ def spec_of_export(
     objective, day = document["workload"]["objective"], document["data"]["chat_date"]
     if objective in LABELLED and not document["data"]["labels"]:
         document["data"]["labels"] = _labels_of(folder)
+    if objective == SAYS and not isinstance(field, dict):
+        sources = document["data"]["sources"]
+        document["data"]["sources"] = [
+            {**source, "field": {"source": "source", "target": "target"}} for source in sources
+        ]
     if objective not in TALKING and day == known.get("chat_date"):  # no template asks for it
         document["data"]["chat_date"] = None
     if named and objective in REFERENCED:

@@ -141,7 +141,8 @@ def _continue(
     positions = torch.arange(tokens.shape[1], device=device).expand_as(tokens)
     at, going = real.sum(1, keepdim=True) - 1, [room > 0 for room in rooms]
     while any(going):
-        read = [[*first, *row] for first, row in zip(begun, said, strict=True)]
+        rows = zip(begun, said, strict=True) if any(changes) else ()
+        read = [[*first, *row] for first, row in rows]
         places = [len(row) for row in said]
         chosen = choose(step(tokens, positions, real), sampling, places, changed=(changes, read))
         for row, token, goes in zip(said, chosen.tolist(), going, strict=True):

@@ -101,12 +101,18 @@ def test_an_export_has_no_reference_to_be_compared_with(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("title", "objective"), [("GPT-2", "causal_lm"), ("T5", "denoising"), ("BERT", "masked_lm")]
+    ("title", "objective"), [("GPT-2", "causal_lm"), ("T5", "seq2seq"), ("BERT", "masked_lm")]
 )
 def test_of_another_folder_the_class_says_by_what(title: str, objective: str, tmp_path: Path) -> None:
     spec, step = spec_of_export(folder_of(title, tmp_path / "theirs"), {})
     assert (step, spec.workload.objective, spec.data.sequence_length) == (0, objective, 24)
     assert spec.evaluate is None
+    assert workload_of_export(spec).objective.name == objective
+    if objective == "seq2seq":  # on text it is evaluated as it was pre-trained
+        of_text, _ = spec_of_export(str(tmp_path / "theirs"), {"text": "/w/*.txt"})
+        assert of_text.workload.objective == "denoising"
+        told, _ = spec_of_export(str(tmp_path / "theirs"), {}, ["workload.objective=denoising"])
+        assert told.workload.objective == "denoising"
 
 
 def test_weights_that_are_missing_are_not_drawn_at_random(tmp_path: Path) -> None:
