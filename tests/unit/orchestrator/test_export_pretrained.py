@@ -159,8 +159,11 @@ ASKED = {
 """The objective of each case."""
 WHOLE = ("seq2seq", "span_extraction")
 """Cases whose records have no empty texts; a second text is never empty."""
-NO_SPANS = ("phi3", "olmo2", "gemma2")
-"""Kinds for which transformers has no class for questions."""
+NO_CLASS = {
+    **dict.fromkeys(("phi3", "olmo2", "gemma2"), ("span_extraction",)),
+    "pegasus": ("span_extraction", "sequence_classification", "regression"),
+}
+"""Objectives for which transformers has no class, by kind."""
 QUICK = {("qwen2", "causal_lm"), ("llama", "sequence_classification"), ("bert", "two texts"), ("roberta", "masked_lm"),
          ("gpt_neox", "two texts"), ("bart", "seq2seq"), ("t5", "span_corruption"),
          ("bert", "span_extraction"), ("t5", "sequence_classification")}  # fmt: skip
@@ -181,7 +184,7 @@ def _cases() -> Iterator[Any]:
                 continue
             if (objective == "span_corruption") != (KINDS[kind][2] == "t5") and objective in CORRUPTED:
                 continue
-            if objective == "span_extraction" and kind in NO_SPANS:
+            if objective in NO_CLASS.get(kind, ()):
                 continue
             marks = [] if (kind, case) in QUICK else [pytest.mark.slow]
             yield pytest.param(kind, case, marks=marks, id=f"{kind}-{case}")
