@@ -25,10 +25,11 @@ from workloads.model.presets import preset
 TEXT = "the dog ran; the cat did not. [1] Shall we?\n"
 
 
-def known(text: str) -> Any:
-    """Prepared data, of which only the tokenizer is looked at."""
+def known(text: str, chat: dict[str, Any] | None = None) -> Any:
+    """Prepared data, of which only the tokenizer and the chat template are looked at."""
     roles = made.roles_of(Tokenizer.from_str(text), {})
-    return SimpleNamespace(tokenizer=lambda: Tokenizer.from_str(text), manifest=SimpleNamespace(roles=roles))
+    manifest = SimpleNamespace(roles=roles, chat=chat or {})
+    return SimpleNamespace(tokenizer=lambda: Tokenizer.from_str(text), manifest=manifest)
 
 
 def workload(model: str, begins: str, ends: str) -> Any:
@@ -156,6 +157,17 @@ def test_a_shipped_chat_template_leaves_with_the_model(tmp_path: Path) -> None:
         "assistant_masks"
     ]
     assert 0 < sum(masks) < len(masks)
+
+
+def test_a_chat_template_that_was_edited_since_leaves_as_it_wrote_the_data(tmp_path: Path) -> None:
+    template = tmp_path / "mine.jinja"
+    template.write_text("another one")
+    job = spec()
+    job = job.model_copy(update={"data": job.data.model_copy(update={"chat_template": str(template)})})
+    data = known(TRAINED, {"template": "{{ messages[0].content }}!", "tokens": {}})
+    write_tokenizer(data, workload("gpt-tiny", "", ""), job, str(tmp_path))
+    found = AutoTokenizer.from_pretrained(tmp_path)
+    assert found.apply_chat_template([{"role": "user", "content": "Hi"}], tokenize=False) == "Hi!"
 
 
 def test_an_export_is_as_open_as_any_new_folder(tmp_path: Path) -> None:
