@@ -234,7 +234,8 @@ def weights_of(base: Base, spec: JobSpec, retry: Retry | None = None, data_forma
         store, manifest = _commit_of(base, retry)
         theirs = of_their_class(manifest)
         if job := job_of_commit(manifest):
-            kept = FolderConfig(**found) if (found := manifest.meta.get(KEPT)) else None
+            config_of_run = manifest.meta.get(KEPT)
+            kept = FolderConfig(**config_of_run) if config_of_run else None
             _refuse_other_make(job, spec, config, base.uri, theirs, kept)
         average = job.checkpoint if job else CheckpointSpec()
         lacks, below = manifest.meta.get(BASE), None

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from workloads.errors import WorkloadError
 from workloads.hf.hf_config import GENERATION, AnyMethod, FolderConfig, folder_config, read_hf_config, root
-from workloads.workload import Generation, Objective, Vocabulary
 
 if TYPE_CHECKING:
     from workloads.model.stored import StoredWeights
+    from workloads.workload import Generation, Objective, Vocabulary
 
 GENERIC = re.compile(r"LABEL_\d+")
 """The names that transformers gives to labels that nobody named."""
@@ -112,7 +112,10 @@ def vocabulary_of_folder(
 def generation_of(vocabulary: Vocabulary, meaning: FolderMeaning, objective: Objective) -> Generation:
     """How a model of the folder goes on and ends a text: by the folder's settings, as far as they are not about what
     the objective trains, which is with which token a target begins."""
-    settings, notes = dict(meaning.settings), list[str]()
+    from workloads.workload import Generation  # imports torch, which who only reads labels does not need
+
+    settings = dict(meaning.settings)
+    notes: list[str] = []
     if around := getattr(objective, "around_target", None):
         first, forced = around[0][:1], _one(settings.get("forced_bos_token_id"))
         if vocabulary.target is not None and first:

@@ -200,7 +200,8 @@ class _Preparation:
             finished = None
         parts, text = sources.cut(self.files, self.part_bytes, self.data_format), None
         if self.data_format > 5:
-            check_columns(parts, self.where, self.kind.objective if self.kind else "")
+            kind = self.given.kind
+            check_columns(parts, self.where, kind.objective if kind else "")
         if cleaning:
             from orchestrator.data.clean.run import clean
 
