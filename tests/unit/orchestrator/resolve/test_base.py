@@ -166,7 +166,7 @@ def test_a_run_that_began_beside_a_stale_index_goes_on_unless_it_reads_the_folde
     assert earlier != now
     assert base_of(spec, earlier, True) is not None
     with pytest.raises(InputError, match="not the same any more"):
-        base_of(job(model=f"hf:{tmp_path}", changes={}, adapter={"rank": 2}), earlier, True)
+        base_of(job(model=f"hf:{tmp_path}", changes={}, adapter={"kind": "lora", "rank": 2}), earlier, True)
     (tmp_path / "model.safetensors.index.json").unlink()
     assert base_json(base_of(spec, now, True)) == now
 

@@ -62,10 +62,10 @@ def labels_of(uri: str) -> list[int]:
 
 @pytest.mark.usefixtures("here")
 def test_numbers_are_labels_by_name_but_for_a_run_that_began_before(data: DataSpec, tmp_path: Path) -> None:
-    assert labels_of(prepare(data, (), str(tmp_path / "cache"), kind=KIND)) == [1, 0, 0]
+    assert labels_of(prepare(data, (), str(tmp_path / "cache"), kind_of=lambda _: KIND)) == [1, 0, 0]
     files, chosen = sources.resolve(data.sources), chosen_tokenizer(data, ())
     before = fingerprint(files, chosen, sources.part_size(files), 5, KIND)
-    uri = prepare(data, (), str(tmp_path / "cache"), kind=KIND, before=before)
+    uri = prepare(data, (), str(tmp_path / "cache"), kind_of=lambda _: KIND, before=before)
     assert uri.endswith(before)
     assert labels_of(uri) == [0, 1, 1]
 
@@ -79,8 +79,8 @@ def test_a_column_that_no_row_has_is_refused_but_of_a_run_that_began_before(
     wrong = {"uri": str(rows), "field": {"text": "text", "label": "label", "pair": "othr"}}
     data = data.model_copy(update={"sources": [type(data.sources[0])(**wrong)]})
     with pytest.raises(InputError, match=r"data.sources.0.field: names 'othr', .* did you mean 'other'\?"):
-        prepare(data, (), str(tmp_path / "cache"), kind=KIND)
+        prepare(data, (), str(tmp_path / "cache"), kind_of=lambda _: KIND)
     files, chosen = sources.resolve(data.sources), chosen_tokenizer(data, ())
     before = fingerprint(files, chosen, sources.part_size(files), 5, KIND)
     with pytest.raises(InputError, match="its pair is empty"):  # as it was told then
-        prepare(data, (), str(tmp_path / "cache"), kind=KIND, before=before)
+        prepare(data, (), str(tmp_path / "cache"), kind_of=lambda _: KIND, before=before)
