@@ -5,7 +5,8 @@ page with what is collected. A test carries
 
     @pytest.mark.proves("loss", objective="objective", family="family")
 
-where a value is the name of a parameter of the test (`case.title` reads an attribute of one), or itself.
+where a value is the name of a parameter of the test (`case.title` reads an attribute of one), a dictionary from such a
+name to a table of its values, or itself. `table` lists formats, with a comma between two.
 """
 
 from __future__ import annotations
@@ -30,6 +31,20 @@ SHOWS = {
 TABLE = "records"
 """What a test of a table format shows."""
 FORMATS = ("jsonl", "csv", "parquet", "arrow", "save_to_disk")
+SAME = {
+    "xlmroberta": "xlm-roberta",
+    "deberta": "deberta (v1)",
+    "debertav2": "deberta-v2",
+    "gemma3text": "gemma3",
+    "gemma3_text": "gemma3",
+    "switch_transformers": "switch",
+    "qwen2_moe": "qwen2-moe",
+    "qwen3_moe": "qwen3-moe",
+    "gpt_oss": "gpt-oss",
+    "deepseek_v3": "deepseek-v3",
+    "xlm_roberta": "xlm-roberta",
+}
+"""Families by the other names that tests give them."""
 
 
 class Collected:
@@ -41,19 +56,25 @@ class Collected:
             for mark in item.iter_markers("proves"):
                 suite = "slow" if item.get_closest_marker("slow") else "quick"
                 cell = {key: named(item, value) for key, value in mark.kwargs.items()}
-                of = cell.get("family") or cell["table"]
-                print("CELL", mark.args[0], suite, cell["objective"], of, sep="\t")
+                where = [cell["family"]] if "family" in cell else cell["table"].split(", ")
+                for of in where:
+                    print("CELL", mark.args[0], suite, cell["objective"], of, sep="\t")
         items.clear()
 
 
-def named(item: Any, value: str) -> str:
-    """A parameter of the test by its name, an attribute of one, or the value itself."""
-    name, _, attribute = value.partition(".")
+def named(item: Any, value: str | dict[str, dict[Any, str]]) -> str:
+    """What a value of the marker means for a test."""
+    if isinstance(value, dict):
+        ((parameter, table),) = value.items()
+        return table[named(item, parameter)]
+    name, *attributes = value.split(".")
     given = item.callspec.params if hasattr(item, "callspec") else {}
     if name not in given:
         return value
     found = given[name]
-    return str(getattr(found, attribute) if attribute else found)
+    for attribute in attributes:
+        found = getattr(found, attribute)
+    return str(found)
 
 
 def collected() -> set[tuple[str, ...]]:
@@ -93,12 +114,13 @@ def page(cells: Iterable[tuple[str, ...]]) -> str:
     cells = sorted(cells)
     shown: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)
     tables: set[tuple[str, str]] = set()
-    for what, suite, objective, of in cells:
+    for what, suite, objective, place in cells:
+        of = SAME.get(place.lower(), place.lower())
         if what == TABLE:
             tables.add((objective, of))
         elif shown[objective, of].get(what) != "quick":
             shown[objective, of][what] = suite
-    return "\n".join([*HEADER, *_families(shown), *TABLES, *_formats(tables)]) + "\n"
+    return HEADER + "\n".join(_families(shown)) + TABLES + "\n".join(_formats(tables)) + "\n"
 
 
 def _families(shown: Mapping[tuple[str, str], Mapping[str, str]]) -> list[str]:
@@ -149,12 +171,16 @@ Each letter is a comparison with transformers on a folder that `save_pretrained`
 - **N**: named labels keep their meaning, in whatever order the job lists them.
 - **E**: transformers loads the export and gives the same logits.
 - **G**: greedy generation of the export equals ours, token by token.
-""".splitlines()
+- For preferences, **L** is the loss of TRL's own trainer over twenty steps.
+
+"""
 TABLES = """
+
 ## Tables
 
 One table, written in five formats, gives the same records.
-""".splitlines()
+
+"""
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import proofs
 import pytest
 
 from orchestrator.job.spec import JobSpec
@@ -94,3 +95,8 @@ def test_every_module_that_a_page_names_is_there(page: str) -> None:
     named = re.findall(r"`((?:orchestrator|cluster|workloads|tests)/[\w/.-]+?)`", text)
     assert named
     assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_the_page_of_proofs_is_what_the_tests_say() -> None:
+    """`python tests/proofs.py` writes it."""
+    assert proofs.PAGE.read_text() == proofs.page(proofs.collected())

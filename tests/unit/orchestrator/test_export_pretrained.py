@@ -247,6 +247,7 @@ def rows_of_training(tokens: Tokens, workload: Any) -> list[list[int]]:
     return [row[real].tolist() for row, real in zip(batch["tokens"], batch["padding"], strict=True)]
 
 
+@pytest.mark.proves("export", objective={"case": ASKED}, family="kind")
 @pytest.mark.parametrize(("kind", "case"), list(_cases()))
 def test_what_came_in_leaves_as_it_computes_and_reads(kind: str, case: str, tmp_path: Path) -> None:
     folder = folder_of(kind, tmp_path / "in")

@@ -121,6 +121,8 @@ def check_agree(folder: Path) -> None:
         assert len(both) < 2, (name, both)
 
 
+@pytest.mark.proves("loss", objective="seq2seq", family="kind")
+@pytest.mark.proves("generate", objective="seq2seq", family="kind")
 @pytest.mark.parametrize(
     "kind", [k if k in QUICK else pytest.param(k, marks=pytest.mark.slow) for k in PAIRS]
 )

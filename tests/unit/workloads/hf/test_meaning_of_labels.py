@@ -112,6 +112,9 @@ def batch_of(objective: str, labels: tuple[str, ...], said: tuple[str, ...]) -> 
     return {**batch, "labels": numbers[:, None].where(padding, -100)}
 
 
+@pytest.mark.proves("loss", objective="objective", family="family")
+@pytest.mark.proves("labels", objective="objective", family="family")
+@pytest.mark.proves("export", objective="objective", family="family")
 @pytest.mark.parametrize(
     ("family", "objective"),
     [case if case in QUICK else pytest.param(*case, marks=pytest.mark.slow) for case in CASES],

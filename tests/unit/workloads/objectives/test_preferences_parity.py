@@ -162,6 +162,9 @@ def begun(workload: TransformerWorkload) -> torch.nn.Module:
     return ours
 
 
+@pytest.mark.proves(
+    "loss", objective={"name": {name: case[0] for name, case in CASES.items()}}, family="llama"
+)
 @pytest.mark.parametrize(
     "name", [name if name == "dpo" else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
 )

@@ -24,7 +24,7 @@ from orchestrator.data.sources.named_columns import check_columns
 from orchestrator.data.sources.rejected import Rejected
 from orchestrator.job.data import Source
 from orchestrator.job.errors import InputError
-from orchestrator.job.records import COLUMNS
+from orchestrator.job.records import COLUMNS, COMPARED
 from workloads.objectives.records import MARK, from_bits, unpack
 
 KINDS = ("jsonl", "csv", "parquet", "arrow", "saved")
@@ -70,6 +70,7 @@ TABLES: dict[str, dict[str, list[Any]]] = {
     "dpo": {"prompt": TEXTS, "chosen": ["a", "b", "c"], "rejected": ["d", "e", "f"]},
     "kto": {"prompt": TEXTS, "completion": ["a", "b", "c"], "label": [True, False, True]},
 }  # fmt: skip
+TABLES |= dict.fromkeys(COMPARED, TABLES["dpo"])
 LABELS = {"sequence_classification": ("good", "bad"), "token_classification": ("B", "O")}
 """In another order than the features below have them."""
 OF_MESSAGES = {
@@ -115,6 +116,7 @@ def read(
     ]
 
 
+@pytest.mark.proves("records", objective="objective", table="jsonl, csv, parquet, arrow, save_to_disk")
 @pytest.mark.parametrize(
     ("objective", "table"),
     [*TABLES.items(), *OF_MESSAGES.items()],
@@ -145,8 +147,7 @@ def _words(found: list[list[int]]) -> Any:
 
 
 def test_no_objective_that_reads_records_is_left_out() -> None:
-    assert {*TABLES} | {"ipo", "orpo", "reward"} == {*COLUMNS}  # the latter are read as dpo is
-    assert {COLUMNS[name] for name in ("ipo", "orpo", "reward")} == {COLUMNS["dpo"]}
+    assert {*TABLES} == {*COLUMNS}
 
 
 NAMES = ["bad", "fine", "good"]
