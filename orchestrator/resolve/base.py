@@ -230,7 +230,10 @@ def weights_of(base: Base, spec: JobSpec, retry: Retry | None = None, data_forma
                 raise WorkloadError(f"{base.uri} is an export; workload.grow takes a run directory")
             _refuse_unlike(describe(f"{FOLDER}{base.uri}"), config, base.uri)
             found = pretrained(config, shapes, base.uri, tables, added)
-            return labelled(found, folder_meaning(base.uri), base.uri)
+            meaning = folder_meaning(base.uri)
+            if data_format >= BY_NAME:
+                _check_decoder_start(spec, meaning, base.uri)
+            return labelled(found, meaning, base.uri)
         store, manifest = _commit_of(base, retry)
         theirs = of_their_class(manifest)
         if job := job_of_commit(manifest):
@@ -258,6 +261,22 @@ def weights_of(base: Base, spec: JobSpec, retry: Retry | None = None, data_forma
         return labelled(committed, meant, where)
 
     return read
+
+
+def _check_decoder_start(spec: JobSpec, theirs: FolderMeaning, where: str) -> None:
+    """Raise WorkloadError if a preset's decoder would begin with padding, and that of the folder at `where` begins with
+    another token. The configuration of a preset cannot say which."""
+    start = theirs.decoder_start
+    if (
+        spec.workload.objective != "seq2seq"
+        or "start" in spec.workload.options
+        or start in (None, theirs.pad)
+    ):
+        return
+    raise WorkloadError(
+        f"the decoder of {where} begins with token {start}, and that of a preset with padding; "
+        f"set workload.options.start to {start}, or name hf:{where} in workload.model"
+    )
 
 
 def _commit_of(base: Base, retry: Retry | None) -> tuple[Store, CommitManifest]:

@@ -56,6 +56,7 @@ class FolderMeaning:
         folder: the folder.
         model_type: transformers' name of the model's kind.
         decoder_start: the token with which the class's training begins a decoder; None if the folder does not say.
+        pad: the padding; None if the folder does not say.
         settings: those of generation_config.json, or of an earlier version's config.json, by their names.
     """
 
@@ -64,6 +65,7 @@ class FolderMeaning:
     folder: str = ""
     model_type: str = ""
     decoder_start: int | None = None
+    pad: int | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -77,6 +79,7 @@ def folder_meaning(folder: str, kept: FolderConfig | None = None) -> FolderMeani
         folder=str(root(folder)),
         model_type=config.model_type,
         decoder_start=_decoder_start(config),
+        pad=_one(getattr(config, "pad_token_id", None)),
         settings=_settings(folder, kept or folder_config(folder)),
     )
 

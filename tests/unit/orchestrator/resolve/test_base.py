@@ -315,3 +315,21 @@ def test_a_run_begins_with_the_head_of_an_export_by_name(
     assert torch.equal(moved.initial("head.output.weight", 0), wanted)
     with pytest.raises(InputError, match=r"names fine; .*or rename them in id2label"):
         classified(labelled(["bad", "fair", "fine"], init_from=str(tmp_path / "export")))
+
+
+def test_a_preset_whose_decoder_would_begin_otherwise_than_its_base_is_refused(tmp_path: Path) -> None:
+    preset = {"model": "bart-tiny", "objective": "seq2seq", "init_from": str(tmp_path)}
+    ours = load("bart-tiny", "seq2seq", KNOWN, changes=SMALL, sequence_length=24)
+    ours.to_hf(lambda name: ours.initial(name, 0), str(tmp_path))
+    assert begun_now(job(**preset)).decoder_start == KNOWN.pad
+    config = transformers.AutoConfig.from_pretrained(tmp_path)
+    config.decoder_start_token_id = 5
+    config.save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=r"begins with token 5, .*set workload.options.start to 5"):
+        begun_now(job(**preset))
+    assert begun_now(job(**preset, options={"start": 5})).decoder_start == 5
+    assert begun(job(**preset)).decoder_start == KNOWN.pad  # a run of an earlier version goes on
+
+
+def begun_now(spec: JobSpec) -> Workload:
+    return load_workload(spec, KNOWN, 6, None, base_of(spec, {}, False))
