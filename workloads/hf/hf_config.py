@@ -183,10 +183,18 @@ def _no_config(folder: str) -> WorkloadError:
     )
 
 
+def _is_there(file: Path, text: str) -> bool:
+    """Whether a file has this text."""
+    try:
+        return file.read_text() == text
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
 @contextlib.contextmanager
 def _place_of(path: Path, kept: FolderConfig | None) -> Iterator[Path]:
-    """The folder itself, or a temporary one with the configuration that a run has kept."""
-    if kept is None:
+    """The folder itself, or a temporary one with the configuration that a run has kept, if that is another."""
+    if kept is None or _is_there(path / CONFIG, kept.config):
         yield path
         return
     with tempfile.TemporaryDirectory(prefix="config-") as place:

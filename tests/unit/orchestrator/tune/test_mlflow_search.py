@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from jobs import job, wait_for
 from sockets import trickling
+from tokenizers import Tokenizer, models
 
 from orchestrator.export import hugging_face
 from orchestrator.job.spec import JobSpec, parse
@@ -67,7 +68,7 @@ def runs(store: str, experiment: str) -> list[Any]:
 def export(run_uri: str, step: int, target: str) -> None:
     Path(target).mkdir(parents=True)
     Path(target, "config.json").write_text(json.dumps({"architectures": ["GPT2LMHeadModel"]}))
-    Path(target, "tokenizer.json").write_text("{}")
+    Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).save(str(Path(target, "tokenizer.json")))
 
 
 def test_a_search_is_another_one_than_that_which_was_there_before(

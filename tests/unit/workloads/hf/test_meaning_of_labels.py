@@ -12,7 +12,7 @@ import transformers
 
 from workloads.errors import WorkloadError
 from workloads.hf.behaviour import trained_model
-from workloads.hf.meaning import FolderMeaning, folder_meaning
+from workloads.hf.meaning import folder_meaning
 from workloads.hf.workload import HuggingFaceWorkload
 from workloads.load import load
 from workloads.transformer_workload import TransformerWorkload
@@ -211,7 +211,8 @@ def test_a_head_of_another_problem_is_refused(family: str, tmp_path: Path) -> No
     folder_of(tmp_path / "one", family, "sequence_classification", ("likeness",), problem_type="regression")
     workload = begun(tmp_path / "one", "regression", ())
     workload.to_hf(lambda name: workload.initial(name, 0), str(tmp_path / "out"))
-    assert folder_meaning(str(tmp_path / "out")) == FolderMeaning(("likeness",), "regression")
+    found = folder_meaning(str(tmp_path / "out"))
+    assert (found.labels, found.problem_type) == (("likeness",), "regression")
 
 
 def test_numbers_that_are_no_rows_are_no_names(tmp_path: Path) -> None:
