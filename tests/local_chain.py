@@ -60,8 +60,9 @@ def drive_chain_here(
     stages = stage_runs(chain, place)
     done = check_chain(chain, stages, place, None)
     with monkeypatch.context() as patch:
-        patch.setattr(drive, "attach", lambda spec, run, _, faults, *__: (spec, run, faults))
-        patch.setattr(drive, "WatchedRun", lambda given, _: Local(given[0], given[1], cache, given[2], turn))
+        patch.setattr(
+            drive, "attach", lambda spec, run, _, faults, *__: Local(spec, run, cache, faults, turn)
+        )
         place.create()
         driver = Driver(chain, stages, place, done, lambda _: None, None, faults or {}, 0)
         driver.drive()

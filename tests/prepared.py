@@ -26,6 +26,8 @@ from workloads.objectives import special_tokens
 
 def prepare_sets_here(spec: JobSpec, cache: str, data: str) -> dict[str, str]:
     """The URIs of the token shards of the job's sets of their own text, by the tokenizer of `data`."""
+    if not spec.set_sources:
+        return {}
     own = spec.data.model_copy(update={"tokenizer": f"{data}/tokenizer.json", "validation": None})
     there = manifest.read(DataFolder(data))
     assert there is not None

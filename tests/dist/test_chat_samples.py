@@ -15,7 +15,7 @@ from orchestrator.cli.app import call
 from orchestrator.export.hugging_face import export
 
 PROMPTS, ANSWER = ["p o", "p"], "p o n"
-BARE = ["n a b", "o n a b"]
+BARE = ["n", "o n"]
 """With what goes on these prompts where they are no turns, but the beginning of the answer."""
 TALKS = [
     {"messages": [{"role": "user", "content": letters(n)}, {"role": "assistant", "content": ANSWER}]}
@@ -51,5 +51,7 @@ def test_it_answers_as_it_has_learnt(tmp_path: Path, capsys: pytest.CaptureFixtu
     for place in (run, run / "checkpoints/step-00000040", tmp_path / "model"):
         assert json.loads(generated(place, "--json")) == answered
         bare = json.loads(generated(place, "--json", "--raw"))
-        assert all(each["text"].startswith(said) for each, said in zip(bare, BARE, strict=True))
+        assert [
+            each["text"] for each in bare
+        ] == BARE  # the end of a turn ends the bare text too, as in the export
     assert generated(run) == "".join(f"{prompt}\n=> {ANSWER}\n\n" for prompt in PROMPTS)
