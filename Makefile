@@ -14,7 +14,7 @@ QUICK := not slow and not gpu and not bench
 BY_FILE := --numprocesses 3 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart example-reviews example-chat example-preferences example-chain example-summarise test test-unit test-dist test-ray test-long test-partition test-traced check-kubernetes soak findings test-gpu bench-gpu bench-planner published-table bench docs check format lock clean
+.PHONY: help install quickstart example-reviews example-chat example-preferences example-chain example-summarise test test-unit test-dist test-ray test-long test-partition test-traced check-kubernetes soak test-gpu bench-gpu bench-planner published-table bench docs check format lock clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-20s %s\n", $$1, $$2}'
@@ -86,12 +86,6 @@ check-kubernetes: install ## manifests: against KubeRay's schema (CRDS=folder), 
 
 soak: install ## 10,000 random faults of every kind, in rounds that a second call goes on with: hours
 	$(BIN)/python tests/bench/soak.py runs/soak --faults 10000
-
-findings: ## surprises of other libraries, asked again: each installs pinned packages in a temporary folder; minutes
-	@failed=0; for script in findings/*.sh; do \
-		if said=$$(bash $$script 2>&1); then verdict=unchanged; else verdict=CHANGED; failed=1; fi; \
-		printf '%-10s %s\n' "$$verdict" "$$(basename $$script .sh)"; printf '%s\n' "$$said" | tail -n 2 | sed 's/^/           /'; \
-	done; exit $$failed
 
 test-gpu: install ## what needs a GPU, in ten minutes on one that reaches no network; elsewhere what of it runs on a CPU
 	OMP_NUM_THREADS=1 timeout 600 $(BIN)/pytest tests/gpu/test_processes.py tests/gpu/test_computation.py tests/unit/orchestrator/checkpoint/test_saver.py -m "gpu or not slow" --timeout 300 --durations 0 -s
