@@ -19,7 +19,10 @@ class _Chosen:
     """A logits processor that leaves one token: the one that `choose` chooses."""
 
     def __init__(self, sampling: Sampling, prompt: int, change: Change | None) -> None:
-        self._sampling, self._prompt, self._change, self._place = sampling, prompt, change, 0
+        self._sampling = sampling
+        self._prompt = prompt
+        self._change = change
+        self._place = 0
 
     def __call__(self, input_ids: Any, scores: Any) -> Any:
         """See transformers. Scores [1, vocabulary]."""

@@ -41,7 +41,9 @@ class RowColumns:
         """`labels` are those of the job. Raises InputError for labels that are made by a template of numbers that have
         names."""
         self._columns = span.file.field if isinstance(span.file.field, dict) else {}
-        self._objective, self._labels, self._format = objective, labels, data_format
+        self._objective = objective
+        self._labels = labels
+        self._format = data_format
         self._names = _names_in(span, self._columns, objective) if data_format > 5 else {}
         in_table = span.file.kind in TABLES and data_format == 5
         self._has_nulls = objective in TALKS and (in_table or data_format > 5)

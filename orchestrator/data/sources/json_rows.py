@@ -88,7 +88,9 @@ class _List:
     """
 
     def __init__(self, span: Span, file: BinaryIO, rejected: Rejected, first: bytes, at: int) -> None:
-        self._span, self._file, self._rejected = span, file, rejected
+        self._span = span
+        self._file = file
+        self._rejected = rejected
         self._text, self._at = first.decode("latin-1"), at
         self._next = first.index(b"[") + 1
         self._decode = json.JSONDecoder(strict=False).raw_decode

@@ -95,7 +95,9 @@ class _Place:
     """
 
     def __init__(self, values: Mapping[str, Any], path: str, in_table: Sequence[str]) -> None:
-        self._keys, self._done, self._in_table = _keys(values, path), 0, in_table
+        self._keys = _keys(values, path)
+        self._done = 0
+        self._in_table = in_table
         found: Any = values
         while self._done < len(self._keys):
             key = self._keys[self._done]
