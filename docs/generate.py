@@ -47,7 +47,7 @@ def pages() -> dict[str, str]:
 
 def job_file() -> str:
     """Every key of the job file, from its JSON Schema."""
-    from orchestrator.job.described import sections
+    from orchestrator.config.described import sections
 
     lines = ["# The job file", INTRODUCTION]
     for section in sections():

@@ -16,10 +16,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from orchestrator.data.prepared.tokens import Tokens
+from orchestrator.config.spec import load
 from orchestrator.data.samples.held_out_split import split
 from orchestrator.data.samples.subset import Subset
-from orchestrator.job.spec import load
+from orchestrator.data.store.tokens import Tokens
 from orchestrator.storage.run_directory import RunDir
 
 ORDER = 5

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from orchestrator.api.job import Job
     from orchestrator.api.run import Run, RunFailed, load_run
     from orchestrator.api.start import run, submit
-    from orchestrator.job.errors import InputError
+    from orchestrator.config.errors import InputError
 
 __all__ = ["InputError", "Job", "Run", "RunFailed", "load_run", "run", "submit"]
 

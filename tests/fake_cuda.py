@@ -25,7 +25,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from orchestrator.train.parallel import fsdp, losses
+from orchestrator.parallel import fsdp, losses
 
 DEVICE = torch.device("cuda", 0)
 COUNTS_ROWS = ("nonzero", "masked_select", "unique_consecutive", "_unique2")

@@ -26,9 +26,9 @@ import torch.distributed as dist  # noqa: E402
 from fake_cuda import DEVICE, fake_cuda  # noqa: E402
 from rank_cases import LENGTH, job, micro_batches, workload_of  # noqa: E402
 
-from orchestrator.job.spec import JobSpec, parse  # noqa: E402
-from orchestrator.planning.layout import Layout  # noqa: E402
-from orchestrator.train.device import COMPUTE, Device, make_ready  # noqa: E402
+from orchestrator.config.spec import JobSpec, parse  # noqa: E402
+from orchestrator.parallel.device import COMPUTE, Device, make_ready  # noqa: E402
+from orchestrator.parallel.layout import Layout  # noqa: E402
 from orchestrator.train.engines.torch_engine import TorchEngine  # noqa: E402
 from workloads.model.masks import SEGMENTS, STARTS  # noqa: E402
 from workloads.own.model import OwnWorkload, describe_own  # noqa: E402

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from published_steps import COMPILED, TITAN, Published, gpt, llama
 
-from orchestrator.planning.layout import Layout
+from orchestrator.parallel.layout import Layout
 
 MPT = replace(TITAN, products_again=0.0)
 """MosaicML's LLM-foundry: FSDP gathers in bfloat16 and sums in fp32, no kernel is compiled."""

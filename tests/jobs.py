@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import yaml
 
-from orchestrator.job.spec import JobSpec, parse
+from orchestrator.config.spec import JobSpec, parse
 
 TIMEOUT = 240
 

@@ -13,10 +13,10 @@ from orchestrator.chain import drive
 from orchestrator.chain.drive import ChainOutcome, Driver
 from orchestrator.chain.preflight import check_chain
 from orchestrator.chain.stage_run import stage_runs
-from orchestrator.job.chain import parse_chain
-from orchestrator.job.errors import InputError
-from orchestrator.job.outcome import Outcome
-from orchestrator.job.spec import JobSpec
+from orchestrator.config.chain import parse_chain
+from orchestrator.config.errors import InputError
+from orchestrator.config.outcome import Outcome
+from orchestrator.config.spec import JobSpec
 from orchestrator.launch.run import RunOutcome
 from orchestrator.storage.run_directory import RunDir
 

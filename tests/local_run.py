@@ -14,8 +14,8 @@ from scripted import SnapshotServers
 from cluster.workers.cluster import Cluster
 from cluster.workers.gang import Bundle, Gang, GangStatus
 from cluster.workers.machine import Offer
-from orchestrator.control.controller import Controller
-from orchestrator.job.spec import parse
+from orchestrator.config.spec import parse
+from orchestrator.controller.controller import Controller
 from orchestrator.storage.run_directory import RunDir
 
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from published_steps import MEGATRON, Published, gpt, layer_weights, llama
 
-from orchestrator.planning.layout import Layout, ModelShape
-from orchestrator.planning.simulation.operators import Program
+from orchestrator.parallel.layout import Layout, ModelShape
+from orchestrator.planner.simulation.operators import Program
 
 OMNI_PATH = 5e9
 """Bytes per second of an A100 of Jean Zay to other nodes: 4 x 100 Gb/s a node of eight, 80 % of it."""

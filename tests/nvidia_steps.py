@@ -12,7 +12,7 @@ from dataclasses import replace
 from megatron_steps import FUSED
 from published_steps import LLAMA_8B, LLAMA_70B, Published, gpt, layer_weights, llama
 
-from orchestrator.planning.layout import Layout, ModelShape
+from orchestrator.parallel.layout import Layout, ModelShape
 
 BF16 = replace(FUSED, gradient_width=2, hidden_sums=0.5)
 """NeMo sums gradients over ranks in 16 bits, and sends parts of a tensor-parallel product while others are computed: of

@@ -7,18 +7,18 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from orchestrator.config.data import TrainBpe
+from orchestrator.config.spec import JobSpec, parse
 from orchestrator.data import sources
 from orchestrator.data.encoding import tokenizer
-from orchestrator.data.prepared import manifest
-from orchestrator.data.prepared.data_folder import DataFolder
-from orchestrator.data.prepared.tokens import read_tokenizer
-from orchestrator.data.preprocessing import shards
-from orchestrator.data.preprocessing.fingerprint import fingerprint, given_in
-from orchestrator.data.preprocessing.gather import gather
-from orchestrator.data.preprocessing.part_text import sample
+from orchestrator.data.prepare import shards
+from orchestrator.data.prepare.fingerprint import fingerprint, given_in
+from orchestrator.data.prepare.gather import gather
+from orchestrator.data.prepare.part_text import sample
 from orchestrator.data.samples.own_samples import prepare_samples
-from orchestrator.job.data import TrainBpe
-from orchestrator.job.spec import JobSpec, parse
+from orchestrator.data.store import manifest
+from orchestrator.data.store.data_folder import DataFolder
+from orchestrator.data.store.tokens import read_tokenizer
 from orchestrator.resolve.prepared_data import kind_of
 from orchestrator.resolve.resolved_job import is_framed
 from workloads.objectives import special_tokens

@@ -147,7 +147,7 @@ def _families(shown: Mapping[tuple[str, str], Mapping[str, str]]) -> list[str]:
 
 
 def _formats(tables: set[tuple[str, str]]) -> list[str]:
-    from orchestrator.job.records import COLUMNS
+    from orchestrator.config.records import COLUMNS
 
     lines = [f"| objective | {' | '.join(FORMATS)} |", "|---|" + "---|" * len(FORMATS)]
     for objective in COLUMNS:

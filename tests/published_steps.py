@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from orchestrator.planning.device import Machine
-from orchestrator.planning.layout import Layout, ModelShape
-from orchestrator.planning.simulation.operators import Program
-from orchestrator.planning.simulation.step import step_time
+from orchestrator.parallel.layout import Layout, ModelShape
+from orchestrator.planner.device import Machine
+from orchestrator.planner.simulation.operators import Program
+from orchestrator.planner.simulation.step import step_time
 
 MEGATRON = Program(width=2, dropout=True, gather_width=2, gradient_width=4, carried_width=2, compiled=True)
 """Megatron-LM in mixed precision: gradients are summed in fp32, weights gathered in 16 bits."""

@@ -17,10 +17,10 @@ import pyarrow as pa
 import pyarrow.feather as feather
 import pyarrow.parquet as pq
 
+from orchestrator.config.data import Source
 from orchestrator.data import sources
 from orchestrator.data.sources.documents import pieces
 from orchestrator.data.sources.rejected import Rejected
-from orchestrator.job.data import Source
 
 TEXTS = [f"text {i}, of été\nand two lines" * (i % 3 + 1) for i in range(40)]
 ROWS = [

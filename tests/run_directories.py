@@ -7,7 +7,7 @@ from typing import Any
 
 from jobs import job
 
-from orchestrator.job.spec import dump, parse
+from orchestrator.config.spec import dump, parse
 from orchestrator.storage.run_directory import RunDir
 
 START = 1_700_000_000.0

@@ -26,11 +26,11 @@ from orchestrator.checkpoint.shard import RawPiece
 from orchestrator.checkpoint.snapshot_server import SnapshotServer
 from orchestrator.checkpoint.snapshots import peer_store
 from orchestrator.checkpoint.store import Store
-from orchestrator.control.controller import Controller
+from orchestrator.config.spec import JobSpec, parse
+from orchestrator.controller.controller import Controller
 from orchestrator.data.samples.receipt import START, roll
 from orchestrator.data.samples.skips import merged, start_of
-from orchestrator.job.spec import JobSpec, parse
-from orchestrator.planning.layout import Layout
+from orchestrator.parallel.layout import Layout
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.train.instability import NonFinite
 from orchestrator.train.task import Task

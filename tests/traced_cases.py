@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from orchestrator.job.spec import JobSpec, parse
-from orchestrator.planning.engine_rules import engine_problems
-from orchestrator.planning.layout import Layout
-from orchestrator.planning.legal_layouts import legal, shard_of
-from orchestrator.planning.model_shape import model_shape
+from orchestrator.config.spec import JobSpec, parse
+from orchestrator.parallel.engine_rules import engine_problems
+from orchestrator.parallel.layout import Layout
+from orchestrator.parallel.legal_layouts import legal, shard_of
+from orchestrator.planner.shape_of_model import model_shape
 from orchestrator.resolve.resolved_job import adapter_of
 from workloads.adapters.frozen import frozen_by
 from workloads.load import load

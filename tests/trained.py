@@ -11,8 +11,8 @@ from lasting_gang import lasting_gang
 from prepared import prepare_here
 
 from cluster.workers.gang import Bundle
-from orchestrator.job.spec import dump, parse
-from orchestrator.planning.layout import Layout
+from orchestrator.config.spec import dump, parse
+from orchestrator.parallel.layout import Layout
 from orchestrator.train.task import ENTRY, Task
 
 

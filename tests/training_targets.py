@@ -11,7 +11,7 @@ from cluster.workers.worker_context import RankInfo, WorkerContext
 def train_each(config: dict[str, Any], link: WorkerContext) -> dict[str, Any]:
     """Train the tasks in `config` one after another, each alone in the world; name -> losses, or the error."""
     from cluster.workers.rank_process import describe
-    from orchestrator.train.device import close_device
+    from orchestrator.parallel.device import close_device
     from orchestrator.train.loop import main
 
     found: dict[str, Any] = {}

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from orchestrator.data.prepared import manifest
-from orchestrator.data.prepared.data_folder import DataFolder
-from orchestrator.data.sections import published
-from orchestrator.data.sections.plan import SectionPlan
+from orchestrator.data.samples.sections import published
+from orchestrator.data.samples.sections.plan import SectionPlan
+from orchestrator.data.store import manifest
+from orchestrator.data.store.data_folder import DataFolder
 
 
 def plan_of(uri: str) -> SectionPlan:

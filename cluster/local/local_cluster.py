@@ -261,7 +261,9 @@ def with_addresses(cluster: LocalCluster, nodes: Sequence[NodeSpec]) -> list[Nod
     address is left."""
     found = []
     places = [f"127.{block}.{cluster.network}.{n}" for block in range(BLOCKS) for n in range(2, 255)]
-    free = (ip for ip in places if _claim(cluster, ip))  # one pass: an address that is taken is asked for once
+    free = (
+        ip for ip in places if _claim(cluster, ip)
+    )  # one pass: an address that is taken is asked for once
     for node in nodes:
         ip = next(free, None)
         if ip is None:

@@ -66,7 +66,7 @@ def _up(asked: dict[str, Any], folder: Path) -> dict[str, Any]:
         cpus = len(os.sched_getaffinity(0)) if asked["cpus"] is None else asked["cpus"]
         gpus = len(Nvml().read()) if asked["gpus"] is None else asked["gpus"]
         node = NodeSpec(str(folder), address, asked["head"], cpus=cpus, gpus=gpus, owns_machine=True)
-        start_nodes([node], "cluster.remote.kept_node")
+        start_nodes([node], "cluster.remote.node_watchdog")
         (record,) = node_records(folder)
     except BaseException:
         _down(folder)

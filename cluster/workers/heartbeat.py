@@ -2,7 +2,7 @@
 
 The kernel closes the connections of a killed process at once, so a death is detected in milliseconds, whatever its
 cause; a frozen process or a lost machine is detected by the time since its last heartbeat, which is kept here and
-judged by who watches the gang (`orchestrator.control.health`).
+judged by who watches the gang (`orchestrator.controller.health`).
 """
 
 from __future__ import annotations

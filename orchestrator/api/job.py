@@ -9,10 +9,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from orchestrator.job.document import read_document
-from orchestrator.job.overrides import set_key
-from orchestrator.job.paths import resolve_paths
-from orchestrator.job.spec import JobSpec, dump, parse
+from orchestrator.config.document import read_document
+from orchestrator.config.overrides import set_key
+from orchestrator.config.paths import resolve_paths
+from orchestrator.config.spec import JobSpec, dump, parse
 
 
 class Job:

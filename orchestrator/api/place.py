@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from orchestrator.job.paths import absolute
+from orchestrator.config.paths import absolute
 from orchestrator.storage.file_names import RUNS
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.storage.uri import check_uri

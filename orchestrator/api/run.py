@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.api.job import Job
 from orchestrator.api.place import place_of, run_directory
-from orchestrator.checkpoint.chosen import read_chosen
 from orchestrator.checkpoint.identity import read_job
 from orchestrator.checkpoint.manifest import CorruptCommit
+from orchestrator.checkpoint.resolve_checkpoint import read_chosen
 from orchestrator.checkpoint.store import Store
-from orchestrator.job.errors import InputError
-from orchestrator.job.outcome import ENDED, Outcome
-from orchestrator.job.spec import JobSpec
-from orchestrator.launch.at_work import Signs, not_driven
+from orchestrator.config.errors import InputError
+from orchestrator.config.outcome import ENDED, Outcome
+from orchestrator.config.spec import JobSpec
+from orchestrator.launch.active_controller import Signs, not_driven
 from orchestrator.storage.row_line import EVALS, EVENTS, METRICS, TRIALS, Row
 from orchestrator.storage.run_directory import RunDir
 
@@ -89,7 +89,7 @@ class Run:
 
     def evaluations(self) -> pandas.DataFrame:
         """A row for each evaluation, by step, with a column for each metric, as in `validation.loss`."""
-        from orchestrator.job.metric_names import by_name
+        from orchestrator.config.metric_names import by_name
 
         rows = [{"step": row["step"], **by_name(row["sets"])} for row in self._directory.rows(EVALS)]
         return _by_step(rows, ())

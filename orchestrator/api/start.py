@@ -9,8 +9,8 @@ from typing import Any
 from orchestrator.api.job import Job
 from orchestrator.api.place import run_directory
 from orchestrator.api.run import Run, RunFailed
-from orchestrator.job.errors import InputError
-from orchestrator.job.outcome import Outcome
+from orchestrator.config.errors import InputError
+from orchestrator.config.outcome import Outcome
 
 
 def run(

@@ -8,8 +8,8 @@ import time
 from collections.abc import Mapping
 from typing import IO, Any
 
-from orchestrator.track.console import LINE_SECONDS
-from orchestrator.track.words import head
+from orchestrator.observe.console import LINE_SECONDS
+from orchestrator.observe.formatting import head
 
 
 class ChainDisplay:

@@ -17,13 +17,13 @@ from cluster.workers.interruptions import held_interruptions
 from orchestrator.chain.preflight import check_chain, of_stage
 from orchestrator.chain.results import finish, record
 from orchestrator.chain.stage_run import StageRun, stage_runs
-from orchestrator.job.chain import ChainSpec
-from orchestrator.job.errors import InputError
-from orchestrator.job.outcome import Outcome
-from orchestrator.job.redact import holds_secret
-from orchestrator.launch.at_work import refuse_if_at_work
-from orchestrator.launch.embedded import imports_begun
+from orchestrator.config.chain import ChainSpec
+from orchestrator.config.errors import InputError
+from orchestrator.config.outcome import Outcome
+from orchestrator.config.redact import holds_secret
+from orchestrator.launch.active_controller import refuse_if_at_work
 from orchestrator.launch.finished import done_already, put_back
+from orchestrator.launch.import_prefetch import imports_begun
 from orchestrator.launch.machine_checks import gpus_here
 from orchestrator.launch.preflight import preflight
 from orchestrator.launch.run import REFRESH, RunOutcome, WatchedRun, attach

@@ -8,15 +8,15 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from orchestrator.chain.stage_run import StageRun
-from orchestrator.job.chain import ChainSpec
-from orchestrator.job.outcome import Outcome
-from orchestrator.job.redact import redact
-from orchestrator.job.tracking import TrackingSpec
+from orchestrator.config.chain import ChainSpec
+from orchestrator.config.outcome import Outcome
+from orchestrator.config.redact import redact
+from orchestrator.config.tracking import TrackingSpec
+from orchestrator.observe.mlflow_parent import Follower, ParentRun
+from orchestrator.observe.mlflow_run import within
+from orchestrator.observe.tracker import MLFLOW_STATUS
 from orchestrator.storage.file_names import CHAIN
 from orchestrator.storage.run_directory import REPORT, RunDir
-from orchestrator.track.mlflow_parent import Follower, ParentRun
-from orchestrator.track.mlflow_run import within
-from orchestrator.track.tracker import MLFLOW_STATUS
 
 JOB = "job.yaml"
 DOCUMENTS = (JOB, CHAIN, REPORT)

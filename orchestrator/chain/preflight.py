@@ -18,15 +18,15 @@ from typing import Any
 from orchestrator.chain.stage_run import StageRun
 from orchestrator.checkpoint.identity import BASE, CONTINUED, check_same_run
 from orchestrator.checkpoint.manifest import CommitManifest
-from orchestrator.control.events import EventHistory
-from orchestrator.job.chain import CONTINUE, ChainSpec
-from orchestrator.job.errors import InputError, Problems
-from orchestrator.job.spec import STAGES, JobSpec
-from orchestrator.job.tokenizer_training import TrainedTokenizer
-from orchestrator.launch.beginning import check_base, check_continues, check_rows
+from orchestrator.config.chain import CONTINUE, ChainSpec
+from orchestrator.config.errors import InputError, Problems
+from orchestrator.config.spec import STAGES, JobSpec
+from orchestrator.config.tokenizer_training import TrainedTokenizer
+from orchestrator.controller.events import EventHistory
 from orchestrator.launch.finished import done_already
+from orchestrator.launch.init_checks import check_base, check_continues, check_rows
 from orchestrator.launch.machine_checks import check_machine
-from orchestrator.launch.places import check_places
+from orchestrator.launch.path_checks import check_places
 from orchestrator.launch.preflight import check_job
 from orchestrator.launch.worker import worker_at
 from orchestrator.resolve.base import INIT, base_of, check_base_to_come, check_own_base_to_come
@@ -168,7 +168,7 @@ def _of(stage: str, step: int | None) -> str:
 
 
 def _check_same_text(job: JobSpec, data: str) -> None:
-    from orchestrator.data.preprocessing.fingerprint import TextChanged, check_same_text
+    from orchestrator.data.prepare.fingerprint import TextChanged, check_same_text
 
     before = data.rstrip("/").rsplit("/", 1)[-1]
     try:
@@ -181,7 +181,7 @@ def _check_same_text(job: JobSpec, data: str) -> None:
 
 def _check_to_come(base: ResolvedJob, job: ResolvedJob, where: str) -> None:
     """What a stage would begin with will fit it."""
-    from orchestrator.data.prepared.manifest import FORMAT
+    from orchestrator.data.store.manifest import FORMAT
     from workloads.errors import WorkloadError
     from workloads.own.model import OwnWorkload
     from workloads.transformer_workload import TransformerWorkload

@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator.job.errors import InputError
-from orchestrator.job.outcome import Outcome
-from orchestrator.job.redact import redact
+from orchestrator.config.errors import InputError
+from orchestrator.config.outcome import Outcome
+from orchestrator.config.redact import redact
+from orchestrator.observe import charts
+from orchestrator.observe.formatting import run_name
+from orchestrator.observe.page import render
 from orchestrator.storage.file_names import CHAIN
 from orchestrator.storage.run_directory import REPORT, RunDir
-from orchestrator.track import charts
-from orchestrator.track.page import render
-from orchestrator.track.words import run_name
 
 WIDTH, LANE, LABEL = 1040.0, 30.0, 190.0
 """Width of the timeline, height of a stage's lane, and the space for names, in SVG units."""

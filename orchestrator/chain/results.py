@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from orchestrator.chain.stage_run import StageRun
-from orchestrator.control.events import EventHistory
-from orchestrator.control.finish import draw
-from orchestrator.job.chain import ChainSpec
-from orchestrator.job.errors import InputError
-from orchestrator.job.outcome import ENDED, Outcome
-from orchestrator.job.redact import redact_message
+from orchestrator.config.chain import ChainSpec
+from orchestrator.config.errors import InputError
+from orchestrator.config.outcome import ENDED, Outcome
+from orchestrator.config.redact import redact_message
+from orchestrator.controller.events import EventHistory
+from orchestrator.controller.finish import draw
 from orchestrator.storage.file_names import CHAIN
 from orchestrator.storage.row_line import EVENTS
 from orchestrator.storage.run_directory import ORIGIN, RunDir

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.job.chain import CONTINUE, INIT, ChainSpec, Stage
-from orchestrator.job.spec import JobSpec, parse
-from orchestrator.job.tokenizer_training import TrainedTokenizer
+from orchestrator.config.chain import CONTINUE, INIT, ChainSpec, Stage
+from orchestrator.config.spec import JobSpec, parse
+from orchestrator.config.tokenizer_training import TrainedTokenizer
 from orchestrator.resolve.prepared_data import EXCERPT, data_cache
 from orchestrator.storage.run_directory import RunDir
 from workloads.own.object_reference import is_object_reference

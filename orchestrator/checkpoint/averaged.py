@@ -10,8 +10,8 @@ import torch
 from orchestrator.checkpoint.manifest import CommitManifest, CorruptCommit, commit_folder
 from orchestrator.checkpoint.reader import Reader
 from orchestrator.checkpoint.store import Store
-from orchestrator.job.checkpoint import CheckpointSpec
-from orchestrator.job.commit_steps import regular_before
+from orchestrator.config.checkpoint import CheckpointSpec
+from orchestrator.config.commit_steps import regular_before
 
 AVERAGE = "average."
 """Beginning of the names of a commit's averages, one for each parameter."""

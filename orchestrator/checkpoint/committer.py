@@ -17,7 +17,7 @@ from orchestrator.checkpoint.manifest import commit_folder
 from orchestrator.checkpoint.retention import Retention, discard, prune
 from orchestrator.checkpoint.shard import RawPiece
 from orchestrator.checkpoint.store import Store
-from orchestrator.job.errors import one_line
+from orchestrator.config.errors import one_line
 
 SLOWER_FACTOR = 10.0
 """Writer 0 waits for others at least this factor times what its own files took: all have about as much to write."""

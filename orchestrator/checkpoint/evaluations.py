@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.checkpoint.manifest import CommitManifest, commit_folder
 from orchestrator.checkpoint.store import Store
-from orchestrator.job.metric_names import by_name
+from orchestrator.config.metric_names import by_name
 from orchestrator.storage.file_names import EVALUATION
 from orchestrator.storage.row_line import EVALS, Row, decode, encode
 
 if TYPE_CHECKING:  # the process that writes commits imports this module and no job files
-    from orchestrator.job.spec import JobSpec
+    from orchestrator.config.spec import JobSpec
 
 TO_EVALUATE = "to_evaluate"
 """In a manifest: whether the commit is to be evaluated beside the run."""

@@ -11,11 +11,11 @@ from typing import Any
 from orchestrator.checkpoint.last_commit import refuse_anew
 from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.checkpoint.store import Store
-from orchestrator.job.document import parse_yaml
-from orchestrator.job.errors import InputError, Problems
-from orchestrator.job.own_code import check_same_cleaning, check_same_code
-from orchestrator.job.redact import bare_places, redact, without_credentials
-from orchestrator.job.spec import STAGES, JobSpec, parse
+from orchestrator.config.document import parse_yaml
+from orchestrator.config.errors import InputError, Problems
+from orchestrator.config.own_code import check_same_cleaning, check_same_code
+from orchestrator.config.redact import bare_places, redact, without_credentials
+from orchestrator.config.spec import STAGES, JobSpec, parse
 from orchestrator.storage.run_directory import ORIGIN, RunDir
 
 IDENTITY, SHARDS, BASE, CODE, CONTINUED = "identity", "shards", "base", "code", "continued_from"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from orchestrator.checkpoint.doubted import passed_over
 from orchestrator.checkpoint.manifest import CommitManifest
+from orchestrator.checkpoint.reverify import passed_over
 from orchestrator.checkpoint.snapshots import newest_commit
 from orchestrator.checkpoint.store import Store
-from orchestrator.job.errors import InputError
+from orchestrator.config.errors import InputError
 from orchestrator.storage.row_line import METRICS
 from orchestrator.storage.run_directory import ORIGIN, RunDir
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from orchestrator.checkpoint.shard import ITEM_BYTES, digest
 from orchestrator.checkpoint.tiling import tiling_problem
-from orchestrator.job.errors import InputError
+from orchestrator.config.errors import InputError
 from orchestrator.storage.file_names import MANIFEST
 
 SCHEMA = 1

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from orchestrator.checkpoint.manifest import Chunk, CommitManifest, FileEntry, TensorEntry, check_manifest
-from orchestrator.job.errors import InputError
+from orchestrator.config.errors import InputError
 
 
 def merge_records(

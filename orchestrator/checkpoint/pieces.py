@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from orchestrator.checkpoint.shard import RawPiece
-from orchestrator.job.errors import InputError
+from orchestrator.config.errors import InputError
 
 DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,

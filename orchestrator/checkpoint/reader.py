@@ -11,7 +11,7 @@ import torch
 from orchestrator.checkpoint.manifest import Chunk, CommitManifest, CorruptCommit
 from orchestrator.checkpoint.pieces import DTYPES
 from orchestrator.checkpoint.shard import ITEM_BYTES, digest
-from orchestrator.job.errors import InputError
+from orchestrator.config.errors import InputError
 from orchestrator.storage.backend import Backend
 from orchestrator.storage.retry import LostBytes, Retry, read_stored
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.checkpoint.evaluations import awaits, evaluated
-from orchestrator.checkpoint.holds import HOLD, held
 from orchestrator.checkpoint.manifest import (
     FILE_NAME,
     FOLDER,
@@ -18,13 +17,14 @@ from orchestrator.checkpoint.manifest import (
     commit_folder,
     published_steps,
 )
+from orchestrator.checkpoint.pins import HOLD, held
 from orchestrator.checkpoint.store import Store
-from orchestrator.job.commit_steps import regular_before
-from orchestrator.job.metric_names import larger_is_better
+from orchestrator.config.commit_steps import regular_before
+from orchestrator.config.metric_names import larger_is_better
 from orchestrator.storage.file_names import EVALUATION, MANIFEST
 
 if TYPE_CHECKING:  # the process that writes commits imports this module and no job files
-    from orchestrator.job.spec import JobSpec
+    from orchestrator.config.spec import JobSpec
 
 DOCUMENT = re.compile(r"(manifest|evaluation|records-[0-9]{5,}-[0-9a-z]+)\.json(\.[0-9a-f]{32}\.tmp)?")
 """The manifest, the evaluation and the writers' records, and the drafts of these that a crash leaves."""

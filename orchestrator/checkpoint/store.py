@@ -20,7 +20,7 @@ from orchestrator.checkpoint.manifest import (
 from orchestrator.checkpoint.merge import merge_records
 from orchestrator.checkpoint.snapshot_backend import PeerBackend
 from orchestrator.checkpoint.verify import checksummed_ranges, damaged_ranges
-from orchestrator.job.errors import InputError
+from orchestrator.config.errors import InputError
 from orchestrator.storage.backend import Backend
 from orchestrator.storage.file_names import ATTEMPT_FILE, MANIFEST
 from orchestrator.storage.open_backend import open_backend

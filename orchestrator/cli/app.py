@@ -16,9 +16,9 @@ from typing import IO, Annotated
 
 import typer
 
-from orchestrator.job.errors import InputError
-from orchestrator.job.outcome import INTERRUPTED, Outcome
-from orchestrator.job.redact import redact_message
+from orchestrator.config.errors import InputError
+from orchestrator.config.outcome import INTERRUPTED, Outcome
+from orchestrator.config.redact import redact_message
 
 app = typer.Typer(
     name="orchestrator",

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.options import Json, emit, existing_run, on_this_machine, table
-from orchestrator.job.errors import InputError
+from orchestrator.config.errors import InputError
 
 
 def register(app: typer.Typer) -> None:
@@ -36,8 +36,8 @@ def calibrate(
     as_json: Json = False,
 ) -> None:
     """Measure this machine in about a minute, so that plans for its processors are right."""
-    from orchestrator.planning.device import TURN
-    from orchestrator.planning.profile import check_stores, store, stored_at
+    from orchestrator.planner.device import TURN
+    from orchestrator.planner.profile import check_stores, store, stored_at
     from orchestrator.verify.calibrate import calibrate as measure
 
     path = to or stored_at()
@@ -72,7 +72,7 @@ def calibrate(
 
 def _refine(run_dir: str | None, undo: bool, path: Path, as_json: bool) -> None:
     """Refine the profile in a file by a run, or take the last refinement back."""
-    from orchestrator.planning.profile import read, store
+    from orchestrator.planner.profile import read, store
     from orchestrator.verify import refine
 
     if run_dir is not None and undo:

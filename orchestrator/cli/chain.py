@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from orchestrator.cli.options import at_its_end, emit, table
-from orchestrator.job.errors import InputError
+from orchestrator.config.errors import InputError
 
 if TYPE_CHECKING:
-    from orchestrator.job.chain import ChainSpec
-    from orchestrator.job.spec import JobSpec
+    from orchestrator.config.chain import ChainSpec
+    from orchestrator.config.spec import JobSpec
     from orchestrator.storage.run_directory import RunDir
 
 
@@ -86,9 +86,9 @@ def plan_chain(chain: ChainSpec, root: RunDir, plan: Callable[[JobSpec], Any], a
 def chain_at(target: str) -> tuple[RunDir, ChainSpec] | None:
     """The directory of a chain and its job, None if there is none at that place."""
     from orchestrator.api.place import place_of
-    from orchestrator.job.chain import parse_chain
-    from orchestrator.job.document import parse_yaml
-    from orchestrator.job.spec import STAGES
+    from orchestrator.config.chain import parse_chain
+    from orchestrator.config.document import parse_yaml
+    from orchestrator.config.spec import STAGES
     from orchestrator.storage.file_names import CHAIN
     from orchestrator.storage.run_directory import RunDir
 
@@ -148,7 +148,7 @@ def write_report(root: RunDir, chain: ChainSpec) -> None:
 
 def stop_stages(root: RunDir, chain: ChainSpec, stop: Callable[[RunDir], None], as_json: bool) -> None:
     """Ask all stages that are at work to commit and end; no other begins then."""
-    from orchestrator.job.outcome import ENDED
+    from orchestrator.config.outcome import ENDED
 
     found = found_of(root, chain)
     working = [each for each in found["stages"] if each["state"] not in (*ENDED, "not begun")]

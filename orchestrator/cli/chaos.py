@@ -68,7 +68,7 @@ def chaos(
 
 
 def _refuse_old(runs: Path) -> None:
-    from orchestrator.job.errors import InputError
+    from orchestrator.config.errors import InputError
 
     if os.path.lexists(runs) and (not runs.is_dir() or any(runs.iterdir())):
         raise InputError(

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from orchestrator.cli.options import Json, Run, emit, existing_run, on_this_machine, table
-from orchestrator.job.errors import InputError
+from orchestrator.config.errors import InputError
 
 if TYPE_CHECKING:
     from orchestrator.checkpoint.store import Store
-    from orchestrator.job.spec import JobSpec
+    from orchestrator.config.spec import JobSpec
 
 RawWeights = Annotated[
     bool, typer.Option("--raw-weights", help="those of training, where the job has an average of them")
@@ -55,8 +55,8 @@ def list_(run_dir: Run, as_json: Json = False) -> None:
 def verify(run_dir: Run, step: One = None, as_json: Json = False) -> None:
     """Check every byte of one commit, or of all, of their token shards, and that weights which commits lack since they
     were not trained are where the run began with them. Exit code 1 if something is damaged."""
-    from orchestrator.checkpoint.chosen import read_chosen
-    from orchestrator.data.prepared.tokens import problems as problems_of
+    from orchestrator.checkpoint.resolve_checkpoint import read_chosen
+    from orchestrator.data.store.tokens import problems as problems_of
     from orchestrator.resolve.prepared_data import place_of_data
 
     (run, spec), store = existing_run(run_dir), _store(run_dir)
@@ -114,10 +114,10 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Export a commit to a folder that transformers, peft or another framework loads, and compare the outputs."""
-    from orchestrator.checkpoint.chosen import read_chosen
+    from orchestrator.checkpoint.resolve_checkpoint import read_chosen
+    from orchestrator.config.paths import absolute
     from orchestrator.export.converted import asked_form
     from orchestrator.export.hugging_face import export as write
-    from orchestrator.job.paths import absolute
     from orchestrator.storage.uri import check_uri
 
     run, _ = existing_run(run_dir)
@@ -249,8 +249,8 @@ def _store(run_dir: str) -> Store:
 def _describe(store: Store, step: int) -> dict[str, Any] | None:
     """A row about a commit, None if it was removed meanwhile."""
     from orchestrator.checkpoint.evaluations import metrics_of
-    from orchestrator.checkpoint.holds import holders
     from orchestrator.checkpoint.manifest import CorruptCommit
+    from orchestrator.checkpoint.pins import holders
 
     try:
         found = store.manifest(step)

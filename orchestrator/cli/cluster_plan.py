@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from orchestrator.job.spec import JobSpec
-    from orchestrator.planning.cluster_file import ClusterFile
+    from orchestrator.config.spec import JobSpec
+    from orchestrator.planner.cluster_file import ClusterFile
 
 
 def read_cluster(path: Path) -> tuple[ClusterFile, int]:
     """The cluster of a file, and how many workers its nodes have. Raises InputError."""
-    from orchestrator.planning.cluster_file import load
-    from orchestrator.planning.profile import load as load_profile
+    from orchestrator.planner.cluster_file import load
+    from orchestrator.planner.profile import load as load_profile
 
     cluster = load(path)
     return cluster, cluster.nodes * load_profile(cluster.device).per_node
@@ -22,7 +22,7 @@ def read_cluster(path: Path) -> tuple[ClusterFile, int]:
 def show_forecast(spec: JobSpec, found: dict[str, Any]) -> None:
     """Print what `forecast` has found."""
     from orchestrator.cli.options import table
-    from orchestrator.track.words import count, duration
+    from orchestrator.observe.formatting import count, duration
 
     def days(value: float) -> str:
         return f"{value:.1f} days" if value >= 1.0 else duration(value * 86400.0)

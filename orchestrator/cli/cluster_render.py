@@ -16,11 +16,11 @@ from orchestrator.cli.render_kuberay import kuberay
 from orchestrator.cli.render_options import Accelerator, Image, Memory, PerNode, Spot, To, job_on_machines
 from orchestrator.cli.render_skypilot import skypilot
 from orchestrator.cli.render_slurm import slurm
-from orchestrator.job.errors import InputError
+from orchestrator.config.errors import InputError
 
 if TYPE_CHECKING:
     from cluster.render.needs import ClusterNeeds
-    from orchestrator.job.spec import JobSpec
+    from orchestrator.config.spec import JobSpec
 
 Region = Annotated[str | None, typer.Option(callback=word, help="the cloud's region")]
 Zones = Annotated[str | None, typer.Option(callback=word, help="zones, comma-separated, tried in this order")]

@@ -20,10 +20,10 @@ from orchestrator.cli.options import (
     on_this_machine,
     run_of,
 )
-from orchestrator.job.errors import InputError
+from orchestrator.config.errors import InputError
 
 if TYPE_CHECKING:
-    from orchestrator.job.spec import JobSpec
+    from orchestrator.config.spec import JobSpec
     from orchestrator.resolve.prepared_data import PreparedData
     from orchestrator.storage.run_directory import RunDir
 
@@ -64,7 +64,7 @@ def prepare(
     as_json: Json = False,
 ) -> None:
     """Make a job's token shards without training, or loading its model."""
-    from orchestrator.launch.places import check_places
+    from orchestrator.launch.path_checks import check_places
     from orchestrator.launch.preflight import check_preparable
     from orchestrator.resolve.prepared_data import PreparedData
 
@@ -102,8 +102,8 @@ def prepared_with_progress(
     from cluster.local.ray_session import NoCluster, connected_ray
     from orchestrator.data.progress import StageLine
     from orchestrator.launch.submission import no_cluster
+    from orchestrator.observe.console import ProgressDisplay
     from orchestrator.resolve.prepared_data import prepared
-    from orchestrator.track.console import ProgressDisplay
 
     try:
         alone = spec.data.samples is not None  # which are prepared by this process
@@ -117,9 +117,9 @@ def prepared_with_progress(
 
 def _held_out(spec: JobSpec, data: PreparedData) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """What is held out by the name of its set, and what a user should know of it, one line each."""
-    from orchestrator.data.prepared.summary import sizes
-    from orchestrator.data.preprocessing.rejections import notes_of
-    from orchestrator.job.evaluate import VALIDATION
+    from orchestrator.config.evaluate import VALIDATION
+    from orchestrator.data.prepare.rejections import notes_of
+    from orchestrator.data.store.summary import sizes
     from orchestrator.resolve.training_inputs import resolve_over
 
     share = spec.data.validation and spec.data.validation.share
@@ -131,11 +131,11 @@ def _held_out(spec: JobSpec, data: PreparedData) -> tuple[dict[str, dict[str, An
 
 
 def _held_out_samples(spec: JobSpec, uri: str) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    from orchestrator.data.prepared import manifest
-    from orchestrator.data.prepared.data_folder import DataFolder
-    from orchestrator.data.preprocessing import rejections
+    from orchestrator.config.evaluate import VALIDATION
+    from orchestrator.data.prepare import rejections
     from orchestrator.data.samples.own_samples import batches_of_samples
-    from orchestrator.job.evaluate import VALIDATION
+    from orchestrator.data.store import manifest
+    from orchestrator.data.store.data_folder import DataFolder
 
     found = manifest.read(DataFolder(uri))
     assert found is not None
@@ -148,9 +148,9 @@ def _held_out_samples(spec: JobSpec, uri: str) -> tuple[dict[str, dict[str, Any]
 def _removed(uri: str) -> list[dict[str, Any]]:
     """What each step of data.clean has removed, without samples."""
     from orchestrator.data.clean.totals import read_totals
-    from orchestrator.data.prepared.census import with_tokens
-    from orchestrator.data.prepared.data_folder import DataFolder
-    from orchestrator.data.prepared.tokens import Tokens
+    from orchestrator.data.store.census import with_tokens
+    from orchestrator.data.store.data_folder import DataFolder
+    from orchestrator.data.store.tokens import Tokens
 
     steps = read_totals(DataFolder(uri))
     found = with_tokens(steps, Tokens.open(uri)) if steps else []
@@ -160,8 +160,8 @@ def _removed(uri: str) -> list[dict[str, Any]]:
 def show_removed(steps: list[dict[str, Any]]) -> None:
     """Print what each step of data.clean has removed."""
     from orchestrator.cli.options import table
-    from orchestrator.track.page import size
-    from orchestrator.track.words import count
+    from orchestrator.observe.formatting import count
+    from orchestrator.observe.page import size
 
     rows = []
     for step in steps:
@@ -211,8 +211,8 @@ def inspect(
     """Show what a folder of prepared data contains; of a job or a run how often it reads each source, and samples as
     the model sees them."""
     from orchestrator.cli import data_samples
-    from orchestrator.data.prepared.summary import inspect as look
-    from orchestrator.job.paths import absolute
+    from orchestrator.config.paths import absolute
+    from orchestrator.data.store.summary import inspect as look
 
     if removed_by is None and (found := data_samples.inputs_of(data)) is not None:
         _refuse({"--share": share is not None}, data, "name the folder of prepared data")
@@ -237,9 +237,9 @@ def _refuse(given: dict[str, bool], data: str, hint: str) -> None:
 
 
 def _inspect_prepared(data: str, share: float | None, removed_by: str | None, as_json: bool) -> None:
+    from orchestrator.config.paths import absolute
     from orchestrator.data.clean.totals import removed_by as look_removed
-    from orchestrator.data.prepared.summary import inspect as look
-    from orchestrator.job.paths import absolute
+    from orchestrator.data.store.summary import inspect as look
 
     if removed_by is not None:
         steps = look_removed(absolute(data, Path.cwd()), removed_by)
@@ -270,9 +270,9 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Write one page about prepared data: lengths, languages, sources, duplicates, what was rejected and removed."""
-    from orchestrator.data.prepared.census import census
-    from orchestrator.job.paths import absolute
-    from orchestrator.track.data_report import page
+    from orchestrator.config.paths import absolute
+    from orchestrator.data.store.census import census
+    from orchestrator.observe.data_report import page
 
     found = census(absolute(data, Path.cwd()))
     if as_json:

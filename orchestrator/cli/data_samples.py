@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.job.errors import InputError
+from orchestrator.config.errors import InputError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from orchestrator.data.prepared.tokens import Tokens
-    from orchestrator.data.samples.look import Decode, Spot
-    from orchestrator.job.spec import JobSpec
+    from orchestrator.config.spec import JobSpec
+    from orchestrator.data.samples.inspect import Decode, Spot
+    from orchestrator.data.store.tokens import Tokens
     from orchestrator.resolve.continued import Source
     from orchestrator.resolve.training_inputs import TrainingInputs
 
@@ -45,8 +45,8 @@ def inputs_of(target: str) -> tuple[TrainingInputs, Tokens, Source | None] | Non
     from orchestrator.checkpoint.identity import read_job
     from orchestrator.checkpoint.store import Store
     from orchestrator.cli.options import job_of, run_of
-    from orchestrator.data.prepared.tokens import Tokens
     from orchestrator.data.progress import silent
+    from orchestrator.data.store.tokens import Tokens
     from orchestrator.resolve.continued import source_of
     from orchestrator.resolve.kept_config import kept_config
     from orchestrator.resolve.prepared_data import PreparedData, prepared, tokens_of
@@ -85,8 +85,8 @@ def whole(tokens: Tokens) -> Tokens:
 
 def look(inputs: TrainingInputs, tokens: Tokens, begun: Source | None, wanted: Wanted) -> dict[str, Any]:
     """The course of the run, and the samples that are wanted, as plain data. Raises InputError."""
-    from orchestrator.data.mixture.passes import MANY
-    from orchestrator.data.samples.look import documents_cut
+    from orchestrator.data.samples.inspect import documents_cut
+    from orchestrator.data.samples.mixture.passes import MANY
     from orchestrator.resolve.training_inputs import course_of
 
     spec, batches = inputs.job.spec, inputs.text[0]
@@ -143,7 +143,7 @@ def show(found: dict[str, Any]) -> None:
 def _places(
     inputs: TrainingInputs, spec: JobSpec, begun: Source | None, wanted: Wanted
 ) -> list[dict[str, Any]]:
-    from orchestrator.data.samples.look import samples_at
+    from orchestrator.data.samples.inspect import samples_at
 
     batches = inputs.text[0]
     if wanted.sample is None:
@@ -162,7 +162,7 @@ def _places(
 
 def _shown(inputs: TrainingInputs, spec: JobSpec, place: dict[str, Any], decode: Decode) -> dict[str, Any]:
     """A sample with its rows, of which there are several in a warm-up of the sequence length."""
-    from orchestrator.data.samples.look import answers_apart, others, plain, spots
+    from orchestrator.data.samples.inspect import answers_apart, others, plain, spots
     from orchestrator.train.sequence_warmup import shortened
 
     read = inputs.text[0].read

@@ -13,12 +13,12 @@ import typer
 from orchestrator.cli.checkpoint import RawWeights, Step
 from orchestrator.cli.data import prepared_with_progress
 from orchestrator.cli.options import Address, Json, emit, existing_run, finite, run_names, table
-from orchestrator.job.errors import InputError
+from orchestrator.config.errors import InputError
 
 if TYPE_CHECKING:
     from orchestrator.checkpoint.manifest import CommitManifest
+    from orchestrator.config.spec import JobSpec
     from orchestrator.evaluate.task_files import TaskFile
-    from orchestrator.job.spec import JobSpec
     from orchestrator.storage.row_types import EvaluationRow
     from orchestrator.storage.run_directory import RunDir
     from workloads.workload import Sampling
@@ -136,7 +136,7 @@ def generate(
 
 def absolute_path(uri: str) -> str:
     """A path as an absolute one, a URI as it is."""
-    from orchestrator.job.paths import absolute
+    from orchestrator.config.paths import absolute
 
     return absolute(uri, Path.cwd())
 
@@ -213,8 +213,8 @@ class _Export:
 
     def on_text(self, texts: dict[str, str], address: str | None) -> EvaluationRow:
         """Its metrics on these sets, whose data is prepared for this evaluation alone."""
+        from orchestrator.config.paths import resolve_paths
         from orchestrator.evaluate.of_export import evaluate_export, spec_of_export, workload_of_export
-        from orchestrator.job.paths import resolve_paths
         from orchestrator.launch.preflight import check_text
         from orchestrator.resolve.prepared_data import PreparedData
         from orchestrator.storage.run_directory import RunDir
@@ -271,8 +271,8 @@ def _measured(
     what: str, step: int | None, overrides: list[str], raw: bool, measure: Callable[[_Commit | _Export], T]
 ) -> T:
     """What the call returns of what is named: of an export, if it is a folder with a config.json, else of a commit."""
-    from orchestrator.checkpoint.chosen import read_chosen
     from orchestrator.checkpoint.manifest import commit_folder
+    from orchestrator.checkpoint.resolve_checkpoint import read_chosen
     from orchestrator.checkpoint.store import Store
     from orchestrator.evaluate.of_export import is_export
     from orchestrator.storage.file_names import COMMITS
@@ -301,7 +301,7 @@ def _measured(
 
 def _with_sets(spec: JobSpec, texts: dict[str, str]) -> JobSpec:
     """The job with further sets. Raises InputError if there is no set at all."""
-    from orchestrator.job.spec import parse
+    from orchestrator.config.spec import parse
 
     document = spec.model_dump(mode="json")
     document["evaluate"] = document["evaluate"] or {}

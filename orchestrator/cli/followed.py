@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from orchestrator.job.outcome import ENDED, Outcome
+from orchestrator.config.outcome import ENDED, Outcome
 
 if TYPE_CHECKING:
     from orchestrator.storage.row_line import Row
@@ -22,7 +22,7 @@ EVERY = 0.5
 def statuses(run: RunDir) -> Iterator[Row]:
     """The status of the run, again and again; the last one says that it has ended. If nobody drives the run any more,
     the command ends as one that failed, in a line."""
-    from orchestrator.launch.at_work import Signs, not_driven
+    from orchestrator.launch.active_controller import Signs, not_driven
 
     signs = Signs()
     while True:

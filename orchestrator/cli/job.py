@@ -15,10 +15,10 @@ import typer
 from orchestrator.cli.chain import plan_chain
 from orchestrator.cli.options import Json, Set, emit, jobs_of, on_this_machine, run_of, table
 from orchestrator.cli.plan_output import show_audit, write_page
-from orchestrator.job.errors import InputError
+from orchestrator.config.errors import InputError
 
 if TYPE_CHECKING:
-    from orchestrator.job.spec import JobSpec
+    from orchestrator.config.spec import JobSpec
     from orchestrator.launch.doctor import Finding
     from orchestrator.storage.run_directory import RunDir
 
@@ -49,9 +49,9 @@ def init(
     name: Annotated[str | None, typer.Option(help="the run's name [default: the file's]")] = None,
 ) -> None:
     """Write a job file to start from; with --data it is checked as a run would be."""
-    from orchestrator.job.document import parse_yaml
-    from orchestrator.job.paths import resolve_paths
-    from orchestrator.job.spec import parse
+    from orchestrator.config.document import parse_yaml
+    from orchestrator.config.paths import resolve_paths
+    from orchestrator.config.spec import parse
     from orchestrator.launch.first_job import CHAT, job_text, name_of, write_job
     from orchestrator.launch.first_rows import rows_at
     from orchestrator.launch.preflight import check_job
@@ -95,8 +95,8 @@ def schema(
     ] = None,
 ) -> None:
     """Describe keys of the job file; without one print its JSON Schema, for editors."""
-    from orchestrator.job import chain
-    from orchestrator.job.described import sections_of
+    from orchestrator.config import chain
+    from orchestrator.config.described import sections_of
 
     if key is None:
         print(chain.schema())
@@ -136,7 +136,7 @@ def doctor(
 
 def _needs(path: Path, overrides: list[str] | None) -> list[Finding]:
     """Of each optional library that a job, or a stage of a chain, needs, whether it is here."""
-    from orchestrator.job.chain import ChainSpec
+    from orchestrator.config.chain import ChainSpec
     from orchestrator.launch.job_needs import needed_libraries
 
     spec = jobs_of(path, overrides)
@@ -182,7 +182,7 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Check a job, and show its legal layouts with predicted memory and time, on this kind of machine or another."""
-    from orchestrator.job.chain import ChainSpec
+    from orchestrator.config.chain import ChainSpec
 
     if audit is not None:
         show_audit(audit, as_json)
@@ -222,9 +222,9 @@ def _plan(
     there is a `run` directory."""
     from orchestrator.cli import plan_table
     from orchestrator.cli.cluster_plan import read_cluster, show_forecast
-    from orchestrator.control.forecast_table import forecast
+    from orchestrator.controller.forecast_table import forecast
     from orchestrator.launch.planned_job import planned_here, planned_on_paper, with_workers
-    from orchestrator.planning.frontier import frontier
+    from orchestrator.planner.frontier import frontier
 
     cluster = None
     if at:

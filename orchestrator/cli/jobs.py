@@ -28,12 +28,12 @@ from orchestrator.cli.options import (
     table,
 )
 from orchestrator.cli.targets import Target, has_commit, job_at, job_named, run_at
-from orchestrator.job.errors import InputError
-from orchestrator.job.outcome import ENDED, INTERRUPTED, Outcome
+from orchestrator.config.errors import InputError
+from orchestrator.config.outcome import ENDED, INTERRUPTED, Outcome
 
 if TYPE_CHECKING:
     from cluster.jobs.ray_jobs import Jobs, Submission
-    from orchestrator.job.spec import JobSpec
+    from orchestrator.config.spec import JobSpec
     from orchestrator.storage.run_directory import RunDir
 
 SUMMARY = 60.0
@@ -73,7 +73,7 @@ def submit(
 ) -> None:
     """Submit a job to a cluster; a job of the same name continues from its last commit."""
     from cluster.jobs.ray_jobs import own_packages
-    from orchestrator.job.chain import ChainSpec
+    from orchestrator.config.chain import ChainSpec
     from orchestrator.launch import submission
 
     if working_dir is not None and package:
@@ -146,7 +146,7 @@ def attach(name: Target, address: Cluster = None, progress: Progress = None, as_
 
 def _watch(run: RunDir, as_json: bool, how: str | None) -> None:
     """Follow a run that a command drives elsewhere, by what it writes into its run directory."""
-    from orchestrator.track.console import ProgressDisplay, final_table
+    from orchestrator.observe.console import ProgressDisplay, final_table
 
     ended_before = run.read_json_or_empty("status.json").get("phase") in ENDED
     before = None if ended_before else run.read_json("summary.json")
@@ -184,7 +184,7 @@ def _summary_of(run: RunDir, before: dict[str, Any] | None) -> dict[str, Any]:
 def list_jobs(address: Cluster = None, as_json: Json = False) -> None:
     """List the jobs of a cluster, the oldest first."""
     from orchestrator.launch import submission
-    from orchestrator.track.words import duration
+    from orchestrator.observe.formatting import duration
 
     found = submission.jobs_at(address).all()
     if as_json:

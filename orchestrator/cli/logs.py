@@ -13,8 +13,8 @@ from orchestrator.cli.chain import refuse_chain
 from orchestrator.cli.followed import statuses
 from orchestrator.cli.options import Cluster, Json, emit
 from orchestrator.cli.targets import Target, job_at, job_named, run_at
-from orchestrator.job.errors import InputError
-from orchestrator.job.outcome import ENDED
+from orchestrator.config.errors import InputError
+from orchestrator.config.outcome import ENDED
 
 if TYPE_CHECKING:
     from cluster.jobs.ray_jobs import Jobs, Submission
@@ -69,7 +69,7 @@ def logs(
 
 def _print_controllers(run: RunDir, wanted: re.Pattern[str], follow: bool, as_json: bool) -> None:
     """One controller after another, each in a text named by when it began."""
-    from orchestrator.track.rank_log import CONTROLLER, LogReader
+    from orchestrator.observe.rank_log import CONTROLLER, LogReader
 
     log, found = LogReader(run, CONTROLLER), list[dict[str, Any]]()
     for ended in _looks(run, follow):
@@ -118,7 +118,7 @@ def _lines(
     run: RunDir, ranks: frozenset[int], attempt: int | None, follow: bool
 ) -> Iterator[tuple[int, int, str]]:
     """Attempt, rank and line; with `follow` of each later attempt too, until the run has ended."""
-    from orchestrator.track.rank_log import AttemptLog, attempts_of
+    from orchestrator.observe.rank_log import AttemptLog, attempts_of
 
     known = attempts_of(run)
     if attempt is not None and attempt not in known and not follow:

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.job.errors import Absent, InputError
+from orchestrator.config.errors import Absent, InputError
 from orchestrator.storage.file_names import RUNS
 
 if TYPE_CHECKING:
-    from orchestrator.job.chain import ChainSpec
-    from orchestrator.job.spec import JobSpec
-    from orchestrator.job.validation_messages import WrongKeys
+    from orchestrator.config.chain import ChainSpec
+    from orchestrator.config.spec import JobSpec
+    from orchestrator.config.validation_messages import WrongKeys
     from orchestrator.storage.run_directory import RunDir
 
 NAME_WIDTH = 14
@@ -91,9 +91,9 @@ Priority = Annotated[
 
 def job_of(path: Path, overrides: list[str] | None) -> JobSpec:
     """The job of a file with overrides applied, and relative paths made absolute against the current folder."""
-    from orchestrator.job.paths import resolve_paths
-    from orchestrator.job.spec import load
-    from orchestrator.job.validation_messages import WrongKeys
+    from orchestrator.config.paths import resolve_paths
+    from orchestrator.config.spec import load
+    from orchestrator.config.validation_messages import WrongKeys
 
     try:
         return resolve_paths(load(path, overrides or ()), Path.cwd())
@@ -103,9 +103,9 @@ def job_of(path: Path, overrides: list[str] | None) -> JobSpec:
 
 def jobs_of(path: Path, overrides: list[str] | None) -> JobSpec | ChainSpec:
     """As `job_of`, for a command that takes a chain of jobs too."""
-    from orchestrator.job.chain import ChainSpec, load_job
-    from orchestrator.job.paths import resolve_paths
-    from orchestrator.job.validation_messages import WrongKeys
+    from orchestrator.config.chain import ChainSpec, load_job
+    from orchestrator.config.paths import resolve_paths
+    from orchestrator.config.validation_messages import WrongKeys
 
     try:
         found = load_job(path, overrides or ())
@@ -116,8 +116,8 @@ def jobs_of(path: Path, overrides: list[str] | None) -> JobSpec | ChainSpec:
 
 def _with_what_is_missing(problem: WrongKeys) -> InputError:
     """What is wrong with a file, with what its other keys name and is not there: a user reads all at once."""
-    from orchestrator.job.errors import Problems
-    from orchestrator.job.paths import resolve_paths
+    from orchestrator.config.errors import Problems
+    from orchestrator.config.paths import resolve_paths
     from orchestrator.launch.preflight import check_named
 
     problems = Problems()
@@ -151,7 +151,7 @@ def existing_run(run_dir: str) -> tuple[RunDir, JobSpec]:
 
 def existing_folder(folder: str) -> str:
     """The absolute path or URI of a folder of run directories. Raises InputError for a path where there is none."""
-    from orchestrator.job.paths import absolute
+    from orchestrator.config.paths import absolute
     from orchestrator.storage.uri import check_uri, is_local
 
     check_uri(folder)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.options import Json, emit, existing_folder, existing_run, table
-from orchestrator.job.errors import InputError
+from orchestrator.config.errors import InputError
 from orchestrator.storage.file_names import RUNS
 
 
@@ -30,7 +30,7 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Compare runs: their numbers, their curves on one scale, and where their job files differ."""
-    from orchestrator.track import compare as made
+    from orchestrator.observe import compare as made
 
     found = made.compared([existing_run(run)[0] for run in runs])
     labels = [run.label for run in found]
@@ -62,7 +62,7 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free")] = 0,
 ) -> None:
     """Show all runs of a folder in a browser: on this machine alone, at an address with a token, until Ctrl-C."""
-    from orchestrator.track.page_server import PageServer
+    from orchestrator.observe.page_server import PageServer
 
     place = existing_folder(folder)
     try:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli.options import emit, table
-from orchestrator.job.errors import InputError
+from orchestrator.config.errors import InputError
 
 if TYPE_CHECKING:
     from orchestrator.launch.planned_job import PlannedJob
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def write_page(path: Path, found: PlannedJob) -> None:
     """Write the page of a plan. Raises InputError."""
-    from orchestrator.track.plan_page import plan_page
+    from orchestrator.observe.plan_page import plan_page
 
     plan, on_cpu = found.plan, found.on_cpu
     fits, needed = found.traced.fits(plan, on_cpu), found.traced.needed(plan.chosen.memory, on_cpu)
@@ -29,10 +29,10 @@ def write_page(path: Path, found: PlannedJob) -> None:
 def show_audit(folder: str, as_json: bool) -> None:
     """Print predicted and measured step time and memory of all runs in a folder. Raises InputError if there is
     none."""
+    from orchestrator.observe.audit import audit_of
+    from orchestrator.observe.formatting import duration
+    from orchestrator.observe.page import size
     from orchestrator.storage.run_directory import runs_in
-    from orchestrator.track.audit import audit_of
-    from orchestrator.track.page import size
-    from orchestrator.track.words import duration
 
     found = []
     for run in runs_in(folder):

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from orchestrator.job.spec import JobSpec
-from orchestrator.planning.feed import feed
-from orchestrator.planning.layout import ModelShape
-from orchestrator.planning.machines import told
-from orchestrator.planning.memory import needed_bytes, offered
-from orchestrator.planning.plan import Plan
-from orchestrator.planning.planner import faster_on_fewer
-from orchestrator.planning.search import TIE, Candidate
-from orchestrator.planning.step_trace import CATEGORIES
-from orchestrator.track.words import count, duration
+from orchestrator.config.spec import JobSpec
+from orchestrator.observe.formatting import count, duration
+from orchestrator.parallel.layout import ModelShape
+from orchestrator.planner.feed import feed
+from orchestrator.planner.machines import told
+from orchestrator.planner.memory import needed_bytes, offered
+from orchestrator.planner.plan import Plan
+from orchestrator.planner.planner import faster_on_fewer
+from orchestrator.planner.search import TIE, Candidate
+from orchestrator.planner.step_trace import CATEGORIES
 
 if TYPE_CHECKING:
-    from orchestrator.planning.frontier import Point
-    from orchestrator.planning.precision import Choice
-    from orchestrator.tracing.of_plan import TracedMemory
+    from orchestrator.planner.frontier import Point
+    from orchestrator.planner.precision import Choice
+    from orchestrator.planner.trace.layout_memory import TracedMemory
 
 SHOWN = 10
 
@@ -77,7 +77,7 @@ def show(spec: JobSpec, shape: ModelShape, plan: Plan) -> None:
 def show_memory(plan: Plan, traced: TracedMemory, on_cpu: bool) -> None:
     """Print what the traced ranks of the chosen layout hold at their peaks, by category."""
     from orchestrator.cli.options import table
-    from orchestrator.track.page import size
+    from orchestrator.observe.page import size
 
     rows = [
         [

@@ -11,8 +11,8 @@ import typer
 from orchestrator.cli.chain import refuse_chain
 from orchestrator.cli.options import Cluster, Json, emit, finite, table
 from orchestrator.cli.targets import Target, job_at, run_at
-from orchestrator.job.errors import InputError
-from orchestrator.job.outcome import ENDED
+from orchestrator.config.errors import InputError
+from orchestrator.config.outcome import ENDED
 
 if TYPE_CHECKING:
     from orchestrator.storage.run_directory import RunDir

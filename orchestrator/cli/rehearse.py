@@ -40,7 +40,7 @@ def rehearse(
     """
     from rich.console import Console
 
-    from orchestrator.launch.beginning import check_begins
+    from orchestrator.launch.init_checks import check_begins
     from orchestrator.launch.preflight import check_job
     from orchestrator.verify.rehearsal import stages
     from orchestrator.verify.rehearsal.real_size import real_size, worker_of
@@ -68,7 +68,7 @@ def rehearse(
 
 def _show(found: Rehearsal) -> None:
     from orchestrator.cli.options import table
-    from orchestrator.track.words import duration
+    from orchestrator.observe.formatting import duration
 
     rows = [
         [each.name, each.verdict, duration(each.seconds) if each.seconds else "", each.done, each.mend]

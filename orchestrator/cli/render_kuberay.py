@@ -9,7 +9,7 @@ import typer
 
 from orchestrator.cli.options import Job, Set, on_this_machine, word
 from orchestrator.cli.render_options import Accelerator, Image, Memory, PerNode, Spot, To, job_on_machines
-from orchestrator.job.errors import InputError
+from orchestrator.config.errors import InputError
 
 
 def kuberay(
@@ -95,7 +95,7 @@ def kuberay(
     from cluster.render.kuberay import KUEUE, kustomization, manifests
     from cluster.render.node_selection import ACCELERATOR, NODE_LABELS, accelerator_label
     from cluster.render.pods import RUNS_FOLDER, SPOT, Kubernetes
-    from orchestrator.job.spec import dump
+    from orchestrator.config.spec import dump
     from orchestrator.launch import rendering as rendered
     from orchestrator.launch.rendering_kubernetes import (
         ask_server,

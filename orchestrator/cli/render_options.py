@@ -12,7 +12,7 @@ from orchestrator.cli.options import finite, on_this_machine, word, words
 
 if TYPE_CHECKING:
     from cluster.render.needs import ClusterNeeds
-    from orchestrator.job.spec import JobSpec
+    from orchestrator.config.spec import JobSpec
 
 To = Annotated[
     Path | None,
@@ -64,7 +64,7 @@ def job_on_machines(
 
     Raises InputError if the job is wrong, carries a secret or could run nowhere.
     """
-    from orchestrator.job.spec import load
+    from orchestrator.config.spec import load
     from orchestrator.launch.rendering import refuse_secrets
     from orchestrator.launch.rendering_model import check_could_run
     from orchestrator.launch.rendering_needs import needed_machines

@@ -9,7 +9,7 @@ import typer
 
 from orchestrator.cli.options import Job, Set, word
 from orchestrator.cli.render_options import Accelerator, Memory, PerNode, Spot, To, arguments, job_on_machines
-from orchestrator.job.errors import InputError
+from orchestrator.config.errors import InputError
 
 
 def skypilot(

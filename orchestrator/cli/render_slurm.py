@@ -11,7 +11,7 @@ import typer
 
 from orchestrator.cli.options import Job, Set, word, words
 from orchestrator.cli.render_options import PerNode, To, arguments, job_on_machines
-from orchestrator.job.errors import InputError
+from orchestrator.config.errors import InputError
 
 TIME = re.compile(r"\d+(-\d+(:\d+){0,2}|(:\d+){0,2})")
 
@@ -37,7 +37,7 @@ def slurm(
 ) -> None:
     """A batch file for Slurm, for `sbatch`: it is requeued before its time ends, and the run goes on."""
     from cluster.render.slurm import SlurmOptions, batch_file
-    from orchestrator.job.paths import absolute
+    from orchestrator.config.paths import absolute
     from orchestrator.launch import rendering
 
     spec, needs = job_on_machines(job, overrides, None, False, per_node, None)

@@ -43,9 +43,9 @@ def verify_resume(
 
 def report(run_dir: Run) -> None:
     """Write report.html again, and send MLflow what it lacks: rows, and the model if it is to be registered."""
-    from orchestrator.track.registry import register_export
-    from orchestrator.track.report import report as make
-    from orchestrator.track.tracker import deliver
+    from orchestrator.observe.registry import register_export
+    from orchestrator.observe.report import report as make
+    from orchestrator.observe.tracker import deliver
 
     if (chain := chain_at(run_dir)) is not None:
         write_report(*chain)

@@ -29,8 +29,8 @@ from orchestrator.cli.options import (
 )
 from orchestrator.cli.targets import Target, has_commit, job_at, job_named, run_at
 from orchestrator.cli.try_run import begun_anew, dry_run_of, place_of_try, smoke_of
-from orchestrator.job.errors import InputError
-from orchestrator.job.outcome import ENDED, Outcome
+from orchestrator.config.errors import InputError
+from orchestrator.config.outcome import ENDED, Outcome
 
 if TYPE_CHECKING:
     from cluster.jobs.ray_jobs import Jobs, Submission
@@ -77,9 +77,9 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Train a job, or a chain of jobs, to its end, or continue it from its last commit."""
-    from orchestrator.job.chain import ChainSpec
+    from orchestrator.config.chain import ChainSpec
     from orchestrator.launch.run import run as drive
-    from orchestrator.track.console import ProgressDisplay, final_table
+    from orchestrator.observe.console import ProgressDisplay, final_table
 
     spec = jobs_of(job, overrides)
     if isinstance(spec, ChainSpec):
@@ -219,7 +219,7 @@ def stop(
 
 
 def _status_of(directory: RunDir) -> dict[str, Any]:
-    from orchestrator.track.last_status import last_status
+    from orchestrator.observe.last_status import last_status
 
     spec = existing_run(directory.uri)[1]
     unknown = {"name": spec.name, "phase": "unknown", "step": 0, "steps": spec.train.steps, "attempt": 0}
@@ -296,7 +296,7 @@ def _faults(texts: list[str]) -> tuple[str, ...]:
 def _where_next(run_dir: str, tracking: str | None, form: str | None, summary: dict[str, Any]) -> None:
     import os
 
-    from orchestrator.job.redact import redact
+    from orchestrator.config.redact import redact
 
     near = os.path.relpath(run_dir) if os.path.isabs(run_dir) else run_dir
     shown = run_dir if near.startswith("..") else near
@@ -347,8 +347,8 @@ def _say(text: str) -> None:
 
 def _show_status(found: dict[str, Any]) -> None:
     from orchestrator.cli.options import table
+    from orchestrator.observe.formatting import duration
     from orchestrator.storage.row_log import steps_text
-    from orchestrator.track.words import duration
 
     eta = f", {duration(found['eta_seconds'])} left" if found.get("eta_seconds") else ""
     print(f"{found.get('name')}: {found['phase']}, step {found.get('step')} of {found.get('steps')}{eta}")

@@ -8,7 +8,7 @@ import typer
 
 from orchestrator.cli.chain import chain_at
 from orchestrator.cli.options import existing_run, run_names
-from orchestrator.job.errors import Absent, InputError, Unreachable
+from orchestrator.config.errors import Absent, InputError, Unreachable
 
 if TYPE_CHECKING:
     from cluster.jobs.ray_jobs import Jobs, Submission

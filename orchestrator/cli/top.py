@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestrator.cli.options import Cluster, Json, emit, existing_folder, finite, table
-from orchestrator.job.errors import InputError
+from orchestrator.config.errors import InputError
 
 if TYPE_CHECKING:
     from orchestrator.storage.run_directory import RunDir
@@ -34,7 +34,7 @@ def top(
     as_json: Json = False,
 ) -> None:
     """Show what all runs of a cluster are doing, or those of a folder; on a terminal again and again, until Ctrl-C."""
-    from orchestrator.track.runs_page import listed
+    from orchestrator.observe.runs_page import listed
 
     if as_json:
         emit(_plain(listed(_runs(folder, address))))
@@ -47,7 +47,7 @@ def top(
 def _watch(folder: str | None, address: str | None, every: float) -> None:
     from rich.live import Live
 
-    from orchestrator.track.runs_page import listed
+    from orchestrator.observe.runs_page import listed
 
     try:
         with Live(screen=True, auto_refresh=False) as live:
@@ -61,7 +61,7 @@ def _watch(folder: str | None, address: str | None, every: float) -> None:
 def _runs(folder: str | None, address: str | None) -> Mapping[str, RunDir | InputError]:
     """The runs by name: of the folder, or the newest submission of each name on the cluster; for one whose place cannot
     be used here, why."""
-    from orchestrator.track.runs_page import Runs
+    from orchestrator.observe.runs_page import Runs
 
     if folder is not None:
         return Runs(existing_folder(folder)).find()

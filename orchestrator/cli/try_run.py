@@ -7,20 +7,20 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from orchestrator.cli.options import emit
-from orchestrator.job.errors import InputError
+from orchestrator.config.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from orchestrator.job.spec import JobSpec
-    from orchestrator.planning.layout import Layout
-    from orchestrator.planning.plan import Verdict
+    from orchestrator.config.spec import JobSpec
+    from orchestrator.parallel.layout import Layout
+    from orchestrator.planner.plan import Verdict
     from orchestrator.storage.run_directory import RunDir
 
 
 def place_of_try(run_dir: str | None) -> str | None:
     """The --run-dir of a try, beside that of the run."""
-    from orchestrator.job.smoke import SUFFIX
+    from orchestrator.config.smoke import SUFFIX
 
     return f"{run_dir.rstrip('/')}{SUFFIX}" if run_dir else None
 
@@ -30,13 +30,13 @@ def smoke_of(spec: JobSpec) -> JobSpec:
     precision that it would have here."""
     from dataclasses import replace
 
-    from orchestrator.job.smoke import smoke_of as small
+    from orchestrator.config.smoke import smoke_of as small
     from orchestrator.launch.preflight import check_here
     from orchestrator.launch.worker import worker_here
-    from orchestrator.planning.planner import planned
+    from orchestrator.planner.planner import planned
+    from orchestrator.planner.trace.layout_memory import confirmed
     from orchestrator.resolve.precision import in_chosen_precision
     from orchestrator.resolve.resolved_job import resolve
-    from orchestrator.tracing.of_plan import confirmed
 
     def layout_of(job: JobSpec) -> Layout | None:
         try:

@@ -20,8 +20,8 @@ from typing import Any
 
 import xxhash
 
+from orchestrator.config.errors import InputError
 from orchestrator.data.sources.text_rows import SEPARATOR
-from orchestrator.job.errors import InputError
 from orchestrator.storage.atomic import replace_folder
 
 FORMAT = 1

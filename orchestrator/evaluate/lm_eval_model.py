@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from lm_eval.api.model import TemplateLM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
+from orchestrator.config.errors import InputError
 from orchestrator.evaluate.task_files import most_tokens
-from orchestrator.job.errors import InputError
 from workloads.model.score import LOGITS, ROWS, check_scores, longest, score
 from workloads.workload import Sampling
 

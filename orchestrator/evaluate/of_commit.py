@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from cluster.workers.to_the_end import run_to_the_end
+from cluster.workers.run_local_gang import run_to_the_end
 from orchestrator.checkpoint.identity import check_commit, check_shards
 from orchestrator.checkpoint.manifest import CommitManifest
-from orchestrator.job.spec import JobSpec
-from orchestrator.planning.layout import Layout
+from orchestrator.config.spec import JobSpec
+from orchestrator.parallel.layout import Layout
 from orchestrator.resolve.base import base_json, base_of_commit
 from orchestrator.resolve.kept_config import check_read_config, config_json, kept_config
 from orchestrator.resolve.prepared_data import tokens_of

@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.config.errors import InputError
+from orchestrator.config.overrides import override
+from orchestrator.config.records import LABELLED, REFERENCED
+from orchestrator.config.spec import JobSpec, parse
 from orchestrator.evaluate.of_commit import row_of
 from orchestrator.export.target import MARK
-from orchestrator.job.errors import InputError
-from orchestrator.job.overrides import override
-from orchestrator.job.records import LABELLED, REFERENCED
-from orchestrator.job.spec import JobSpec, parse
 from orchestrator.resolve.chat import TALKING, Chat
 from orchestrator.resolve.prepared_data import PreparedData
 from orchestrator.resolve.resolved_job import resolve, special_tokens_of, wrong_input
@@ -118,7 +118,7 @@ def spec_of_export(
 def workload_of_export(spec: JobSpec) -> Workload:
     """The workload of a job that `spec_of_export` made. Raises InputError, also for a folder that has no weights for a
     part of the model, which would be drawn at random."""
-    from orchestrator.data.prepared.manifest import FORMAT
+    from orchestrator.data.store.manifest import FORMAT
     from orchestrator.resolve.training_inputs import load_workload, vocabulary_before_data
     from workloads.hf.weights import check_none_unread, has_weights
     from workloads.model.stored import ExtendedTable, listed
@@ -158,7 +158,7 @@ def chat_of_export(spec: JobSpec, tokenizer: Tokenizer) -> Chat | None:
     """How prompts are written as turns for the model of a job that `spec_of_export` made; None if it learnt from texts,
     or its folder has no chat template. Where export.json says nothing, what has a template is taken to have learnt from
     conversations."""
-    from orchestrator.data.preprocessing.conversations import dated, find_template
+    from orchestrator.data.prepare.conversations import dated, find_template
 
     folder, objective = spec.workload.model.removeprefix("hf:"), spec.workload.objective
     known = _facts(folder).get("evaluation")

@@ -19,11 +19,11 @@ from typing import Any, cast
 from cluster.workers.clock import wall
 from cluster.workers.environment import put_back
 from cluster.workers.gang import Bundle
-from cluster.workers.to_the_end import run_to_the_end
+from cluster.workers.run_local_gang import run_to_the_end
 from cluster.workers.worker_context import WorkerContext
+from orchestrator.config.errors import InputError
 from orchestrator.evaluate.subjects import Subject, subject_of_commit, subject_of_export
 from orchestrator.evaluate.task_files import EXTRA, ROUGE, TaskFile, check_fits, read_tasks
-from orchestrator.job.errors import InputError
 from orchestrator.resolve.resolved_job import wrong_input
 from orchestrator.storage.row_types import EvaluationRow
 

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from orchestrator.job.errors import InputError
-from orchestrator.job.extras import install
+from orchestrator.config.errors import InputError
+from orchestrator.config.extras import install
 from orchestrator.resolve.resolved_job import wrong_input
 from orchestrator.storage.uri import check_uri, is_local, local_path
 

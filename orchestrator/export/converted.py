@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
-from orchestrator.job.checkpoint import CheckpointSpec
-from orchestrator.job.errors import InputError
-from orchestrator.job.extras import install
+from orchestrator.config.checkpoint import CheckpointSpec
+from orchestrator.config.errors import InputError
+from orchestrator.config.extras import install
 from orchestrator.resolve.resolved_job import wrong_input
 from workloads.errors import WorkloadError
 

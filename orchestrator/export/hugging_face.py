@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import numpy as np
 
+from orchestrator.config.errors import InputError
+from orchestrator.config.spec import JobSpec
 from orchestrator.data.encoding.auto_tokenizer import FILE, class_to_read
 from orchestrator.export.converted import FORM, Conversion, convert, form_of
 from orchestrator.export.peft_adapter import check_adapter_export, write_adapter
 from orchestrator.export.target import MARK, check_target, draft, publish
 from orchestrator.export.tokenizer import write_tokenizer
-from orchestrator.job.errors import InputError
-from orchestrator.job.spec import JobSpec
 from orchestrator.resolve.chat import TALKING, chat_of
 from orchestrator.resolve.resolved_job import wrong_input
 from orchestrator.storage.retry import patient
@@ -28,7 +28,7 @@ from workloads.own.object_reference import is_object_reference
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from orchestrator.data.prepared.tokens import Tokens
+    from orchestrator.data.store.tokens import Tokens
     from workloads.own.model import OwnWorkload
     from workloads.transformer_workload import TransformerWorkload
     from workloads.workload import Batch, Objective, Workload
@@ -63,7 +63,7 @@ def export(
     """
     from orchestrator.checkpoint.averaged import facts_of
     from orchestrator.checkpoint.evaluations import metrics_of
-    from orchestrator.checkpoint.holds import holding
+    from orchestrator.checkpoint.pins import holding
     from orchestrator.export.model_card import NAME, model_card
     from orchestrator.resolve.commit_model import model_of_run
 

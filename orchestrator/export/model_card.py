@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from orchestrator.checkpoint.identity import BASE, CONTINUED
-from orchestrator.job.redact import redact
-from orchestrator.planning.layout import Layout
+from orchestrator.config.redact import redact
+from orchestrator.parallel.layout import Layout
 
 if TYPE_CHECKING:
     from orchestrator.resolve.commit_model import CommitModel

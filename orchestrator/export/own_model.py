@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from orchestrator.config.errors import InputError
+from orchestrator.config.own_code import code_of
+from orchestrator.config.spec import JobSpec
 from orchestrator.data.samples.own_samples import open_samples
-from orchestrator.job.errors import InputError
-from orchestrator.job.own_code import code_of
-from orchestrator.job.spec import JobSpec
 from workloads.adapters.adapter import merged_reader
 from workloads.own.declared import OF_BUFFERS
 from workloads.own.model import NETWORK, OwnModel, OwnWorkload
@@ -23,7 +23,7 @@ from workloads.own.object_reference import code_hash, is_built_in
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from orchestrator.data.prepared.tokens import Tokens
+    from orchestrator.data.store.tokens import Tokens
     from workloads.workload import Workload
 
 WEIGHTS, ABOUT = "model.safetensors", "own.json"

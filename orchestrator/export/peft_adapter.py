@@ -11,9 +11,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.job.errors import InputError
-from orchestrator.job.extras import install
-from orchestrator.job.spec import JobSpec
+from orchestrator.config.errors import InputError
+from orchestrator.config.extras import install
+from orchestrator.config.spec import JobSpec
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from orchestrator.job.errors import InputError
+from orchestrator.config.errors import InputError
 from orchestrator.storage.atomic import replace_folder
 from orchestrator.storage.input_files import TIMEOUT
 from orchestrator.storage.open_backend import open_backend

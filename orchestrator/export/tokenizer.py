@@ -12,12 +12,12 @@ from tokenizers import Tokenizer, processors
 
 from orchestrator.data.encoding.auto_tokenizer import BY_FILE, FILE, is_read
 from orchestrator.data.encoding.tokenizer import LANGUAGES
-from orchestrator.data.prepared.data_folder import DataFolder
-from orchestrator.data.preprocessing.conversations import MORE_TEMPLATES, named_template, templates_in
+from orchestrator.data.prepare.conversations import MORE_TEMPLATES, named_template, templates_in
+from orchestrator.data.store.data_folder import DataFolder
 
 if TYPE_CHECKING:
-    from orchestrator.data.prepared.tokens import Tokens
-    from orchestrator.job.spec import JobSpec
+    from orchestrator.config.spec import JobSpec
+    from orchestrator.data.store.tokens import Tokens
     from workloads.workload import Workload
 
 ACCOMPANYING = (

@@ -10,9 +10,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from orchestrator.config.errors import InputError
 from orchestrator.export.target import new_folder
 from orchestrator.importers.reading_process import ask
-from orchestrator.job.errors import InputError
 from orchestrator.storage.uri import check_uri
 
 CHILD = "orchestrator.importers.deepspeed_unpickle"

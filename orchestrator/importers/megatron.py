@@ -9,10 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from orchestrator.config.errors import InputError
 from orchestrator.export.target import new_folder
 from orchestrator.importers.megatron_files import ABOUT, AGAIN, COMMON, LATEST, RANK
 from orchestrator.importers.reading_process import ask
-from orchestrator.job.errors import InputError
 
 CHILD = "orchestrator.importers.megatron_unpickle"
 

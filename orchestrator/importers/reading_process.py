@@ -8,7 +8,7 @@ import subprocess
 import sys
 from typing import Any
 
-from orchestrator.job.errors import InputError
+from orchestrator.config.errors import InputError
 
 
 def ask(module: str, request: dict[str, Any]) -> dict[str, Any]:

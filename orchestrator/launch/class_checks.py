@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from orchestrator.job.errors import InputError
-from orchestrator.job.spec import JobSpec
+from orchestrator.config.errors import InputError
+from orchestrator.config.spec import JobSpec
 from orchestrator.resolve.resolved_job import wrong_input
 
 
@@ -26,7 +26,7 @@ def check_hugging_face_class(spec: JobSpec, workload: Any) -> None:
 
 def _check_divided(spec: JobSpec, trial: Any, model: Any, batch: Any) -> None:
     """A small copy of a class of transformers is the same divided as whole, if the job divides it."""
-    from orchestrator.train.parallel.own_check import check_layers, check_sharding
+    from orchestrator.parallel.own_check import check_layers, check_sharding
     from workloads.errors import WorkloadError
 
     if spec.parallel == "auto":

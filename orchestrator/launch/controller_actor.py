@@ -14,9 +14,9 @@ import ray
 from cluster.jobs.job_queue import QueueClient
 from cluster.local.ray_session import NAMESPACE, ON_HEAD
 from cluster.workers.on_ray import on_ray
-from orchestrator.control.controller import Controller
-from orchestrator.job.errors import InputError
-from orchestrator.job.spec import parse
+from orchestrator.config.errors import InputError
+from orchestrator.config.spec import parse
+from orchestrator.controller.controller import Controller
 from orchestrator.launch import run_metrics
 from orchestrator.storage.run_directory import RunDir
 

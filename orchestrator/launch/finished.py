@@ -15,9 +15,9 @@ from orchestrator.checkpoint.identity import (
 )
 from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.checkpoint.store import Store
-from orchestrator.job.checkpoint import NO_EXPORT
-from orchestrator.job.redact import holds_secret
-from orchestrator.job.spec import JobSpec, dump
+from orchestrator.config.checkpoint import NO_EXPORT
+from orchestrator.config.redact import holds_secret
+from orchestrator.config.spec import JobSpec, dump
 from orchestrator.resolve.precision import as_its_run
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.train.progress import TrainingProgress

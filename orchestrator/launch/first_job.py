@@ -10,10 +10,10 @@ from datetime import date
 from glob import glob
 from pathlib import Path
 
-from orchestrator.data.preprocessing.conversations import asks_for_day, find_template, find_tool_template
+from orchestrator.config.errors import InputError
+from orchestrator.config.records import PREFERENCES
+from orchestrator.data.prepare.conversations import asks_for_day, find_template, find_tool_template
 from orchestrator.evaluate.of_export import objective_of
-from orchestrator.job.errors import InputError
-from orchestrator.job.records import PREFERENCES
 from orchestrator.launch.first_rows import rows_at
 from orchestrator.resolve.chat import TALKING
 from orchestrator.resolve.resolved_job import wrong_input

@@ -9,16 +9,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.data.prepared.manifest import FORMAT
-from orchestrator.data.preprocessing.columns import messages_in
+from orchestrator.config.errors import InputError
+from orchestrator.config.fields import columns_of
+from orchestrator.data.prepare.columns import messages_in
 from orchestrator.data.sources.arrow_files import batches_in
 from orchestrator.data.sources.files import TABLES
 from orchestrator.data.sources.json_rows import begins_list
 from orchestrator.data.sources.kinds import kind_of
 from orchestrator.data.sources.plain import Plain
 from orchestrator.data.sources.table_rows import values_of_column
-from orchestrator.job.errors import InputError
-from orchestrator.job.fields import columns_of
+from orchestrator.data.store.manifest import FORMAT
 from orchestrator.storage.file_system import open_file_system
 from orchestrator.storage.input_files import TIMEOUT
 

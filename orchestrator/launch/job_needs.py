@@ -6,8 +6,8 @@ import importlib.metadata
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from orchestrator.job.extras import install
-from orchestrator.job.spec import JobSpec
+from orchestrator.config.extras import install
+from orchestrator.config.spec import JobSpec
 from orchestrator.launch.doctor import Finding
 from orchestrator.launch.rendering_paths import named
 from orchestrator.storage.uri import LIBRARIES, protocol_of

@@ -5,11 +5,11 @@ Every check raises InputError, as those of `preflight`.
 
 from __future__ import annotations
 
-from orchestrator.job.errors import InputError
-from orchestrator.job.spec import JobSpec
+from orchestrator.config.errors import InputError
+from orchestrator.config.spec import JobSpec
 from orchestrator.launch.worker import worker_here
-from orchestrator.planning.commit_space import check_space
-from orchestrator.planning.device import Machine
+from orchestrator.planner.commit_space import check_space
+from orchestrator.planner.device import Machine
 from orchestrator.resolve.resolved_job import ResolvedJob
 from orchestrator.storage.run_directory import RunDir
 
@@ -24,7 +24,7 @@ def check_room(job: ResolvedJob, run_dir: RunDir, address: str | None) -> None:
 def check_memory(job: ResolvedJob, machine: Machine) -> None:
     """A job is not predicted to run out of memory on such workers, unless it says that this does not matter."""
     if job.spec.resources.must_fit:
-        from orchestrator.tracing.of_plan import check_fits
+        from orchestrator.planner.trace.layout_memory import check_fits
 
         check_fits(job, machine)
 

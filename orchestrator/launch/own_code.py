@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from orchestrator.job.errors import InputError
-from orchestrator.job.object_reference import ObjectReference
-from orchestrator.job.own_code import code_of
-from orchestrator.job.parallel import cost_of
-from orchestrator.job.spec import JobSpec
-from orchestrator.planning.layout import Layout
-from orchestrator.planning.own_cost import check_cost
+from orchestrator.config.errors import InputError
+from orchestrator.config.object_reference import ObjectReference
+from orchestrator.config.own_code import code_of
+from orchestrator.config.parallel import cost_of
+from orchestrator.config.spec import JobSpec
+from orchestrator.parallel.layout import Layout
+from orchestrator.planner.own_cost import check_cost
 from orchestrator.resolve.resolved_job import ResolvedJob, wrong_input
 from orchestrator.resolve.small_config import narrow
 
@@ -32,11 +32,11 @@ def check_own_code(job: ResolvedJob, workload: Any, prepared: str = "") -> None:
     if (cost := cost_of(spec.parallel)) is not None:
         check_cost(cost, spec.resources.workers.max)
     if isinstance(optimizer.name, ObjectReference):
-        from orchestrator.train.engines.own_optimizer import check_own
+        from orchestrator.optim.own_optimizer import check_own
 
         check_own(optimizer.name)
     if isinstance(optimizer.schedule, ObjectReference):
-        from orchestrator.train.learning_rate import own_share
+        from orchestrator.optim.learning_rate import own_share
 
         warmup, steps = spec.train.warmup_steps, spec.train.steps
         for step in sorted({warmup, (warmup + steps) // 2, steps - 1}):
@@ -71,7 +71,7 @@ def _check_metrics(job: ResolvedJob, workload: Any, prepared: str) -> None:
 def _tried_batch(spec: JobSpec, workload: Any, prepared: str) -> Any:
     """Two samples, short ones of text."""
     from orchestrator.data.samples.own_samples import first_samples
-    from orchestrator.tracing.sample_batch import sample_batch
+    from orchestrator.planner.trace.sample_batch import sample_batch
 
     if spec.data.samples is not None:
         return first_samples(spec.data.samples, spec.seed, of_set=True, prepared=prepared)
@@ -127,7 +127,7 @@ def _check_model(job: ResolvedJob, workload: Any, prepared: str) -> None:
 
 def _check_divided(spec: JobSpec, workload: Any, batch: Any) -> None:
     """What the model declares of stages and sharding holds."""
-    from orchestrator.train.parallel.own_check import check_handed, check_sharding, check_stages, least_ways
+    from orchestrator.parallel.own_check import check_handed, check_sharding, check_stages, least_ways
     from workloads.own.check import shaken
 
     asked = 1 if spec.parallel == "auto" else spec.parallel.tp

@@ -9,25 +9,25 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from orchestrator.job.errors import InputError
-from orchestrator.job.spec import JobSpec
-from orchestrator.launch.beginning import check_begins
+from orchestrator.config.errors import InputError
+from orchestrator.config.spec import JobSpec
+from orchestrator.launch.init_checks import check_begins
 from orchestrator.launch.machine_checks import check_room
-from orchestrator.launch.on_paper import check_on_paper
-from orchestrator.launch.places import check_places, check_written
+from orchestrator.launch.offline_checks import check_on_paper
+from orchestrator.launch.path_checks import check_places, check_written
 from orchestrator.launch.preflight import check_here, preflight
 from orchestrator.launch.worker import worker_here
-from orchestrator.planning.device import Machine
-from orchestrator.planning.feed import feed
-from orchestrator.planning.layout import Layout
-from orchestrator.planning.machines import on_paper, worker_on_paper
-from orchestrator.planning.plan import Plan, Verdict
-from orchestrator.planning.planner import on_workers
-from orchestrator.planning.precision import Choice
+from orchestrator.parallel.layout import Layout
+from orchestrator.planner.device import Machine
+from orchestrator.planner.feed import feed
+from orchestrator.planner.machines import on_paper, worker_on_paper
+from orchestrator.planner.plan import Plan, Verdict
+from orchestrator.planner.planner import on_workers
+from orchestrator.planner.precision import Choice
+from orchestrator.planner.trace.layout_memory import TracedMemory, confirmed
 from orchestrator.resolve.precision import as_its_run, choice_of, in_chosen_precision
 from orchestrator.resolve.resolved_job import ResolvedJob
 from orchestrator.storage.run_directory import RunDir
-from orchestrator.tracing.of_plan import TracedMemory, confirmed
 
 
 @dataclass(frozen=True)

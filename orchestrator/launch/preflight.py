@@ -12,27 +12,27 @@ from typing import TYPE_CHECKING, Any
 
 from cluster.workers.machine import host_memory
 from orchestrator.checkpoint.identity import check_same_run
+from orchestrator.config.commit_steps import check_best
+from orchestrator.config.errors import InputError, Problems
+from orchestrator.config.evaluate import SAMPLES
+from orchestrator.config.records import COLUMNS, LABELLED, OF_CLASSES, PREFERENCES, REFERENCED, problem_of
+from orchestrator.config.spec import JobSpec
+from orchestrator.config.tokenizer_training import TrainedTokenizer
 from orchestrator.export.converted import Conversion, check_conversion, form_of
 from orchestrator.export.peft_adapter import check_adapter_export
 from orchestrator.export.target import check_target
-from orchestrator.job.commit_steps import check_best
-from orchestrator.job.errors import InputError, Problems
-from orchestrator.job.evaluate import SAMPLES
-from orchestrator.job.records import COLUMNS, LABELLED, OF_CLASSES, PREFERENCES, REFERENCED, problem_of
-from orchestrator.job.spec import JobSpec
-from orchestrator.job.tokenizer_training import TrainedTokenizer
-from orchestrator.launch.beginning import check_begins
 from orchestrator.launch.class_checks import check_hugging_face_class
+from orchestrator.launch.init_checks import check_begins
 from orchestrator.launch.machine_checks import check_machine, check_room
 from orchestrator.launch.own_code import check_own_code
-from orchestrator.launch.places import check_places, check_written, sources_of
+from orchestrator.launch.path_checks import check_places, check_written, sources_of
 from orchestrator.launch.worker import worker_at, worker_here
-from orchestrator.planning import prices
-from orchestrator.planning.device import BOUNDLESS
-from orchestrator.planning.host_memory import check_host_memory
-from orchestrator.planning.no_layout import too_narrow
-from orchestrator.planning.plan import plan
-from orchestrator.planning.precision import MachineOf
+from orchestrator.planner import prices
+from orchestrator.planner.device import BOUNDLESS
+from orchestrator.planner.host_memory import check_host_memory
+from orchestrator.planner.no_layout import too_narrow
+from orchestrator.planner.plan import plan
+from orchestrator.planner.precision import MachineOf
 from orchestrator.resolve.commit_model import as_begun, check_implementation
 from orchestrator.resolve.continued import begun_from
 from orchestrator.resolve.kept_config import check_same_config, kept_config

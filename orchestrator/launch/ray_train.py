@@ -33,27 +33,27 @@ from cluster.workers.rank_process import describe, serve_store
 from cluster.workers.worker_context import RankInfo, WorkerContext
 from orchestrator.checkpoint.identity import check_same_run, check_shards
 from orchestrator.checkpoint.manifest import commit_folder
-from orchestrator.control.decide import decide
-from orchestrator.control.events import EventHistory, fault_event, start_event
-from orchestrator.control.health import GRACE
-from orchestrator.control.run_history import RunHistory
-from orchestrator.control.state import Observation, Policy, State
-from orchestrator.control.trace_beside import verdicts_before
+from orchestrator.config.errors import InputError
+from orchestrator.config.own_code import code_of, find_code, roots_of
+from orchestrator.config.paths import absolute, resolve_paths
+from orchestrator.config.spec import JobSpec, parse
+from orchestrator.controller.decide import decide
+from orchestrator.controller.events import EventHistory, fault_event, start_event
+from orchestrator.controller.health import GRACE
+from orchestrator.controller.run_history import RunHistory
+from orchestrator.controller.state import Observation, Policy, State
+from orchestrator.controller.trace_beside import verdicts_before
 from orchestrator.data.progress import StageLine
 from orchestrator.data.samples.skips import on_record
-from orchestrator.job.errors import InputError
-from orchestrator.job.own_code import code_of, find_code, roots_of
-from orchestrator.job.paths import absolute, resolve_paths
-from orchestrator.job.spec import JobSpec, parse
 from orchestrator.launch.preflight import check_job
 from orchestrator.launch.worker import worker_at
-from orchestrator.planning.machines import machine_for
-from orchestrator.planning.planner import Planner, on_workers
+from orchestrator.planner.machines import machine_for
+from orchestrator.planner.planner import Planner, on_workers
 from orchestrator.resolve.base import base_json
 from orchestrator.resolve.commit_model import as_begun
 from orchestrator.resolve.continued import begun_from, take_over
-from orchestrator.resolve.held_base import bases_of, release_base
 from orchestrator.resolve.kept_config import check_same_config, config_json, kept_config
+from orchestrator.resolve.pinned_base import bases_of, release_base
 from orchestrator.resolve.precision import as_its_run
 from orchestrator.resolve.prepared_data import PreparedData, prepared
 from orchestrator.resolve.training_inputs import resolve_over

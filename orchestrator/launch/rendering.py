@@ -12,9 +12,9 @@ import yaml
 
 from cluster.render import checks
 from cluster.render.schema import load_schemas, violations
-from orchestrator.job.errors import InputError
-from orchestrator.job.redact import hidden_at, redact
-from orchestrator.job.spec import JobSpec
+from orchestrator.config.errors import InputError
+from orchestrator.config.redact import hidden_at, redact
+from orchestrator.config.spec import JobSpec
 from orchestrator.launch.job_needs import needed_libraries, store_libraries
 from orchestrator.launch.rendering_paths import reads, writes
 

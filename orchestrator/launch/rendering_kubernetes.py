@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from orchestrator.job.errors import InputError
-from orchestrator.job.redact import redact
+from orchestrator.config.errors import InputError
+from orchestrator.config.redact import redact
 from orchestrator.launch.rendering import no_password, yaml_of
 
 SECONDS = 60

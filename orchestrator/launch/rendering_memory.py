@@ -7,10 +7,10 @@ import math
 
 from cluster.render.needs import ClusterNeeds
 from cluster.render.pods import SHARED_MEMORY_GIB
-from orchestrator.job.errors import InputError
-from orchestrator.job.spec import JobSpec
+from orchestrator.config.errors import InputError
+from orchestrator.config.spec import JobSpec
 from orchestrator.launch.rendering_model import resolved_here
-from orchestrator.planning.host_memory import worker_bytes
+from orchestrator.planner.host_memory import worker_bytes
 
 PROCESS_GIB = 4
 """Of a worker's memory, for all but what it saves: processes with their libraries, CUDA's contexts, batches."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from orchestrator.config.errors import InputError
+from orchestrator.config.own_code import used_by
+from orchestrator.config.spec import JobSpec
 from orchestrator.data.encoding import tokenizer
-from orchestrator.job.errors import InputError
-from orchestrator.job.own_code import used_by
-from orchestrator.job.spec import JobSpec
-from orchestrator.launch.on_paper import with_vocabulary
+from orchestrator.launch.offline_checks import with_vocabulary
 from orchestrator.launch.preflight import check_layouts, check_objective
-from orchestrator.planning.device import BOUNDLESS
+from orchestrator.planner.device import BOUNDLESS
 from orchestrator.resolve.precision import in_chosen_precision
 from orchestrator.resolve.resolved_job import ResolvedJob, resolve
 from orchestrator.storage.uri import is_local

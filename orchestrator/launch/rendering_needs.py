@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from cluster.render.needs import ClusterNeeds, dns_name
 from cluster.workers.gang import Bundle
-from orchestrator.job.errors import InputError
-from orchestrator.job.spec import JobSpec
+from orchestrator.config.errors import InputError
+from orchestrator.config.spec import JobSpec
 
 IMAGE = "training-orchestrator:"
 """The image that infra/Dockerfile builds, but for its tag: cpu or cuda."""

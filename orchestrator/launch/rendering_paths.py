@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
-from orchestrator.job.spec import JobSpec
+from orchestrator.config.spec import JobSpec
 
 
 def reads(spec: JobSpec, mounted: str = "") -> list[str]:

@@ -13,21 +13,21 @@ from typing import Any
 from cluster.workers.clock import wall
 from cluster.workers.interruptions import held_interruptions
 from orchestrator.checkpoint.store import Store
-from orchestrator.job.errors import InputError
-from orchestrator.job.outcome import Outcome
-from orchestrator.job.redact import redact_message
-from orchestrator.job.spec import JobSpec
-from orchestrator.launch import checked_before
-from orchestrator.launch.at_work import refuse_if_at_work
-from orchestrator.launch.embedded import imports_begun
+from orchestrator.config.errors import InputError
+from orchestrator.config.outcome import Outcome
+from orchestrator.config.redact import redact_message
+from orchestrator.config.spec import JobSpec
+from orchestrator.launch import preflight_cache
+from orchestrator.launch.active_controller import refuse_if_at_work
 from orchestrator.launch.finished import beyond, done_already, finished_line, finished_summary, put_back
+from orchestrator.launch.import_prefetch import imports_begun
 from orchestrator.launch.machine_checks import gpus_here
 from orchestrator.launch.preflight import preflight
 from orchestrator.launch.submission import no_cluster
+from orchestrator.observe.goodput import with_end
 from orchestrator.resolve.precision import choice_of, record_choice
 from orchestrator.resolve.resolved_job import ResolvedJob
 from orchestrator.storage.run_directory import RunDir, remove_empty
-from orchestrator.track.goodput import with_end
 
 REFRESH = 0.25
 """Seconds between looks at the controller."""
@@ -90,15 +90,15 @@ def run(
             shared = stack.enter_context(imports_begun(spec, embedded=address is None))
 
         show({"phase": "check", "note": "reading the job's sources and model"})
-        mark = checked_before.mark_of(
+        mark = preflight_cache.mark_of(
             spec, run_dir
         )  # before it runs: of code that changes meanwhile it tells nothing
-        job = preflight(spec, run_dir, until, address, begin, checked_before.is_known(mark))
+        job = preflight(spec, run_dir, until, address, begin, preflight_cache.is_known(mark))
         if choice := choice_of(spec, job):
             show({"phase": "check", "note": f"precision {choice}"})
         outcome = _run(job, run_dir, until, address, show, faults, priority, launched, shared)
         if outcome.outcome is Outcome.DONE:
-            checked_before.note(mark)
+            preflight_cache.note(mark)
         return outcome
 
 

@@ -38,7 +38,7 @@ class RunMetrics:
         self._parts = Gauge(PARTS, "mean seconds of a late step, by part", ("run", "part"))
 
     def update(self, status: Mapping[str, Any]) -> None:
-        """Set them from a status, see `orchestrator.control.status`; what is not known keeps its last value."""
+        """Set them from a status, see `orchestrator.controller.status`; what is not known keeps its last value."""
         ranks = sum(rank.get("state") == "running" for rank in status.get("ranks") or ())
         for name, gauge in self._gauges.items():
             value = ranks if name == "orchestrator_ranks" else status.get(name.removeprefix("orchestrator_"))

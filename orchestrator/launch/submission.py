@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from orchestrator.job.chain import ChainSpec
-from orchestrator.job.errors import Absent, InputError
-from orchestrator.job.outcome import ENDED, Outcome
-from orchestrator.job.redact import hidden_at, redact
-from orchestrator.job.spec import JobSpec
+from orchestrator.config.chain import ChainSpec
+from orchestrator.config.errors import Absent, InputError
+from orchestrator.config.outcome import ENDED, Outcome
+from orchestrator.config.redact import hidden_at, redact
+from orchestrator.config.spec import JobSpec
 from orchestrator.storage.run_directory import RunDir
 
 if TYPE_CHECKING:

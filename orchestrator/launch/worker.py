@@ -10,13 +10,13 @@ from functools import partial
 from cluster.render.node_selection import ACCELERATOR
 from cluster.workers.gang import Bundle
 from cluster.workers.machine import Offer, smallest_offer
-from orchestrator.job.errors import InputError
-from orchestrator.job.spec import JobSpec
+from orchestrator.config.errors import InputError
+from orchestrator.config.spec import JobSpec
 from orchestrator.launch.submission import no_cluster
-from orchestrator.planning.device import Machine
-from orchestrator.planning.machines import machine_for
-from orchestrator.planning.precision import MachineOf
-from orchestrator.planning.profile import of_accelerator
+from orchestrator.planner.device import Machine
+from orchestrator.planner.machines import machine_for
+from orchestrator.planner.precision import MachineOf
+from orchestrator.planner.profile import of_accelerator
 
 
 def worker_at(address: str | None) -> MachineOf:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.checkpoint.identity import BASE, KEPT, TILES, job_of_commit
 from orchestrator.checkpoint.shard import digest
 from orchestrator.checkpoint.store import Store
-from orchestrator.job.checkpoint import CheckpointSpec
-from orchestrator.job.errors import InputError
-from orchestrator.job.spec import JobSpec
+from orchestrator.config.checkpoint import CheckpointSpec
+from orchestrator.config.errors import InputError
+from orchestrator.config.spec import JobSpec
 from orchestrator.resolve.commit_weights import CommitWeights, TheirTensors, of_their_class
 from orchestrator.resolve.named_commit import commit_at, place_and_tag
 from orchestrator.resolve.prepared_data import EXCERPT
@@ -186,7 +186,7 @@ def tokenizer_notes(base: Base, tokenizer: Tokenizer) -> list[str]:
     """A line if the tokenizer of the base, where that can be told, has other tokens than this one."""
     from tokenizers import Tokenizer
 
-    from orchestrator.data.prepared.data_folder import DataFolder
+    from orchestrator.data.store.data_folder import DataFolder
 
     text = DataFolder(base.uri if base.step is None else f"{base.uri}/{EXCERPT}").read("tokenizer.json")
     if text is None:

@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from orchestrator.data.preprocessing.conversations import PROBE, Template
-from orchestrator.job.errors import InputError
-from orchestrator.job.records import PREFERENCES
+from orchestrator.config.errors import InputError
+from orchestrator.config.records import PREFERENCES
+from orchestrator.data.prepare.conversations import PROBE, Template
 from orchestrator.resolve.prepared_data import EARLIER, kind_of
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from orchestrator.data.prepared.tokens import Tokens
-    from orchestrator.job.spec import JobSpec
+    from orchestrator.config.spec import JobSpec
+    from orchestrator.data.store.tokens import Tokens
 
 TALKING = ("conversation", *PREFERENCES)
 """Objectives that learn from conversations, or may."""

@@ -10,8 +10,8 @@ from orchestrator.checkpoint.identity import check_commit, read_job
 from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.checkpoint.retention import best_commit
 from orchestrator.checkpoint.store import Store
-from orchestrator.job.errors import InputError
-from orchestrator.job.spec import JobSpec
+from orchestrator.config.errors import InputError
+from orchestrator.config.spec import JobSpec
 from orchestrator.resolve.base import base_of_commit
 from orchestrator.resolve.chat import chat_of
 from orchestrator.resolve.commit_weights import of_their_class
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from orchestrator.checkpoint.reader import Reader
-    from orchestrator.data.prepared.tokens import Tokens
+    from orchestrator.data.store.tokens import Tokens
     from workloads.workload import Workload
 
 

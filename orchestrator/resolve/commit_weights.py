@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from workloads.model.grown import stacked
+from workloads.model.depth_stacking import stacked
 
 if TYPE_CHECKING:
     import torch

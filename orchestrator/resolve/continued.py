@@ -9,10 +9,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.checkpoint.chosen import read_chosen
 from orchestrator.checkpoint.copying import copy_commit
 from orchestrator.checkpoint.evaluations import TO_EVALUATE
-from orchestrator.checkpoint.holds import holding
 from orchestrator.checkpoint.identity import (
     ABSENT,
     BASE,
@@ -27,11 +25,13 @@ from orchestrator.checkpoint.identity import (
     shown,
 )
 from orchestrator.checkpoint.last_commit import refuse_anew
+from orchestrator.checkpoint.pins import holding
+from orchestrator.checkpoint.resolve_checkpoint import read_chosen
 from orchestrator.checkpoint.store import Store
-from orchestrator.job.errors import InputError
-from orchestrator.job.own_code import check_same_cleaning, check_same_code, code_of, where_of
-from orchestrator.job.spec import JobSpec
-from orchestrator.job.tokenizer_training import TrainedTokenizer
+from orchestrator.config.errors import InputError
+from orchestrator.config.own_code import check_same_cleaning, check_same_code, code_of, where_of
+from orchestrator.config.spec import JobSpec
+from orchestrator.config.tokenizer_training import TrainedTokenizer
 from orchestrator.resolve.base import Base, base_json, base_of
 from orchestrator.resolve.kept_config import config_json
 from orchestrator.resolve.named_commit import commit_at, place_and_tag

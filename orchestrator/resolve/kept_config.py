@@ -10,8 +10,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.checkpoint.identity import KEPT
-from orchestrator.job.errors import InputError, Problems
-from orchestrator.job.spec import JobSpec
+from orchestrator.config.errors import InputError, Problems
+from orchestrator.config.spec import JobSpec
 from workloads.hf.hf_config import FOLDER, FolderConfig, config_differences, folder_config
 from workloads.own.object_reference import is_built_in, is_object_reference
 

@@ -6,7 +6,7 @@ from orchestrator.checkpoint.identity import read_job
 from orchestrator.checkpoint.manifest import CommitManifest, CorruptCommit
 from orchestrator.checkpoint.retention import best_commit
 from orchestrator.checkpoint.store import Store
-from orchestrator.job.errors import InputError
+from orchestrator.config.errors import InputError
 from orchestrator.storage.run_directory import RunDir
 
 BEST, LAST = "best", "last"

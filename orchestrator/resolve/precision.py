@@ -7,9 +7,9 @@ import contextlib
 from dataclasses import replace
 
 from orchestrator.checkpoint.identity import job_begun
-from orchestrator.job.errors import InputError
-from orchestrator.job.spec import JobSpec
-from orchestrator.planning.precision import Choice, MachineOf, chosen, in_precision
+from orchestrator.config.errors import InputError
+from orchestrator.config.spec import JobSpec
+from orchestrator.planner.precision import Choice, MachineOf, chosen, in_precision
 from orchestrator.resolve.resolved_job import ResolvedJob
 from orchestrator.storage.run_directory import PRECISION, RunDir
 

@@ -7,21 +7,21 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from orchestrator.data.prepared.manifest import RECORDS_FORMAT
-from orchestrator.job.errors import InputError
-from orchestrator.job.own_code import check_same_cleaning
-from orchestrator.job.records import COLUMNS, PREFERENCES
-from orchestrator.job.spec import JobSpec
+from orchestrator.config.errors import InputError
+from orchestrator.config.own_code import check_same_cleaning
+from orchestrator.config.records import COLUMNS, PREFERENCES
+from orchestrator.config.spec import JobSpec
+from orchestrator.data.store.manifest import RECORDS_FORMAT
 from orchestrator.resolve.resolved_job import is_framed, special_tokens_of
 from orchestrator.storage.retry import Retry, storage_failed
 from orchestrator.storage.run_directory import RunDir
 
 if TYPE_CHECKING:
     from orchestrator.checkpoint.manifest import CommitManifest
-    from orchestrator.data.prepared.manifest import DataManifest
-    from orchestrator.data.prepared.tokens import Tokens
-    from orchestrator.data.preprocessing.records import RecordKind
+    from orchestrator.data.prepare.records import RecordKind
     from orchestrator.data.progress import Progress
+    from orchestrator.data.store.manifest import DataManifest
+    from orchestrator.data.store.tokens import Tokens
 
 EARLIER = 5
 """The last format in which texts had no frame, and special tokens were those that one file names."""
@@ -45,7 +45,7 @@ def prepared_before(spec: JobSpec, run: RunDir, commit: CommitManifest | None) -
 
 def format_at(place: str) -> int:
     """The format of the prepared data at a place; that of new data where there is none."""
-    from orchestrator.data.prepared.manifest import FORMAT
+    from orchestrator.data.store.manifest import FORMAT
 
     found = _manifest_at(place) if place else None
     return found.format if found else FORMAT
@@ -53,8 +53,8 @@ def format_at(place: str) -> int:
 
 def _manifest_at(place: str) -> DataManifest | None:
     """The manifest of the prepared data at a place, None if none can be read: the run prepares the data again."""
-    from orchestrator.data.prepared import manifest
-    from orchestrator.data.prepared.data_folder import DataFolder
+    from orchestrator.data.store import manifest
+    from orchestrator.data.store.data_folder import DataFolder
 
     try:
         return manifest.read(DataFolder(place))
@@ -77,14 +77,14 @@ def kind_of(spec: JobSpec, data_format: int = RECORDS_FORMAT) -> RecordKind | No
     objective, location = spec.workload.objective, spec.data.tokenizer
     if objective not in COLUMNS:
         return None
-    from orchestrator.data.preprocessing.conversations import (
+    from orchestrator.data.prepare.conversations import (
         asks_for_day,
         check_tokens,
         dated,
         find_template,
         find_tool_template,
     )
-    from orchestrator.data.preprocessing.records import RecordKind
+    from orchestrator.data.prepare.records import RecordKind
 
     if not isinstance(location, str) or objective not in ("conversation", *PREFERENCES):
         return RecordKind(objective, tuple(spec.data.labels))
@@ -124,10 +124,10 @@ def prepared(
     Raises InputError if it is gone and the text is no longer the same: the run would not be the same run; without
     `make` if it is gone.
     """
-    from orchestrator.data.prepared import manifest
-    from orchestrator.data.prepared.data_folder import DataFolder
-    from orchestrator.data.prepared.put_aside import clear_note
-    from orchestrator.data.preprocessing.shards import is_complete
+    from orchestrator.data.prepare.shards import is_complete
+    from orchestrator.data.store import manifest
+    from orchestrator.data.store.data_folder import DataFolder
+    from orchestrator.data.store.quarantine import clear_note
 
     if spec.data.samples is not None:
         from orchestrator.data.samples.own_samples import prepare_samples
@@ -154,8 +154,8 @@ def prepared(
 
 
 def _prepared_text(spec: JobSpec, run: RunDir, before: str, tell: Progress, make: bool, begin: bool) -> str:
-    """The URI of the token shards of data.sources, see `orchestrator.data.preprocessing.prepare.prepare`."""
-    from orchestrator.data.preprocessing.prepare import prepare as prepare_data
+    """The URI of the token shards of data.sources, see `orchestrator.data.prepare.prepare.prepare`."""
+    from orchestrator.data.prepare.prepare import prepare as prepare_data
 
     workers = spec.resources.workers.max * spec.resources.per_worker.cpu if spec.data.streaming else 0.0
     return prepare_data(
@@ -180,12 +180,12 @@ def _prepared_set(
 
     Raises InputError.
     """
-    from orchestrator.data.prepared import manifest
-    from orchestrator.data.prepared.data_folder import DataFolder
-    from orchestrator.data.preprocessing.fingerprint import TextChanged
-    from orchestrator.data.preprocessing.prepare import prepare as prepare_data
-    from orchestrator.data.preprocessing.shards import is_complete
-    from orchestrator.data.sections import published
+    from orchestrator.data.prepare.fingerprint import TextChanged
+    from orchestrator.data.prepare.prepare import prepare as prepare_data
+    from orchestrator.data.prepare.shards import is_complete
+    from orchestrator.data.samples.sections import published
+    from orchestrator.data.store import manifest
+    from orchestrator.data.store.data_folder import DataFolder
 
     where, sources = spec.set_sources[name]
     there = manifest.read(DataFolder(before)) if before and is_complete(DataFolder(before)) else None
@@ -218,9 +218,9 @@ def _name(uri: str) -> str:
 
 def is_whole(data: PreparedData) -> bool:
     """Whether the files of prepared data are all there; of data on a store, none of which is known to be missing."""
-    from orchestrator.data.prepared.data_folder import DataFolder
-    from orchestrator.data.prepared.put_aside import is_noted
-    from orchestrator.data.preprocessing.shards import is_complete
+    from orchestrator.data.prepare.shards import is_complete
+    from orchestrator.data.store.data_folder import DataFolder
+    from orchestrator.data.store.quarantine import is_noted
 
     folders = map(DataFolder, (data.uri, *data.sets.values()))
     return all(is_complete(folder) if folder.local else not is_noted(folder) for folder in folders)
@@ -228,7 +228,7 @@ def is_whole(data: PreparedData) -> bool:
 
 def keep_excerpt(run: RunDir, data: str) -> None:
     """Put a little of the data into the run directory, for what comes when the data may be gone; none if that fails."""
-    from orchestrator.data.prepared.excerpt import write_excerpt
+    from orchestrator.data.store.excerpt import write_excerpt
 
     try:
         write_excerpt(data, run.at(EXCERPT))
@@ -239,9 +239,9 @@ def keep_excerpt(run: RunDir, data: str) -> None:
 
 def data_of(run: RunDir, data: str, retry: Retry | None = None) -> Tokens:
     """Prepared data at `data`, or the run's excerpt of it where that is gone. Raises InputError."""
-    from orchestrator.data.prepared.data_folder import DataFolder
-    from orchestrator.data.prepared.tokens import Tokens
-    from orchestrator.data.preprocessing.shards import is_complete
+    from orchestrator.data.prepare.shards import is_complete
+    from orchestrator.data.store.data_folder import DataFolder
+    from orchestrator.data.store.tokens import Tokens
 
     kept = run.at(EXCERPT)
     gone = not is_complete(DataFolder(data, retry)) and is_complete(DataFolder(kept, retry))
@@ -250,8 +250,8 @@ def data_of(run: RunDir, data: str, retry: Retry | None = None) -> Tokens:
 
 def place_of_data(spec: JobSpec, run: RunDir, data: str, retry: Retry | None = None) -> str | None:
     """Where prepared data is that a commit of the run names, see `tokens_of`; None if it is in neither place."""
-    from orchestrator.data.prepared.data_folder import DataFolder
-    from orchestrator.data.sections import published
+    from orchestrator.data.samples.sections import published
+    from orchestrator.data.store.data_folder import DataFolder
 
     places = (data, f"{data_cache(spec, run)}/{data.rsplit('/', 1)[-1]}")
     return next((place for place in places if published.read(DataFolder(place, retry))), None)
@@ -263,7 +263,7 @@ def tokens_of(spec: JobSpec, run: RunDir, data: str, retry: Retry | None = None)
 
     Raises InputError if it is in neither.
     """
-    from orchestrator.data.prepared.tokens import Tokens
+    from orchestrator.data.store.tokens import Tokens
 
     if (place := place_of_data(spec, run, data, retry)) is not None:
         return Tokens.open(place, retry)

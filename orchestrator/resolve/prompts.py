@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.config.errors import InputError
 from orchestrator.data.sources.repair import is_unicode
-from orchestrator.job.errors import InputError
 from orchestrator.resolve.chat import Chat, chat_of
 from orchestrator.resolve.resolved_job import ResolvedJob, wrong_input
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from orchestrator.data.prepared.tokens import Tokens
+    from orchestrator.data.store.tokens import Tokens
     from workloads.workload import Generation, Workload
 
 WHERE = "evaluate.samples"

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from orchestrator.job.errors import InputError
-from orchestrator.job.records import COLUMNS, FRAMED, WITHOUT_SENTINELS
-from orchestrator.job.spec import JobSpec
-from orchestrator.job.tokenizer_training import TrainedTokenizer
-from orchestrator.planning.layout import ModelShape
-from orchestrator.planning.model_shape import model_shape
-from orchestrator.planning.precision import Choice
+from orchestrator.config.errors import InputError
+from orchestrator.config.records import COLUMNS, FRAMED, WITHOUT_SENTINELS
+from orchestrator.config.spec import JobSpec
+from orchestrator.config.tokenizer_training import TrainedTokenizer
+from orchestrator.parallel.layout import ModelShape
+from orchestrator.planner.precision import Choice
+from orchestrator.planner.shape_of_model import model_shape
 from orchestrator.resolve.kept_config import config_to_keep
 from workloads.errors import WorkloadError
 from workloads.hf.hf_config import FolderConfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from orchestrator.planning.layout import Layout
+from orchestrator.parallel.layout import Layout
 from workloads.model.config import TransformerConfig
 
 HEAD, COLUMNS = 16, 128

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
-from orchestrator.job.errors import InputError
-from orchestrator.job.evaluate import VALIDATION
-from orchestrator.job.spec import JobSpec
-from orchestrator.job.tokenizer_training import TrainedTokenizer
+from orchestrator.config.errors import InputError
+from orchestrator.config.evaluate import VALIDATION
+from orchestrator.config.spec import JobSpec
+from orchestrator.config.tokenizer_training import TrainedTokenizer
 from orchestrator.resolve.base import Base, tokenizer_notes, weights_of
 from orchestrator.resolve.chat import chat_of, unclosed
 from orchestrator.resolve.continued import Source, check_same_data
@@ -20,12 +20,12 @@ from orchestrator.storage.retry import Retry
 from workloads.hf.hf_config import FolderConfig
 
 if TYPE_CHECKING:
-    from orchestrator.data.prepared.tokens import Tokens
     from orchestrator.data.samples.batches import Batches
     from orchestrator.data.samples.held_out_set import HeldOut
     from orchestrator.data.samples.own_samples import OwnBatches, OwnHeldOut
-    from orchestrator.data.sections.plan import SectionPlan
-    from orchestrator.planning.layout import ModelShape
+    from orchestrator.data.samples.sections.plan import SectionPlan
+    from orchestrator.data.store.tokens import Tokens
+    from orchestrator.parallel.layout import ModelShape
     from workloads.describe import Description
     from workloads.workload import Objective, Vocabulary, Workload
 
@@ -67,11 +67,11 @@ def training_inputs(
 
     Raises InputError if training or a set has not one sample, they do not fit, or a prompt cannot be continued.
     """
-    from orchestrator.data.mixture.shares import Mixture
     from orchestrator.data.samples import batches
     from orchestrator.data.samples.held_out_set import split_set
     from orchestrator.data.samples.held_out_split import split
-    from orchestrator.data.sections.documents import SectionDocuments
+    from orchestrator.data.samples.mixture.shares import Mixture
+    from orchestrator.data.samples.sections.documents import SectionDocuments
 
     job = resolve(spec, tokens.manifest.vocabulary, kept)
     workload = workload_of(spec, tokens, job.model, base, job.kept)
@@ -139,8 +139,8 @@ def _own_sets(
     spec: JobSpec, tokens: Tokens, objective: Objective, sets: Mapping[str, str]
 ) -> dict[str, HeldOut]:
     """The sets that have text of their own, of those at `sets`."""
-    from orchestrator.data.prepared.tokens import Tokens as Prepared
     from orchestrator.data.samples.held_out_set import set_of
+    from orchestrator.data.store.tokens import Tokens as Prepared
 
     return {
         name: set_of(Prepared.open(sets[name], tokens.folder.retry, tokens.keep), objective, where)
@@ -161,9 +161,9 @@ def resolve_over(
 
     Raises InputError if training or a set has not one sample, or they do not fit.
     """
-    from orchestrator.data.mixture import passes
-    from orchestrator.data.prepared.tokens import Tokens
-    from orchestrator.data.preprocessing import rejections
+    from orchestrator.data.prepare import rejections
+    from orchestrator.data.samples.mixture import passes
+    from orchestrator.data.store.tokens import Tokens
 
     tokens = Tokens.open(data.uri, keep=0)
     inputs = training_inputs(spec, tokens, data.sets, base, kept)
@@ -201,7 +201,7 @@ def shape_over(
 
 def plan_of(spec: JobSpec, tokens: Tokens) -> SectionPlan | None:
     """The sections that the job's epochs go through, None if they do not. Raises InputError if they are unknown."""
-    from orchestrator.data.sections.plan import SectionPlan
+    from orchestrator.data.samples.sections.plan import SectionPlan
 
     if spec.data.shuffle != "sections":
         return None
@@ -224,9 +224,9 @@ def is_packed(spec: JobSpec) -> bool:
 
 
 def course_of(inputs: TrainingInputs, spec: JobSpec, source: Source | None = None) -> dict[str, Any]:
-    """How often the run reads each source, see `orchestrator.data.mixture.passes.course`. One that goes on from a
-    `source` has read what that has where it keeps the position."""
-    from orchestrator.data.mixture.passes import course
+    """How often the run reads each source, see `orchestrator.data.samples.mixture.passes.course`. A run that continues
+    a `source` run has read what that run had read, if it keeps the position."""
+    from orchestrator.data.samples.mixture.passes import course
 
     uris = [source.name for source in spec.data.sources]
     return course(inputs.text[0].order, uris, spec.train.global_batch, _positions(spec, source))
@@ -262,8 +262,8 @@ def _cut_notes(inputs: TrainingInputs) -> list[str]:
 def _set_notes(spec: JobSpec, tokens: Tokens, sets: Mapping[str, str]) -> list[str]:
     """A line for each set of which documents are trained on too; data before format 3, and that is not all there, do
     not tell."""
-    from orchestrator.data.prepared.tokens import Tokens as Prepared
     from orchestrator.data.samples.held_out_split import trained_documents
+    from orchestrator.data.store.tokens import Tokens as Prepared
 
     notes, share = [], spec.data.validation and spec.data.validation.share
     told = tokens.manifest.format > 2 and tokens.sections is None

@@ -20,7 +20,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import IO, Any
 
-from orchestrator.job.errors import InputError
+from orchestrator.config.errors import InputError
 from orchestrator.storage.object_backend import create_object
 from orchestrator.storage.retry import storage_failed
 

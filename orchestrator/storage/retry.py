@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
-from orchestrator.job.errors import Unreachable
+from orchestrator.config.errors import Unreachable
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -20,8 +20,8 @@ class StepRow(TypedDict, total=False):
     `memory_bytes_by_rank` what each rank has needed at most, where that has changed since the row before,
     `evaluations` those of held-out text since the row before, `padding` the share of the tokens that are padding, where
     samples are packed, `sequence_length` the tokens of a row, where they change. `forward_seconds` to
-    `agreement_seconds` are the parts of `step_seconds` on rank 0, see `orchestrator.train.step_clock`; what they leave
-    of it is no named part. `model_flops_per_second` is of all ranks, and `mfu` its share of what they could do. An
+    `agreement_seconds` are the parts of `step_seconds` on rank 0, see `orchestrator.parallel.step_clock`; the rest of
+    `step_seconds` has no name. `model_flops_per_second` is of all ranks, and `mfu` its share of what they could do. An
     objective or a router adds metrics of its own, which the type cannot name.
     """
 

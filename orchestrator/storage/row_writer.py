@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from orchestrator.job.errors import one_line
+from orchestrator.config.errors import one_line
 from orchestrator.storage.retry import storage_failed
 from orchestrator.storage.row_log import gaps
 from orchestrator.storage.run_directory import Row, RunDir

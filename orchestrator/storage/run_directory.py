@@ -17,7 +17,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ParamSpec, TypeVar
 
-from orchestrator.job.errors import InputError, Unreachable
+from orchestrator.config.errors import InputError, Unreachable
 from orchestrator.storage.atomic import remove_drafts, replace_file
 from orchestrator.storage.file_names import ATTEMPT_FILE, CHAIN, COMMITS, MANIFEST
 from orchestrator.storage.file_system import open_file_system

@@ -7,8 +7,8 @@ import os
 from importlib.util import find_spec
 from typing import NamedTuple
 
-from orchestrator.job.errors import InputError
-from orchestrator.job.extras import install
+from orchestrator.config.errors import InputError
+from orchestrator.config.extras import install
 
 INVALID_NAME = {errno.ENAMETOOLONG, errno.ELOOP}
 """Errors of a file system for a path that cannot exist."""

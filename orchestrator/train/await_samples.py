@@ -7,7 +7,7 @@ from typing import Any
 
 from cluster.workers.worker_context import WorkerContext
 from orchestrator.data.samples.batches import Prefetch
-from orchestrator.train.rank_messages import agree
+from orchestrator.parallel.rank_messages import agree
 
 LONGEST = 0.5
 """Seconds between two looks, at most."""

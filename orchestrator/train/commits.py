@@ -23,15 +23,15 @@ from orchestrator.checkpoint.retention import retention_of
 from orchestrator.checkpoint.saver import Saver
 from orchestrator.checkpoint.snapshots import peer_store
 from orchestrator.checkpoint.store import Store
-from orchestrator.job.errors import InputError
-from orchestrator.job.spec import JobSpec
-from orchestrator.planning.layout import Layout
+from orchestrator.config.errors import InputError
+from orchestrator.config.spec import JobSpec
+from orchestrator.parallel.layout import Layout
+from orchestrator.parallel.rank_messages import Agreed, agree, gather_json
 from orchestrator.storage.file_names import COMMITS
 from orchestrator.storage.retry import patient
 from orchestrator.storage.run_directory import Row
 from orchestrator.train.engines.engine import Engine
 from orchestrator.train.progress import CHUNKS_HEAD
-from orchestrator.train.rank_messages import Agreed, agree, gather_json
 from orchestrator.train.task import Task
 
 FINISH_TIMEOUT = 300.0

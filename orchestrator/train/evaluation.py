@@ -17,18 +17,19 @@ from torch import Tensor
 from cluster.workers.clock import wall
 from cluster.workers.worker_context import WorkerContext
 from orchestrator.checkpoint.evaluations import measure_of
+from orchestrator.config.evaluate import EvaluateSpec, OfPredictions, StopWhen
+from orchestrator.config.spec import JobSpec
 from orchestrator.data.samples.batches import Prefetch
 from orchestrator.data.samples.held_out_set import HeldOut
 from orchestrator.data.samples.own_samples import OwnHeldOut
-from orchestrator.job.evaluate import EvaluateSpec, OfPredictions, StopWhen
-from orchestrator.job.spec import JobSpec
-from orchestrator.planning.layout import Layout
+from orchestrator.parallel.layout import Layout
+from orchestrator.parallel.losses import EvaluationSums
+from orchestrator.parallel.rank_messages import agree
+from orchestrator.parallel.router_load import ratios
 from orchestrator.resolve.training_inputs import TrainingInputs
 from orchestrator.storage.row_types import EvaluationRow
-from orchestrator.train.engines.engine import Engine, EvaluationSums
-from orchestrator.train.parallel.router_load import ratios
-from orchestrator.train.passes import shares
-from orchestrator.train.rank_messages import agree
+from orchestrator.train.engines.engine import Engine
+from orchestrator.train.eval_sharding import shares
 from orchestrator.train.sampler import Sampler
 from workloads.model.masks import DECODER_REAL, REAL
 from workloads.model.transformer import IGNORED

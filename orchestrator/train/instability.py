@@ -1,6 +1,6 @@
 """When training is unstable: a loss that is not a number, or that jumps.
 
-What follows is decided by `orchestrator.control.decide`; which samples are left out then, by
+What follows is decided by `orchestrator.controller.decide`; which samples are left out then, by
 `orchestrator.data.samples.skips`.
 """
 
@@ -10,7 +10,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from orchestrator.job.stability import StabilitySpec
+from orchestrator.config.stability import StabilitySpec
 
 NORMAL = 1.4826
 """Standard deviations of a normal distribution in its median absolute deviation."""

@@ -17,14 +17,17 @@ from orchestrator.checkpoint.averaged import facts_of
 from orchestrator.checkpoint.evaluations import measure_of
 from orchestrator.checkpoint.identity import CODE
 from orchestrator.checkpoint.manifest import CorruptCommit
-from orchestrator.data.prepared.tokens import Tokens
+from orchestrator.config.errors import InputError
+from orchestrator.config.own_code import check_same_code, find_code
+from orchestrator.config.spec import JobSpec, parse
 from orchestrator.data.samples.batches import Prefetch, StepSamples, slices
 from orchestrator.data.samples.receipt import add, roll
 from orchestrator.data.samples.skips import lr_factor, merged, start_of
-from orchestrator.job.errors import InputError
-from orchestrator.job.own_code import check_same_code, find_code
-from orchestrator.job.spec import JobSpec, parse
-from orchestrator.planning.layout import Layout
+from orchestrator.data.store.tokens import Tokens
+from orchestrator.optim.learning_rate import learning_rate
+from orchestrator.parallel.device import close_device, make_ready, open_device, peak_memory  # noqa: F401  (standbys call it)
+from orchestrator.parallel.layout import Layout
+from orchestrator.parallel.rank_messages import agree
 from orchestrator.resolve.base import Base, base_of
 from orchestrator.resolve.training_inputs import TrainingInputs, digest_of, training_inputs
 from orchestrator.storage.retry import patient
@@ -32,15 +35,12 @@ from orchestrator.storage.row_line import Row
 from orchestrator.storage.row_types import EvaluationRow, StepRow
 from orchestrator.train.await_samples import await_samples, is_growing
 from orchestrator.train.commits import Commits
-from orchestrator.train.device import close_device, make_ready, open_device, peak_memory  # noqa: F401  (standbys call it)
 from orchestrator.train.engines.choose import make_engine
 from orchestrator.train.engines.engine import Engine, Metrics
 from orchestrator.train.evaluation import Evaluator
 from orchestrator.train.instability import check_stable
-from orchestrator.train.learning_rate import learning_rate
 from orchestrator.train.profile import StepProfiler
 from orchestrator.train.progress import TrainingProgress
-from orchestrator.train.rank_messages import agree
 from orchestrator.train.rank_record import RankRecord
 from orchestrator.train.reference_model import References, references_of
 from orchestrator.train.sequence_warmup import shortened

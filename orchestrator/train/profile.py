@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 from cluster.workers.worker_context import WorkerContext
+from orchestrator.parallel.step_clock import StepClock
 from orchestrator.train.flight_record import PROFILES, TIMELINE, write, write_collectives
-from orchestrator.train.step_clock import StepClock
 from orchestrator.train.task import Task
 
 RECORDED = 8

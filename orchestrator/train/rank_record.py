@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from cluster.workers.machine import this_machine
-from orchestrator.train.device import peak_memory
+from orchestrator.parallel.device import peak_memory
 from workloads.model.kernels import noting
 
 

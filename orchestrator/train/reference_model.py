@@ -17,18 +17,18 @@ import torch.distributed as dist
 import xxhash
 
 from cluster.workers.worker_context import WorkerContext
+from orchestrator.config.errors import InputError
+from orchestrator.config.records import REFERENCED
+from orchestrator.config.spec import JobSpec
 from orchestrator.data.samples.reference_table import ReferenceTable
 from orchestrator.data.samples.sample_reader import SampleReader
-from orchestrator.job.errors import InputError
-from orchestrator.job.records import REFERENCED
-from orchestrator.job.spec import JobSpec
-from orchestrator.planning.layout import Layout
+from orchestrator.parallel.layout import Layout
+from orchestrator.parallel.rank_messages import agree
 from orchestrator.resolve.base import Base
 from orchestrator.resolve.training_inputs import TrainingInputs
 from orchestrator.storage.retry import Retry
 from orchestrator.train.engines.engine import Engine
-from orchestrator.train.passes import shares
-from orchestrator.train.rank_messages import agree
+from orchestrator.train.eval_sharding import shares
 from orchestrator.train.task import Task
 
 TRAINING = ""

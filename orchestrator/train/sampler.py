@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from cluster.workers.worker_context import WorkerContext
-from orchestrator.job.evaluate import SamplesSpec
-from orchestrator.planning.layout import Layout
+from orchestrator.config.evaluate import SamplesSpec
+from orchestrator.parallel.layout import Layout
+from orchestrator.parallel.rank_messages import agree, gather_json
 from orchestrator.resolve.prompts import Prompts
 from orchestrator.train.engines.engine import Engine
-from orchestrator.train.passes import shares
-from orchestrator.train.rank_messages import agree, gather_json
+from orchestrator.train.eval_sharding import shares
 from workloads.errors import WorkloadError
 from workloads.model.generate import choose
 from workloads.model.masks import DECODER_REAL, REAL

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from orchestrator.job.spec import JobSpec
-from orchestrator.planning.layout import Layout
+from orchestrator.config.spec import JobSpec
+from orchestrator.parallel.layout import Layout
 
 EVALUATION_PATIENCE = 900.0
 """Seconds that a model may take to be read, or a global batch to be evaluated."""
@@ -44,7 +44,7 @@ class Task:
             `orchestrator.resolve.kept_config`; None if it has no folder.
         flops_per_token, peak_flops: FLOPs that a token takes, forward and backward, without gradients of frozen
             weights; and FLOP/s of a worker in matrix products; 0 if not known.
-        code: hashes of the user's own code, see `orchestrator.job.own_code`; those of this node must be the same.
+        code: hashes of the user's own code, see `orchestrator.config.own_code`; those of this node must be the same.
         cleaned_by: hashes of the user's own code that cleaned the text, as the prepared data tells.
         code_roots: folders in which the controller has found that code.
     """

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.track.charts import Axes, Point, Scale, Tick, axes, path, thin
+from orchestrator.observe.charts import Axes, Point, Scale, Tick, axes, path, thin
 
 WIDTH, HEIGHT = 1040.0, 320.0
 SIDE, ABOVE, BELOW = 40.0, 14.0, 34.0

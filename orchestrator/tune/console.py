@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import IO, Any
 
-from orchestrator.track.words import duration
+from orchestrator.observe.formatting import duration
 
 LINE_SECONDS = 10.0
 

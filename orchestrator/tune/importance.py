@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from orchestrator.job.tune import Dimension
+from orchestrator.config.tune import Dimension
 from orchestrator.tune.space import Config, distribution_of
 
 LEAST_TRIALS = 4

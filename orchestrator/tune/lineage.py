@@ -16,13 +16,13 @@ from orchestrator.checkpoint.copying import copy_commit
 from orchestrator.checkpoint.identity import IDENTITY, read_job
 from orchestrator.checkpoint.retention import rewind
 from orchestrator.checkpoint.store import Store
-from orchestrator.control.run_history import RECENT
-from orchestrator.job.spec import parse
+from orchestrator.config.spec import parse
+from orchestrator.controller.run_history import RECENT
+from orchestrator.observe.goodput import timeline
+from orchestrator.observe.summary import cost
+from orchestrator.observe.totals import tally
 from orchestrator.storage.row_line import EVENTS, METRICS, Row
 from orchestrator.storage.run_directory import ORIGIN, RunDir
-from orchestrator.track.goodput import timeline
-from orchestrator.track.summary import cost
-from orchestrator.track.totals import tally
 from orchestrator.tune.space import Config, job_of
 
 RUN = re.compile(r"(\d{4,})(?:-(\d+))?")

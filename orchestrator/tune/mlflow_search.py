@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from orchestrator.control.background_export import LONGEST
-from orchestrator.job.redact import redact
-from orchestrator.job.spec import JobSpec
-from orchestrator.job.tune import TuneSpec
+from orchestrator.config.redact import redact
+from orchestrator.config.spec import JobSpec
+from orchestrator.config.tune import TuneSpec
+from orchestrator.controller.background_export import LONGEST
+from orchestrator.observe.mlflow_parent import Follower, ParentRun
+from orchestrator.observe.mlflow_run import within
+from orchestrator.observe.registry import Candidate, register, send
 from orchestrator.storage.row_line import TRIALS
 from orchestrator.storage.run_directory import RunDir
-from orchestrator.track.mlflow_parent import Follower, ParentRun
-from orchestrator.track.mlflow_run import within
-from orchestrator.track.registry import Candidate, register, send
 from orchestrator.tune import lineage
 from orchestrator.tune.trial_records import TrialRecords
 

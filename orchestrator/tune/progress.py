@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from orchestrator.job.errors import InputError
-from orchestrator.job.spec import JobSpec
+from orchestrator.config.errors import InputError
+from orchestrator.config.spec import JobSpec
 from orchestrator.storage.row_line import METRICS
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.tune import lineage

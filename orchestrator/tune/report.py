@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.checkpoint.identity import read_job
-from orchestrator.job.errors import InputError
-from orchestrator.job.metric_names import by_name
-from orchestrator.job.redact import redact
-from orchestrator.job.tune import TuneSpec
+from orchestrator.config.errors import InputError
+from orchestrator.config.metric_names import by_name
+from orchestrator.config.redact import redact
+from orchestrator.config.tune import TuneSpec
+from orchestrator.observe.formatting import run_name
+from orchestrator.observe.page import render
 from orchestrator.storage.row_line import evaluations_in
 from orchestrator.storage.run_directory import Row, RunDir
-from orchestrator.track.page import render
-from orchestrator.track.words import run_name
 from orchestrator.tune import charts, lineage
 from orchestrator.tune.importance import importance
 

@@ -6,10 +6,10 @@ import math
 import shutil
 from typing import Any
 
-from orchestrator.control.finish import draw
-from orchestrator.data.prepared.data_folder import DataFolder
-from orchestrator.job.redact import holds_secret
-from orchestrator.job.spec import JobSpec, dump
+from orchestrator.config.redact import holds_secret
+from orchestrator.config.spec import JobSpec, dump
+from orchestrator.controller.finish import draw
+from orchestrator.data.store.data_folder import DataFolder
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.tune import lineage
 from orchestrator.tune.mlflow_search import publish

@@ -8,10 +8,10 @@ from typing import Any
 
 from orchestrator.checkpoint.evaluations import measure_of
 from orchestrator.checkpoint.identity import CODE, KEPT, is_other
-from orchestrator.data.prepared.tokens import Tokens
-from orchestrator.job.errors import InputError, Problems
-from orchestrator.job.own_code import check_same_code, code_of
-from orchestrator.job.spec import JobSpec
+from orchestrator.config.errors import InputError, Problems
+from orchestrator.config.own_code import check_same_code, code_of
+from orchestrator.config.spec import JobSpec
+from orchestrator.data.store.tokens import Tokens
 from orchestrator.resolve.base import named_base
 from orchestrator.resolve.kept_config import check_config, config_json, config_to_keep
 from orchestrator.resolve.prepared_data import PreparedData

@@ -14,20 +14,20 @@ from typing import Any
 
 from cluster.workers.environment import put_back
 from orchestrator.checkpoint.identity import check_same_sets, differences, is_other, read_job, shown
+from orchestrator.config.errors import InputError, Problems
+from orchestrator.config.outcome import Outcome
+from orchestrator.config.redact import holds_secret, redact_message
+from orchestrator.config.spec import JobSpec, dump
+from orchestrator.config.tune import POPULATION, TuneSpec
 from orchestrator.data.progress import StageLine
 from orchestrator.data.quiet_logging import quiet
-from orchestrator.job.errors import InputError, Problems
-from orchestrator.job.outcome import Outcome
-from orchestrator.job.redact import holds_secret, redact_message
-from orchestrator.job.spec import JobSpec, dump
-from orchestrator.job.tune import POPULATION, TuneSpec
-from orchestrator.launch.at_work import refuse_if_at_work
+from orchestrator.launch.active_controller import refuse_if_at_work
 from orchestrator.launch.machine_checks import check_labels
-from orchestrator.launch.places import check_places, check_written
+from orchestrator.launch.path_checks import check_places, check_written
 from orchestrator.launch.preflight import check_job
 from orchestrator.launch.submission import no_cluster
 from orchestrator.launch.worker import worker_at
-from orchestrator.planning.precision import in_precision
+from orchestrator.planner.precision import in_precision
 from orchestrator.resolve import prepared_data
 from orchestrator.resolve.precision import as_its_run
 from orchestrator.storage.row_line import TRIALS

@@ -9,11 +9,11 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from orchestrator.job.errors import InputError
-from orchestrator.job.overrides import set_key
-from orchestrator.job.spec import JobSpec, dump, parse
-from orchestrator.job.tune import Dimension, TuneSpec
-from orchestrator.track.target import check_registered_name
+from orchestrator.config.errors import InputError
+from orchestrator.config.overrides import set_key
+from orchestrator.config.spec import JobSpec, dump, parse
+from orchestrator.config.tune import Dimension, TuneSpec
+from orchestrator.observe.mlflow_checks import check_registered_name
 from orchestrator.tune.step_metrics import check_metric
 
 Config = dict[str, Any]

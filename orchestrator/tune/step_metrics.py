@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import get_args, get_type_hints
 
-from orchestrator.job.errors import InputError
-from orchestrator.job.evaluate import SAMPLES, metrics_of
-from orchestrator.job.metric_names import Metric, OfAnswers, OfWords
-from orchestrator.job.records import PREFERENCES
-from orchestrator.job.spec import JobSpec
+from orchestrator.config.errors import InputError
+from orchestrator.config.evaluate import SAMPLES, metrics_of
+from orchestrator.config.metric_names import Metric, OfAnswers, OfWords
+from orchestrator.config.records import PREFERENCES
+from orchestrator.config.spec import JobSpec
 from orchestrator.storage.row_types import StepRow
 from workloads.own.object_reference import is_object_reference
 

@@ -20,20 +20,20 @@ from cluster.workers.gang import Gang
 from cluster.workers.on_ray import on_ray
 from orchestrator.checkpoint.identity import read_job
 from orchestrator.checkpoint.store import Store
-from orchestrator.control.controller import Controller
-from orchestrator.job.checkpoint import NO_EXPORT
-from orchestrator.job.errors import InputError
-from orchestrator.job.evaluate import without_tasks
-from orchestrator.job.overrides import set_key
-from orchestrator.job.spec import JobSpec, parse
-from orchestrator.job.tune import POPULATION
+from orchestrator.config.checkpoint import NO_EXPORT
+from orchestrator.config.errors import InputError
+from orchestrator.config.evaluate import without_tasks
+from orchestrator.config.overrides import set_key
+from orchestrator.config.spec import JobSpec, parse
+from orchestrator.config.tune import POPULATION
+from orchestrator.controller.controller import Controller
+from orchestrator.observe.formatting import run_name, trial_name
+from orchestrator.observe.summary import summary
+from orchestrator.observe.totals import totals_of
 from orchestrator.resolve.commit_model import as_begun
 from orchestrator.resolve.prepared_data import data_cache
 from orchestrator.storage.row_line import evaluations_in
 from orchestrator.storage.run_directory import RunDir
-from orchestrator.track.summary import summary
-from orchestrator.track.totals import totals_of
-from orchestrator.track.words import run_name, trial_name
 from orchestrator.tune import lineage
 from orchestrator.tune.rungs import interval_of, rungs
 from orchestrator.tune.space import job_of

@@ -14,15 +14,15 @@ from dataclasses import replace
 from typing import Any
 
 from cluster.workers.gang import Bundle
-from cluster.workers.to_the_end import run_to_the_end
-from orchestrator.job.spec import JobSpec, parse
-from orchestrator.planning.device import Link, Machine
-from orchestrator.planning.layout import Layout, ModelShape
-from orchestrator.planning.model_shape import model_shape
-from orchestrator.planning.plan import program_of
-from orchestrator.planning.profile import Profile, load
-from orchestrator.planning.simulation.operators import Program, needed_flops
-from orchestrator.planning.simulation.step import step_time
+from cluster.workers.run_local_gang import run_to_the_end
+from orchestrator.config.spec import JobSpec, parse
+from orchestrator.parallel.layout import Layout, ModelShape
+from orchestrator.planner.device import Link, Machine
+from orchestrator.planner.plan import program_of
+from orchestrator.planner.profile import Profile, load
+from orchestrator.planner.shape_of_model import model_shape
+from orchestrator.planner.simulation.operators import Program, needed_flops
+from orchestrator.planner.simulation.step import step_time
 from workloads.describe import describe
 
 RANK = "orchestrator.verify.calibration_rank:measure"

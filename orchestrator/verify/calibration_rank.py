@@ -13,9 +13,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from cluster.workers.worker_context import WorkerContext
-from orchestrator.planning.layout import Layout
-from orchestrator.planning.simulation.update import PASSED
-from orchestrator.train.device import COMPUTE, Device, close_device, open_device
+from orchestrator.parallel.device import COMPUTE, Device, close_device, open_device
+from orchestrator.parallel.layout import Layout
+from orchestrator.planner.simulation.update import PASSED
 from orchestrator.train.engines.torch_engine import TorchEngine
 from orchestrator.verify.calibrate import job, needed_flops_of, rates_of
 from workloads.load import load

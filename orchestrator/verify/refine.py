@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from cluster.workers.machine import this_machine
-from orchestrator.job.errors import InputError
-from orchestrator.job.spec import JobSpec
-from orchestrator.planning.layout import Layout
-from orchestrator.planning.plan import predict
-from orchestrator.planning.profile import Profile, read
-from orchestrator.planning.refinement import refined, undone
+from orchestrator.config.errors import InputError
+from orchestrator.config.spec import JobSpec
+from orchestrator.observe.audit import measured_parts
+from orchestrator.parallel.layout import Layout
+from orchestrator.planner.plan import predict
+from orchestrator.planner.profile import Profile, read
+from orchestrator.planner.refinement import refined, undone
 from orchestrator.resolve.resolved_job import resolve
 from orchestrator.storage.row_line import METRICS, Row
 from orchestrator.storage.run_directory import RunDir
-from orchestrator.track.audit import measured_parts
 
 FEWEST = 20
 """Steps of a run that say something."""

@@ -10,15 +10,15 @@ import itertools
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from cluster.workers.to_the_end import run_to_the_end
-from orchestrator.checkpoint.chosen import read_chosen
+from cluster.workers.run_local_gang import run_to_the_end
 from orchestrator.checkpoint.identity import check_commit, check_shards
 from orchestrator.checkpoint.manifest import CommitManifest
+from orchestrator.checkpoint.resolve_checkpoint import read_chosen
 from orchestrator.checkpoint.store import Store
+from orchestrator.config.errors import InputError
+from orchestrator.config.spec import JobSpec
 from orchestrator.data.samples.skips import on_record
-from orchestrator.job.errors import InputError
-from orchestrator.job.spec import JobSpec
-from orchestrator.planning.layout import Layout
+from orchestrator.parallel.layout import Layout
 from orchestrator.resolve.base import base_json, base_of_commit
 from orchestrator.resolve.kept_config import check_read_config, config_json, kept_config
 from orchestrator.resolve.prepared_data import tokens_of

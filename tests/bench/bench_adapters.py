@@ -41,10 +41,10 @@ def measure(case: dict[str, Any], folder: str) -> dict[str, float]:
     from cluster.workers.rank_process import serve_store
     from cluster.workers.worker_context import RankInfo, WorkerContext
     from orchestrator.checkpoint.store import Store
-    from orchestrator.job.spec import parse
-    from orchestrator.planning.layout import Layout
+    from orchestrator.config.spec import parse
+    from orchestrator.parallel.device import close_device, open_device
+    from orchestrator.parallel.layout import Layout
     from orchestrator.resolve.training_inputs import load_workload
-    from orchestrator.train.device import close_device, open_device
     from orchestrator.train.engines.choose import make_engine
     from workloads.workload import Vocabulary
 

@@ -20,14 +20,14 @@ from typing import Any
 import paths  # noqa: F401
 
 from cluster.workers.gang import Bundle
-from cluster.workers.to_the_end import run_to_the_end
-from orchestrator.job.spec import JobSpec, parse
-from orchestrator.planning.candidates import MICRO_BATCHES
-from orchestrator.planning.engine_rules import engine_problems
-from orchestrator.planning.layout import Layout, ModelShape
-from orchestrator.planning.legal_layouts import legal
-from orchestrator.planning.model_shape import model_shape
-from orchestrator.planning.plan import plan, predict
+from cluster.workers.run_local_gang import run_to_the_end
+from orchestrator.config.spec import JobSpec, parse
+from orchestrator.parallel.engine_rules import engine_problems
+from orchestrator.parallel.layout import Layout, ModelShape
+from orchestrator.parallel.legal_layouts import legal
+from orchestrator.planner.candidates import MICRO_BATCHES
+from orchestrator.planner.plan import plan, predict
+from orchestrator.planner.shape_of_model import model_shape
 from orchestrator.verify.calibrate import calibrate
 from workloads.describe import describe
 

@@ -27,9 +27,9 @@ from parallel_ranks import batches, job, workload_of
 
 from cluster.workers.process_gang import ProcessGang
 from cluster.workers.worker_context import WorkerContext
-from orchestrator.job.spec import parse
-from orchestrator.planning.layout import Layout
-from orchestrator.train.device import close_device, open_device
+from orchestrator.config.spec import parse
+from orchestrator.parallel.device import close_device, open_device
+from orchestrator.parallel.layout import Layout
 from orchestrator.train.engines.choose import make_engine
 
 WAYS: dict[str, dict[str, Any]] = {

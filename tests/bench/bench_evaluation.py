@@ -25,11 +25,11 @@ from jobs import job, write_text
 from prepared import prepare_here
 
 from cluster.workers.worker_context import RankInfo, WorkerContext
-from orchestrator.data.prepared.tokens import Tokens
-from orchestrator.job.spec import parse
-from orchestrator.planning.layout import Layout
+from orchestrator.config.spec import parse
+from orchestrator.data.store.tokens import Tokens
+from orchestrator.parallel.device import close_device, open_device
+from orchestrator.parallel.layout import Layout
 from orchestrator.resolve.training_inputs import TrainingInputs, training_inputs
-from orchestrator.train.device import close_device, open_device
 from orchestrator.train.engines.torch_engine import TorchEngine
 from orchestrator.train.evaluation import Evaluator
 

@@ -17,9 +17,9 @@ import torch
 
 from cluster.workers.process_gang import ProcessGang
 from cluster.workers.worker_context import WorkerContext
-from orchestrator.job.spec import parse
-from orchestrator.planning.layout import Layout
-from orchestrator.train.device import close_device, open_device
+from orchestrator.config.spec import parse
+from orchestrator.parallel.device import close_device, open_device
+from orchestrator.parallel.layout import Layout
 from orchestrator.train.engines.torch_engine import TorchEngine
 from workloads.load import load
 from workloads.workload import Vocabulary

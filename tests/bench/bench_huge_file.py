@@ -40,9 +40,9 @@ START_SECONDS = 600.0
 
 def plan(uri: str, lines: int, boundaries: int) -> list[dict[str, Any]]:
     """The rows `plan` and `boundaries`."""
+    from orchestrator.config.data import Source
     from orchestrator.data import sources
     from orchestrator.data.sources.rows import rows
-    from orchestrator.job.data import Source
 
     before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
     files = sources.resolve([Source(uri=uri)])

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from orchestrator.config.optimizer import OptimizerSpec
 from orchestrator.data.encoding import tokenizer
-from orchestrator.job.optimizer import OptimizerSpec
-from orchestrator.train.engines.optimizers import Rate, groups_of, set_lr
+from orchestrator.optim.optimizers import Rate, groups_of, set_lr
 from workloads.load import load
 from workloads.workload import Vocabulary, Workload
 

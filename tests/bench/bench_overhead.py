@@ -77,8 +77,8 @@ def _orchestrated(folder: Path, path: Path) -> float:
 
 def _bare(folder: Path, path: Path) -> float:
     """The task of the last orchestrated run, in a fresh run directory, under torchrun."""
-    from orchestrator.job.paths import resolve_paths
-    from orchestrator.job.spec import load
+    from orchestrator.config.paths import resolve_paths
+    from orchestrator.config.spec import load
     from orchestrator.train.task import Task
 
     plan = json.loads((folder / "runs/overhead/plan.json").read_text())["chosen"]

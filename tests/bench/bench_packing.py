@@ -20,11 +20,11 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from prepared import prepare_here
 
+from orchestrator.config.spec import parse
 from orchestrator.data.corpus import collect
-from orchestrator.data.packing.best_fit import cut, pack
-from orchestrator.data.prepared.tokens import Tokens
 from orchestrator.data.samples.batches import batches_of
-from orchestrator.job.spec import parse
+from orchestrator.data.samples.packing.best_fit import cut, pack
+from orchestrator.data.store.tokens import Tokens
 from workloads.load import load
 from workloads.workload import Batch
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import paths  # noqa: F401
 
-from orchestrator.planning.layout import Layout
+from orchestrator.parallel.layout import Layout
 from orchestrator.verify.calibrate import calibrate, measured, predicted, predicted_with
 
 LAYOUTS = (

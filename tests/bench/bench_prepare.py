@@ -76,8 +76,8 @@ def build(folder: Path, megabytes: float) -> None:
 def ours(folder: Path, processes: int, engine: str) -> dict[str, Any]:
     """Prepare the text; its tokens, and a hash of them."""
     from cluster.local.ray_session import connected_ray
-    from orchestrator.data.preprocessing.prepare import prepare
-    from orchestrator.job.data import DataSpec
+    from orchestrator.config.data import DataSpec
+    from orchestrator.data.prepare.prepare import prepare
 
     with connected_ray(None, processes):
         began = time.perf_counter()
@@ -115,7 +115,7 @@ def command(folder: Path) -> dict[str, Any]:
 
 def tokens_of(uri: str) -> dict[str, Any]:
     """The number of tokens that were prepared, and their hash."""
-    from orchestrator.data.prepared.tokens import Tokens
+    from orchestrator.data.store.tokens import Tokens
 
     tokens, step = Tokens.open(uri), 2**20
     starts = range(0, tokens.length(0), step)

@@ -29,11 +29,11 @@ ROWS = ("epoch", "sections", "share, first", "share, next", "documents, first", 
 
 def make(place: Path, tokens: int, documents: int) -> None:
     """The prepared data."""
-    from orchestrator.data.prepared import manifest
-    from orchestrator.data.prepared.data_folder import DataFolder
-    from orchestrator.data.prepared.manifest import DataManifest, PreparedSource, TokenShard
-    from orchestrator.data.preprocessing.contents import ENTRY
-    from orchestrator.data.sections.plan import SectionPlan
+    from orchestrator.data.prepare.contents import ENTRY
+    from orchestrator.data.samples.sections.plan import SectionPlan
+    from orchestrator.data.store import manifest
+    from orchestrator.data.store.data_folder import DataFolder
+    from orchestrator.data.store.manifest import DataManifest, PreparedSource, TokenShard
 
     (place / "shards").mkdir(parents=True)
     count = max(1, tokens // PART)
@@ -71,11 +71,11 @@ def anonymous() -> float:
 
 def read(place: Path, how: str) -> None:
     """Open the data and read batches; prints a row."""
-    from orchestrator.data.prepared.tokens import Tokens
     from orchestrator.data.samples.batches import batches_of
     from orchestrator.data.samples.held_out_split import split
+    from orchestrator.data.samples.sections.plan import SectionPlan
     from orchestrator.data.samples.windows import windows_of
-    from orchestrator.data.sections.plan import SectionPlan
+    from orchestrator.data.store.tokens import Tokens
     from workloads.objectives.causal_lm import CausalLM
     from workloads.workload import Reading, Vocabulary
 

@@ -94,8 +94,8 @@ class Bench:
 
     def task(self, path: Path, run: Path, faults: tuple[str, ...]) -> Path:
         """What torchrun's ranks are told."""
-        from orchestrator.job.paths import resolve_paths
-        from orchestrator.job.spec import load
+        from orchestrator.config.paths import resolve_paths
+        from orchestrator.config.spec import load
         from orchestrator.train.task import Task
 
         spec = resolve_paths(load(path), self.folder)

@@ -92,12 +92,12 @@ def build(uri: str, rows: int) -> None:
 
 def measure(phase: str, uri: str, rows: int) -> dict[str, float]:
     """Seconds and bytes of one phase in this process, without its imports."""
-    from orchestrator.control import finish
-    from orchestrator.control.run_history import RunHistory
-    from orchestrator.job.spec import parse
+    from orchestrator.config.spec import parse
+    from orchestrator.controller import finish
+    from orchestrator.controller.run_history import RunHistory
+    from orchestrator.observe import report
+    from orchestrator.observe.totals import totals_of
     from orchestrator.storage.run_directory import RunDir
-    from orchestrator.track import report
-    from orchestrator.track.totals import totals_of
 
     assert report.summary
     run, spec = RunDir(uri), parse(job(rows))

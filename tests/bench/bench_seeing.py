@@ -23,13 +23,13 @@ import torch
 from cluster.workers.node_metrics import FIRST_INTERVAL, NodeMetrics
 from cluster.workers.rank_output import StampedStream
 from cluster.workers.worker_context import RankInfo, WorkerContext
-from orchestrator.control.node_rows import NodeRows
-from orchestrator.job.spec import parse
+from orchestrator.config.spec import parse
+from orchestrator.controller.node_rows import NodeRows
+from orchestrator.parallel.step_clock import StepClock
 from orchestrator.storage.row_line import METRICS
 from orchestrator.storage.row_writer import RowWriter
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.train.profile import StepProfiler
-from orchestrator.train.step_clock import StepClock
 from orchestrator.train.task import Task
 
 DOCUMENT: dict[str, Any] = {

@@ -22,8 +22,8 @@ from prepared import prepare_here
 
 from cluster.workers.gang import FINISHED, Bundle
 from cluster.workers.process_gang import ProcessGang
-from orchestrator.job.spec import parse
-from orchestrator.planning.layout import Layout
+from orchestrator.config.spec import parse
+from orchestrator.parallel.layout import Layout
 from orchestrator.train.task import Task
 
 LAYOUTS: dict[str, dict[str, Any]] = {

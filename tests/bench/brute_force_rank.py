@@ -9,9 +9,9 @@ import torch.distributed as dist
 from parallel_ranks import batches, workload_of
 
 from cluster.workers.worker_context import WorkerContext
-from orchestrator.job.spec import parse
-from orchestrator.planning.layout import Layout
-from orchestrator.train.device import close_device, open_device
+from orchestrator.config.spec import parse
+from orchestrator.parallel.device import close_device, open_device
+from orchestrator.parallel.layout import Layout
 from orchestrator.train.engines.torch_engine import TorchEngine
 
 WARM, STEPS = 1, 3

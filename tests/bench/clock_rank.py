@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from cluster.workers.worker_context import WorkerContext
+from orchestrator.parallel.step_clock import StepClock
 from orchestrator.train import loop
-from orchestrator.train.step_clock import StepClock
 
 BLOCK = 5
 

@@ -1,7 +1,7 @@
 """Fits the shares of device profiles to published steps (tests/published_steps.py), and prints each row's error.
 
 Gauss-Newton on logarithms with a weak prior; the errors that are left out are of the linearised fit without the row.
-Run it with `python tests/bench/fit_profiles.py`, and write what it finds into orchestrator/planning/profiles.
+Run it with `python tests/bench/fit_profiles.py`, and write what it finds into orchestrator/planner/profiles.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from nvidia_steps import NVIDIA_HELD_OUT
 from published_steps import ROWS, Published
 from published_table import means, table
 
-from orchestrator.planning.device import Machine
-from orchestrator.planning.profile import load
+from orchestrator.planner.device import Machine
+from orchestrator.planner.profile import load
 
 FREE = {
     "a100-80": ("matrix_share", "score_bytes", "element_share"),

@@ -19,9 +19,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cluster.workers.worker_context import WorkerContext
-from orchestrator.job.spec import JobSpec, parse
-from orchestrator.planning.layout import Layout
-from orchestrator.train.device import Device, close_device, open_device
+from orchestrator.config.spec import JobSpec, parse
+from orchestrator.parallel.device import Device, close_device, open_device
+from orchestrator.parallel.layout import Layout
 from orchestrator.train.engines.torch_engine import TorchEngine
 from workloads.load import load
 from workloads.workload import Batch, Vocabulary, Workload

@@ -27,7 +27,7 @@ def train(config: dict[str, Any]) -> None:
     import torch
     from torch import nn
 
-    from orchestrator.job.spec import load as read_job
+    from orchestrator.config.spec import load as read_job
     from workloads.load import load
     from workloads.workload import Vocabulary
 

@@ -13,7 +13,7 @@ import ray
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer
 
-from orchestrator.job.spec import load
+from orchestrator.config.spec import load
 from orchestrator.launch.ray_train import loop_config, train_func
 
 

@@ -13,11 +13,11 @@ from jobs import curve, weights, write_text
 from local_run import drive_here
 
 from orchestrator.checkpoint.store import Store
-from orchestrator.control import decide
+from orchestrator.config.errors import InputError
+from orchestrator.config.spec import parse
+from orchestrator.controller import decide
 from orchestrator.export.hugging_face import export
-from orchestrator.job.errors import InputError
-from orchestrator.job.spec import parse
-from orchestrator.launch.beginning import check_base
+from orchestrator.launch.init_checks import check_base
 from orchestrator.launch.preflight import check_job
 from orchestrator.resolve.commit_model import model_of_run
 

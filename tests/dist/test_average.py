@@ -13,10 +13,10 @@ from transformers import AutoModelForCausalLM
 
 from orchestrator.checkpoint.identity import check_same_run, read_job
 from orchestrator.checkpoint.store import Store
+from orchestrator.config.errors import InputError
+from orchestrator.config.spec import parse
 from orchestrator.evaluate.of_commit import evaluate_commit
 from orchestrator.export.hugging_face import export
-from orchestrator.job.errors import InputError
-from orchestrator.job.spec import parse
 from orchestrator.storage.run_directory import RunDir
 
 DECAY, STEPS = 0.8, 12

@@ -17,8 +17,8 @@ from scripted import SnapshotServers
 from cluster.workers.cluster import Cluster
 from cluster.workers.machine import Offer
 from orchestrator.checkpoint.store import Store
-from orchestrator.control.controller import Controller
-from orchestrator.job.spec import parse
+from orchestrator.config.spec import parse
+from orchestrator.controller.controller import Controller
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.tune import lineage
 

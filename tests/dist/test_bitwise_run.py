@@ -11,7 +11,7 @@ from jobs import curve, job, rows, weights, write_text
 from local_run import LocalGang, drive_here
 
 from orchestrator.checkpoint.store import Store
-from orchestrator.control import decide
+from orchestrator.controller import decide
 
 
 def bitwise(text: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from local_run import LocalGang, controller_here, drive_here
 from s3 import Proxy
 
 from orchestrator.checkpoint.store import Store
-from orchestrator.control import decide
+from orchestrator.controller import decide
 from orchestrator.storage import run_directory
 from orchestrator.storage.file_names import ATTEMPT_FILE
 from orchestrator.storage.row_line import METRICS

@@ -16,10 +16,10 @@ from orchestrator.chain.preflight import check_chain
 from orchestrator.chain.stage_run import stage_runs
 from orchestrator.checkpoint.store import Store
 from orchestrator.cli.app import call
-from orchestrator.control import decide
-from orchestrator.job.chain import parse_chain
-from orchestrator.job.errors import InputError
-from orchestrator.job.outcome import Outcome
+from orchestrator.config.chain import parse_chain
+from orchestrator.config.errors import InputError
+from orchestrator.config.outcome import Outcome
+from orchestrator.controller import decide
 from orchestrator.storage.run_directory import RunDir
 
 STEPS = 4

@@ -13,12 +13,12 @@ from local_run import LocalGang, drive_here
 
 from orchestrator.checkpoint.store import Store
 from orchestrator.cli.data_samples import Wanted, inputs_of, look
-from orchestrator.control import decide
-from orchestrator.data.prepared.tokens import Tokens
+from orchestrator.config.errors import InputError
+from orchestrator.config.outcome import Outcome
+from orchestrator.config.spec import load
+from orchestrator.controller import decide
 from orchestrator.data.samples.receipt import add, roll
-from orchestrator.job.errors import InputError
-from orchestrator.job.outcome import Outcome
-from orchestrator.job.spec import load
+from orchestrator.data.store.tokens import Tokens
 from orchestrator.resolve.training_inputs import training_inputs
 
 FIRST, ALL = 6, 12

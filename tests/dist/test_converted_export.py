@@ -19,9 +19,9 @@ import yaml
 from jobs import job, weights, write_text
 from local_run import LocalGang, drive_here
 
+from orchestrator.config.errors import InputError
 from orchestrator.export.converted import Conversion
 from orchestrator.export.hugging_face import export
-from orchestrator.job.errors import InputError
 from workloads.hf.weights import Weights
 
 STEPS = 2

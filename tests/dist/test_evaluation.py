@@ -13,11 +13,11 @@ from prepared import prepare_sets_here
 
 from cluster.workers.gang import GangStatus
 from orchestrator.checkpoint.store import Store
-from orchestrator.control import decide
-from orchestrator.control.controller import Controller
+from orchestrator.config.outcome import Outcome
+from orchestrator.config.spec import parse
+from orchestrator.controller import decide
+from orchestrator.controller.controller import Controller
 from orchestrator.evaluate.of_commit import evaluate_commit
-from orchestrator.job.outcome import Outcome
-from orchestrator.job.spec import parse
 from orchestrator.storage.run_directory import RunDir
 
 TOLERANCE = 1e-6

@@ -13,8 +13,8 @@ from local_run import LocalGang, controller_here, drive_here, with_evaluator
 
 from orchestrator.checkpoint.evaluations import attached
 from orchestrator.checkpoint.store import Store
-from orchestrator.control import decide_evaluation, evaluation_beside
-from orchestrator.job.outcome import Outcome
+from orchestrator.config.outcome import Outcome
+from orchestrator.controller import decide_evaluation, evaluation_beside
 
 DUE = [0, 5, 10, 12]
 ROOM = 3
@@ -169,7 +169,7 @@ def test_a_controller_that_is_killed_meanwhile(
 
     with monkeypatch.context() as patch:
         if when == "stored":
-            patch.setattr("orchestrator.control.evaluation_rows.attach", die)
+            patch.setattr("orchestrator.controller.evaluation_rows.attach", die)
         else:
             patch.setattr(evaluation_beside.EvaluationBeside, "look", die)
         with pytest.raises(Killed):

@@ -13,8 +13,8 @@ from local_chain import drive_chain_here
 
 from orchestrator.chain.preflight import check_chain
 from orchestrator.chain.stage_run import stage_runs
-from orchestrator.job.chain import parse_chain
-from orchestrator.job.document import read_document
+from orchestrator.config.chain import parse_chain
+from orchestrator.config.document import read_document
 from orchestrator.storage.run_directory import RunDir
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -17,10 +17,10 @@ from transformers import AutoConfig, Gemma3TextConfig
 from orchestrator.checkpoint.retention import Retention, prune
 from orchestrator.checkpoint.shard import RawPiece
 from orchestrator.checkpoint.store import Store
+from orchestrator.config.errors import InputError
 from orchestrator.export import hugging_face as exports
 from orchestrator.export.hugging_face import export
 from orchestrator.export.target import check_target
-from orchestrator.job.errors import InputError
 
 AUDITED = """
 import json, sys

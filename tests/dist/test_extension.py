@@ -10,8 +10,8 @@ from jobs import curve, job, rows, weights, write_text
 from local_run import LocalGang, drive_here
 
 from orchestrator.checkpoint.store import Store
-from orchestrator.control import decide
-from orchestrator.job.spec import load
+from orchestrator.config.spec import load
+from orchestrator.controller import decide
 from orchestrator.launch.finished import done_already
 from orchestrator.storage.run_directory import RunDir
 

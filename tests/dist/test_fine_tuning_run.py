@@ -11,7 +11,7 @@ from jobs import curve, job, rows, weights
 from letters import letters, write_tokenizer
 from local_run import LocalGang, drive_here
 
-from orchestrator.control import decide
+from orchestrator.controller import decide
 
 STEPS = 8
 SMALL = {"hidden": 32, "layers": 2, "heads": 4, "intermediate": 64}

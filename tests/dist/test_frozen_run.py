@@ -14,9 +14,9 @@ from local_run import drive_here
 
 from orchestrator.checkpoint.manifest import CorruptCommit
 from orchestrator.checkpoint.store import Store
-from orchestrator.control import decide
-from orchestrator.job.errors import InputError
-from orchestrator.job.spec import parse
+from orchestrator.config.errors import InputError
+from orchestrator.config.spec import parse
+from orchestrator.controller import decide
 from orchestrator.resolve.commit_model import model_of_run
 from orchestrator.storage.run_directory import RunDir
 

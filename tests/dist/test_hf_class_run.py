@@ -29,10 +29,10 @@ from transformers import (
 )
 
 from orchestrator.checkpoint.store import Store
-from orchestrator.control import decide
+from orchestrator.config.errors import InputError
+from orchestrator.config.spec import dump, parse
+from orchestrator.controller import decide
 from orchestrator.export.hugging_face import export
-from orchestrator.job.errors import InputError
-from orchestrator.job.spec import dump, parse
 from orchestrator.launch.preflight import preflight
 from orchestrator.resolve.commit_model import model_of_run
 from orchestrator.storage.run_directory import RunDir

@@ -17,10 +17,10 @@ from PIL import Image
 from orchestrator import load_run
 from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.checkpoint.store import Store
+from orchestrator.config.document import read_document
+from orchestrator.config.errors import InputError
+from orchestrator.config.spec import parse
 from orchestrator.export.hugging_face import export
-from orchestrator.job.document import read_document
-from orchestrator.job.errors import InputError
-from orchestrator.job.spec import parse
 from orchestrator.launch.preflight import check_job, preflight
 from orchestrator.resolve.prepared_data import prepared_before
 from orchestrator.storage.run_directory import RunDir

@@ -13,9 +13,9 @@ from jobs import curve, rows, weights, write_text
 from local_run import drive_here
 
 from orchestrator.checkpoint.store import Store
-from orchestrator.control import decide
-from orchestrator.job.errors import InputError
-from orchestrator.job.spec import parse
+from orchestrator.config.errors import InputError
+from orchestrator.config.spec import parse
+from orchestrator.controller import decide
 from orchestrator.resolve.base import base_of
 
 

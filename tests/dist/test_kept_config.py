@@ -23,10 +23,10 @@ from cluster.workers.gang import Bundle
 from orchestrator import load_run
 from orchestrator.checkpoint.identity import KEPT, read_job
 from orchestrator.checkpoint.store import Store
+from orchestrator.config.errors import InputError
+from orchestrator.config.spec import parse
 from orchestrator.evaluate.of_commit import evaluate_commit
 from orchestrator.export.hugging_face import export
-from orchestrator.job.errors import InputError
-from orchestrator.job.spec import parse
 from orchestrator.launch.preflight import preflight
 from orchestrator.resolve.commit_model import model_of_run
 from orchestrator.storage.run_directory import RunDir

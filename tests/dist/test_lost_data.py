@@ -13,9 +13,9 @@ from local_run import LocalGang, drive_here
 from prepared import prepare_here
 
 from cluster.workers.gang import GangStatus
-from orchestrator.data.preprocessing import prepare
+from orchestrator.config.spec import parse
+from orchestrator.data.prepare import prepare
 from orchestrator.export.hugging_face import export
-from orchestrator.job.spec import parse
 
 
 class Losing(LocalGang):

@@ -17,9 +17,9 @@ from safetensors.torch import load_file
 
 from orchestrator import load_run
 from orchestrator.checkpoint.store import Store
+from orchestrator.config.errors import InputError
+from orchestrator.config.spec import parse
 from orchestrator.export.hugging_face import export
-from orchestrator.job.errors import InputError
-from orchestrator.job.spec import parse
 from orchestrator.launch.preflight import preflight
 from orchestrator.storage.run_directory import RunDir
 

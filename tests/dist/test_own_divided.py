@@ -13,9 +13,9 @@ from jobs import job, write_text
 from local_run import LocalGang, drive_here
 
 from orchestrator.checkpoint.store import Store
+from orchestrator.config.errors import InputError
 from orchestrator.export.hugging_face import export
 from orchestrator.export.own_model import load_own
-from orchestrator.job.errors import InputError
 from orchestrator.storage.run_directory import RunDir
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "own-code.md"

@@ -14,14 +14,14 @@ from local_run import drive_here
 from orchestrator.chain import preflight as chain_checks
 from orchestrator.chain.preflight import check_chain
 from orchestrator.chain.stage_run import stage_runs
-from orchestrator.job.chain import parse_chain
-from orchestrator.job.errors import InputError
-from orchestrator.job.outcome import Outcome
-from orchestrator.job.spec import JobSpec, load, parse
+from orchestrator.config.chain import parse_chain
+from orchestrator.config.errors import InputError
+from orchestrator.config.outcome import Outcome
+from orchestrator.config.spec import JobSpec, load, parse
 from orchestrator.launch import preflight as checks
 from orchestrator.launch.preflight import preflight
-from orchestrator.planning.device import Machine
-from orchestrator.planning.profile import load as profile
+from orchestrator.planner.device import Machine
+from orchestrator.planner.profile import load as profile
 from orchestrator.storage.run_directory import RunDir
 
 SLOW_HALVES, SLOW_FULL = {"flops": 1e9}, {"full_flops": 1e9}

@@ -14,10 +14,10 @@ from letters import letters, write_tokenizer
 from local_run import LocalGang, controller_here, drive_here, with_evaluator
 
 from orchestrator.checkpoint.store import Store
-from orchestrator.control import decide
+from orchestrator.config.spec import parse
+from orchestrator.controller import decide
 from orchestrator.evaluate.of_commit import evaluate_commit
 from orchestrator.export.hugging_face import write
-from orchestrator.job.spec import parse
 from orchestrator.resolve.commit_model import model_of_run
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.verify.replay import replay

@@ -11,10 +11,10 @@ from local_run import LocalGang, drive_here
 
 from orchestrator.checkpoint.identity import read_job
 from orchestrator.checkpoint.store import Store
+from orchestrator.config.errors import InputError
 from orchestrator.evaluate.of_commit import evaluate_commit
 from orchestrator.evaluate.samples import continue_prompts
 from orchestrator.export.hugging_face import export
-from orchestrator.job.errors import InputError
 from orchestrator.resolve.prepared_data import data_of
 from orchestrator.resolve.training_inputs import workload_of
 from orchestrator.storage.run_directory import RunDir

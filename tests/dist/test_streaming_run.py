@@ -18,11 +18,11 @@ from scripted import SnapshotServers
 
 from cluster.workers.cluster import Cluster
 from cluster.workers.machine import Offer
-from orchestrator.control.controller import Controller
+from orchestrator.config.errors import InputError
+from orchestrator.config.spec import parse
+from orchestrator.controller.controller import Controller
 from orchestrator.data import sources
-from orchestrator.data.preprocessing import part_tasks
-from orchestrator.job.errors import InputError
-from orchestrator.job.spec import parse
+from orchestrator.data.prepare import part_tasks
 from orchestrator.storage.run_directory import RunDir
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -14,6 +14,7 @@ from transformers import GPTNeoXConfig
 
 from orchestrator.checkpoint.identity import read_job
 from orchestrator.checkpoint.store import Store
+from orchestrator.config.spec import parse
 from orchestrator.evaluate import on_tasks
 from orchestrator.evaluate.lm_eval_model import WorkloadLM
 from orchestrator.evaluate.of_commit import evaluate_commit
@@ -22,7 +23,6 @@ from orchestrator.evaluate.on_tasks import evaluate_commit_on_tasks
 from orchestrator.evaluate.subjects import subject_of_commit, subject_of_export
 from orchestrator.evaluate.task_files import read_tasks
 from orchestrator.export.hugging_face import export
-from orchestrator.job.spec import parse
 from orchestrator.resolve.prepared_data import PreparedData
 from orchestrator.storage.run_directory import RunDir
 

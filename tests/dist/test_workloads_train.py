@@ -14,8 +14,8 @@ from lasting_gang import lasting_gang
 from prepared import prepare_here
 
 from cluster.workers.gang import FINISHED, Bundle
-from orchestrator.job.spec import parse
-from orchestrator.planning.layout import Layout
+from orchestrator.config.spec import parse
+from orchestrator.parallel.layout import Layout
 from orchestrator.train.task import Task
 from workloads import objectives
 from workloads.describe import describe

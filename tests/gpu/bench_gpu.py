@@ -27,11 +27,11 @@ sys.path[:0] = [str(TESTS), str(TESTS / "dist" / "train")]
 import rank_cases  # noqa: E402
 
 from orchestrator.checkpoint.shared_memory import SharedBuffer  # noqa: E402
-from orchestrator.planning.layout import Layout  # noqa: E402
-from orchestrator.planning.model_shape import model_shape  # noqa: E402
-from orchestrator.planning.plan import peak_bytes, predict  # noqa: E402
-from orchestrator.planning.profile import load  # noqa: E402
-from orchestrator.train.device import Device, set_numerics  # noqa: E402
+from orchestrator.parallel.device import Device, set_numerics  # noqa: E402
+from orchestrator.parallel.layout import Layout  # noqa: E402
+from orchestrator.planner.plan import peak_bytes, predict  # noqa: E402
+from orchestrator.planner.profile import load  # noqa: E402
+from orchestrator.planner.shape_of_model import model_shape  # noqa: E402
 from orchestrator.train.engines.torch_engine import TorchEngine  # noqa: E402
 
 OUTPUT = Path("build/bench-gpu.jsonl")

@@ -12,10 +12,10 @@ import torch.distributed as dist
 from rank_cases import job, micro_batches, workload_of
 
 from cluster.workers.worker_context import WorkerContext
-from orchestrator.job.spec import JobSpec
-from orchestrator.planning.layout import Layout
-from orchestrator.train.device import Device, close_device, open_device
-from orchestrator.train.device import make_ready as make_ready  # of a standby
+from orchestrator.config.spec import JobSpec
+from orchestrator.parallel.device import Device, close_device, open_device
+from orchestrator.parallel.device import make_ready as make_ready  # of a standby
+from orchestrator.parallel.layout import Layout
 from orchestrator.train.engines.torch_engine import TorchEngine
 
 

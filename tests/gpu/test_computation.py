@@ -17,10 +17,10 @@ from varlen import varlen_attn
 
 from orchestrator.checkpoint import shared_memory
 from orchestrator.checkpoint.shared_memory import SharedBuffer
-from orchestrator.planning.layout import Layout
-from orchestrator.train.device import COMPUTE, Device, set_numerics
+from orchestrator.parallel.context import bounds_of_chunk
+from orchestrator.parallel.device import COMPUTE, Device, set_numerics
+from orchestrator.parallel.layout import Layout
 from orchestrator.train.engines.torch_engine import TorchEngine
-from orchestrator.train.parallel.context import bounds_of_chunk
 from workloads.model import kernels
 from workloads.model.kernels import attend
 from workloads.model.masks import Documents

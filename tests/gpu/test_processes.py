@@ -22,8 +22,8 @@ from cluster.workers.gang import FINISHED, Bundle, RankStatus
 from cluster.workers.heartbeat import HeartbeatServer
 from cluster.workers.process_gang import ProcessGang
 from cluster.workers.worker_context import RankInfo
-from orchestrator.job.spec import parse
-from orchestrator.planning.layout import Layout
+from orchestrator.config.spec import parse
+from orchestrator.parallel.layout import Layout
 from orchestrator.train.task import Task
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

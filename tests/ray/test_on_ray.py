@@ -13,8 +13,8 @@ from ray.exceptions import WorkerCrashedError
 
 from cluster.workers import ray_internals
 from cluster.workers.on_ray import RayTask
+from orchestrator.config.errors import InputError
 from orchestrator.export.target import check_target
-from orchestrator.job.errors import InputError
 
 
 @pytest.fixture(autouse=True)

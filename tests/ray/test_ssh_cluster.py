@@ -45,7 +45,7 @@ def of_hosts() -> list[int]:
     found = []
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
-        if "cluster.remote.kept_node" in words and any(FIRST in w or SECOND in w for w in words):
+        if "cluster.remote.node_watchdog" in words and any(FIRST in w or SECOND in w for w in words):
             found.append(process.pid)
     return found
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import proofs
 import pytest
 
-from orchestrator.job.spec import JobSpec
+from orchestrator.config.spec import JobSpec
 
 ROOT = Path(__file__).parents[2]
 

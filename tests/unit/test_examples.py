@@ -12,8 +12,8 @@ import pytest
 from jobs import job, write_text
 from prepared import prepare_here
 
-from orchestrator.data.preprocessing.conversations import Template
-from orchestrator.job.spec import dump, parse
+from orchestrator.config.spec import dump, parse
+from orchestrator.data.prepare.conversations import Template
 from orchestrator.storage.run_directory import RunDir
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -18,10 +18,10 @@ import typer
 import yaml
 
 from orchestrator.cli.app import app
+from orchestrator.config.spec import STAGES, parse
 from orchestrator.evaluate.task_files import read_task
-from orchestrator.job.spec import STAGES, parse
 from orchestrator.launch.first_job import job_text
-from orchestrator.planning import cluster_file
+from orchestrator.planner import cluster_file
 
 DOCS = Path(__file__).parents[2] / "docs"
 RUN_ELSEWHERE = ("tasks.md", "own-code.md")

@@ -24,36 +24,25 @@ FORBIDDEN = {
 """What each package may not import, at the top of a module or within a function."""
 ROOMS = {
     "orchestrator": [
-        *(
-            "job",
-            "storage",
-            "planning",
-            "checkpoint",
-            "data",
-            "resolve",
-            "train",
-            "tracing",
-            "track",
-            "export",
-            "importers",
-            "evaluate",
-        ),
-        *("control", "launch", "chain", "tune", "verify", "api", "cli"),
+        *("config", "storage", "checkpoint", "data", "parallel", "planner", "resolve", "optim", "train"),
+        *("planner.trace", "observe", "export", "importers", "evaluate"),
+        *("controller", "launch", "chain", "tune", "verify", "api", "cli"),
     ],
     "cluster": ["workers", "local", "remote", "jobs", "render"],
     "workloads": ["model", "adapters", "objectives", "hf", "own", "vision"],
 }
-"""The packages within each, from the bottom up: a package imports only those below it."""
+"""The packages within each, from the bottom up: a package imports only those below it. `planner.trace` runs the
+engine's own step, and so stands above it."""
 LIGHT = {
     "orchestrator": ("torch", "ray", "transformers", "mlflow", "numpy", "pydantic", "pandas"),
-    "orchestrator.planning.layout": ("torch", "ray", "transformers", "mlflow", "numpy", "pydantic"),
+    "orchestrator.parallel.layout": ("torch", "ray", "transformers", "mlflow", "numpy", "pydantic"),
     "orchestrator.checkpoint.sidecar": ("torch", "ray", "transformers", "mlflow", "numpy", "pydantic"),
-    "orchestrator.job.spec": ("torch", "ray", "transformers", "mlflow", "numpy"),
+    "orchestrator.config.spec": ("torch", "ray", "transformers", "mlflow", "numpy"),
     "orchestrator.api.start": ("torch", "ray", "transformers", "mlflow", "pandas"),
     "orchestrator.tune.space": ("torch", "ray", "transformers", "mlflow", "optuna"),
     "orchestrator.tune.rungs": ("torch", "ray", "transformers", "mlflow", "optuna"),
-    "orchestrator.control.decide": ("torch", "ray", "transformers", "mlflow"),
-    "orchestrator.planning.plan": ("torch", "ray", "transformers", "mlflow"),
+    "orchestrator.controller.decide": ("torch", "ray", "transformers", "mlflow"),
+    "orchestrator.planner.plan": ("torch", "ray", "transformers", "mlflow"),
     "orchestrator.storage.run_directory": ("torch", "ray", "transformers", "mlflow"),
     "orchestrator.train.task": ("torch", "ray", "transformers", "mlflow"),
     "orchestrator.checkpoint.store": ("torch", "ray", "transformers", "mlflow"),
@@ -63,7 +52,7 @@ LIGHT = {
     "cluster.workers.heartbeat": ("torch", "ray"),
     "cluster.workers.fork_server": ("torch", "ray"),
     "cluster.workers.process_gang": ("torch", "ray"),
-    "orchestrator.control.controller": ("torch", "ray", "transformers"),
+    "orchestrator.controller.controller": ("torch", "ray", "transformers"),
     "workloads.load": ("ray", "transformers", "torch._dynamo"),
     "orchestrator.chain.drive": ("ray", "mlflow"),
     "orchestrator.train.loop": ("ray", "transformers", "mlflow"),
@@ -147,7 +136,7 @@ def test_no_room_below_sees_a_precision_that_is_not_chosen() -> None:
         for node in ast.walk(parsed(path))
         if isinstance(node, ast.Attribute) and dotted(node)[-2:] == ("train", "precision")
     }
-    assert {name for name in found if not name.startswith("orchestrator/job/")} == READS_IT_OPEN
+    assert {name for name in found if not name.startswith("orchestrator/config/")} == READS_IT_OPEN
 
 
 MODULES = {
@@ -172,7 +161,7 @@ def imports_of(module: str) -> frozenset[str]:
 @pytest.mark.parametrize("package", ROOMS)
 def test_every_module_is_in_a_package_that_is_known(package: str) -> None:
     folders = {path.name for path in (ROOT / package).iterdir() if (path / "__init__.py").exists()}
-    assert folders == set(ROOMS[package])
+    assert folders == {room for room in ROOMS[package] if "." not in room}
     beside = {path.stem for path in (ROOT / package).glob("*.py")} - {"__init__", "__main__"}
     assert beside <= {
         "workload",
@@ -190,7 +179,9 @@ def test_every_module_is_in_a_package_that_is_known(package: str) -> None:
 def test_a_package_imports_only_those_below_it(package: str) -> None:
     height = {f"{package}.{room}": number for number, room in enumerate(ROOMS[package])}
     rooms = {
-        module: ".".join(module.split(".")[:2]) for module in MODULES if module.startswith(f"{package}.")
+        module: max((room for room in height if f"{module}.".startswith(f"{room}.")), key=len, default="")
+        for module in MODULES
+        if module.startswith(f"{package}.")
     }
     upward = [
         f"{module} imports {other}"

@@ -17,8 +17,8 @@ import yaml
 from cluster.render.checks import check
 from cluster.render.schema import load_schemas, violations
 from orchestrator.cli.app import call
-from orchestrator.job.redact import redact
-from orchestrator.job.spec import parse
+from orchestrator.config.redact import redact
+from orchestrator.config.spec import parse
 
 ROOT = Path(__file__).parents[2]
 INFRA = ROOT / "infra"

@@ -13,7 +13,7 @@ import typer
 import yaml
 
 from orchestrator.cli.app import app
-from orchestrator.job.spec import load, parse
+from orchestrator.config.spec import load, parse
 from orchestrator.launch.first_job import job_text
 
 PAGE = (Path(__file__).parents[2] / "docs/guides/tasks.md").read_text()

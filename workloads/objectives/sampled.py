@@ -29,7 +29,7 @@ SHORTEST = 8
 
 RULE = 6
 """The sampling rule of new runs: how objectives read text and draw random numbers. It is the format of the run's
-prepared data (`orchestrator.data.prepared.manifest.FORMATS`), so a run keeps its rule when it resumes. Under rule 1 all
+prepared data (`orchestrator.data.store.manifest.FORMATS`), so a run keeps its rule when it resumes. Under rule 1 all
 objectives read a stream with a stride of sequence_length tokens, and some text between two windows was never read."""
 
 Read = Text

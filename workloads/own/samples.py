@@ -81,7 +81,7 @@ class OwnSamples:
 
     def prepare(self, folder: str, most: int | None = None) -> dict[str, Any]:
         """Write into a local folder what is read from then on, of at most so many samples: how many there are, and what
-        was left out, as `orchestrator.data.prepared.manifest.DataManifest.rejected` has it."""
+        was left out, as `orchestrator.data.store.manifest.DataManifest.rejected` has it."""
         found: dict[str, Any] = self._made.prepare(folder, most)
         return found
 

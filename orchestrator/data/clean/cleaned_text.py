@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from orchestrator.data.clean.documents import texts
 from orchestrator.data.clean.passes import changed, changes, kept_of
 from orchestrator.data.clean.plan import Cleaning
-from orchestrator.data.prepared.data_folder import DataFolder
-from orchestrator.data.prepared.manifest import FORMAT
 from orchestrator.data.sources import Part
 from orchestrator.data.sources.documents import TextPiece, cut_text
 from orchestrator.data.sources.identity import part_key
 from orchestrator.data.sources.rejected import Rejected
+from orchestrator.data.store.data_folder import DataFolder
+from orchestrator.data.store.manifest import FORMAT
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from orchestrator.data.prepared.data_folder import DataFolder
+from orchestrator.data.store.data_folder import DataFolder
 
 SAMPLES = 4
 """Samples of removed documents of a part and a step."""

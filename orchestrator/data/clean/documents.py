@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, BinaryIO
 
-from orchestrator.data.prepared.manifest import FORMAT
+from orchestrator.config.errors import InputError
 from orchestrator.data.sources import Part, Span, opened
 from orchestrator.data.sources.documents import texts_of_row
 from orchestrator.data.sources.rejected import Rejected
 from orchestrator.data.sources.rows import rows
 from orchestrator.data.sources.text_rows import SEPARATOR
-from orchestrator.job.errors import InputError
+from orchestrator.data.store.manifest import FORMAT
 
 DOCUMENT_BYTES = 2**26
 """A longer document is refused, since all of it must be in memory."""

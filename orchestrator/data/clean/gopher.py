@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from orchestrator.config.clean import GopherQuality, GopherRepetition
 from orchestrator.data.clean.words import counted, words
-from orchestrator.job.clean import GopherQuality, GopherRepetition
 
 _PARAGRAPHS = re.compile(r"\n{2,}")
 _LINES = re.compile(r"\n+")

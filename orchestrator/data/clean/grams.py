@@ -9,6 +9,9 @@ from __future__ import annotations
 import numpy as np
 import xxhash
 
+from orchestrator.config.clean import Decontaminate
+from orchestrator.config.errors import InputError
+from orchestrator.config.redact import without_credentials
 from orchestrator.data import sources
 from orchestrator.data.clean.documents import aligned, texts
 from orchestrator.data.clean.plan import PlannedStep, others
@@ -16,10 +19,7 @@ from orchestrator.data.clean.removed import Removed
 from orchestrator.data.clean.signatures import WordHashes
 from orchestrator.data.clean.text_steps import Decide, Row
 from orchestrator.data.clean.words import plain_words
-from orchestrator.data.prepared.data_folder import DataFolder
-from orchestrator.job.clean import Decontaminate
-from orchestrator.job.errors import InputError
-from orchestrator.job.redact import without_credentials
+from orchestrator.data.store.data_folder import DataFolder
 
 ENTRY = np.dtype([("gram", "<u8"), ("source", "<u2"), ("words", "<u2")])
 SUM = 8

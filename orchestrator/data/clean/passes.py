@@ -10,6 +10,8 @@ from functools import lru_cache
 import numpy as np
 import xxhash
 
+from orchestrator.config.errors import InputError
+from orchestrator.config.own_code import cleaning_code
 from orchestrator.data.clean import decisions, gopher, grams, signatures, text_steps, web
 from orchestrator.data.clean.decisions import Decision
 from orchestrator.data.clean.documents import texts
@@ -17,11 +19,9 @@ from orchestrator.data.clean.plan import CHANGE_TEXT, CORPUS, Cleaning, PlannedS
 from orchestrator.data.clean.removed import Removed
 from orchestrator.data.clean.text_steps import Decide, Row
 from orchestrator.data.clean.words import plain_words
-from orchestrator.data.prepared.data_folder import DataFolder
 from orchestrator.data.sources import Part
 from orchestrator.data.sources.identity import part_key
-from orchestrator.job.errors import InputError
-from orchestrator.job.own_code import cleaning_code
+from orchestrator.data.store.data_folder import DataFolder
 
 FOLDER = "clean"
 """The folder of all decisions in a cache."""

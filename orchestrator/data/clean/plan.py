@@ -13,16 +13,16 @@ from typing import Any
 
 import xxhash
 
+from orchestrator.config.clean import CleanStep, Decontaminate, Language, Own, Url
+from orchestrator.config.data import DataSpec, Source
+from orchestrator.config.errors import InputError
+from orchestrator.config.own_code import cleaning_code
 from orchestrator.data import sources
 from orchestrator.data.clean import signatures
 from orchestrator.data.clean.text_steps import language, needs_extra, unusable
-from orchestrator.data.prepared import manifest
 from orchestrator.data.sources import SourceFile
 from orchestrator.data.sources.identity import identity_of
-from orchestrator.job.clean import CleanStep, Decontaminate, Language, Own, Url
-from orchestrator.job.data import DataSpec, Source
-from orchestrator.job.errors import InputError
-from orchestrator.job.own_code import cleaning_code
+from orchestrator.data.store import manifest
 from orchestrator.storage.input_files import open_input
 
 CORPUS = ("exact_duplicates", "near_duplicates")

@@ -17,9 +17,12 @@ from typing import Any
 
 import ray
 
+from orchestrator.config.clean import Url
+from orchestrator.config.errors import InputError
 from orchestrator.data import sources
 from orchestrator.data.clean import clusters, decisions, grams
-from orchestrator.data.clean.alike import (
+from orchestrator.data.clean.cleaned_text import CleanedText
+from orchestrator.data.clean.dedup_decisions import (
     Corpus,
     comparison_of,
     decide_alike,
@@ -27,17 +30,14 @@ from orchestrator.data.clean.alike import (
     pairs_name,
     write_pairs,
 )
-from orchestrator.data.clean.cleaned_text import CleanedText
 from orchestrator.data.clean.documents import aligned
 from orchestrator.data.clean.passes import FOLDER, compare_part, compared_name, decide_part
 from orchestrator.data.clean.plan import CORPUS, Cleaning, PlannedStep, lists_of, others
-from orchestrator.data.prepared.data_folder import DataFolder
-from orchestrator.data.preprocessing.part_tasks import run_alone, run_tasks, together
+from orchestrator.data.prepare.part_tasks import run_alone, run_tasks, together
 from orchestrator.data.progress import Progress
 from orchestrator.data.sources import Part, from_json, to_json
 from orchestrator.data.sources.identity import part_key
-from orchestrator.job.clean import Url
-from orchestrator.job.errors import InputError
+from orchestrator.data.store.data_folder import DataFolder
 from orchestrator.storage.read_at_once import read_at_once
 
 OTHER_PART_BYTES = 2**25

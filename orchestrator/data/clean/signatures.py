@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from orchestrator.config.errors import InputError
 from orchestrator.data.clean.text_steps import needs_extra
-from orchestrator.data.prepared.data_folder import DataFolder
 from orchestrator.data.samples.order import mix
-from orchestrator.job.errors import InputError
+from orchestrator.data.store.data_folder import DataFolder
 
 RANGES = 64
 """Ranges of keys that can be read by themselves."""

@@ -17,13 +17,13 @@ from importlib import import_module
 from typing import Any
 from urllib.parse import urlsplit
 
+from orchestrator.config.clean import Language, Normalize, Own, Pii, Url
+from orchestrator.config.errors import InputError
+from orchestrator.config.extras import install
+from orchestrator.config.own_code import cleaning_function
 from orchestrator.data.clean.removed import Removed
 from orchestrator.data.sources.fields import value_of
 from orchestrator.data.sources.repair import is_unicode
-from orchestrator.job.clean import Language, Normalize, Own, Pii, Url
-from orchestrator.job.errors import InputError
-from orchestrator.job.extras import install
-from orchestrator.job.own_code import cleaning_function
 
 Row = Mapping[str, Any]
 Decide = Callable[[str, Row], str | Removed]

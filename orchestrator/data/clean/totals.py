@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from orchestrator.config.errors import InputError
 from orchestrator.data.clean import decisions
 from orchestrator.data.clean.cleaned_text import CleanedText
-from orchestrator.data.prepared.data_folder import DataFolder
 from orchestrator.data.sources import Part
 from orchestrator.data.sources.identity import part_key
-from orchestrator.job.errors import InputError
+from orchestrator.data.store.data_folder import DataFolder
 from orchestrator.storage.read_at_once import read_at_once
 
 TOTALS = "clean.json"

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import re
 
+from orchestrator.config.clean import C4, FineWeb
 from orchestrator.data.clean.gopher import repeated
 from orchestrator.data.clean.removed import Removed
 from orchestrator.data.clean.words import TERMINAL, sentences, words
-from orchestrator.job.clean import C4, FineWeb
 
 CITATION = re.compile(r"\[\d*]|\[edit]|\[citation needed]")
 ENDS = (".", "?", "!", '"', "'")

@@ -13,9 +13,9 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
+from orchestrator.config.errors import InputError
 from orchestrator.data.encoding.patterns import ENCODINGS
-from orchestrator.data.prepared.data_folder import DataFolder
-from orchestrator.job.errors import InputError
+from orchestrator.data.store.data_folder import DataFolder
 
 SUFFIX = ".tiktoken"
 MOST_UNUSED = 100_000

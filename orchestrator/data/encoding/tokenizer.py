@@ -10,10 +10,10 @@ from typing import Any
 import xxhash
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from orchestrator.config.errors import InputError
 from orchestrator.data.encoding import tiktoken_file
-from orchestrator.data.prepared.data_folder import DataFolder
-from orchestrator.data.prepared.manifest import FORMAT
-from orchestrator.job.errors import InputError
+from orchestrator.data.store.data_folder import DataFolder
+from orchestrator.data.store.manifest import FORMAT
 from workloads.hf.hf_config import of_the_hub
 from workloads.hf.meaning import PLAIN_CLASSES, tokens_of_class, tokens_of_files
 

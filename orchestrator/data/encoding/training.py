@@ -14,10 +14,10 @@ from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
+from orchestrator.config.errors import InputError
+from orchestrator.config.tokenizer_training import TokenizerRecipe
 from orchestrator.data.encoding import tokenizer as byte_level
 from orchestrator.data.encoding.patterns import GPT4
-from orchestrator.job.errors import InputError
-from orchestrator.job.tokenizer_training import TokenizerRecipe
 
 UNKNOWN = "<unk>"
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]

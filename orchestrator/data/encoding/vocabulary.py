@@ -7,7 +7,7 @@ import json
 import numpy as np
 from tokenizers import Tokenizer
 
-from orchestrator.data.prepared.manifest import DataManifest
+from orchestrator.data.store.manifest import DataManifest
 from workloads.workload import Frame, Vocabulary
 
 _CLOSING = "\"')]}ĠĊč "

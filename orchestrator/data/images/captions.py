@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from orchestrator.config.errors import InputError
 from orchestrator.data.images.inputs import byte_tokenizer
 from orchestrator.data.images.parts import Encoder
-from orchestrator.data.prepared.data_folder import DataFolder
-from orchestrator.job.errors import InputError
+from orchestrator.data.store.data_folder import DataFolder
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

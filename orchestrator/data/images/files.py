@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import xxhash
 
+from orchestrator.config.data import Source
+from orchestrator.config.errors import InputError
 from orchestrator.data.sources import Span, resolve, tar_rows
 from orchestrator.data.sources.files import SourceFile
 from orchestrator.data.sources.rejected import Rejected, Unfit
 from orchestrator.data.sources.rows import opened_sound
-from orchestrator.job.data import Source
-from orchestrator.job.errors import InputError
 from orchestrator.storage.file_system import open_file_system
 from orchestrator.storage.input_files import TIMEOUT
 from orchestrator.storage.read_at_once import AT_ONCE, read_at_once

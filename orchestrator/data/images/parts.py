@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 import xxhash
 
-from orchestrator.data.prepared.data_folder import DataFolder
+from orchestrator.data.store.data_folder import DataFolder
 
 Encoder: TypeAlias = Callable[[Sequence[str]], tuple[np.ndarray, np.ndarray]]
 """Makes token ids of texts, int32 [texts, tokens], and says which of them are cut, bool [texts]."""

@@ -27,16 +27,16 @@ import numpy as np
 import xxhash
 from numpy.lib.format import open_memmap
 
+from orchestrator.config.data import ceiling_of
+from orchestrator.config.errors import InputError
 from orchestrator.data.images.captions import BYTES, FILE, Captions
 from orchestrator.data.images.files import ON_ERROR, ImageSource, RawImage, decoded
 from orchestrator.data.images.inputs import processor_config, write_inputs
 from orchestrator.data.images.parts import CAPTIONS, PART, SUMS, Encoder, Found, npy, part_name, sum_of
-from orchestrator.data.prepared.data_folder import DataFolder
-from orchestrator.data.preprocessing import rejections
+from orchestrator.data.prepare import rejections
 from orchestrator.data.sources.files import SourceFile
 from orchestrator.data.sources.rejected import LEFT_OUT, Rejected, Unfit
-from orchestrator.job.data import ceiling_of
-from orchestrator.job.errors import InputError
+from orchestrator.data.store.data_folder import DataFolder
 
 WHERE = "data.samples.options"
 INDEX = "index.json"

@@ -10,20 +10,20 @@ from typing import Generic, NamedTuple, TypeVar
 import numpy as np
 import torch
 
-from orchestrator.data.mixture.mixed_order import MixedOrder
-from orchestrator.data.mixture.passes import AnyOrder
-from orchestrator.data.mixture.sectioned_mixture import SectionedMixture
-from orchestrator.data.mixture.shares import Mixture
-from orchestrator.data.prepared.tokens import Tokens
+from orchestrator.config.errors import InputError
 from orchestrator.data.samples import receipt
+from orchestrator.data.samples.mixture.mixed_order import MixedOrder
+from orchestrator.data.samples.mixture.passes import AnyOrder
+from orchestrator.data.samples.mixture.sectioned_mixture import SectionedMixture
+from orchestrator.data.samples.mixture.shares import Mixture
 from orchestrator.data.samples.order import Order
 from orchestrator.data.samples.sample_reader import SampleReader
+from orchestrator.data.samples.sections.order import SectionedOrder
+from orchestrator.data.samples.sections.plan import SectionPlan
+from orchestrator.data.samples.sections.published import StoppedWaiting
+from orchestrator.data.samples.sections.windows import sections_of
 from orchestrator.data.samples.windows import Streams, Windows, packed_windows, windows_of
-from orchestrator.data.sections.order import SectionedOrder
-from orchestrator.data.sections.plan import SectionPlan
-from orchestrator.data.sections.published import StoppedWaiting
-from orchestrator.data.sections.windows import sections_of
-from orchestrator.job.errors import InputError
+from orchestrator.data.store.tokens import Tokens
 from workloads.model.masks import REAL
 from workloads.workload import Batch, Objective, Reading
 

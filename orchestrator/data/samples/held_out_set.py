@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orchestrator.data.prepared.tokens import Tokens
+from orchestrator.config.errors import InputError
 from orchestrator.data.samples.held_out_split import SHARE, Split
 from orchestrator.data.samples.sample_reader import SampleReader
 from orchestrator.data.samples.windows import Streams, windows_of
-from orchestrator.job.errors import InputError
+from orchestrator.data.store.tokens import Tokens
 from workloads.workload import Batch, Objective
 
 

@@ -11,12 +11,12 @@ from typing import Any, Protocol
 import numpy as np
 import xxhash
 
-from orchestrator.data.prepared.tokens import Tokens
-from orchestrator.data.preprocessing.contents import digests
+from orchestrator.config.errors import InputError
+from orchestrator.data.prepare.contents import digests
 from orchestrator.data.samples.runs import RunsMaker, edges, in_memory, on_disk
 from orchestrator.data.samples.subset import Subset
 from orchestrator.data.samples.windows import Streams
-from orchestrator.job.errors import InputError
+from orchestrator.data.store.tokens import Tokens
 
 SHARE = "data.validation.share"
 DIGESTS = 2**64

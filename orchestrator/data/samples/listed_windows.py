@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import xxhash
 
-from orchestrator.data.prepared.derived_arrays import Keep, arrays_in_memory, arrays_on_disk
+from orchestrator.data.store.derived_arrays import Keep, arrays_in_memory, arrays_on_disk
 
 if TYPE_CHECKING:
     from workloads.workload import Reading

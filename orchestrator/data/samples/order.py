@@ -13,7 +13,7 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import ArrayLike
 
-from orchestrator.job.errors import InputError
+from orchestrator.config.errors import InputError
 
 ROUNDS = 6
 """Pairs of Feistel rounds. Three suffice to look random; the others cost microseconds."""

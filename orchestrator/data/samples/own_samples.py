@@ -18,15 +18,15 @@ import numpy as np
 import torch
 import xxhash
 
-from orchestrator.data.prepared import manifest
-from orchestrator.data.prepared.data_folder import DataFolder
-from orchestrator.data.prepared.manifest import DataManifest
-from orchestrator.data.preprocessing.fingerprint import TextChanged
+from orchestrator.config.errors import InputError
+from orchestrator.config.object_reference import ObjectReference
+from orchestrator.data.prepare.fingerprint import TextChanged
 from orchestrator.data.samples import receipt
 from orchestrator.data.samples.held_out_split import DIGESTS, SHARE
 from orchestrator.data.samples.order import Order, mix
-from orchestrator.job.errors import InputError
-from orchestrator.job.object_reference import ObjectReference
+from orchestrator.data.store import manifest
+from orchestrator.data.store.data_folder import DataFolder
+from orchestrator.data.store.manifest import DataManifest
 from workloads.errors import WorkloadError
 from workloads.own.samples import OwnSamples
 from workloads.workload import Batch

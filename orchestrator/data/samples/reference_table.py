@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import xxhash
 
-from orchestrator.data.prepared.data_folder import DataFolder
+from orchestrator.data.store.data_folder import DataFolder
 from orchestrator.storage.retry import Retry
 
 PART = 512

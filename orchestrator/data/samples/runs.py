@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from orchestrator.data.prepared.derived_arrays import Keep, arrays_on_disk
+from orchestrator.data.store.derived_arrays import Keep, arrays_on_disk
 
 
 class Runs(NamedTuple):

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import xxhash
 
-from orchestrator.data.prepared.derived_arrays import CHUNK
 from orchestrator.data.samples.runs import Runs
 from orchestrator.data.samples.windows import Streams, StreamsOf
+from orchestrator.data.store.derived_arrays import CHUNK
 
 
 class Subset(StreamsOf):

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from orchestrator.data.packing.index import open_index
-from orchestrator.data.packing.windows import PackedWindows
-from orchestrator.data.prepared.manifest import DataManifest
 from orchestrator.data.samples.listed_windows import listed_windows
+from orchestrator.data.samples.packing.index import open_index
+from orchestrator.data.samples.packing.windows import PackedWindows
+from orchestrator.data.store.manifest import DataManifest
 
 if TYPE_CHECKING:
     from workloads.workload import Reading
@@ -22,7 +22,7 @@ MANY = 2**20
 
 
 class Streams(Protocol):
-    """What is read of prepared data: a stream of tokens of each source, as in `data.prepared.tokens.Tokens`."""
+    """What is read of prepared data: a stream of tokens of each source, as in `data.store.tokens.Tokens`."""
 
     @property
     def manifest(self) -> DataManifest:

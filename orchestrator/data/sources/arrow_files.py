@@ -12,8 +12,8 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 
-from orchestrator.job.errors import InputError
-from orchestrator.job.fields import keys_of
+from orchestrator.config.errors import InputError
+from orchestrator.config.fields import keys_of
 from orchestrator.storage.retry import Retry
 
 STATE, SPLITS = "state.json", "dataset_dict.json"

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from orchestrator.data.prepared.manifest import FORMAT
 from orchestrator.data.sources import SourceFile, Span, cut, text_rows
 from orchestrator.data.sources.fields import texts_of, value_of
 from orchestrator.data.sources.files import TABLES
 from orchestrator.data.sources.rejected import Rejected, Unfit
 from orchestrator.data.sources.rows import Row, rows
+from orchestrator.data.store.manifest import FORMAT
 
 NULL = Unfit("null", "has no value")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from orchestrator.config.fields import keys_of, template_of
 from orchestrator.data.sources.rejected import Unfit
 from orchestrator.data.sources.repair import is_unicode
-from orchestrator.job.fields import keys_of, template_of
 
 
 def value_of(values: Mapping[str, Any], field: str) -> Any:

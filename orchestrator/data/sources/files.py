@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import BinaryIO
 
+from orchestrator.config.errors import InputError, Unreachable
+from orchestrator.config.fields import columns_of
 from orchestrator.data.sources.lines import LONGEST_SEPARATOR
 from orchestrator.data.sources.verified import (
     BLOCK_BYTES,
@@ -17,8 +19,6 @@ from orchestrator.data.sources.verified import (
     check_unchanged,
     open_source,
 )
-from orchestrator.job.errors import InputError, Unreachable
-from orchestrator.job.fields import columns_of
 from orchestrator.storage.retry import storage_failed, transient
 
 TABLES = (".parquet", ".arrow")

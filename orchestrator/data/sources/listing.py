@@ -10,14 +10,14 @@ from glob import has_magic
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
+from orchestrator.config.data import Source
+from orchestrator.config.errors import InputError, Unreachable
+from orchestrator.config.redact import without_credentials
 from orchestrator.data.sources.arrow_files import saved_files
 from orchestrator.data.sources.files import VANISHED, SourceFile
 from orchestrator.data.sources.identity import numbered
 from orchestrator.data.sources.kinds import ROWS, kind_of
 from orchestrator.data.sources.verified import identify, tag
-from orchestrator.job.data import Source
-from orchestrator.job.errors import InputError, Unreachable
-from orchestrator.job.redact import without_credentials
 from orchestrator.storage.file_system import open_file_system, shared_file_system
 from orchestrator.storage.input_files import TIMEOUT
 from orchestrator.storage.retry import Retry, status_of, transient

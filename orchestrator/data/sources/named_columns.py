@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
+from orchestrator.config.errors import InputError
+from orchestrator.config.fields import columns_of, keys_of
+from orchestrator.config.records import may_be_null
 from orchestrator.data.sources.files import TABLES, Part, SourceFile, Span
 from orchestrator.data.sources.rows import rows
 from orchestrator.data.sources.spans import cut
 from orchestrator.data.sources.table_rows import schema_in
-from orchestrator.job.errors import InputError
-from orchestrator.job.fields import columns_of, keys_of
-from orchestrator.job.records import may_be_null
 
 SHOWN = 8
 """Names that are told of those that there are."""

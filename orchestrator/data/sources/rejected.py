@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from orchestrator.config.errors import InputError
+from orchestrator.config.redact import without_credentials
 from orchestrator.data.sources.files import SourceFile
 from orchestrator.data.sources.lines import line_number
 from orchestrator.data.sources.plain import opened_plain
-from orchestrator.job.errors import InputError
-from orchestrator.job.redact import without_credentials
 
 EXAMPLES = 3
 """Examples that are kept of one kind in one file and part."""

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, BinaryIO, NamedTuple
 
-from orchestrator.data.prepared.manifest import FORMAT
 from orchestrator.data.sources import csv_rows, json_rows, lines, table_rows, tar_rows, text_rows
 from orchestrator.data.sources.files import VANISHED, Span, opened
 from orchestrator.data.sources.plain import Damage, Plain, damage_of, measured
 from orchestrator.data.sources.rejected import Rejected, Unfit
 from orchestrator.data.sources.repair import sound_value
+from orchestrator.data.store.manifest import FORMAT
 
 
 class Row(NamedTuple):

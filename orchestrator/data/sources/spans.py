@@ -7,12 +7,12 @@ from itertools import pairwise
 
 import pyarrow.parquet as pq
 
-from orchestrator.data.prepared.manifest import FORMAT
+from orchestrator.config.errors import InputError
 from orchestrator.data.sources.arrow_files import batch_ends, schema_of
 from orchestrator.data.sources.files import TABLES, VANISHED, Part, SourceFile, Span, opened
 from orchestrator.data.sources.json_rows import begins_list
 from orchestrator.data.sources.table_rows import ERRORS, top_level
-from orchestrator.job.errors import InputError
+from orchestrator.data.store.manifest import FORMAT
 
 PARTS = 64
 PART_BYTES = (2**20, 2**25)

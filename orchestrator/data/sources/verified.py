@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 import xxhash
 
-from orchestrator.job.errors import InputError
+from orchestrator.config.errors import InputError
 from orchestrator.storage.file_system import RemoteFileSystem, shared_file_system
 from orchestrator.storage.input_files import TIMEOUT, RemoteFile, SeekableFile
 from orchestrator.storage.retry import Retry

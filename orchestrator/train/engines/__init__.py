@@ -1,4 +1,4 @@
 """Engines, which compute training steps: torch-native and DeepSpeed, behind one contract (`engine`).
 
-Optimisers, loss scale and the state by canonical name belong here. Imports `train.parallel`.
+Optimisers, loss scale and the state by canonical name belong here. Imports `parallel`.
 """

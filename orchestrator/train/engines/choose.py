@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from orchestrator.job.spec import JobSpec
-from orchestrator.planning.layout import Layout
-from orchestrator.train.device import Device
+from orchestrator.config.spec import JobSpec
+from orchestrator.parallel.device import Device
+from orchestrator.parallel.layout import Layout
 from orchestrator.train.engines.engine import Engine
 from orchestrator.train.engines.torch_engine import TorchEngine
 from workloads.workload import Workload

@@ -11,22 +11,22 @@ from torch import Tensor, nn
 
 from orchestrator.checkpoint.pieces import TensorPiece, full_piece
 from orchestrator.checkpoint.reader import Reader
-from orchestrator.job.spec import JobSpec
-from orchestrator.planning.layout import Layout
-from orchestrator.train.device import Device
+from orchestrator.config.spec import JobSpec
+from orchestrator.optim.optimizers import rates_of, set_lr
+from orchestrator.parallel.device import Device
+from orchestrator.parallel.layout import Layout
+from orchestrator.parallel.losses import EvaluationSums, StepLosses
+from orchestrator.parallel.mesh import Mesh
+from orchestrator.parallel.parallelize import freeze, multiply_in_8_bits, recompute
+from orchestrator.parallel.partition import cut_of
+from orchestrator.parallel.router_load import RouterLoad, ratios
+from orchestrator.parallel.step_clock import BACKWARD, COMMUNICATION, FORWARD, OPTIMIZER, StepClock
 from orchestrator.train.engines.deepspeed_setup import open_deepspeed, optimizer_of, settings
 from orchestrator.train.engines.deepspeed_state import Fragment, Partitions, frozen_fragments
-from orchestrator.train.engines.engine import EvaluationSums, Metrics
+from orchestrator.train.engines.engine import Metrics
 from orchestrator.train.engines.loss_scale import LossScale
-from orchestrator.train.engines.optimizers import rates_of, set_lr
 from orchestrator.train.engines.state import committed_shapes, initialise
-from orchestrator.train.parallel.losses import StepLosses
-from orchestrator.train.parallel.mesh import Mesh
-from orchestrator.train.parallel.parallelize import freeze, multiply_in_8_bits, recompute
-from orchestrator.train.parallel.partition import cut_of
-from orchestrator.train.parallel.router_load import RouterLoad, ratios
 from orchestrator.train.progress import CHUNKS_HEAD
-from orchestrator.train.step_clock import BACKWARD, COMMUNICATION, FORWARD, OPTIMIZER, StepClock
 from workloads.workload import Batch, Workload
 
 

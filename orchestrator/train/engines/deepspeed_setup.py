@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from orchestrator.job.errors import InputError
-from orchestrator.job.optimizer import OptimizerSpec
-from orchestrator.job.spec import JobSpec
-from orchestrator.planning.layout import Layout
-from orchestrator.train.engines.optimizers import Rate, groups_of
+from orchestrator.config.errors import InputError
+from orchestrator.config.optimizer import OptimizerSpec
+from orchestrator.config.spec import JobSpec
+from orchestrator.optim.optimizers import Rate, groups_of
+from orchestrator.parallel.layout import Layout
 
 log = logging.getLogger(__name__)
 

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from orchestrator.checkpoint.averaged import AVERAGE
 from orchestrator.checkpoint.pieces import TensorPiece
 from orchestrator.checkpoint.reader import Reader
+from orchestrator.parallel.parameter_shard import Box, boxes_of
+from orchestrator.parallel.partition import Cut
 from orchestrator.train.engines.moving_average import MovingAverage
-from orchestrator.train.parallel.parameter_shard import Box, boxes_of
-from orchestrator.train.parallel.partition import Cut
 
 SLOTS = ("exp_avg", "exp_avg_sq")
 """AdamW's optimiser state of one parameter."""

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from orchestrator.checkpoint.pieces import TensorPiece
 from orchestrator.checkpoint.reader import Reader
-from orchestrator.train.step_clock import StepClock
+from orchestrator.parallel.losses import EvaluationSums
+from orchestrator.parallel.step_clock import StepClock
 from workloads.workload import Batch
 
 
@@ -31,43 +31,6 @@ class Metrics:
     grad_norm: float
     extra: dict[str, float] = field(default_factory=dict)
     busy_seconds: float = 0.0
-
-
-@dataclass(frozen=True)
-class EvaluationSums:
-    """Sums over the tokens that were predicted, the same bits on every rank, under any layout.
-
-    Attributes:
-        loss: of the cross-entropy, in nats.
-        tokens: how many were predicted.
-        correct: how many of them were predicted right.
-        routed: what each router did, as `Workload.routing` counts it.
-        sums: other metrics of the workload, each a sum and of how many it is.
-        predictions: prediction and label of each sample, float64 [n, 2], where the job asks for metrics of them.
-    """
-
-    loss: float = 0.0
-    tokens: float = 0.0
-    correct: float = 0.0
-    routed: Mapping[str, Tensor] = field(default_factory=dict)
-    sums: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    predictions: Tensor = field(default_factory=lambda: torch.empty(0, 2, dtype=torch.float64))
-
-    def __add__(self, other: EvaluationSums) -> EvaluationSums:
-        routed = {name: seen + self.routed.get(name, 0.0) for name, seen in other.routed.items()}
-        none = (0.0, 0.0)
-        sums = {
-            name: (a + self.sums.get(name, none)[0], b + self.sums.get(name, none)[1])
-            for name, (a, b) in other.sums.items()
-        }
-        return EvaluationSums(
-            self.loss + other.loss,
-            self.tokens + other.tokens,
-            self.correct + other.correct,
-            routed,
-            sums,
-            torch.cat([self.predictions, other.predictions]),
-        )
 
 
 class Engine(Protocol):

@@ -10,9 +10,9 @@ from torch import Tensor
 from orchestrator.checkpoint.averaged import AVERAGE
 from orchestrator.checkpoint.pieces import TensorPiece
 from orchestrator.checkpoint.reader import Reader
-from orchestrator.train.engines.optimizers import Lamb, Lars, Lion
-from orchestrator.train.engines.own_optimizer import OwnOptimizer
-from orchestrator.train.parallel.parameter_shard import Box, ParameterShard
+from orchestrator.optim.optimizers import Lamb, Lars, Lion
+from orchestrator.optim.own_optimizer import OwnOptimizer
+from orchestrator.parallel.parameter_shard import Box, ParameterShard
 from workloads.model.initialise import ROWS
 from workloads.model.stored import Part, StoredTensor
 from workloads.workload import Workload

@@ -15,27 +15,27 @@ from torch.distributed.tensor import DTensor
 
 from orchestrator.checkpoint.pieces import TensorPiece, full_piece
 from orchestrator.checkpoint.reader import Reader
-from orchestrator.job.spec import JobSpec
-from orchestrator.planning.layout import Layout
-from orchestrator.train.device import Device
-from orchestrator.train.engines.engine import EvaluationSums, Metrics
+from orchestrator.config.spec import JobSpec
+from orchestrator.optim.optimizers import make_muon, make_optimizer, rates_of, set_lr, slots_of
+from orchestrator.parallel.device import Device
+from orchestrator.parallel.fsdp import local_of
+from orchestrator.parallel.full_matrices import FullMatrices
+from orchestrator.parallel.layout import Layout
+from orchestrator.parallel.losses import EvaluationSums, StepLosses
+from orchestrator.parallel.mesh import Mesh
+from orchestrator.parallel.norms import GlobalNorms, squared_norm
+from orchestrator.parallel.parallelize import parallelize
+from orchestrator.parallel.parameter_shard import ParameterShard
+from orchestrator.parallel.partition import Cut
+from orchestrator.parallel.router_load import RouterLoad, ratios
+from orchestrator.parallel.runner import runner_of
+from orchestrator.parallel.shared_base import SharedBase, share
+from orchestrator.parallel.step_clock import COMMUNICATION, FORWARD, OPTIMIZER, StepClock, Stopwatch
+from orchestrator.train.engines.engine import Metrics
 from orchestrator.train.engines.loss_scale import LossScale
 from orchestrator.train.engines.moving_average import MovingAverage
-from orchestrator.train.engines.optimizers import make_muon, make_optimizer, rates_of, set_lr, slots_of
 from orchestrator.train.engines.state import committed_shapes, initialise, pieces, restore
-from orchestrator.train.parallel.fsdp import local_of
-from orchestrator.train.parallel.full_matrices import FullMatrices
-from orchestrator.train.parallel.losses import StepLosses
-from orchestrator.train.parallel.mesh import Mesh
-from orchestrator.train.parallel.norms import GlobalNorms, squared_norm
-from orchestrator.train.parallel.parallelize import parallelize
-from orchestrator.train.parallel.parameter_shard import ParameterShard
-from orchestrator.train.parallel.partition import Cut
-from orchestrator.train.parallel.router_load import RouterLoad, ratios
-from orchestrator.train.parallel.runner import runner_of
-from orchestrator.train.parallel.shared_base import SharedBase, share
 from orchestrator.train.progress import CHUNKS_HEAD
-from orchestrator.train.step_clock import COMMUNICATION, FORWARD, OPTIMIZER, StepClock, Stopwatch
 from workloads.objectives.preferences import REFERENCE
 from workloads.workload import Batch, Workload
 

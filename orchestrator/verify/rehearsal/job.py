@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.job.checkpoint import NO_EXPORT
-from orchestrator.job.data import Source
-from orchestrator.job.smoke import shorter
-from orchestrator.job.spec import JobSpec, parse
-from orchestrator.planning.layout import Layout
+from orchestrator.config.checkpoint import NO_EXPORT
+from orchestrator.config.data import Source
+from orchestrator.config.smoke import shorter
+from orchestrator.config.spec import JobSpec, parse
+from orchestrator.parallel.layout import Layout
 from orchestrator.resolve.resolved_job import ResolvedJob
 from orchestrator.verify.rehearsal.layouts import sequences_of, smaller
 from orchestrator.verify.rehearsal.model import SmallModel, small_model

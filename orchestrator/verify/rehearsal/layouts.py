@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from orchestrator.job.spec import JobSpec
-from orchestrator.planning.engine_rules import engine_problems
-from orchestrator.planning.layout import AXES, Layout, ModelShape, divisors
-from orchestrator.planning.legal_layouts import legal, shard_of
+from orchestrator.config.spec import JobSpec
+from orchestrator.parallel.engine_rules import engine_problems
+from orchestrator.parallel.layout import AXES, Layout, ModelShape, divisors
+from orchestrator.parallel.legal_layouts import legal, shard_of
 
 MOST = 8
 """Ranks of a rehearsal, where its axes have room in so many."""

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.job.errors import InputError
-from orchestrator.job.records import REFERENCED
-from orchestrator.planning.layout import Layout, ModelShape, split_problems
-from orchestrator.planning.model_shape import model_shape
+from orchestrator.config.errors import InputError
+from orchestrator.config.records import REFERENCED
+from orchestrator.parallel.layout import Layout, ModelShape, split_problems
+from orchestrator.planner.shape_of_model import model_shape
 from orchestrator.resolve.resolved_job import ResolvedJob
 from orchestrator.resolve.small_config import narrow
 from workloads.model.config import TransformerConfig

@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from orchestrator.job.spec import JobSpec
-from orchestrator.planning.device import Machine
-from orchestrator.planning.layout import Layout
-from orchestrator.planning.machines import on_paper, worker_on_paper
-from orchestrator.planning.memory import fits, offered
-from orchestrator.planning.plan import Plan
-from orchestrator.planning.precision import MachineOf
+from orchestrator.config.spec import JobSpec
+from orchestrator.parallel.layout import Layout
+from orchestrator.planner.device import Machine
+from orchestrator.planner.machines import on_paper, worker_on_paper
+from orchestrator.planner.memory import fits, offered
+from orchestrator.planner.plan import Plan
+from orchestrator.planner.precision import MachineOf
 from orchestrator.resolve.resolved_job import ResolvedJob
 
 if TYPE_CHECKING:
-    from orchestrator.tracing.of_plan import TracedMemory
+    from orchestrator.planner.trace.layout_memory import TracedMemory
 
 SECONDS = 30.0
 """Of the processor, that the traces may take."""
@@ -39,8 +39,8 @@ class Real:
 
     def looked_at(self, job: ResolvedJob) -> tuple[str, str, str]:
         """What traces of the ranks that matter say: a line, and what is wrong with the mend, empty if nothing is."""
-        from orchestrator.tracing.of_plan import traced_memory
-        from orchestrator.track.page import size
+        from orchestrator.observe.page import size
+        from orchestrator.planner.trace.layout_memory import traced_memory
 
         traced = self.traced or traced_memory(job, self.layout, SECONDS)
         largest = traced.largest
@@ -68,7 +68,7 @@ def worker_of(device: str | None) -> MachineOf:
 
 def real_size(job: ResolvedJob, device: str | None) -> tuple[ResolvedJob, Real]:
     """The job on such workers, see `worker_of`; and its plan there. Raises InputError if no layout is legal."""
-    from orchestrator.tracing.of_plan import confirmed
+    from orchestrator.planner.trace.layout_memory import confirmed
 
     spec, known = job.spec, True
     if device:

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.job.outcome import Outcome
-from orchestrator.job.spec import JobSpec
+from orchestrator.config.outcome import Outcome
+from orchestrator.config.spec import JobSpec
 from orchestrator.storage.run_directory import RunDir
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.checkpoint.store import Store
-from orchestrator.job.errors import InputError, one_line
-from orchestrator.job.spec import JobSpec
-from orchestrator.planning.layout import Layout
+from orchestrator.config.errors import InputError, one_line
+from orchestrator.config.spec import JobSpec
+from orchestrator.parallel.layout import Layout
 from orchestrator.resolve.resolved_job import ResolvedJob
 from orchestrator.storage.row_line import METRICS
 from orchestrator.storage.run_directory import RunDir
@@ -188,12 +188,12 @@ class Scene:
 def _data(scene: Scene) -> str:
     """Make the small job, start Ray, and prepare the data."""
     from cluster.local.ray_session import NotStarted, connected_ray
-    from orchestrator.data.prepared.tokens import Tokens
     from orchestrator.data.progress import StageLine
-    from orchestrator.launch.embedded import imports_begun
+    from orchestrator.data.store.tokens import Tokens
+    from orchestrator.launch.import_prefetch import imports_begun
     from orchestrator.launch.preflight import preflight
+    from orchestrator.observe.formatting import count
     from orchestrator.resolve.prepared_data import PreparedData, prepared
-    from orchestrator.track.words import count
 
     small = rehearsed(scene.job, scene.real.layout, scene.folder)
     scene.small, scene.found.small, scene.found.notes = small, small.layout, small.notes
@@ -263,8 +263,8 @@ def _loss(row: Mapping[str, Any]) -> str:
 
 def _evaluate(scene: Scene) -> str:
     """Evaluate the newest commit on two batches of each set."""
+    from orchestrator.config.metric_names import by_name
     from orchestrator.evaluate.of_commit import evaluate_commit
-    from orchestrator.job.metric_names import by_name
 
     if not scene.spec.set_names:
         raise LeftOut("the job evaluates nothing")

@@ -12,6 +12,8 @@ from urllib.parse import quote
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from orchestrator.config.data import Source
+from orchestrator.config.errors import InputError
 from orchestrator.data.sources import SourceFile, cut, resolve
 from orchestrator.data.sources.arrow_files import batches_in
 from orchestrator.data.sources.documents import LOOK_BYTES
@@ -21,8 +23,6 @@ from orchestrator.data.sources.listing import HIVE_NULL
 from orchestrator.data.sources.plain import Plain
 from orchestrator.data.sources.rows import Row, rows
 from orchestrator.data.sources.table_rows import BATCH_ROWS, ERRORS, top_level
-from orchestrator.job.data import Source
-from orchestrator.job.errors import InputError
 
 ENOUGH = 2 * 2**20
 """Bytes of text, about, that all sources of a list give together."""

@@ -17,12 +17,12 @@ from prepared import prepare_here
 from s3 import Proxy
 from tmpfs import mounted
 
-from orchestrator.data.prepared import blocks, data_folder, verified_shard
-from orchestrator.data.prepared.put_aside import is_noted
-from orchestrator.data.prepared.tokens import Tokens
-from orchestrator.data.prepared.verified_shard import DamagedShard
-from orchestrator.data.preprocessing import prepare, shards
-from orchestrator.job.spec import parse
+from orchestrator.config.spec import parse
+from orchestrator.data.prepare import prepare, shards
+from orchestrator.data.store import blocks, data_folder, verified_shard
+from orchestrator.data.store.quarantine import is_noted
+from orchestrator.data.store.tokens import Tokens
+from orchestrator.data.store.verified_shard import DamagedShard
 from orchestrator.storage import file_system
 from orchestrator.storage.retry import Retry
 

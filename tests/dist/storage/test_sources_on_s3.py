@@ -8,10 +8,10 @@ import json
 import fsspec
 from s3 import Proxy
 
+from orchestrator.config.data import Source
 from orchestrator.data import sources
 from orchestrator.data.sources.documents import pieces
 from orchestrator.data.sources.rejected import Rejected
-from orchestrator.job.data import Source
 
 
 def test_a_store_that_fails_costs_no_document(bucket: str, proxy: Proxy) -> None:

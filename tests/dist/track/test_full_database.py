@@ -10,10 +10,10 @@ import pytest
 from jobs import job
 from tmpfs import mounted
 
-from orchestrator.job.spec import parse
+from orchestrator.config.spec import parse
+from orchestrator.observe.tracker import Delivery, Tracker
 from orchestrator.storage.row_line import METRICS
 from orchestrator.storage.run_directory import RunDir
-from orchestrator.track.tracker import Delivery, Tracker
 
 
 @pytest.fixture

@@ -19,10 +19,10 @@ from s3 import KEYS
 from orchestrator.checkpoint.evaluations import TO_EVALUATE, attach
 from orchestrator.checkpoint.shard import RawPiece
 from orchestrator.checkpoint.store import Store
-from orchestrator.job.spec import JobSpec, parse
+from orchestrator.config.spec import JobSpec, parse
+from orchestrator.observe.registry import register_export
+from orchestrator.observe.tracker import Delivery, Tracker
 from orchestrator.storage.run_directory import RunDir
-from orchestrator.track.registry import register_export
-from orchestrator.track.tracker import Delivery, Tracker
 
 BORN = 1_700_000_000.0
 

@@ -13,9 +13,9 @@ from rank_cases import LENGTH, job, workload_of
 
 from cluster.workers.gang import FINISHED, Bundle, RankStatus
 from cluster.workers.process_gang import ProcessGang
-from orchestrator.planning.layout import Layout, ModelShape
-from orchestrator.planning.legal_layouts import legal
-from orchestrator.planning.model_shape import model_shape
+from orchestrator.parallel.layout import Layout, ModelShape
+from orchestrator.parallel.legal_layouts import legal
+from orchestrator.planner.shape_of_model import model_shape
 
 TOGETHER = 12
 """Cases in one start of the ranks."""

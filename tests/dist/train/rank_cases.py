@@ -14,16 +14,16 @@ from texts import Corpus
 
 from cluster.workers.worker_context import WorkerContext
 from orchestrator.checkpoint.store import Store
+from orchestrator.config.records import COLUMNS, PREFERENCES, REFERENCED
+from orchestrator.config.spec import JobSpec, parse
 from orchestrator.data.samples.batches import slices
-from orchestrator.job.records import COLUMNS, PREFERENCES, REFERENCED
-from orchestrator.job.spec import JobSpec, parse
-from orchestrator.planning.layout import Layout
+from orchestrator.parallel.device import COMPUTE, Device, close_device, open_device
+from orchestrator.parallel.layout import Layout
+from orchestrator.parallel.rank_messages import gather_json
 from orchestrator.resolve.resolved_job import adapter_of
-from orchestrator.train.device import COMPUTE, Device, close_device, open_device
 from orchestrator.train.engines.choose import make_engine
 from orchestrator.train.engines.engine import Engine
 from orchestrator.train.progress import CHUNKS_HEAD
-from orchestrator.train.rank_messages import gather_json
 from workloads.adapters.frozen import frozen_by
 from workloads.load import load
 from workloads.model.dropout import KEYS, row_keys

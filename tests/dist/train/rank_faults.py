@@ -9,8 +9,8 @@ import torch
 from rank_cases import job, micro_batches, workload_of
 
 from cluster.workers.worker_context import WorkerContext
-from orchestrator.planning.layout import Layout
-from orchestrator.train.device import Device, close_device, open_device
+from orchestrator.parallel.device import Device, close_device, open_device
+from orchestrator.parallel.layout import Layout
 from orchestrator.train.engines.torch_engine import TorchEngine
 
 

@@ -10,12 +10,12 @@ import torch
 from traced_cases import job_of, workload_of
 
 from cluster.workers.worker_context import WorkerContext
-from orchestrator.planning.layout import Layout
-from orchestrator.planning.step_trace import CATEGORIES
-from orchestrator.tracing.recorder import Recorder
-from orchestrator.tracing.sample_batch import sample_batch
-from orchestrator.tracing.step import follow, pipeline_followed, settle, step
-from orchestrator.train.device import COMPUTE, Device, close_device, open_device
+from orchestrator.parallel.device import COMPUTE, Device, close_device, open_device
+from orchestrator.parallel.layout import Layout
+from orchestrator.planner.step_trace import CATEGORIES
+from orchestrator.planner.trace.recorder import Recorder
+from orchestrator.planner.trace.sample_batch import sample_batch
+from orchestrator.planner.trace.step import follow, pipeline_followed, settle, step
 from orchestrator.train.engines.torch_engine import TorchEngine
 
 LETS_GO = 2e-3
@@ -38,7 +38,7 @@ class Patient:
 
 
 def measure(case: dict[str, Any], device: Device) -> dict[str, Any]:
-    """Peak bytes of this rank's tensors in its third step, by category, as `orchestrator.tracing` counts them."""
+    """Peak bytes of this rank's tensors in its third step, by category, as `orchestrator.planner.trace` counts them."""
     spec, workload, layout = job_of(case), workload_of(case), Layout(**case["layout"])
     device = Device(device.device, COMPUTE[spec.train.precision], device.group)
     batch = sample_batch(spec, workload, layout.micro_batch)

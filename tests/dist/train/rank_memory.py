@@ -8,8 +8,8 @@ from typing import Any
 from rank_cases import job
 
 from cluster.workers.worker_context import WorkerContext
-from orchestrator.planning.layout import Layout
-from orchestrator.train.device import close_device, open_device
+from orchestrator.parallel.device import close_device, open_device
+from orchestrator.parallel.layout import Layout
 from orchestrator.train.engines.choose import make_engine
 from workloads.load import load
 from workloads.workload import Vocabulary

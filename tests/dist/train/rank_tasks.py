@@ -11,7 +11,7 @@ from cluster.workers.rank_process import describe, serve_store
 from cluster.workers.worker_context import RankInfo, WorkerContext
 from orchestrator.checkpoint.saver import Saver
 from orchestrator.checkpoint.shared_memory import SharedBuffer
-from orchestrator.train.device import close_device
+from orchestrator.parallel.device import close_device
 from orchestrator.train.engines.torch_engine import TorchEngine
 from orchestrator.train.instability import LossSpike, NonFinite
 from orchestrator.train.loop import main

@@ -9,7 +9,7 @@ from base_run import save_class, save_dense, save_experts
 from harness import Results, check_equal, same_bits
 
 from cluster.workers.process_gang import ProcessGang
-from orchestrator.planning.layout import Layout
+from orchestrator.parallel.layout import Layout
 from workloads.adapters.adapter import PROMPTS
 
 KINDS: dict[str, dict[str, Any]] = {

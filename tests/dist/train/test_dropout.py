@@ -10,7 +10,7 @@ import pytest
 from harness import MODELS, Results, check_equal, cover, layouts_of, reference_of, write_hf_class
 
 from cluster.workers.process_gang import ProcessGang
-from orchestrator.planning.layout import Layout
+from orchestrator.parallel.layout import Layout
 
 STEPS = 3
 DROPOUT = {"dropout": 0.1, "attention_dropout": 0.2, "steps": STEPS}

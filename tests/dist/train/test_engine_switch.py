@@ -14,8 +14,8 @@ from prepared import prepare_here
 from cluster.workers.gang import Bundle
 from cluster.workers.process_gang import ProcessGang
 from orchestrator.checkpoint.store import Store
-from orchestrator.job.spec import JobSpec, parse
-from orchestrator.planning.layout import Layout
+from orchestrator.config.spec import JobSpec, parse
+from orchestrator.parallel.layout import Layout
 from orchestrator.train.task import ENTRY, Task
 
 STEPS = 12

@@ -12,9 +12,9 @@ from rank_cases import job, micro_batches, workload_of
 from rendezvous import recorded
 
 from cluster.workers.process_gang import ProcessGang
-from orchestrator.job.records import PREFERENCES
-from orchestrator.planning.layout import Layout
-from orchestrator.train.parallel.losses import _predicted
+from orchestrator.config.records import PREFERENCES
+from orchestrator.parallel.layout import Layout
+from orchestrator.parallel.losses import _predicted
 
 LABELS = ["bad", "fair", "good"]
 TASKS: dict[str, dict[str, Any]] = {

@@ -8,7 +8,7 @@ import pytest
 from harness import Results, check_equal, reference_of, same_bits, write_hf_class
 
 from cluster.workers.process_gang import ProcessGang
-from orchestrator.planning.layout import Layout
+from orchestrator.parallel.layout import Layout
 
 MODELS: dict[str, dict[str, Any]] = {
     "below": {"model": "gpt-tiny", "freeze": ["tokens.*", "embeddings.*", "layers.0.*"]},

@@ -8,7 +8,7 @@ import pytest
 from harness import MODELS, Results, check_equal, cover, layouts_of, reference_of, same_bits
 
 from cluster.workers.process_gang import ProcessGang
-from orchestrator.planning.layout import Layout
+from orchestrator.parallel.layout import Layout
 
 STEPS = 3
 GROUPS = [{"match": ["*attention*"], "lr_scale": 2.0}, {"match": ["tokens.*"], "weight_decay": 0.0}]

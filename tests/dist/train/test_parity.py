@@ -13,7 +13,7 @@ import pytest
 from harness import MODELS, WIDE, Results, check_equal, cover, layouts_of, reference_of, worst
 
 from cluster.workers.process_gang import ProcessGang
-from orchestrator.planning.layout import AXES, Layout
+from orchestrator.parallel.layout import AXES, Layout
 
 SHORT, LONG = 4, 10
 """Optimiser steps."""

@@ -13,7 +13,7 @@ from base_run import save_dense, save_experts
 from harness import Results, check_equal, finished
 
 from cluster.workers.process_gang import ProcessGang
-from orchestrator.planning.layout import Layout
+from orchestrator.parallel.layout import Layout
 
 ROWS = 150
 """Tokens in the checkpoint; the vocabulary of these tests has ten more."""

@@ -7,7 +7,7 @@ import pytest
 from harness import MODELS, WIDE, Results, check_equal, same_bits
 
 from cluster.workers.process_gang import ProcessGang
-from orchestrator.planning.layout import Layout
+from orchestrator.parallel.layout import Layout
 
 STEPS = 2
 WALKS: dict[str, list[Layout]] = {

@@ -15,9 +15,9 @@ from prepared import prepare_here
 from cluster.workers.gang import FINISHED, Bundle
 from cluster.workers.process_gang import ProcessGang
 from orchestrator.checkpoint.store import Store
+from orchestrator.config.spec import parse
 from orchestrator.data.samples.skips import Skip, next_skip
-from orchestrator.job.spec import parse
-from orchestrator.planning.layout import Layout
+from orchestrator.parallel.layout import Layout
 from orchestrator.train.task import Task
 
 STEPS, BATCH = 12, 8

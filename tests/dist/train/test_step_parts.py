@@ -11,9 +11,9 @@ from jobs import job, write_text
 from lasting_gang import LastingGang
 from prepared import prepare_here
 
-from orchestrator.job.spec import parse
-from orchestrator.planning.layout import Layout
-from orchestrator.track.step_parts import StepParts, why_slow
+from orchestrator.config.spec import parse
+from orchestrator.observe.step_parts import StepParts, why_slow
+from orchestrator.parallel.layout import Layout
 from orchestrator.train.task import Task
 
 CASES: dict[str, tuple[dict[str, Any], set[str]]] = {

@@ -19,10 +19,10 @@ import psutil
 import pytest
 import ray
 
-from orchestrator.data.preprocessing.part_tasks import TRIES, run_alone, run_tasks
-from orchestrator.data.preprocessing.prepare import prepare
-from orchestrator.job.data import DataSpec
-from orchestrator.job.errors import InputError
+from orchestrator.config.data import DataSpec
+from orchestrator.config.errors import InputError
+from orchestrator.data.prepare.part_tasks import TRIES, run_alone, run_tasks
+from orchestrator.data.prepare.prepare import prepare
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 PART_BYTES = 20_000
@@ -30,10 +30,10 @@ WORKERS, NODES, DRIVERS = 25, 10, 15
 """How many of each are killed."""
 PREPARE = """
 import sys, ray
-from orchestrator.data.preprocessing.part_tasks import TRIES, run_alone, run_tasks
-from orchestrator.data.preprocessing.prepare import prepare
-from orchestrator.job.data import DataSpec
-from orchestrator.job.errors import InputError
+from orchestrator.data.prepare.part_tasks import TRIES, run_alone, run_tasks
+from orchestrator.data.prepare.prepare import prepare
+from orchestrator.config.data import DataSpec
+from orchestrator.config.errors import InputError
 ray.init("local", num_cpus=2, include_dashboard=False, object_store_memory=10**8, log_to_driver=False)
 prepare(DataSpec.model_validate_json(sys.argv[1]), (), sys.argv[2], part_bytes=int(sys.argv[3]))
 """

@@ -20,13 +20,13 @@ from jobs import job
 from tmpfs import mounted
 
 from cluster.workers import idle_agent
+from orchestrator.config.data import DataSpec
+from orchestrator.config.errors import InputError
+from orchestrator.config.spec import parse
 from orchestrator.data.encoding import tokenizer
-from orchestrator.data.prepared.tokens import Tokens
-from orchestrator.data.prepared.verified_shard import DamagedShard
-from orchestrator.data.preprocessing.prepare import prepare
-from orchestrator.job.data import DataSpec
-from orchestrator.job.errors import InputError
-from orchestrator.job.spec import parse
+from orchestrator.data.prepare.prepare import prepare
+from orchestrator.data.store.tokens import Tokens
+from orchestrator.data.store.verified_shard import DamagedShard
 from orchestrator.resolve.prepared_data import PreparedData, is_whole, prepared
 from orchestrator.storage.run_directory import RunDir
 
@@ -306,8 +306,8 @@ def test_a_set_is_made_again_by_the_tokenizer_of_the_run(tmp_path: Path) -> None
 PREPARE = """
 import sys, ray
 from cluster.workers.ray_internals import lean_start
-from orchestrator.data.preprocessing.prepare import prepare
-from orchestrator.job.data import DataSpec
+from orchestrator.data.prepare.prepare import prepare
+from orchestrator.config.data import DataSpec
 with lean_start():
     ray.init("local", num_cpus=2, include_dashboard=False, object_store_memory=10**8, _node_ip_address="127.0.0.1")
 print(prepare(DataSpec.model_validate_json(sys.argv[1]), (), sys.argv[2], part_bytes=20_000))

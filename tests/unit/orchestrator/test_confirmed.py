@@ -11,20 +11,20 @@ from typing import Any
 import pytest
 from jobs import job, write_text
 
-from orchestrator.control import trace_beside
-from orchestrator.control.events import start_event
-from orchestrator.control.trace_beside import verdicts_before
-from orchestrator.job.errors import InputError
-from orchestrator.job.spec import dump, parse
-from orchestrator.planning import plan as planning
-from orchestrator.planning.device import Machine
-from orchestrator.planning.layout import Layout
-from orchestrator.planning.memory import MEMORY_SHARE, peak_bytes
-from orchestrator.planning.plan import Verdict
-from orchestrator.planning.planner import Planner
+from orchestrator.config.errors import InputError
+from orchestrator.config.spec import dump, parse
+from orchestrator.controller import trace_beside
+from orchestrator.controller.events import start_event
+from orchestrator.controller.trace_beside import verdicts_before
+from orchestrator.parallel.layout import Layout
+from orchestrator.planner import plan as planning
+from orchestrator.planner.device import Machine
+from orchestrator.planner.memory import MEMORY_SHARE, peak_bytes
+from orchestrator.planner.plan import Verdict
+from orchestrator.planner.planner import Planner
+from orchestrator.planner.trace import background_tracer, layout_memory
+from orchestrator.planner.trace.layout_memory import check_fits, confirmed
 from orchestrator.resolve.resolved_job import ResolvedJob, resolve
-from orchestrator.tracing import beside, of_plan
-from orchestrator.tracing.of_plan import check_fits, confirmed
 
 LOW = 0.5
 """What the formula says is this share of what it should."""
@@ -69,7 +69,7 @@ def test_without_time_for_more_the_one_that_needs_least_is_taken(
     resolved: ResolvedJob, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And by the controller, to which the verdicts are all it knows."""
-    monkeypatch.setattr(of_plan, "SECONDS", 0.0)
+    monkeypatch.setattr(layout_memory, "SECONDS", 0.0)
     found = confirmed(resolved, 1, machine)
     layout = found.plan.chosen.layout
     assert found.traced is not None
@@ -103,8 +103,8 @@ def test_where_none_fits_in_the_time_the_first_stays_and_is_refused(
     with pytest.raises(InputError, match=r"dp1 zero0 mb8 needs 0\.07 GiB a worker, which offers 0\.04 GiB"):
         check_fits(pinned, machine)
     check_fits(resolved, machine)
-    monkeypatch.setattr(of_plan, "SECONDS", 0.0)
-    monkeypatch.setattr(of_plan, "LAST", 0.0)
+    monkeypatch.setattr(layout_memory, "SECONDS", 0.0)
+    monkeypatch.setattr(layout_memory, "LAST", 0.0)
     found = confirmed(resolved, 1, machine)
     assert found.plan.chosen.layout.micro_batch == 8
     assert found.verdicts == {}
@@ -118,7 +118,7 @@ def test_what_the_formula_alone_refuses_is_taken_where_its_trace_fits(
     """By `plan`, by `submit` and by the controller; not where the formula would be off by more than it ever was."""
     pinned = _job(tmp_path, {"micro_batch": 4, "recompute": "none"})
     layout = Layout(micro_batch=4)
-    traced = of_plan.traced_memory(pinned, layout).largest
+    traced = layout_memory.traced_memory(pinned, layout).largest
     assert traced is not None
     tight = Machine(1.01 * traced.memory.peak / MEMORY_SHARE, 1e12, launch=1e-4)
     monkeypatch.setattr(planning, "peak_bytes", lambda *_: 1.2 * traced.memory.peak)
@@ -150,7 +150,7 @@ def test_the_run_starts_with_what_fits(
     def confirm(workers: int) -> dict[Layout, Verdict]:
         asked.append(workers)
         given = {"job": dump(resolved.spec), "workers": workers, "machine": dataclasses.asdict(machine)}
-        said = json.dumps(beside.answer(json.loads(json.dumps(given))))
+        said = json.dumps(background_tracer.answer(json.loads(json.dumps(given))))
         program = [sys.executable, "-c", f"import sys; sys.stdin.read(); print({said!r})"]
         monkeypatch.setattr(trace_beside, "command_of", lambda *_: program)
         return verdicts_before(resolved.spec, machine, lambda: False, workers)

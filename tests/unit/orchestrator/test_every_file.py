@@ -19,13 +19,13 @@ from scripted import Training, fake_cluster
 
 from orchestrator.checkpoint.identity import check_same_run
 from orchestrator.checkpoint.store import Store
-from orchestrator.control import controller as controllers
-from orchestrator.control import decide
-from orchestrator.control.controller import Controller
-from orchestrator.job.errors import InputError
-from orchestrator.job.spec import JobSpec, parse
+from orchestrator.config.errors import InputError
+from orchestrator.config.spec import JobSpec, parse
+from orchestrator.controller import controller as controllers
+from orchestrator.controller import decide
+from orchestrator.controller.controller import Controller
 from orchestrator.launch.finished import done_already
-from orchestrator.planning import machines
+from orchestrator.planner import machines
 from orchestrator.storage.row_line import EVENTS, METRICS
 from orchestrator.storage.row_log import missing_numbers
 from orchestrator.storage.run_directory import RunDir

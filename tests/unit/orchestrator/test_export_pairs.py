@@ -14,10 +14,10 @@ import transformers
 from jobs import job
 from prepared import prepare_here
 
-from orchestrator.data.prepared.tokens import Tokens
+from orchestrator.config.errors import InputError
+from orchestrator.config.spec import JobSpec, parse
+from orchestrator.data.store.tokens import Tokens
 from orchestrator.export import hugging_face as export
-from orchestrator.job.errors import InputError
-from orchestrator.job.spec import JobSpec, parse
 from orchestrator.launch.preflight import check_workload
 from orchestrator.resolve.resolved_job import resolve
 from orchestrator.resolve.training_inputs import training_inputs, workload_of

@@ -17,13 +17,13 @@ from jobs import job
 from prepared import prepare_here
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from orchestrator.config.spec import JobSpec, parse
 from orchestrator.data.encoding import tokenizer as made
 from orchestrator.data.encoding.auto_tokenizer import class_to_read
-from orchestrator.data.prepared.tokens import Tokens
 from orchestrator.data.samples.sample_reader import SampleReader
 from orchestrator.data.samples.windows import windows_of
+from orchestrator.data.store.tokens import Tokens
 from orchestrator.export import hugging_face as export
-from orchestrator.job.spec import JobSpec, parse
 from orchestrator.resolve.training_inputs import workload_of
 from workloads import objectives
 from workloads.describe import describe

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from orchestrator.job.spec import parse
-from orchestrator.launch.on_paper import check_on_paper
-from orchestrator.planning.layout import Layout
-from orchestrator.planning.machines import on_paper
-from orchestrator.planning.memory import peak_bytes
+from orchestrator.config.spec import parse
+from orchestrator.launch.offline_checks import check_on_paper
+from orchestrator.parallel.layout import Layout
+from orchestrator.planner.machines import on_paper
+from orchestrator.planner.memory import peak_bytes
+from orchestrator.planner.trace.layout_memory import traced_memory
 from orchestrator.resolve.resolved_job import ResolvedJob
-from orchestrator.tracing.of_plan import traced_memory
 from workloads.describe import describe
 
 MODELS = ["gpt2", "llama-3-8b", "qwen3-8b", "gemma-2-9b", "mixtral-8x7b", "bert-base", "t5-base"]

@@ -14,18 +14,18 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from traced_cases import case_of, job_of, workload_of
 
-from orchestrator.planning.device import Machine
-from orchestrator.planning.layout import Layout
-from orchestrator.planning.memory import peak_bytes
-from orchestrator.planning.model_shape import model_shape
-from orchestrator.planning.step_trace import CATEGORIES, Memory, NotTraced, StepTrace, Wait
+from orchestrator.parallel.layout import Layout
+from orchestrator.planner.device import Machine
+from orchestrator.planner.memory import peak_bytes
+from orchestrator.planner.shape_of_model import model_shape
+from orchestrator.planner.step_trace import CATEGORIES, Memory, NotTraced, StepTrace, Wait
+from orchestrator.planner.trace.layer_extrapolation import deepened, depths_of
+from orchestrator.planner.trace.layout_memory import TracedMemory, micro_batches_of, with_all
+from orchestrator.planner.trace.messages import Messages
+from orchestrator.planner.trace.op_cache import Remembered, how_of
+from orchestrator.planner.trace.recorder import Recorder
+from orchestrator.planner.trace.step import _other_ranks, trace, traces
 from orchestrator.resolve.resolved_job import ResolvedJob
-from orchestrator.tracing.depth import deepened, depths_of
-from orchestrator.tracing.messages import Messages
-from orchestrator.tracing.of_plan import TracedMemory, micro_batches_of, with_all
-from orchestrator.tracing.recorder import Recorder
-from orchestrator.tracing.remembered import Remembered, how_of
-from orchestrator.tracing.step import _other_ranks, trace, traces
 from workloads.workload import Workload
 
 

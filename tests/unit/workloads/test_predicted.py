@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from traced_cases import vocabulary_of
 
-from orchestrator.tracing.sample_batch import MadeUp, predicted_share
+from orchestrator.planner.trace.sample_batch import MadeUp, predicted_share
 from workloads import objectives
 from workloads.load import load
 from workloads.predicted import ALL, RATES, Predicted, predicted

@@ -65,7 +65,7 @@ def test_a_worker_of_ray_keeps_this_program_s(folder: Path) -> None:
     """As Ray's workers, which have the working directory first on their path and get the function by value."""
     body = textwrap.dedent(inspect.getsource(keeper()))
     code = f"root = {str(Path(orchestrator.__file__).parents[1])!r}\n{body}\nkeep_packages()\n"
-    code += "import orchestrator.job.spec, cluster.workers.gang; print(orchestrator.__file__)"
+    code += "import orchestrator.config.spec, cluster.workers.gang; print(orchestrator.__file__)"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=folder, timeout=60
     )

@@ -15,9 +15,9 @@ from orchestrator.api import run as module
 from orchestrator.api.job import Job
 from orchestrator.api.run import Run, RunFailed, load_run
 from orchestrator.api.start import run, submit
-from orchestrator.job.errors import InputError
-from orchestrator.job.spec import dump, parse
-from orchestrator.launch import at_work
+from orchestrator.config.errors import InputError
+from orchestrator.config.spec import dump, parse
+from orchestrator.launch import active_controller
 from orchestrator.storage.run_directory import RunDir
 
 
@@ -50,7 +50,7 @@ def test_a_commit_that_cannot_be_read_hides_no_other(begun: RunDir) -> None:
 def test_who_waits_for_a_run_that_nobody_drives_is_told(
     begun: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(at_work, "SILENCE", 0.2)
+    monkeypatch.setattr(active_controller, "SILENCE", 0.2)
     monkeypatch.setattr(module, "EVERY", 0.05)
     begun.write_json("status.json", {"phase": "train", "time": 1.0})
     with pytest.raises(

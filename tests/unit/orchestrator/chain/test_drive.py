@@ -15,9 +15,9 @@ from jobs import job
 from orchestrator.chain import drive
 from orchestrator.chain.drive import Driver
 from orchestrator.chain.stage_run import stage_runs
-from orchestrator.job.chain import parse_chain
-from orchestrator.job.errors import InputError
-from orchestrator.job.outcome import Outcome
+from orchestrator.config.chain import parse_chain
+from orchestrator.config.errors import InputError
+from orchestrator.config.outcome import Outcome
 from orchestrator.launch.run import RunOutcome
 from orchestrator.storage.run_directory import RunDir
 

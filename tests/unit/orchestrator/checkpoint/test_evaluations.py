@@ -22,7 +22,7 @@ from orchestrator.checkpoint.evaluations import (
 from orchestrator.checkpoint.retention import Retention, best_commit, prune, remove, rewind
 from orchestrator.checkpoint.shard import RawPiece
 from orchestrator.checkpoint.store import Store
-from orchestrator.job.spec import parse
+from orchestrator.config.spec import parse
 
 BESIDE = Retention(keep=1, best="validation.loss", unevaluated=True)
 

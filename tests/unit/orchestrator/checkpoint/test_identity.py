@@ -30,12 +30,12 @@ from orchestrator.checkpoint.identity import (
 from orchestrator.checkpoint.manifest import commit_folder
 from orchestrator.checkpoint.retention import rewind
 from orchestrator.checkpoint.store import Store
-from orchestrator.control.run_history import RunHistory
-from orchestrator.job.data import Source, ValidationSpec
-from orchestrator.job.errors import InputError
-from orchestrator.job.evaluate import EvaluateSpec
-from orchestrator.job.overrides import override
-from orchestrator.job.spec import JobSpec, dump, parse
+from orchestrator.config.data import Source, ValidationSpec
+from orchestrator.config.errors import InputError
+from orchestrator.config.evaluate import EvaluateSpec
+from orchestrator.config.overrides import override
+from orchestrator.config.spec import JobSpec, dump, parse
+from orchestrator.controller.run_history import RunHistory
 from orchestrator.storage.run_directory import RunDir
 
 

@@ -11,7 +11,7 @@ from orchestrator.checkpoint.manifest import CorruptCommit, parse_manifest
 from orchestrator.checkpoint.pieces import full_piece
 from orchestrator.checkpoint.shard import digest
 from orchestrator.checkpoint.store import Store
-from orchestrator.job.errors import InputError
+from orchestrator.config.errors import InputError
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import torch
 from orchestrator.checkpoint.manifest import CommitManifest, CorruptCommit
 from orchestrator.checkpoint.pieces import TensorPiece, full_piece
 from orchestrator.checkpoint.store import Store
-from orchestrator.job.errors import InputError
+from orchestrator.config.errors import InputError
 from orchestrator.storage.retry import Retry
 
 META = {"position": 0, "receipt": ""}

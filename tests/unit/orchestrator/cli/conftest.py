@@ -16,7 +16,7 @@ from scripted import drive
 from typer.main import get_command
 
 from orchestrator.cli.app import call
-from orchestrator.job.spec import load
+from orchestrator.config.spec import load
 
 
 @dataclass(frozen=True)

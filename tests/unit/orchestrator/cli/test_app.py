@@ -15,8 +15,8 @@ from jobs import job, write_job
 
 from orchestrator.cli import run
 from orchestrator.cli.app import _guarded, call
-from orchestrator.job import spec
-from orchestrator.job.errors import InputError
+from orchestrator.config import spec
+from orchestrator.config.errors import InputError
 
 HEAVY = ("torch", "ray", "pydantic", "rich", "transformers", "numpy", "fsspec", "mlflow", "yaml", "pyarrow")
 COMMANDS = (

@@ -12,7 +12,7 @@ from jobs import job, write_job
 from letters import letters, write_tokenizer
 from prepared import prepare_here
 
-from orchestrator.job.spec import load
+from orchestrator.config.spec import load
 
 SOME = "\n<|endoftext|>\n".join(
     f"Document {number} tells of {number * number} things." * 3 for number in range(60)

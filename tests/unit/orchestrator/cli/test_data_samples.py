@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from orchestrator.cli.data_samples import whole
-from orchestrator.job.errors import InputError
+from orchestrator.config.errors import InputError
 
 
 def test_data_that_is_still_prepared_is_told_and_not_waited_for() -> None:

@@ -15,15 +15,15 @@ import yaml
 from jobs import job, write_job, write_text
 
 from orchestrator.cli.try_run import begun_anew, place_of_try
+from orchestrator.config import chain, spec
+from orchestrator.config.errors import InputError
+from orchestrator.config.spec import dump, parse
 from orchestrator.data.encoding import tokenizer
-from orchestrator.data.preprocessing.conversations import Template
+from orchestrator.data.prepare.conversations import Template
 from orchestrator.data.sources.fields import value_of
-from orchestrator.job import chain, spec
-from orchestrator.job.errors import InputError
-from orchestrator.job.spec import dump, parse
 from orchestrator.launch.doctor import Finding
 from orchestrator.launch.first_job import job_text
-from orchestrator.planning.profile import FOLDER
+from orchestrator.planner.profile import FOLDER
 from orchestrator.storage.run_directory import RunDir
 
 NOISY = """

@@ -13,7 +13,7 @@ from run_directories import run_of
 
 from orchestrator.cli import followed
 from orchestrator.cli.options import run_names
-from orchestrator.launch import at_work
+from orchestrator.launch import active_controller
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def test_a_run_that_nobody_drives_is_followed_no_longer(
     command: Any, here: Path, monkeypatch: pytest.MonkeyPatch, options: list[Any]
 ) -> None:
     """As one that was killed: its status stays as it was."""
-    monkeypatch.setattr(at_work, "SILENCE", 0.05)
+    monkeypatch.setattr(active_controller, "SILENCE", 0.05)
     monkeypatch.setattr(followed, "EVERY", 0.01)
     path = here / "runs/small/status.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"phase": "train"}))

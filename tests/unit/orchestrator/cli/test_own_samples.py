@@ -10,13 +10,13 @@ import pytest
 from jobs import write_job
 from PIL import Image
 
-from orchestrator.checkpoint import chosen
+from orchestrator.checkpoint import resolve_checkpoint
 from orchestrator.checkpoint.store import Store
 from orchestrator.cli import evaluate
-from orchestrator.data.prepared.tokens import Tokens
+from orchestrator.config.errors import InputError
+from orchestrator.config.spec import parse
 from orchestrator.data.samples.own_samples import prepare_samples
-from orchestrator.job.errors import InputError
-from orchestrator.job.spec import parse
+from orchestrator.data.store.tokens import Tokens
 from orchestrator.launch.preflight import preflight
 from orchestrator.resolve.training_inputs import training_inputs
 from orchestrator.storage.run_directory import RunDir
@@ -127,7 +127,7 @@ def test_no_text_is_continued(
 ) -> None:
     run = RunDir(str(tmp_path / "run"))
     monkeypatch.setattr(evaluate, "existing_run", lambda _: (run, parse(document)))
-    monkeypatch.setattr(chosen, "read_chosen", lambda store, step, read: read(4))
+    monkeypatch.setattr(resolve_checkpoint, "read_chosen", lambda store, step, read: read(4))
     monkeypatch.setattr(Store, "manifest", lambda store, step: None)
     said = command("generate", run.uri, "Once")
     assert said.code == 2

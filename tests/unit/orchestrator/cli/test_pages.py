@@ -11,8 +11,8 @@ from fsspec.implementations.local import LocalFileSystem
 from run_directories import run_of
 
 from orchestrator.cli.app import call
-from orchestrator.track.page_server import PageServer
-from orchestrator.track.runs_page import listed as listed_rows
+from orchestrator.observe.page_server import PageServer
+from orchestrator.observe.runs_page import listed as listed_rows
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from jobs import job, write_text
 
 from orchestrator.cli.app import call
-from orchestrator.job.spec import dump, parse
+from orchestrator.config.spec import dump, parse
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.cli import followed, jobs
 from orchestrator.cli.run import _where_next
-from orchestrator.launch import at_work
+from orchestrator.launch import active_controller
 
 
 @pytest.fixture
@@ -175,7 +175,7 @@ def test_attach_follows_a_run_until_its_new_summary_is_there(
 def test_attach_does_not_wait_for_a_run_that_nobody_drives(
     command: Any, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(at_work, "SILENCE", 0.05)
+    monkeypatch.setattr(active_controller, "SILENCE", 0.05)
     monkeypatch.setattr(followed, "EVERY", 0.01)
     path = here / "runs/half/status.json"
     replace(path, json.loads(path.read_text()) | {"phase": "train"})

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
+from orchestrator.config.data import Source
 from orchestrator.data import sources
 from orchestrator.data.encoding import tokenizer
-from orchestrator.data.prepared import manifest
-from orchestrator.data.prepared.data_folder import DataFolder
-from orchestrator.data.preprocessing import shards
-from orchestrator.data.preprocessing.gather import gather
-from orchestrator.data.preprocessing.part_text import sample
-from orchestrator.job.data import Source
+from orchestrator.data.prepare import shards
+from orchestrator.data.prepare.gather import gather
+from orchestrator.data.prepare.part_text import sample
+from orchestrator.data.store import manifest
+from orchestrator.data.store.data_folder import DataFolder
 
 ENTRIES = 320
 

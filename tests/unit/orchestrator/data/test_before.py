@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from before import unpack
 
-from orchestrator.data.prepared.tokens import Tokens
 from orchestrator.data.samples.batches import batches_of
+from orchestrator.data.store.tokens import Tokens
 from workloads.objectives import OF_TEXT, build
 from workloads.workload import Batch
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import xxhash
 
+from orchestrator.config.errors import InputError
 from orchestrator.data import corpus
 from orchestrator.data.corpus import collect
-from orchestrator.job.errors import InputError
 
 SCRIPT = """
 import json, sys

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from orchestrator.config.data import Source
+from orchestrator.config.errors import InputError
 from orchestrator.data import sources
 from orchestrator.data.encoding import tokenizer
 from orchestrator.data.sources import lines, text_rows
 from orchestrator.data.sources.documents import pieces
-from orchestrator.job.data import Source
-from orchestrator.job.errors import InputError
 
 
 def texts(

@@ -12,16 +12,16 @@ import pytest
 from hf_tokenizers import DOCUMENTS, bert, gpt2, unigram, with_bos
 from tokenizers import Tokenizer
 
+from orchestrator.config.data import Source
+from orchestrator.config.errors import InputError
 from orchestrator.data import sources
 from orchestrator.data.encoding import tokenizer
-from orchestrator.data.prepared import manifest
-from orchestrator.data.prepared.data_folder import DataFolder
-from orchestrator.data.prepared.tokens import Tokens
-from orchestrator.data.preprocessing import shards
-from orchestrator.data.preprocessing.gather import gather
+from orchestrator.data.prepare import shards
+from orchestrator.data.prepare.gather import gather
 from orchestrator.data.samples.batches import batches_of
-from orchestrator.job.data import Source
-from orchestrator.job.errors import InputError
+from orchestrator.data.store import manifest
+from orchestrator.data.store.data_folder import DataFolder
+from orchestrator.data.store.tokens import Tokens
 from workloads.load import load
 from workloads.objectives import build, special_tokens
 

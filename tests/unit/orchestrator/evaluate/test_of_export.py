@@ -11,6 +11,7 @@ import pytest
 import transformers
 from safetensors.torch import load_file, save_file
 
+from orchestrator.config.errors import InputError
 from orchestrator.data.encoding import tokenizer as tokenizers
 from orchestrator.evaluate import of_export
 from orchestrator.evaluate.of_export import (
@@ -21,7 +22,6 @@ from orchestrator.evaluate.of_export import (
     tokenizer_of_export,
     workload_of_export,
 )
-from orchestrator.job.errors import InputError
 from orchestrator.resolve.prepared_data import PreparedData
 from workloads.hf.parity_table import CASES, random_state
 from workloads.transformer_workload import TransformerWorkload

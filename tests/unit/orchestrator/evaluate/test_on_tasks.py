@@ -14,13 +14,13 @@ import task_files as examples
 from hf_tokenizers import DOCUMENTS
 from tokenizers import Tokenizer
 
+from orchestrator.config.errors import InputError
 from orchestrator.data.encoding import tokenizer as tokenizers
 from orchestrator.evaluate import on_tasks
 from orchestrator.evaluate.lm_eval_model import WorkloadLM
 from orchestrator.evaluate.on_tasks import evaluate_task
 from orchestrator.evaluate.subjects import Subject
 from orchestrator.evaluate.task_files import TaskFile, read_task
-from orchestrator.job.errors import InputError
 from workloads.load import load, with_weights
 from workloads.workload import Vocabulary
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import task_files as examples
 
+from orchestrator.config.errors import InputError
 from orchestrator.evaluate.task_files import METRICS, TaskFile, check_fits, read_task, read_tasks
-from orchestrator.job.errors import InputError
 from workloads.hf.parity_table import CASES, VOCABULARY
 from workloads.transformer_workload import TransformerWorkload
 

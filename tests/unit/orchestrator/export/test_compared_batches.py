@@ -7,16 +7,16 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from orchestrator.config.data import Source
 from orchestrator.data import sources
 from orchestrator.data.encoding import tokenizer
-from orchestrator.data.prepared import manifest
-from orchestrator.data.prepared.data_folder import DataFolder
-from orchestrator.data.prepared.tokens import Tokens
-from orchestrator.data.preprocessing import shards
-from orchestrator.data.preprocessing.gather import gather
-from orchestrator.data.preprocessing.records import RecordKind
+from orchestrator.data.prepare import shards
+from orchestrator.data.prepare.gather import gather
+from orchestrator.data.prepare.records import RecordKind
+from orchestrator.data.store import manifest
+from orchestrator.data.store.data_folder import DataFolder
+from orchestrator.data.store.tokens import Tokens
 from orchestrator.export.hugging_face import _record_batches
-from orchestrator.job.data import Source
 from workloads.load import load
 from workloads.workload import Vocabulary
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from orchestrator.config.checkpoint import CheckpointSpec
+from orchestrator.config.errors import InputError
+from orchestrator.config.spec import parse
 from orchestrator.export import converted
 from orchestrator.export.converted import Conversion, form_of
-from orchestrator.job.checkpoint import CheckpointSpec
-from orchestrator.job.errors import InputError
-from orchestrator.job.spec import parse
 from orchestrator.launch.preflight import check_job
 
 PAIR = {"objective": "replaced_token_detection"}

@@ -14,11 +14,11 @@ from jobs import job
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from orchestrator.config.spec import JobSpec, parse
 from orchestrator.data.encoding import tokenizer as made
 from orchestrator.data.encoding.auto_tokenizer import TEXTS, class_to_read
 from orchestrator.export.target import publish
 from orchestrator.export.tokenizer import write_tokenizer
-from orchestrator.job.spec import JobSpec, parse
 from orchestrator.storage.retry import Retry
 from workloads.model.presets import preset
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from orchestrator.config.errors import InputError
 from orchestrator.importers import deepspeed
 from orchestrator.importers.deepspeed import import_checkpoint
 from orchestrator.importers.deepspeed_unpickle import Refused, convert
-from orchestrator.job.errors import InputError
 
 WEIGHTS = {
     "embed.weight": torch.arange(21.0).view(7, 3),

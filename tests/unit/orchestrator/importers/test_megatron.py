@@ -22,9 +22,9 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
+from orchestrator.config.errors import InputError
 from orchestrator.importers import megatron, megatron_unpickle
 from orchestrator.importers.megatron import import_megatron
-from orchestrator.job.errors import InputError
 from workloads.load import load
 from workloads.workload import Vocabulary
 

@@ -19,9 +19,9 @@ import transformers
 from torch import Tensor
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 
+from orchestrator.config.errors import InputError
 from orchestrator.importers import megatron, megatron_unpickle
 from orchestrator.importers.megatron import import_megatron
-from orchestrator.job.errors import InputError
 
 HEADS, GROUPS, SIZE, HIDDEN, LAYERS, FEEDFORWARD, VOCABULARY, PADDED = 4, 2, 8, 32, 3, 48, 97, 104
 

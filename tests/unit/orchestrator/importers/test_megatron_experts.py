@@ -12,9 +12,9 @@ import torch
 import transformers
 from torch import Tensor, nn
 
+from orchestrator.config.errors import InputError
 from orchestrator.importers import megatron, megatron_unpickle
 from orchestrator.importers.megatron import import_megatron
-from orchestrator.job.errors import InputError
 from workloads.load import load
 from workloads.workload import Vocabulary
 

@@ -12,9 +12,9 @@ from orchestrator.checkpoint.evaluations import MEASURED
 from orchestrator.checkpoint.identity import CONTINUED, IDENTITY, read_job
 from orchestrator.checkpoint.shard import RawPiece
 from orchestrator.checkpoint.store import Store
-from orchestrator.job.errors import InputError
-from orchestrator.job.outcome import Outcome
-from orchestrator.job.spec import JobSpec, dump, parse
+from orchestrator.config.errors import InputError
+from orchestrator.config.outcome import Outcome
+from orchestrator.config.spec import JobSpec, dump, parse
 from orchestrator.launch import run as runs
 from orchestrator.launch.finished import beyond, done_already, finished_line, finished_summary, put_back
 from orchestrator.storage.run_directory import ORIGIN, RunDir

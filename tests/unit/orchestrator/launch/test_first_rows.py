@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from orchestrator.job.errors import InputError
+from orchestrator.config.errors import InputError
 from orchestrator.launch.first_rows import Rows, rows_at
 
 ASKED, ANSWER = {"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"}

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.job.spec import parse
+from orchestrator.config.spec import parse
 from orchestrator.launch.job_needs import needed_libraries
 
 DOCUMENT: dict[str, Any] = {

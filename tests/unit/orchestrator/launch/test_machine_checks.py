@@ -8,10 +8,10 @@ import pytest
 import torch
 from jobs import job
 
-from orchestrator.job.errors import InputError
-from orchestrator.job.spec import JobSpec, parse
+from orchestrator.config.errors import InputError
+from orchestrator.config.spec import JobSpec, parse
 from orchestrator.launch.machine_checks import check_labels, check_machine, check_memory, gpus_here
-from orchestrator.planning.device import Machine
+from orchestrator.planner.device import Machine
 from orchestrator.resolve.resolved_job import resolve
 
 

@@ -14,15 +14,15 @@ from jobs import job as text_job
 from jobs import write_text
 from safetensors.torch import save_file
 
-from orchestrator.job.errors import InputError
-from orchestrator.job.optimizer import OptimizerSpec
-from orchestrator.job.own_code import code_of, used_by
-from orchestrator.job.spec import JobSpec, dump, parse
+from orchestrator.config.errors import InputError
+from orchestrator.config.optimizer import OptimizerSpec
+from orchestrator.config.own_code import code_of, used_by
+from orchestrator.config.spec import JobSpec, dump, parse
 from orchestrator.launch.preflight import check_job
-from orchestrator.planning.device import BOUNDLESS
-from orchestrator.planning.plan import plan
+from orchestrator.optim.learning_rate import learning_rate
+from orchestrator.planner.device import BOUNDLESS
+from orchestrator.planner.plan import plan
 from orchestrator.resolve.resolved_job import resolve
-from orchestrator.train.learning_rate import learning_rate
 
 CODE = """
 import numpy as np, torch

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.job.spec import JobSpec, parse
+from orchestrator.config.spec import JobSpec, parse
 from orchestrator.launch.planned_job import planned_on_paper, with_workers
 
 

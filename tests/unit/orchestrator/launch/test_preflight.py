@@ -12,8 +12,8 @@ import transformers
 from jobs import job, write_job
 from letters import write_tokenizer
 
-from orchestrator.job.errors import InputError
-from orchestrator.job.spec import JobSpec, parse
+from orchestrator.config.errors import InputError
+from orchestrator.config.spec import JobSpec, parse
 from orchestrator.launch.preflight import (
     check_cleaning,
     check_objective,
@@ -24,7 +24,7 @@ from orchestrator.launch.preflight import (
     check_text,
     check_workload,
 )
-from orchestrator.planning.layout import Layout
+from orchestrator.parallel.layout import Layout
 from orchestrator.resolve.prepared_data import data_cache
 from orchestrator.resolve.resolved_job import resolve
 from orchestrator.storage.run_directory import RunDir
@@ -234,7 +234,7 @@ def test_what_only_prepares_data_checks_all_but_the_loaded_model(tmp_path: Path)
     document = write_job(tmp_path, job(str(text)))
     code = f"""
 import sys
-from orchestrator.job.spec import load
+from orchestrator.config.spec import load
 from orchestrator.launch.preflight import check_preparable
 
 check_preparable(load({str(document)!r}))

@@ -11,14 +11,14 @@ from jobs import job, rows, write_text
 from prepared import prepare_here
 
 from cluster.workers.machine import Offer
-from orchestrator.job.errors import InputError
-from orchestrator.job.object_reference import ObjectReference
-from orchestrator.job.own_code import code_of
-from orchestrator.job.spec import dump, parse
+from orchestrator.config.errors import InputError
+from orchestrator.config.object_reference import ObjectReference
+from orchestrator.config.own_code import code_of
+from orchestrator.config.spec import dump, parse
 from orchestrator.launch import ray_train, worker
 from orchestrator.launch.ray_train import _history_of
-from orchestrator.planning import machines
-from orchestrator.planning.precision import in_precision
+from orchestrator.planner import machines
+from orchestrator.planner.precision import in_precision
 from orchestrator.resolve.prepared_data import PreparedData
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.train.instability import NonFinite

@@ -15,7 +15,7 @@ from cluster.render import kuberay
 from cluster.render.needs import ClusterNeeds
 from cluster.render.pods import Kubernetes
 from cluster.render.schema import strict, violations
-from orchestrator.job.errors import InputError
+from orchestrator.config.errors import InputError
 from orchestrator.launch.rendering_kubernetes import ask_server, check_queue, redis_at, store_at
 
 KINDS = {

@@ -10,11 +10,11 @@ from jobs import job
 
 from cluster.render.needs import ClusterNeeds
 from cluster.render.pods import SHARED_MEMORY_GIB
-from orchestrator.job.errors import InputError
-from orchestrator.job.spec import JobSpec, parse
+from orchestrator.config.errors import InputError
+from orchestrator.config.spec import JobSpec, parse
 from orchestrator.launch.rendering_memory import PROCESS_GIB, with_host_memory
 from orchestrator.launch.rendering_needs import needed_machines
-from orchestrator.planning.host_memory import worker_bytes
+from orchestrator.planner.host_memory import worker_bytes
 from orchestrator.resolve.resolved_job import resolve
 
 BIG = {"workload": {"model": "llama-3-8b"}}

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from jobs import job
 
-from orchestrator.job.errors import InputError
-from orchestrator.job.spec import JobSpec, parse
-from orchestrator.launch.on_paper import check_on_paper
+from orchestrator.config.errors import InputError
+from orchestrator.config.spec import JobSpec, parse
+from orchestrator.launch.offline_checks import check_on_paper
 from orchestrator.launch.rendering_model import check_could_run, resolved_here
 
 WORKERS = {"workers": {"min": 7, "max": 14}, "per_worker": {"gpu": 1}}

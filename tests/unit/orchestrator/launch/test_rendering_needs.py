@@ -15,8 +15,8 @@ from cluster.render.checks import check
 from cluster.render.pods import RUNS_FOLDER, SPOT, Kubernetes
 from cluster.render.schema import load_schemas, violations
 from cluster.workers.gang import Bundle
-from orchestrator.job.errors import InputError
-from orchestrator.job.spec import JobSpec, dump, parse
+from orchestrator.config.errors import InputError
+from orchestrator.config.spec import JobSpec, dump, parse
 from orchestrator.launch.rendering_memory import with_host_memory
 from orchestrator.launch.rendering_needs import CLOUDS, needed_machines
 

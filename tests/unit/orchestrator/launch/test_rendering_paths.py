@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.job.overrides import override
-from orchestrator.job.spec import JobSpec, parse
+from orchestrator.config.overrides import override
+from orchestrator.config.spec import JobSpec, parse
 from orchestrator.launch.rendering_paths import reads, writes
 
 DEFAULT_REGIONS = {

@@ -12,9 +12,9 @@ import pytest
 from jobs import changed, job, write_text
 
 from orchestrator.checkpoint.identity import check_same_run
-from orchestrator.job.errors import InputError
-from orchestrator.job.outcome import Outcome
-from orchestrator.job.spec import dump, parse
+from orchestrator.config.errors import InputError
+from orchestrator.config.outcome import Outcome
+from orchestrator.config.spec import dump, parse
 from orchestrator.launch import run as runs
 from orchestrator.launch.preflight import check_job
 from orchestrator.launch.run import RunOutcome, _outcome

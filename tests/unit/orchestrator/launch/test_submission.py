@@ -12,9 +12,9 @@ import pytest
 from jobs import job
 
 from cluster.jobs.ray_jobs import Submission
-from orchestrator.job.document import parse_yaml
-from orchestrator.job.errors import InputError
-from orchestrator.job.spec import parse
+from orchestrator.config.document import parse_yaml
+from orchestrator.config.errors import InputError
+from orchestrator.config.spec import parse
 from orchestrator.launch.submission import entrypoint, sent_along, submit
 from orchestrator.storage.run_directory import RunDir
 

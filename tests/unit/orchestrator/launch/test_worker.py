@@ -9,11 +9,11 @@ import pytest
 from jobs import job
 
 from cluster.workers.machine import Offer
-from orchestrator.job.errors import InputError
-from orchestrator.job.spec import JobSpec, parse
+from orchestrator.config.errors import InputError
+from orchestrator.config.spec import JobSpec, parse
 from orchestrator.launch import worker
 from orchestrator.launch.worker import worker_at, worker_here, worker_named
-from orchestrator.planning import profile
+from orchestrator.planner import profile
 from orchestrator.resolve.precision import in_chosen_precision
 from orchestrator.resolve.resolved_job import resolve
 

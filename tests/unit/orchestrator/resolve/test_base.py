@@ -14,10 +14,10 @@ from tokenizers import Tokenizer, models
 
 from orchestrator.checkpoint.pieces import full_piece
 from orchestrator.checkpoint.store import Store
-from orchestrator.job.errors import InputError
-from orchestrator.job.spec import JobSpec, dump, parse
+from orchestrator.config.errors import InputError
+from orchestrator.config.spec import JobSpec, dump, parse
 from orchestrator.resolve.base import Base, _digest_of, base_json, base_of, base_of_commit, tokenizer_notes
-from orchestrator.resolve.held_base import bases_of
+from orchestrator.resolve.pinned_base import bases_of
 from orchestrator.resolve.training_inputs import load_workload
 from orchestrator.storage.run_directory import RunDir
 from workloads.load import load

@@ -16,9 +16,9 @@ from letters import TEMPLATE, WORDS, write_tokenizer
 from prepared import prepare_here
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from orchestrator.data.prepared.tokens import Tokens
-from orchestrator.job.errors import InputError
-from orchestrator.job.spec import JobSpec, parse
+from orchestrator.config.errors import InputError
+from orchestrator.config.spec import JobSpec, parse
+from orchestrator.data.store.tokens import Tokens
 from orchestrator.resolve.chat import Chat, chat_of, unclosed
 from orchestrator.resolve.prompts import prompts_of, speaking, spoken
 from orchestrator.resolve.resolved_job import resolve

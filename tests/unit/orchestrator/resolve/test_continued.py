@@ -13,8 +13,8 @@ from orchestrator.checkpoint.copying import copy_commit
 from orchestrator.checkpoint.pieces import full_piece
 from orchestrator.checkpoint.retention import Retention, prune
 from orchestrator.checkpoint.store import Store
-from orchestrator.job.errors import InputError
-from orchestrator.job.spec import JobSpec, parse
+from orchestrator.config.errors import InputError
+from orchestrator.config.spec import JobSpec, parse
 from orchestrator.resolve import continued
 from orchestrator.resolve.continued import check_keys, check_same_data, source_of, take_over
 from orchestrator.resolve.prepared_data import PreparedData

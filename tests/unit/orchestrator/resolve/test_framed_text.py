@@ -17,10 +17,10 @@ from jobs import job
 from prepared import prepare_here, prepare_sets_here
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from orchestrator.data.prepared.summary import inspect
-from orchestrator.data.prepared.tokens import Tokens
-from orchestrator.job.errors import InputError
-from orchestrator.job.spec import JobSpec, parse
+from orchestrator.config.errors import InputError
+from orchestrator.config.spec import JobSpec, parse
+from orchestrator.data.store.summary import inspect
+from orchestrator.data.store.tokens import Tokens
 from orchestrator.resolve.prepared_data import PreparedData
 from orchestrator.resolve.prompts import framed
 from orchestrator.resolve.training_inputs import TrainingInputs, resolve_over, training_inputs
@@ -164,7 +164,7 @@ def test_what_was_begun_by_an_earlier_version_is_read_as_then(folder: Path, tmp_
 
     from orchestrator.data import sources
     from orchestrator.data.encoding.framing import UNFRAMED
-    from orchestrator.data.preprocessing.fingerprint import (
+    from orchestrator.data.prepare.fingerprint import (
         chosen_tokenizer,
         fingerprint,
         format_and_fingerprint,

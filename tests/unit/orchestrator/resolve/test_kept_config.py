@@ -12,8 +12,8 @@ from jobs import job
 from transformers import ElectraConfig, LlamaConfig
 
 from orchestrator.checkpoint.identity import KEPT
-from orchestrator.job.errors import InputError
-from orchestrator.job.spec import JobSpec, parse
+from orchestrator.config.errors import InputError
+from orchestrator.config.spec import JobSpec, parse
 from orchestrator.resolve.kept_config import (
     check_read_config,
     check_same_config,

@@ -9,17 +9,17 @@ import pytest
 from jobs import job, write_text
 
 from orchestrator.checkpoint.identity import check_same_run, differences
-from orchestrator.control.run_history import RunHistory
-from orchestrator.job.errors import InputError
-from orchestrator.job.spec import JobSpec, dump, parse
+from orchestrator.config.errors import InputError
+from orchestrator.config.spec import JobSpec, dump, parse
+from orchestrator.controller.run_history import RunHistory
 from orchestrator.launch import preflight as checks
 from orchestrator.launch.preflight import check_preparable, preflight
-from orchestrator.planning.device import Machine
-from orchestrator.planning.profile import load
+from orchestrator.observe.report import report
+from orchestrator.planner.device import Machine
+from orchestrator.planner.profile import load
 from orchestrator.resolve.precision import as_its_run, choice_of, in_chosen_precision, record_choice
 from orchestrator.resolve.resolved_job import resolve
 from orchestrator.storage.run_directory import PRECISION, RunDir
-from orchestrator.track.report import report
 
 
 def spec(precision: str = "auto", text: str = "a.txt") -> JobSpec:

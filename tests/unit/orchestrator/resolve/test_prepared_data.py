@@ -13,13 +13,13 @@ from jobs import job, write_job, write_text
 from prepared import prepare_here, prepare_sets_here
 
 from orchestrator.checkpoint.manifest import CommitManifest
-from orchestrator.data.prepared import manifest
-from orchestrator.data.prepared.data_folder import DataFolder
-from orchestrator.data.prepared.manifest import DataManifest
-from orchestrator.data.prepared.tokens import Tokens
-from orchestrator.job.errors import InputError
-from orchestrator.job.records import WITHOUT_SENTINELS
-from orchestrator.job.spec import JobSpec, load, parse
+from orchestrator.config.errors import InputError
+from orchestrator.config.records import WITHOUT_SENTINELS
+from orchestrator.config.spec import JobSpec, load, parse
+from orchestrator.data.store import manifest
+from orchestrator.data.store.data_folder import DataFolder
+from orchestrator.data.store.manifest import DataManifest
+from orchestrator.data.store.tokens import Tokens
 from orchestrator.resolve.prepared_data import PreparedData, format_at, is_whole, prepared, prepared_before
 from orchestrator.storage.run_directory import RunDir
 from workloads.objectives import NAMES, special_tokens
@@ -108,7 +108,7 @@ def test_data_that_is_there_is_found_without_torch(tmp_path: Path) -> None:
     code = f"""
 import sys
 from orchestrator.data.progress import StageLine
-from orchestrator.job.spec import load
+from orchestrator.config.spec import load
 from orchestrator.resolve.prepared_data import PreparedData, prepared
 from orchestrator.storage.run_directory import RunDir
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from jobs import job
 
-from orchestrator.job.errors import InputError
-from orchestrator.job.spec import parse
+from orchestrator.config.errors import InputError
+from orchestrator.config.spec import parse
 from orchestrator.resolve.prompts import check_generates
 from orchestrator.resolve.resolved_job import ResolvedJob, resolve
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.planning.layout import Layout
-from orchestrator.planning.model_shape import model_shape
+from orchestrator.parallel.layout import Layout
+from orchestrator.planner.shape_of_model import model_shape
 from orchestrator.resolve.small_config import narrow
 from workloads.describe import parameters
 from workloads.errors import WorkloadError

@@ -12,10 +12,10 @@ import torch
 from jobs import job
 from prepared import prepare_here, prepare_sets_here
 
+from orchestrator.config.errors import InputError
+from orchestrator.config.spec import JobSpec, parse
 from orchestrator.data.encoding import tokenizer
-from orchestrator.data.prepared.tokens import Tokens
-from orchestrator.job.errors import InputError
-from orchestrator.job.spec import JobSpec, parse
+from orchestrator.data.store.tokens import Tokens
 from orchestrator.resolve.prepared_data import PreparedData
 from orchestrator.resolve.training_inputs import resolve_over, training_inputs
 

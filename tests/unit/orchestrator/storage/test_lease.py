@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.job.errors import InputError
+from orchestrator.config.errors import InputError
 from orchestrator.storage import lease
 from orchestrator.storage.lease import LeaseLost
 from orchestrator.storage.run_directory import RunDir

@@ -9,7 +9,7 @@ import types
 import pytest
 from botocore.exceptions import EndpointConnectionError, NoCredentialsError
 
-from orchestrator.job.errors import InputError, Unreachable
+from orchestrator.config.errors import InputError, Unreachable
 from orchestrator.storage import retry
 from orchestrator.storage.retry import LostBytes, Retry, patient, read_stored, storage_failed, transient
 

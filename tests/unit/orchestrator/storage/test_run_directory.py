@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.job.errors import InputError
+from orchestrator.config.errors import InputError
 from orchestrator.storage import run_directory
 from orchestrator.storage.row_line import encode
 from orchestrator.storage.run_directory import RunDir

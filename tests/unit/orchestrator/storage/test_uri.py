@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.job.paths import absolute
+from orchestrator.config.paths import absolute
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.storage.uri import check_uri, is_local
 

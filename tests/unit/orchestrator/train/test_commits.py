@@ -12,8 +12,8 @@ import torch
 from orchestrator.checkpoint.manifest import CorruptCommit
 from orchestrator.checkpoint.pieces import full_piece
 from orchestrator.checkpoint.store import Store
-from orchestrator.job.errors import InputError
-from orchestrator.job.spec import parse
+from orchestrator.config.errors import InputError
+from orchestrator.config.spec import parse
 from orchestrator.train import commits as module
 from orchestrator.train.commits import Commits
 

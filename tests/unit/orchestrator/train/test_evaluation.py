@@ -9,10 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.job.evaluate import EvaluateSpec, StopWhen
-from orchestrator.train.engines.engine import EvaluationSums
+from orchestrator.config.evaluate import EvaluateSpec, StopWhen
+from orchestrator.parallel.losses import EvaluationSums
+from orchestrator.train.eval_sharding import shares
 from orchestrator.train.evaluation import Evaluator, measures
-from orchestrator.train.passes import shares
 
 
 @given(st.integers(1, 200), st.integers(1, 4), st.integers(1, 4), st.integers(1, 4))

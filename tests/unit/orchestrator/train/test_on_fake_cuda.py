@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from orchestrator.planning.layout import SCHEDULES, Layout
+from orchestrator.parallel.layout import SCHEDULES, Layout
 
 TESTS = Path(__file__).parents[3]
 EXPERTS = {"kv_heads": 2, "moe": {"experts": 4, "intermediate": 32}}

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from orchestrator.job.errors import InputError
-from orchestrator.job.spec import parse
-from orchestrator.planning.device import Machine
-from orchestrator.planning.layout import Layout, ModelShape
-from orchestrator.planning.model_shape import model_shape
-from orchestrator.planning.plan import plan
+from orchestrator.config.errors import InputError
+from orchestrator.config.spec import parse
+from orchestrator.parallel.layout import Layout, ModelShape
+from orchestrator.planner.device import Machine
+from orchestrator.planner.plan import plan
+from orchestrator.planner.shape_of_model import model_shape
 from workloads.describe import describe
 
 MACHINE = Machine(16e9, 1e11)

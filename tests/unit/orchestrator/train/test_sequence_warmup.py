@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from orchestrator.job.spec import parse
-from orchestrator.job.train import SequenceWarmup
-from orchestrator.planning.engine_rules import engine_problems
-from orchestrator.planning.layout import Layout
+from orchestrator.config.spec import parse
+from orchestrator.config.train import SequenceWarmup
+from orchestrator.parallel.engine_rules import engine_problems
+from orchestrator.parallel.layout import Layout
 from orchestrator.train.sequence_warmup import shortened
 from workloads import load
 from workloads.model.dropout import KEYS, PLACES, row_keys

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.job.tune import Dimension
+from orchestrator.config.tune import Dimension
 from orchestrator.tune.importance import importance
 
 SPACE: dict[str, Any] = {

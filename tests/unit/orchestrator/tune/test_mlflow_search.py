@@ -13,12 +13,12 @@ from jobs import job, wait_for
 from sockets import trickling
 from tokenizers import Tokenizer, models
 
+from orchestrator.config.spec import JobSpec, parse
 from orchestrator.export import hugging_face
-from orchestrator.job.spec import JobSpec, parse
+from orchestrator.observe import mlflow_parent
+from orchestrator.observe.tracker import connect
 from orchestrator.storage.row_line import EVENTS
 from orchestrator.storage.run_directory import RunDir
-from orchestrator.track import mlflow_parent
-from orchestrator.track.tracker import connect
 from orchestrator.tune import mlflow_search
 from orchestrator.tune.mlflow_search import LiveSearch
 from orchestrator.tune.trial_records import TrialEnd, TrialRecords

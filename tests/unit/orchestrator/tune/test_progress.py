@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.job import spec
+from orchestrator.config import spec
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.tune import progress
 from orchestrator.tune.console import line

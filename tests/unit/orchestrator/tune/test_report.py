@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.job import spec
-from orchestrator.job.errors import InputError
+from orchestrator.config import spec
+from orchestrator.config.errors import InputError
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.tune.report import report
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jobs import job
 
-from orchestrator.job.spec import parse
+from orchestrator.config.spec import parse
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.tune.progress import SearchProgress
 from orchestrator.tune.results import summarise

@@ -12,8 +12,8 @@ from jobs import job, write_text
 from prepared import prepare_here, prepare_sets_here
 from transformers import LlamaConfig
 
-from orchestrator.job.errors import InputError
-from orchestrator.job.spec import JobSpec, parse
+from orchestrator.config.errors import InputError
+from orchestrator.config.spec import JobSpec, parse
 from orchestrator.resolve.prepared_data import PreparedData
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.tune.same_inputs import INPUTS, check_same_inputs

@@ -14,10 +14,10 @@ import pytest
 from jobs import job
 
 from cluster.workers.interruptions import ENDS
-from orchestrator.job.errors import InputError
-from orchestrator.job.overrides import set_key
-from orchestrator.job.spec import dump, parse
-from orchestrator.launch import at_work
+from orchestrator.config.errors import InputError
+from orchestrator.config.overrides import set_key
+from orchestrator.config.spec import dump, parse
+from orchestrator.launch import active_controller
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.tune import search
 from orchestrator.tune.search import check_same_sweep
@@ -30,7 +30,7 @@ def test_a_search_that_another_command_drives_is_refused_before_ray_is_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the run of a trial that is trained, which goes on telling how it is."""
-    monkeypatch.setattr(at_work, "EVERY", 0.05)
+    monkeypatch.setattr(active_controller, "EVERY", 0.05)
     spec = parse(job("a.txt") | {"tune": TUNE})
     sweep = RunDir(str(tmp_path / "sweep"))
     sweep.create()

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.job import spec
-from orchestrator.job.errors import InputError
-from orchestrator.job.tune import TuneSpec
+from orchestrator.config import spec
+from orchestrator.config.errors import InputError
+from orchestrator.config.tune import TuneSpec
 from orchestrator.tune.space import check, distribution_of, drawn, grid, job_of, perturbed
 
 JOB: dict[str, Any] = {

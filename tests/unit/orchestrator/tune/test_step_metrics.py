@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from jobs import changed, job
 
-from orchestrator.job.errors import InputError
+from orchestrator.config.errors import InputError
 from orchestrator.tune.step_metrics import check_metric
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from jobs import job
 
-from orchestrator.job.errors import InputError
-from orchestrator.job.spec import dump, parse
+from orchestrator.config.errors import InputError
+from orchestrator.config.spec import dump, parse
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.tune.trial import FAILED, RunFailed, Trial
 

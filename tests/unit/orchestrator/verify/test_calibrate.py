@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orchestrator.planning import profile
-from orchestrator.planning.device import Link
-from orchestrator.planning.machines import machine_for
-from orchestrator.planning.profile import load, read, store
+from orchestrator.planner import profile
+from orchestrator.planner.device import Link
+from orchestrator.planner.machines import machine_for
+from orchestrator.planner.profile import load, read, store
 from orchestrator.verify.calibrate import (
     ALONE,
     LEAST_DELAY,

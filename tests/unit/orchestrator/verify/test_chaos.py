@@ -7,8 +7,8 @@ import pytest
 from jobs import job
 
 from cluster.local.local_cluster import claimed
-from orchestrator.job.errors import InputError
-from orchestrator.job.spec import parse
+from orchestrator.config.errors import InputError
+from orchestrator.config.spec import parse
 from orchestrator.verify import chaos
 
 

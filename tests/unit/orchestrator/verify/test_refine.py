@@ -12,11 +12,11 @@ import pytest
 from jobs import job, write_text
 
 from cluster.workers.machine import this_machine
-from orchestrator.job.errors import InputError
-from orchestrator.job.spec import JobSpec, parse
-from orchestrator.planning.layout import Layout
-from orchestrator.planning.plan import predict
-from orchestrator.planning.profile import Profile, load, read, store
+from orchestrator.config.errors import InputError
+from orchestrator.config.spec import JobSpec, parse
+from orchestrator.parallel.layout import Layout
+from orchestrator.planner.plan import predict
+from orchestrator.planner.profile import Profile, load, read, store
 from orchestrator.resolve.resolved_job import resolve
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.verify.refine import FEWEST, delay_of, refine, undo

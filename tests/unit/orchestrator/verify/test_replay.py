@@ -14,8 +14,8 @@ from scripted import drive
 
 from orchestrator.checkpoint.retention import remove
 from orchestrator.checkpoint.store import Store
-from orchestrator.job.errors import InputError
-from orchestrator.job.spec import JobSpec, parse
+from orchestrator.config.errors import InputError
+from orchestrator.config.spec import JobSpec, parse
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.train.task import Task
 from orchestrator.verify import replay as replays

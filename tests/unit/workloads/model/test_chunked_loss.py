@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from orchestrator.train.parallel.mesh import ProcessGroup
-from orchestrator.train.parallel.tensor import VocabularyLoss
+from orchestrator.parallel.mesh import ProcessGroup
+from orchestrator.parallel.tensor import VocabularyLoss
 from workloads.model.chunked_loss import ChunkedLoss
 from workloads.model.heads import VocabularyProjection
 from workloads.model.losses import loss

@@ -12,8 +12,8 @@ import pytest
 import torch
 from texts import Corpus
 
-from orchestrator.job.optimizer import OptimizerSpec
-from orchestrator.train.engines.optimizers import Rate, groups_of
+from orchestrator.config.optimizer import OptimizerSpec
+from orchestrator.optim.optimizers import Rate, groups_of
 from workloads.errors import WorkloadError
 from workloads.hf.parity_table import SWITCH, TOLERANCE, Case, compare
 from workloads.load import load

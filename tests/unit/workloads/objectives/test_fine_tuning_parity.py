@@ -12,8 +12,8 @@ import pytest
 import torch
 import transformers
 
-from orchestrator.job.optimizer import OptimizerSpec
-from orchestrator.train.learning_rate import learning_rate
+from orchestrator.config.optimizer import OptimizerSpec
+from orchestrator.optim.learning_rate import learning_rate
 from workloads.load import load
 from workloads.model.masks import attends
 from workloads.objectives.records import CLOSE, MARK, pack, to_bits

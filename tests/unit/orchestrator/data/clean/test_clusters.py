@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from datasketch import MinHash, MinHashLSH
 
+from orchestrator.config.errors import InputError
 from orchestrator.data.clean import clusters, signatures
 from orchestrator.data.clean.clusters import PAIR, Clusters
 from orchestrator.data.clean.signatures import Compared, Comparison, WordHashes, comparison
-from orchestrator.data.prepared.data_folder import DataFolder
-from orchestrator.job.errors import InputError
+from orchestrator.data.store.data_folder import DataFolder
 
 HASHES = 128
 

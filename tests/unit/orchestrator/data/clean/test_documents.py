@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.config.data import Source
+from orchestrator.config.errors import InputError
 from orchestrator.data.clean import documents
 from orchestrator.data.clean.documents import aligned, texts
 from orchestrator.data.sources import cut, resolve
-from orchestrator.job.data import Source
-from orchestrator.job.errors import InputError
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])

@@ -8,9 +8,9 @@ import pytest
 from cleaning_texts import EACH, PROSE, texts
 from datatrove.data import Document
 
+from orchestrator.config.clean import GopherQuality, GopherRepetition
 from orchestrator.data.clean.gopher import quality, repetition
 from orchestrator.data.clean.words import words
-from orchestrator.job.clean import GopherQuality, GopherRepetition
 
 REASONS = {
     "gopher_short_doc": "too few words",

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from orchestrator.config.clean import Decontaminate
 from orchestrator.data.clean import grams
-from orchestrator.data.prepared.data_folder import DataFolder
-from orchestrator.job.clean import Decontaminate
+from orchestrator.data.store.data_folder import DataFolder
 
 
 @pytest.mark.parametrize(("between", "documents"), [("\n<|endoftext|>\n", 30), ("\n", 1)])

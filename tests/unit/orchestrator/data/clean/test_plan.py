@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from orchestrator.config.data import DataSpec
+from orchestrator.config.errors import InputError
 from orchestrator.data.clean.plan import Cleaning, check_steps, cleaning_of
 from orchestrator.data.sources import resolve
-from orchestrator.job.data import DataSpec
-from orchestrator.job.errors import InputError
 
 
 def spec(folder: Path, steps: list[Any], **more: Any) -> DataSpec:

@@ -8,10 +8,10 @@ import pytest
 from cleaning_texts import PROSE, texts
 from datatrove.pipeline.formatters.pii import PIIFormatter
 
+from orchestrator.config.clean import Language, Normalize, Own, Pii, Url
+from orchestrator.config.errors import InputError
 from orchestrator.data.clean import text_steps
 from orchestrator.data.clean.removed import Removed
-from orchestrator.job.clean import Language, Normalize, Own, Pii, Url
-from orchestrator.job.errors import InputError
 
 HIDDEN = [
     "Write to a.b+c@mail.example.org, or x@y.co.", "From 8.8.8.8 to 10.0.0.1 and 127.0.0.1.",

@@ -6,10 +6,10 @@ import pytest
 from cleaning_texts import EACH, PROSE, texts
 from datatrove.data import Document
 
+from orchestrator.config.clean import C4, FineWeb
 from orchestrator.data.clean.removed import Removed
 from orchestrator.data.clean.web import c4, fineweb
 from orchestrator.data.clean.words import sentences, words
-from orchestrator.job.clean import C4, FineWeb
 
 REASONS = {
     "lorem_ipsum": "lorem ipsum",

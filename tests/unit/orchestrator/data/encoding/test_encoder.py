@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from orchestrator.config.data import Source
 from orchestrator.data.encoding import encoder, tokenizer
 from orchestrator.data.encoding.engines import Encoded, FastEngine, fast, reference
-from orchestrator.data.prepared import manifest
-from orchestrator.data.prepared.data_folder import DataFolder
-from orchestrator.data.preprocessing import shards
+from orchestrator.data.prepare import shards
 from orchestrator.data.sources import cut, resolve
 from orchestrator.data.sources.documents import TextPiece
-from orchestrator.job.data import Source
+from orchestrator.data.store import manifest
+from orchestrator.data.store.data_folder import DataFolder
 
 TEXT = "".join(f"Sentence {n}, number {n * n}.\n<|endoftext|>\n" for n in range(400))
 Prepare = Callable[..., str]

@@ -10,11 +10,11 @@ import tiktoken
 from tiktoken.load import data_gym_to_mergeable_bpe_ranks
 from tiktoken_ext import openai_public
 
+from orchestrator.config.errors import InputError
 from orchestrator.data.encoding import tokenizer
 from orchestrator.data.encoding.engines import FastEngine, fast, reference, same
 from orchestrator.data.encoding.hard_texts import hard_texts
 from orchestrator.data.encoding.patterns import ENCODINGS
-from orchestrator.job.errors import InputError
 
 TEXTS = [*hard_texts(["<|endoftext|>", "<|fim_prefix|>"]), Path(__file__).read_text(), ""]
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from orchestrator.config.errors import InputError
 from orchestrator.data.encoding import tokenizer
 from orchestrator.data.encoding.vocabulary import first_added
-from orchestrator.job.errors import InputError
 
 TEXTS = ["the cat sat on the mat. the dog sat on the log.\n" * 20, "naïve façade — 中文 🙂\n"]
 

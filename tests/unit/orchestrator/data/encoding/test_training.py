@@ -9,11 +9,11 @@ import pytest
 from pydantic import ValidationError
 from tokenizers import Tokenizer
 
+from orchestrator.config.data import DataSpec
+from orchestrator.config.errors import InputError
+from orchestrator.config.tokenizer_training import TokenizerRecipe
 from orchestrator.data.encoding import tokenizer, training
-from orchestrator.data.preprocessing.fingerprint import chosen_tokenizer
-from orchestrator.job.data import DataSpec
-from orchestrator.job.errors import InputError
-from orchestrator.job.tokenizer_training import TokenizerRecipe
+from orchestrator.data.prepare.fingerprint import chosen_tokenizer
 
 TEXTS = [
     f"The cat number {n} sat on the mat {n * n} times; x = '{n}'\n  naïve façade, 日本\n" for n in range(150)
@@ -30,7 +30,7 @@ RECIPES: list[dict[str, Any]] = [
 IN_ANOTHER_PROCESS = """
 import json, sys
 from orchestrator.data.encoding.training import train
-from orchestrator.job.tokenizer_training import TokenizerRecipe
+from orchestrator.config.tokenizer_training import TokenizerRecipe
 texts, recipes = json.load(sys.stdin)
 print(json.dumps([train(texts, TokenizerRecipe(vocabulary=700, **recipe), ()) for recipe in recipes]))
 """

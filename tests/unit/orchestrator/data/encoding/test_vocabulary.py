@@ -7,7 +7,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models
 
 from orchestrator.data.encoding.vocabulary import vocabulary_of
-from orchestrator.data.prepared.manifest import DataManifest
+from orchestrator.data.store.manifest import DataManifest
 
 WORDS = ["<eos>", "Ġthe", "cat", "##s", "▁dog", ".", '!"', "Ċ", "?Ċ", "e.g"]
 MANIFEST = DataManifest("", "<u2", "tokenizer.json", 12, {"eos": 0}, (), (), 0, 0, 0, 0.0, 0.0)

@@ -17,13 +17,13 @@ import pytest
 from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
+from orchestrator.config.errors import InputError
+from orchestrator.config.object_reference import ObjectReference
 from orchestrator.data.images import samples as module
 from orchestrator.data.images.files import ImageSource, decoded
 from orchestrator.data.images.samples import Images
 from orchestrator.data.samples.own_samples import prepare_samples
 from orchestrator.data.sources.rejected import Rejected, Unfit
-from orchestrator.job.errors import InputError
-from orchestrator.job.object_reference import ObjectReference
 from workloads.own.samples import OwnSamples
 
 OPTIONS: dict[str, Any] = {"size": 8, "tokens": 16, "caption": "a {}"}

@@ -11,12 +11,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.data.mixture.shares import Mixture
-from orchestrator.data.prepared.tokens import Tokens
+from orchestrator.config.errors import InputError
 from orchestrator.data.samples import receipt
 from orchestrator.data.samples.batches import Batches, Prefetch, batches_of, slices
+from orchestrator.data.samples.mixture.shares import Mixture
 from orchestrator.data.samples.sample_reader import SampleReader
-from orchestrator.job.errors import InputError
+from orchestrator.data.store.tokens import Tokens
 from workloads.workload import Batch, Reading, Text
 
 Prepare = Callable[..., str]

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from orchestrator.data.prepared.tokens import Tokens
+from orchestrator.config.errors import InputError
 from orchestrator.data.samples.batches import batches_of
 from orchestrator.data.samples.held_out_set import set_of, split_set
 from orchestrator.data.samples.held_out_split import split
-from orchestrator.job.errors import InputError
+from orchestrator.data.store.tokens import Tokens
 from workloads.model.masks import attends
 from workloads.objectives import build
 

@@ -15,18 +15,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from orchestrator.config.data import Source
+from orchestrator.config.errors import InputError
 from orchestrator.data import sources
 from orchestrator.data.encoding import tokenizer
-from orchestrator.data.prepared import manifest
-from orchestrator.data.prepared.data_folder import DataFolder
-from orchestrator.data.prepared.tokens import Tokens
-from orchestrator.data.preprocessing import shards
-from orchestrator.data.preprocessing.gather import gather
+from orchestrator.data.prepare import shards
+from orchestrator.data.prepare.gather import gather
 from orchestrator.data.samples import held_out_split
 from orchestrator.data.samples.held_out_split import split, trained_documents
 from orchestrator.data.samples.windows import Streams
-from orchestrator.job.data import Source
-from orchestrator.job.errors import InputError
+from orchestrator.data.store import manifest
+from orchestrator.data.store.data_folder import DataFolder
+from orchestrator.data.store.tokens import Tokens
 
 Prepare = Callable[..., str]
 ENTRIES = 320

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.data.prepared.tokens import Tokens
 from orchestrator.data.samples import windows
 from orchestrator.data.samples.listed_windows import NAMES, listed
+from orchestrator.data.store.tokens import Tokens
 from workloads.workload import Reading
 
 UNITS = ("record", "records", "document", "documents")

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from orchestrator.config.errors import InputError
 from orchestrator.data.samples.order import Order, permute
-from orchestrator.job.errors import InputError
 
 
 @settings(max_examples=150, deadline=None)

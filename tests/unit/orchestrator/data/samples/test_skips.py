@@ -7,6 +7,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.config.stability import StabilitySpec
 from orchestrator.data.samples.skips import (
     Skip,
     is_before,
@@ -17,7 +18,6 @@ from orchestrator.data.samples.skips import (
     start_before,
     start_of,
 )
-from orchestrator.job.stability import StabilitySpec
 
 SIZE = 8
 

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.data.prepared.tokens import Tokens
+from orchestrator.config.errors import InputError
 from orchestrator.data.samples.batches import batches_of
 from orchestrator.data.samples.windows import Windows, windows_of
-from orchestrator.job.errors import InputError
+from orchestrator.data.store.tokens import Tokens
 from workloads.objectives import OF_TEXT, build, special_tokens
 from workloads.workload import Reading
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from orchestrator.config.data import Source
+from orchestrator.config.errors import InputError
 from orchestrator.data import sources
 from orchestrator.data.encoding.tokenizer import encoder, train
-from orchestrator.data.preprocessing.records import RecordKind, records_of
+from orchestrator.data.prepare.records import RecordKind, records_of
 from orchestrator.data.sources.documents import pieces
-from orchestrator.job.data import Source
-from orchestrator.job.errors import InputError
 
 KIND = RecordKind("sequence_classification", ("bad", "good"))
 FIELD = {"text": "in.review", "label": "stars"}

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from orchestrator.config.data import Source
+from orchestrator.config.errors import InputError
 from orchestrator.data.sources import Span, cut, resolve, text_rows
 from orchestrator.data.sources.documents import pieces
-from orchestrator.job.data import Source
-from orchestrator.job.errors import InputError
 
 SEPARATOR = "<|endoftext|>"
 LINES = st.lists(

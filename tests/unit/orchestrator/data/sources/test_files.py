@@ -8,10 +8,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from orchestrator.config.data import Source
+from orchestrator.config.errors import InputError, Unreachable
 from orchestrator.data.sources import resolve
 from orchestrator.data.sources.files import Span, opened
-from orchestrator.job.data import Source
-from orchestrator.job.errors import InputError, Unreachable
 
 TEXT = b"a few words\n" * 100
 

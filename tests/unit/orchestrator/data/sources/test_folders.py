@@ -13,12 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 from raw_files import read
 
+from orchestrator.config.data import Source
+from orchestrator.config.errors import InputError
 from orchestrator.data import sources
-from orchestrator.data.preprocessing import fingerprint
+from orchestrator.data.prepare import fingerprint
 from orchestrator.data.sources.identity import part_key
 from orchestrator.data.sources.rows import rows
-from orchestrator.job.data import Source
-from orchestrator.job.errors import InputError
 
 FIELD = {"text": "t", "label": "lang", "pair": "year"}
 

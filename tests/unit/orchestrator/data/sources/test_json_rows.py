@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from raw_files import read
 
+from orchestrator.config.data import Source
+from orchestrator.config.errors import InputError
 from orchestrator.data import sources
 from orchestrator.data.sources import lines
 from orchestrator.data.sources.rejected import Rejected
 from orchestrator.data.sources.rows import rows
-from orchestrator.job.data import Source
-from orchestrator.job.errors import InputError
 
 OBJECTS = [
     {"text": f'été {n} "]}}, [" \\ 😀' * (n % 4 + 1), "more": [{"a": [n, None, 1.5e3]}, "\n"]}

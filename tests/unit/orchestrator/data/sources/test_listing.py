@@ -11,14 +11,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from orchestrator.config.data import Source
+from orchestrator.config.errors import InputError
 from orchestrator.data import sources
-from orchestrator.data.preprocessing.fingerprint import fingerprint
+from orchestrator.data.prepare.fingerprint import fingerprint
 from orchestrator.data.sources import SourceFile, cut, resolve
 from orchestrator.data.sources.documents import pieces
 from orchestrator.data.sources.kinds import kind_of
 from orchestrator.data.sources.rejected import Rejected
-from orchestrator.job.data import Source
-from orchestrator.job.errors import InputError
 
 
 def files(folder: Path, **texts: str) -> str:

@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 from raw_files import arrow, parquet, separated, tar
 
+from orchestrator.config.data import Source
+from orchestrator.config.errors import InputError
 from orchestrator.data import sources
 from orchestrator.data.sources.named_columns import check_columns, first_parts
-from orchestrator.job.data import Source
-from orchestrator.job.errors import InputError
 
 SQUAD = {"question": "q", "context": "c", "answer": "answers.text.0", "start": "answers.answer_start.0"}
 ROW = {"q": "is it", "c": "a film", "answers": {"text": ["film"], "answer_start": [2]}}

@@ -11,15 +11,15 @@ import pytest
 from raw_files import CASES, COMPRESS, FIELDS, KINDS, ROWS, TEXTS, jsonl, read, tar, text
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from orchestrator.config.data import Source
+from orchestrator.config.errors import InputError
 from orchestrator.data import sources
-from orchestrator.data.prepared.data_folder import DataFolder
-from orchestrator.data.preprocessing import fingerprint, shards
-from orchestrator.data.preprocessing.records import RecordKind, records_of
+from orchestrator.data.prepare import fingerprint, shards
+from orchestrator.data.prepare.records import RecordKind, records_of
 from orchestrator.data.sources.documents import pieces
 from orchestrator.data.sources.rejected import Rejected
 from orchestrator.data.sources.rows import rows
-from orchestrator.job.data import Source
-from orchestrator.job.errors import InputError
+from orchestrator.data.store.data_folder import DataFolder
 
 
 @pytest.mark.parametrize(("kind", "form"), CASES)

@@ -8,9 +8,9 @@ from fsspec import register_implementation
 from fsspec.registry import _registry
 from virtual_file import PROTOCOL, CountedFileSystem, lines_in, size_of
 
+from orchestrator.config.data import Source
 from orchestrator.data import sources
 from orchestrator.data.sources.rows import rows
-from orchestrator.job.data import Source
 
 
 @pytest.fixture(autouse=True)

@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from orchestrator.config.data import Source
+from orchestrator.config.errors import InputError
 from orchestrator.data import sources
 from orchestrator.data.sources.rejected import Rejected
 from orchestrator.data.sources.rows import rows
-from orchestrator.job.data import Source
-from orchestrator.job.errors import InputError
 
 TEXTS = ["a", None, "é"]
 LISTS = [["a", "b"], None, []]

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from orchestrator.job.errors import InputError
-from orchestrator.job.spec import JobSpec, parse
-from orchestrator.planning.device import Machine
-from orchestrator.planning.layout import Layout, ModelShape
-from orchestrator.planning.model_shape import model_shape
-from orchestrator.planning.plan import plan
+from orchestrator.config.errors import InputError
+from orchestrator.config.spec import JobSpec, parse
+from orchestrator.parallel.layout import Layout, ModelShape
+from orchestrator.planner.device import Machine
+from orchestrator.planner.plan import plan
+from orchestrator.planner.shape_of_model import model_shape
 from orchestrator.train.engines.deepspeed_setup import BUCKET, compile_once, settings
 from workloads.describe import describe
 

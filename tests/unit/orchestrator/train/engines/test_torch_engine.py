@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 from rendezvous import recorded
 
-from orchestrator.planning.layout import Layout
-from orchestrator.train.device import Device
+from orchestrator.parallel.device import Device
+from orchestrator.parallel.layout import Layout
+from orchestrator.parallel.rank_messages import agree
 from orchestrator.train.engines.torch_engine import TorchEngine
-from orchestrator.train.rank_messages import agree
 from workloads.load import load
 
 sys.path.append(str(Path(__file__).parents[4] / "dist" / "train"))

@@ -10,9 +10,9 @@ import pytest
 import torch
 import transformers
 
-from orchestrator.job.optimizer import OptimizerSpec
-from orchestrator.train.engines.optimizers import groups_of, rates_of
-from orchestrator.train.parallel.partition import Cut
+from orchestrator.config.optimizer import OptimizerSpec
+from orchestrator.optim.optimizers import groups_of, rates_of
+from orchestrator.parallel.partition import Cut
 from workloads.hf.checkpoint import hf_config_of
 from workloads.hf.convert import row_of, used
 from workloads.hf.families import family_of

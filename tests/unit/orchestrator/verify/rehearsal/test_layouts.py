@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from jobs import job
 
-from orchestrator.job.spec import JobSpec, parse
-from orchestrator.planning.layout import AXES, Layout
-from orchestrator.planning.model_shape import model_shape
+from orchestrator.config.spec import JobSpec, parse
+from orchestrator.parallel.layout import AXES, Layout
+from orchestrator.planner.shape_of_model import model_shape
 from orchestrator.verify.rehearsal.layouts import MOST, another, sequences_of, smaller
 from workloads.describe import describe
 

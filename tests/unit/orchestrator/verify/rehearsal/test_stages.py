@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from jobs import job, write_text
 
-from orchestrator.job.errors import InputError
-from orchestrator.job.spec import parse
+from orchestrator.config.errors import InputError
+from orchestrator.config.spec import parse
 from orchestrator.launch.preflight import check_job
 from orchestrator.verify.rehearsal import stages
 from orchestrator.verify.rehearsal.real_size import real_size

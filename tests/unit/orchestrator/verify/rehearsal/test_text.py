@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from orchestrator.config.data import Source
+from orchestrator.config.errors import InputError
 from orchestrator.data.sources import resolve
-from orchestrator.job.data import Source
-from orchestrator.job.errors import InputError
 from orchestrator.verify.rehearsal.text import LEAST, excerpt
 
 LARGE = 3 * LEAST

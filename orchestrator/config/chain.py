@@ -1,0 +1,299 @@
+"""A job file with `stages`: a chain of jobs, each of which may begin with what an earlier one has made.
+
+Each stage has the keys of a job. Keys beside `stages` are defaults of all of them: a mapping of a stage is merged into
+that of the file, anything else takes its place. Stages name each other as `stage:<name>`.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from orchestrator.config import spec
+from orchestrator.config.commit_steps import regular_before
+from orchestrator.config.document import read_document
+from orchestrator.config.errors import InputError
+from orchestrator.config.paths import REFERENCE, resolve_paths
+from orchestrator.config.spec import STAGES, JobSpec, parse
+from orchestrator.config.tokenizer_training import TrainedTokenizer
+
+INIT, CONTINUE, TOKENIZER = "workload.init_from", "train.continue_from", "data.tokenizer"
+"""The keys of a job that may name a stage."""
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,30}")
+LONGEST = 62
+"""Characters of the chain's name and a stage's together: with a hyphen between them they are the name of a run."""
+RESERVED = frozenset({"checkpoints"})
+"""Names that a stage cannot have, since its folder stands where a run directory has something else."""
+
+
+class Input(NamedTuple):
+    """What a stage takes of another one, named at `key`: its commit at `tag`, a step, `last` or `best`, or its
+    tokenizer."""
+
+    key: str
+    stage: str
+    tag: str
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage: `name` is also that of its run directory, within the chain's. `job` names its inputs as the file
+    does."""
+
+    name: str
+    job: JobSpec
+
+    @cached_property
+    def inputs(self) -> tuple[Input, ...]:
+        """What it takes of other stages."""
+        before = self.job.train.continue_from
+        said = {
+            INIT: self.job.workload.init_from,
+            CONTINUE: before and before.run,
+            TOKENIZER: self.job.data.tokenizer,
+        }
+        return tuple(
+            Input(key, *_name_and_tag(text))
+            for key, text in said.items()
+            if isinstance(text, str) and text.startswith(REFERENCE)
+        )
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The names of the stages that must be done before it."""
+        return tuple(dict.fromkeys(each.stage for each in self.inputs))
+
+    @property
+    def begins_with(self) -> Input | None:
+        """The weights of another stage that it begins with."""
+        return next((each for each in self.inputs if each.key == INIT), None)
+
+    @property
+    def continues(self) -> Input | None:
+        """The commit of another stage that it goes on from, with all that it has."""
+        return next((each for each in self.inputs if each.key == CONTINUE), None)
+
+
+@dataclass(frozen=True)
+class ChainSpec:
+    """A chain: its stages, in an order in which each comes after those that it needs."""
+
+    name: str
+    stages: tuple[Stage, ...]
+
+    def __getitem__(self, name: str) -> Stage:
+        return next(stage for stage in self.stages if stage.name == name)
+
+    def after(self, name: str) -> list[str]:
+        """The names of all stages that need this one, directly or not."""
+        found = {name}
+        for stage in self.stages:
+            found |= {stage.name} if found.intersection(stage.needs) else set()
+        return [stage.name for stage in self.stages if stage.name in found - {name}]
+
+    def tokenizer_origin(self, stage: Stage) -> Stage:
+        """The stage whose own tokenizer `stage` uses: the one that it names, or that one's, and so on; itself if it
+        names none."""
+        while named := next((each for each in stage.inputs if each.key == TOKENIZER), None):
+            stage = self[named.stage]
+        return stage
+
+    def with_paths(self, base: Path) -> ChainSpec:
+        """The chain with relative local paths made absolute against `base`."""
+        return ChainSpec(
+            self.name, tuple(Stage(each.name, resolve_paths(each.job, base)) for each in self.stages)
+        )
+
+    def document(self) -> dict[str, Any]:
+        """The chain as a job file, in which every stage has all of its keys."""
+        stages = [{**stage.job.model_dump(mode="json"), "name": stage.name} for stage in self.stages]
+        return {"name": self.name, STAGES: stages}
+
+
+def load_job(path: str | Path, overrides: Iterable[str] = ()) -> JobSpec | ChainSpec:
+    """Read and validate the job file at `path`, of a job or of a chain, with `a.b=c` overrides applied, where the keys
+    of a stage are stages.<name>.<key>. Raises InputError."""
+    document = read_document(path, overrides)
+    return parse_chain(document, str(path)) if STAGES in document else parse(document, str(path))
+
+
+def parse_chain(document: Mapping[str, Any], where: str = "job") -> ChainSpec:
+    """Validate a chain given as a mapping; `where` is for messages. Raises InputError."""
+    name, given = document.get("name"), document[STAGES]
+    if not isinstance(name, str):
+        raise InputError("is missing", f"{where}: name", "name the chain")
+    if not isinstance(given, list) or not given:
+        raise InputError("must be a list of stages", f"{where}: {STAGES}", "give each a name and its keys")
+    common = {key: value for key, value in document.items() if key not in (STAGES, "name")}
+    stages: list[Stage] = []
+    for number, own in enumerate(given):
+        stage = _name_of(own, f"{where}: {STAGES}.{number}", [stage.name for stage in stages])
+        place = f"{where}: {STAGES}.{stage}"
+        if len(name) + len(stage) > LONGEST:
+            raise InputError(
+                f"{name}-{stage} is longer than {LONGEST + 1} characters", place, "shorten one of them"
+            )
+        job = parse({**merged(common, own), "name": f"{name}-{stage}"}, place)
+        if job.tune is not None:
+            raise InputError("a stage is trained, and not searched over", f"{place}.tune", "leave it out")
+        stages.append(Stage(stage, job))
+    chain = ChainSpec(name, _ordered(stages, where))
+    for each in chain.stages:
+        _check_inputs(chain, each, f"{where}: {STAGES}.{each.name}")
+    _check_together(chain, where)
+    return chain
+
+
+def schema() -> str:
+    """The JSON Schema of a job file, which is that of a job or of a chain."""
+    job = json.loads(spec.schema())
+    definitions = job.pop("$defs")
+    keys = {key: {"description": "the default of all stages"} for key in job["properties"]}
+    own = {"type": "object", "required": ["name"], "properties": {key: {} for key in job["properties"]}}
+    stage = own | {
+        "additionalProperties": False,
+        "description": "a job; its other keys are those beside stages",
+    }
+    chain = {
+        "title": "Chain",
+        "description": "Several jobs, each of which may begin with what another one has made.",
+        "type": "object",
+        "required": ["name", STAGES],
+        "properties": keys | {STAGES: {"type": "array", "minItems": 1, "items": stage}},
+        "additionalProperties": False,
+    }
+    return json.dumps({"$defs": definitions, "anyOf": [job, chain]}, indent=2)
+
+
+def merged(common: Any, own: Any) -> Any:
+    """A stage's value of a key, with that of the file for all stages below it."""
+    if isinstance(common, dict) and isinstance(own, dict):
+        return {**common, **{key: merged(common.get(key), value) for key, value in own.items()}}
+    return copy.deepcopy(own)
+
+
+def _name_of(own: Any, where: str, others: Sequence[str]) -> str:
+    if not isinstance(own, dict):
+        raise InputError("must be a mapping of keys to values", where, "give the stage a name and its keys")
+    name = own.get("name")
+    if name is None:
+        raise InputError("is missing", f"{where}.name", "give each stage a name")
+    if not isinstance(name, str) or not NAME.fullmatch(name) or name in RESERVED:
+        hint = "use letters, digits, hyphens and underscores, a letter first"
+        raise InputError(f"{name!r} cannot be the name of a stage", f"{where}.name", hint)
+    if name in others:
+        raise InputError(f"there are two stages of the name {name}", f"{where}.name", "rename one of them")
+    return name
+
+
+def _name_and_tag(text: str) -> tuple[str, str]:
+    name, _, tag = text.removeprefix(REFERENCE).partition("@")
+    return name, tag or "last"
+
+
+def _ordered(stages: Sequence[Stage], where: str) -> tuple[Stage, ...]:
+    """The stages, each after those that it needs, else as in the file. Raises InputError."""
+    names = [stage.name for stage in stages]
+    for stage in stages:
+        for key, other, _ in stage.inputs:
+            place = f"{where}: {STAGES}.{stage.name}.{key}"
+            if other == stage.name:
+                raise InputError(f"{stage.name} names itself", place, "name an earlier stage")
+            if other not in names:
+                near = difflib.get_close_matches(other, names, n=1)
+                hint = f"did you mean {near[0]}?" if near else f"the stages are {', '.join(names)}"
+                raise InputError(f"there is no stage {other!r}", place, hint)
+    ordered: list[Stage] = []
+    while len(ordered) < len(stages):
+        there = {stage.name for stage in ordered}
+        ready = [s for s in stages if s.name not in there and there.issuperset(s.needs)]
+        if not ready:
+            left = {stage.name: stage.needs for stage in stages if stage.name not in there}
+            circle = " needs ".join(_circle(left))
+            raise InputError(f"{circle}: none of them can begin", f"{where}: {STAGES}", "break the circle")
+        ordered.append(ready[0])
+    return tuple(ordered)
+
+
+def _circle(needs: Mapping[str, Sequence[str]]) -> list[str]:
+    """The names of a circle, the first also at the end; each of `needs` needs another one of them."""
+    path = [next(iter(needs))]
+    while path[-1] not in path[:-1]:
+        path.append(next(other for other in needs[path[-1]] if other in needs))
+    return path[path.index(path[-1]) :]
+
+
+def _check_inputs(chain: ChainSpec, stage: Stage, where: str) -> None:
+    """What a stage takes of another one will be there. Raises InputError."""
+    for key, name, tag in stage.inputs:
+        place, other = f"{where}.{key}", chain[name].job
+        if key == TOKENIZER:
+            if tag != "last":
+                raise InputError("a stage has one tokenizer", place, f"leave out @{tag}")
+        elif other.workload.adapter and key == INIT:
+            _check_adapted(other, name, tag, place)
+        elif tag == "best":
+            if other.checkpoint.best_metric is None:
+                hint = f"set checkpoint.keep_best of {name} to a metric, or name @last"
+                raise InputError(f"{name} keeps no best commit by a metric", place, hint)
+        elif tag != "last" and not _keeps(other, tag):
+            hint = "name @last, or set checkpoint.keep_every so that it is kept"
+            raise InputError(f"{name} will have no commit at {tag} when it is done", place, hint)
+    base = stage.begins_with or stage.continues
+    if base and isinstance(stage.job.data.tokenizer, TrainedTokenizer):
+        _check_same_tokenizer(chain, stage.job, chain[base.stage], where)
+
+
+def _check_adapted(other: JobSpec, name: str, tag: str, place: str) -> None:
+    """The model of a stage that trains an adapter is in its export alone, merged. Raises InputError."""
+    exported = "best" if other.checkpoint.best_metric else "last"
+    if other.checkpoint.export != "hf":
+        hint = f"set checkpoint.export of {name} to hf, which has both merged"
+        raise InputError(f"{name} trains an adapter, and its commits lack its base", place, hint)
+    if tag != exported:
+        raise InputError(f"{name} trains an adapter, whose export is that of @{exported}", place, "name that")
+
+
+def _keeps(job: JobSpec, tag: str) -> bool:
+    """Whether the commit at that step is there when the job is done."""
+    if not tag.isdecimal():
+        return False
+    step, asked, steps = int(tag), job.checkpoint, job.train.steps
+    kept = {steps, *regular_before(steps, asked.every, asked.keep - 1)}
+    return step in kept or bool(asked.keep_every and 0 < step <= steps and step % asked.keep_every == 0)
+
+
+def _check_same_tokenizer(chain: ChainSpec, job: JobSpec, base: Stage, where: str) -> None:
+    """A tokenizer that is trained anew on other text gives the tokens that the base knows other numbers."""
+    origin = chain.tokenizer_origin(base)
+    ours, theirs = (
+        ([each.uri for each in data.sources], data.tokenizer) for data in (job.data, origin.job.data)
+    )
+    if ours != theirs:
+        hint = f"set it to {REFERENCE}{base.name}"
+        what = f"trains another tokenizer than that of {base.name}, whose weights it begins with"
+        raise InputError(what, f"{where}.{TOKENIZER}", hint)
+
+
+def _check_together(chain: ChainSpec, where: str) -> None:
+    """What the stages must not share is their own, and what they must share is the same. Raises InputError."""
+    exports: dict[str, str] = {}
+    for stage in chain.stages:
+        if target := stage.job.checkpoint.export_to:
+            if target in exports:
+                what = f"{exports[target]} and {stage.name} are exported to the same place"
+                raise InputError(what, f"{where}: checkpoint.export_to", "give each stage its own, or none")
+            exports[target] = stage.name
+    tracked = {
+        (each.job.tracking.uri, each.job.tracking.experiment) for each in chain.stages if each.job.tracking
+    }
+    if len(tracked) > 1:
+        what = "the stages of a chain are under one run in MLflow, and these name several places"
+        raise InputError(what, f"{where}: tracking", "give uri and experiment once, beside the stages")

@@ -1,0 +1,361 @@
+"""The text of a job: sources, tokenizer, and what of it is held out from training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import date
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from orchestrator.config.clean import CleanStep
+from orchestrator.config.fields import columns_of
+from orchestrator.config.mixture import MixtureSpec, adds_up
+from orchestrator.config.object_reference import ObjectReference
+from orchestrator.config.strict import StrictModel
+from orchestrator.config.tokenizer_training import Train, TrainBpe
+
+MIXED = ("share", "max_passes")
+"""Keys of a source that say its part in a mixture; runs of earlier versions do not have them."""
+NEWER = (*MIXED, "format")
+"""Keys of a source that runs of earlier versions do not have."""
+NEWER_OF_DATA = (
+    "samples",
+    "mixture",
+    "packing",
+    "on_error",
+    "shuffle",
+    "add_tokens",
+    "clean",
+    "chat_date",
+    "special_tokens",
+)
+"""The same of the data."""
+
+
+class Source(StrictModel):
+    """Files of text or of records, and how many passes over them one epoch makes."""
+
+    uri: str | Annotated[list[str], Field(min_length=1)] = Field(
+        description="a path, glob (`**` enters folders) or fsspec URI of files, a folder of them, a file that ends in "
+        ".list and names one a line, or several of these; .jsonl, .parquet, .csv, .tsv, .arrow and .tar (WebDataset) "
+        "have rows, other files are text; all but .parquet and .arrow may be compressed: .gz, .bz2, .xz, .zst; or a "
+        "folder that Hugging Face's Dataset.save_to_disk wrote"
+    )
+    weight: float = Field(default=1.0, gt=0.0, le=1e6, description="passes over this source in one epoch")
+    field: str | tuple[str, str] | dict[str, str] = Field(
+        default="text",
+        description="the column of the text in files of rows, a path into it such as a.b[0].text, or a template over "
+        "several, as in '{title}: {body}'; two of these for pairs of source and target; for records the column of each "
+        "thing that the objective reads, as in {text: review, label: stars}",
+    )
+    format: Literal["text", "jsonl", "parquet", "csv", "tsv", "arrow", "tar"] | None = Field(
+        default=None, description="what the files hold, where their names do not say it"
+    )
+    share: float | None = Field(
+        default=None,
+        gt=0.0,
+        le=1.0,
+        description="its share of the tokens of training, in place of weight; all sources have one, or none",
+    )
+    max_passes: float | None = Field(
+        default=None,
+        ge=1.0,
+        description="passes after which it comes no more, and the others share its places; of a mixture by shares",
+    )
+
+    @property
+    def places(self) -> list[str]:
+        """The paths, globs and URIs that it names."""
+        return [self.uri] if isinstance(self.uri, str) else self.uri
+
+    @property
+    def name(self) -> str:
+        """What it names, as one text."""
+        return ", ".join(self.places)
+
+    @field_validator("field")
+    @classmethod
+    def templates_are_of_columns(
+        cls, field: str | tuple[str, str] | dict[str, str]
+    ) -> str | tuple[str, str] | dict[str, str]:
+        """Raise ValueError for a template that is none, or has no column."""
+        named = [field] if isinstance(field, str) else field.values() if isinstance(field, dict) else field
+        for each in named:
+            if not columns_of(each):
+                raise ValueError(f"{each!r} names no column; give one in braces, as in {{text}}")
+        return field
+
+
+def refuse_weights(sources: Sequence[Source]) -> None:
+    """Raise ValueError if held-out text has weights or shares: all of it is evaluated, once."""
+    for number, source in enumerate(sources):
+        for key in ("weight", *MIXED):
+            if not source.at_default(key):
+                raise ValueError(
+                    f"sources.{number}.{key} is {getattr(source, key):g}, and held-out text is read once; leave it out"
+                )
+
+
+class ValidationSpec(StrictModel):
+    """The held-out text of the set `validation`: a share of the sources' documents, or text of its own."""
+
+    share: float | None = Field(
+        default=None,
+        gt=0.0,
+        lt=1.0,
+        description="share of the documents that training never sees; their text alone says which, so that "
+        "equal documents stay together, and more files move none across",
+    )
+    sources: list[Source] = Field(default_factory=list, description="text that is not among data.sources")
+
+    @model_validator(mode="after")
+    def is_either_a_share_or_sources(self) -> ValidationSpec:
+        if (self.share is None) == (not self.sources):
+            raise ValueError("give either share, as in 0.01, or sources of its own")
+        refuse_weights(self.sources)
+        return self
+
+
+def ceiling_of(value: int | str) -> tuple[int | None, float | None]:
+    """A ceiling as a number of documents, or as a share of them. Raises ValueError."""
+    problem = f"{value!r} is neither a number of documents, as in 100, nor a share, as in 1%"
+    if isinstance(value, int):
+        if value < 0:
+            raise ValueError(problem)
+        return value, None
+    try:
+        share = float(value.removesuffix("%")) / 100
+    except ValueError:
+        raise ValueError(problem) from None
+    if not value.endswith("%") or not 0 <= share <= 1:
+        raise ValueError(problem)
+    return None, share
+
+
+SHIPPED = "shipped:"
+"""How `chat_template` names a template that is shipped with this project."""
+OF_SAMPLES = {"sources": [], "tokenizer": "", "sequence_length": 1}
+"""What stands for the keys of text where samples are the user's own."""
+SHORTEST = 8
+"""Tokens of the shortest sequence of text."""
+
+
+def _samples_or_text(schema: dict[str, Any]) -> None:
+    """What text needs, samples do without."""
+    schema["anyOf"] = [{"required": schema.pop("required")}, {"required": ["samples"]}]
+
+
+class DataSpec(StrictModel):
+    """The text, and how it becomes token sequences; or own samples."""
+
+    model_config = ConfigDict(json_schema_extra=_samples_or_text)
+
+    samples: ObjectReference | None = Field(
+        default=None,
+        description="an own dataset module:name in place of sources, tokenizer and sequence_length, for an own model; "
+        "see the guide",
+    )
+    sources: list[Source] = Field(description="the text, in files of any format that is read")
+    tokenizer: TrainBpe | Train | str = Field(
+        description="train_bpe: N, or train: with a recipe, or a tokenizer.json, its folder or a .tiktoken file"
+    )
+    add_tokens: list[str] = Field(
+        default_factory=list,
+        description="tokens that are added to a tokenizer that is given; the model gets a row for each",
+    )
+    encode_with: Literal["fastest", "tokenizers"] = Field(
+        default="fastest",
+        description="what encodes text: the fastest engine that gives the ids of the library tokenizers, compared on a "
+        "share of the text, or that library itself",
+    )
+    sequence_length: int = Field(ge=1, description="tokens in one sequence, 8 at least")
+    labels: list[str] = Field(
+        default_factory=list,
+        description="the names of the labels, in the order of their numbers, for an objective that predicts labels",
+    )
+    special_tokens: Literal["text", "parse"] = Field(
+        default="text",
+        description="how the name of a special token in a text is read, such as <|im_end|> in what a chat template has "
+        "written: text, as characters; parse, as the token, which tokenizers of transformers do",
+    )
+    chat_template: str | None = Field(
+        default=None,
+        description="a Jinja file that writes a conversation as text, or shipped:FAMILY as in shipped:qwen3; that of "
+        "the tokenizer's folder if unset",
+    )
+    chat_date: date | None = Field(
+        default=None,
+        description="the day that a chat template is told where it asks for today's, as in 2026-11-28; a template that "
+        "asks needs it, since prepared data does not depend on the day",
+    )
+    on_error: Literal["fail", "skip", "repair"] = Field(
+        default="fail",
+        description="what is done about input that cannot be used: end the command, leave it out, or repair it where "
+        "that is possible (U+FFFD for what is no UTF-8, no NULs) and leave out the rest; told in rejected.jsonl beside "
+        "the prepared data",
+    )
+    max_rejected: int | str | None = Field(
+        default=None,
+        description="how much may be left out: a number of documents, or a share of them, as in 1%; any if unset",
+    )
+    validation: ValidationSpec | None = Field(default=None, description="text that is held out from training")
+    mixture: MixtureSpec | None = Field(
+        default=None,
+        description="proportions of the sources by their sizes, or that change in the course of the run",
+    )
+    packing: Literal["cut", "best_fit"] = Field(
+        default="cut",
+        description="how a causal language model's documents become sequences: cut, one stream cut at equal "
+        "distances; best_fit, whole documents packed by best fit, only those that are longer than a sequence are cut",
+    )
+    shuffle: Literal["epoch", "sections"] = Field(
+        default="epoch",
+        description="what is shuffled together: epoch, all samples of an epoch; sections, the samples of each of the "
+        "consecutive sections of the text that an epoch goes through",
+    )
+    streaming: bool = Field(
+        default=False,
+        description="training begins when the first section of the text is prepared, with the samples and the order "
+        "that it would have if all were; sets shuffle to sections",
+    )
+    clean: list[CleanStep] = Field(
+        default_factory=list,
+        description="steps that change or remove documents before they are tokenised, in order, each a name with "
+        "options, as in [gopher_quality, {near_duplicates: {threshold: 0.8}}]",
+    )
+    cache: str | None = Field(
+        default=None, description="folder of the token shards; beside the run directory if unset"
+    )
+
+    node_cache: float | None = Field(
+        default=None,
+        gt=0.0,
+        description="GiB that copies of token shards on a store may take on a node's disk: data that is larger is read "
+        "block by block; half of what is free if unset",
+    )
+
+    @property
+    def node_cache_bytes(self) -> int | None:
+        """`node_cache` in bytes."""
+        return None if self.node_cache is None else int(self.node_cache * 2**30)
+
+    @model_validator(mode="before")
+    @classmethod
+    def samples_take_the_place_of_text(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or given.get("samples") is None:
+            return given
+        of_text = sorted(key for key, value in OF_SAMPLES.items() if given.get(key, value) != value)
+        if of_text:
+            raise ValueError(f"{of_text[0]} is of text, and samples are the user's own; leave it out")
+        return {**OF_SAMPLES, **given}
+
+    @model_validator(mode="before")
+    @classmethod
+    def streaming_goes_by_sections(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or given.get("streaming") is not True:
+            return given
+        return {"shuffle": "sections", **given}
+
+    @model_validator(mode="after")
+    def what_streams_goes_by_sections(self) -> DataSpec:
+        if self.streaming and self.shuffle == "epoch":
+            raise ValueError(
+                "streaming needs shuffle: sections, since an epoch is shuffled whole; leave out shuffle"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def tokens_are_added_to_a_tokenizer_that_is_there(self) -> DataSpec:
+        if self.add_tokens and not (self.tokenizer and isinstance(self.tokenizer, str)):
+            raise ValueError(
+                "add_tokens is for a tokenizer that is given, and this one is trained; leave it out"
+            )
+        if len({*self.add_tokens} - {""}) < len(self.add_tokens):
+            raise ValueError("add_tokens names a token twice, or an empty one; name each once")
+        return self
+
+    @field_validator("sources")
+    @classmethod
+    def text_has_a_source(cls, sources: list[Source], info: ValidationInfo) -> list[Source]:
+        if not sources and not info.data.get("samples"):
+            raise PydanticCustomError(
+                "too_short", "List should have at least 1 item, or data.samples be given"
+            )
+        return sources
+
+    @field_validator("sequence_length")
+    @classmethod
+    def text_is_long_enough(cls, length: int, info: ValidationInfo) -> int:
+        if length < SHORTEST and not info.data.get("samples"):
+            raise PydanticCustomError("greater_than_equal", "Input should be greater than or equal to 8")
+        return length
+
+    @model_validator(mode="after")
+    def what_is_of_text_is_left_out_of_samples(self) -> DataSpec:
+        if self.samples is None:
+            return self
+        known = {"samples", "cache", "node_cache", "validation", *OF_SAMPLES}
+        others = type(self).model_fields.keys() - known
+        # streaming brings a shuffle with it
+        if said := sorted(others - self.at_default(*others), key=lambda key: (key != "streaming", key)):
+            raise ValueError(f"{said[0]} is of text, and samples are the user's own; leave it out")
+        if self.validation is not None and self.validation.share is None:
+            raise ValueError("validation of own samples is a share of them; give validation.share")
+        return self
+
+    @field_validator("chat_date", mode="before")
+    @classmethod
+    def a_day_is_no_number(cls, given: Any) -> Any:
+        """Refuse a number, which pydantic takes for seconds since 1970."""
+        if isinstance(given, int | float):
+            raise ValueError(f"{given} is no day; write it as in 2026-11-28")
+        return given
+
+    @field_validator("max_rejected")
+    @classmethod
+    def ceiling_is_a_count_or_a_share(cls, value: int | str | None) -> int | str | None:
+        """Raise ValueError for what is neither a number of documents nor a share."""
+        if value is not None:
+            ceiling_of(value)
+        return value
+
+    @model_validator(mode="after")
+    def ceiling_is_of_what_is_left_out(self) -> DataSpec:
+        if self.max_rejected is not None and self.on_error == "fail":
+            raise ValueError(
+                "max_rejected is of a policy that leaves something out; set on_error to skip or repair"
+            )
+        return self
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether sources come in proportions, and not in passes of an epoch."""
+        return self.mixture is not None or any(source.share is not None for source in self.sources)
+
+    @model_validator(mode="after")
+    def proportions_are_of_all_sources(self) -> DataSpec:
+        shares = [source.share for source in self.sources]
+        if self.mixture is not None and any(share is not None for share in shares):
+            raise ValueError("mixture says the proportions of all sources; leave out mixture, or the shares")
+        if self.mixture is not None:
+            self.mixture.check_sources(len(self.sources))
+        elif any(share is not None for share in shares):
+            lacking = [number for number, share in enumerate(shares) if share is None]
+            if lacking:
+                raise ValueError(f"sources.{lacking[0]} has no share, and others have; give all sources one")
+            if not adds_up([share or 0.0 for share in shares]):
+                raise ValueError(
+                    f"the shares of the sources add up to {sum(filter(None, shares)):g}; make it 1"
+                )
+        for number, source in enumerate(self.sources):
+            if self.is_mixed and source.weight != 1.0:
+                raise ValueError(
+                    f"sources.{number}.weight is of an epoch, and a mixture by shares has none; leave it out"
+                )
+            if source.max_passes is not None and not self.is_mixed:
+                raise ValueError(
+                    f"sources.{number}.max_passes is of a mixture by shares; give all sources a share, or a mixture"
+                )
+        return self

@@ -1,0 +1,130 @@
+"""Every key of the job file, described: its type, default and meaning, from the JSON Schema."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from orchestrator.config.errors import InputError
+from orchestrator.config.strict import LARGEST
+
+WHOLE = "job"
+"""What the job file as a whole is called."""
+MOST_ALIKE = 5
+"""Most keys that are named in place of one that there is not."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key of an object, by its last name. The default is as YAML has it, empty for a key that is required."""
+
+    name: str
+    type: str
+    default: str
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Section:
+    """The keys of the object at a dotted `path`, which is empty for the job itself, and what the object is for."""
+
+    path: str
+    text: str
+    keys: tuple[Key, ...]
+
+
+@lru_cache
+def sections() -> tuple[Section, ...]:
+    """All objects of the job file, each before those within it."""
+    from orchestrator.config.spec import JobSpec
+
+    schema = JobSpec.model_json_schema()
+    return tuple(_sections("", schema, schema["$defs"]))
+
+
+def sections_of(key: str) -> list[Section]:
+    """The sections of a dotted key and of those below it, of WHOLE all; of a key that is no object its section with
+    that key alone. Raises InputError if there is none."""
+    if key == WHOLE:
+        return list(sections())
+    below = [s for s in sections() if s.path == key or s.path.startswith(f"{key}.")]
+    if below:
+        return below
+    above, _, last = key.rpartition(".")
+    found = [
+        Section(s.path, "", tuple(k for k in s.keys if k.name == last))
+        for s in sections()
+        if s.path == above and any(k.name == last for k in s.keys)
+    ]
+    if found:
+        return found
+    every = [(f"{s.path}.{k.name}".lstrip("."), k) for s in sections() for k in s.keys]
+    alike = [path for path, k in every if k.name == last] or [path for path, k in every if last in k.meaning]
+    likely = ", ".join(list(dict.fromkeys(alike))[:MOST_ALIKE])
+    hint = f"did you mean {likely}?" if likely else f"`orchestrator schema {WHOLE}` has all of them"
+    raise InputError("no key of the job file is called so", key, hint)
+
+
+def _sections(path: str, schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Iterator[Section]:
+    required, inner, keys = set(schema.get("required", ())), [], []
+    for other in schema.get("anyOf", ()):  # one or the other is required
+        required |= set(other.get("required", ()))
+    for key, field in schema["properties"].items():
+        names = sorted(_referred(field))
+        inner += [(f"{path}.{key}" if path else key, name) for name in names]
+        default = "" if key in required else _default(field)
+        keys.append(Key(key, _type(field), default, _meaning(field, definitions)))
+    yield Section(path, schema.get("description", ""), tuple(keys))
+    for place, name in inner:
+        yield from _sections(place, definitions[name], definitions)
+
+
+def _default(field: Mapping[str, Any]) -> str:
+    """The default of a key that need not be given."""
+    if "default" in field:
+        return _code(field["default"])
+    return {"array": "[]", "object": "{}"}.get(field.get("type", ""), "see its keys")
+
+
+def _meaning(field: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
+    """What a key is for: as its field says, else the first sentence of what it holds."""
+    held = [definitions[name].get("description", "") for name in sorted(_referred(field))]
+    return str(field.get("description") or " ".join(held).split(". ")[0].rstrip("."))
+
+
+def _referred(field: Any) -> set[str]:
+    """Names of the definitions that a field refers to, at any depth."""
+    if isinstance(field, Mapping):
+        own = {field["$ref"].rsplit("/", 1)[-1]} if "$ref" in field else set()
+        return own.union(*(_referred(value) for value in field.values()), set())
+    if isinstance(field, list):
+        return set().union(*(_referred(value) for value in field), set())
+    return set()
+
+
+def _type(field: Mapping[str, Any]) -> str:
+    """The type of a field, in a few words, with its bounds."""
+    if "$ref" in field:
+        return "object, see below"
+    if "anyOf" in field:
+        return " or ".join(dict.fromkeys(_type(option) for option in field["anyOf"]))
+    if "enum" in field:
+        return ", ".join(_code(value) for value in field["enum"])
+    if "const" in field:
+        return _code(field["const"])
+    kind = field.get("type", "any")
+    if kind == "array":
+        items = field.get("prefixItems")
+        return f"list of {len(items)}" if items else f"list of {_type(field.get('items', {}))}"
+    bounds = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+    within = [(sign, field[name]) for name, sign in bounds.items() if name in field]
+    limits = ", ".join(f"{sign} {bound:g}" for sign, bound in within if bound != LARGEST)
+    return f"{kind} {limits}".strip()
+
+
+def _code(value: Any) -> str:
+    """A value as it is written in YAML."""
+    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)

@@ -1,0 +1,89 @@
+"""The proportions in which sources come, where they are not passes of an epoch."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from fractions import Fraction
+
+from pydantic import Field, model_validator
+
+from orchestrator.config.strict import Positive, StrictModel
+
+CLOSE = Fraction(1, 1000)
+"""How far from 1 shares may add up, since thirds have no decimal; what counts are their proportions."""
+
+
+def adds_up(shares: Sequence[float]) -> bool:
+    """Whether the decimals that stand for shares add up to 1."""
+    total = sum((Fraction(str(share)) for share in shares), Fraction())
+    return abs(total - 1) <= CLOSE
+
+
+class MixturePhase(StrictModel):
+    """The shares of the sources up to a step of the run."""
+
+    until: Positive | None = Field(
+        default=None, description="the step after which the next phase begins; not set in the last phase"
+    )
+    shares: list[float] = Field(
+        description="the share of each source of the tokens, in the order of data.sources; 0 for one that is left out"
+    )
+
+
+class MixtureSpec(StrictModel):
+    """Proportions by the sizes of the sources, or phases of given ones."""
+
+    alpha: float | None = Field(
+        default=None,
+        gt=0.0,
+        le=1.0,
+        description="a source's share is proportional to its tokens to this power, as XLM samples languages: 1 leaves "
+        "the sources as they are, near 0 all come alike",
+    )
+    temperature: float | None = Field(
+        default=None, ge=1.0, description="1 / alpha, as T5 has it: 1 leaves the sources as they are"
+    )
+    phases: list[MixturePhase] = Field(
+        default_factory=list, description="shares that change at given steps: a curriculum, or an annealing"
+    )
+
+    @property
+    def power(self) -> Fraction:
+        """Alpha, however it is given."""
+        return Fraction(str(self.alpha)) if self.alpha else 1 / Fraction(str(self.temperature or 1.0))
+
+    @model_validator(mode="after")
+    def is_of_one_kind(self) -> MixtureSpec:
+        if (self.alpha is not None) + (self.temperature is not None) + bool(self.phases) != 1:
+            raise ValueError("a mixture has one of alpha, temperature and phases; give that one")
+        return self
+
+    @model_validator(mode="after")
+    def phases_follow_each_other(self) -> MixtureSpec:
+        ends = [phase.until for phase in self.phases]
+        known = [end for end in ends[:-1] if end is not None]
+        if ends and (ends[-1] is not None or len(known) < len(ends) - 1):
+            raise ValueError(
+                "every phase but the last has an until; the last one holds to the end of the run"
+            )
+        if any(after <= before for before, after in itertools.pairwise(known)):
+            raise ValueError(f"the phases end at {known}; put them in the order of their steps")
+        return self
+
+    def check_sources(self, count: int) -> None:
+        """Raise ValueError if the phases are not of so many sources."""
+        for number, phase in enumerate(self.phases):
+            if len(phase.shares) != count:
+                raise ValueError(
+                    f"mixture.phases.{number} has {len(phase.shares)} shares for {count} sources; give one for each"
+                )
+            if min(phase.shares) < 0.0 or not adds_up(phase.shares):
+                raise ValueError(
+                    f"the shares of mixture.phases.{number} add up to {sum(phase.shares):g}; make it 1, of none below 0"
+                )
+        for source in range(count if self.phases else 0):
+            if not any(phase.shares[source] for phase in self.phases):
+                raise ValueError(
+                    f"sources.{source} comes in no phase; leave the source out, or give it a share"
+                )

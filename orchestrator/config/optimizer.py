@@ -1,0 +1,153 @@
+"""The optimiser of a job and its learning-rate schedule."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, GetPydanticSchema, ValidatorFunctionWrapHandler, WithJsonSchema, model_validator
+from pydantic_core import core_schema
+
+from orchestrator.config.object_reference import ObjectReference
+from orchestrator.config.strict import Count, Fraction, StrictModel
+
+NEWER = ("momentum", "layer_decay", "groups")
+"""Keys that jobs of earlier versions lack; where they have their default they are no part of a run's identity."""
+SHARE = r"^[0-9]+(\.[0-9]+)?%$"
+
+
+def _steps_or_share(given: Any, steps: ValidatorFunctionWrapHandler) -> Any:
+    if isinstance(given, str) and re.match(SHARE, given):
+        return given
+    if isinstance(given, str) and not given.strip().isdecimal():
+        raise ValueError("is neither steps nor a share of them such as 5%")
+    return steps(given)
+
+
+Steps = Annotated[
+    int | str,
+    GetPydanticSchema(
+        lambda _, handler: core_schema.no_info_wrap_validator_function(
+            _steps_or_share,
+            handler(Count),
+            serialization=core_schema.plain_serializer_function_ser_schema(lambda said: said),
+        )
+    ),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": SHARE}]}),
+]
+"""Steps, or a share of all steps such as "5%". It stays as it was said, since all steps may become others; `in_steps`
+gives the steps."""
+
+
+def in_steps(said: int | str, steps: int) -> int:
+    """The steps that are said, of a share those of so many `steps`, rounded down."""
+    return int(steps * _share(said) / 100) if isinstance(said, str) else said
+
+
+def _share(said: str) -> float:
+    """The percentage of a share."""
+    return float(said.removesuffix("%"))
+
+
+class ParameterGroup(StrictModel):
+    """Parameters, by their names, that learn or decay otherwise than the rest."""
+
+    match: list[str] = Field(
+        min_length=1, description="patterns, as of file names, of parameters that are in no group before"
+    )
+    lr_scale: float = Field(default=1.0, gt=0.0, description="factor of their learning rate")
+    weight_decay: float | None = Field(
+        default=None, ge=0.0, description="in place of the optimizer's, of those of them that are matrices"
+    )
+
+    @model_validator(mode="after")
+    def a_group_changes_something(self) -> ParameterGroup:
+        if self.lr_scale == 1.0 and self.weight_decay is None:
+            raise ValueError("the group changes nothing; give it lr_scale or weight_decay")
+        return self
+
+
+class OptimizerSpec(StrictModel):
+    """AdamW (Loshchilov and Hutter, 2019), LAMB (You et al., 2020), LARS (You et al., 2017), Lion (Chen et al., 2023),
+    Muon (Jordan et al., 2024) for the matrices of the layers beside AdamW for the rest.
+
+    LARS uses the first of betas as its momentum. An own one is `module:name`, see `workloads.own.protocols`; betas, eps
+    and momentum are not for it.
+    """
+
+    name: Literal["adamw", "lamb", "lars", "lion", "muon"] | ObjectReference = Field(
+        default="adamw", description="the optimiser, or module:name of your own"
+    )
+    lr: float = Field(default=3e-4, gt=0.0, description="the largest learning rate of the schedule")
+    betas: tuple[Fraction, Fraction] = Field(
+        default=(0.9, 0.95), description="decay of the averages of the gradient and of its square"
+    )
+    eps: float = Field(default=1e-8, gt=0.0, description="added to the root of the second average")
+    weight_decay: float = Field(
+        default=0.1, ge=0.0, description="applied to matrices, not to vectors, biases and norms"
+    )
+    momentum: Fraction = Field(default=0.95, description="muon: momentum of the matrices")
+    layer_decay: float = Field(
+        default=1.0,
+        gt=0.0,
+        le=1.0,
+        description="factor of the learning rate from each layer to the one below it: heads learn at lr, the last "
+        "layer at lr times this, embeddings slowest",
+    )
+    groups: list[ParameterGroup] = Field(
+        default_factory=list,
+        description="parameters with a learning rate or a weight decay of their own; the first that matches counts",
+    )
+    clip: float | None = Field(default=1.0, gt=0.0, description="largest global gradient norm")
+    warmup: Steps = Field(
+        default=0, description="steps of linear warm-up, or a share of train.steps such as 5%"
+    )
+    schedule: Literal["constant", "linear", "cosine", "wsd", "inverse_sqrt"] | ObjectReference = Field(
+        default="cosine",
+        description="learning rate after the warm-up, or an own function module:name; "
+        "wsd is constant up to the decay; a run under constant, wsd or "
+        "inverse_sqrt can be extended by raising train.steps",
+    )
+    decay: Steps = Field(
+        default=0,
+        description="wsd: the last steps, in which the learning rate falls, or a share of train.steps such as 20%",
+    )
+    final_lr: float = Field(
+        default=0.1, ge=0.0, le=1.0, description="linear, cosine, wsd: last learning rate as a share of lr"
+    )
+
+    @model_validator(mode="after")
+    def only_muon_has_a_momentum(self) -> OptimizerSpec:
+        if self.name != "muon" and self.at_default("momentum") == set():
+            raise ValueError(f"momentum is for muon, and this is {self.name}; remove it, or set betas")
+        return self
+
+    @model_validator(mode="after")
+    def an_own_one_says_its_numbers_itself(self) -> OptimizerSpec:
+        said = (
+            {"betas", "eps"} - self.at_default("betas", "eps")
+            if isinstance(self.name, ObjectReference)
+            else set()
+        )
+        if said:
+            raise ValueError(f"{min(said)} is not for {self.name}; give it in the options of name")
+        return self
+
+    @model_validator(mode="after")
+    def only_wsd_has_a_decay(self) -> OptimizerSpec:
+        said = _share(self.decay) if isinstance(self.decay, str) else self.decay
+        if self.schedule == "wsd" and not said:
+            raise ValueError("schedule wsd has no decay; set decay to its steps, or schedule to constant")
+        if self.schedule != "wsd" and said:
+            raise ValueError(
+                f"decay {self.decay} is for schedule wsd, and this is {self.schedule}; remove it or set wsd"
+            )
+        return self
+
+    def settled(self, steps: int) -> int | None:
+        """How many updates of a run of `steps` steps are the first ones of every longer run too.
+
+        None under a schedule that is stretched over the whole run.
+        """
+        stretched = self.schedule in ("linear", "cosine") or isinstance(self.schedule, ObjectReference)
+        return None if stretched else steps - in_steps(self.decay, steps)

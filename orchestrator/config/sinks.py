@@ -1,0 +1,37 @@
+"""The job file's `sinks`: where else the rows and events of a run go. Importable without torch or ray."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from orchestrator.config.strict import StrictModel, WebAddress
+
+
+class WandbSpec(StrictModel):
+    """Weights & Biases; the key is in its own environment variable or netrc, never in a job file."""
+
+    project: str = Field(min_length=1, description="the project that the run is shown in")
+    entity: str | None = Field(
+        default=None, description="the team or user; that of your key if it is not said"
+    )
+    mode: Literal["online", "offline"] = Field(
+        default="online", description="offline: into the run directory, for `wandb sync`"
+    )
+
+
+class OpenTelemetrySpec(StrictModel):
+    """Spans of a run and of its phases, by OTLP over HTTP; headers are in OTEL_EXPORTER_OTLP_HEADERS."""
+
+    endpoint: WebAddress = Field(
+        description="where spans are posted, such as http://collector:4318/v1/traces"
+    )
+
+
+class SinkSpec(StrictModel):
+    """Copies of a run's rows and events beside MLflow, made by a process of their own that the run never waits for."""
+
+    tensorboard: bool = Field(default=False, description="event files in `tensorboard/` of the run directory")
+    wandb: WandbSpec | None = None
+    opentelemetry: OpenTelemetrySpec | None = None

@@ -1,0 +1,361 @@
+"""The job file: one typed, frozen value that defines a run.
+
+Unknown keys are refused, every rule across keys is a named validator, and whatever is wrong with a file becomes one
+`InputError` line. Importable without torch or ray.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import Field, ValidationError, model_validator
+
+from orchestrator.config.checkpoint import CheckpointSpec
+from orchestrator.config.data import NEWER as NEWER_OF_SOURCES
+from orchestrator.config.data import NEWER_OF_DATA, DataSpec, Source
+from orchestrator.config.document import read_document
+from orchestrator.config.errors import InputError
+from orchestrator.config.evaluate import (
+    SAMPLES,
+    VALIDATION,
+    EvaluateSpec,
+    StopWhen,
+    metric_problem,
+    metrics_of,
+)
+from orchestrator.config.limits import LimitSpec
+from orchestrator.config.notify import NotifySpec
+from orchestrator.config.optimizer import NEWER
+from orchestrator.config.own import completed, problem_of
+from orchestrator.config.parallel import ParallelSpec
+from orchestrator.config.records import REFERENCED
+from orchestrator.config.redact import bare_places
+from orchestrator.config.resources import ResourceSpec
+from orchestrator.config.sinks import SinkSpec
+from orchestrator.config.strict import Count, StrictModel
+from orchestrator.config.tracking import TrackingSpec
+from orchestrator.config.train import NEWER as NEWER_OF_TRAIN
+from orchestrator.config.train import TrainSpec
+from orchestrator.config.tune import TuneSpec
+from orchestrator.config.validation_messages import refused
+from orchestrator.config.workload import WorkloadSpec
+from workloads.own.object_reference import is_object_reference
+
+STAGES = "stages"
+"""The key that makes a job file that of a chain, see `orchestrator.config.chain`."""
+
+
+class JobSpec(StrictModel):
+    """A job file: everything that defines a run."""
+
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$", description="also the run directory's name"
+    )
+    seed: Count = Field(default=0, description="of the first weights, the order of samples, and dropout")
+    workload: WorkloadSpec
+    data: DataSpec
+    train: TrainSpec
+    parallel: Literal["auto"] | ParallelSpec = Field(
+        default="auto", description="the layout: chosen by the planner, or given whole or in part"
+    )
+    resources: ResourceSpec = Field(default_factory=ResourceSpec)
+    evaluate: EvaluateSpec | None = Field(default=None, description="how good the model is on held-out text")
+    stop_when: StopWhen | None = Field(default=None, description="end the run early, as done")
+    checkpoint: CheckpointSpec = Field(default_factory=CheckpointSpec)
+    tracking: TrackingSpec | None = None
+    sinks: SinkSpec | None = Field(default=None, description="where rows and events go beside MLflow")
+    notify: NotifySpec | None = Field(default=None, description="who is told how the run goes")
+    limits: LimitSpec = Field(default_factory=LimitSpec)
+    tune: TuneSpec | None = Field(
+        default=None, description="a search over keys of this job, for `orchestrator tune`"
+    )
+    accept_code: list[str] = Field(
+        default_factory=list,
+        description="hashes of own code with which the run goes on although it has changed since it began",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def own_samples_have_an_objective(cls, given: Any) -> Any:
+        return completed(given)
+
+    @model_validator(mode="after")
+    def own_code_is_used_where_it_can_be(self) -> JobSpec:
+        if problem := problem_of(self):
+            raise ValueError(problem)
+        return self
+
+    @model_validator(mode="after")
+    def mup_has_an_optimizer_that_it_is_defined_for(self) -> JobSpec:
+        name = self.train.optimizer.name
+        if self.workload.mup is not None and name not in ("adamw", "lion"):
+            raise ValueError(
+                f"workload.mup says how adamw and lion learn at another width, and the optimizer is {name}; "
+                "set train.optimizer.name to one of them, or workload.mup to null"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def what_is_evaluated_is_held_out(self) -> JobSpec:
+        asked = self.evaluate
+        if asked is not None and not (self.set_names or asked.tasks or asked.samples):
+            raise ValueError(
+                "evaluate has no text; hold some out by data.validation.share, or name sets in evaluate.sets"
+            )
+        if self.evaluates_beside and not self.set_names:
+            raise ValueError(
+                "evaluate.where beside is for held-out text, and there is none; leave it out, tasks come after training"
+            )
+        given = metrics_of(self.metrics_objective)
+        lacking = {
+            m for m in (self.evaluate and self.evaluate.metrics) or () if not is_object_reference(m)
+        } - set(given)
+        if lacking:
+            raise ValueError(
+                f"{', '.join(sorted(lacking))} is no metric of {self.workload.objective}, which has "
+                f"{', '.join(given)}; leave it out of evaluate.metrics"
+            )
+        if self.evaluate is not None and self.data.validation and VALIDATION in self.evaluate.sets:
+            raise ValueError(
+                "the set validation is that of data.validation; give the one in evaluate.sets another name"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def what_is_packed_is_a_language_model(self) -> JobSpec:
+        if self.data.packing != "cut" and self.workload.objective != "causal_lm":
+            raise ValueError(
+                f"data.packing {self.data.packing} is of causal_lm, and the objective is {self.workload.objective}; "
+                "leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def rows_are_cut_of_a_language_model(self) -> JobSpec:
+        asked, whole = self.train.sequence_warmup, self.data.sequence_length
+        if asked is None:
+            return self
+        if self.workload.objective != "causal_lm":
+            raise ValueError(
+                f"train.sequence_warmup is of causal_lm, and the objective is {self.workload.objective}; leave it out"
+            )
+        if not asked.fits(whole):
+            raise ValueError(
+                f"train.sequence_warmup.length {asked.length} is not data.sequence_length {whole} halved some times; "
+                "change one of them"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def what_is_decided_in_a_step_is_evaluated_there(self) -> JobSpec:
+        early = "stop_when" if self.stop_when else "tune" if self.tune else ""
+        if early and self.evaluates_beside:
+            raise ValueError(
+                f"{early} decides by a value at its step, which evaluate.where beside has some steps later, never "
+                "equally many; set evaluate.where to gang"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def what_is_chosen_by_is_measured(self) -> JobSpec:
+        for key, metric in (
+            ("checkpoint.keep_best", self.checkpoint.best_metric),
+            ("stop_when.metric", self.stop_when.metric if self.stop_when else None),
+            ("tune.metric", self.tune.metric if self.tune and "." in self.tune.metric else None),
+        ):
+            if metric is None:
+                continue
+            if self.evaluate is None:
+                raise ValueError(f"{key} {metric} is not measured; add evaluate, and data.validation")
+            if problem := metric_problem(metric, self.set_names, self.evaluate, self.metrics_objective):
+                raise ValueError(f"{key} {metric} {problem}")
+        return self
+
+    @model_validator(mode="after")
+    def a_reference_that_is_held_is_compared_with(self) -> JobSpec:
+        if self.train.reference == "held" and self.workload.objective not in REFERENCED:
+            raise ValueError(
+                f"train.reference is for {', '.join(REFERENCED)}, and this is {self.workload.objective}; leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def what_goes_on_has_its_weights(self) -> JobSpec:
+        asked = self.train.continue_from
+        needs_base = self.needs_base or self.workload.objective in REFERENCED
+        if asked is not None and (self.workload.grow or (self.workload.init_from and not needs_base)):
+            raise ValueError(
+                "train.continue_from brings the weights of another run, and so does workload.init_from; leave one out"
+            )
+        if asked is not None and self.tune is not None:
+            raise ValueError(
+                "tune searches over runs that begin anew; leave out train.continue_from, or begin with weights alone, "
+                "by workload.init_from"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def what_thaws_was_frozen(self) -> JobSpec:
+        if self.train.thaw and not self.reads_base:
+            raise ValueError("train.thaw is about frozen parameters, and there are none; set train.freeze")
+        if self.train.thaw and self.workload.adapter and self.workload.adapter.quantize != "none":
+            raise ValueError(
+                "train.thaw would train weights that workload.adapter.quantize keeps in 4 bits; leave one of them out"
+            )
+        if self.train.thaw and self.checkpoint.averaged:
+            raise ValueError(
+                "checkpoint.average.last is a mean of commits, of which those before a thaw lack weights; use ema"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def an_adapter_that_is_exported_is_there(self) -> JobSpec:
+        if self.checkpoint.export == "adapter":
+            if self.workload.adapter is None:
+                raise ValueError(
+                    "checkpoint.export adapter needs an adapter; set it to hf, or workload.adapter"
+                )
+            if self.tracking and self.tracking.register_as:
+                raise ValueError(
+                    "tracking.register_as is about a model, not about an adapter alone; set checkpoint.export to hf"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def what_is_registered_is_exported(self) -> JobSpec:
+        form = self.checkpoint.export
+        if self.tracking and self.tracking.register_as and form in (None, "dcp", "gguf", "onnx"):
+            exported = "nothing is exported" if form is None else f"MLflow has no model in {form}"
+            raise ValueError(
+                f"tracking.register_as is about the exported model, and {exported}; set checkpoint.export to hf"
+            )
+        return self
+
+    @property
+    def metrics_objective(self) -> str:
+        """The objective by which metrics are told: of an own model its own loss."""
+        return SAMPLES if is_object_reference(self.workload.model) else self.workload.objective
+
+    @property
+    def searches_layout(self) -> bool:
+        """Whether the layout, or what of it is not pinned, is chosen by the planner."""
+        return self.parallel == "auto" or self.parallel.is_partial
+
+    @property
+    def reads_base(self) -> bool:
+        """Whether commits lack weights, which are read from where the run began."""
+        return bool(self.train.freeze or self.workload.adapter)
+
+    @property
+    def needs_base(self) -> bool:
+        """Whether the run needs the weights that it began with at every start, since its commits lack some, or it
+        compares with them."""
+        return self.reads_base or self.train.reference == "held"
+
+    @property
+    def evaluates_beside(self) -> bool:
+        """Whether commits are evaluated beside the run, by one worker more."""
+        return self.evaluate is not None and self.evaluate.where == "beside"
+
+    def is_due_beside(self, step: int) -> bool:
+        """Whether the commit after `step` is to be evaluated beside the run."""
+        return (
+            self.evaluates_beside
+            and self.evaluate is not None
+            and self.evaluate.is_due(step, self.train.steps)
+        )
+
+    @property
+    def set_names(self) -> list[str]:
+        """The names of the sets of held-out text that the job evaluates."""
+        if self.evaluate is None:
+            return []
+        return [*([VALIDATION] if self.data.validation else []), *self.evaluate.sets]
+
+    @property
+    def set_sources(self) -> dict[str, tuple[str, list[Source]]]:
+        """The sets that have text of their own: by name, the key of the job file that says so, and the sources."""
+        if self.evaluate is None:
+            return {}
+        validation = self.data.validation.sources if self.data.validation else []
+        found = {VALIDATION: ("data.validation.sources", validation)} if validation else {}
+        return found | {
+            name: (f"evaluate.sets.{name}.sources", each.sources) for name, each in self.evaluate.sets.items()
+        }
+
+    def identity(self) -> dict[str, Any]:
+        """What makes two runs the same run: all keys that determine the samples and the weights, and no others.
+
+        `train.stability` is left out: what was done about an instability is recorded, and the rules may change for the
+        next one; so are `data.encode_with`, which changes no id, `data.streaming`, which changes no order, and
+        `workload.implementation`, which the names of committed weights tell. Of `data.validation` only the share
+        counts, since its documents are missing from training. What follows from other keys counts by its value, as a
+        warm-up that is a share of the steps. A moving average of the weights cannot begin later, so it
+        counts too. The URIs of text are without credentials, which may be renewed, and which others would read.
+        """
+        found = self.model_dump(
+            mode="json",
+            include={"seed", "workload", "data", "train"},
+            exclude={
+                "data": {
+                    "cache",
+                    "encode_with",
+                    "max_rejected",
+                    "streaming",
+                    "node_cache",
+                    *self.data.at_default(*NEWER_OF_DATA),
+                },
+                "workload": {
+                    "implementation",
+                    "attention_dropout",
+                    *self.workload.at_default("layer_drop", "grow", "adapter"),
+                },
+                "train": dict.fromkeys(("stability", *self.train.at_default(*NEWER_OF_TRAIN)), True)
+                | {"optimizer": self.train.optimizer.at_default(*NEWER)},
+            },
+        )
+        held_out = self.data.validation and self.data.validation.share
+        found["data"]["validation"] = {"share": held_out} if held_out else None
+        for source, dumped in zip(self.data.sources, found["data"]["sources"], strict=True):
+            for key in source.at_default(*NEWER_OF_SOURCES):
+                del dumped[key]
+        found["train"]["optimizer"] |= {"warmup": self.train.warmup_steps, "decay": self.train.decay_steps}
+        found["workload"]["dropout"], of_attention = self.workload.dropouts
+        if of_attention:
+            found["workload"]["attention_dropout"] = of_attention
+        if self.workload.adapter and self.workload.adapter.quantize == "none":
+            del found["workload"]["adapter"]["quantize"]
+        if self.checkpoint.ema is not None:
+            found["checkpoint"] = {"average": {"ema": self.checkpoint.ema}}
+        found["data"] = bare_places(found["data"])
+        return found
+
+
+def load(path: str | Path, overrides: Iterable[str] = ()) -> JobSpec:
+    """Read and validate the job file at `path`, with `a.b=c` overrides applied. Raises InputError."""
+    return parse(read_document(path, overrides), str(path))
+
+
+def parse(document: Mapping[str, Any], where: str = "job") -> JobSpec:
+    """Validate a job given as a mapping; `where` is for messages. Raises InputError."""
+    if STAGES in document:
+        hint = "name one of its stages: the directory of each has a job.yaml"
+        raise InputError("is a chain of stages, and one job is wanted", where, hint)
+    try:
+        return JobSpec.model_validate(document)
+    except ValidationError as error:
+        raise refused(document, error, where, JobSpec) from None
+
+
+def dump(spec: JobSpec) -> str:
+    """The job as YAML, with all defaults."""
+    return yaml.safe_dump(spec.model_dump(mode="json"), sort_keys=False)
+
+
+def schema() -> str:
+    """The JSON Schema of the job file."""
+    return json.dumps(JobSpec.model_json_schema(), indent=2)

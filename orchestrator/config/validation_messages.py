@@ -1,0 +1,186 @@
+"""pydantic's errors as a line each: what is wrong, the key, and a hint."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import types
+import typing
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from orchestrator.config.errors import InputError
+from orchestrator.config.other_names import KEYS, VALUES
+from workloads.own.object_reference import PATTERN as OWN
+
+WORDS = {
+    "int_parsing": "should be a whole number",
+    "int_type": "should be a whole number",
+    "int_from_float": "should be a whole number",
+    "float_parsing": "should be a number",
+    "float_type": "should be a number",
+    "bool_parsing": "should be true or false",
+    "bool_type": "should be true or false",
+    "string_type": "should be text, in quotes where YAML takes it for something else",
+    "list_type": "should be a list",
+    "dict_type": "should be a mapping of keys to values",
+}
+"""pydantic's types of errors whose own messages tell of its parser."""
+PATTERNS = {
+    "name": "1 to 63 letters a-z, digits, dots, dashes and underscores, a letter or a digit first",
+}
+"""What the pattern of a key asks for, in words."""
+SHOWN = 3
+"""Most places of a key that a hint names."""
+
+
+def input_error(error: ValidationError, where: str, root: type[BaseModel]) -> InputError:
+    """What is wrong with a document that is no `root`, the clearest first; `where` names its file."""
+    own = {_path_of(found) for found in error.errors() if found.get("ctx", {}).get("pattern") == OWN}
+    own |= {_path_of(found) for found in error.errors() if "ObjectReference" in found["loc"]}
+    first, *others = (_problem(found, where, root, own) for found in _clear(error))
+    return InputError(first.what, first.where, first.hint, others)
+
+
+class WrongKeys(InputError):
+    """Keys of a document are wrong; `rest` is what it would be if they had their defaults."""
+
+    rest: Any
+
+
+def refused(
+    document: Mapping[str, Any], error: ValidationError, where: str, root: type[BaseModel]
+) -> InputError:
+    """As `input_error`, of a whole document: as WrongKeys if the rest of it is a `root`."""
+    problem = input_error(error, where, root)
+    try:
+        rest = root.model_validate(_without_wrong(document, error))
+    except ValidationError:
+        return problem
+    wrong = WrongKeys(problem.what, problem.where, problem.hint, problem.others)
+    wrong.rest = rest
+    return wrong
+
+
+def _without_wrong(document: Mapping[str, Any], error: ValidationError) -> dict[str, Any]:
+    """A document without the keys in which the error is, so that the others can be looked at too."""
+    rest = copy.deepcopy(dict(document))
+    for found in error.errors():
+        place: Any = rest
+        names: list[Any] = [part for part in found["loc"] if not _is_tag(part)] or [""]
+        for part in names[:-1]:
+            inside = isinstance(place, list) and isinstance(part, int) and part < len(place)
+            place = place[part] if inside else place.get(part) if isinstance(place, dict) else None
+        if isinstance(place, dict):
+            place.pop(names[-1], None)
+    return rest
+
+
+def _problem(
+    found: Mapping[str, Any], where: str, root: type[BaseModel], own: Collection[tuple[str, ...]]
+) -> InputError:
+    """What is wrong at one key; those in `own` may name own code too."""
+    names = _path_of(found)
+    location = f"{where}: {'.'.join(names)}" if any(names) else where
+    if found["type"] == "extra_forbidden":
+        return InputError("unknown key", location, _meant(names, _keys(root, found["loc"][:-1]), root))
+    if found["type"] == "missing":
+        return InputError("is missing", location, "add it; `orchestrator schema` describes it")
+    value = found.get("input")
+    got = f" (got {value!r})" if isinstance(value, str | int | float | bool) else ""
+    if found["type"] == "model_type":
+        hint = f"its keys: {', '.join(_keys(root, found['loc']))}"
+        return InputError(f"must be a mapping of keys to values{got}", location, hint)
+    if found["type"] == "string_pattern_mismatch" and names[-1] in PATTERNS:
+        return InputError(f"is no name{got}", location, f"use {PATTERNS[names[-1]]}")
+    message = WORDS.get(found["type"]) or str(found["msg"]).removeprefix("Value error, ")
+    message = message.removeprefix("Input ")
+    hint = "give one of these, or module:name of your own" if names in own else ""
+    hint = VALUES.get(value.lower(), hint) if isinstance(value, str) else hint
+    return InputError(message[:1].lower() + message[1:] + got, location, hint)
+
+
+def _meant(names: tuple[str, ...], known: list[str], root: type[BaseModel]) -> str:
+    """The hint for an unknown key among `known` ones: what other systems call so, the places where `root` has a key of
+    that name, or the nearest of those that are known."""
+    *parents, last = names
+    if last in KEYS:
+        return KEYS[last]
+
+    def shared(place: str) -> int:
+        return len([1 for own, other in zip(parents, place.split("."), strict=False) if own == other])
+
+    if places := sorted(_places(root, last), key=lambda place: (-shared(place), place.count("."))):
+        highest = min(place.count(".") for place in places)
+        places = [place for place in places if place.count(".") <= highest + 1]
+        return f"did you mean {' or '.join(places[:SHOWN])}?"
+    near = difflib.get_close_matches(last, known, n=1)
+    return f"did you mean '{near[0]}'?" if near else f"known keys: {', '.join(known)}"
+
+
+def _places(model: type[BaseModel], name: str, within: str = "") -> list[str]:
+    """The dotted names under which a document of `model` has keys called `name`; the first of a list stands for all."""
+    found = [within + name] if name in model.model_fields else []
+    for key, field in model.model_fields.items():
+        inner = _model_in(field.annotation)
+        listed = typing.get_origin(field.annotation)
+        if inner is not None and listed is not dict:
+            found += _places(inner, name, f"{within}{key}.{'0.' if listed is list else ''}")
+    return found
+
+
+def _clear(error: ValidationError) -> list[dict[str, Any]]:
+    """The errors, one for each key, what is missing last. For a union, the error of the member that came nearest."""
+    errors: list[dict[str, Any]] = [dict(e) for e in error.errors()]
+    deeper = [e for e in errors if not any(_is_branch(e["loc"], o["loc"]) for o in errors if o is not e)]
+    deeper = [e for e in deeper if not _is_of_an_unlike_member(e["loc"], deeper)]
+    deeper.sort(key=lambda e: e["type"] == "missing")
+    return list({_path_of(e): e for e in reversed(deeper)}.values())[::-1]
+
+
+def _path_of(error: Mapping[str, Any]) -> tuple[str, ...]:
+    """The key of an error as the user wrote it, without pydantic's tags for members of a union."""
+    *path, last = error["loc"] or ("",)
+    names = tuple(str(part) for part in path if not _is_tag(part))
+    return (*names, str(last)) if error["type"] == "extra_forbidden" or not _is_tag(last) else names
+
+
+def _is_tag(part: int | str) -> bool:
+    return isinstance(part, str) and ("[" in part or part[:1].isupper() or part in ("str", "constrained-str"))
+
+
+def _is_branch(loc: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    """Whether `loc` only says that one member of a union does not match, where another member came nearer."""
+    return _is_tag(loc[-1]) and len(other) > len(loc) and loc[:-1] == other[: len(loc) - 1]
+
+
+def _is_of_an_unlike_member(loc: tuple[Any, ...], errors: list[dict[str, Any]]) -> bool:
+    """Whether `loc` is in a member of a union that has other keys, where only a value is wrong for another member."""
+    for place, part in enumerate(loc[:-1]):
+        if _is_tag(part):
+            unlike: dict[Any, bool] = {}
+            for each in errors:
+                if each["loc"][:place] == loc[:place] and len(each["loc"]) > place + 1:
+                    strange = each["type"] in ("missing", "extra_forbidden")
+                    unlike[each["loc"][place]] = unlike.get(each["loc"][place], False) or strange
+            if unlike[part] and not all(unlike.values()):
+                return True
+    return False
+
+
+def _keys(root: type[BaseModel], location: Iterable[Any]) -> list[str]:
+    """The keys that the model `root` has at `location`."""
+    model: type[BaseModel] | None = root
+    for part in location:
+        if model is not None and part in model.model_fields:
+            model = _model_in(model.model_fields[part].annotation)
+    return list(model.model_fields) if model is not None else []
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """The first model class within a type annotation such as list[Source] or Workers | None."""
+    if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
+        return annotation if issubclass(annotation, BaseModel) else None
+    return next((m for a in typing.get_args(annotation) if (m := _model_in(a)) is not None), None)

@@ -1,0 +1,178 @@
+"""What is trained: the model, its weights to begin with, and the objective."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from orchestrator.config.records import REFERENCED
+from orchestrator.config.strict import Positive, StrictModel
+from workloads.model.presets import published_dropout
+
+ELSEWHERE = {
+    "qlora": "set kind to lora, and quantize to nf4",
+    "prompt_tuning": "it is called prompt here",
+    "p_tuning_v1": "it is called p_tuning here",
+    "prefix_tuning": "it is called prefix here",
+    "p_tuning_v2": "it is called prefix here",
+    "adapter": "the bottlenecks behind sub-layers are called houlsby here",
+}
+"""Kinds of adapters that are not there, or under another name, with the hint."""
+
+
+class AdapterSpec(StrictModel):
+    """Few parameters that are trained beside a base, whose own weights are not: low-rank matrices (lora, rslora, dora),
+    keys and values before the tokens in every layer (prefix), vectors before them at the input (prompt, and p_tuning,
+    where a small network makes them), bottlenecks behind sub-layers (houlsby) or the biases
+    (bitfit). Heads that the base lacks are trained too."""
+
+    kind: Literal["lora", "rslora", "dora", "prefix", "prompt", "p_tuning", "houlsby", "bitfit"] = Field(
+        description="which small part is trained in place of the weights"
+    )
+    rank: Positive = Field(
+        default=16,
+        description="rows of A and columns of B; width of a bottleneck; length of a prefix or prompt",
+    )
+    alpha: float = Field(
+        default=32.0,
+        gt=0.0,
+        description="B A is multiplied by alpha / rank; of rslora by alpha / sqrt(rank)",
+    )
+    targets: list[str] = Field(
+        default=["*.attention.*"],
+        min_length=1,
+        description="patterns, as of file names, of the linear layers that get matrices",
+    )
+
+    quantize: Literal["none", "nf4"] = Field(
+        default="none",
+        description="nf4: the linear layers of the base's blocks are kept in 4 bits (QLoRA)",
+    )
+
+    @field_validator("targets", mode="before")
+    @classmethod
+    def one_target_may_stand_alone(cls, given: Any) -> Any:
+        return [given] if isinstance(given, str) else given
+
+    @field_validator("kind", mode="before")
+    @classmethod
+    def known_by_another_name(cls, given: Any) -> Any:
+        if isinstance(given, str) and given.lower() in ELSEWHERE:
+            raise ValueError(f"{given} is not supported: {ELSEWHERE[given.lower()]}")
+        return given
+
+    @model_validator(mode="after")
+    def nothing_is_said_that_does_not_count(self) -> AdapterSpec:
+        narrow, none = ("alpha", "targets", "quantize"), ("rank", "alpha", "targets", "quantize")
+        unused = none if self.kind == "bitfit" else () if self.kind in ("lora", "rslora", "dora") else narrow
+        fields = type(self).model_fields
+        said = [key for key in unused if getattr(self, key) != fields[key].default]
+        if said:
+            raise ValueError(f"{self.kind} has no {', '.join(said)}; leave it out")
+        return self
+
+
+class WorkloadSpec(StrictModel):
+    """The model and the objective."""
+
+    model: str = Field(
+        description="a preset's name, hf:<config or checkpoint folder>, or module:name of your own"
+    )
+    changes: dict[str, Any] = Field(default_factory=dict, description="fields of the preset to change")
+    objective: str = Field(
+        default="causal_lm", description="what is learned: pre-training, a fine-tuning task, or preferences"
+    )
+    options: dict[str, Any] = Field(default_factory=dict, description="options of the objective")
+    implementation: Literal["auto", "transformers"] = Field(
+        default="auto",
+        description="whose code computes a model of hf:<folder>: auto is this project's own where it has the class, "
+        "else transformers'; transformers is that in any case",
+    )
+    init_from: str | None = Field(
+        default=None,
+        min_length=1,
+        description="begin with the weights of an export's folder, or of another run's commit: the run directory, "
+        "followed by @<step>, @last or @best",
+    )
+    grow: Literal["stack"] | None = Field(
+        default=None,
+        description="stack: init_from is a run of fewer layers, which are copied on top of themselves",
+    )
+    mup: dict[str, Any] | None = Field(
+        default=None,
+        description="sizes of the base model that the learning rate was tuned for, as in changes; weights, learning "
+        "rates and logits are scaled relative to it (maximal update parametrisation)",
+    )
+    dropout: float | None = Field(
+        default=None,
+        ge=0.0,
+        lt=1.0,
+        description="probability with which features of embeddings and of every sub-layer's output are zeroed in "
+        "training; without this and attention_dropout those with which the preset was published, else 0; replaces the "
+        "dropout of a configuration in hf:<folder>",
+    )
+    attention_dropout: float | None = Field(
+        default=None,
+        ge=0.0,
+        lt=1.0,
+        description="probability with which the share that a token has in another's attention is zeroed in training; "
+        "no fused kernel does that",
+    )
+    layer_drop: float = Field(
+        default=0.0,
+        ge=0.0,
+        lt=1.0,
+        description="probability with which a sample skips a layer in training (LayerDrop, stochastic depth)",
+    )
+    adapter: AdapterSpec | None = Field(
+        default=None, description="train an adapter, and keep the weights that the run begins with"
+    )
+
+    @property
+    def draws(self) -> bool:
+        """Whether training draws random numbers, for which batches carry keys."""
+        return any(self.dropouts) or bool(self.layer_drop)
+
+    @property
+    def dropouts(self) -> tuple[float, float]:
+        """The rates of `dropout` and `attention_dropout`: those that the job says, or those with which the preset was
+        published where it says neither."""
+        if self.dropout is None and self.attention_dropout is None:
+            rate = published_dropout(self.model)
+            return rate, rate
+        return self.dropout or 0.0, self.attention_dropout or 0.0
+
+    @model_validator(mode="after")
+    def only_a_folder_has_another_implementation(self) -> WorkloadSpec:
+        if self.implementation == "transformers" and not self.model.startswith("hf:"):
+            raise ValueError(
+                f"implementation transformers is of a model in hf:<folder>, and this is {self.model}; leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def what_grows_has_a_base_that_is_trained_on(self) -> WorkloadSpec:
+        if self.grow and (self.init_from is None or self.adapter is not None):
+            raise ValueError(
+                "grow copies the layers of a run that is trained on; give init_from, and no adapter, or leave grow out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def an_adapter_has_a_base(self) -> WorkloadSpec:
+        if self.adapter is None:
+            return self
+        if self.init_from is None and not self.model.startswith("hf:"):
+            raise ValueError(
+                f"adapter is for a model that has weights, and {self.model} begins anew; set init_from, or model to "
+                "hf:<folder>"
+            )
+        if self.objective in REFERENCED and self.adapter.kind in ("prefix", "prompt", "p_tuning", "houlsby"):
+            raise ValueError(
+                f"{self.objective} compares with the base, and with adapter.kind {self.adapter.kind} the run begins as "
+                "another model; use lora"
+            )
+        if self.mup is not None:
+            raise ValueError("mup says nothing of the learning rate of an adapter; set one of them to null")
+        return self

@@ -1,0 +1,347 @@
+"""What to do next: a pure function of the job, the state and what is observed. The controller acts on it.
+
+Failure, resize, making room for another job, stop and the end of training take one road: stop the gang, look at what is
+there, choose a layout, start from the last commit. All state of a run is here, waiting in the cluster's queue included.
+Nothing here reads a clock, a file or a cluster.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from cluster.workers.device_limits import limits_of
+from cluster.workers.gang import Cause
+from orchestrator.config.limits import LimitSpec
+from orchestrator.config.outcome import ENDED, Outcome
+from orchestrator.controller.decide_evaluation import TRIES, with_evaluation
+from orchestrator.controller.health import Failure, Vitals, first_fault
+from orchestrator.controller.hints import hint_for
+from orchestrator.controller.state import Action, Observation, Phase, Policy, State, Stop
+from orchestrator.data.samples.skips import next_skip
+
+SETTLE = 3.0
+"""Seconds to wait for more workers once the smallest gang fits: nodes and freed resources arrive one by one."""
+ROOMY = 10.0
+"""Seconds for which there must be room for more workers before the gang grows."""
+WORTH = 2.0
+"""Times its cost that growing must save over the rest of the run."""
+
+
+def resume(limits: LimitSpec, state: State, controller_died: bool) -> State:
+    """Where a controller that takes up a run at `state` begins: at the run's end, if controllers died too often.
+
+    `controller_died` says that the one before died and that nobody asked for this one: Ray starts a controller again
+    for ever, and the job may be what ends it, by filling the memory of its node. `state.failures` has a failure for
+    each such death since the newest commit.
+    """
+    if not controller_died or len(state.failures) <= limits.restarts:
+        return state
+    text = f"{len(state.failures)} failures within {limits.restart_window:.0f} s without a new commit, the last: "
+    text += f"{state.failures[-1].why}; give the controller's node more memory, or run fewer workers there"
+    return dataclasses.replace(state, phase="stop", outcome=Outcome.FAILED, reason=text)
+
+
+def decide(policy: Policy, state: State, seen: Observation) -> tuple[State, Action]:
+    """The next state and the action that leads there."""
+    after, action = _decide(policy, state, seen)
+    return with_evaluation(policy, after, seen, action), action
+
+
+def _decide(policy: Policy, state: State, seen: Observation) -> tuple[State, Action]:
+    if seen.crashed and state.phase not in ENDED:
+        return _finish(state, seen, Outcome.FAILED, seen.crashed)
+    step = {
+        "queue": _queue,
+        "prepare": _prepare,
+        "wait": _wait,
+        "start": _train,
+        "train": _train,
+        "stop": _stopped,
+        "evaluate": _evaluate,
+        "export": _export,
+    }.get(state.phase)
+    return step(policy, state, seen) if step else (state, Action("finish", state.reason))
+
+
+def _enter(state: State, phase: Phase, seen: Observation, **changes: Any) -> State:
+    return dataclasses.replace(state, phase=phase, since=seen.now, **changes)
+
+
+def _queue(policy: Policy, state: State, seen: Observation) -> tuple[State, Action]:
+    """Wait for admission; for a cluster on which the run would never fit, as long as for workers."""
+    if seen.stop:
+        return _finish(state, seen, Outcome.STOPPED, seen.stop.text)
+    if seen.admission is None or seen.admission.go:
+        admitted = dataclasses.replace(state, too_small=0.0)
+        if seen.prepared:
+            return _enter(admitted, "wait", seen), Action("wait", "the run is admitted")
+        return _enter(admitted, "prepare", seen), Action("prepare", "the run is admitted")
+    what = seen.admission.waits_for
+    too_small = 0.0 if seen.admission.possible else state.too_small or seen.now
+    waited = seen.now - too_small if too_small else 0.0
+    if waited > policy.spec.limits.wait:
+        text = f"waited {waited:.0f} s for {what}; lower resources.workers.min or add machines"
+        return _finish(state, seen, Outcome.FAILED, text)
+    return dataclasses.replace(state, too_small=too_small), Action("queue", f"waits for its turn: {what}")
+
+
+def _yields_to(seen: Observation) -> str:
+    """The job that this one must make room for; empty if for none."""
+    return seen.admission.yield_to if seen.admission else ""
+
+
+def _requeue(state: State, seen: Observation, other: str) -> tuple[State, Action]:
+    """No gang holds places: go back into the queue at once."""
+    text = f"makes room for {other}"
+    return _enter(state, "queue", seen, yielding="", resizing=""), Action("leave_queue", text)
+
+
+def _prepare(policy: Policy, state: State, seen: Observation) -> tuple[State, Action]:
+    if seen.stop:
+        return _finish(state, seen, Outcome.STOPPED, seen.stop.text)
+    if other := _yields_to(seen):
+        return _requeue(state, seen, other)
+    if not seen.prepared:
+        return state, Action("prepare", "the data is not prepared yet")
+    return _enter(state, "wait", seen), Action("wait", "the data is prepared")
+
+
+def _wait(policy: Policy, state: State, seen: Observation) -> tuple[State, Action]:
+    workers = policy.spec.resources.workers
+    if stop := seen.stop or _limit(policy, seen):
+        return _finish(state, seen, Outcome.STOPPED, stop.text)
+    if other := _yields_to(seen):
+        return _requeue(state, seen, other)
+    if not seen.prepared:
+        return _enter(state, "prepare", seen), Action("prepare", "the data is gone, and is made again")
+    waited = seen.now - state.since
+    room = min(seen.room, workers.max)
+    # Later attempts take what is there at once: time without a gang is lost, and one that is too small can grow.
+    settle = SETTLE if state.layout is None or room < workers.min else 0.0
+    if room < workers.max and waited < settle:
+        return state, Action("wait", f"room for {room} of {workers.max} workers")
+    layout = policy.choose(room) if room >= workers.min else None
+    if layout is not None and layout.world >= workers.min:
+        reason = f"{layout.world} workers, layout {layout}"
+        changes = {"attempt": state.attempt + 1, "layout": layout, "moved": seen.now}
+        changes |= {"resizing": "", "suspected": 0.0, "roomy": 0.0}
+        return _enter(state, "start", seen, **changes), Action("start", reason, layout)
+    if room == workers.max and waited >= settle:
+        text = f"no legal layout uses {workers.min} to {workers.max} workers"
+        return _finish(state, seen, Outcome.FAILED, text + "; change resources.workers or train.global_batch")
+    if waited > policy.spec.limits.wait:
+        text = f"waited {waited:.0f} s for {workers.min} workers and there is room for {seen.room}"
+        return _finish(state, seen, Outcome.FAILED, text + "; lower resources.workers.min or add machines")
+    why = f"the smallest gang has {workers.min}"
+    if room >= workers.min:
+        why = f"no layout of {workers.min} to {room} is legal and fits in their memory"
+    return state, Action("wait", f"room for {room} workers, and {why}")
+
+
+def _train(policy: Policy, state: State, seen: Observation) -> tuple[State, Action]:
+    if state.phase == "start" and seen.restored is not None:
+        # What was damaged is gone with all that came after this commit, and will be committed anew.
+        state = dataclasses.replace(state, step=seen.restored, bad_commits=frozenset())
+    if seen.placement_failed:
+        unplaced = Failure(seen.now, state.step, "", seen.placement_failed, Cause("unplaced"))
+        return _failed(policy, state, seen, unplaced)
+    step = max((r.step for r in seen.ranks), default=-1)
+    # Of some ranks there may be news that is later than the look.
+    heard = max((seen.now, *(r.last_heartbeat for r in seen.ranks)))
+    if step >= 0 and state.phase == "start":
+        # Said before anything else, a fault included, so that every step belongs to a training phase.
+        return _enter(state, "train", seen, step=step, moved=heard), Action("watch")
+    if step > state.step:
+        state = dataclasses.replace(state, step=step, moved=heard)
+    evaluated = max((r.evaluated_batches for r in seen.ranks), default=0)
+    if evaluated != state.evaluated_batches:
+        state = dataclasses.replace(state, evaluated_batches=evaluated, moved=heard)
+    if (waits := any(r.waiting for r in seen.ranks)) != state.waited:
+        # The step that waited for storage has its time from the end of that on.
+        state = dataclasses.replace(state, waited=waits, moved=state.moved if waits else heard)
+    if any(r.state == "failed" for r in seen.ranks) and not state.suspected:
+        state = dataclasses.replace(state, suspected=seen.now)
+    if fault := _fault(policy, state, seen):
+        return _failed(policy, state, seen, fault)
+    if seen.ranks and all(r.state == "done" for r in seen.ranks):
+        return _ended(policy, state, seen)
+    stop = seen.stop or _limit(policy, seen)
+    if stop and not state.stopping:
+        return dataclasses.replace(state, stopping=stop), Action("ask_stop", stop.text)
+    if state.phase == "train" and not state.stopping and not state.resizing:
+        return _resize(policy, state, seen)
+    return state, Action("watch")
+
+
+def _resize(policy: Policy, state: State, seen: Observation) -> tuple[State, Action]:
+    """Make room for another job, leave nodes in time that are taken away, use room for more workers where that pays."""
+    if other := _yields_to(seen):
+        reason = f"makes room for {other}"
+        return dataclasses.replace(state, resizing=reason, yielding=other), Action("ask_stop", reason)
+    if leaving := sorted({r.node for r in seen.ranks if r.leaving}):
+        reason = f"{', '.join(leaving)} will be taken away"
+        return dataclasses.replace(state, resizing=reason), Action("ask_stop", reason)
+    if state.layout is None:
+        return state, Action("watch")
+    room = min(seen.room, policy.spec.resources.workers.max)
+    larger = policy.choose(room) if room > state.layout.world else None
+    if larger is None or larger.world <= state.layout.world:
+        return dataclasses.replace(state, roomy=0.0), Action("watch")
+    left = (policy.spec.train.steps - state.step) * seen.step_seconds
+    saved = left * (1 - policy.predict(larger) / policy.predict(state.layout))
+    if saved < WORTH * seen.restart_seconds:
+        return dataclasses.replace(state, roomy=0.0), Action("watch")
+    if not state.roomy:
+        return dataclasses.replace(state, roomy=seen.now), Action("watch")
+    if seen.now - state.roomy < ROOMY:
+        return state, Action("watch")
+    if seen.ready < larger.world:
+        return state, Action("prewarm", f"{larger.world} workers are made ready", workers=larger.world)
+    reason = f"there is room for {larger.world} workers, which saves {saved:.0f} s"
+    return dataclasses.replace(state, resizing=reason), Action("ask_stop", reason)
+
+
+def _ended(policy: Policy, state: State, seen: Observation) -> tuple[State, Action]:
+    """All ranks are done, with a commit in place."""
+    result = seen.ranks[0].result
+    if result["ended"] == "steps":
+        rest: Phase = "evaluate" if policy.spec.evaluates_beside else "export"
+        again = {"evaluation_failures": 0, "evaluation_after": 0.0}
+        return _enter(state, rest, seen, step=result["step"], **again), Action("halt", "all steps are done")
+    if result["ended"] == "plateau" and policy.spec.stop_when:
+        text = str(policy.spec.stop_when)
+        return _enter(state, "export", seen, step=result["step"], reason=text), Action("halt", text)
+    # The gang hears a stop at once, and may have ended before it is seen here.
+    stopping = state.stopping or seen.stop
+    if state.resizing and not stopping and result["ended"] == "stop":
+        return _enter(state, "stop", seen, step=result["step"]), Action("halt", state.resizing)
+    stop = stopping or Stop("until", f"step {result['step']} is reached, as asked by --until")
+    ending: dict[str, Any] = {
+        "step": result["step"],
+        "outcome": Outcome.STOPPED,
+        "stopping": stop,
+        "reason": stop.text,
+    }
+    if stop.kind == "limit" and result["step"] > 0:
+        # Nobody may come back for it: what there is is written for others.
+        return _enter(state, "export", seen, **ending), Action("halt", stop.text)
+    return _enter(state, "stop", seen, **ending), Action("halt", stop.text)
+
+
+def _failed(policy: Policy, state: State, seen: Observation, fault: Failure) -> tuple[State, Action]:
+    limits = policy.spec.limits
+    recent = [f for f in state.failures if seen.now - f.time < limits.restart_window]
+    cause, same = fault.cause, fault.repeats(recent)
+    changes: dict[str, Any] = {"failures": (*recent, fault)}
+    is_corrupt = cause.kind == "corrupt_commit" and cause.step >= 0
+    if is_corrupt:
+        changes["bad_commits"] = state.bad_commits | {cause.step}
+    if is_corrupt and not any(f.cause == cause for f in recent):
+        pass  # the budget is for what ends gangs, and the next one starts from another commit
+    elif cause.kind == "unstable":
+        changes |= _skip_samples(policy, state, fault)
+    elif cause.kind == "input" or (same and not is_corrupt):
+        why = "it would repeat" if same else "the input is wrong"
+        text = f"{fault.text}; {why}, so the run stops here: {hint_for(cause)}"
+        changes |= {"outcome": Outcome.FAILED, "reason": text}
+    elif len(recent) >= limits.restarts:
+        window = f"{len(recent) + 1} failures within {limits.restart_window:.0f} s"
+        changes |= {"outcome": Outcome.FAILED, "reason": f"{window}, the last: {fault.text}"}
+    elif stop := state.stopping or seen.stop:
+        text = f"{stop.text}; a fault came before the commit that ends a run: {fault.text}"
+        changes |= {"outcome": Outcome.STOPPED, "reason": text}
+    return _enter(state, "stop", seen, **changes), Action("halt", fault.text, fault=fault)
+
+
+def _skip_samples(policy: Policy, state: State, fault: Failure) -> dict[str, Any]:
+    """Ranks raise before they commit, so that the last commit is before the fault: from there, without its samples."""
+    stability, cause = policy.spec.train.stability, fault.cause
+    skip = next_skip(stability, policy.spec.train.global_batch, state.skips, cause.step, cause.position)
+    if skip is not None:
+        ending = {"outcome": Outcome.STOPPED, "reason": state.stopping.text} if state.stopping else {}
+        return {"skips": (*state.skips, skip), **ending}
+    text = f"{fault.text}; train.stability.retries {stability.retries} are spent"
+    return {"outcome": Outcome.FAILED, "reason": f"{text}; lower train.optimizer.lr or look at the data"}
+
+
+def _stopped(policy: Policy, state: State, seen: Observation) -> tuple[State, Action]:
+    """The gang is gone: end here, make room for another job, or start again."""
+    state = dataclasses.replace(state, step=max(state.step, seen.recorded))
+    if state.outcome is not None:
+        return _finish(state, seen, state.outcome, state.reason)
+    if other := state.yielding or _yields_to(seen):
+        return _requeue(state, seen, other)
+    return _enter(state, "wait", seen), Action("wait", "the gang is stopped")
+
+
+def _evaluate(policy: Policy, state: State, seen: Observation) -> tuple[State, Action]:
+    """All steps are done; what waits to be evaluated is waited for."""
+    if not seen.unevaluated:
+        return _export(policy, _enter(state, "export", seen), seen)
+    first, hint = seen.unevaluated[0], "all commits are in place, and the same command evaluates again"
+    if stop := seen.stop or _limit(policy, seen):
+        return _finish(
+            state, seen, Outcome.STOPPED, f"{stop.text}; step {first} is not evaluated yet; {hint}"
+        )
+    if state.evaluation_failures >= TRIES:
+        text = f"the evaluation of step {first} failed {TRIES} times; {hint}"
+        return _finish(state, seen, Outcome.FAILED, text)
+    waited = seen.now - max(state.evaluation_since, state.since) if state.evaluation_since else 0.0
+    if waited > policy.spec.limits.wait:
+        text = f"waited {waited:.0f} s for {state.evaluation_waits} to evaluate step {first}; {hint}"
+        return _finish(state, seen, Outcome.FAILED, text)
+    return state, Action("evaluate", "the commits that wait are evaluated")
+
+
+def _export(policy: Policy, state: State, seen: Observation) -> tuple[State, Action]:
+    if seen.export_failed:
+        text = f"the export failed: {seen.export_failed}; all commits are in place, and the same command exports again"
+        return _finish(state, seen, Outcome.FAILED, text)
+    if policy.spec.checkpoint.export and not seen.exported:
+        if not seen.stop:
+            return state, Action("export", f"the commit at step {state.step}")
+        text = (
+            f"{(state.stopping or seen.stop).text}; the model is not exported, and the same command does it"
+        )
+        return _finish(state, seen, Outcome.STOPPED, text)
+    left = ""
+    if policy.spec.evaluate and policy.spec.evaluate.tasks and not seen.tasks_done:
+        if not seen.stop:
+            return state, Action("tasks", "the tasks of the job")
+        left = "; its tasks are not evaluated, and `orchestrator evaluate --tasks` does it"
+    if state.outcome == Outcome.STOPPED:
+        return _finish(state, seen, Outcome.STOPPED, state.reason + left)
+    return _finish(state, seen, Outcome.DONE, (state.reason or f"{state.step} steps are done") + left)
+
+
+def _finish(state: State, seen: Observation, outcome: Outcome, text: str) -> tuple[State, Action]:
+    phase: Phase = "done" if outcome == Outcome.DONE else "failed" if outcome == Outcome.FAILED else "stopped"
+    return _enter(state, phase, seen, outcome=outcome, reason=text), Action("finish", text)
+
+
+def _fault(policy: Policy, state: State, seen: Observation) -> Failure | None:
+    return first_fault(
+        Vitals(
+            now=seen.now,
+            ranks=seen.ranks,
+            step=state.step,
+            moved=max(state.moved, seen.data_moved),
+            suspected=state.suspected,
+            longest_step=seen.longest_step,
+            gap=seen.gap,
+            starting=state.phase == "start",
+            ending=bool(state.stopping or state.resizing),
+            limits=limits_of(policy.spec.resources.per_worker.gpu, policy.spec.train.compile),
+        )
+    )
+
+
+def _limit(policy: Policy, seen: Observation) -> Stop | None:
+    """The ceiling of the job that is reached, if one is."""
+    limits = policy.spec.limits
+    if limits.hours is not None and seen.spent_hours >= limits.hours:
+        return Stop("limit", f"limits.hours {limits.hours:g} is reached")
+    if limits.cost_usd is not None and seen.spent_usd >= limits.cost_usd:
+        return Stop("limit", f"limits.cost_usd {limits.cost_usd:g} is reached")
+    return None

@@ -1,0 +1,141 @@
+"""What a run would take on a cluster that need not be here: days, money, energy and goodput, by market and spares."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from orchestrator.config.outcome import Outcome
+from orchestrator.config.parallel import ParallelSpec
+from orchestrator.config.spec import JobSpec
+from orchestrator.controller.forecast import HOUR, Fleet, live, young_daly
+from orchestrator.controller.state import Policy
+from orchestrator.parallel.layout import Layout, ModelShape
+from orchestrator.planner.cluster_file import ClusterFile, Market
+from orchestrator.planner.host_memory import state_bytes
+from orchestrator.planner.plan import Plan
+from orchestrator.planner.planner import Planner
+
+SPARES = (0, 1, 2, 4, 8, 16, 32)
+LIVES = 5
+"""How many lives are drawn of each case."""
+DAY = 24.0 * HOUR
+
+
+def forecast(spec: JobSpec, shape: ModelShape, plan: Plan, cluster: ClusterFile) -> dict[str, Any]:
+    """What the chosen layout of a plan takes on the cluster, as plain data."""
+    chosen, machine = plan.chosen, plan.machine
+    pinned = _pinned(spec, chosen.layout)
+    planner = Planner(pinned, shape, machine)
+    policy = Policy(pinned, planner.choose, planner.seconds)
+    steps, every = spec.train.steps, spec.checkpoint.every
+    stall = chosen.time.commit * every
+    failures = cluster.hours_between_failures
+    in_use = -(-chosen.layout.world // machine.per_node)
+    fleet = Fleet(
+        nodes=in_use,
+        per_node=machine.per_node,
+        breaks=failures.breaks(machine.per_node),
+        software=1.0 / failures.software,
+        repair=cluster.repair_hours * HOUR,
+        restart=cluster.restart_seconds,
+        stall=stall,
+        write=state_bytes(spec, shape) / in_use / cluster.write_bandwidth,
+    )
+    return {
+        "device": cluster.device,
+        "nodes": cluster.nodes,
+        "nodes_in_use": fleet.nodes,
+        "tokens_per_day": plan.tokens / chosen.seconds * DAY,
+        "days_without_failures": steps * chosen.seconds / DAY,
+        "commit": {"every_steps": every, "stall_seconds": stall, "write_seconds": fleet.write},
+        "markets": {
+            name: _market(policy, fleet, cluster, market, plan) for name, market in cluster.markets.items()
+        },
+    }
+
+
+def _market(policy: Policy, fleet: Fleet, cluster: ClusterFile, market: Market, plan: Plan) -> dict[str, Any]:
+    """What a run takes at the prices of a market, with as many spares as the file says, or are worth it."""
+    taken, in_use = market.hours_between_interruptions, fleet.nodes
+    fleet = dataclasses.replace(
+        fleet,
+        nodes=cluster.nodes,
+        taken=1.0 / taken if taken else 0.0,
+        returns=market.return_hours * HOUR,
+    )
+    between = HOUR / ((fleet.breaks + fleet.software + fleet.taken) * in_use)
+    interval = young_daly(fleet.stall, between)
+    seconds = plan.chosen.seconds
+    best = max(round(max(interval, fleet.write) / seconds), 1)
+    worth_trying = [spares for spares in SPARES if spares <= max(cluster.nodes // 2, 1)]
+    tried = worth_trying if cluster.spares is None else [cluster.spares]
+    found = [_case(policy, fleet, cluster, market, plan, spares) for spares in tried]
+    done = [case for case in found if case["ends"] == Outcome.DONE.value] or found
+    chosen = min(done, key=lambda case: (case["usd"] or case["days"], case["days"]))
+    often = policy.spec.checkpoint.model_copy(update={"every": best})
+    other = dataclasses.replace(policy, spec=policy.spec.model_copy(update={"checkpoint": often}))
+    return {
+        **chosen,
+        "hours_between_failures": between / HOUR,
+        "young_daly": {
+            "seconds": interval,
+            "every_steps": best,
+            "goodput": _case(other, fleet, cluster, market, plan, chosen["spares"])["goodput"],
+        },
+        "by_spares": [
+            {key: case[key] for key in ("spares", "days", "goodput", "usd", "ends")} for case in found
+        ],
+    }
+
+
+def _case(
+    policy: Policy, fleet: Fleet, cluster: ClusterFile, market: Market, plan: Plan, spares: int
+) -> dict[str, Any]:
+    """The mean of some lives with so many nodes beside the cluster's."""
+    lives = [live(policy, dataclasses.replace(fleet, nodes=cluster.nodes + spares), n) for n in range(LIVES)]
+    worst = next((life for life in lives if life.outcome is not Outcome.DONE), lives[0])
+    hours = _mean([life.node_hours for life in lives])
+    watts = fleet.per_node * plan.machine.watts + cluster.power.host_watts
+    kwh = hours * watts * cluster.power.overhead / 1000.0
+    days = [life.seconds / DAY for life in lives]
+    return {
+        "spares": spares,
+        "ends": worst.outcome.value if worst.outcome else "",
+        "why": "" if worst.outcome is Outcome.DONE else worst.reason,
+        "days": _mean(days),
+        "days_least": min(days),
+        "days_most": max(days),
+        "goodput": _mean([life.goodput for life in lives]),
+        "share_of_time": {
+            part: _mean([life.parts[part] / life.seconds if life.seconds else 0.0 for life in lives])
+            for part in lives[0].parts
+        },
+        "failures": _mean([life.failures for life in lives]),
+        "attempts": _mean([life.attempts for life in lives]),
+        "usd": hours * fleet.per_node * market.usd_per_gpu_hour,
+        "kwh": kwh,
+        "kg_co2e": kwh * cluster.power.kg_co2e_per_kwh,
+    }
+
+
+def _mean(values: Sequence[float]) -> float:
+    return statistics.fmean(values)
+
+
+def _pinned(spec: JobSpec, layout: Layout) -> JobSpec:
+    """The job under the degrees of that layout, without what comes before and after its steps."""
+    limits = spec.limits.model_copy(update={"hours": None, "cost_usd": None})
+    checkpoint = spec.checkpoint.model_copy(update={"export": None})
+    return spec.model_copy(
+        update={
+            "parallel": ParallelSpec(**layout.pins),
+            "evaluate": None,
+            "stop_when": None,
+            "limits": limits,
+            "checkpoint": checkpoint,
+            "resources": spec.resources.model_copy(update={"must_fit": False}),
+        }
+    )

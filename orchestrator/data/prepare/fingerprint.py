@@ -1,0 +1,154 @@
+"""The fingerprint of prepared data: a checksum of all that determines its tokens, by which it is found again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import xxhash
+
+from orchestrator.config.data import DataSpec
+from orchestrator.config.errors import InputError
+from orchestrator.config.tokenizer_training import TrainedTokenizer
+from orchestrator.data import sources
+from orchestrator.data.clean.plan import cleaning_of
+from orchestrator.data.encoding import tokenizer, training
+from orchestrator.data.encoding.framing import UNFRAMED, Framing
+from orchestrator.data.sources import SourceFile
+from orchestrator.data.store import manifest
+
+if TYPE_CHECKING:
+    from orchestrator.data.prepare.records import RecordKind
+
+SOURCES = "data.sources"
+
+
+class TextChanged(InputError):
+    """The text is not that which a run began with."""
+
+
+KindOf = Callable[[int], "RecordKind | None"]
+"""How rows become records in prepared data of a format; None of text."""
+
+
+class Given(NamedTuple):
+    """What determines the tokens of text in prepared data of a format, see `fingerprint`."""
+
+    chosen: Any
+    kind: RecordKind | None
+    framing: Framing
+
+
+def no_kind(data_format: int) -> RecordKind | None:
+    """That of text."""
+    return None
+
+
+def given_in(
+    data_format: int, data: DataSpec, choose: Callable[[int], Any], kind_of: KindOf, framed: bool
+) -> Given:
+    """What determines the tokens of `data` in a format, by the tokenizer that `choose` gives for it."""
+    chosen = choose(data_format)
+    framing = UNFRAMED
+    if data_format > 5:
+        parsed = data.special_tokens == "parse"
+        if isinstance(chosen[0], str):
+            framing = Framing.of(chosen[0], chosen[1]["eos"], framed, parsed)
+        else:
+            framing = Framing(parsed=parsed)
+    return Given(chosen, kind_of(data_format), framing)
+
+
+def chosen_tokenizer(
+    data: DataSpec, special_tokens: Sequence[str], data_format: int = manifest.FORMAT
+) -> Any:
+    """What the fingerprint has of the tokenizer: its JSON with the ids of its roles, or the number of entries of one
+    that is to be trained, with its special tokens, and its recipe unless that is the byte-level BPE. It is read as for
+    prepared data of `data_format`.
+
+    Raises InputError.
+    """
+    if isinstance(data.tokenizer, TrainedTokenizer):
+        recipe = data.tokenizer.recipe
+        training.check_size(recipe, special_tokens)
+        others = [recipe.to_json()] if recipe.to_json() else []
+        return [recipe.vocabulary, tokenizer.all_special(special_tokens), *others]
+    return tokenizer.load(data.tokenizer, special_tokens, data.add_tokens, data_format)
+
+
+def check_same_text(
+    data: DataSpec, special_tokens: Sequence[str], before: str, kind_of: KindOf, framed: bool
+) -> None:
+    """Raise TextChanged if `data` does not have the fingerprint `before` any more, and InputError if it cannot be
+    read."""
+    files = sources.resolve(data.sources, SOURCES, data.on_error)
+    part_bytes = sources.part_size(files)
+    cleaning = cleaning_of(data, files, part_bytes)
+    choose = partial(chosen_tokenizer, data, special_tokens)
+    given = partial(given_in, data=data, choose=choose, kind_of=kind_of, framed=framed)
+    format_and_fingerprint(files, given, part_bytes, before, cleaning.key if cleaning else "")
+
+
+def format_and_fingerprint(
+    files: Sequence[SourceFile],
+    given_in_format: Callable[[int], Given],
+    part_bytes: int,
+    before: str,
+    clean: str = "",
+) -> tuple[int, str, Given]:
+    """The current format, the fingerprint of the data in it and what else determines it; or those of the format in
+    which it has the fingerprint `before`. Raises TextChanged if there is none."""
+    refused = None
+    for data_format in reversed(manifest.FORMATS):
+        try:
+            given = given_in_format(data_format)
+        except InputError as error:  # an earlier format may have taken it, or a later one takes it
+            if not before:
+                raise
+            refused = error if data_format == manifest.FORMATS[-1] else refused
+            continue
+        chosen, kind, framing = given
+        name = fingerprint(files, chosen, part_bytes, data_format, kind, clean, framing)
+        is_newest = data_format == manifest.newest_format(kind is not None)
+        if name == before or (not before and is_newest):
+            return data_format, name, given
+    if refused is not None:
+        raise refused
+    hint = "put the files back as they were, or start another run"
+    raise TextChanged(
+        "the text has changed since the run began, and its token shards are gone", SOURCES, hint
+    )
+
+
+def fingerprint(
+    files: Sequence[SourceFile],
+    chosen: Any,
+    part_bytes: int,
+    data_format: int | None = None,
+    kind: RecordKind | None = None,
+    clean: str = "",
+    framing: Framing = UNFRAMED,
+) -> str:
+    """xxh3_128 of everything that determines the shards' bytes; where the files are does not. `clean` is the key of the
+    steps that clean the text, `data_format` the newest if it is not said."""
+    data_format = data_format or manifest.newest_format(kind is not None)
+    content = [_content(file, data_format) for file in files]
+    records = [kind.to_json(data_format)] if kind else []
+    cleaned = [{"clean": clean}] if clean else []
+    framed = [framing.to_json()] if framing.to_json() else []
+    whole = json.dumps(
+        [data_format, part_bytes, chosen, content, *records, *cleaned, *framed], sort_keys=True
+    )
+    return xxhash.xxh3_128_hexdigest(whole.encode())
+
+
+def _content(file: SourceFile, data_format: int) -> dict[str, Any]:
+    """What of a file determines its tokens."""
+    found = {key: getattr(file, key) for key in ("source", "kind", "size", "content", "field")}
+    if file.compression:
+        found["compression"] = file.compression
+    if file.folders and data_format > 5:
+        found["folders"] = file.folders
+    return {**found, "on_error": file.on_error} if file.on_error != "fail" else found

@@ -1,0 +1,98 @@
+"""Shards of other prepared data in the same cache that are of the same text by the same tokenizer: they are copied.
+
+    <cache>/<fingerprint>/parts.json    the keys of its parts, in order
+    <cache>/tokens/<key>.json           the names of all prepared data of that tokenizer, format and cleaning
+
+Files that are added to the sources, or changed, then cost no more than themselves, where the division into parts is the
+same (see `sources.part_size`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import xxhash
+
+from orchestrator.data.prepare.shards import (
+    TokenFormat,
+    contents_name,
+    ends_name,
+    read_record,
+    record_name,
+    refuted_engine,
+    shard_name,
+)
+from orchestrator.data.store.data_folder import DataFolder
+
+PARTS = "parts.json"
+
+
+def tokens_key(tokenizer: str, written: TokenFormat, clean: str) -> str:
+    """What determines the tokens of a part, beside its text."""
+    kind = written.kind.to_json(written.version) if written.kind else None
+    whole = [tokenizer, written.vocabulary, dict(written.roles), written.version, kind, clean]
+    framing = [written.framing.to_json()] if written.framing.to_json() else []
+    whole += framing
+    return xxhash.xxh3_128_hexdigest(json.dumps(whole, sort_keys=True).encode())
+
+
+def there_already(folder: DataFolder, key: str, parts: Sequence[str]) -> dict[int, tuple[str, int]]:
+    """For the numbers of those of the `parts` that other data in the cache has: where, and its number there."""
+    cache, own = _cache_of(folder)
+    known: dict[str, tuple[str, int]] = {}
+    for name in _names(cache, key):
+        uri = f"{cache.uri}/{name}"
+        if name != own and (listed := DataFolder(uri).read_json(PARTS)):
+            known |= {part: (uri, number) for number, part in enumerate(listed)}
+    return {number: known[part] for number, part in enumerate(parts) if part in known}
+
+
+def note(folder: DataFolder, key: str, parts: Sequence[str]) -> None:
+    """Note prepared data, so that its parts are found."""
+    cache, own = _cache_of(folder)
+    if folder.read_json(PARTS) != list(parts):
+        folder.write_json(PARTS, list(parts))
+    if own not in (names := _names(cache, key)):
+        cache.write_json(_file(key), [*names, own])
+
+
+def copy_shard(source: str, number: int, folder: DataFolder, to: int, data_format: int) -> bool:
+    """Copy shard `number` of the data at `source`, as shard `to` with its record; False if it is not there as it was
+    written, or an engine that was refuted made it."""
+    other = DataFolder(source)
+    record = read_record(other, number, data_format)
+    engine = str(((record or {}).get("engine") or {}).get("name", ""))
+    if record is None or (engine and engine in (refuted_engine(other), refuted_engine(folder))):
+        return False
+    files: list[tuple[str, bytes]] = []
+    for name, expected, checksum in (
+        (shard_name, record["xxh3"], xxhash.xxh3_128_hexdigest),
+        (lambda n: ends_name(shard_name(n)), record.get("ends", ""), xxhash.xxh3_64_hexdigest),
+        (lambda n: contents_name(shard_name(n)), record.get("contents", ""), xxhash.xxh3_64_hexdigest),
+    ):
+        data = other.read(name(number)) if expected else b""
+        if expected and (data is None or checksum(data) != expected):
+            return False
+        if expected:
+            files.append((name(to), data or b""))
+    for path, data in files:
+        folder.write(path, data)
+    folder.write(record_name(to), other.read(record_name(number)) or b"")
+    return True
+
+
+def _cache_of(folder: DataFolder) -> tuple[DataFolder, str]:
+    cache, name = folder.uri.rsplit("/", 1)
+    return DataFolder(cache), name
+
+
+def _file(key: str) -> str:
+    return f"tokens/{key}.json"
+
+
+def _names(cache: DataFolder, key: str) -> list[str]:
+    try:
+        return [str(name) for name in cache.read_json(_file(key)) or []]
+    except ValueError:
+        return []

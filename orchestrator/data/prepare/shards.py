@@ -1,0 +1,358 @@
+"""Writing one part of the text as one token shard with a record."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import xxhash
+
+from orchestrator.config.errors import InputError
+from orchestrator.data.encoding import tokenizer as tokenizers
+from orchestrator.data.encoding.encoder import EngineDiffers, PartEncoder
+from orchestrator.data.encoding.engines import Compared
+from orchestrator.data.encoding.framing import UNFRAMED, Framing, framed
+from orchestrator.data.prepare.contents import ENTRY, ContentIndex
+from orchestrator.data.prepare.named_tokens import NamedTokens
+from orchestrator.data.prepare.part_text import goes_on, part_pieces
+from orchestrator.data.sources import Part
+from orchestrator.data.sources.documents import TextPiece
+from orchestrator.data.sources.identity import part_key
+from orchestrator.data.sources.rejected import Rejected
+from orchestrator.data.store.data_folder import DataFolder
+from orchestrator.data.store.manifest import FORMAT, DamagedManifest, TokenShard, read
+from orchestrator.storage.read_at_once import read_at_once
+
+if TYPE_CHECKING:
+    from orchestrator.data.clean.cleaned_text import CleanedText
+    from orchestrator.data.prepare.records import RecordKind
+
+BATCH_BYTES = 2**20
+"""Bytes of text that are tokenised at once; that takes about fifty times the memory."""
+BLOCK_BYTES = 2**20
+"""Bytes of a shard that one checksum covers."""
+HELD_BYTES = 2**26
+"""Bytes of tokens of a part that are held in memory: what is more, of a compressed file, waits in a file without a
+name."""
+MOST_TOKENS = 2**32 - 1
+"""Tokens of a shard at most: its index of documents has 32 bits."""
+REFUTED = "engine.json"
+"""The file with the engine that has differed from the reference; what it made is made again."""
+
+
+@dataclass(frozen=True)
+class TokenFormat:
+    """How text is written as tokens, the same in all shards of prepared data.
+
+    Attributes:
+        vocabulary: entries of the tokenizer.
+        roles: ids of its tokens by role.
+        version: of the format of prepared data.
+        kind: how rows become records, for an objective that reads such; None of text.
+        framing: which special tokens stand around and within texts.
+    """
+
+    vocabulary: int
+    roles: Mapping[str, int]
+    version: int = FORMAT
+    kind: RecordKind | None = None
+    framing: Framing = UNFRAMED
+
+    @property
+    def dtype(self) -> str:
+        """The smallest little-endian unsigned type that holds all ids: '<u2' or '<u4', which all words of records
+        have."""
+        return "<u2" if self.vocabulary <= 2**16 and self.kind is None else "<u4"
+
+
+def shard_name(number: int) -> str:
+    """The file of shard `number` within the prepared data."""
+    return f"shards/{number:06d}.bin"
+
+
+def record_name(number: int) -> str:
+    """The file of the record of shard `number`."""
+    return f"records/{number:06d}.json"
+
+
+def ends_name(shard: str) -> str:
+    """The file beside a shard with the index after the last token of each document, little-endian 32-bit, no header."""
+    return shard.removesuffix(".bin") + ".ends"
+
+
+def contents_name(shard: str) -> str:
+    """The file beside a shard with the length and the hash of each document's text, see `contents.ContentIndex`."""
+    return shard.removesuffix(".bin") + ".contents"
+
+
+def sizes_beside(shard: str, documents: int, data_format: int) -> dict[str, int]:
+    """The files beside a shard of so many documents, and their sizes in bytes."""
+    ends, contents = 4 * documents, ENTRY.itemsize * (documents + 1)
+    beside = {ends_name(shard): (2, ends), contents_name(shard): (3, contents)}
+    return {name: size for name, (since, size) in beside.items() if data_format >= since}
+
+
+def make_shard(
+    uri: str,
+    number: int,
+    part: Part,
+    written: TokenFormat,
+    fast: bool = True,
+    cleaned: CleanedText | None = None,
+    text: str = "",
+) -> Callable[[], None]:
+    """Make shard `number` of the prepared data at `uri`; returns what writes it, and then its record.
+
+    The record holds the numbers of tokens, documents and bytes of text, checksums, the count of each id, and which
+    engine encoded the text: a faster one than the reference if that is allowed (`fast`) and gives the same ids. Records
+    are encoded by the reference alone; with `cleaned` the documents are what is left of the part. `text` is the
+    tokenizer's JSON, for who makes many. Raises InputError for text that cannot be read.
+    """
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a task has one CPU
+    folder = DataFolder(uri)
+    text = text or (folder.read("tokenizer.json") or b"").decode()
+    if written.kind is not None:
+        of_records = _records(part, written, written.kind, text)
+        return lambda: _write(folder, number, of_records, FORMAT)
+    refuted = refuted_engine(folder)
+    draw = int(part_key(part)[:8], 16)  # so that a part's record is the same in whatever corpus
+    parse = written.framing.parsed
+    named = NamedTokens(text if written.version > 5 else "")
+    try:
+        encoder = PartEncoder(text, draw, fast and not refuted, parse)
+        shard = _encoded(folder, part, encoder, written, cleaned, named)
+    except EngineDiffers as error:
+        folder.write_json(REFUTED, {"engine": error.name})
+        shard = _encoded(folder, part, PartEncoder(text, draw, False, parse), written, cleaned, named)
+    return lambda: _write(folder, number, shard, written.version)
+
+
+def refuted_engine(folder: DataFolder) -> str:
+    """The engine that has once differed from the reference on this text, empty if there is none."""
+    return str((folder.read_json(REFUTED) or {}).get("engine", ""))
+
+
+def _encoded(
+    folder: DataFolder,
+    part: Part,
+    encoder: PartEncoder,
+    written: TokenFormat,
+    cleaned: CleanedText | None,
+    named: NamedTokens,
+) -> _Shard:
+    """The tokens of a part. Raises EngineDiffers and InputError."""
+    named.clear()
+    tokens = _Held(folder.uri if folder.local else None, written.dtype)
+    ends: list[np.ndarray] = []
+    contents, counts = ContentIndex(), np.zeros(written.vocabulary, dtype=np.int64)
+    text_bytes = length = 0
+    rejected = Rejected()
+    framing, eos, sep = written.framing, written.roles["eos"], written.roles.get("sep")
+    open_ = goes_on(part, cleaned) if framing.before else False
+    for batch in _batches(part_pieces(part, written.version, cleaned, rejected)):
+        ids, ended = framed(encoder.encode(batch), batch, framing, eos, sep, open_)
+        open_ = not batch[-1].ends
+        ends.append(ended + length)
+        length += len(ids)
+        counts += np.bincount(ids, minlength=written.vocabulary)
+        if length > MOST_TOKENS:
+            what = f"has more than {MOST_TOKENS:,} tokens, and a compressed file is made as one part"
+            raise InputError(what, part[0].file.uri, "decompress it, or make several files of it")
+        tokens.add(ids)
+        text_bytes += sum(piece.bytes for piece in batch)
+        for piece in batch:
+            contents.add(piece)
+            named.add(piece.text, framing.parsed)
+    index = np.concatenate(ends) if ends else np.zeros(0, np.int64)
+    found = named.to_json()
+    return _Shard(tokens.all(), index, contents, text_bytes, counts, rejected, found, encoder.compared)
+
+
+class _Held:
+    """The tokens of a part, of which no more than HELD_BYTES are in memory. One copy: of a large part they are most of
+    what a worker holds."""
+
+    def __init__(self, folder: str | None, width: str) -> None:
+        """`width` is the type of a token; what is more than fits waits on the disk of `folder`, or of the system's
+        temporary files."""
+        self._folder, self._width = folder, width
+        self._held = bytearray()
+        self._file: IO[bytes] | None = None
+
+    def add(self, ids: np.ndarray) -> None:
+        """Append ids."""
+        self._held += ids.astype(self._width).data
+        if len(self._held) >= HELD_BYTES:
+            self._file = self._file or tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115 - until it is written
+            self._file.write(self._held)
+            self._held.clear()
+
+    def all(self) -> np.ndarray:
+        """All of them; nothing may be appended after."""
+        if self._file is None:
+            return np.frombuffer(self._held, self._width)
+        self._file.write(self._held)
+        self._file.flush()
+        return np.memmap(self._file, self._width, "r")
+
+
+def _records(part: Part, written: TokenFormat, kind: RecordKind, text: str) -> _Shard:
+    """The records of a part as its documents, each with a closing word."""
+    # these import torch, which text does not need: it would cost every worker a second and 200 MiB
+    from orchestrator.data.prepare.records import records_of
+    from workloads.objectives.records import CLOSE
+
+    found: list[np.ndarray] = []
+    ends: list[int] = []
+    contents, counts = ContentIndex(), np.zeros(written.vocabulary, dtype=np.int64)
+    text_bytes = length = 0
+    turns = {"rows": 0, "more": 0, "tokens": 0}
+    goes_on = False
+    rejected = Rejected()
+    eos = written.roles["eos"]
+    framing = written.framing
+    encoder = tokenizers.encoder(text, framing.parsed)
+    named = NamedTokens(text if written.version > 5 else "")
+    for record in (
+        one
+        for span in part
+        for one in records_of(span, kind, encoder, eos, rejected, written.version, framing)
+    ):
+        if not goes_on:  # several records may hold one row
+            named.add_record(record.text, framing.parsed)
+        found.append(np.append(record.words, [CLOSE]).astype("<u4"))
+        length += len(found[-1])
+        ends.append(length)
+        piece = TextPiece(record.text, True, len(record.text.encode()))
+        contents.add(piece)
+        text_bytes += piece.bytes
+        counts += np.bincount(record.tokens, minlength=written.vocabulary)
+        if record.goes_on:
+            turns["rows"] += not goes_on
+            turns["more"] += 1
+            turns["tokens"] += len(record.words)
+        goes_on = record.goes_on
+    counts[eos] += length - counts.sum()  # what is no token counts as the end that each record has
+    words = np.concatenate(found) if found else np.zeros(0, "<u4")
+    return _Shard(words, np.array(ends), contents, text_bytes, counts, rejected, named.to_json(), turns=turns)
+
+
+class _Shard(NamedTuple):
+    tokens: np.ndarray
+    ends: np.ndarray
+    contents: ContentIndex
+    bytes: int
+    counts: np.ndarray
+    rejected: Rejected
+    named: dict[str, dict[str, int]]
+    engine: Compared | None = None
+    turns: Mapping[str, int] = MappingProxyType({})
+
+
+def _write(folder: DataFolder, number: int, shard: _Shard, data_format: int) -> None:
+    """Write the files of a shard, all at once since each waits for the disk or the store, and then its record."""
+    data, name = shard.tokens.view(np.uint8).data, shard_name(number)
+    files: dict[str, bytes | memoryview] = {name: data}
+    record: dict[str, Any] = {
+        "tokens": len(shard.tokens),
+        "documents": len(shard.ends),
+        "bytes": shard.bytes,
+        "xxh3": xxhash.xxh3_128_hexdigest(data),
+        "counts": shard.counts.tolist(),
+    }
+    if shard.engine:
+        record["engine"] = shard.engine.to_json()
+    if data_format > 1:
+        files[ends_name(name)] = index = shard.ends.astype("<u4").tobytes()
+        record |= {"blocks": block_sums(data), "ends": xxhash.xxh3_64_hexdigest(index)}
+    if data_format > 2:
+        files[contents_name(name)] = listed = shard.contents.to_bytes()
+        record["contents"] = xxhash.xxh3_64_hexdigest(listed)
+    if found := shard.rejected.to_json():
+        record["rejected"] = found
+    if any(shard.turns.values()):
+        record["turns"] = dict(shard.turns)
+    if shard.named:
+        record["named"] = shard.named
+    with ThreadPoolExecutor(len(files)) as pool:
+        list(pool.map(folder.write, files, files.values()))
+    folder.write_json(record_name(number), record)
+
+
+def block_sums(data: bytes | memoryview) -> str:
+    """The checksums of a shard's blocks, concatenated."""
+    return "".join(
+        xxhash.xxh3_64_hexdigest(data[at : at + BLOCK_BYTES]) for at in range(0, len(data), BLOCK_BYTES)
+    )
+
+
+def read_record(folder: DataFolder, number: int, data_format: int) -> dict[str, Any] | None:
+    """The record of shard `number`; None if it is missing or damaged. `rejected` has what was left out or repaired,
+    `named` the names of special tokens in the text."""
+    try:
+        record = folder.read_json(record_name(number))
+        counts, engine = np.array(record.pop("counts"), dtype=np.int64), record.pop("engine", None)
+        rejected, named = record.pop("rejected", []), record.pop("named", {})
+        TokenShard(file="", **record)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+    needed = {key for key, since in (("ends", 2), ("contents", 3)) if data_format >= since}
+    whole = counts.sum() == record["tokens"] and needed <= record.keys()
+    beside = {"counts": counts, "engine": engine, "rejected": rejected, "named": named}
+    return {**record, **beside} if whole else None
+
+
+def is_complete(folder: DataFolder) -> bool:
+    """Whether `folder` holds prepared data with all its files in their sizes."""
+    try:
+        found = read(folder)
+    except DamagedManifest:
+        return False
+    if found is None:
+        return False
+    if found.own:  # which has no files
+        return True
+    sizes, width = folder.sizes(""), np.dtype(found.dtype).itemsize
+    wanted = {shard.file: shard.tokens * width for shard in found.shards}
+    for shard in found.shards:
+        wanted |= sizes_beside(shard.file, shard.documents, found.format)
+    whole = all(sizes.get(name) == size for name, size in wanted.items())
+    return whole and sizes.get(found.tokenizer, 0) > 0
+
+
+def unfinished(folder: DataFolder, parts: int, written: TokenFormat) -> list[int]:
+    """The numbers of the shards of which a file is missing or of the wrong size, or that a refuted engine made."""
+    refuted, width = refuted_engine(folder), np.dtype(written.dtype).itemsize
+    sizes, records = folder.sizes("shards"), folder.sizes("records")
+
+    def lacks(number: int) -> bool:
+        if os.path.basename(record_name(number)) not in records:
+            return True
+        record, shard = read_record(folder, number, written.version), os.path.basename(shard_name(number))
+        if record is None or (refuted and (record["engine"] or {}).get("name") == refuted):
+            return True
+        if sizes.get(shard) != record["tokens"] * width:
+            return True
+        beside = sizes_beside(shard, record["documents"], written.version)
+        return any(sizes.get(name) != size for name, size in beside.items())
+
+    return [number for number, yes in enumerate(read_at_once(lacks, range(parts))) if yes]
+
+
+def _batches(items: Iterator[TextPiece]) -> Iterator[list[TextPiece]]:
+    batch: list[TextPiece] = []
+    size = 0
+    for item in items:
+        batch.append(item)
+        size += item.bytes + 1  # an empty piece takes memory too
+        if size >= BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch

@@ -1,0 +1,89 @@
+"""The order of samples of a mixture: a pure function of (seed, position), in constant memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from orchestrator.config.errors import InputError
+from orchestrator.data.samples.mixture.places import Places
+from orchestrator.data.samples.order import mix, permute
+
+
+class MixedOrder:
+    """The sequence of samples over sources in given proportions.
+
+    There is no epoch: each source is read in passes of its own, every sample of it once in each, shuffled anew, one
+    pass after the other. The n-th sample of a source is number n modulo its size of pass n / size, and n follows from
+    the position (see `Interleave`). A source that has made the most passes that it may comes no more: from then on the
+    others share its places in their proportions.
+
+    Args:
+        seed: determines the order.
+        samples: number of samples of each source, at least 1.
+        phases: the first position of each, ascending from 0, and the whole weights of all sources in it.
+        most: the passes that each source may make, None for any number.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        samples: Sequence[int],
+        phases: Sequence[tuple[int, Sequence[int]]],
+        most: Sequence[Fraction | None] = (),
+    ) -> None:
+        self.seed, self.samples = seed, list(samples)
+        self._places = Places(phases, limits_of(most, samples))
+        self._offsets = np.cumsum(self.samples) - self.samples
+        self._seeds = [seed_of(seed, n) for n in range(len(samples))]
+
+    @property
+    def size(self) -> int | None:
+        """How many positions there are, None for any number."""
+        return self._places.size
+
+    def at(self, position: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+        """(turn, sample id) at each global `position`, as `Order.at`; the turn is the pass over the sample's source.
+
+        Raises InputError beyond the end of the order, see `size`.
+        """
+        position = np.asarray(position, dtype=np.int64)
+        if self.size is not None and position.size and int(position.max()) >= self.size:
+            raise ended(self.size)
+        source, number = self._places.at(position.ravel())
+        turn, sample = np.zeros_like(number), np.zeros_like(number)
+        for which in np.unique(source):
+            mine, size = source == which, self.samples[which]
+            turn[mine], index = np.divmod(number[mine], size)
+            sample[mine] = self._offsets[which] + permute(index, turn[mine], size, self._seeds[which])
+        return turn.reshape(position.shape), sample.reshape(position.shape)
+
+    def drawn(self, position: int) -> list[int]:
+        """How many samples of each source come before `position`."""
+        return self._places.counts(position)
+
+    def changes(self) -> list[tuple[int, tuple[int, ...]]]:
+        """The positions from which on other weights hold, and these."""
+        return self._places.changes()
+
+
+def ended(size: int) -> InputError:
+    """The error for a position beyond the end of an order."""
+    what = f"all sources have made the passes that they may after {size} samples"
+    return InputError(what, "data.sources", "raise max_passes, or train for fewer steps")
+
+
+def limits_of(most: Sequence[Fraction | None], samples: Sequence[int]) -> list[int | None]:
+    """How often sources of so many samples come, that may make so many passes."""
+    return [
+        None if passes is None else int(passes * count)
+        for passes, count in zip(most or [None] * len(samples), samples, strict=True)
+    ]
+
+
+def seed_of(seed: int, source: int) -> int:
+    """A seed of a source's own: sources of one size are not shuffled alike."""
+    return int(mix(mix(np.array([seed % 2**64], dtype=np.uint64)) ^ np.uint64(source + 1))[0])

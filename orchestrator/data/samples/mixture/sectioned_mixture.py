@@ -1,0 +1,126 @@
+"""The order of samples of a mixture by sections: a pure function of (seed, position), of which the first pass over a
+source needs no more than the sections up to its samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from orchestrator.config.errors import InputError
+from orchestrator.data.samples.mixture.mixed_order import ended, limits_of, seed_of
+from orchestrator.data.samples.mixture.places import Places
+from orchestrator.data.samples.order import permute
+
+
+class SectionedMixture:
+    """The sequence of samples over sources in given proportions, each of which is read section after section.
+
+    As `MixedOrder`, but a pass over a source goes through its sections one after the other, and shuffles the samples of
+    each. Sample ids are index x sources + source, as those of `SectionedOrder`. Which source comes at a position does
+    not depend on how much text there is until a source has made all of its passes, and none has while it is read for
+    the first time. For one thread at a time.
+
+    Args:
+        seed: determines the order.
+        sections: how many there are.
+        ends: the number of samples of each source up to the end of a section; may wait until that is known.
+        phases: the first position of each, ascending from 0, and the whole weights of all sources in it.
+        most: the passes that each source may make, 1 at least, None for any number.
+
+    `at` raises InputError beyond the end of the order and for a source without samples, and what `ends` raises.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        sections: int,
+        ends: Callable[[int], Sequence[int]],
+        phases: Sequence[tuple[int, Sequence[int]]],
+        most: Sequence[Fraction | None] = (),
+    ) -> None:
+        self.seed, self._count, self._ends, self._phases = seed, sections, ends, phases
+        sources = len(phases[0][1])
+        self._most = list(most) or [None] * sources
+        self._bounds = np.zeros((1, sources), np.int64)
+        """Samples of each source before the first section, and up to the end of each that is known."""
+        self._places = Places(phases, [None] * sources)
+        self._seeds = [seed_of(seed, number) for number in range(sources)]
+
+    @property
+    def samples(self) -> list[int]:
+        """Samples of each source; waits for all of them."""
+        self._reach(None)
+        return [int(count) for count in self._bounds[-1]]
+
+    @property
+    def size(self) -> int | None:
+        """How many positions there are, None for any number; waits for all samples."""
+        self._reach(None)
+        return self._places.size
+
+    def at(self, position: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+        """(turn, sample id) at each global `position`, int64 of its shape; the turn is the pass over the source."""
+        position = np.asarray(position, dtype=np.int64)
+        flat = position.ravel()
+        if not flat.size:
+            return np.zeros_like(position), np.zeros_like(position)
+        whole = self._reach(int(flat.max()))
+        if whole and self._places.size is not None and int(flat.max()) >= self._places.size:
+            raise ended(self._places.size)
+        source, number = self._places.at(flat)
+        turn, sample = np.zeros_like(flat), np.zeros_like(flat)
+        for which in np.unique(source):
+            mine = source == which
+            turn[mine], sample[mine] = self._of_source(
+                int(which), number[mine], self._bounds[:, which], whole
+            )
+        return turn.reshape(position.shape), (sample * len(self._seeds) + source).reshape(position.shape)
+
+    def drawn(self, position: int) -> list[int]:
+        """How many samples of each source come before `position`."""
+        self._reach(position)
+        return self._places.counts(position)
+
+    def changes(self) -> list[tuple[int, tuple[int, ...]]]:
+        """The positions from which on other weights hold, and these; waits for all samples."""
+        self._reach(None)
+        return self._places.changes()
+
+    def _of_source(
+        self, source: int, number: np.ndarray, bounds: np.ndarray, whole: bool
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The pass and the index of the samples of one source that come as its `number`-th, int64."""
+        turn, place = np.divmod(number, bounds[-1]) if whole else (np.zeros_like(number), number)
+        section = np.searchsorted(bounds, place, side="right") - 1
+        index = np.zeros_like(place)
+        for which in np.unique(section):
+            mine, first = section == which, bounds[which]
+            key = turn[mine] * self._count + which
+            size = int(bounds[which + 1] - first)
+            index[mine] = first + permute(place[mine] - first, key, size, self._seeds[source])
+        return turn, index
+
+    def _reach(self, position: int | None) -> bool:
+        """Find as many sections as the positions up to this one need, all of them for None; whether those are all."""
+        while len(self._bounds) <= self._count and not self._holds(position):
+            self._bounds = np.vstack([self._bounds, [self._ends(len(self._bounds) - 1)]])
+            if len(self._bounds) > self._count:
+                self._refuse_empty()
+                self._places = Places(self._phases, limits_of(self._most, self.samples))
+        return len(self._bounds) > self._count
+
+    def _holds(self, position: int | None) -> bool:
+        """Whether every source has more samples, as far as is known, than come up to a position: then none is read
+        again, and none has made all of its passes."""
+        if position is None:
+            return False
+        counts = self._places.counts(position + 1)
+        return all(count < there for count, there in zip(counts, self._bounds[-1], strict=True))
+
+    def _refuse_empty(self) -> None:
+        for number in np.flatnonzero(self._bounds[-1] == 0):
+            hint = "give more text, leave the source out, or lower data.sequence_length"
+            raise InputError("has not one sample", f"data.sources.{number}", hint)

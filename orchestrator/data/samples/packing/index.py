@@ -1,0 +1,184 @@
+"""Which pieces of a source's stream make up each sample: computed once, kept on this node's disk, memory-mapped.
+
+    <prepared data>/packing/<key>/000000.json    of source 0: sizes and checksums, written last
+    <prepared data>/packing/<key>/000000.first   int64 [samples + 1]: the number of each sample's first piece
+    <prepared data>/packing/<key>/000000.pieces  int64 [pieces, 2]: the first token of each, and its length
+
+Numbers are little-endian. The key covers all that determines the pieces. Data on a remote store has its index where its
+shards are copied to. A source is packed in parts of at most DOCUMENTS documents, so that memory does not grow with it;
+blocks are verified by their checksums when they are first read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import xxhash
+
+from orchestrator.data.prepare.shards import BLOCK_BYTES
+from orchestrator.data.samples.packing.best_fit import cut, pack
+from orchestrator.data.store.manifest import TokenShard
+from orchestrator.data.store.node_copies import locked
+from orchestrator.data.store.verified_shard import VerifiedShard
+from orchestrator.storage.atomic import draft_of, replace_file
+
+FORMAT = 1
+DOCUMENTS = 2**20
+"""Documents that are packed together: enough that a part's last samples, which are not full, do not count."""
+DTYPE = "<i8"
+
+
+class PackingIndex:
+    """The samples of a packed source; `open_index` makes it. Raises DamagedShard where a file was changed."""
+
+    def __init__(self, folder: Path, source: int, facts: dict[str, Any]) -> None:
+        """Raises ValueError if a file is missing or of the wrong size."""
+        self.facts = facts
+        """Numbers of samples, pieces ("count"), tokens, documents, and of these how many are "cut"; checksums."""
+        self._first, self._pieces = (
+            VerifiedShard(folder / f"{source:06d}.{name}", DTYPE, _shard(f"{source:06d}.{name}", facts[name]))
+            for name in ("first", "pieces")
+        )
+
+    def __len__(self) -> int:
+        return int(self.facts["samples"])
+
+    def pieces(self, sample: int) -> list[tuple[int, int]]:
+        """The first token of each piece of a sample, and its length, ascending."""
+        first, last = self._first.read(sample, sample + 2).tolist()
+        found = self._pieces.read(2 * first, 2 * last).reshape(-1, 2)
+        return [(int(start), int(length)) for start, length in found]
+
+
+def open_index(
+    place: Path, digest: str, source: int, ends: Iterable[np.ndarray], window: int, stride: int
+) -> PackingIndex:
+    """The index of a source in the folder `place`, made now unless it is there.
+
+    Args:
+        place: the folder on this node's disk for what is derived from the data.
+        digest: of the documents of all sources.
+        source: number of the source.
+        ends: the index after the last token of each document, ascending int64, in parts.
+        window: tokens of a sample.
+        stride: tokens after which the next piece of a longer document begins.
+    """
+    key = xxhash.xxh3_128_hexdigest(json.dumps([FORMAT, digest, window, stride, DOCUMENTS]).encode())
+    folder = place / "packing" / key
+    folder.mkdir(parents=True, exist_ok=True)
+    facts = folder / f"{source:06d}.json"
+    if (found := _there(folder, source, facts)) is not None:  # one of no sample is there too
+        return found
+    with locked(facts.with_suffix(".lock")):  # one process of a node packs while the others wait
+        if (found := _there(folder, source, facts)) is None:
+            _write(folder, source, facts, ends, window, stride)
+            found = _there(folder, source, facts)
+    assert found is not None
+    return found
+
+
+def _there(folder: Path, source: int, facts: Path) -> PackingIndex | None:
+    """The index if all of it is there."""
+    try:
+        found = json.loads(facts.read_bytes())
+        if found.pop("checksum") != _checksum(found):
+            return None
+        return PackingIndex(folder, source, found)
+    except (OSError, ValueError, KeyError, AttributeError):
+        return None
+
+
+def _write(
+    folder: Path, source: int, facts: Path, ends: Iterable[np.ndarray], window: int, stride: int
+) -> None:
+    """Pack a source part by part into drafts, which then take the place of its files."""
+    found: dict[str, Any] = dict.fromkeys(("samples", "count", "tokens", "documents", "cut"), 0)
+    names = ("first", "pieces")
+    drafts = {name: Path(draft_of(str(folder / f"{source:06d}.{name}"))) for name in names}
+    try:
+        with drafts["first"].open("wb") as first, drafts["pieces"].open("wb") as pieces:
+            sums = {"first": _Sums(first), "pieces": _Sums(pieces)}
+            for starts, stops in _parts(ends):
+                firsts, rows = _packed(starts, stops, window, stride)
+                sums["first"].write(firsts[:-1] + found["count"])
+                sums["pieces"].write(rows)
+                found["samples"] += len(firsts) - 1
+                found["count"] += len(rows)
+                found["tokens"] += int(rows[:, 1].sum())
+                found["documents"] += len(starts)
+                found["cut"] += int((stops - starts > window).sum())
+            sums["first"].write(np.array([found["count"]]))
+            found |= {name: sums[name].finish() for name in names}
+        for name, draft in drafts.items():
+            os.replace(draft, folder / f"{source:06d}.{name}")
+        content = json.dumps({**found, "checksum": _checksum(found)}).encode()
+        replace_file(str(facts), [memoryview(content)])
+    finally:
+        for draft in drafts.values():
+            draft.unlink(missing_ok=True)
+
+
+def _parts(ends: Iterable[np.ndarray]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The documents [start, stop), at most DOCUMENTS at a time."""
+    begin = 0
+    for found in ends:
+        for at in range(0, len(found), DOCUMENTS):
+            stops = found[at : at + DOCUMENTS]
+            yield np.concatenate(([begin], stops[:-1])), stops
+            begin = int(stops[-1])
+
+
+def _packed(starts: np.ndarray, stops: np.ndarray, window: int, stride: int) -> tuple[np.ndarray, np.ndarray]:
+    """(number of each sample's first piece and of the one after the last, int64 [samples + 1]; start and length of
+    each piece, int64 [pieces, 2]), samples in the order of their first tokens."""
+    begins, ends = cut(starts, stops, window, stride)
+    sample = pack(ends - begins, window)
+    if not len(sample):
+        return np.zeros(1, np.int64), np.zeros((0, 2), np.int64)
+    # pieces are in the order of the text, so that the first of a sample is the first to name it
+    _, first, sample = np.unique(sample, return_index=True, return_inverse=True)
+    rank = np.empty_like(first)
+    rank[np.argsort(first)] = np.arange(len(first))
+    number = rank[sample]
+    order = np.argsort(number, kind="stable")
+    counts = np.bincount(number)
+    rows = np.stack((begins, ends - begins), axis=1)[order]
+    return np.concatenate(([0], np.cumsum(counts))), rows
+
+
+class _Sums:
+    """Writes numbers to a file, with their checksums."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self._count = file, 0
+        self._whole, self._held, self._blocks = xxhash.xxh3_128(), bytearray(), list[str]()
+
+    def write(self, values: np.ndarray) -> None:
+        data = np.ascontiguousarray(values, dtype=DTYPE).tobytes()
+        self._file.write(data)
+        self._whole.update(data)
+        self._count += values.size
+        self._held += data
+        while len(self._held) >= BLOCK_BYTES:
+            self._blocks.append(xxhash.xxh3_64_hexdigest(bytes(self._held[:BLOCK_BYTES])))
+            del self._held[:BLOCK_BYTES]
+
+    def finish(self) -> dict[str, Any]:
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        if self._held:
+            self._blocks.append(xxhash.xxh3_64_hexdigest(bytes(self._held)))
+        return {"numbers": self._count, "xxh3": self._whole.hexdigest(), "blocks": "".join(self._blocks)}
+
+
+def _shard(name: str, facts: dict[str, Any]) -> TokenShard:
+    return TokenShard(name, facts["numbers"], 0, 0, facts["xxh3"], facts["blocks"])
+
+
+def _checksum(facts: dict[str, Any]) -> str:
+    return xxhash.xxh3_128_hexdigest(json.dumps(facts, sort_keys=True).encode())

@@ -1,0 +1,250 @@
+"""The samples of sections, and where each section ends in them: both may still grow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from orchestrator.config.errors import InputError
+from orchestrator.data.samples.held_out_split import split
+from orchestrator.data.samples.sections.documents import JoinedStreams, SectionDocuments
+from orchestrator.data.samples.sections.plan import SectionPlan
+from orchestrator.data.samples.windows import Streams, Windows, packed_windows, windows_of
+from orchestrator.data.store.tokens import Tokens
+
+if TYPE_CHECKING:
+    from workloads.workload import Reading
+
+
+class Sections(Protocol):
+    """The samples of each source as far as they are there, those of a number never change; called with the number of a
+    section, which is waited for, the number of samples of each source up to its end.
+
+    Calling it raises as `Tokens.await_section`.
+    """
+
+    @property
+    def streams(self) -> Streams:
+        """What the samples are read of."""
+
+    @property
+    def windows(self) -> Sequence[Windows]:
+        """The samples of each source."""
+
+    def __call__(self, section: int, /) -> Sequence[int]: ...
+
+    def sizes(self, whole: bool) -> tuple[list[int], list[int]]:
+        """How many tokens and samples each source has in the parts that the first section needs; if `whole`, about how
+        many it has: those times what the files of the source hold over what those parts hold, in bytes."""
+
+
+@dataclass(frozen=True)
+class GrowingWindows:
+    """A full window every `stride` tokens of a source, as far as there are tokens; implements `Windows`."""
+
+    stream: Tokens
+    source: int
+    reading: Reading
+
+    @property
+    def documents(self) -> int | None:
+        """See `Windows`."""
+        return None
+
+    @property
+    def tokens(self) -> int:
+        """See `Windows`."""
+        return len(self) * self.reading.window
+
+    def __len__(self) -> int:
+        return self.within(self.stream.length(self.source))
+
+    def within(self, tokens: int) -> int:
+        """How many samples the first `tokens` tokens have."""
+        return max(0, (tokens - self.reading.window) // self.reading.stride + 1)
+
+    def pieces(self, sample: int) -> Sequence[tuple[int, int]]:
+        """See `Windows`."""
+        return ((sample * self.reading.stride, self.reading.window),)
+
+    def siblings(self, sample: int) -> range:
+        """See `Windows`. Not available: documents are not considered."""
+        raise NotImplementedError
+
+    def companions(self, sample: int) -> range:
+        """See `Windows`. Not available: the objectives that ask read documents."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class StreamSections:
+    """Windows of one stream of a source, which go over the ends of sections; implements `Sections`. A section that ends
+    within a part has the same share of its samples."""
+
+    streams: Tokens
+    plan: SectionPlan
+    windows: Sequence[GrowingWindows]
+
+    def __call__(self, section: int) -> list[int]:
+        """See `Sections`."""
+        self.streams.await_section(section)
+        found = []
+        for windows, (whole, rest) in zip(self.windows, self.plan.end(section), strict=True):
+            first = self.plan.first[windows.source]
+            count, after = (
+                windows.within(self.streams.tokens_before(windows.source, first + parts))
+                for parts in (whole, whole + 1)
+            )
+            found.append(count + (after - count) * rest // self.plan.sections)
+        return found
+
+    def sizes(self, whole: bool) -> tuple[list[int], list[int]]:
+        """See `Sections`. Samples are of one length, so that they are counted in tokens too."""
+        if not whole:
+            ones = [1] * self.streams.sources
+            return ones, ones
+        self.streams.await_section(0)
+        ends = [first + needed for first, needed in zip(self.plan.first, self.plan.needed(0), strict=True)]
+        there = [self.streams.tokens_before(source, end) for source, end in enumerate(ends)]
+        found = self.plan.extrapolated(there)
+        return found, found
+
+
+class JoinedWindows:
+    """The samples of a source section after section; implements `Windows`."""
+
+    def __init__(self) -> None:
+        self._added: list[tuple[int, Windows]] = []
+        self._ends = [0]
+
+    def add(self, begin: int, windows: Windows) -> None:
+        """Add the samples of the next section, whose tokens begin at `begin`."""
+        self._added.append((begin, windows))
+        self._ends.append(self._ends[-1] + len(windows))
+
+    @property
+    def documents(self) -> int | None:
+        """See `Windows`."""
+        return sum(windows.documents or 0 for _, windows in self._added)
+
+    @property
+    def tokens(self) -> int:
+        """See `Windows`."""
+        return sum(windows.tokens for _, windows in self._added)
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def before(self, section: int) -> int:
+        """How many samples come before a section."""
+        return self._ends[section]
+
+    @property
+    def first(self) -> Windows:
+        """The samples of the first section."""
+        return self._added[0][1]
+
+    def pieces(self, sample: int) -> Sequence[tuple[int, int]]:
+        """See `Windows`."""
+        section = self._section(sample)
+        begin, windows = self._added[section]
+        return [(begin + start, length) for start, length in windows.pieces(sample - self._ends[section])]
+
+    def siblings(self, sample: int) -> range:
+        """See `Windows`."""
+        section = self._section(sample)
+        before = self._ends[section]
+        found = self._added[section][1].siblings(sample - before)
+        return range(before + found.start, before + found.stop)
+
+    def companions(self, sample: int) -> range:
+        """See `Windows`: those of the same section, since what comes later need not be there."""
+        section = self._section(sample)
+        return range(self._ends[section], self._ends[section + 1])
+
+    def _section(self, sample: int) -> int:
+        return int(np.searchsorted(self._ends, sample, side="right")) - 1
+
+
+class DocumentSections:
+    """Samples that are made of the documents of one section each; implements `Sections`. For one thread at a time.
+
+    Args:
+        tokens: the prepared data.
+        plan: its sections.
+        reading: how samples are made.
+        packed: whether documents are packed by best fit, those of a section together.
+        share: of documents that are held out from training.
+    """
+
+    def __init__(
+        self, tokens: Tokens, plan: SectionPlan, reading: Reading, packed: bool, share: float | None
+    ) -> None:
+        self._tokens, self._plan, self._reading = tokens, plan, reading
+        self._make = packed_windows if packed else windows_of
+        self._share, self._added = share, 0
+        self.streams = JoinedStreams(tokens)
+        self.windows = [JoinedWindows() for _ in range(tokens.sources)]
+
+    def __call__(self, section: int) -> list[int]:
+        """See `Sections`. A section that ends within the parts of another has the same share of its samples."""
+        self._reach(section)
+        return [self._within(source, section, windows) for source, windows in enumerate(self.windows)]
+
+    def sizes(self, whole: bool) -> tuple[list[int], list[int]]:
+        """See `Sections`. Raises InputError for a source without a sample there."""
+        self._reach(0)
+        for source, windows in enumerate(self.windows):
+            if not windows.before(1):
+                what = (
+                    "has not one sample in its first section, from which the proportions of a mixture follow"
+                )
+                raise InputError(what, f"data.sources.{source}", "give more text, or leave out data.shuffle")
+        samples = [windows.before(1) for windows in self.windows]
+        tokens = [windows.first.tokens for windows in self.windows]
+        if not whole:
+            return tokens, samples
+        return self._plan.extrapolated(tokens), self._plan.extrapolated(samples)
+
+    def _reach(self, section: int) -> None:
+        """Add the sections up to this one, which are waited for."""
+        while self._added <= section:
+            self._tokens.await_section(self._added)
+            every = SectionDocuments(self._tokens, self._plan, self._added)
+            found = every if self._share is None else split(every, self._share, both=False).training
+            begins = self.streams.add(found)
+            for source, (begin, windows) in enumerate(zip(begins, self.windows, strict=True)):
+                windows.add(begin, self._make(found, source, self._reading))
+            self._added += 1
+            if self._added == 1:
+                self._refuse_few()
+
+    def _refuse_few(self) -> None:
+        """Raise InputError if the first section has fewer documents than the objective needs."""
+        documents = sum(windows.documents or 0 for windows in self.windows)
+        if self._reading.unit != "stream" and documents < self._reading.documents:
+            what = f"the first section is {documents} document, and {self._reading.documents} at least are needed"
+            raise InputError(what, "data.sources", "give more documents, or leave out data.shuffle")
+
+    def _within(self, source: int, section: int, windows: JoinedWindows) -> int:
+        """How many samples of a source come up to the end of a section."""
+        sections, end, number = self._plan.sections, self._plan.parts[source] * (section + 1), section
+        while number and self._plan.needed(number - 1)[source] * sections >= end:
+            number -= 1
+        begin = self._plan.needed(number - 1)[source] if number else 0
+        parts = self._plan.needed(number)[source] - begin
+        first, after = windows.before(number), windows.before(number + 1)
+        return first + ((after - first) * (end - begin * sections) // (parts * sections) if parts else 0)
+
+
+def sections_of(
+    tokens: Tokens, plan: SectionPlan, reading: Reading, packed: bool = False, share: float | None = None
+) -> Sections:
+    """The samples of prepared data section by section, see `DocumentSections`."""
+    if reading.unit == "stream" and not packed and share is None:
+        windows = [GrowingWindows(tokens, source, reading) for source in range(tokens.sources)]
+        return StreamSections(tokens, plan, windows)
+    return DocumentSections(tokens, plan, reading, packed, share)

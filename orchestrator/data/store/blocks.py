@@ -1,0 +1,175 @@
+"""Blocks of shards on a remote store, read one by one: those that were used last are kept on this node's disk.
+
+    <copies of the data>/blocks/<checksum of the shard>-<number>    one block, as it is in the shard
+
+All processes of a node share the folder. A block is verified by the checksum in the manifest whenever it is read, from
+the store or from the disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import xxhash
+
+from orchestrator.data.prepare.shards import BLOCK_BYTES
+from orchestrator.data.store.data_folder import DataFolder
+from orchestrator.data.store.manifest import DataManifest, TokenShard
+from orchestrator.data.store.node_copies import copies_of, locked
+from orchestrator.data.store.quarantine import put_aside
+from orchestrator.data.store.verified_shard import SUM_DIGITS, DamagedShard
+from orchestrator.storage.atomic import DRAFT, replace_file
+
+IN_MEMORY = 32
+"""Blocks that a process holds in memory."""
+LOCKS = 64
+"""Files that are locked while a block is loaded, so that one process of a node asks for it."""
+SWEEP = 16
+"""A process looks what can be removed whenever it has added this part of what is kept."""
+
+
+def cache_for(found: DataManifest, keep: int | None, growing: bool) -> BlockCache | None:
+    """Where blocks of remote data are kept, in `keep` bytes; None where all of the data fits, which is then copied
+    whole, as data without checksums of blocks always is. How much there will be of `growing` data is not known."""
+    place = copies_of(found)
+    if keep is None:
+        keep = shutil.disk_usage(place).free // 2
+    size = sum(shard.tokens for shard in found.shards) * np.dtype(found.dtype).itemsize
+    copied = sum(path.stat().st_size for path in place.glob("*.bin"))
+    whole = size - copied <= keep and not growing
+    return None if whole or found.format < 2 else BlockCache(place / "blocks", keep)
+
+
+class BlockCache:
+    """Files in the folder `place`, of about `most` bytes together: what was used longest ago is removed. Where the disk
+    is full, or `most` is 0, nothing is kept."""
+
+    def __init__(self, place: Path, most: int) -> None:
+        place.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._place, self._most, self._added = place, most, most
+        self._held: OrderedDict[str, bytes] = OrderedDict()
+        self._guard = threading.Lock()
+
+    def read(self, name: str, load: Callable[[], bytes], is_sound: Callable[[bytes], bool]) -> bytes:
+        """A block, from memory, from the disk if it is sound there, or as `load` gives it. Raises as `load`."""
+        with self._guard:
+            if name in self._held:
+                self._held.move_to_end(name)
+                return self._held[name]
+        found = self._kept(name, is_sound)
+        if found is None:
+            number = int(xxhash.xxh3_64_intdigest(name.encode())) % LOCKS
+            with locked(self._place / f"{number}.lock"):
+                found = self._kept(name, is_sound)
+                if found is None:
+                    found = load()
+                    self._keep(name, found)
+        with self._guard:
+            self._held[name] = found
+            while len(self._held) > IN_MEMORY:
+                self._held.popitem(last=False)
+        return found
+
+    def _kept(self, name: str, is_sound: Callable[[bytes], bool]) -> bytes | None:
+        """A block of the disk; it is then one that was used just now."""
+        path = self._place / name
+        try:
+            found = path.read_bytes()
+            if is_sound(found):
+                os.utime(path)
+                return found
+            path.unlink()
+        except OSError:
+            return None
+        return None
+
+    def _keep(self, name: str, data: bytes) -> None:
+        if len(data) > self._most:
+            return
+        with contextlib.suppress(OSError):  # a full disk: the block is used all the same
+            self._added += len(data)
+            if self._added * SWEEP >= self._most:
+                self._added = 0
+                self._remove_oldest(len(data))
+            replace_file(str(self._place / name), [data])
+
+    def _remove_oldest(self, coming: int) -> None:
+        """Remove what was used longest ago, and drafts of processes that were killed, until there is room."""
+        there = []
+        for entry in os.scandir(self._place):
+            with contextlib.suppress(OSError):
+                if not entry.name.endswith(".lock"):
+                    found = entry.stat()
+                    there.append((found.st_mtime, entry.path, found.st_size))
+        left = sum(size for _, _, size in there) + coming
+        room = self._most - self._most // SWEEP
+        for _, path, size in sorted(there):
+            if left <= room:
+                break
+            if not DRAFT.fullmatch(os.path.basename(path)) or left > self._most:
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
+                left -= size
+
+
+class RemoteShard:
+    """The tokens of a shard on a store, of which only the blocks that are read are fetched; see `VerifiedShard`.
+
+    Reading raises DamagedShard if the object is not what was written, or gone, and what the store raises when it does
+    not answer.
+    """
+
+    def __init__(self, folder: DataFolder, dtype: str, shard: TokenShard, cache: BlockCache) -> None:
+        self._folder, self._shard, self._cache = folder, shard, cache
+        self._dtype = np.dtype(dtype)
+        self._size = shard.tokens * self._dtype.itemsize
+
+    def __len__(self) -> int:
+        return self._shard.tokens
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        """Tokens [start, stop), fewer at the shard's end."""
+        first, last = start * self._dtype.itemsize, min(stop, len(self)) * self._dtype.itemsize
+        numbers = range(first // BLOCK_BYTES, -(-last // BLOCK_BYTES))
+        data = b"".join(self._block(number) for number in numbers)
+        begin = first - numbers.start * BLOCK_BYTES
+        return np.frombuffer(data[begin : begin + last - first], self._dtype)
+
+    def check(self) -> None:
+        """Read and verify all blocks."""
+        for number in range(-(-self._size // BLOCK_BYTES)):
+            self._block(number)
+
+    def _block(self, number: int) -> bytes:
+        expected = self._shard.blocks[number * SUM_DIGITS : (number + 1) * SUM_DIGITS]
+
+        def is_sound(data: bytes) -> bool:
+            return xxhash.xxh3_64_hexdigest(data) == expected
+
+        def load() -> bytes:
+            for _ in range(2):  # what was damaged on its way is sound the next time
+                if is_sound(data := self._fetched(number)):
+                    return data
+            raise self._lost(f"block {number} is not what was written")
+
+        return self._cache.read(f"{self._shard.xxh3}-{number}", load, is_sound)
+
+    def _fetched(self, number: int) -> bytes:
+        begin = number * BLOCK_BYTES
+        data = bytearray(min(BLOCK_BYTES, self._size - begin))
+        try:
+            count = self._folder.read_into(self._shard.file, begin, memoryview(data))
+        except FileNotFoundError:
+            raise self._lost("is missing") from None
+        return bytes(data[:count])
+
+    def _lost(self, what: str) -> DamagedShard:
+        put_aside(self._folder, self._shard.file)
+        return DamagedShard(f"{self._folder.at(self._shard.file)}: {what}; it is made again from the text")

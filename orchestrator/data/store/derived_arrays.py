@@ -1,0 +1,99 @@
+"""Arrays that are derived from prepared data once for a node, and memory-mapped from files on its disk.
+
+<derived>/<what>/<key>/000000.json     of source 0: what its maker has to say, and checksums, written last
+<derived>/<what>/<key>/000000.<name>   the numbers of one array, int64 little-endian
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import xxhash
+
+from orchestrator.data.store.node_copies import locked
+from orchestrator.storage.atomic import draft_of, replace_file
+
+CHUNK = 2**20
+"""Numbers that are hashed at once."""
+Keep = Callable[[str, np.ndarray], Any]
+"""Takes the next numbers of the array of a name."""
+
+
+def arrays_in_memory(
+    names: Sequence[str], make: Callable[[Keep], dict[str, Any]]
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """The arrays that `make` gives to its argument piece by piece, int64, and what it says, as JSON."""
+    found: dict[str, list[np.ndarray]] = {name: [np.zeros(0, np.int64)] for name in names}
+    told = make(lambda name, values: found[name].append(values))
+    return {name: np.concatenate(pieces) for name, pieces in found.items()}, told
+
+
+def arrays_on_disk(
+    folder: Path, source: int, names: Sequence[str], make: Callable[[Keep], dict[str, Any]]
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """The same, memory-mapped from files in `folder`, which the first process of a node makes unless they are there and
+    sound."""
+    folder.mkdir(parents=True, exist_ok=True)
+    facts = folder / f"{source:06d}.json"
+    if (found := _there(folder, source, names)) is not None:
+        return found
+    with locked(facts.with_suffix(".lock")):  # one process of a node makes it while the others wait
+        if (found := _there(folder, source, names)) is None:
+            _write(folder, source, names, make)
+            found = _there(folder, source, names)
+    assert found is not None
+    return found
+
+
+def _write(folder: Path, source: int, names: Sequence[str], make: Callable[[Keep], dict[str, Any]]) -> None:
+    drafts = {name: Path(draft_of(str(folder / f"{source:06d}.{name}"))) for name in names}
+    files: dict[str, BinaryIO] = {}
+    sums = {name: xxhash.xxh3_128() for name in names}
+
+    def keep(name: str, values: np.ndarray) -> None:
+        sums[name].update(data := values.astype("<i8").tobytes())
+        files[name].write(data)
+
+    try:
+        for name, draft in drafts.items():
+            files[name] = draft.open("wb")
+        told = make(keep)
+        for name, file in files.items():
+            file.close()
+            os.replace(drafts[name], folder / f"{source:06d}.{name}")
+        content = json.dumps({"told": told, "sums": {name: sums[name].hexdigest() for name in names}})
+        replace_file(str(folder / f"{source:06d}.json"), [content.encode()])
+    finally:
+        for name, draft in drafts.items():
+            if name in files:
+                files[name].close()
+            draft.unlink(missing_ok=True)
+
+
+def _there(
+    folder: Path, source: int, names: Sequence[str]
+) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
+    """The arrays if all of them are there, and are what was written."""
+    try:
+        found = json.loads((folder / f"{source:06d}.json").read_bytes())
+        arrays = {name: _mapped(folder / f"{source:06d}.{name}", found["sums"][name]) for name in names}
+        return arrays, dict(found["told"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _mapped(path: Path, expected: str) -> np.ndarray:
+    """The numbers of a file. Raises ValueError if they are not what was written, OSError if it is missing."""
+    size = path.stat().st_size
+    values = np.memmap(path, "<i8", mode="r") if size else np.zeros(0, "<i8")
+    found = xxhash.xxh3_128()
+    for at in range(0, len(values), CHUNK):
+        found.update(values[at : at + CHUNK].tobytes())
+    if found.hexdigest() != expected:
+        raise ValueError(f"{path} is not what was written")
+    return values

@@ -1,0 +1,74 @@
+"""What prepared data holds, for `orchestrator data inspect`."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from orchestrator.data.prepare.rejections import frame_names
+from orchestrator.data.samples.held_out_split import split
+from orchestrator.data.store.tokens import Tokens
+
+EXCERPT_TOKENS = 64
+
+
+def sizes(uri: str, share: float | None = None) -> dict[str, int]:
+    """Documents, tokens and bytes of text of prepared data, or of the `share` of it that is held out.
+
+    Raises InputError as `Tokens.open` and `split`.
+    """
+    tokens = Tokens.open(uri)
+    if share is None:
+        found = tokens.manifest
+        return {"documents": found.documents, "tokens": found.tokens, "bytes": found.bytes}
+    parts = split(tokens, share)
+    held_out = parts.held_out
+    return {"documents": held_out.documents, "tokens": held_out.tokens, "bytes": parts.bytes}
+
+
+def inspect(uri: str, share: float | None = None) -> dict[str, Any]:
+    """Totals, sources, entropy and an excerpt of each source's text, and with a `share` what it would hold out.
+
+    Raises InputError as `sizes` does.
+
+    `entropy_nats` and `bits_per_byte` are the loss of a model that knows only how often each token occurs.
+    """
+    tokens = Tokens.open(uri)
+    found = tokens.manifest
+    before, after = frame_names(tokens.folder.uri, found)
+    sources = [
+        {
+            "uri": source.uri,
+            "shards": len(source.shards),
+            "tokens": source.tokens,
+            "documents": sum(shard.documents for shard in source.shards),
+            "bytes": sum(shard.bytes for shard in source.shards),
+            "excerpt": "" if found.records else _excerpt(tokens, number),
+        }
+        for number, source in enumerate(found.sources)
+    ]
+    return {
+        "uri": tokens.folder.uri,
+        "fingerprint": found.fingerprint,
+        "tokens": found.tokens,
+        "documents": found.documents,
+        "bytes": found.bytes,
+        **({"rejected": found.rejected} if found.rejected else {}),
+        **({"turns": found.turns} if found.turns else {}),
+        **({"before_a_text": before} if before else {}),
+        **({"behind_a_text": after} if after else {}),
+        **({"special_tokens_in_text": found.named} if found.named else {}),
+        "vocabulary": found.vocabulary,
+        "dtype": found.dtype,
+        "bytes_per_token": found.bytes_per_token,
+        "entropy_nats": found.entropy,
+        "bits_per_byte": found.entropy / math.log(2) / found.bytes_per_token,
+        **({} if share is None else {"held_out": sizes(uri, share)}),
+        "sources": sources,
+    }
+
+
+def _excerpt(tokens: Tokens, source: int) -> str:
+    size = min(EXCERPT_TOKENS, tokens.length(source))
+    found: str = tokens.tokenizer().decode(tokens.window(source, 0, size).tolist(), skip_special_tokens=False)
+    return found

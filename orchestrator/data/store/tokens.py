@@ -1,0 +1,295 @@
+"""Reading prepared data: one memory-mapped stream of tokens per source."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import xxhash
+from tokenizers import Tokenizer
+
+from orchestrator.config.errors import InputError
+from orchestrator.data.prepare.contents import ENTRY, documents_by_part
+from orchestrator.data.prepare.shards import contents_name, ends_name
+from orchestrator.data.samples.sections import published
+from orchestrator.data.samples.sections.published import StoppedWaiting
+from orchestrator.data.store import manifest
+from orchestrator.data.store.blocks import RemoteShard, cache_for
+from orchestrator.data.store.data_folder import DataFolder
+from orchestrator.data.store.manifest import DataManifest, TokenShard
+from orchestrator.data.store.node_copies import AGAIN, copies_of, downloaded
+from orchestrator.data.store.verified_shard import DamagedShard, DataGone, VerifiedShard, quarantine
+from orchestrator.storage.read_at_once import read_at_once
+from orchestrator.storage.retry import Retry
+
+if TYPE_CHECKING:
+    from workloads.workload import Vocabulary
+
+AT_ONCE = 16
+"""Windows that are read from a store at once."""
+MAPPED = 4096
+"""Files that are mapped at once; a process may have some ten thousand."""
+POLL = 0.5
+"""Seconds between two looks for the next section of data that is still prepared."""
+
+
+class Tokens:
+    """Read access to prepared data; made by `Tokens.open`. All tokens are verified, see `VerifiedShard`."""
+
+    def __init__(
+        self, folder: DataFolder, found: DataManifest, sections: int | None = None, keep: int | None = None
+    ) -> None:
+        """`sections` is how many are published of data that is still prepared; None if all is there.
+
+        Raises DataGone if a shard is missing or damaged.
+        """
+        self.folder, self.manifest, self.sections, self.keep = folder, found, sections, keep
+        self._cache = None if folder.local else cache_for(found, keep, sections is not None)
+        self._mapped: OrderedDict[VerifiedShard, None] = OrderedDict()
+        self._shards: list[list[VerifiedShard | RemoteShard]] = [[] for _ in found.sources]
+        self._ends = [np.zeros(0, np.int64) for _ in found.sources]
+        self._parts = [np.zeros(0, np.int64) for _ in found.sources]
+        self._take(found)
+
+    @classmethod
+    def open(cls, uri: str, retry: Retry | None = None, keep: int | None = None) -> Tokens:
+        """Open the prepared data at `uri`, as far as it is published.
+
+        Local shards are mapped in place. Remote ones are kept in the system's temporary folder, of which they may take
+        `keep` bytes, half of what is free if None: where all fit they are downloaded once per node and verified, else
+        their blocks are when they are read. Raises DataGone if the data is missing or damaged.
+        """
+        folder = DataFolder(uri, retry)
+        if found := manifest.read(folder):
+            return cls(folder, found, None, keep)
+        if so_far := published.so_far(folder):
+            return cls(folder, *so_far, keep)
+        raise DataGone("there is no prepared data", folder.uri, "make it with `orchestrator data prepare`")
+
+    def await_section(self, number: int) -> None:
+        """Wait until a section is published, for as long as the process is not asked to stop.
+
+        Raises StoppedWaiting, and DataGone if its shards are missing or damaged.
+        """
+        give_up = self.folder.retry.give_up
+        while self.sections is not None and self.sections <= number:
+            if section := published.read_section(self.folder, self.sections):
+                self._take(section)
+                self.manifest = published.joined(self.manifest, section)
+                self.sections += 1
+            elif give_up and give_up():
+                raise StoppedWaiting(f"section {number} is not prepared yet")
+            else:
+                time.sleep(POLL)
+
+    def _take(self, found: DataManifest) -> None:
+        """Open the shards of more data."""
+        for number, source in enumerate(found.sources):
+            try:
+                more = [self._opened(shard) for shard in source.shards]
+            except ValueError as error:
+                raise DataGone(str(error), self.folder.uri, AGAIN) from None
+            self._shards[number] += more
+            before = self.length(number)
+            ends = before + np.cumsum([len(shard) for shard in more], dtype=np.int64)
+            parts = [int(Path(shard.file).stem) for shard in source.shards]
+            self._parts[number] = np.append(self._parts[number], np.array(parts, dtype=np.int64))
+            self._ends[number] = np.append(self._ends[number], ends)
+
+    def _opened(self, shard: TokenShard) -> VerifiedShard | RemoteShard:
+        if self._cache is not None:
+            return RemoteShard(self.folder, self.manifest.dtype, shard, self._cache)
+        path = (
+            Path(self.folder.at(shard.file))
+            if self.folder.local
+            else downloaded(self.folder, self.manifest, shard)
+        )
+        opened = VerifiedShard(path, self.manifest.dtype, shard, maps=len(self._mapped) < MAPPED)
+        if opened.is_mapped:
+            self._mapped[opened] = None
+        return opened
+
+    def _use(self, shard: VerifiedShard | RemoteShard) -> None:
+        """A shard that is read now is mapped; the one that was used longest ago is not, if there are too many."""
+        if isinstance(shard, VerifiedShard):
+            self._mapped[shard] = None
+            self._mapped.move_to_end(shard)
+            while len(self._mapped) > MAPPED:
+                self._mapped.popitem(last=False)[0].close()
+
+    @property
+    def at_once(self) -> int:
+        """How many windows are best read at once: each waits for the store."""
+        return 1 if self._cache is None else AT_ONCE
+
+    def tokens_before(self, source: int, part: int) -> int:
+        """Tokens of a source in the parts before the one of this number."""
+        return self._before(source, int(np.searchsorted(self._parts[source], part)))
+
+    def _before(self, source: int, shard: int) -> int:
+        return int(self._ends[source][shard - 1]) if shard else 0
+
+    @property
+    def sources(self) -> int:
+        """Number of sources."""
+        return len(self._shards)
+
+    def length(self, source: int) -> int:
+        """Number of tokens of a source."""
+        return int(self._ends[source][-1]) if len(self._ends[source]) else 0
+
+    def window(self, source: int, start: int, length: int) -> np.ndarray:
+        """Tokens [start, start + length) of a source, int64; they may span several shards."""
+        ends = self._ends[source]
+        if start < 0 or length < 0 or start + length > self.length(source):
+            raise IndexError(
+                f"tokens {start} to {start + length} of {self.length(source)} in source {source}"
+            )
+        found = np.empty(length, dtype=np.int64)
+        number, filled = int(np.searchsorted(ends, start, side="right")), 0
+        while filled < length:
+            shard = self._shards[source][number]
+            at = start + filled - (int(ends[number]) - len(shard))
+            self._use(shard)
+            piece = shard.read(at, at + length - filled)
+            found[filled : filled + len(piece)] = piece
+            filled += len(piece)
+            number += 1
+        return found
+
+    def document_ends(self, source: int) -> np.ndarray:
+        """The index after the closing token of each document of a source, int64 [documents], ascending.
+
+        Raises DamagedShard if the index file is missing or damaged.
+        """
+        found = list(self.document_ends_by_part(source))
+        return np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
+
+    def document_ends_by_part(self, source: int, among: range | None = None) -> Iterator[np.ndarray]:
+        """`document_ends` shard by shard, of all shards or `among` these. Raises DamagedShard."""
+        shards, begin = self.manifest.sources[source].shards, 0
+        if among is not None:
+            shards, begin = shards[among.start : among.stop], self._before(source, among.start)
+        indices = self._indices({ends_name(shard.file): shard.ends for shard in shards})
+        for shard, data in zip(shards, indices, strict=True):
+            yield np.frombuffer(data, "<u4").astype(np.int64) + begin
+            begin += shard.tokens
+
+    def shards_of(self, source: int, first: int, last: int) -> range:
+        """The places of a source's shards that are of the parts [first, last)."""
+        begin, end = np.searchsorted(self._parts[source], (first, last))
+        return range(int(begin), int(end))
+
+    def last_begun(self, source: int, shard: int) -> int:
+        """The place of the last shard before this one in which a document ends; 0 if there is none."""
+        while shard > 0 and not self.manifest.sources[source].shards[shard - 1].documents:
+            shard -= 1
+        return max(shard - 1, 0)
+
+    def documents_until(self, source: int, shard: int) -> int:
+        """The index after the last document that ends before this shard. Raises DamagedShard."""
+        ends = list(self.document_ends_by_part(source, range(self.last_begun(source, shard), shard)))
+        found = np.concatenate([[0], *ends])
+        return int(found[-1])
+
+    @property
+    def digest(self) -> str:
+        """Data of equal digests has the same tokens."""
+        return self.manifest.digest
+
+    @property
+    def derived(self) -> Path:
+        """The folder on this node's disk for what is derived from the data."""
+        if self.folder.local and os.access(self.folder.uri, os.W_OK):
+            return Path(self.folder.uri)
+        return copies_of(self.manifest)
+
+    def contents(self, source: int) -> np.ndarray:
+        """Bytes and hash of the text of each document of a source, `contents.ENTRY` [documents].
+
+        Raises InputError for data before format 3, which has none, and DamagedShard if an index is missing or damaged.
+        """
+        return np.concatenate([np.zeros(0, ENTRY), *self.contents_by_part(source)])
+
+    def contents_by_part(self, source: int, among: range | None = None) -> Iterator[np.ndarray]:
+        """`contents` shard by shard, of all shards or `among` these: the documents that end in each. Raises as it
+        does."""
+        if self.manifest.format < 3:
+            what = f"is of format {self.manifest.format}, which does not tell documents apart by their text"
+            raise InputError(what, self.folder.uri, "start another run, for which it is prepared anew")
+        shards, before = self.manifest.sources[source].shards, 0
+        if among is not None:  # the first of these documents may begin in a shard before
+            first = self.last_begun(source, among.start)
+            shards, before = shards[first : among.stop], among.start - first
+        indices = self._indices({contents_name(shard.file): shard.contents for shard in shards})
+        return islice(documents_by_part(indices), before, None)
+
+    def _indices(self, sums: dict[str, str]) -> Iterator[bytes]:
+        """The files of these names and checksums, in order. Raises DamagedShard."""
+
+        def read(name: str) -> bytes:
+            return _beside(self.folder, name, xxhash.xxh3_64_hexdigest, sums[name])
+
+        return read_at_once(read, sums, held=64)  # all of them may take more memory than there is
+
+    def check(self) -> None:
+        """Read and verify everything. Raises DamagedShard."""
+        for number, source in enumerate(self._shards):
+            for shard in source:
+                shard.check()
+            if self.manifest.format > 1:
+                self.document_ends(number)
+            if self.manifest.format > 2:
+                self.contents(number)
+        self.tokenizer()
+
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the data. Raises DamagedShard if it is missing or damaged."""
+        return Tokenizer.from_str(read_tokenizer(self.folder, self.manifest))
+
+    def vocabulary(self) -> Vocabulary:
+        """What an objective needs to know of the tokenizer."""
+        from orchestrator.data.encoding.vocabulary import (
+            vocabulary_of,  # imports torch, which reading tokens does not need
+        )
+
+        return vocabulary_of(self.tokenizer(), self.manifest)
+
+
+def read_tokenizer(folder: DataFolder, found: DataManifest) -> str:
+    """The tokenizer of prepared data, as JSON. Raises DamagedShard if it is missing or damaged."""
+    return _beside(folder, found.tokenizer, xxhash.xxh3_128_hexdigest, found.tokenizer_xxh3).decode()
+
+
+def _beside(folder: DataFolder, name: str, checksum: Callable[[bytes], str], expected: str) -> bytes:
+    """A small file of the prepared data; it is quarantined if its recorded checksum does not match.
+
+    Raises DamagedShard.
+    """
+    data = folder.read(name)
+    if data is None or expected not in ("", checksum(data)):
+        if folder.local:
+            quarantine(Path(folder.at(name)))
+        state = "is missing" if data is None else "is not what was written"
+        raise DamagedShard(f"{folder.at(name)} {state}; it is made again from the text")
+    return data
+
+
+def problems(uri: str) -> list[str]:
+    """A line for each problem of prepared data on this machine's disks, after reading every byte.
+
+    Missing data, and data on a remote store, is no problem: it is made again, or verified when it is downloaded.
+    """
+    try:
+        folder = DataFolder(uri)
+        if folder.local and folder.read(manifest.NAME) is not None:
+            Tokens.open(uri).check()
+    except (DamagedShard, InputError) as error:
+        return [str(error)]
+    return []

@@ -1,0 +1,124 @@
+"""What a run begins with is there, and fits the job: checked before anything is started or written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from orchestrator.checkpoint.identity import BASE
+from orchestrator.config.errors import InputError
+from orchestrator.config.spec import JobSpec
+from orchestrator.config.tokenizer_training import TrainedTokenizer
+from orchestrator.resolve.base import Base, base_of
+from orchestrator.resolve.continued import WEIGHTS_ALONE, WHERE, source_of
+from orchestrator.resolve.pinned_base import read_base
+from orchestrator.resolve.prepared_data import format_at
+from orchestrator.resolve.resolved_job import ResolvedJob, wrong_input
+from orchestrator.resolve.training_inputs import load_workload, vocabulary_before_data
+from orchestrator.storage.run_directory import RunDir
+from orchestrator.storage.uri import is_local
+
+if TYPE_CHECKING:
+    from orchestrator.checkpoint.manifest import CommitManifest
+    from workloads.transformer_workload import TransformerWorkload
+    from workloads.workload import Workload
+
+
+def check_begins(job: ResolvedJob, run_dir: RunDir, commit: CommitManifest | None = None) -> None:
+    """What the job begins with is there and fits; it has a `commit` of its own if it has begun."""
+    check_base(job, commit or check_continues(job, run_dir))
+
+
+def check_base(job: ResolvedJob, commit: CommitManifest | None) -> None:
+    """The weights of workload.init_from are there and fit; of a run with a `commit`, they are those that it began
+    with. An adapter has weights that it is for. No token has rows that begin anew and are never trained."""
+    spec = job.spec
+    if commit is None:
+        _check_read(spec)
+    if not (spec.workload.init_from or spec.workload.adapter or spec.train.freeze):
+        return
+    from workloads.hf.hf_config import FOLDER
+    from workloads.hf.weights import weights_of_model
+
+    data_format = format_at(str(commit.meta.get("data", "")) if commit else "")
+
+    if not spec.workload.init_from:
+        model = spec.workload.model
+        if spec.workload.adapter and weights_of_model(model) is None:
+            hint = "give a folder with safetensors, or set workload.init_from"
+            where = f"workload.model {model.removeprefix('hf:')}"
+            raise InputError("has no weights, which an adapter is for", where, hint)
+        if commit is None and model.startswith(FOLDER):
+            _check_tables(
+                spec,
+                load_workload(spec, vocabulary_before_data(job), data_format, job.model, kept=job.kept),
+                model,
+            )
+        return
+    begun, where = (commit.meta.get(BASE) if commit else None) or {}, spec.workload.init_from
+    if commit is None or spec.needs_base:
+        vocabulary = vocabulary_before_data(job)
+
+        def read(base: Base | None) -> None:
+            workload = load_workload(spec, vocabulary, data_format, job.model, base, kept=job.kept)
+            if commit is None:
+                _check_tables(spec, workload, where)
+
+        read_base(spec, begun, commit is not None, read)
+    else:
+        base_of(spec, begun, True)
+
+
+def _check_read(spec: JobSpec) -> None:
+    """What holds the weights in the folder that the job names is what is read of it."""
+    from workloads.hf.hf_config import ADAPTER, FOLDER, root
+    from workloads.hf.weights import check_none_unread
+
+    model, base = spec.workload.model, spec.workload.init_from
+    folder = base if base is not None else model.removeprefix(FOLDER) if model.startswith(FOLDER) else ""
+    known = any((root(folder) / name).exists() for name in ("config.json", ADAPTER))
+    if folder and is_local(folder) and known:
+        with wrong_input("workload.init_from" if base is not None else "workload.model"):
+            check_none_unread(str(root(folder)))
+
+
+def _check_tables(spec: JobSpec, workload: Workload, where: str) -> None:
+    from workloads.transformer_workload import TransformerWorkload
+
+    if isinstance(workload, TransformerWorkload) and workload.pretrained is not None:
+        found = {name: workload.pretrained.find(name) for name in workload.tables}
+        check_rows(spec, workload, {name: each.shape for name, each in found.items() if each}, where)
+
+
+def check_rows(
+    spec: JobSpec, workload: TransformerWorkload, there: Mapping[str, Sequence[int]], where: str
+) -> None:
+    """Tokens of which the weights at `where`, of these shapes, have no rows get ones that are trained. Raises
+    InputError."""
+    for name in sorted(workload.tables & workload.frozen - workload.thawed_after.keys()):
+        rows = workload.shapes[name][0]
+        have = there[name][0] if name in there else rows
+        if have < rows:
+            what = f"{where} has no rows for tokens {have} to {rows - 1}, and {name} is not trained"
+            key = "workload.adapter" if spec.workload.adapter else "train.freeze"
+            raise InputError(what, key, "train a base that has them first, with all of its weights")
+
+
+def check_continues(job: ResolvedJob, run_dir: RunDir) -> CommitManifest | None:
+    """The commit of another run that the job goes on from is there, and its weights are those of the job's model."""
+    source = source_of(job.spec, run_dir)
+    if source is None:
+        return None
+    from orchestrator.data.store.manifest import FORMAT
+    from orchestrator.train.engines.state import committed_shapes
+    from workloads.adapters.frozen import after
+
+    if not isinstance(job.spec.data.tokenizer, TrainedTokenizer):  # whose vocabulary is not known yet
+        step = source.commit.step
+        workload = load_workload(job.spec, vocabulary_before_data(job), FORMAT, job.model, kept=job.kept)
+        thawing = [name for name, at in workload.thawed_after.items() if at == step]
+        try:
+            source.commit.check_shapes(committed_shapes(after(workload, step), thawing))
+        except InputError as error:
+            raise InputError(f"{source}: {error.what}", WHERE, WEIGHTS_ALONE) from None
+    return source.commit

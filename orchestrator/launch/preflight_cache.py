@@ -1,0 +1,78 @@
+"""Which jobs have run to an end before: such a job is not checked again by loading its model, for which torch is
+imported, and begins more than a second sooner.
+
+A job is known by all that this check reads: the job itself, its tokenizer, and the code and the versions of what checks
+it. Where the user's own code, a folder of Hugging Face's, tasks or other packages have a say, it is checked each time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+from cluster.workers.program import PACKAGES, ROOT
+from orchestrator.config.own_code import used_by
+from orchestrator.config.spec import JobSpec
+from orchestrator.resolve.prepared_data import data_cache
+from orchestrator.storage.run_directory import RunDir
+from orchestrator.storage.uri import is_local
+from workloads.own.object_reference import is_object_reference
+
+FOLDER = "checked"
+"""Where it is kept, beside the prepared data."""
+VERSIONS = ("training-orchestrator", "torch", "transformers", "tokenizers")
+
+
+def is_known(mark: Path | None) -> bool:
+    """Whether the job of this mark has run to an end."""
+    return mark is not None and mark.exists()
+
+
+def note(mark: Path | None) -> None:
+    """Remember that the job has run to an end. Raises nothing: what is not remembered is checked again."""
+    if mark is None or not mark.parents[1].is_dir():
+        return
+    try:
+        mark.parent.mkdir(exist_ok=True)
+        mark.touch()
+    except OSError:
+        return
+
+
+def mark_of(spec: JobSpec, run: RunDir) -> Path | None:
+    """The file that tells so of this job and of the code as it is now; None for a job that is checked each time."""
+    model, tokenizer = spec.workload.model, spec.data.tokenizer
+    folder = data_cache(spec, run)
+    others = spec.evaluate is not None and spec.evaluate.tasks
+    if (
+        used_by(spec)
+        or is_object_reference(model)
+        or model.startswith("hf:")
+        or others
+        or not is_local(folder)
+    ):
+        return None
+    if spec.checkpoint.export not in ("hf", None) or spec.workload.init_from or spec.train.continue_from:
+        return None
+    place = Path(tokenizer) if isinstance(tokenizer, str) else None
+    files = [] if place is None else sorted(place.iterdir()) if place.is_dir() else [place]
+    try:
+        read = [spec.model_dump_json(), *(metadata.version(name) for name in VERSIONS)]
+        read += [_state(path) for path in (*files, *_code())]
+    except (OSError, metadata.PackageNotFoundError):  # the check says what is missing
+        return None
+    name = hashlib.blake2b(json.dumps(read).encode(), digest_size=16).hexdigest()
+    return Path(folder) / FOLDER / name
+
+
+def _code() -> Iterator[Path]:
+    for package in PACKAGES:
+        yield from sorted((ROOT / package).rglob("*.py"))
+
+
+def _state(path: Path) -> str:
+    found = path.stat()
+    return f"{path} {found.st_size} {found.st_mtime_ns}"

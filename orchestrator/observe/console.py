@@ -1,0 +1,199 @@
+"""The display of a run on standard error while it trains, and its summary at the end on standard output."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import IO, Any, get_args
+
+from orchestrator.config.loss_unit import loss_unit, read_unit
+from orchestrator.config.metric_names import Metric
+from orchestrator.observe.formatting import count, duration, head
+from orchestrator.observe.live import LiveScreen
+from orchestrator.storage.row_log import steps_text
+
+LINE_SECONDS = 10.0
+_NAMED = frozenset({*get_args(Metric), "tokens"})
+"""What is told of a held-out set under names of this program; others are the user's own."""
+
+
+class ProgressDisplay:
+    """A live screen on a terminal; elsewhere a plain line at every change of phase and every ten seconds, none twice.
+
+    `update` takes {phase, step, steps, loss, tokens_per_second, attempt, layout, eta_seconds, note}; missing keys
+    are left out of the line.
+    """
+
+    def __init__(self, stream: IO[str] | None = None, how: str | None = None) -> None:
+        """`how` is lines, live or none; by default live on a terminal and lines elsewhere."""
+        self._stream = stream or sys.stderr
+        self._how = how or ("live" if self._stream.isatty() else "lines")
+        self._live: LiveScreen | None = None
+        self._phase: tuple[Any, ...] = ()
+        self._printed, self._printed_at = "", -LINE_SECONDS
+        self.left = False
+        """Whether the user has left the screen; from then on there are lines."""
+
+    def __enter__(self) -> ProgressDisplay:
+        if self._how == "live":
+            self._live = LiveScreen(self._stream)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live:
+            self._live.stop()
+
+    def update(self, status: Mapping[str, Any]) -> None:
+        """Show the current state of the run."""
+        phase = (status.get("phase"), status.get("attempt"), status.get("note"))
+        changed, self._phase = phase != self._phase, phase
+        line = "  ".join([head(status), *_details(status)])
+        if self._live:
+            self._live.update(status)
+            if self._live.is_left():
+                self._live.stop()
+                self._live, self._how, self.left = None, "lines", True
+        elif self._how == "none" or status.get("phase") == "check":
+            return  # what is found wrong is one line
+        elif line != self._printed and (changed or time.monotonic() - self._printed_at >= LINE_SECONDS):
+            self._printed, self._printed_at = line, time.monotonic()
+            try:
+                print(line, file=self._stream, flush=True)
+            except BrokenPipeError:  # who reads it has enough, as `head` has: the run goes on
+                self._how = "none"
+
+
+def final_table(summary: Mapping[str, Any], stream: IO[str] | None = None) -> None:
+    """Print the summary of a run as a table to `stream`, by default standard output."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(
+        title=f"{summary.get('name')}: {summary.get('state')}", title_justify="left", show_header=False
+    )
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for name, text in facts(summary):
+        table.add_row(name, text)
+    Console(file=stream or sys.stdout, markup=False, highlight=False).print(table)
+
+
+def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The lines of that table: (name, text)."""
+    ledger, measured = summary.get("ledger") or {}, summary.get("measured") or {}
+    predicted = summary.get("predicted") or {}
+    goodput, cost, loss = ledger.get("goodput"), summary.get("cost_usd"), summary.get("final_loss")
+    entropy, kwh = summary.get("unigram_entropy"), summary.get("kwh")
+    objective = summary.get("objective") or ""
+    unit, read = loss_unit(objective), read_unit(objective)
+    rows = [
+        ("steps", f"{summary.get('step')} of {summary.get('steps')}, {count(summary.get('tokens'))} {read}"),
+        (
+            "loss",
+            ("unknown" if loss is None else f"{loss:.4f} {unit}")
+            + (f" (unigram entropy {entropy:.4f})" if entropy is not None else ""),
+        ),
+        *[
+            (
+                f"loss of {name}" if "loss" in metrics else name,
+                _held_out(metrics, summary.get("metrics"), unit),
+            )
+            for name, metrics in _sets(summary, "evaluation").items()
+        ],
+        *[(f"task {name}", _scores(metrics)) for name, metrics in _sets(summary, "tasks").items()],
+        ("speed", f"{count(measured.get('tokens_per_second'))} {read}/s{_precision(summary)}"),
+        (
+            "a step",
+            f"{duration(measured.get('step_seconds'))} (predicted {duration(predicted.get('step_seconds'))})",
+        ),
+        ("wall time", _where_it_went(ledger)),
+        ("goodput", "unknown" if goodput is None else f"{goodput:.1%}"),
+        ("attempts", f"{summary.get('attempts')}, {ledger.get('lost_steps', 0)} steps lost"),
+        ("cost", "unknown" if cost is None else f"{cost:.2f} USD"),
+        (
+            "energy",
+            "unknown"
+            if kwh is None
+            else f"{kwh:.3g} kWh, {summary.get('co2e_kg'):.3g} kg CO2e "
+            f"({summary.get('energy_source', 'estimated')})",
+        ),
+        ("receipt", str(summary.get("receipt") or "none")),
+    ]
+    if begun := summary.get("continued_from"):
+        rows.append(("goes on from", f"{begun['run']} at step {begun['step']}"))
+    if summary.get("why_slow"):
+        rows.append(("why so long", str(summary["why_slow"])))
+    if beside := summary.get("evaluated_beside"):
+        usd = "" if beside["cost_usd"] is None else f", {beside['cost_usd']:.2f} USD"
+        rows.append(("evaluated beside", f"{duration(3600 * beside['worker_hours'])} of one worker{usd}"))
+    if summary.get("best_without_commit"):
+        rows.append(("best", summary["best_without_commit"]))
+    if summary.get("missing_rows"):
+        rows.append(
+            ("lost rows", f"of step {steps_text(summary['missing_rows'])}: they are in no figure here")
+        )
+    if summary.get("missing_events"):
+        rows.append(
+            ("lost events", f"{steps_text(summary['missing_events'])}: what they told is in no figure here")
+        )
+    if summary.get("reason"):
+        rows.insert(0, ("reason", str(summary["reason"])))
+    return rows
+
+
+def _precision(summary: Mapping[str, Any]) -> str:
+    """In which the run has trained; summaries of earlier versions do not say."""
+    return f" in {summary['precision']}" if summary.get("precision") else ""
+
+
+def _where_it_went(ledger: Mapping[str, Any]) -> str:
+    """The wall time, with all that took a hundredth of it or more."""
+    wall, seconds = ledger.get("wall_seconds"), ledger.get("seconds") or {}
+    parts = [
+        f"{bucket.replace('_', ' ')} {duration(amount)}"
+        for bucket, amount in seconds.items()
+        if wall and amount >= wall / 100
+    ]
+    return duration(wall) + (f": {', '.join(parts)}" if parts else "")
+
+
+def _sets(summary: Mapping[str, Any], of: str) -> dict[str, dict[str, float]]:
+    """The metrics of the last evaluation, by set, or those of the tasks."""
+    return dict((summary.get(of) or {}).get("sets") or {})
+
+
+def _scores(metrics: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:.4g}" for name, value in metrics.items() if name != "examples")
+
+
+def _held_out(metrics: Mapping[str, float], asked: Sequence[str] | None, unit: str) -> str:
+    """The metrics that were asked for; if none were, the usual ones and own ones, as far as they were measured."""
+    texts = {"loss": f"{{:.4f}} {unit}", "bits_per_byte": "{:.4f} bits a byte", "accuracy": "{:.1%} right"}
+    usual = [*texts, "reward_margin"]
+    own = [name for name in metrics if name not in _NAMED and not name.startswith("router_")]
+    return ", ".join(
+        (
+            texts[name].format(metrics[name])
+            if name in texts
+            else f"{name.replace('_', ' ') if name in _NAMED else name} {metrics[name]:.4f}"
+        )
+        for name in asked or [*usual, *own]
+        if name in metrics
+    )
+
+
+def _details(status: Mapping[str, Any]) -> list[str]:
+    found = []
+    if status.get("step") is not None:
+        found.append(f"step {status['step']}/{status.get('steps') or '?'}")
+    if status.get("loss") is not None:
+        found.append(f"loss {status['loss']:.4f}")
+    if status.get("tokens_per_second") is not None:
+        found.append(f"{count(status['tokens_per_second'])} {read_unit(status.get('objective') or '')}/s")
+    if status.get("eta_seconds") is not None:
+        found.append(f"{duration(status['eta_seconds'])} left")
+    return found + [str(status[key]) for key in ("note", "evaluation", "layout") if status.get(key)]

@@ -1,0 +1,92 @@
+"""The report of prepared data: one HTML page with nothing outside it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from orchestrator.observe.page import render
+
+WIDTH, HEIGHT = 640.0, 220.0
+LEFT, RIGHT, TOP, BOTTOM = 44.0, 8.0, 18.0, 30.0
+COLOURS = ("accent", "step", "prepare", "checkpoint_stall", "restore", "re_plan", "export", "data_stall")
+"""Names of the page's colours, for the sources in their order."""
+LANGUAGES = 12
+"""Languages that are told one by one."""
+
+
+def page(found: Mapping[str, Any]) -> str:
+    """The page of what `orchestrator.data.store.census` has found."""
+    sources = [
+        {**source, "colour": COLOURS[n % len(COLOURS)], "share": source["tokens"] / (found["tokens"] or 1)}
+        for n, source in enumerate(found["sources"])
+    ]
+    rejected: Counter[tuple[str, str]] = Counter()
+    for finding in found["rejected"]:
+        rejected[finding["action"], finding["kind"]] += finding["count"]
+    known = [source["duplicates"] for source in sources if source["duplicates"] is not None]
+    content = {
+        **found,
+        "sources": sources,
+        "lengths": _bars([source["lengths"] for source in sources]),
+        "languages": _languages(sources),
+        "fertility": _mean(sources),
+        "duplicates": sum(known) if known else None,
+        "rejected": [(action, kind, number) for (action, kind), number in rejected.most_common()],
+        "findings": found["rejected"],
+        "steps": [_step(step) for step in found["clean"]],
+    }
+    return render(Path(__file__).parent / "data.html.j2", content)
+
+
+def _mean(sources: Sequence[Mapping[str, Any]]) -> float | None:
+    """The tokens a word of all sources, by their tokens."""
+    known = [(source["fertility"], source["tokens"]) for source in sources if source.get("fertility")]
+    words = sum(tokens / fertility for fertility, tokens in known)
+    return sum(tokens for _, tokens in known) / words if words else None
+
+
+def _languages(sources: Sequence[Mapping[str, Any]]) -> list[tuple[str, float]]:
+    """The share of each language in the samples, weighted by the documents of the sources, the most frequent first."""
+    found: Counter[str] = Counter()
+    for source in sources:
+        sampled = sum(source.get("languages", {}).values())
+        for language, number in source.get("languages", {}).items():
+            found[language] += source["documents"] * number / sampled
+    total = sum(found.values())
+    shown = [(name, number / total) for name, number in found.most_common(LANGUAGES)]
+    left = 1.0 - sum(share for _, share in shown)
+    return [*shown, ("others", left)] if len(found) > LANGUAGES else shown
+
+
+def _bars(counts: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """A histogram as bars, one upon the other by source, in SVG units: a bin has [2^n, 2^(n+1)) tokens."""
+    totals = [sum(column) for column in zip(*counts, strict=True)]
+    filled = [n for n, total in enumerate(totals) if total]
+    first, last = (filled[0], filled[-1]) if filled else (0, 0)
+    step = (WIDTH - LEFT - RIGHT) / (last - first + 1)
+    most, bars, labels = max([*totals, 1]), [], []
+    for n in range(first, last + 1):
+        x, y = LEFT + (n - first) * step, HEIGHT - BOTTOM
+        for source, column in enumerate(counts):
+            height = column[n] / most * (HEIGHT - TOP - BOTTOM)
+            y -= height
+            if column[n]:
+                title = f"{column[n]} documents of {2**n} to {2 ** (n + 1) - 1} tokens"
+                colour = COLOURS[source % len(COLOURS)]
+                bars.append(
+                    (round(x + 1.5, 1), round(y, 1), round(step - 3, 1), round(height, 1), colour, title)
+                )
+        labels.append(
+            (round(x, 1), str(2**n) if n < 10 else f"{2 ** (n - 10)}k" if n < 20 else f"{2 ** (n - 20)}M")
+        )
+    return {"width": WIDTH, "height": HEIGHT, "base": HEIGHT - BOTTOM, "most": most, "top": TOP, "bars": bars,
+            "labels": labels, "left": LEFT, "right": WIDTH - RIGHT}  # fmt: skip
+
+
+def _step(step: Mapping[str, Any]) -> dict[str, Any]:
+    total = {key: sum(source[key] for source in step["sources"]) for key in step["sources"][0]}
+    share = total["removed"] / total["documents"] if total["documents"] else 0.0
+    return {**step, "total": total, "share": share, "less": total["bytes"] - total["bytes_after"]}

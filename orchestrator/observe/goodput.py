@@ -1,0 +1,237 @@
+"""Where the time went: every second of a run, from its first event on, belongs to exactly one bucket.
+
+Pure arithmetic on the rows of events.jsonl and the totals of those of metrics.jsonl. Seconds are counted as whole
+microseconds inside, so that the buckets sum to the wall time exactly and not nearly.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.config.outcome import ENDED
+from orchestrator.observe.totals import PhaseTime, Row, RunTotals, micros, never_back
+
+BUCKETS = (
+    "launch",  # from the command to its controller: Python, imports, checks, Ray
+    "prepare",  # token shards are made, layout is planned
+    "start",  # the first gang starts: processes, process groups, model
+    "step",  # optimiser steps that count
+    "data_stall",  # a step waited for its samples
+    "checkpoint_stall",  # a step waited for its commit
+    "evaluate",  # held-out text was evaluated between two steps, or after the last while the run waited for it
+    "lost_work",  # steps that were rolled back, at their first execution
+    "detection",  # from the last step to the moment the fault was seen
+    "re_plan",  # stopping the gang and choosing the next layout
+    "restore",  # any later gang starts: processes, process groups, model, commit read
+    "export",  # writing the model for others
+    "queue",  # waiting for its turn on a cluster that several jobs share
+    "idle",  # waiting for workers, and the time in training that no step accounts for
+    "down",  # no controller ran
+    "finish",  # after the last event: summary, report, what MLflow still lacked
+    "shutdown",  # from there to the end of the command: Ray and its processes
+)
+AFTER_THE_END = ("finish", "shutdown")
+"""Buckets that no event tells of; who knows them adds them to the ledger, see `with_end`."""
+_PLAIN = {
+    "launch": "launch",
+    "prepare": "prepare",
+    "queue": "queue",
+    "wait": "idle",
+    "stop": "re_plan",
+    "evaluate": "evaluate",
+    "export": "export",
+    "down": "down",
+}
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A period of the run in one phase. `start` and `end` are microseconds since the epoch."""
+
+    name: str
+    attempt: int
+    start: int
+    end: int
+    layout: Any = None
+    reason: str = ""
+    faulted: bool = False  # a fault ended it
+    died: bool = False  # its controller died in it
+    lost: int = 0  # microseconds of work that the fault threw away, as the controller saw it
+    event: int = -1  # the number of the event that began it
+
+    @property
+    def seconds(self) -> float:
+        """Its length in seconds."""
+        return (self.end - self.start) / 1e6
+
+
+def ledger(events: Sequence[Row], rows: RunTotals, now: float | None = None) -> dict[str, Any]:
+    """Seconds by bucket, wall time and goodput (Google's ML Goodput: useful step seconds over wall seconds).
+
+    The wall runs from the command that began the run to the last event; in a run without an end, to `now`, or to the
+    last row.
+    Returns {"wall_seconds", "goodput", "lost_steps", "seconds": {bucket: seconds}}; goodput is None for a run
+    of no length.
+    """
+    amounts = dict.fromkeys(BUCKETS, 0)
+    started = False
+    for phase in timeline(events, rows, now):
+        useful, lost = rows.useful.get(phase.event, PhaseTime()), rows.lost.get(phase.event, PhaseTime())
+        if phase.name == "train":
+            for bucket, amount in _train(phase, useful, lost):
+                amounts[bucket] += amount
+        elif phase.name == "start":
+            for bucket, amount in _start(phase, useful, lost):
+                amounts[bucket or ("restore" if started else "start")] += amount
+            started = True
+        else:
+            amounts[_PLAIN.get(phase.name, "idle")] += phase.end - phase.start
+    wall = sum(amounts.values())
+    return {
+        "wall_seconds": wall / 1e6,
+        "goodput": amounts["step"] / wall if wall else None,
+        "lost_steps": _lost_steps(events, rows.lost_steps),
+        "seconds": {bucket: amount / 1e6 for bucket, amount in amounts.items()},
+    }
+
+
+def with_end(found: dict[str, Any], **seconds: float) -> dict[str, Any]:
+    """The ledger with these seconds in AFTER_THE_END, which had been without them. Its goodput is that of the run."""
+    added = {bucket: max(amount, 0.0) for bucket, amount in seconds.items()}
+    known = {**found["seconds"], **added}
+    more = sum(amount - found["seconds"].get(bucket, 0.0) for bucket, amount in added.items())
+    return {**found, "wall_seconds": found["wall_seconds"] + more, "seconds": known}
+
+
+def with_end_of(found: dict[str, Any], before: Mapping[str, Any], ended: float | None) -> dict[str, Any]:
+    """The ledger with what is AFTER_THE_END in that of the summary `before`, if it is of the run that `ended` then."""
+    known = (before.get("ledger") or {}).get("seconds") or {}
+    if ended is None or before.get("ended") != ended:
+        return found
+    return with_end(found, **{bucket: known[bucket] for bucket in AFTER_THE_END if bucket in known})
+
+
+def _lost_steps(events: Sequence[Row], lost: Counter[Any]) -> int:
+    """Steps lost in all attempts: for each as the controller recorded or as rows show, whichever is more."""
+    steps = lost.copy()
+    for event in events:
+        attempt = event.get("attempt")
+        steps[attempt] = max(steps[attempt], event.get("lost_steps") or 0)
+    return steps.total()
+
+
+def timeline(events: Sequence[Row], rows: RunTotals, now: float | None = None, since: int = 0) -> list[Phase]:
+    """The run as contiguous phases: each lasts from its event to the next. A clock that was set back stands still;
+    `since`, in microseconds, is the latest time of the events before these.
+
+    Where a run was started again ("prepare", reason "resumed ..."), the phase it died in ends at the last
+    sign of life: its last row, or the event's `last_seen` (unix seconds). The rest is a phase named "down".
+    """
+    phases: list[Phase] = []
+    starts = never_back([micros(event.get("time")) for event in events], since)
+    for index, event in enumerate(events):
+        start = starts[index]
+        following = events[index + 1] if index + 1 < len(events) else None
+        name = str(event.get("phase"))
+        if following:
+            end = starts[index + 1]
+        elif name in ENDED:
+            end = start
+        else:
+            end = max(start, micros(now) if now is not None else rows.latest)
+        phase = Phase(
+            name=name,
+            attempt=int(event.get("attempt") or 0),
+            start=start,
+            end=end,
+            layout=event.get("layout_after"),
+            reason=str(event.get("reason") or ""),
+            faulted=bool(following and following.get("first_fault")),
+            lost=micros(following.get("seconds_lost")) if following else 0,
+            event=index,
+        )
+        if not index:
+            phases += _launch(phase, event)
+        phases += _until_death(phase, following, rows)
+        if following and phases[-1].name == "down":
+            phases[-1:] = _launched(phases[-1], following)
+    return phases
+
+
+def _launch(first: Phase, event: Row) -> list[Phase]:
+    """The time from the command that began the run to its first event, if that tells of it."""
+    began = micros(event.get("launched")) if event.get("launched") else first.start
+    return [Phase("launch", first.attempt, began, first.start)] if began < first.start else []
+
+
+def _launched(down: Phase, event: Row) -> list[Phase]:
+    """The time in which no controller ran, and from it on that of the command that `event` came of."""
+    began = micros(event.get("launched")) if event.get("launched") else down.end
+    at = min(max(began, down.start), down.end)
+    launch = Phase("launch", down.attempt, at, down.end)
+    return [dataclasses.replace(down, end=at), *([launch] if at < down.end else [])]
+
+
+def _until_death(phase: Phase, following: Row | None, rows: RunTotals) -> list[Phase]:
+    """The phase, split at the last sign of life if no controller ran from there until the event `following`."""
+    if phase.name in ENDED:
+        return [dataclasses.replace(phase, name="down")] if following else []
+    if not following or following.get("phase") != "prepare" or not _resumed(following):
+        return [phase]
+    seen = micros(following.get("last_seen"))
+    if phase.name == "train":
+        seen = max(seen, rows.last_row_before(phase.end))
+    death = min(max(seen, phase.start), phase.end)
+    down = Phase("down", phase.attempt, death, phase.end, reason="no controller ran")
+    return [dataclasses.replace(phase, end=death, died=True), down]
+
+
+def _resumed(event: Row) -> bool:
+    return str(event.get("reason")).startswith("resumed")
+
+
+def _start(phase: Phase, useful: PhaseTime, lost: PhaseTime) -> Iterator[tuple[str, int]]:
+    """Buckets of a start phase, which lasts until the controller sees the first steps; "" is the time without them."""
+    length = phase.end - phase.start
+    for bucket, amount in _accounted(length, useful):
+        yield bucket, amount
+        length -= amount
+    amount = min(length, lost.step)
+    yield "lost_work", amount
+    yield "", length - amount
+
+
+def _train(phase: Phase, useful: PhaseTime, lost: PhaseTime) -> Iterator[tuple[str, int]]:
+    """Buckets of a training phase, in three spans: to the last row that counts, to the last lost row, and the rest.
+
+    Rows of lost steps may be missing. After a fault the rest contains as much lost work as the controller counted;
+    where the controller itself died, everything after the last row was lost.
+    """
+    counted = min(max(phase.start, useful.last), phase.end)
+    rolled_back = min(max(counted, lost.last), phase.end)
+    left = counted - phase.start
+    for bucket, amount in _accounted(left, useful):
+        yield bucket, amount
+        left -= amount
+    yield "idle", left
+    tail = phase.end - rolled_back
+    unseen = tail if phase.died else min(tail, max(0, phase.lost - (rolled_back - counted)))
+    yield "lost_work", rolled_back - counted + unseen
+    yield "detection" if phase.faulted else "idle", tail - unseen
+
+
+def _accounted(length: int, rows: PhaseTime) -> Iterator[tuple[str, int]]:
+    """Buckets of the time that rows account for, together at most `length`; the stalls come first, then step time."""
+    for bucket, spent in (
+        ("data_stall", rows.data),
+        ("checkpoint_stall", rows.commit),
+        ("evaluate", rows.evaluation),
+        ("step", rows.step),
+    ):
+        amount = min(length, spent)
+        yield bucket, amount
+        length -= amount

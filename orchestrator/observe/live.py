@@ -1,0 +1,209 @@
+"""A run on a terminal while it trains: phase, progress, the curve of the loss, and each rank."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import IO, Any
+
+from orchestrator.config.loss_unit import read_unit
+from orchestrator.observe.formatting import count, duration, head
+
+BARS = "▁▂▃▄▅▆▇█"
+CURVE = 48
+"""Characters of the curve, each a mean over as many steps."""
+NODES = 8
+"""Nodes that are shown; of more, how many there are."""
+
+
+class LiveScreen:
+    """Some lines on a terminal that are drawn again and again, and are gone at the end."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._live = Live(console=Console(file=stream), transient=True, refresh_per_second=4)
+        self._losses: list[tuple[int, float]] = []
+        self._held_out: list[tuple[int, float]] = []
+        self._keys = Keys()
+        self._live.start()
+
+    def update(self, status: Mapping[str, Any]) -> None:
+        """Show a status of the run, see `orchestrator.controller.status`; missing keys are left out."""
+        _note(self._losses, status.get("step"), status.get("loss"))
+        if validation := status.get("validation"):
+            _note(self._held_out, validation["step"], next(iter(validation["loss"].values())))
+        self._live.update(self.render(status))
+
+    def is_left(self) -> bool:
+        """Whether q was pressed."""
+        return self._keys.pressed(b"q")
+
+    def stop(self) -> None:
+        """Take the lines away."""
+        self._keys.close()
+        self._live.stop()
+
+    def render(self, status: Mapping[str, Any]) -> Any:
+        """The lines as they are drawn."""
+        from rich.console import Group
+        from rich.progress_bar import ProgressBar
+        from rich.spinner import Spinner
+        from rich.table import Table
+        from rich.text import Text
+
+        first = Table.grid(padding=(0, 2, 0, 0))
+        cells: list[Any] = [Spinner("dots"), Text(head(status), style="bold")]
+        step, steps = status.get("step") or 0, status.get("steps")
+        if steps and status.get("phase") == "train":
+            cells += [ProgressBar(total=steps, completed=step, width=24), Text(f"{step}/{steps}")]
+            cells += [Text(f"{duration(status['eta_seconds'])} left")] if status.get("eta_seconds") else []
+        elif steps and step:
+            cells.append(Text(f"step {step}/{steps}"))
+        first.add_row(*cells)
+        lines: list[Any] = [first]
+        texts = [self._speed(status), self._validation(status), standing(status), *notes(status)]
+        texts += [*ranks(status), *latest_events(status)]
+        lines += [Text(line, no_wrap=True, overflow="ellipsis") for line in texts if line]
+        lines += [Text("q leaves this screen; the run goes on", style="dim")] if self._keys.open else []
+        return Group(*lines)
+
+    def _validation(self, status: Mapping[str, Any]) -> str:
+        if not (found := status.get("validation")):
+            return ""
+        name, loss = next(iter(found["loss"].items()))
+        return f"{name} {loss:.4f} at step {found['step']}  {curve(self._held_out)}"
+
+    def _speed(self, status: Mapping[str, Any]) -> str:
+        parts = (
+            [f"loss {status['loss']:.4f}  {curve(self._losses)}"] if status.get("loss") is not None else []
+        )
+        if status.get("tokens_per_second") is not None:
+            parts.append(f"{count(status['tokens_per_second'])} {read_unit(status.get('objective') or '')}/s")
+        if status.get("mfu") is not None:
+            parts.append(f"MFU {status['mfu']:.1%}")
+        return "  ".join([*parts, *([str(status["layout"])] if status.get("layout") else [])])
+
+
+class Keys:
+    """Keys that are pressed on the terminal, read without waiting for the end of a line; none where there is none."""
+
+    def __init__(self) -> None:
+        self.open = False
+        try:
+            import termios
+            import tty
+
+            if not (sys.stdin.isatty() and os.getpgrp() == os.tcgetpgrp(sys.stdin.fileno())):
+                return  # in the background the terminal is somebody else's
+            self._before = termios.tcgetattr(sys.stdin)
+            tty.setcbreak(sys.stdin)
+            self.open = True
+        except (ImportError, OSError, ValueError, AttributeError):
+            return
+
+    def pressed(self, key: bytes) -> bool:
+        """Whether it was pressed since the last call; other keys are forgotten."""
+        found = b""
+        while self.open and select.select([sys.stdin], [], [], 0)[0]:
+            more = os.read(sys.stdin.fileno(), 1024)
+            if not more:
+                break
+            found += more
+        return key in found.lower()
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        if self.open:
+            import termios
+
+            self.open = False
+            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._before)
+
+
+def _note(points: list[tuple[int, float]], step: int | None, value: float | None) -> None:
+    if step is None or value is None:
+        return
+    while points and points[-1][0] >= step:  # the run went back to a commit
+        points.pop()
+    points.append((step, value))
+
+
+def standing(status: Mapping[str, Any]) -> str:
+    """Goodput, memory beside what was planned, and money so far."""
+    parts = [f"goodput about {status['goodput']:.0%}"] if status.get("goodput") is not None else []
+    if status.get("memory_bytes"):
+        planned = status.get("predicted_memory_bytes")
+        of = f" of {planned / 2**30:.2f} GiB planned" if planned else " GiB"
+        parts.append(f"memory {status['memory_bytes'] / 2**30:.2f}{of}")
+    if status.get("usd"):
+        parts.append(f"{status['usd']:.2f} USD so far")
+    return "  ".join(parts)
+
+
+def latest_events(status: Mapping[str, Any]) -> list[str]:
+    """The last events, each with the time of the day (UTC)."""
+    events = [event for event in status.get("latest_events") or () if event.get("time")]
+    return [
+        f"{time.strftime('%H:%M:%S', time.gmtime(event['time']))} {event['phase']}: {event['reason']}"
+        for event in events
+    ]
+
+
+def curve(losses: Sequence[tuple[int, float]]) -> str:
+    """The losses (step, loss) as a line of bars, at most CURVE of them; what is no number is a gap."""
+    size = -(-len(losses) // CURVE) or 1
+    groups = [[loss for _, loss in losses[at : at + size]] for at in range(0, len(losses), size)]
+    means = [sum(group) / len(group) for group in groups]
+    finite = [mean for mean in means if abs(mean) < float("inf")]
+    if not finite:
+        return ""
+    low, span = min(finite), (max(finite) - min(finite)) or 1.0
+    return "".join(
+        BARS[round((mean - low) / span * (len(BARS) - 1))] if abs(mean) < float("inf") else " "
+        for mean in means
+    )
+
+
+def notes(status: Mapping[str, Any]) -> list[str]:
+    """What is waited for, what is evaluated, and why a step takes as long as it does."""
+    return [str(status[key]) for key in ("note", "evaluation", "why_slow") if status.get(key)]
+
+
+def ranks(status: Mapping[str, Any]) -> list[str]:
+    """A line for each node: its ranks, with the state of those that do not run and how far some are behind, and how
+    busy it is."""
+    found: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for rank in status.get("ranks") or ():
+        found[str(rank["node"])].append(rank)
+    newest = max((rank["step"] for of in found.values() for rank in of), default=0)
+    read = status.get("nodes") or {}
+    lines = [
+        f"{node}: {', '.join(_rank(rank, newest) for rank in of)}{_node(read.get(node) or {})}"
+        for node, of in found.items()
+    ]
+    more = [f"and {len(lines) - NODES} more nodes"] if len(lines) > NODES else []
+    return [*lines[:NODES], *more]
+
+
+def _rank(rank: Mapping[str, Any], newest: int) -> str:
+    state = "" if rank["state"] == "running" else f" {rank['state']}"
+    behind = newest - rank["step"]
+    return f"rank {rank['rank']}{state}" + (f" {behind} steps behind" if behind > 1 else "")
+
+
+def _node(values: Mapping[str, float]) -> str:
+    shown = {"CPU": "cpu_utilization_percentage", "memory": "system_memory_usage_percentage"}
+    parts = [f"{name} {values[key]:.0f}%" for name, key in shown.items() if key in values]
+    gpus = [
+        value
+        for key, value in values.items()
+        if key.startswith("gpu_") and key.endswith("_utilization_percentage")
+    ]
+    parts += [f"GPUs {sum(gpus) / len(gpus):.0f}%"] if gpus else []
+    return f"  ({', '.join(parts)})" if parts else ""

@@ -1,0 +1,384 @@
+"""One run on an MLflow server: found by its run directory or created, and continued after its last logged step.
+
+Everything here may raise whatever MLflow and its transport raise; `tracker` handles it. MLflow is imported when
+the first object is created, which takes seconds, so that must not happen in the controller's thread.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import threading
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, TypeVar
+
+from cluster.workers.node_metrics import SECONDS
+from orchestrator.config.metric_names import by_name
+from orchestrator.config.redact import redact
+from orchestrator.observe.code_version import code_tags
+from orchestrator.observe.mlflow_client import SQLITE, client_of
+from orchestrator.observe.sink_cursor import Received
+from orchestrator.storage.row_line import Row, evaluations_in
+
+T = TypeVar("T")
+
+METRICS_A_BATCH = 900  # 1000 with the tags
+PARAMS_A_BATCH = 100
+VALUE_LENGTH = 6000
+KEY_LENGTH = 250
+INTEGERS = ("step", "attempt", "tokens", "memory_bytes")
+"""Metrics that are integers in a row; MLflow stores all as floats."""
+URI_TAG, BORN_TAG = "orchestrator.run_uri", "orchestrator.born"
+LAST_TAG, SAMPLES_TAG = "orchestrator.last_step", "orchestrator.last_samples"
+"""The last step that is logged, and the samples of the last ones (`Received`)."""
+ATTEMPTS_TAG = "orchestrator.attempts"
+"""The first step of each attempt, as JSON: [[step, attempt], ...]."""
+ORIGIN_TAG, ORIGIN_RUN_TAG = "orchestrator.continued_from", "orchestrator.continued_run_id"
+"""The commit of another run that a run goes on from, and that run on this server, if it is there."""
+LAST_NODE_TAG = "orchestrator.last_node_row"
+"""The number of the last row of nodes.jsonl that is logged."""
+SYSTEM = "system/"
+"""How the names of MLflow's system metrics begin; the node follows, and the name of the metric."""
+PARENT_TAG = "mlflow.parentRunId"
+KIND_TAG, KIND = "mlflow.experimentKind", "custom_model_development"
+"""What an experiment opens as: model training."""
+ATTEMPTS_KEPT = 200
+"""Attempts in that tag, the newest."""
+NO_METRICS = frozenset({"time", "step", "attempt"})
+"""Numbers of a row that are coordinates of its metrics."""
+# Set unless the user has set them: by MLflow's defaults one call may take minutes, and telemetry is on.
+_CLIENT_DEFAULTS = {
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+}
+
+
+class MlflowRun:
+    """The run tagged with `run_uri` and `born` (unix seconds of its first event) in `experiment`.
+
+    Two runs that used the same directory one after the other differ in `born`. `received` is what the server has of
+    the steps, `last_node` the last row of nodes.jsonl that it has, `client` what talks to it, `refused` are names of
+    metrics and parameters that it does not take.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        experiment: str,
+        name: str,
+        run_uri: str,
+        born: float,
+        params: Mapping[str, Any] | None,
+    ) -> None:
+        """Find the run or create it; without `params` only find it. Raises LookupError if there is none then."""
+        for variable, value in _CLIENT_DEFAULTS.items():
+            os.environ.setdefault(variable, value)
+        import mlflow  # noqa: F401  (which sets the level of its logger)
+
+        for chatty in ("mlflow", "alembic"):
+            logging.getLogger(chatty).setLevel(logging.ERROR)
+        self.client = client_of(uri)
+        self.experiment = _experiment(self.client, uri, experiment)
+        if found := run_of(self.client, self.experiment, run_uri, born):
+            run = self.client.get_run(found)
+        elif params is None:
+            raise LookupError(f"there is no run of {run_uri}")
+        else:
+            tags = _identity(run_uri, born) | code_tags()
+            run = self.client.create_run(self.experiment, int(born * 1000), tags, name)
+        self.run_id = run.info.run_id
+        self.refused: frozenset[str] = frozenset()
+        seen = run.data.tags
+        # Versions before this one logged the step as a metric.
+        last = int(max(float(seen.get(LAST_TAG, -1)), run.data.metrics.get("step", -1)))
+        self.received = Received.from_text(last, seen.get(SAMPLES_TAG, "[]"))
+        self._attempts: list[list[int]] = json.loads(seen.get(ATTEMPTS_TAG, "[]"))
+        self.last_node = int(seen.get(LAST_NODE_TAG, 0))
+        self._keys = tuple(key for key in run.data.metrics if not key.startswith(SYSTEM))
+        if params is not None:
+            self._log_params(params, known=run.data.params)
+
+    def log_rows(self, rows: Iterable[Row]) -> None:
+        """Log the rows that the server lacks, in order and in batches of full rows; `received` follows each batch.
+
+        A step that was computed again after a rollback is logged once, as it was first reported, unless it was of other
+        samples. What the model says after prompts is an artefact for each evaluation.
+        """
+        for batch, received in _batches(rows, self.received):
+            self._log_samples(evaluations_in(batch))
+            metrics = [metric for row in batch for metric in _metrics(row)]
+            told = {key: batch[-1].get(key) for key in ("layout", "samples") if batch[-1].get(key)}
+            told |= {LAST_TAG: received.last, SAMPLES_TAG: received.to_text()}
+            told |= {ATTEMPTS_TAG: self._attempts_with(batch)}
+            # A store writes metrics first, so that what the tags say is there, whenever it is killed.
+            self.log_batch(metrics, tags=_tags(told))
+            self.received = received
+
+    def log_batch(
+        self, metrics: Sequence[Any] = (), params: Sequence[Any] = (), tags: Sequence[Any] = ()
+    ) -> None:
+        """Log these without what has a name that the server refuses, since it refuses all that come with it. Each name
+        is tried alone once: what a server takes depends on its version and its store."""
+
+        def logged() -> None:
+            taken = [[each for each in group if each.key not in self.refused] for group in (metrics, params)]
+            self.client.log_batch(self.run_id, metrics=taken[0], params=taken[1], tags=tags)
+
+        try:
+            logged()
+        except Exception as error:
+            if not _is_refusal(error):
+                raise
+            alone = {each.key: {"metrics": [each]} for each in metrics}
+            alone |= {each.key: {"params": [each]} for each in params}
+            new = {key for key, given in alone.items() if key not in self.refused and self._refuses(given)}
+            if not new:
+                raise
+            self.refused |= new
+            logged()
+
+    def _refuses(self, given: Mapping[str, Any]) -> bool:
+        try:
+            self.client.log_batch(self.run_id, **given)
+        except Exception as error:
+            if not _is_refusal(error):
+                raise
+            return True
+        return False
+
+    def _attempts_with(self, rows: Iterable[Row]) -> str:
+        for row in rows:
+            attempt = row.get("attempt")
+            if isinstance(attempt, int) and (not self._attempts or self._attempts[-1][1] != attempt):
+                self._attempts = [*self._attempts, [row["step"], attempt]][-ATTEMPTS_KEPT:]
+        return json.dumps(self._attempts)
+
+    def log_nodes(self, rows: Iterable[Row]) -> None:
+        """Log the rows of nodes.jsonl after `last_node` as MLflow's system metrics of each node."""
+        batch: list[Any] = []
+        for row in rows:
+            metrics = _node_metrics(row)
+            if batch and len(batch) + len(metrics) > METRICS_A_BATCH:
+                self._log_node_batch(batch)
+                batch = []
+            batch += metrics
+            self.last_node = row["number"]
+        if batch:
+            self._log_node_batch(batch)
+
+    def _log_node_batch(self, metrics: list[Any]) -> None:
+        self.log_batch(metrics, tags=_tags({LAST_NODE_TAG: self.last_node}))
+
+    def log_evaluations(self, rows: Iterable[Row]) -> None:
+        """Log the metrics and samples of these rows of evals.jsonl. Logged again, they stay as they are."""
+        rows = list(rows)
+        self._log_samples(rows)
+        metrics = [metric for row in rows for metric in _evaluation_metrics(row)]
+        for start in range(0, len(metrics), METRICS_A_BATCH):
+            self.log_batch(metrics[start : start + METRICS_A_BATCH])
+
+    def rows(self, steps: Sequence[tuple[int, int]], closing: threading.Event) -> list[Row]:
+        """The numbers logged for these ranges of steps, ends included, as rows; none if `closing` is set meanwhile."""
+        found: dict[int, Row] = {}
+        for key in self._keys:
+            if closing.is_set():
+                return []
+            logged = self.client.get_metric_history(self.run_id, key)
+            for metric in sorted(
+                logged, key=lambda each: each.timestamp
+            ):  # the last time that a step was done
+                if "." not in key and any(first <= metric.step <= last for first, last in steps):
+                    row = found.setdefault(metric.step, self._coordinates(metric))
+                    row[key] = int(metric.value) if key in INTEGERS else metric.value
+        return [
+            found[step] for step in sorted(found) if {"step", "attempt", "step_seconds"} <= found[step].keys()
+        ]
+
+    def _coordinates(self, metric: Any) -> Row:
+        place = bisect_right(self._attempts, metric.step, key=lambda each: each[0])
+        known = {"attempt": self._attempts[place - 1][1]} if place else {}
+        return {"step": metric.step, "time": metric.timestamp / 1000, **known}
+
+    def log_document(self, name: str, text: str) -> None:
+        """Log a text as an artefact, or replace it."""
+        self.client.log_text(self.run_id, redact(text), name)
+
+    def _log_samples(self, evaluations: Iterable[Row]) -> None:
+        for evaluation in evaluations:
+            said = [
+                f"{sample['prompt']}\n=> {sample['text']}\n" for sample in evaluation.get("samples") or ()
+            ]
+            if said:
+                self.log_document(f"samples/step-{evaluation['step']:08d}.txt", "\n".join(said))
+
+    def log_origin(self, run_uri: str, step: int) -> None:
+        """Say which commit of which run this one goes on from, and link to that run if it is in the experiment."""
+        place = quotable(redact(run_uri))
+        wanted = f"tags.`{URI_TAG}` = '{place}'"
+        found = self.client.search_runs(
+            [self.experiment], wanted, max_results=1, order_by=["attributes.start_time DESC"]
+        )
+        linked = {ORIGIN_RUN_TAG: found[0].info.run_id} if found else {}
+        self.client.log_batch(self.run_id, tags=_tags({ORIGIN_TAG: f"{place}@{step}"} | linked))
+
+    def set_status(self, status: str, at: float | None = None) -> None:
+        """RUNNING, FINISHED, FAILED or KILLED, at unix seconds `at`."""
+        if status == "RUNNING":
+            self.client.update_run(self.run_id, status)
+        else:
+            self.client.set_terminated(self.run_id, status, None if at is None else int(at * 1000))
+
+    def _log_params(self, params: Mapping[str, Any], known: Mapping[str, str]) -> None:
+        """Log parameters that the server lacks. None can be changed later: an edited job keeps its first values."""
+        from mlflow.entities import Param
+
+        flat = {as_key(key): str(value)[:VALUE_LENGTH] for key, value in flatten(redact(dict(params)))}
+        new = [Param(key, value) for key, value in flat.items() if key not in known]
+        for start in range(0, len(new), PARAMS_A_BATCH):
+            self.log_batch(params=new[start : start + PARAMS_A_BATCH])
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether a server does not take what it was given, as its name or value, whenever that is given again."""
+    return getattr(error, "error_code", "") == "INVALID_PARAMETER_VALUE"
+
+
+def run_of(client: Any, experiment: str, run_uri: str, born: float) -> str | None:
+    """The id of the run with these tags, None if there is none: see `MlflowRun`."""
+    wanted = " and ".join(f"tags.`{key}` = '{value}'" for key, value in _identity(run_uri, born).items())
+    found = client.search_runs([experiment], wanted, order_by=["attributes.start_time ASC"])
+    return str(found[0].info.run_id) if found else None
+
+
+def _identity(run_uri: str, born: float) -> dict[str, str]:
+    return {URI_TAG: quotable(redact(run_uri)), BORN_TAG: f"{born:.6f}"}
+
+
+def within(timeout: float, call: Callable[[], T]) -> T:
+    """The result of a call to a server. Raises what it raises, and TimeoutError after `timeout` seconds; then it is
+    left alone in its thread: MLflow's own timeout ends no answer that comes a byte at a time."""
+    answer: Future[T] = Future()
+
+    def ask() -> None:
+        try:
+            answer.set_result(call())
+        except BaseException as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=ask, name="mlflow-call", daemon=True).start()
+    return answer.result(timeout)
+
+
+def flatten(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Leaves of nested mappings and lists with their dotted keys; an empty mapping or list is a leaf."""
+    if isinstance(value, Mapping) and value:
+        children: Iterable[tuple[Any, Any]] = value.items()
+    elif isinstance(value, list | tuple) and value:
+        children = enumerate(value)
+    else:
+        yield key, value
+        return
+    for name, child in children:
+        yield from flatten(child, f"{key}.{name}" if key else str(name))
+
+
+def _experiment(client: Any, uri: str, name: str) -> str:
+    from mlflow.exceptions import MlflowException
+
+    if found := client.get_experiment_by_name(name):
+        return str(found.experiment_id)
+    try:
+        tags = {KIND_TAG: KIND}
+        return str(client.create_experiment(name, artifact_location=_artifacts(uri, name), tags=tags))
+    except MlflowException:  # another run has created it meanwhile
+        if found := client.get_experiment_by_name(name):
+            return str(found.experiment_id)
+        raise
+
+
+def _artifacts(uri: str, experiment: str) -> str | None:
+    """The artefact folder: beside a database file, whatever the current folder; None where a server decides itself."""
+    database = SQLITE.fullmatch(uri)
+    if not database:
+        return None
+    return (Path(database[1]).resolve().parent / "mlartifacts" / re.sub(r"[^\w.-]", "_", experiment)).as_uri()
+
+
+def _batches(rows: Iterable[Row], received: Received) -> Iterator[tuple[list[Row], Received]]:
+    batch: list[Row] = []
+    size = 0
+    for row, with_row in received.lacking(rows):
+        count = len(_metric_keys(row)) + sum(map(_evaluated_values, evaluations_in([row])))
+        if batch and size + count > METRICS_A_BATCH:
+            yield batch, received
+            batch, size = [], 0
+        batch.append(row)
+        received = with_row
+        size += count
+    if batch:
+        yield batch, received
+
+
+def _metric_keys(row: Row) -> list[str]:
+    """Keys with a number. NaN is logged too: the user must see it."""
+    keys = [
+        key for key, value in row.items() if isinstance(value, int | float) and not isinstance(value, bool)
+    ]
+    return [key for key in keys if key not in NO_METRICS][:METRICS_A_BATCH]
+
+
+def _metrics(row: Row) -> list[Any]:
+    from mlflow.entities import Metric
+
+    # With the row's own time, a row that is logged twice stays one row on the server.
+    at = int(float(row.get("time") or 0) * 1000)
+    own = [Metric(as_key(key), float(row[key]), at, row["step"]) for key in _metric_keys(row)]
+    return own + [
+        metric for evaluation in evaluations_in([row]) for metric in _evaluation_metrics(evaluation)
+    ]
+
+
+def _node_metrics(row: Row) -> list[Any]:
+    from mlflow.entities import Metric
+
+    at, step = int(row["time"] * 1000), row["step"]
+    return [
+        Metric(as_key(f"{SYSTEM}{row['node']}/{key}"), float(value), at, step)
+        for key, value in row["values"].items()
+        if isinstance(value, int | float) and key != SECONDS
+    ][:METRICS_A_BATCH]
+
+
+def _evaluated_values(evaluation: Row) -> int:
+    return sum(map(len, evaluation["sets"].values()))
+
+
+def _evaluation_metrics(evaluation: Row) -> list[Any]:
+    """The metrics of an evaluation, named as in validation.loss."""
+    from mlflow.entities import Metric
+
+    at, step = int(float(evaluation.get("time") or 0) * 1000), evaluation["step"]
+    return [Metric(as_key(key), float(value), at, step) for key, value in by_name(evaluation["sets"]).items()]
+
+
+def _tags(tags: Mapping[str, Any]) -> list[Any]:
+    from mlflow.entities import RunTag
+
+    return [RunTag(key, str(value)[:VALUE_LENGTH]) for key, value in tags.items()]
+
+
+def as_key(key: Any) -> str:
+    """A name of a metric or a parameter without the characters that MLflow takes in none."""
+    return re.sub(r"[^\w.\-/ ]", "_", str(key))[:KEY_LENGTH]
+
+
+def quotable(text: str) -> str:
+    """`text` with quotes percent-encoded: MLflow's filter syntax has no escape for them."""
+    return text.replace("'", "%27").replace('"', "%22").replace("`", "%60")

@@ -1,0 +1,122 @@
+"""Tells a webhook what has happened to a run, from a thread of its own: no run waits for it, or fails with it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import queue
+import threading
+import time
+
+from orchestrator.config.notify import VARIABLE, NotifySpec, Occasion
+from orchestrator.config.outcome import Outcome
+from orchestrator.config.redact import redact
+from orchestrator.storage.row_line import Row
+
+LOGGER = logging.getLogger("orchestrator.notify")
+TIMEOUT = 10.0
+"""Seconds for an answer."""
+PAUSES = (0.0, 1.0, 5.0, 25.0)
+"""Seconds before each try; 429 and 5xx are tried again, and what was not answered."""
+QUIET = 60.0
+"""Seconds between two messages of one occasion but the end, so that a run that fails again and again is no flood."""
+WAITING = 100
+"""Most messages that wait; later ones are dropped."""
+TELLING = 15.0
+"""Seconds that the end of a run waits until the webhook has been told."""
+ENDS: dict[str, Occasion] = {Outcome.DONE: "done", Outcome.FAILED: "failed", Outcome.STOPPED: "landed"}
+_ATTENTION = ("skipped", "missing_rows", "missing_events", "ceiling", "controller_died")
+
+
+def occasion_of(event: Row) -> Occasion | None:
+    """What an event is an occasion of, None if nobody wants to be told of it."""
+    if event.get("phase") in ENDS:
+        return ENDS[event["phase"]]
+    if (event.get("cause") or {}).get("end") in ("silent", "still"):
+        return "stalled"
+    needs = event.get("saving") == "failed" or any(event.get(key) not in (None, []) for key in _ATTENTION)
+    return "attention" if needs else None
+
+
+class _Unset(LookupError):
+    """There is no such variable."""
+
+
+class Notifier:
+    """Sends a message for each event that is an occasion. Does nothing without `spec`."""
+
+    def __init__(self, spec: NotifySpec | None, name: str, run: str) -> None:
+        """`name` is the run's, `run` the URI of its directory."""
+        self._spec, self._name, self._run = spec, name, redact(run)
+        self._messages: queue.Queue[str] = queue.Queue(WAITING)
+        self._sent: dict[str, float] = {}
+        self._thread: threading.Thread | None = None
+        self._unsent = 0
+        self.problem = ""
+
+    def event(self, event: Row) -> None:
+        """Tell of an event if it is wanted. Returns at once, and never raises."""
+        occasion = occasion_of(event)
+        if self._spec is None or occasion is None or occasion not in self._spec.on:
+            return
+        now = time.monotonic()
+        if occasion not in ENDS.values() and now - self._sent.get(occasion, -QUIET) < QUIET:
+            return
+        self._sent[occasion] = now
+        try:
+            self._messages.put_nowait(self._text(occasion, event))
+        except queue.Full:
+            return
+        self._unsent += 1
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="notifier", daemon=True)
+            self._thread.start()
+
+    def close(self, timeout: float) -> None:
+        """Wait at most so many seconds until all is sent."""
+        end = time.monotonic() + timeout
+        while self._unsent and time.monotonic() < end:
+            time.sleep(0.02)
+
+    def _text(self, occasion: Occasion, event: Row) -> str:
+        said = [str(event[key]) for key in ("first_fault", "reason", "explained") if event.get(key)]
+        words = {"attention": "needs attention"}.get(occasion, occasion)
+        where = f"at step {event.get('step', 0)} (attempt {event.get('attempt')})"
+        return redact(f"{self._name} {words} {where}: {'; '.join(said)}\n{self._run}")
+
+    def _work(self) -> None:
+        while True:
+            text = self._messages.get()
+            try:
+                self._send(text)
+            except Exception as error:  # whatever urllib raises: it may be the URL's own, which is a secret
+                why = str(error) if isinstance(error, _Unset) else type(error).__name__
+                self.problem = f"the webhook was not told: {why}"
+                LOGGER.info(self.problem)
+            finally:
+                self._unsent -= 1
+
+    def _send(self, text: str) -> None:
+        import urllib.error  # some milliseconds that a recovery need not wait for
+        import urllib.request
+
+        assert self._spec is not None
+        data = json.dumps({"text": text}).encode()
+        address = self._spec.webhook
+        if (named := VARIABLE.fullmatch(address)) and not (address := os.environ.get(named[1], "")):
+            raise _Unset(f"{named[0]} is not set where the run's controller is")
+        request = urllib.request.Request(address, data, {"Content-Type": "application/json"})
+        for number, pause in enumerate(PAUSES, 1):
+            time.sleep(pause)
+            try:
+                with urllib.request.urlopen(request, timeout=TIMEOUT):
+                    return
+            except urllib.error.HTTPError as error:
+                if error.code != 429 and error.code < 500:
+                    raise
+                if number == len(PAUSES):
+                    raise
+            except OSError:
+                if number == len(PAUSES):
+                    raise

@@ -1,0 +1,81 @@
+"""The timeline of a pipeline's step: as it was planned, and as its ranks have measured it, one below the other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from orchestrator.observe import charts
+from orchestrator.observe.formatting import duration
+from orchestrator.storage.run_directory import RunDir
+from orchestrator.train.flight_record import TIMELINE
+
+LANE, LEFT, WIDTH = 20.0, 64.0, 1040.0
+NAMES = {"F": "forward", "B": "backward", "I": "backward for inputs", "W": "backward for weights"}
+LANES = 16
+"""Ranks of a pipeline that are drawn at most, from the first to the last."""
+Action = tuple[int, str, int, int, float, float]
+"""Rank of the pipeline, kind, stage, micro-batch, begin and end in seconds."""
+
+
+def measured(run: RunDir, ranks: Sequence[int], attempt: int) -> list[Action]:
+    """What these ranks, one for each of the pipeline, recorded in that attempt; empty unless all did."""
+    found: list[Action] = []
+    for place, rank in enumerate(ranks):
+        told = run.read_json_or_empty(f"{TIMELINE}/rank-{rank}.json")
+        if told.get("attempt") != attempt:
+            return []
+        found += [(place, *action) for action in told.get("actions") or ()]
+    first = min((action[4] for action in found), default=0.0)
+    return [(*action[:4], action[4] - first, action[5] - first) for action in found]
+
+
+def lanes(
+    actions: Sequence[Action], longest: float, lane: float = LANE, least: float = 0.3
+) -> list[dict[str, Any]]:
+    """The bars of each rank, in SVG units: lanes of that height, bars of at least that width; the whole width is that
+    of `longest` seconds."""
+    ranks = sorted({action[0] for action in actions})
+    every = max(1, -(-len(ranks) // LANES))
+    scale = charts.Scale(0.0, longest or 1.0, LEFT, WIDTH)
+    return [
+        {
+            "rank": rank,
+            "y": lane * row,
+            "bars": [
+                {
+                    "kind": kind,
+                    "x": scale(begin),
+                    "width": max(round(scale(end) - scale(begin), 2), least),
+                    "title": f"{NAMES.get(kind, kind)} pass of micro-batch {part}, stage {stage}: "
+                    f"{duration(end - begin)}",
+                }
+                for of, kind, stage, part, begin, end in actions
+                if of == rank
+            ],
+        }
+        for row, rank in enumerate(ranks[::every])
+    ]
+
+
+def timelines(run: RunDir, plan: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What is drawn of the layout that plan.json has; empty without a pipeline."""
+    planned: list[Action] = [tuple(action) for action in plan.get("timeline") or ()]
+    chosen = plan.get("chosen") or {}
+    pp = chosen.get("pp", 1)
+    if pp == 1 or not planned:
+        return []
+    each = chosen.get("dp", 1) * chosen.get("cp", 1) * chosen.get("tp", 1)
+    real = measured(run, [place * each for place in range(pp)], plan.get("attempt", 0))
+    sides = {"planned": planned, "measured": real}
+    longest = max(action[5] for actions in sides.values() for action in actions)
+    return [
+        {
+            "side": side,
+            "seconds": max(action[5] for action in actions),
+            "busy": sum(action[5] - action[4] for action in actions) / pp,
+            "lanes": lanes(actions, longest),
+        }
+        for side, actions in sides.items()
+        if actions
+    ]

@@ -1,0 +1,71 @@
+"""A plan as one HTML page: the step by part, the pipeline's timeline, and memory over the step by rank."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from orchestrator.config.spec import JobSpec
+from orchestrator.observe import charts
+from orchestrator.observe.page import render
+from orchestrator.observe.pipeline_timeline import lanes
+from orchestrator.parallel.layout import ModelShape
+from orchestrator.planner.memory import MEMORY_SHARE, held
+from orchestrator.planner.plan import Plan, program_of
+from orchestrator.planner.simulation.step import pipeline
+from orchestrator.planner.simulation.timeline import Played
+
+WIDTH, LANE = 1040.0, 24.0
+PARTS = 4
+"""Micro-batches a stage that are drawn at most: more look alike."""
+CURVES = {"first": 0, "last": -1}
+SHOWN = 10
+
+
+def plan_page(spec: JobSpec, shape: ModelShape, plan: Plan, fits: bool, needed: float) -> str:
+    """The page of a plan, whose workers need so many bytes, and have them or not."""
+    layout, time = plan.chosen.layout, plan.chosen.time
+    played = None
+    parts = layout.accumulation(spec.train.global_batch)
+    drawn = min(parts, PARTS * layout.pp)
+    if layout.pp > 1:
+        played = pipeline(shape, layout, drawn, plan.machine, program_of(spec), keep=True)
+    content = {
+        "name": spec.name,
+        "model": spec.workload.model,
+        "layout": str(layout),
+        "machine": plan.machine.name or "this machine",
+        "workers": layout.world,
+        "tokens": plan.tokens,
+        "seconds": plan.chosen.seconds,
+        "memory": needed,
+        "fits": fits,
+        "bar": charts.stacked([{k: v for k, v in time.to_json().items() if v > 0 and k != "commit"}], WIDTH),
+        "lanes": lanes(played.actions(), played.seconds, LANE, least=0.0) if played else [],
+        "drawn": (drawn, parts),
+        "memories": _memories(spec, shape, plan, played),
+        "candidates": [c.to_json() for c in plan.candidates[:SHOWN]],
+    }
+    return render(Path(__file__).with_name("plan.html.j2"), content)
+
+
+def _memories(spec: JobSpec, shape: ModelShape, plan: Plan, played: Played | None) -> list[dict[str, Any]]:
+    """Memory over the step in GiB of the first and the last rank of a pipeline; without one, of its only rank."""
+    found, layout = [], plan.chosen.layout
+    for name, place in CURVES.items() if played else [("every", 0)]:
+        index = place % layout.pp
+        (parts,) = held(spec, shape, layout, [index])
+        each = parts.micro_batch / (layout.stages // layout.pp)
+        points, now = [(0.0, parts.state)], parts.state
+        for (kind, _, _), begin, end in played.events[index] if played else ():
+            points.append((begin, now))
+            now += {"F": each, "W": 0.0}.get(kind, -each)
+            points.append((end, now))
+        if not played:
+            points += [(0.5, parts.peak), (1.0, parts.state)]
+        scaled = [(x, y / 2**30) for x, y in points]
+        level = plan.machine.memory * MEMORY_SHARE / 2**30
+        shown = level if level < 4 * max(y for _, y in scaled) else None
+        plot = charts.line_plot(scaled, WIDTH / 2, 200.0, level=shown, from_zero=True)
+        found.append({"rank": name, "plot": plot, "peak": max(parts.peak, *(y for _, y in points))})
+    return found

@@ -1,0 +1,110 @@
+"""What the ranks of a run printed, in its run directory: `logs/attempt-1/rank-0.log` and so on; and its controllers,
+each in a file of its own: `logs/controller/20261123141500.log`, named by when it began (UTC)."""
+
+from __future__ import annotations
+
+import posixpath
+import time
+from collections.abc import Iterator, Set
+
+from cluster.workers.rank_output import OutputTarget, log_of
+from orchestrator.config.redact import redact
+from orchestrator.storage.run_directory import RunDir
+from orchestrator.storage.text_log import TextLog, TextLogs
+
+LOGS = "logs"
+"""The folder of all of them in a run directory."""
+ATTEMPT = "attempt-"
+EVALUATION = "evaluation-"
+CONTROLLER = "controller"
+
+KEPT = 100
+"""Attempts whose logs are kept, the newest of those in which something was printed; as many of controllers."""
+
+
+class RankLog:
+    """`cluster.workers.rank_output.Writer` of a run directory. Secrets are hidden, and the first line of an attempt
+    removes the logs of old ones."""
+
+    def __init__(self, folder: str, name: str) -> None:
+        self._log, self._all = TextLog(folder, name), TextLogs(posixpath.dirname(folder))
+        self._of_controller = posixpath.basename(folder) == CONTROLLER
+        self._begun = False
+
+    def append(self, data: bytes) -> None:
+        """See `TextLog.append`."""
+        if not self._begun:
+            self._begun = True
+            if self._of_controller:
+                self._all.inside(CONTROLLER).keep(KEPT - 1)
+            else:
+                for attempt in attempts_in(self._all)[:-KEPT]:
+                    self._all.remove(f"{ATTEMPT}{attempt}")
+        self._log.append(redact(data.decode(errors="replace")).encode(errors="replace"))
+
+
+def output_of_attempt(run: str, attempt: int) -> OutputTarget:
+    """Where the ranks of an attempt of the run at that URI print to."""
+    return _output(run, f"{ATTEMPT}{attempt}")
+
+
+def output_of_evaluation(run: str, step: int) -> OutputTarget:
+    """Where the process prints to that evaluates the commit of that step beside the run."""
+    return _output(run, f"{EVALUATION}{step}")
+
+
+def output_of_controller(run: str) -> tuple[OutputTarget, str]:
+    """Where a controller that begins now prints to, and the name of its file."""
+    return _output(run, CONTROLLER), f"{time.strftime('%Y%m%d%H%M%S', time.gmtime())}.log"
+
+
+def _output(run: str, folder: str) -> OutputTarget:
+    return OutputTarget(f"{__name__}:{RankLog.__name__}", posixpath.join(run, LOGS, folder))
+
+
+def attempts_of(run: RunDir) -> list[int]:
+    """The attempts whose ranks printed something, in order. Raises OSError and errors of the store's client."""
+    return attempts_in(TextLogs(run.at(LOGS)))
+
+
+def attempts_in(logs: TextLogs) -> list[int]:
+    """The attempts of which there is a folder, in order."""
+    names = logs.folders()
+    return sorted(int(name.removeprefix(ATTEMPT)) for name in names if name.startswith(ATTEMPT))
+
+
+class LogReader:
+    """Reads the texts of one folder of logs, while they are written or later."""
+
+    def __init__(self, run: RunDir, folder: str, names: Set[str] = frozenset()) -> None:
+        """Of these names, of all if there are none in `names`."""
+        self._texts, self._names = TextLogs(run.at(f"{LOGS}/{folder}")), names
+        self._read: dict[str, tuple[int, int]] = {}
+        self._begun: dict[str, bytes] = {}
+
+    def new_lines(self, last: bool = False) -> Iterator[tuple[str, str]]:
+        """Name and line of what was written since the last call, text by text; with `last` lines without an end too.
+        Raises OSError and errors of the store's client."""
+        for name, numbers in self._texts.parts().items():
+            if self._names and name not in self._names:
+                continue
+            data, part, at = self._texts.read(name, numbers, *self._read.get(name, (0, 0)))
+            self._read[name] = part, at
+            *lines, rest = (self._begun.get(name, b"") + data).split(b"\n")
+            if last and rest:
+                lines, rest = [*lines, rest], b""
+            self._begun[name] = rest
+            yield from ((name, line.decode(errors="replace")) for line in lines)
+
+
+class AttemptLog:
+    """Reads what the ranks of one attempt printed, while they print or later."""
+
+    def __init__(self, run: RunDir, attempt: int, ranks: Set[int] = frozenset()) -> None:
+        """Of these ranks, of all if there are none in `ranks`."""
+        self._reader = LogReader(run, f"{ATTEMPT}{attempt}", {log_of(rank) for rank in ranks})
+
+    def new_lines(self, last: bool = False) -> Iterator[tuple[int, str]]:
+        """Rank and line, see `LogReader.new_lines`."""
+        for name, line in self._reader.new_lines(last):
+            yield int(name.removeprefix("rank-").removesuffix(".log")), line

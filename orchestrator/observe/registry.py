@@ -1,0 +1,126 @@
+"""Versions of a model in MLflow's registry, each with the metric that it was chosen by, and the alias of the best.
+
+Everything here but `register_export` may raise whatever MLflow and its transport raise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.checkpoint.evaluations import metrics_of
+from orchestrator.checkpoint.store import Store
+from orchestrator.config.metric_names import larger_is_better
+from orchestrator.config.redact import told
+from orchestrator.config.spec import JobSpec
+from orchestrator.observe.mlflow_model import write_flavor
+from orchestrator.observe.mlflow_run import within
+from orchestrator.observe.tracker import connect
+from orchestrator.storage.run_directory import RunDir
+from orchestrator.storage.uri import is_local, local_path
+
+ALIAS = "best"
+MODEL = "model"
+"""The folder of the artifacts that holds the model."""
+METRIC, VALUE, STEP = "metric", "value", "step"
+"""Tags of a version."""
+PATIENCE = 300.0
+"""Seconds that a server has, besides those that the model takes to be sent."""
+SLOWEST = 10e6
+"""Bytes a second at which a model is sent at least."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model that becomes a version: the step of its commit and, if it was chosen by one, a metric with its value."""
+
+    step: int
+    metric: str = ""
+    value: float | None = None
+    larger: bool = False
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """What a version says of it."""
+        chosen = {} if self.value is None else {METRIC: self.metric, VALUE: repr(self.value)}
+        return {STEP: str(self.step), **chosen}
+
+    def is_better_than(self, tags: Mapping[str, str]) -> bool:
+        """Whether it is better than the version with these tags; one that says no metric is no rival."""
+        if self.value is None or math.isnan(self.value):
+            return False
+        if METRIC not in tags:
+            return True
+        if tags[METRIC] != self.metric:
+            return False
+        return self.value > float(tags[VALUE]) if self.larger else self.value < float(tags[VALUE])
+
+
+def register(
+    client: Any, name: str, run_id: str, model: Candidate, source: Callable[[], str], **tags: str
+) -> None:
+    """Make the model a version, unless its run has one of that step, and give it the alias if it is better than what
+    has it. `source` returns where MLflow finds the model, and puts it there if need be."""
+    from mlflow.exceptions import MlflowException
+
+    with contextlib.suppress(MlflowException):  # there is one of that name already
+        client.create_registered_model(name)
+    mine = (v for v in client.search_model_versions(f"name = '{name}'") if v.run_id == run_id)
+    version = next((v for v in mine if v.tags.get(STEP) == str(model.step)), None)
+    if version is None:
+        version = client.create_model_version(name, source(), run_id, tags={**model.tags, **tags})
+    best = client.get_registered_model(name).aliases.get(ALIAS)
+    if model.is_better_than(client.get_model_version(name, best).tags if best else {}):
+        client.set_registered_model_alias(name, ALIAS, version.version)
+
+
+def send(client: Any, run_id: str, export: str) -> str:
+    """Make an exported folder an artefact of a run, as a model that MLflow loads; returns where it is."""
+    client.log_artifacts(run_id, export, MODEL)
+    with tempfile.TemporaryDirectory(prefix="model-") as folder:
+        if write_flavor(export, folder):
+            client.log_artifacts(run_id, folder, MODEL)
+    return f"{client.get_run(run_id).info.artifact_uri}/{MODEL}"
+
+
+def register_export(spec: JobSpec, run_dir: RunDir) -> str | None:
+    """Register what the run's summary says was exported last. Never raises: returns what went wrong in a line, or
+    None."""
+    exported = run_dir.read_json_or_empty("summary.json").get("export")
+    if spec.tracking is None or spec.tracking.register_as is None or not exported:
+        return None
+    uri, timeout = exported["uri"], PATIENCE
+    try:
+        if is_local(uri):
+            timeout += sum(file.stat().st_size for file in os.scandir(local_path(uri))) / SLOWEST
+        within(timeout, lambda: _register_export(spec, run_dir, exported["step"], uri))
+    except TimeoutError:
+        return f"the model was not registered: no answer within {timeout:.0f} s"
+    except Exception as error:  # whatever MLflow and its transport raise
+        return f"the model was not registered: {told(error)}"
+    return None
+
+
+def _register_export(spec: JobSpec, run_dir: RunDir, step: int, uri: str) -> None:
+    assert spec.tracking is not None
+    assert spec.tracking.register_as is not None
+    run = connect(spec, run_dir)
+
+    def source() -> str:
+        return send(run.client, run.run_id, local_path(uri)) if is_local(uri) else uri
+
+    register(run.client, spec.tracking.register_as, run.run_id, _candidate(spec, run_dir, step), source)
+
+
+def _candidate(spec: JobSpec, run_dir: RunDir, step: int) -> Candidate:
+    metric = spec.checkpoint.best_metric
+    if metric is None:
+        return Candidate(step)
+    store = Store(run_dir.commits)
+    value = metrics_of(store, store.manifest(step)).get(metric)
+    return Candidate(step, metric, value, larger_is_better(metric))

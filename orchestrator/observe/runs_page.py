@@ -1,0 +1,123 @@
+"""All runs in a folder as a page: what each is doing, found by words."""
+
+from __future__ import annotations
+
+import posixpath
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from orchestrator.config.errors import InputError
+from orchestrator.config.outcome import ENDED
+from orchestrator.config.redact import redact, redact_message
+from orchestrator.observe.formatting import count, duration
+from orchestrator.observe.last_status import last_status
+from orchestrator.observe.page import render
+from orchestrator.storage.file_names import COMMITS
+from orchestrator.storage.file_system import open_file_system
+from orchestrator.storage.run_directory import RunDir
+
+TIMEOUT = 15.0
+"""Seconds for a small call to a remote store."""
+DEPTH = 2
+"""Folders below the one that is served in which runs are found: a chain or a search has them in its own."""
+SILENT = 15.0
+"""Seconds without an update of status.json after which a controller is taken to be gone."""
+UNREADABLE = "unreadable"
+"""The state of a run whose files cannot be read, or are not what they should be."""
+NO_RUNS = frozenset({"_data", COMMITS, "logs", "export", "profiles", "excerpt", "__pycache__"})
+
+
+class Runs:
+    """The runs in a folder, by their paths in it."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self._fs, self._path = open_file_system(folder, TIMEOUT)
+
+    def find(self) -> dict[str, RunDir]:
+        """Every run that there is now, by name. Raises OSError and errors of the store's client."""
+        found: dict[str, RunDir] = {}
+        self._look("", found, DEPTH)
+        return dict(sorted(found.items()))
+
+    def _look(self, inside: str, found: dict[str, RunDir], depth: int) -> None:
+        try:
+            entries: list[Any] = self._fs.ls(posixpath.join(self._path, inside), detail=True)
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        except PermissionError:
+            if not inside:
+                raise
+            found[inside] = RunDir(posixpath.join(self.folder, inside))  # its row says so
+            return
+        names = {posixpath.basename(each["name"].rstrip("/")): each["type"] for each in entries}
+        if inside and "job.yaml" in names and ("events.jsonl" in names or "status.json" in names):
+            found[inside] = RunDir(posixpath.join(self.folder, inside))
+        elif depth:
+            for name, kind in names.items():
+                if kind == "directory" and name not in NO_RUNS and not name.startswith("."):
+                    self._look(posixpath.join(inside, name), found, depth - 1)
+
+
+def listed(runs: Mapping[str, RunDir | InputError], words: str = "") -> list[dict[str, Any]]:
+    """What the page says of each run in whose name, state or job file all the words are; those that train first. Of one
+    that has no place that can be used, there is why."""
+    wanted = words.lower().split()
+    found = [_row_or_why(name, run) for name, run in runs.items()]
+    kept = [row for row in found if all(word in row["text"] for word in wanted)]
+    return sorted(kept, key=lambda row: (row["ended"], -row["time"]))
+
+
+def _row_or_why(name: str, run: RunDir | InputError) -> dict[str, Any]:
+    """A run's row; of one that cannot be read, why: the others are shown as ever."""
+    try:
+        if isinstance(run, InputError):
+            raise run
+        return _row(name, run)
+    except Exception as error:  # whatever stands in files that others may write
+        says = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
+        says = redact_message(" ".join(says.split()))
+        row = {"name": name, "state": UNREADABLE, "silent": "", "ended": True, "time": 0.0, "says": says}
+        row |= dict.fromkeys(("step", "loss", "speed", "left", "layout"), "")
+        return row | {"text": f"{name} {UNREADABLE} {says}".lower()}
+
+
+def _row(name: str, run: RunDir) -> dict[str, Any]:
+    """What there is to say of a run. Raises InputError, and what comes of values of wrong kinds."""
+    try:
+        job, unread = run.read_text("job.yaml") or "", ""
+    except (
+        InputError
+    ) as error:  # of another user, who alone may read it: what else stands there may be for all
+        job, unread = "", str(error)
+    status, summary = last_status(run), run.read_json_or_empty("summary.json")
+    if unread and not status:
+        raise InputError(unread)
+    phase, at = str(status.get("phase") or "unknown"), float(status.get("time") or 0.0)
+    ended = phase in ENDED
+    how_long = f" for {duration(time.time() - at)}" if at else ""
+    silent = "" if ended or time.time() - at < SILENT else f"silent{how_long}"
+    loss = status.get("loss") if status.get("loss") is not None else summary.get("final_loss")
+    shown = {
+        "name": name,
+        "state": phase,
+        "silent": silent,
+        "ended": ended,
+        "time": at,
+        "step": f"{status.get('step', 0)} / {status.get('steps', '?')}",
+        "loss": "" if loss is None else f"{loss:.4f}",
+        "speed": "" if status.get("tokens_per_second") is None else count(status["tokens_per_second"]),
+        "left": duration(status["eta_seconds"]) if status.get("eta_seconds") else "",
+        "layout": status.get("layout") or "",
+        "says": redact(str(status.get("note") or status.get("why_slow") or unread)),
+    }
+    text = " ".join(map(str, (name, phase, shown["layout"], shown["says"], redact(job))))
+    return shown | {"text": text.lower()}
+
+
+def page(folder: str, rows: Sequence[Mapping[str, Any]], words: str, total: int) -> str:
+    """The page of these runs, of `total` that there are, found by `words`."""
+    content = {"folder": redact(folder), "rows": rows, "words": words, "total": total}
+    return render(Path(__file__).with_name("runs.html.j2"), content)

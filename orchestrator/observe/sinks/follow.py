@@ -1,0 +1,184 @@
+"""The process that copies a run's rows and events to its sinks, and how the controller starts and ends it.
+
+    python -m orchestrator.observe.sinks.follow RUN
+
+It reads the run directory until standard input is closed, and then what is left. What goes wrong is a line on standard
+output; a sink that fails is made anew after a pause, and goes on from where it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+
+import yaml
+
+from cluster.workers.program import command_of
+from cluster.workers.rank_process import die_with_parent
+from orchestrator.config.errors import InputError, one_line
+from orchestrator.config.extras import install
+from orchestrator.config.redact import redact
+from orchestrator.config.spec import JobSpec, parse
+from orchestrator.observe.sink_cursor import Received
+from orchestrator.observe.sinks.sink import Sink
+from orchestrator.storage.row_line import EVENTS, METRICS
+from orchestrator.storage.run_directory import RunDir
+
+EVERY, EVERY_REMOTE = 1.0, 30.0
+"""Seconds between looks at the run directory: on a local file system, on an object store."""
+PAUSES = (1.0, 60.0)
+"""First and longest wait after a sink has failed."""
+CLOSING = 15.0
+"""Seconds that the end of a run waits for its sinks."""
+LAST_TRIES = 3
+LIBRARIES = {
+    "tensorboard": "tensorboard",
+    "wandb": "wandb",
+    "opentelemetry": "opentelemetry.exporter.otlp.proto.http",
+}
+BATCH = 1000
+LOGGER = logging.getLogger("orchestrator.sinks")
+
+
+def check_sinks(spec: JobSpec) -> None:
+    """Refuse a job whose sinks need a library that is not here. Raises InputError."""
+    for key, library in LIBRARIES.items():
+        if getattr(spec.sinks, key, None) and not find_spec(library):
+            what = f"needs the library {library.partition('.')[0]}, which is not installed"
+            raise InputError(what, f"sinks.{key}", install("sinks"))
+
+
+class SinkProcess:
+    """The process, as its controller sees it. Does nothing for a job without sinks."""
+
+    def __init__(self, spec: JobSpec, run: RunDir) -> None:
+        self._process: subprocess.Popen[str] | None = None
+        if spec.sinks is None:
+            return
+        self._process = subprocess.Popen(
+            command_of("orchestrator.observe.sinks.follow", run.uri, str(os.getpid())),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        threading.Thread(target=self._log, name="sinks", daemon=True).start()
+
+    def _log(self) -> None:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            LOGGER.info("sinks: %s", line.rstrip())
+
+    def close(self) -> None:
+        """Have all delivered, for CLOSING seconds at most; then it is ended."""
+        if self._process is None:
+            return
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(CLOSING)
+        except subprocess.TimeoutExpired:
+            LOGGER.info("sinks: not all was delivered within %.0f s", CLOSING)
+            self._process.kill()
+            self._process.wait()
+
+
+class Followed:
+    """One sink, with what it still lacks of the run."""
+
+    def __init__(self, name: str, make: Callable[[], Sink]) -> None:
+        self._name, self._make = name, make
+        self._sink: Sink | None = None
+        self._received = Received()
+        self._pause, self._at = PAUSES[0], 0.0
+        self.failed = False
+
+    def update(self, run: RunDir, closing: bool) -> None:
+        """Give it what it lacks, unless it has just failed. Never raises."""
+        if time.monotonic() < self._at and not closing:
+            return
+        try:
+            if self._sink is None:
+                self._sink = self._make()
+                self._received = self._received.at(self._sink.last_step)
+            self._give(run, self._sink)
+            self._pause, self.failed = PAUSES[0], False
+            if closing:
+                self._sink.close()
+        except Exception as error:  # whatever a library raises
+            print(f"{self._name}: {redact(one_line(error))}", flush=True)
+            self._sink, self._at, self.failed = None, time.monotonic() + self._pause, True
+            self._pause = min(2 * self._pause, PAUSES[1])
+
+    def _give(self, run: RunDir, sink: Sink) -> None:
+        found = self._received.lacking(run.log(METRICS).after(self._received.since))
+        while batch := list(itertools.islice(found, BATCH)):
+            sink.rows([row for row, _ in batch])
+            self._received = batch[-1][1]
+        events = [event for event in run.rows(EVENTS) if event.get("number", 0) > sink.last_event]
+        sink.events(redact(events))
+
+
+def sinks_of(spec: JobSpec, run: RunDir) -> list[Followed]:
+    """Those that the job asks for. Their libraries are imported when they are made."""
+    asked = spec.sinks
+    if asked is None:
+        return []
+    born = run.rows(EVENTS)[0]["time"]
+    found = []
+    if asked.tensorboard:
+        from orchestrator.observe.sinks.tensorboard_sink import TensorBoardSink
+
+        found.append(Followed("tensorboard", lambda: TensorBoardSink(run)))
+    if wandb := asked.wandb:
+        from orchestrator.observe.sinks.wandb_sink import WandbSink
+
+        found.append(Followed("wandb", lambda: WandbSink(spec, wandb, run, born)))
+    if telemetry := asked.opentelemetry:
+        from orchestrator.observe.sinks.opentelemetry_sink import OpenTelemetrySink
+
+        found.append(Followed("opentelemetry", lambda: OpenTelemetrySink(spec, telemetry, run, born)))
+    return found
+
+
+def _begun(run: RunDir) -> list[Followed] | None:
+    """The sinks of a run; None while storage does not give what it began with. Never raises."""
+    try:
+        spec = parse(yaml.safe_load(run.read_text("job.yaml") or ""))
+        return sinks_of(spec, run)
+    except Exception as error:  # of a store's library too; an event may still be on its way
+        print(f"the run is not read yet: {redact(one_line(error))}", flush=True)
+        return None
+
+
+def main() -> None:
+    """Follow the run until the end of standard input."""
+    die_with_parent(int(sys.argv[2]))
+    run = RunDir(sys.argv[1])
+    sinks: list[Followed] | None = None
+    closing, tries = False, 0
+    while not closing:
+        closing = bool(select.select([sys.stdin], [], [], EVERY if run.local else EVERY_REMOTE)[0])
+        sinks = _begun(run) if sinks is None else sinks
+        for sink in sinks or ():
+            sink.update(run, closing)
+    while sinks and any(sink.failed for sink in sinks) and tries < LAST_TRIES:
+        time.sleep(PAUSES[0])
+        tries += 1
+        for sink in sinks:
+            if sink.failed:
+                sink.update(run, closing)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""Why a step takes as long as it does, in one line: from the parts of it that rank 0 has measured. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeGuard
+
+from orchestrator.observe.formatting import duration
+from orchestrator.storage.row_line import LARGEST, Row
+
+PARTS = {
+    "data": "waiting for samples",
+    "forward": "forward pass",
+    "backward": "backward pass",
+    "communication": "waiting for other ranks",
+    "pipeline": "waiting for other stages",
+    "optimizer": "optimiser",
+    "agreement": "agreeing on the step",
+    "commit": "waiting for commits",
+    "other": "no named part",
+}
+"""The parts of a step by their keys, without `_seconds`; `other` is what they leave of it."""
+MEASURED = tuple(part for part in PARTS if part != "other")
+STALLS = {
+    "data": "prepare onto a faster disk, or give a worker more processors (per_worker.cpu)",
+    "communication": "larger micro-batches, fewer ranks or another layout exchange less: see `orchestrator plan`",
+    "pipeline": "a smaller parallel.micro_batch leaves less of it; of the schedules interleaved and zbv wait least",
+    "agreement": "ranks do not end a step together: see `busy_seconds` of each in metrics.jsonl",
+    "commit": "commit less often (checkpoint.every), or to faster storage",
+    "optimizer": "divide it over the replicas with parallel.zero: 1",
+    "other": "`orchestrator profile` shows the operators",
+}
+"""What helps against each part in which the model is not computed."""
+A_STALL = 0.15
+"""Share of a step from which on a stall is named as what makes it slow."""
+A_STRAGGLER = 1.3
+"""How many times the median of the ranks one computes that is named so."""
+LATEST = 20
+"""Steps that are looked at of a run that trains."""
+
+
+class StepParts:
+    """Sums of the parts of a step over rows; rows of earlier versions, which have none, are left out."""
+
+    def __init__(self, rows: Iterable[Row] = ()) -> None:
+        self._sums = dict.fromkeys((*MEASURED, "step"), 0.0)
+        self._count = self._rated = self._compared = 0
+        self._mfu = self._late = 0.0
+        for row in rows:
+            self.add(row)
+
+    def add(self, row: Row) -> None:
+        """One more row."""
+        if not _is_number(row.get("forward_seconds")):
+            return
+        self._count += 1
+        for part in self._sums:
+            if _is_number(value := row.get(f"{part}_seconds")):
+                self._sums[part] += value
+        if _is_number(rate := row.get("mfu")):
+            self._mfu, self._rated = self._mfu + rate, self._rated + 1
+        busy: Sequence[float] = row.get("busy_seconds") or ()
+        if len(busy) > 1 and all(map(_is_number, busy)):
+            self._late, self._compared = self._late + max(busy) - busy[0], self._compared + 1
+
+    @property
+    def means(self) -> dict[str, float]:
+        """Mean seconds of a step by part; those that take no time are left out, all of them without rows."""
+        if not self._count:
+            return {}
+        found = {part: self._sums[part] / self._count for part in MEASURED}
+        whole = (self._sums["step"] + self._sums["commit"]) / self._count
+        found["other"] = max(whole - sum(found.values()), 0.0)
+        return {part: seconds for part, seconds in found.items() if seconds}
+
+    @property
+    def late(self) -> float | None:
+        """Mean seconds for which rank 0 has computed by itself and the last rank has not; None if not known."""
+        return self._late / self._compared if self._compared else None
+
+    @property
+    def mfu(self) -> float | None:
+        """Mean model FLOPs utilisation (Chowdhery et al., 2022, PaLM, appendix B); None if not known."""
+        return self._mfu / self._rated if self._rated else None
+
+
+def latest(rows: Sequence[Row]) -> list[Row]:
+    """The latest steps of the attempt that runs, without its first, which is slower if there are others."""
+    if not rows:
+        return []
+    attempt = rows[-1].get("attempt")
+    mine = [row for row in rows[-LATEST - 1 :] if row.get("attempt") == attempt]
+    return mine[1:] or mine
+
+
+def why_slow(parts: StepParts, rows: Sequence[Row] = ()) -> str:
+    """One line: what a step takes, where most of it goes, and what would help; empty if nothing is known.
+
+    `rows` are the latest ones, in which ranks are compared.
+    """
+    means = parts.means
+    whole = sum(means.values())
+    if not whole:
+        return ""
+    order = sorted(means, key=lambda part: -means[part])
+    shown = ", ".join(f"{PARTS[part]} {means[part] / whole:.0%}" for part in order[:3])
+    rate = "" if parts.mfu is None else f"; MFU {parts.mfu:.1%}"
+    return f"a step takes {duration(whole)}: {shown}{rate}. {_verdict(means, whole, rows)}"
+
+
+def _verdict(means: Mapping[str, float], whole: float, rows: Sequence[Row]) -> str:
+    worst = max(STALLS, key=lambda part: means.get(part, 0.0))
+    share = means.get(worst, 0.0) / whole
+    slow = straggler(rows)
+    if slow and max(means.get(part, 0.0) for part in ("communication", "agreement")) >= A_STALL / 3 * whole:
+        return f"Rank {slow[0]} computes {slow[1]:.1f} times as long as the median rank, and the others wait for it"
+    if share >= A_STALL:
+        return f"Slow by {PARTS[worst]}: {STALLS[worst]}"
+    computed = (means.get("forward", 0.0) + means.get("backward", 0.0)) / whole
+    return f"It computes {computed:.0%} of the time: a faster machine, more workers or a lower precision would help"
+
+
+def straggler(rows: Sequence[Row]) -> tuple[int, float] | None:
+    """The rank that computes longest, and how many times the median of all; None if none stands out."""
+    busy = [row["busy_seconds"] for row in rows if row.get("busy_seconds")]
+    if not busy or len(busy[0]) < 2 or len({len(each) for each in busy}) > 1:
+        return None
+    of_rank = [statistics.median(values) for values in zip(*busy, strict=True)]
+    middle = statistics.median_low(of_rank)
+    longest = max(of_rank)
+    return (of_rank.index(longest), longest / middle) if middle and longest >= A_STRAGGLER * middle else None
+
+
+def in_table(parts: Mapping[str, float]) -> list[dict[str, Any]]:
+    """The parts for a table: name, seconds and share, the largest first."""
+    whole = sum(parts.values())
+    order = sorted(parts, key=lambda part: -parts[part])
+    return [
+        {"part": part, "name": PARTS[part], "seconds": parts[part], "share": parts[part] / whole}
+        for part in order
+    ]
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    return isinstance(value, int | float) and -LARGEST <= value <= LARGEST

@@ -1,0 +1,175 @@
+"""The summary of a run: how it ended, what it cost, and predicted and measured speed. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from orchestrator.config.loss_unit import predicts_text
+from orchestrator.config.outcome import ENDED
+from orchestrator.config.spec import JobSpec
+from orchestrator.observe.audit import audit, memory_audit
+from orchestrator.observe.energy import energy_of
+from orchestrator.observe.goodput import Phase, ledger, timeline
+from orchestrator.observe.step_parts import latest, why_slow
+from orchestrator.observe.totals import MEASURED, Row, RunTotals
+from orchestrator.storage.row_log import missing_numbers
+
+FAULT_KEYS = ("time", "attempt", "step", "first_fault", "explained", "output", "seconds_lost")
+"""Of the event of a fault, what the summary has."""
+_HELD = frozenset({"start", "train", "stop"})  # phases in which the gang occupies its workers
+
+
+def summary(
+    spec: JobSpec,
+    plan: Mapping[str, Any] | None,
+    events: Sequence[Row],
+    rows: RunTotals,
+    manifest_meta: Mapping[str, Any] | None = None,
+    *,
+    unigram_entropy: float | None = None,
+    sample: str | None = None,
+    now: float | None = None,
+) -> dict[str, Any]:
+    """What summary.json holds, from the rows of events.jsonl and the totals of those of metrics.jsonl.
+
+    `manifest_meta` is the `meta` of the last commit, `unigram_entropy` in nats a token, which is left out where the
+    loss is not that of a text's tokens, `sample` a text the model generated, `now` unix seconds for a run that has not
+    ended. Values that are not known are None.
+    """
+    last, objective = rows.last, spec.workload.objective
+    unigram_entropy = unigram_entropy if predicts_text(objective) else None
+    phases = timeline(events, rows, now)
+    used = worker_seconds(phases, rows) / 3600
+    held_seconds = sum(phase.seconds for phase, _ in held(phases, rows))
+    ends = [event for event in events if event.get("phase") in ENDED]
+    running = not events or events[-1].get("phase") not in ENDED
+    loss = last.get("loss")
+    return {
+        "name": spec.name,
+        "objective": objective,
+        "metrics": spec.evaluate.metrics if spec.evaluate else None,
+        "state": "running" if running else events[-1]["phase"],
+        "reason": None if running else ends[-1].get("reason"),
+        "started": events[0].get("time") if events else None,
+        "ended": None if running else ends[-1].get("time"),
+        "step": last.get("step", 0),
+        "steps": spec.train.steps,
+        "precision": spec.train.dtype,
+        "tokens": last.get("tokens", 0),
+        "final_loss": loss,
+        "evaluation": rows.evaluations[0] if rows.evaluations else None,
+        "tasks": next(iter(tasks_in(events)), None),
+        "unigram_entropy": unigram_entropy,
+        "below_unigram": None if unigram_entropy is None or loss is None else bool(loss < unigram_entropy),
+        "receipt": (manifest_meta or {}).get("samples") or last.get("samples"),
+        "continued_from": next((each["continued"] for each in events if each.get("continued")), None),
+        "attempts": len({event.get("attempt") for event in events if event.get("phase") == "start"}),
+        "faults": [
+            {key: event.get(key) for key in FAULT_KEYS} for event in events if event.get("first_fault")
+        ],
+        "layouts": rows.layouts,
+        "missing_rows": [list(gap) for gap in rows.missing],
+        "missing_events": missing_numbers(events),
+        "ledger": ledger(events, rows, now),
+        "predicted": _predicted(plan),
+        "audit": audit(plan, rows.parts.means, rows.parts.late),
+        "machine": rows.machine,
+        "attention_kernels": rows.attention_kernels,
+        "memory_audit": memory_audit(plan, rows.rank_memory),
+        "measured": measured(rows),
+        "step_parts": rows.parts.means,
+        "late_seconds": rows.parts.late,
+        "mfu": rows.parts.mfu,
+        "why_slow": why_slow(rows.parts, latest(rows.newest[::-1])),
+        "worker_hours": used,
+        "evaluated_beside": _beside(spec, rows),
+        **({} if rows.padding is None else {"padding": rows.padding}),
+        **_footprint(
+            spec, held_seconds, used, rows, cost(phases, rows, events, spec.limits.usd_per_worker_hour)
+        ),
+        "sample": sample,
+    }
+
+
+def tasks_in(events: Sequence[Row]) -> list[Row]:
+    """The evaluations of a job's tasks, newest first."""
+    return [event["tasks"] for event in reversed(events) if event.get("tasks")]
+
+
+def measured(rows: RunTotals) -> dict[str, float | None]:
+    """Medians over the steps that count, without the first of each attempt, which is slower; and peak memory."""
+    memory = max(rows.rank_memory, default=rows.memory_bytes)
+    return {key: rows.median(key) for key in MEASURED} | {"memory_bytes": memory}
+
+
+def worker_seconds(phases: Sequence[Phase], rows: RunTotals) -> float:
+    """Seconds times workers that gangs held, from the start of each gang until it was stopped."""
+    return sum(phase.seconds * world(layout) for phase, layout in held(phases, rows))
+
+
+def cost(phases: Sequence[Phase], rows: RunTotals, events: Sequence[Row], usd: float) -> float | None:
+    """USD that gangs have cost, from the start of each until it was stopped; None if no price is known.
+
+    `usd` is the price of a worker for an hour; if it is 0, the prices of the machines in the events are used.
+    """
+    rates = {e["attempt"]: e["usd_per_hour"] for e in events if e.get("usd_per_hour") is not None}
+    total, known = 0.0, bool(usd)
+    for phase, layout in held(phases, rows):
+        if usd:
+            total += phase.seconds / 3600 * usd * world(layout)
+        elif phase.attempt in rates:
+            known = True
+            total += phase.seconds / 3600 * rates[phase.attempt]
+    return total if known else None
+
+
+def held(phases: Sequence[Phase], rows: RunTotals) -> list[tuple[Phase, Any]]:
+    """The phases in which a gang held workers, each with its layout."""
+    by_attempt = dict(rows.layout_of)
+    for phase in phases:
+        if phase.layout and phase.name in ("start", "train"):
+            by_attempt[phase.attempt] = phase.layout
+    return [(phase, by_attempt.get(phase.attempt)) for phase in phases if phase.name in _HELD]
+
+
+def world(layout: Any) -> int:
+    """Ranks of a layout given as the mapping or as the string ("dp2 tp2 zero1 mb4"); 1 if it is not known."""
+    if isinstance(layout, Mapping):
+        return math.prod(int(layout.get(axis, 1)) for axis in ("pp", "dp", "cp", "tp"))
+    return math.prod(int(degree) for degree in re.findall(r"\b(?:pp|dp|cp|tp)(\d+)\b", str(layout or "")))
+
+
+def _beside(spec: JobSpec, rows: RunTotals) -> dict[str, float | None] | None:
+    """Worker hours and USD of the evaluations beside the run, which are in no other figure; None without any."""
+    if not spec.evaluates_beside:
+        return None
+    hours, price = rows.beside_seconds / 3600, spec.limits.usd_per_worker_hour
+    return {"worker_hours": hours, "cost_usd": hours * price if price else None}
+
+
+def _footprint(
+    spec: JobSpec, held_seconds: float, worker_hours: float, rows: RunTotals, usd: float | None
+) -> dict[str, Any]:
+    """Cost and energy of these worker hours, with the assumptions behind them as text."""
+    worker, price = spec.resources.per_worker, spec.limits.usd_per_worker_hour
+    basis = "Cost is unknown: usd_per_worker_hour is not set, and no machine's price is known."
+    if usd is not None:
+        basis = "Cost is hours of whole machines x their prices in the table."
+    if price:
+        basis = f"Cost is worker hours x {price:g} USD."
+    energy = energy_of(worker, worker_hours, held_seconds, rows.energy)
+    return {"cost_usd": usd, **energy, "assumptions": f"{energy.pop('energy_basis')} {basis}"}
+
+
+def _predicted(plan: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Of the plan what `measured` has: of steps the median, where the plan tells it."""
+    given = (plan or {}).get("predicted") or {}
+    found = {key: given.get(key) for key in ("step_seconds", "tokens_per_second", "memory_bytes")}
+    median = (given.get("step_seconds_quantiles") or {}).get("0.5")
+    if median and found["step_seconds"] and found["tokens_per_second"]:
+        found["tokens_per_second"] *= found["step_seconds"] / median
+        found["step_seconds"] = median
+    return found

@@ -1,0 +1,265 @@
+"""Totals of a run's metrics rows for goodput, summary and report, from one pass over them, newest first.
+
+A run may have millions of rows, so they are not kept: only sums by phase, extremes, two numbers a row for the medians,
+and the points of the charts, thinned.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from array import array
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.observe.charts import Thinned
+from orchestrator.observe.energy import Measured, measured
+from orchestrator.observe.step_parts import LATEST, StepParts
+from orchestrator.storage.row_line import EVALS, EVENTS, LARGEST, METRICS, NODES, Row, evaluations_in
+from orchestrator.storage.run_directory import ORIGIN, RunDir
+
+GANG_PHASES = frozenset({"start", "train"})
+"""Phases in which steps are computed."""
+CHARTED = ("loss", "tokens_per_second", "grad_norm")
+LONGEST_OF = 20
+MEASURED = ("step_seconds", "tokens_per_second")
+
+
+@dataclass
+class PhaseTime:
+    """The time that the rows of one phase account for, in microseconds, and when the last of them was written."""
+
+    data: int = 0
+    commit: int = 0
+    evaluation: int = 0
+    step: int = 0
+    last: int = 0
+
+    def add(self, row: Row, time: int) -> None:
+        """One more row."""
+        self.data += micros(row.get("data_seconds"))
+        self.commit += micros(row.get("commit_seconds"))
+        self.evaluation += micros(row.get("evaluation_seconds"))
+        self.step += micros(row.get("step_seconds"))
+        self.last = max(self.last, time)
+
+
+class RunTotals:
+    """The totals of a run whose `events` are known; `add` takes its rows, newest first.
+
+    A row rolls back every earlier row with the same step or a later one. A stop event that says how many steps were
+    lost marks these too, since they may not have been computed again.
+    """
+
+    def __init__(self, events: Sequence[Row], first: int = 1) -> None:
+        """`first` is the run's first step: not 1 for one that started from another run's commit."""
+        self.useful: dict[int, PhaseTime] = {}
+        """Time of the rows that count, by the index of the event that began their phase."""
+        self.lost: dict[int, PhaseTime] = {}
+        """The same of rows whose work was lost."""
+        self.lost_steps: Counter[Any] = Counter()
+        """Number of lost steps, by attempt."""
+        self.last: Row = {}
+        """The row of the last step that counts."""
+        self.layout_of: dict[int, Any] = {}
+        """The layout of an attempt, in its first row."""
+        self.first_step: dict[int, int] = {}
+        """The first step of an attempt that counts, by attempt."""
+        self.memory_bytes: float | None = None
+        self.rank_memory: list[float] = []
+        """Bytes that each rank of the newest gang has needed at most."""
+        self._memory_attempt: Any = None
+        self.machine: dict[str, Any] = {}
+        """Of rank 0 of the newest gang, see `this_machine`."""
+        self.attention_kernels: list[str] = []
+        """By which that rank computes attention."""
+        self.evaluations: list[Row] = []
+        """The evaluations that count, newest first."""
+        self.beside_seconds = 0.0
+        """Seconds of those that were made beside the run, each on a worker of its own."""
+        self.parts = StepParts()
+        """Of the steps that count, but the first of each attempt, which is slower."""
+        self.newest: list[Row] = []
+        """The last rows that count, newest first."""
+        self._padding = (0.0, 0)
+        self.energy = Measured()
+        self.points = {key: Thinned() for key in CHARTED}
+        self.latest = 0
+        """The time of the last row, in microseconds since the epoch."""
+        self._first = first
+        self._gaps: list[tuple[int, int]] = []
+        self._gangs: dict[Any, list[tuple[int, int]]] = {}
+        self._last_rows: dict[int, int] = {}
+        self._last_kept: dict[Any, int] = {}
+        self._lowest: float = math.inf
+        self._layouts: dict[str, int] = {}
+        self._steady = {key: array("d") for key in MEASURED}
+        self._first_rows: dict[Any, Row] = {}
+        self._read(events)
+
+    def _read(self, events: Sequence[Row]) -> None:
+        starts = never_back([micros(event.get("time")) for event in events])
+        for index, event in enumerate(events):
+            if event.get("phase") in GANG_PHASES:
+                self._gangs.setdefault(event.get("attempt"), []).append((starts[index], index))
+            if index and event.get("phase") == "prepare":
+                self._last_rows[starts[index]] = 0
+            if event.get("phase") == "stop" and event.get("lost_steps") and event.get("step") is not None:
+                attempt, safe = event.get("attempt"), event["step"] - event["lost_steps"]
+                self._last_kept[attempt] = min(self._last_kept.get(attempt, safe), safe)
+        self._boundaries = sorted(self._last_rows)
+
+    def add(self, row: Row) -> None:
+        """Add a row: the one that precedes, in the file, the row added last."""
+        step, attempt, time = row.get("step", 0), row.get("attempt"), micros(row.get("time"))
+        self.latest = max(self.latest, time)
+        if (index := bisect_left(self._boundaries, time)) < len(self._boundaries):
+            self._last_rows[self._boundaries[index]] = max(self._last_rows[self._boundaries[index]], time)
+        if layout := row.get("layout"):
+            self._layouts.pop(str(layout), None)
+            self._layouts[str(layout)] = 0
+        self.layout_of[attempt or 0] = layout
+        rolled_back = step >= self._lowest
+        if not rolled_back:
+            self._follow(step)
+        lost = rolled_back or step > self._last_kept.get(attempt, math.inf)
+        if mine := self._gangs.get(attempt):
+            index = mine[max(bisect_right(mine, (time, math.inf)) - 1, 0)][1]
+            (self.lost if lost else self.useful).setdefault(index, PhaseTime()).add(row, time)
+        if lost:
+            self.lost_steps[attempt] += 1
+        else:
+            self._count(row, step, attempt)
+
+    def _follow(self, step: int) -> None:
+        if self._lowest != math.inf and step < self._lowest - 1:
+            self._gaps.append((step + 1, int(self._lowest) - 1))
+        self._lowest = step
+
+    def _count(self, row: Row, step: int, attempt: Any) -> None:
+        if step >= self.last.get("step", 0):
+            self.last = row
+        self.first_step[attempt or 0] = step
+        before = self._first_rows.get(attempt)
+        if len(self.newest) < LATEST:
+            self.newest.append(row)
+        if before is not None:
+            self.parts.add(before)
+            for key, values in self._steady.items():
+                if is_number(before.get(key)):
+                    values.append(before[key])
+        self._first_rows[attempt] = row
+        if is_number(row.get("memory_bytes")):
+            self.memory_bytes = max(self.memory_bytes or 0, row["memory_bytes"])
+        self._count_ranks(row, attempt)
+        if not self.machine and isinstance(row.get("machine"), dict):
+            self.machine = row["machine"]
+            self.attention_kernels = row.get("attention_kernels") or []
+        if is_number(row.get("padding")):
+            self._padding = (self._padding[0] + row["padding"], self._padding[1] + 1)
+        self.evaluations += reversed(evaluations_in([row]))
+        for key, points in self.points.items():
+            if isinstance(row.get(key), int | float):
+                points.add(float(step), float(row[key]))
+
+    def _count_ranks(self, row: Row, attempt: Any) -> None:
+        found = row.get("memory_bytes_by_rank")
+        if not isinstance(found, list) or not all(map(is_number, found)):
+            return
+        if not self.rank_memory:
+            self.rank_memory, self._memory_attempt = found, attempt
+        elif attempt == self._memory_attempt and len(found) == len(self.rank_memory):
+            self.rank_memory = [max(pair) for pair in zip(found, self.rank_memory, strict=True)]
+
+    def add_evaluations(self, newest_first: Iterable[Row]) -> None:
+        """Add those rows of evals.jsonl that no row of a step carries: they were made beside the run."""
+        carried = {row["step"] for row in self.evaluations}
+        beside = [row for row in newest_first if row["step"] not in carried]
+        self.beside_seconds = sum(row["seconds"] for row in beside if is_number(row.get("seconds")))
+        self.evaluations = sorted([*self.evaluations, *beside], key=lambda row: -int(row["step"]))
+
+    def last_row_before(self, end: int) -> int:
+        """The time of the last row before `end`, the beginning of a prepare phase; in microseconds, 0 without a row."""
+        return max(
+            (self._last_rows[e] for e in self._boundaries[: bisect_right(self._boundaries, end)]), default=0
+        )
+
+    @property
+    def layouts(self) -> list[str]:
+        """All layouts, in the order of their first use."""
+        return list(reversed(self._layouts))
+
+    @property
+    def missing(self) -> list[tuple[int, int]]:
+        """Steps without a row, as (first, last) of each gap."""
+        begun = [(self._first, int(self._lowest) - 1)] if self._first < self._lowest < math.inf else []
+        return [*begun, *reversed(self._gaps)]
+
+    @property
+    def padding(self) -> float | None:
+        """The mean share of padding over the steps that count; None where samples are not packed."""
+        total, count = self._padding
+        return total / count if count else None
+
+    def median(self, key: str) -> float | None:
+        """The median of a key in MEASURED over the steps that count, but the first of each attempt, which is slower."""
+        import numpy as np
+
+        steady = any(self._steady.values())
+        first = [row[key] for row in self._first_rows.values() if is_number(row.get(key))]
+        values = self._steady[key] if steady else first
+        return float(np.median(values)) if len(values) else None
+
+
+def tally(events: Sequence[Row], newest_first: Iterable[Row], first: int = 1) -> RunTotals:
+    """The totals of these rows."""
+    found = RunTotals(events, first)
+    for row in newest_first:
+        found.add(row)
+    return found
+
+
+def totals_of(run: RunDir) -> RunTotals:
+    """The totals of the rows in a run directory."""
+    first = int((run.read_json(ORIGIN) or {}).get("step", 0)) + 1
+    placed = run.log(METRICS).backward()
+    found = tally(run.rows(EVENTS), (line.row for line in placed if line.row is not None), first)
+    found.add_evaluations(run.log(EVALS).newest())
+    found.energy = measured(run.log(NODES).rows())
+    return found
+
+
+def median_step(rows: Sequence[Row]) -> float:
+    """Median seconds of these steps, 0 if there are none."""
+    return statistics.median(row["step_seconds"] for row in rows) if rows else 0.0
+
+
+def longest_step(rows: Sequence[Row]) -> float:
+    """Seconds of the longest of the last LONGEST_OF steps of the last attempt in these rows, 0 if there are none."""
+    latest = [row for row in rows if row["attempt"] == rows[-1]["attempt"]][-LONGEST_OF:]
+    return max((row["step_seconds"] for row in latest), default=0.0)
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a number that a float can hold."""
+    return isinstance(value, int | float) and -LARGEST <= value <= LARGEST
+
+
+def never_back(times: Sequence[int], since: int = 0) -> list[int]:
+    """The same times, each raised to the latest of those before it and to `since`: clocks may be set back."""
+    latest = max(times[0], since) if times else 0
+    out = []
+    for time in times:
+        latest = max(latest, time)
+        out.append(latest)
+    return out
+
+
+def micros(seconds: Any) -> int:
+    """Seconds as whole microseconds; 0 for anything that is no duration."""
+    if not is_number(seconds):
+        return 0
+    return round(min(max(seconds, 0), 1e12) * 1e6)

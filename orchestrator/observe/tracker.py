@@ -1,0 +1,283 @@
+"""Copies the rows and documents of a run directory to MLflow, in a thread of its own.
+
+The run directory is the source of truth and the server a copy that may lag: the caller appends to the directory
+first and then notifies the tracker, which never blocks and never raises. While the server is down only a number is
+kept in memory; when it is back, missing rows are read from the run directory again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from orchestrator.config.outcome import Outcome
+from orchestrator.config.redact import redact, told
+from orchestrator.config.spec import JobSpec
+from orchestrator.observe.formatting import run_name
+from orchestrator.observe.mlflow_inputs import NamedData, data_in, environment, log_commits, log_data
+from orchestrator.observe.mlflow_run import MlflowRun, within
+from orchestrator.storage.row_line import EVALS, EVENTS, METRICS, NODES, Row
+from orchestrator.storage.run_directory import ORIGIN, RunDir
+
+DOCUMENTS = ("job.yaml", "plan.json", "summary.json", "report.html")
+ENVIRONMENT = "environment.txt"
+MLFLOW_STATUS: Mapping[str, str] = {
+    Outcome.DONE: "FINISHED",
+    Outcome.FAILED: "FAILED",
+    Outcome.STOPPED: "KILLED",
+}
+PENDING_ROWS = 5000  # with more of them waiting, the run directory is read instead
+FLUSH_SECONDS = 1.0
+BACKOFF_SECONDS = (1.0, 30.0)  # first and longest wait for a server that does not answer
+CLOSING_BACKOFF = 0.5
+HEAD_START = 30.0
+"""Seconds that a run has for its first step before MLflow is imported, which takes as long as a small run's start."""
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """The result of a delivery: how many rows the server is `missing`, the last `problem` as one line, and the names of
+    metrics and parameters that it has `refused`: these are in the run directory alone."""
+
+    missing: int
+    problem: str | None = None
+    refused: tuple[str, ...] = ()
+
+    @property
+    def line(self) -> str:
+        """What the server has refused, in a line; empty if it has not."""
+        if not self.refused:
+            return ""
+        names = ", ".join(self.refused)
+        return f"MLflow takes no metric or parameter named {names}: the run directory alone has them"
+
+
+class Tracker:
+    """Copies a run to one MLflow run for all attempts. Does nothing without `spec.tracking`."""
+
+    def __init__(self, spec: JobSpec, run_dir: RunDir, status: str = "RUNNING") -> None:
+        self.problem: str | None = None
+        self._spec, self._run_dir = spec, run_dir
+        self._changed = threading.Condition()
+        self._rows: deque[Row] = deque()
+        self._behind = True  # some rows are not in self._rows, and must be read from the run directory
+        self._beside = spec.evaluates_beside
+        self._evaluations = self._beside  # some are in evals.jsonl alone, and have not been sent
+        self._nodes = True  # some are in nodes.jsonl alone
+        self._documents = set(DOCUMENTS)
+        self._commits, self._data = True, list[NamedData]()
+        self._status, self._sent_status = status, ""
+        self._newest = self._last = -1
+        self._deadline: float | None = None
+        self._run: MlflowRun | None = None
+        self._refused: frozenset[str] = frozenset()
+        self._thread = threading.Thread(target=self._work, name="mlflow-tracker", daemon=True)
+        if spec.tracking:
+            self._thread.start()
+
+    def rows(self, rows: Iterable[Row]) -> None:
+        """Notify that these rows were appended to metrics.jsonl."""
+        with self._changed:
+            for row in rows:
+                self._newest = max(self._newest, row.get("step", -1))
+                if not self._behind:
+                    self._rows.append(row)
+            if len(self._rows) > PENDING_ROWS:
+                self._fall_behind()
+            self._changed.notify()
+
+    def evaluated(self) -> None:
+        """Notify that rows of evaluations beside the run were appended to evals.jsonl."""
+        with self._changed:
+            self._evaluations = self._commits = True
+            self._changed.notify()
+
+    def nodes(self) -> None:
+        """Notify that rows were appended to nodes.jsonl."""
+        with self._changed:
+            self._nodes = True
+            self._changed.notify()
+
+    def committed(self) -> None:
+        """Notify that a commit was published, or removed."""
+        with self._changed:
+            self._commits = True
+            self._changed.notify()
+
+    def document(self, name: str) -> None:
+        """Notify that a text file of the run directory was written: one of DOCUMENTS, or another."""
+        with self._changed:
+            self._documents.add(name)
+            self._changed.notify()
+
+    def status(self, status: str) -> None:
+        """Set the status of the MLflow run: RUNNING, FINISHED, FAILED or KILLED."""
+        with self._changed:
+            self._status = status
+            self._changed.notify()
+
+    def close(self, timeout: float) -> Delivery:
+        """Deliver what is left, for at most `timeout` seconds; returns what could not be delivered."""
+        if not self._spec.tracking:
+            return Delivery(0)
+        with self._changed:
+            self._deadline = time.monotonic() + timeout
+            self._changed.notify()
+        self._thread.join(timeout)
+        late = None if self._idle() else f"no answer within {timeout:g} s"
+        missing = max(0, self._newest - max(self._last, 0))
+        return Delivery(missing, self.problem or late, tuple(sorted(self._refused)))
+
+    def _work(self) -> None:
+        backoff = BACKOFF_SECONDS[0]
+        with self._changed:
+            self._changed.wait_for(lambda: self._newest >= 0 or self._closing(), HEAD_START)
+        while True:
+            try:
+                self._deliver()
+                self.problem, pause, backoff = None, FLUSH_SECONDS, BACKOFF_SECONDS[0]
+            except Exception as error:  # telemetry may not stop a run, whatever MLflow raises
+                self.problem = told(error)
+                with self._changed:
+                    self._run, self._sent_status = None, ""
+                    self._documents |= set(DOCUMENTS)
+                    self._evaluations, self._commits, self._nodes = self._beside, True, True
+                    self._fall_behind()
+                pause, backoff = backoff, min(2 * backoff, BACKOFF_SECONDS[1])
+            if not self._wait(pause):
+                return
+
+    def _wait(self, pause: float) -> bool:
+        """Wait `pause` seconds, and then for something to deliver. Returns False when the thread is to end."""
+        with self._changed:
+            if not self._changed.wait_for(self._closing, pause):
+                self._changed.wait_for(lambda: self._closing() or not self._idle())
+                return True
+            if self._idle() or time.monotonic() >= (self._deadline or 0):
+                return False
+            if self.problem:
+                self._changed.wait(CLOSING_BACKOFF)
+            return True
+
+    def _closing(self) -> bool:
+        return self._deadline is not None
+
+    def _idle(self) -> bool:
+        waits = self._rows or self._behind or self._documents or self._evaluations or self._commits
+        return not (waits or self._nodes or self._status != self._sent_status)
+
+    def _fall_behind(self) -> None:
+        self._rows.clear()
+        self._behind = True
+
+    def _deliver(self) -> None:
+        """One round: connect if need be, then rows, then documents, then the status."""
+        log = self._run_dir.log(METRICS)
+        if self._newest < 0:
+            self._newest = (log.last() or {}).get("step", -1)
+        if self._run is None:
+            self._run = connect(self._spec, self._run_dir)
+            self._run.log_document(ENVIRONMENT, environment())
+            if (begun := self._run_dir.read_json_or_empty(ORIGIN)).get("run"):
+                self._run.log_origin(begun["run"], begun["step"])
+        run = self._run
+        with self._changed:
+            waiting: Iterable[Row] = list(self._rows)
+            behind, cuts = self._behind, log.cuts
+            self._behind = False
+        if behind:
+            # Rows are in the run directory before the tracker is notified, so this reading has all of them.
+            waiting = itertools.takewhile(lambda _: log.cuts == cuts, log.after(run.received.since))
+        run.log_rows(waiting)
+        self._last = run.received.last
+        with self._changed:
+            if behind and log.cuts != cuts:  # rows were removed while they were read
+                self._fall_behind()
+            while self._rows and not run.received.lacks(self._rows[0]):
+                self._rows.popleft()
+            if not (self._rows or self._behind):
+                self._newest = self._last  # rolled back steps are no longer missing
+            documents, status = sorted(self._documents), self._status
+            evaluated, self._documents, self._evaluations = self._evaluations, set(), False
+            committed, self._commits = self._commits, False
+            nodes, self._nodes = self._nodes, False
+        if evaluated:
+            run.log_evaluations(self._run_dir.log(EVALS).rows())
+        if nodes:
+            run.log_nodes(self._run_dir.log(NODES).after(run.last_node, "number"))
+        self._refused |= run.refused
+        for name in documents:
+            if (text := self._run_dir.read_text(name)) is not None:
+                run.log_document(name, text)
+        if status != self._sent_status:
+            if status != "RUNNING":
+                events = list(self._run_dir.log(EVENTS).rows())
+                run.log_evaluations(event["tasks"] for event in events if event.get("tasks"))
+                run.log_document(EVENTS, "".join(f"{json.dumps(event)}\n" for event in redact(events)))
+            run.set_status(status, (self._run_dir.log(EVENTS).last() or {}).get("time"))
+            self._sent_status = status
+        if committed:
+            self._deliver_commits(run)
+
+    def _deliver_commits(self, run: MlflowRun) -> None:
+        """Last, for a server of an earlier version knows no logged models."""
+        validation = self._spec.data.validation
+        if not self._data and (found := data_in(self._run_dir, validation.share if validation else None)):
+            log_data(run, found)
+            self._data = found
+        try:
+            log_commits(run, run_name(self._spec.name, self._run_dir.name), self._run_dir, self._data)
+        except Exception as error:
+            if getattr(error, "error_code", "") != "ENDPOINT_NOT_FOUND":
+                raise
+
+
+def deliver(spec: JobSpec, run_dir: RunDir, timeout: float = 60.0) -> Delivery:
+    """Bring the server up to date with a run directory, and wait until it is. Never raises.
+
+    For a run whose server was down at its end, or which was trained on another machine.
+    """
+    phase = (run_dir.log(EVENTS).last() or {}).get("phase")
+    return Tracker(spec, run_dir, MLFLOW_STATUS.get(str(phase), "RUNNING")).close(timeout)
+
+
+def rows_on_server(
+    spec: JobSpec, run_dir: RunDir, missing: Sequence[tuple[int, int]], timeout: float
+) -> list[Row]:
+    """The rows of these steps as far as the server has them: numbers only, no texts.
+
+    Never raises; empty if the server does not answer within `timeout` seconds.
+    """
+    closing = threading.Event()
+    try:
+        return within(timeout, lambda: connect(spec, run_dir, make=False).rows(missing, closing))
+    except Exception:  # telemetry, whatever MLflow raises
+        return []
+    finally:
+        closing.set()
+
+
+def connect(spec: JobSpec, run_dir: RunDir, make: bool = True) -> MlflowRun:
+    """The MLflow run of a run directory."""
+    if (born := born_of(run_dir)) is None:
+        raise LookupError("the run has no event yet")
+    tracking = spec.tracking
+    assert tracking
+    params = spec.model_dump(mode="json") if make else None
+    name = run_name(spec.name, run_dir.name)
+    return MlflowRun(tracking.uri, tracking.experiment, name, run_dir.uri, born, params)
+
+
+def born_of(run_dir: RunDir) -> float | None:
+    """When a run began, which tells it from one that was in the same directory before; None if it has not begun. An
+    extended run is another one in MLflow, which replaces neither parameters nor rows."""
+    born: float | None = None
+    for event in run_dir.log(EVENTS).rows():
+        if born is None or event.get("extended"):
+            born = event["time"]
+    return born

@@ -1,0 +1,1 @@
+"""How weights change: each optimizer with its update, its slots and its schedule."""

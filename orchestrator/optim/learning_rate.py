@@ -1,0 +1,58 @@
+"""The learning rate schedule."""
+
+from __future__ import annotations
+
+import math
+
+from orchestrator.config.errors import InputError
+from orchestrator.config.object_reference import ObjectReference
+from orchestrator.config.optimizer import OptimizerSpec, in_steps
+from workloads.errors import WorkloadError
+from workloads.own.object_reference import load
+
+WHERE = "train.optimizer.schedule"
+
+
+def learning_rate(spec: OptimizerSpec, step: int, steps: int, begin: int = 0) -> float:
+    """The learning rate of update `step` (from 0) of `steps`: linear warm-up, then the schedule of the job, counted
+    from update `begin` on. A warm-up or decay that is a share is one of all `steps`.
+
+    wsd: warm-up, stable, decay (Hu et al. 2024, section 4), its decay 1 - sqrt (Hägele et al. 2024, section 3).
+    inverse_sqrt: lr * sqrt(warmup / update), as in Vaswani et al. 2017, eq. 3, scaled so that the warm-up ends at lr.
+    """
+    warmup, decay = in_steps(spec.warmup, steps), in_steps(spec.decay, steps)
+    step, steps = step - begin, steps - begin
+    if step < warmup:
+        return spec.lr * (step + 1) / warmup
+    if isinstance(spec.schedule, ObjectReference):
+        return spec.lr * own_share(spec.schedule, step, steps)
+    decay_from = steps - decay
+    done = (step - warmup) / max(steps - warmup, 1)
+    match spec.schedule:
+        case "constant":
+            return spec.lr
+        case "inverse_sqrt":
+            return spec.lr * math.sqrt(max(warmup, 1) / (step + 1))
+        case "wsd" if step < decay_from:
+            return spec.lr
+        case "wsd":
+            shape = 1.0 - math.sqrt((step - decay_from) / decay)
+        case "cosine":
+            shape = 0.5 * (1 + math.cos(math.pi * done))
+        case "linear":
+            shape = 1.0 - done
+    return spec.lr * (spec.final_lr + (1 - spec.final_lr) * shape)
+
+
+def own_share(named: ObjectReference, step: int, steps: int) -> float:
+    """The learning rate of an update as a share of `lr`, by an own schedule. Raises InputError for what is none."""
+    try:
+        found = float(load(named.use)(step, steps, **named.options))
+    except WorkloadError as error:
+        raise InputError(str(error), WHERE) from None
+    except Exception as error:  # whatever the user's code raises
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise InputError(f"{named} failed at update {step} ({reason})", WHERE, "mend it") from None
+    if not (math.isfinite(found) and found >= 0.0):
+        raise InputError(f"{named} gives {found} at update {step}", WHERE, "give a share of lr, 0 or more")
+    return found

@@ -1,0 +1,83 @@
+"""Muon for the matrices of the layers, AdamW for the rest.
+
+Jordan et al., 2024, "Muon: An optimizer for hidden layers in neural networks": momentum (Nesterov's), whose matrix is
+made orthogonal by five Newton-Schulz iterations. The update has the size of Adam's (Liu et al., 2025, "Muon is Scalable
+for LLM Training", equation 4), so that learning rate and decay serve both parts.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from orchestrator.config.optimizer import OptimizerSpec
+from orchestrator.parallel.full_matrices import FullMatrices
+from orchestrator.parallel.parameter_shard import ParameterShard
+
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+"""Of the quintic polynomial whose iteration brings every singular value near one."""
+ITERATIONS = 5
+LEAST_NORM = 1e-7
+RMS = 0.2
+"""Root mean square of the elements of an update, which is about that of AdamW's."""
+
+
+class Muon(torch.optim.Optimizer):
+    """Groups with `muon` are the matrices of `full`; those without are AdamW's.
+
+    `dtype` is that of the iterations.
+    """
+
+    def __init__(
+        self, groups: list[dict[str, Any]], spec: OptimizerSpec, full: FullMatrices, dtype: torch.dtype
+    ) -> None:
+        super().__init__(groups, {"lr": spec.lr})
+        self._momentum, self._full, self._dtype = spec.momentum, full, dtype
+        rest = [group for group in self.param_groups if not group["muon"]]
+        self._adamw = torch.optim.AdamW(rest, betas=spec.betas, eps=spec.eps, fused=True) if rest else None
+        if self._adamw is not None:
+            self._adamw.state = self.state  # one state by parameter, of which each part has its own slots
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One update from the gradients; all ranks call it together."""
+        if self._adamw is not None:
+            self._adamw.step()
+        group_of = {p: group for group in self.param_groups if group["muon"] for p in group["params"]}
+        for shard, update in self._full.changed(self._direction, self._orthogonal):
+            p = shard.parameter
+            group, (rows, columns) = group_of[p], shard.cut.shape[-2:]
+            p.mul_(1 - group["lr"] * group["weight_decay"])
+            p.add_(update, alpha=-group["lr"] * RMS * math.sqrt(max(rows, columns)))
+
+    def _direction(self, shard: ParameterShard) -> Tensor:
+        """The gradient carried on by the momentum, which is updated."""
+        p = shard.parameter
+        assert p.grad is not None
+        state = self.state[p]
+        state["step"] = state.get("step", torch.tensor(0.0)) + 1
+        momentum = state.setdefault("momentum_buffer", torch.zeros_like(p))
+        momentum.lerp_(p.grad, 1 - self._momentum)
+        return p.grad.lerp(momentum, self._momentum)
+
+    def _orthogonal(self, matrix: Tensor) -> Tensor:
+        return orthogonal(matrix, self._dtype)
+
+
+def orthogonal(matrix: Tensor, dtype: torch.dtype) -> Tensor:
+    """About U V^T of the singular value decomposition U S V^T of each matrix [.., rows, columns], fp32.
+
+    Its singular values are between about 0.7 and 1.2.
+    """
+    a, b, c = COEFFICIENTS
+    x = matrix.to(dtype)
+    tall = x.shape[-2] > x.shape[-1]
+    x = x.mT if tall else x
+    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=LEAST_NORM)
+    for _ in range(ITERATIONS):
+        gram = x @ x.mT
+        x = a * x + (b * gram + c * (gram @ gram)) @ x
+    return (x.mT if tall else x).to(matrix.dtype)

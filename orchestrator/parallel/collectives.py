@@ -1,0 +1,168 @@
+"""Collectives that the backward pass goes through, on plain local tensors.
+
+copy and reduce are f and g of Shoeybi et al., 2019, Megatron-LM (figure 3); gather, scatter and split are those
+of Korthikanti et al., 2022 (section 4.2.2). A group of one rank does nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from orchestrator.parallel.mesh import ProcessGroup
+
+
+def copy(x: Tensor, group: ProcessGroup) -> Tensor:
+    """Forward: identity; backward: sum over the group. For the input of column-parallel layers."""
+    return x if group.size == 1 else _Copy.apply(x, group)
+
+
+def reduce(x: Tensor, group: ProcessGroup) -> Tensor:
+    """Forward: sum over the group; backward: identity. For the output of row-parallel layers."""
+    return x if group.size == 1 else _Reduce.apply(x, group)
+
+
+def gather(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
+    """Forward: all-gather along `dim`; backward: reduce-scatter."""
+    return x if group.size == 1 else _Gather.apply(x, dim, group)
+
+
+def scatter(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
+    """Forward: reduce-scatter along `dim`; backward: all-gather. The inverse of `gather`."""
+    return x if group.size == 1 else _Scatter.apply(x, dim, group)
+
+
+def split(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
+    """Forward: this rank's part of a tensor that is the same on all ranks; backward: all-gather."""
+    return x if group.size == 1 else _Split.apply(x, dim, group)
+
+
+def join(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
+    """Forward: all-gather; backward: this rank's part. For what all ranks then compute alike; the inverse of
+    `split`."""
+    return x if group.size == 1 else _Join.apply(x, dim, group)
+
+
+def exchange(x: Tensor, received: Sequence[int], sent: Sequence[int], group: ProcessGroup) -> Tensor:
+    """Send `sent[i]` rows to rank i and return the `received[i]` rows that come from it, in rank order."""
+    return x if group.size == 1 else _Exchange.apply(x, list(received), list(sent), group)
+
+
+def summed(x: Tensor, group: ProcessGroup) -> Tensor:
+    """The sum over the group; no gradient."""
+    if group.size == 1:
+        return x
+    total = x.clone(memory_format=torch.contiguous_format)
+    with group.communicating():
+        dist.all_reduce(total, group=group.handle)
+    return total
+
+
+def gathered(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
+    """All parts along `dim` in rank order; no gradient. The parts are of one size."""
+    if group.size == 1:
+        return x
+    part = x.movedim(dim, 0).contiguous()
+    whole = part.new_empty(group.size * part.shape[0], *part.shape[1:])
+    with group.communicating():
+        dist.all_gather_single(whole, part, group=group.handle)
+    return whole.movedim(0, dim).contiguous()
+
+
+def _scattered(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
+    whole = x.movedim(dim, 0).contiguous()
+    part = whole.new_empty(whole.shape[0] // group.size, *whole.shape[1:])
+    with group.communicating():
+        dist.reduce_scatter_single(part, whole, group=group.handle)
+    return part.movedim(0, dim).contiguous()
+
+
+def _part(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
+    return x.chunk(group.size, dim)[group.index].contiguous()
+
+
+def _exchanged(x: Tensor, received: list[int], sent: list[int], group: ProcessGroup) -> Tensor:
+    out = x.new_empty(sum(received), *x.shape[1:])
+    with group.communicating():
+        dist.all_to_all_single(out, x.contiguous(), received, sent, group=group.handle)
+    return out
+
+
+class _Copy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return summed(grads[0], ctx.group), None
+
+
+class _Reduce(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
+        return summed(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return grads[0], None
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
+        ctx.dim, ctx.group = dim, group
+        return gathered(x, dim, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return _scattered(grads[0], ctx.dim, ctx.group), None, None
+
+
+class _Scatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
+        ctx.dim, ctx.group = dim, group
+        return _scattered(x, dim, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return gathered(grads[0], ctx.dim, ctx.group), None, None
+
+
+class _Split(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
+        ctx.dim, ctx.group = dim, group
+        return _part(x, dim, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return gathered(grads[0], ctx.dim, ctx.group), None, None
+
+
+class _Join(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
+        ctx.dim, ctx.group = dim, group
+        return gathered(x, dim, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return _part(grads[0], ctx.dim, ctx.group), None, None
+
+
+class _Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, received: list[int], sent: list[int], group: ProcessGroup) -> Tensor:
+        ctx.received, ctx.sent, ctx.group = received, sent, group
+        return _exchanged(x, received, sent, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        return _exchanged(grads[0], ctx.sent, ctx.received, ctx.group), None, None, None

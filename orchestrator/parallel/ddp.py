@@ -1,0 +1,60 @@
+"""Data parallelism without sharding (ZeRO 0): every replica holds and updates all its parameters."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+from torch import Tensor
+
+from orchestrator.parallel.gradient_buckets import GradientBuckets, Start
+from orchestrator.parallel.mesh import Mesh, ProcessGroup
+from orchestrator.parallel.parameter_shard import ParameterShard, boxes_of
+from orchestrator.parallel.parameters import Held
+
+
+class Ddp:
+    """See `DataParallel`. Gradients are all-reduced over the replicas."""
+
+    def __init__(self, held: list[Held], mesh: Mesh, overlap: bool) -> None:
+        self._overlap = overlap
+        self._buckets = []
+        self.shards: list[ParameterShard] = []
+        for expert in (False, True):
+            group = mesh.expert_data if expert else mesh.data
+            mine = [h for h in held if h.cut.expert == expert]
+            if mine:
+                self._buckets.append(GradientBuckets([h.parameter for h in mine], _sum_over(group), group))
+            for h in mine:
+                boxes = boxes_of(h.cut, 0, h.parameter.numel())
+                first = h.original and group.index == 0
+                one = h.cut.over_tp or mesh.tp.index == 0
+                self.shards.append(
+                    ParameterShard(
+                        h.name, h.cut, h.parameter, boxes, group, first and one, h.original and one
+                    )
+                )
+
+    def begin(self) -> None:
+        """See `DataParallel.begin`."""
+        for buckets in self._buckets:
+            buckets.zero()
+
+    def micro_batch(self, last: bool) -> None:
+        """See `DataParallel.micro_batch`."""
+        if last and self._overlap:
+            for buckets in self._buckets:
+                buckets.arm()
+
+    def finish(self) -> None:
+        """See `DataParallel.finish`."""
+        for buckets in self._buckets:
+            buckets.wait()
+
+    def publish(self) -> None:
+        """Nothing to do: every replica has made the same update."""
+
+
+def _sum_over(group: ProcessGroup) -> Start:
+    def start(_: int, flat: Tensor) -> dist.Work | None:
+        return dist.all_reduce(flat, group=group.handle, async_op=True) if group.size > 1 else None
+
+    return start

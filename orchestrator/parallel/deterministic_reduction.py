@@ -1,0 +1,88 @@
+"""Gradients whose bits do not depend on the data-parallel width.
+
+The global batch is a fixed number of virtual shards, each computed alone as one micro-batch. Their gradients are
+summed in a binary tree over the shards' order: first those of a rank, which are neighbours, then over the ranks.
+An all-to-all gives every rank one slice of all partial sums, which it adds up in the same tree, and an all-gather
+brings the sums back: together the bytes of a ring all-reduce.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from orchestrator.parallel.mesh import Mesh
+from orchestrator.parallel.parameter_shard import ParameterShard, boxes_of
+from orchestrator.parallel.parameters import Held
+
+
+class DeterministicReduction:
+    """See `DataParallel`. Every rank holds all parameters."""
+
+    def __init__(self, held: list[Held], mesh: Mesh, device: torch.device) -> None:
+        self._group = mesh.data
+        mine = mesh.data.index == 0
+        whole = [(h, boxes_of(h.cut, 0, h.parameter.numel())) for h in held]
+        self.shards = [
+            ParameterShard(h.name, h.cut, h.parameter, boxes, mesh.data, mine, True) for h, boxes in whole
+        ]
+        size = sum(h.parameter.numel() for h in held)
+        ways = self._group.size
+        self._flat = torch.zeros(-(-size // ways) * ways, device=device)
+        offset = 0
+        for h in held:
+            h.parameter.grad = self._flat[offset : offset + h.parameter.numel()].view_as(h.parameter)
+            offset += h.parameter.numel()
+        self._sums: list[tuple[int, Tensor]] = []
+        self._computed = False
+
+    def begin(self) -> None:
+        """See `DataParallel.begin`."""
+        self._sums, self._computed = [], False
+
+    def micro_batch(self, last: bool) -> None:
+        """See `DataParallel.micro_batch`."""
+        self._bank()
+        self._flat.zero_()
+        self._computed = True
+
+    def finish(self) -> None:
+        """See `DataParallel.finish`. Raises ValueError if the rank's shards are not a power of two."""
+        self._bank()
+        if len(self._sums) != 1:
+            raise ValueError("a rank's virtual shards must be a power of two")
+        (_, total), ways = self._sums.pop(), self._group.size
+        if ways == 1:
+            self._flat.copy_(total)
+            return
+        slices = torch.empty_like(total)
+        dist.all_to_all_single(slices, total, group=self._group.handle)
+        mine = tree_sum(slices.view(ways, -1))
+        dist.all_gather_single(self._flat, mine, group=self._group.handle)
+
+    def publish(self) -> None:
+        """Nothing to do: every rank has made the same update."""
+
+    def _bank(self) -> None:
+        """Put the last shard's gradients into the tree; like a binary counter, it holds one sum for each level."""
+        if not self._computed:
+            return
+        level, total = 0, self._flat.clone()
+        while self._sums and self._sums[-1][0] == level:
+            total.add_(self._sums.pop()[1])
+            level += 1
+        self._sums.append((level, total))
+        self._computed = False
+
+
+def tree_sum(parts: Tensor) -> Tensor:
+    """The sum over the first dimension, neighbours first, then neighbouring sums; the last of an odd number waits.
+
+    For a power of two, any cut into equal powers of two gives the same bits.
+    """
+    while len(parts) > 1:
+        even = len(parts) // 2 * 2
+        sums = parts[0:even:2] + parts[1:even:2]
+        parts = torch.cat((sums, parts[even:])) if even < len(parts) else sums
+    return parts[0]

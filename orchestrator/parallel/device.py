@@ -1,0 +1,240 @@
+"""The choice of device, process-group backend and compute dtype."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import datetime
+import os
+import resource
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from cluster.workers.network_interface import use_interface_of
+from cluster.workers.worker_context import RankInfo, WorkerContext
+from orchestrator.config.errors import InputError
+from orchestrator.config.spec import JobSpec
+from orchestrator.parallel.rank_messages import gather_json
+from workloads.model import casts
+from workloads.model.masks import with_starts
+from workloads.workload import Batch
+
+COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=10)
+"""Timeout of a collective. A dead peer is detected from outside, and this process replaced, long before."""
+
+COMPUTE = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
+"""Dtype of matrix products by the job's precision, but for those that `multiply_in_8_bits` has changed."""
+
+WORKSPACE = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+"""What cuBLAS reads as it begins, so that its sums have one order (cuBLAS documentation, section 2.1.4). A standby
+begins before there is a job, so that all jobs have it; on Hopper it is torch's own choice."""
+BITWISE = {"NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple"}
+"""What NCCL reads as it begins, for the same; it chooses by size and load otherwise."""
+
+
+HAS_8_BITS = (8, 9)
+"""The first compute capability of GPUs that multiply float8 (NVIDIA's CUDA programming guide): Ada."""
+KEPT_BY_MALLOC = {-3: 32 * 2**20, -1: 2**31 - 1}
+"""glibc's M_MMAP_THRESHOLD, at the most that it takes, and M_TRIM_THRESHOLD (mallopt(3)). A step of a small model takes
+up to a third less with these (docs/benchmarks.md)."""
+CARDS = Path("/dev/infiniband")
+"""Where the system has the network's cards that NCCL reaches without the kernel."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """A rank's device, its compute dtype, and the process group of all ranks.
+
+    With `keeps_casts` a weight is cast once, and the copy is kept to the end of the forward pass: of weights that are
+    gathered only for as long as they are needed (ZeRO 3) that would keep them all. With `keeps_weights` all
+    micro-batches of a step have the same tensors; under ZeRO 2 and 3 FSDP makes others, whose gradients it sums.
+    """
+
+    device: torch.device
+    compute: torch.dtype
+    group: dist.ProcessGroup
+    keeps_casts: bool = True
+    keeps_weights: bool = True
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Context manager for the forward pass: weights stay fp32, matrices are multiplied in the compute dtype."""
+        if self.compute is torch.float32:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=self.compute, cache_enabled=self.keeps_casts)
+
+    @contextlib.contextmanager
+    def casting_once(self) -> Iterator[None]:
+        """Context manager for several forward passes with the same weights: what one of them has cast the others use,
+        in place of a copy of all weights for each that waits for its backward pass."""
+        if self.compute is torch.float32 or not self.keeps_weights:
+            yield
+            return
+        torch.autocast_increment_nesting()  # the copies are forgotten where the outermost context ends
+        try:
+            with casts.kept():
+                yield
+        finally:
+            if torch.autocast_decrement_nesting() == 0:
+                torch.clear_autocast_cache()
+
+    def pinned(self, batch: Batch) -> Batch:
+        """The batch where the device can fetch it while it computes; itself on a CPU.
+
+        For any thread: each has a current device of its own, to which what it pins belongs.
+        """
+        if self.device.type != "cuda":
+            return batch
+        with torch.cuda.device(self.device):
+            return {name: value.pin_memory() for name, value in with_starts(batch).items()}
+
+
+def keep_freed_memory() -> None:
+    """Have the C library keep what tensors of up to 32 MiB have left, for the next ones: at the end of each pass glibc
+    gives it back to the kernel, which clears every page anew. Where its user has set that, or for another C library,
+    nothing changes."""
+    if {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"} & set(os.environ):
+        return
+    with contextlib.suppress(OSError, AttributeError):
+        allocator = ctypes.CDLL(None).mallopt
+        for option, value in KEPT_BY_MALLOC.items():
+            allocator(option, value)
+
+
+def open_device(spec: JobSpec, context: WorkerContext) -> Device:
+    """Take this rank's device and join the process group of all ranks: NCCL on CUDA, gloo beside it and on CPU.
+
+    Raises RuntimeError if the job asks for a GPU and there is none, InputError if two ranks would share one or it has
+    not the job's precision.
+    """
+    rank_info, worker = context.rank_info, spec.resources.per_worker
+    torch.set_num_threads(max(int(worker.cpu), 1))
+    if worker.gpu:
+        device = _take_gpu(rank_info, spec.train.determinism == "bitwise")
+        check_has_precision(spec.train.dtype, device)
+        backend = "cpu:gloo,cuda:nccl"
+    else:
+        device, backend = torch.device("cpu"), "gloo"
+        keep_freed_memory()
+    use_interface_of(rank_info.node or rank_info.host)
+    store = context.store or dist.TCPStore(
+        rank_info.host, context.store_port(), is_master=False, timeout=COLLECTIVE_TIMEOUT
+    )
+    dist.init_process_group(
+        backend, store=store, rank=rank_info.rank, world_size=rank_info.world_size, timeout=COLLECTIVE_TIMEOUT
+    )
+    group = dist.group.WORLD
+    assert group is not None
+    if worker.gpu:
+        check_own_gpu(str(torch.cuda.get_device_properties(device).uuid))
+    return Device(device, COMPUTE[spec.train.dtype], group)
+
+
+def check_has_precision(precision: str, device: torch.device) -> None:
+    """Raise InputError if a GPU has no products in 8 bits and is asked for them."""
+    if precision == "fp8" and torch.cuda.get_device_capability(device) < HAS_8_BITS:
+        what = f"{torch.cuda.get_device_name(device)} has no products in 8 bits"
+        raise InputError(what, "train.precision", "set it to bf16; Ada, Hopper and Blackwell have them")
+
+
+def _take_gpu(rank_info: RankInfo, bitwise: bool) -> torch.device:
+    if not torch.cuda.is_available():
+        raise RuntimeError("per_worker.gpu is 1, and this worker's torch sees no GPU")
+    device = torch.device("cuda", gpu_of(rank_info.local_rank, torch.cuda.device_count()))
+    set_numerics(bitwise)
+    torch.cuda.set_device(device)
+    allow_locked_memory()
+    return device
+
+
+def allow_locked_memory() -> None:
+    """Let NCCL lock memory for the network's cards as far as the system lets this process; tell where that has a bound,
+    as in most containers unless their runtime is told, for NCCL then fails at its first message between nodes."""
+    _, most = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    resource.setrlimit(resource.RLIMIT_MEMLOCK, (most, most))
+    if most != resource.RLIM_INFINITY and CARDS.exists():
+        told = f"{most / 2**20:.0f} MiB may be locked, and NCCL locks more for the cards in {CARDS}"
+        print(f"{told}: have the container runtime set memlock to unlimited", file=sys.stderr)
+
+
+def make_ready() -> None:
+    """Make the GPU ready before it is known for which rank, if this process sees one alone, as from Ray: its context,
+    its allocator, and cuBLAS for both passes. Its memory is given back but for the context; nothing is drawn."""
+    if not torch.cuda.is_available() or torch.cuda.device_count() != 1:
+        return
+    set_numerics(bitwise=False)
+    for dtype in (torch.float32, torch.bfloat16):
+        rows = torch.ones(16, 16, device="cuda", dtype=dtype, requires_grad=True)
+        torch.nn.functional.linear(rows, rows, rows[0]).sum().backward()
+    torch.cuda.synchronize()
+    torch._C._cuda_clearCublasWorkspaces()  # 32 MiB for each thread and stream
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+
+
+def gpu_of(local_rank: int, visible: int) -> int:
+    """The number of a rank's GPU among those that its process sees: all of its node, or, as from Ray, its own alone.
+
+    Raises InputError if there are too few.
+    """
+    if visible == 1:
+        return 0  # whose it is beside, `check_own_gpu` tells
+    if local_rank >= visible:
+        what = f"the node of {local_rank + 1} ranks has {visible} GPUs"
+        raise InputError(what, "resources.workers", "run no more workers than GPUs on a node")
+    return local_rank
+
+
+def check_own_gpu(uuid: str) -> None:
+    """Refuse ranks that share a GPU, all of them together; `uuid` is that of this rank's."""
+    everyone = gather_json(uuid)
+    ranks = [rank for rank, other in enumerate(everyone) if other == uuid]
+    if len(ranks) > 1:
+        names = " and ".join(map(str, ranks))
+        hint = "run no more workers than GPUs on a node"
+        raise InputError(f"ranks {names} have one GPU, {uuid}", "resources.workers", hint)
+
+
+def set_numerics(bitwise: bool) -> None:
+    """Have CUDA multiply fp32 as fp32, which a library's default or another program's setting may change; `bitwise`,
+    with algorithms alone that give the same bits each time. An operator that has none then raises."""
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.benchmark = False
+    os.environ.update(WORKSPACE)
+    if bitwise:
+        os.environ.update(BITWISE)
+        torch.use_deterministic_algorithms(True)
+        unread: Any = torch.utils.deterministic
+        unread.fill_uninitialized_memory = False  # nothing reads what nobody wrote
+
+
+def peak_memory(before: int = 0) -> int:
+    """Peak memory of this rank in bytes: allocated on its GPU, or else resident in its process beyond what was so
+    `before`, of libraries.
+
+    Pages of files are not counted: the kernel takes them back when memory is short, and shares them among the ranks.
+    """
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        return int(torch.cuda.max_memory_allocated())
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - _file_pages() - before
+
+
+def _file_pages() -> int:
+    """Resident bytes of this process that files are mapped to; 0 where the system does not tell."""
+    with contextlib.suppress(OSError), open("/proc/self/status") as file:
+        for line in file:
+            if line.startswith("RssFile:"):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+def close_device() -> None:
+    """Leave the process group."""
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,107 @@
+"""What an engine cannot run of a job, whatever the model: refused with a reason before anything starts.
+
+Rules about the layout alone are in `layout`. Torch-free and ray-free.
+"""
+
+from __future__ import annotations
+
+from orchestrator.config.spec import JobSpec
+from orchestrator.config.train import TrainSpec
+from orchestrator.parallel.layout import SPLIT, Layout
+from workloads.own.object_reference import is_object_reference
+
+
+def engine_problems(spec: JobSpec, layout: Layout) -> list[str]:
+    """Every reason why the layout's engine cannot run this job, each with a hint; empty if it can."""
+    found, train = [], spec.train
+    if train.compile and layout.pp > 1 and layout.schedule in SPLIT:
+        found.append(
+            f"schedule {layout.schedule} splits the backward pass, which compiled blocks cannot; "
+            "set train.compile to false"
+        )
+    if layout.offload != "none" and not spec.resources.per_worker.gpu:
+        found.append("offload takes state off a GPU, and workers have none; set offload to none")
+    if train.sequence_warmup:
+        found += _with_sequence_warmup(spec, layout)
+    if layout.engine == "deepspeed":
+        found += _by_deepspeed(train, layout)
+        if is_object_reference(spec.workload.model):
+            found.append("own models are run by the torch engine; set parallel.engine to torch")
+        if spec.workload.adapter and spec.workload.adapter.quantize != "none":
+            found.append("DeepSpeed has no weights in 4 bits; set parallel.engine to torch")
+    if train.determinism != "bitwise":
+        return found
+    cut = [axis for axis in ("pp", "cp", "tp", "ep") if getattr(layout, axis) > 1]
+    found += [
+        f"determinism bitwise holds for any data-parallel width, and {axis} {getattr(layout, axis)} changes the "
+        f"order of sums; set {axis} to 1"
+        for axis in cut
+    ]
+    if layout.zero:
+        found.append("determinism bitwise sums gradients in a tree of its own; set zero to 0")
+    whole = train.global_batch // train.virtual_shards
+    if layout.micro_batch != whole or train.virtual_shards % layout.dp:
+        found.append(
+            f"determinism bitwise computes each of {train.virtual_shards} virtual shards alone; leave micro_batch "
+            f"out or set it to {whole}, on a number of workers that divides {train.virtual_shards}"
+        )
+    return found
+
+
+def _with_sequence_warmup(spec: JobSpec, layout: Layout) -> list[str]:
+    """What takes the shape of a micro-batch from the first one, or cuts rows itself."""
+    found = [
+        f"train.sequence_warmup changes the length of rows, which {axis} {getattr(layout, axis)} fixes; set {axis} to 1"
+        for axis in ("pp", "cp")
+        if getattr(layout, axis) > 1
+    ]
+    if layout.engine == "deepspeed":
+        found.append(
+            "train.sequence_warmup changes the rows of a micro-batch, which DeepSpeed fixes; set parallel.engine "
+            "to torch"
+        )
+    if spec.train.compile:
+        found.append(
+            "train.sequence_warmup would compile every block anew for each length; set train.compile to false"
+        )
+    if layout.sequence and spec.train.sequence_warmup and spec.train.sequence_warmup.length % layout.tp:
+        found.append(
+            f"train.sequence_warmup.length is no multiple of tp {layout.tp}, over which sequence parallelism cuts it; "
+            "raise it, or set parallel.sequence to false"
+        )
+    return found
+
+
+def _by_deepspeed(train: TrainSpec, layout: Layout) -> list[str]:
+    """What the DeepSpeed engine cannot train, or not with the result of the torch engine."""
+    found = []
+    if train.optimizer.name != "adamw":
+        found.append(
+            f"the DeepSpeed engine runs adamw, and the optimizer is {train.optimizer.name}; "
+            "set train.optimizer.name to adamw, or parallel.engine to torch"
+        )
+    if train.determinism == "bitwise":
+        found.append(
+            "determinism bitwise adds gradients in an order that DeepSpeed does not; "
+            "set train.determinism to rerun, or parallel.engine to torch"
+        )
+    if train.thaw:
+        found.append(
+            "DeepSpeed counts the updates of all parameters as one, and with train.thaw some are younger; set "
+            "parallel.engine to torch"
+        )
+    if train.reference == "held":
+        found.append(
+            "DeepSpeed's weights cannot be exchanged for those of a reference that is held; set train.reference to "
+            "precomputed, or parallel.engine to torch"
+        )
+    if layout.zero == 3 and train.compile:
+        found.append(
+            "DeepSpeed's ZeRO 3 frees weights between layers, which compiled blocks keep; set train.compile to false"
+        )
+    if layout.recompute == "selective":
+        # Observed: ZeRO 3 fails, since it fetches weights again, and ZeRO 2 gives slightly different gradients.
+        found.append(
+            "selective recomputation is wrong together with DeepSpeed's hooks; set recompute to full or none"
+        )
+    return found

@@ -1,0 +1,115 @@
+"""Matrices that are cut over ranks, brought together on one of them and given back in parts.
+
+The matrices are dealt out over the replicas, one each at a time, so that each is worked on once a replica group and not
+on every rank (Liu et al., 2025, "Muon is Scalable for LLM Training", section 2.3). Tensor-parallel ranks do the same
+work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from orchestrator.parallel.mesh import Mesh, ProcessGroup
+from orchestrator.parallel.parameter_shard import Box, ParameterShard
+from orchestrator.parallel.partition import Cut
+
+
+class FullMatrices:
+    """The matrices of this rank's pipeline stages; of a stack of experts, those that its expert rank holds.
+
+    `cuts` are those of the matrices by name, the same names on all ranks of the stages; `shards` are the parts that
+    this rank updates, of some of them perhaps none. `device` is where they are updated: that of the rank, or its host
+    if they are offloaded.
+    """
+
+    def __init__(
+        self, cuts: Mapping[str, Cut], shards: Sequence[ParameterShard], mesh: Mesh, device: torch.device
+    ) -> None:
+        self._cuts, self._mesh = cuts, mesh
+        self.device = torch.device("cpu") if mesh.layout.offload != "none" else device
+        self._shards = {shard.name: shard for shard in shards if shard.name in cuts}
+        self._is_sharded = mesh.layout.zero >= 1
+
+    @property
+    def names(self) -> Collection[str]:
+        """The names of the matrices."""
+        return self._cuts.keys()
+
+    def changed(
+        self, part_of: Callable[[ParameterShard], Tensor], change: Callable[[Tensor], Tensor]
+    ) -> Iterator[tuple[ParameterShard, Tensor]]:
+        """Each shard, and its part of what `change` makes of the full matrix of which `part_of` gives the part.
+
+        `change` maps [.., rows, columns] to the same shape. All ranks call this together and take every item.
+        """
+        for group, matrices in self._rounds():
+            mine: Tensor | None = None
+            for owner, (name, cut) in enumerate(matrices):
+                full = self._brought_to(owner, group, cut, self._part(name, part_of))
+                mine = full if group.index == owner else mine
+            if mine is not None:  # one each, at the same time
+                mine = self._over_tensor_ranks(mine, matrices[group.index][1], change)
+            for owner, (name, cut) in enumerate(matrices):
+                full = mine if mine is not None and group.index == owner else self._buffer(cut, torch.empty)
+                if group.size > 1:
+                    dist.broadcast(full, group.ranks[owner], group=group.handle)
+                if (shard := self._shards.get(name)) is not None:
+                    found = torch.empty_like(shard.parameter)
+                    for box, view in shard.views(found):
+                        view.copy_(_of(box, cut, full))
+                    yield shard, found
+
+    def _rounds(self) -> Iterator[tuple[ProcessGroup, Sequence[tuple[str, Cut]]]]:
+        """The matrices in turns, in each of which a replica has one at most; with the replicas of the turn."""
+        for expert in (False, True):
+            group = self._mesh.expert_data if expert else self._mesh.data
+            some = [(name, cut) for name, cut in self._cuts.items() if cut.expert == expert]
+            for at in range(0, len(some), group.size):
+                yield group, some[at : at + group.size]
+
+    def _part(
+        self, name: str, part_of: Callable[[ParameterShard], Tensor]
+    ) -> tuple[ParameterShard, Tensor] | None:
+        """This rank's shard of that matrix with what `part_of` gives of it, which moves the state of every copy."""
+        shard = self._shards.get(name)
+        return None if shard is None else (shard, part_of(shard))
+
+    def _brought_to(
+        self, owner: int, group: ProcessGroup, cut: Cut, part: tuple[ParameterShard, Tensor] | None
+    ) -> Tensor | None:
+        """The matrix of which each replica has a `part`, on the `owner`; elsewhere None."""
+        if not self._is_sharded and group.index != owner:
+            return None
+        full = self._buffer(cut, torch.zeros)
+        if part is not None and self._mesh.copies.index == 0:
+            shard, given = part
+            for box, view in shard.views(given):
+                _of(box, cut, full).copy_(view)
+        if self._is_sharded and group.size > 1:
+            dist.reduce(full, group.ranks[owner], group=group.handle)
+        return full if group.index == owner else None
+
+    def _over_tensor_ranks(self, local: Tensor, cut: Cut, change: Callable[[Tensor], Tensor]) -> Tensor:
+        tp: ProcessGroup = self._mesh.tp
+        experts = len(cut.shape) - 2  # a stack of them is cut over ranks that each keep their own
+        if cut.extent[experts:] == cut.shape[experts:]:
+            return change(local).contiguous()
+        shape = (*cut.extent[:experts], *cut.shape[experts:])
+        mine = (*(slice(None) for _ in range(experts)), *cut.slices()[experts:])
+        full = local.new_zeros(shape)
+        full[mine] = local
+        dist.all_reduce(full, group=tp.handle)
+        return change(full)[mine].contiguous()
+
+    def _buffer(self, cut: Cut, make: Callable[..., Tensor]) -> Tensor:
+        return make(cut.extent, device=self.device)
+
+
+def _of(box: Box, cut: Cut, local: Tensor) -> Tensor:
+    """The view of a box of the full tensor in the part that this rank computes with."""
+    at = [slice(a - c, a - c + n) for a, c, n in zip(box.start, cut.start, box.extent, strict=True)]
+    return local[tuple(at)]

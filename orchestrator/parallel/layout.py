@@ -1,0 +1,349 @@
+"""Layouts: the degrees of parallelism, the coordinate of every rank, and which layouts are legal.
+
+Standard library only, so that the job file, the planner and the controller need neither torch nor ray.
+Rank order, slowest to fastest: pp, dp, cp, tp. The ranks of a tensor-parallel group are consecutive, so that they are
+on one node, where bandwidth is highest (Narayanan et al., 2021, PTD-P, section 3.2).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from orchestrator.parallel.model_shape import ModelShape as ModelShape
+from orchestrator.parallel.stages import layers_by_stage, layers_of
+
+AXES = ("pp", "dp", "cp", "tp")
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero_bubble", "zbv")
+SEVERAL_STAGES = ("interleaved", "zero_bubble", "zbv")
+"""Schedules under which each rank runs several stages: of ZB-V two."""
+SPLIT = ("zero_bubble", "zbv")
+"""Schedules that run the backward pass in two halves: for the input of a stage, and later for its weights."""
+
+BUCKET_BYTES = 25 * 2**20
+"""Bytes of gradients that are summed at once (Li et al., 2020, section 3.2.3)."""
+PART_BYTES = 2**20
+"""Bytes of them that each rank sums at least: of many ranks the latency of a ring is long, and buckets are larger."""
+
+
+def bucket_bytes(ranks: int) -> int:
+    """Bytes of gradients that so many ranks sum at once."""
+    return max(BUCKET_BYTES, ranks * PART_BYTES)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Degrees of parallelism, and how the engine runs. Expert-parallel groups consist of data-parallel ranks; `dp`
+    counts all data-parallel ranks, whatever ZeRO stage.
+
+    Attributes:
+        shard: replicas over which ZeRO 2 and 3 divide a copy of the weights; 0 is all of them.
+        virtual: stages of a rank under schedules that interleave them.
+        first_less, last_less: layers that the embedding and the head count as where a pipeline is cut.
+        recompute_layers: the first layers of each stage, which are recomputed; 0 is all of them.
+    """
+
+    pp: int = 1
+    dp: int = 1
+    cp: int = 1
+    tp: int = 1
+    ep: int = 1
+    zero: int = 0
+    micro_batch: int = 1
+    recompute: str = "none"
+    engine: str = "torch"
+    schedule: str = "1f1b"
+    sequence: bool = False
+    offload: str = "none"
+    shard: int = 0
+    virtual: int = 2
+    first_less: int = 0
+    last_less: int = 1
+    recompute_layers: int = 0
+
+    @property
+    def replicas(self) -> int:
+        """Ranks with the same dense parameters and different tokens."""
+        return self.dp * self.cp
+
+    @property
+    def sharded(self) -> int:
+        """Ranks over which ZeRO divides."""
+        return self.shard or self.dp * self.cp
+
+    @property
+    def world(self) -> int:
+        """Number of ranks."""
+        return self.pp * self.dp * self.cp * self.tp
+
+    @property
+    def stages(self) -> int:
+        """Number of pipeline stages: several per rank under schedules that interleave them."""
+        return self.pp * (self.virtual if self.pp > 1 and self.schedule in SEVERAL_STAGES else 1)
+
+    def layers_of(self, layers: int, stage: int) -> tuple[int, int]:
+        """(first layer, number of layers) of a stage, of so many layers."""
+        return layers_of(layers, stage, self.stages, self.first_less, self.last_less)
+
+    def stages_of(self, pipeline_rank: int) -> list[int]:
+        """The stages that the rank of that index on the pipeline axis runs, in order.
+
+        ZB-V runs the second half of the stages back to the first rank (Qi et al., 2024, section 6).
+        """
+        if self.stages == self.pp:
+            return [pipeline_rank]
+        if self.schedule == "zbv":
+            return [pipeline_rank, self.stages - 1 - pipeline_rank]
+        return list(range(pipeline_rank, self.stages, self.pp))
+
+    def pipeline_rank_of(self, stage: int) -> int:
+        """The index on the pipeline axis of the rank that runs a stage."""
+        if self.schedule == "zbv" and self.pp > 1:
+            return min(stage, self.stages - 1 - stage)
+        return stage % self.pp
+
+    def coordinate(self, rank: int) -> dict[str, int]:
+        """The index of `rank` on every axis."""
+        found = {}
+        for axis in reversed(AXES):
+            rank, found[axis] = divmod(rank, getattr(self, axis))
+        return {axis: found[axis] for axis in AXES}
+
+    def rank(self, **coordinate: int) -> int:
+        """The rank at a coordinate; axes that are not given are 0."""
+        number = 0
+        for axis in AXES:
+            number = number * getattr(self, axis) + coordinate.get(axis, 0)
+        return number
+
+    def groups(self, axis: str) -> Iterator[list[int]]:
+        """The groups of ranks that differ only in their index on `axis`."""
+        for rank in range(self.world):
+            coordinate = self.coordinate(rank)
+            if coordinate[axis] == 0:
+                yield [self.rank(**{**coordinate, axis: i}) for i in range(getattr(self, axis))]
+
+    def accumulation(self, global_batch: int) -> int:
+        """Micro-batches that each data-parallel rank computes in a step."""
+        return global_batch // (self.dp * self.micro_batch)
+
+    def problems(self, shape: ModelShape, global_batch: int) -> list[str]:
+        """A line with a hint for every rule that this layout breaks for that model; empty if it is legal."""
+        return [
+            *split_problems(self, shape),
+            *_combinations(self, shape),
+            *_engine(self),
+            *batch_problems(self, global_batch),
+        ]
+
+    def but(self, **changes: Any) -> Layout:
+        """A copy with these changes. A search makes hundreds of thousands: `dataclasses.replace` takes ten times as
+        long."""
+        made = object.__new__(Layout)
+        made.__dict__.update(self.__dict__, **changes)
+        return made
+
+    def to_json(self) -> dict[str, Any]:
+        """The layout as plain data."""
+        return dataclasses.asdict(self)
+
+    @property
+    def pins(self) -> dict[str, Any]:
+        """What the key `parallel` of a job file says of it: all but the width, which follows from the workers."""
+        found = {name: value for name, value in self.to_json().items() if name != "dp"}
+        return found | {"shard": self.shard or None}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Layout:
+        """The layout that `to_json` wrote."""
+        return cls(**data)
+
+    def __str__(self) -> str:
+        extra = [] if self.engine == "torch" else [self.engine]
+        degrees = [f"{axis}{getattr(self, axis)}" for axis in AXES if getattr(self, axis) > 1 or axis == "dp"]
+        extra += [f"ep{self.ep}"] if self.ep > 1 else []
+        extra += [self.schedule] if self.pp > 1 else []
+        extra += ["sequence"] if self.sequence else []
+        several = self.pp > 1 and self.schedule in SEVERAL_STAGES
+        extra += [f"virtual{self.virtual}"] if several and self.virtual != 2 else []
+        cut = self.pp > 1 and (self.first_less, self.last_less) != (0, 1)
+        extra += [f"less{self.first_less}-{self.last_less}"] if cut else []
+        again = f"recompute-{self.recompute}{self.recompute_layers or ''}"
+        extra += [again] if self.recompute != "none" else []
+        extra += [f"offload-{self.offload}"] if self.offload != "none" else []
+        extra += [f"shard{self.shard}"] if self.shard else []
+        return " ".join([*degrees, *extra, f"zero{self.zero}", f"mb{self.micro_batch}"])
+
+
+def _indivisible(degree: int, size: int, axis: str, what: str) -> list[str]:
+    if size % degree == 0:
+        return []
+    fits = ", ".join(str(d) for d in divisors(size))
+    return [f"{axis} {degree} does not divide the model's {size} {what}; choose {axis} from {fits}"]
+
+
+def split_problems(layout: Layout, shape: ModelShape) -> list[str]:
+    """Whether each degree divides what it splits of the model."""
+    if shape.no_model_split:
+        cut = {"tp": "tensors", "pp": "layers", "ep": "experts", "cp": "the sequence"}
+        why = {"tp": shape.no_tensor_split, "pp": shape.no_pipeline_split}
+        return [
+            f"{axis} {getattr(layout, axis)} divides {what}, and {why.get(axis) or shape.no_model_split}; "
+            f"set {axis} to 1"
+            for axis, what in cut.items()
+            if getattr(layout, axis) > 1
+        ]
+    if shape.no_tensor_split and layout.tp > 1:
+        return [f"tp {layout.tp} divides tensors, and {shape.no_tensor_split}; set tp to 1"]
+    if shape.no_pipeline_split and layout.pp > 1:
+        return [f"pp {layout.pp} divides layers, and {shape.no_pipeline_split}; set pp to 1"]
+    found = []
+    if shape.heads_split:
+        found += _indivisible(layout.tp, shape.heads, "tp", "attention heads")
+        found += _indivisible(layout.tp, shape.kv_heads, "tp", "key-value heads")
+    found += _indivisible(layout.tp, shape.feedforward, "tp", "feed-forward columns")
+    if shape.generator:
+        found += _indivisible(layout.tp, shape.generator_heads, "tp", "attention heads of the generator")
+        found += _indivisible(
+            layout.tp, shape.generator_feedforward, "tp", "feed-forward columns of the generator"
+        )
+    if shape.experts:
+        found += _indivisible(layout.tp, shape.expert_feedforward, "tp", "columns of an expert")
+    if not shape.uneven_vocabulary:
+        found += _indivisible(
+            layout.tp, shape.vocabulary, "tp", "tokens of the vocabulary, which the generator samples from"
+        )
+    stages = shape.stages or shape.layers
+    if layout.stages > max(stages, 1):
+        each = f", {layout.virtual} a rank under {layout.schedule}" if layout.stages > layout.pp else ""
+        most = stages // (layout.stages // layout.pp) or 1
+        other = ", or the schedule 1f1b, with one stage a rank" if layout.pp <= stages else ""
+        found.append(
+            f"pp {layout.pp} makes {layout.stages} stages{each}, and the model can be cut into {stages}; "
+            f"choose pp up to {most}{other}"
+        )
+    if layout.cp > 1 and shape.no_context_split:
+        found.append(f"cp {layout.cp} splits the sequence, and {shape.no_context_split}; set cp to 1")
+    elif layout.cp > 1:
+        found += _indivisible(2 * layout.cp, shape.sequence_length, "2 x cp", "positions in a sequence")
+    if layout.ep > 1 and not shape.experts:
+        found.append(f"ep {layout.ep} needs experts, and this model is dense; set ep to 1")
+    elif layout.ep > 1:
+        found += _indivisible(layout.ep, shape.experts, "ep", "experts")
+    if layout.dp % layout.ep:
+        found.append(
+            f"ep {layout.ep} does not divide the {layout.dp} data-parallel ranks it borrows; lower ep"
+        )
+    return found
+
+
+def _combinations(layout: Layout, shape: ModelShape) -> list[str]:
+    """Options that exclude each other. Torch would run some of these with wrong results and no error."""
+    found = []
+    if layout.sequence and layout.tp == 1:
+        found.append("sequence splits work over tensor-parallel ranks, and tp is 1; set sequence to false")
+    elif layout.sequence and shape.no_sequence_split:
+        found.append(f"sequence slices the residuals, and {shape.no_sequence_split}; set sequence to false")
+    elif layout.sequence:
+        found += _indivisible(
+            layout.tp * layout.cp, shape.sequence_length, "tp x cp", "positions in a sequence"
+        )
+    if layout.shard and layout.zero < 2:
+        found.append(
+            f"shard says over how many replicas ZeRO 2 and 3 divide, and zero is {layout.zero}; set zero to 3, or "
+            "leave shard out"
+        )
+    elif layout.shard and layout.replicas % layout.shard:
+        found += _indivisible(layout.shard, layout.replicas, "shard", "replicas")
+    elif layout.shard and layout.shard % (layout.ep * layout.cp):
+        found.append(
+            f"shard {layout.shard} is no multiple of ep x cp, {layout.ep * layout.cp}: every copy has all experts and "
+            "whole sequences; choose another shard"
+        )
+    found += _cut(layout, shape)
+    if layout.recompute != "none" and shape.no_recompute:
+        found.append(f"recompute runs layers a second time, and {shape.no_recompute}; set recompute to none")
+    return found
+
+
+def _cut(layout: Layout, shape: ModelShape) -> list[str]:
+    """Whether the layers can be dealt out, and some of each stage recomputed, as the layout says."""
+    found = []
+    if layout.virtual != 2 and (layout.pp == 1 or layout.schedule not in ("interleaved", "zero_bubble")):
+        found.append(
+            f"virtual {layout.virtual} is for pipelines whose ranks interleave stages; set schedule to interleaved or "
+            "zero_bubble, or leave virtual out"
+        )
+    if layout.recompute_layers and layout.recompute == "none":
+        found.append(
+            "recompute_layers says how many layers of a stage are recomputed, and recompute is none; set recompute to "
+            "full or selective, or leave it out"
+        )
+    if (layout.first_less, layout.last_less) == (0, 1):
+        return found
+    if layout.pp == 1:
+        found.append("first_less and last_less cut a pipeline, and pp is 1; leave them out")
+    layers = shape.stages or shape.layers
+    counts = layers_by_stage(layers, layout.stages, layout.first_less, layout.last_less)
+    if 0 in counts and layout.stages <= layers:
+        found.append(
+            f"first_less {layout.first_less} and last_less {layout.last_less} leave stage {counts.index(0)} of "
+            f"{layout.stages} none of the {layers} layers; lower them"
+        )
+    return found
+
+
+def batch_problems(layout: Layout, global_batch: int) -> list[str]:
+    """Whether the global batch divides into micro-batches that fill the pipeline."""
+    if global_batch % (layout.dp * layout.micro_batch):
+        return [
+            f"global_batch {global_batch} is not a multiple of {layout.dp} data-parallel ranks x "
+            f"micro-batch {layout.micro_batch}; choose a width or micro-batch that divides it"
+        ]
+    parts, pp = layout.accumulation(global_batch), layout.pp
+    if pp > 1 and layout.schedule != "gpipe" and parts < pp:
+        return [
+            f"schedule {layout.schedule} needs at least pp {pp} micro-batches, and there are {parts}; "
+            "lower micro_batch, or set schedule to gpipe"
+        ]
+    if pp > 1 and layout.schedule in ("interleaved", "zero_bubble") and parts % pp:
+        return [
+            f"schedule {layout.schedule} needs a multiple of pp {pp} micro-batches, and there are {parts}; "
+            "choose another micro_batch, or set schedule to 1f1b"
+        ]
+    return []
+
+
+def _engine(layout: Layout) -> list[str]:
+    """What the engine cannot run."""
+    if layout.engine == "torch":
+        if layout.offload != "parameters":
+            return []
+        return ["offload parameters is DeepSpeed's alone; set engine to deepspeed, or offload to optimizer"]
+    found = [
+        f"the DeepSpeed engine is data parallel only, and {axis} is {getattr(layout, axis)}; "
+        f"set {axis} to 1, or engine to torch"
+        for axis in ("pp", "tp", "cp", "ep")
+        if getattr(layout, axis) > 1
+    ]
+    if layout.zero == 0:
+        found.append(
+            "the DeepSpeed engine shards at least optimiser state; set zero to 1, 2 or 3, or engine to torch"
+        )
+    if layout.shard:
+        found.append("shard is the torch engine's; leave it out, or set engine to torch")
+    if layout.offload == "parameters" and layout.zero != 3:
+        found.append(
+            "offload parameters needs weights that are sharded over ranks; set zero to 3, or offload to optimizer"
+        )
+    return found
+
+
+@lru_cache(maxsize=4096)
+def divisors(number: int) -> tuple[int, ...]:
+    """All divisors of a positive number, ascending."""
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return (*small, *(number // d for d in reversed(small) if d * d != number))

@@ -1,0 +1,99 @@
+"""Which layouts there are: all legal ones of a world, the widest on some workers, those nearest to an illegal one.
+
+Standard library only, as `layout`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+from orchestrator.parallel.layout import SCHEDULES, Layout, ModelShape, batch_problems, divisors
+
+
+def legal(
+    shape: ModelShape, world: int, global_batch: int, micro_batches: Sequence[int] = (1,)
+) -> Iterator[Layout]:
+    """Every legal layout of that model on exactly `world` ranks, without recomputation."""
+    degrees = divisors(world)
+    for pp, cp, tp in itertools.product(degrees, degrees, degrees):
+        if world % (pp * cp * tp):
+            continue
+        dp = world // (pp * cp * tp)
+        schedules = SCHEDULES if pp > 1 else ("1f1b",)
+        zeros = range(4) if dp * cp > 1 else range(1)
+        experts = divisors(dp) if shape.experts else [1]
+        sliced = (False, True) if tp > 1 else (False,)
+        for ep, zero, schedule, sequence, micro in itertools.product(
+            experts, zeros, schedules, sliced, micro_batches
+        ):
+            layout = Layout(pp, dp, cp, tp, ep, zero, micro, schedule=schedule, sequence=sequence)
+            if not layout.problems(shape, global_batch):
+                yield layout
+
+
+def nearest(
+    layout: Layout,
+    shape: ModelShape,
+    global_batch: int,
+    refused: Callable[[Layout], object],
+    micro_batches: Sequence[int] = (),
+    count: int = 3,
+) -> list[Layout]:
+    """The `count` legal layouts on the same number of ranks that are nearest to an illegal one: by factors of two in
+    the degrees, then by the other options that differ.
+
+    Args:
+        layout: the illegal one.
+        shape: of the model.
+        global_batch: samples of a step.
+        refused: whether the job cannot run under a layout that its model can.
+        micro_batches: those that the job can have; by default the layout's, its half and one.
+        count: how many, at most.
+    """
+
+    def distance(other: Layout) -> tuple[float, int, str]:
+        degrees = ("pp", "dp", "cp", "tp", "ep", "micro_batch")
+        steps = sum(abs(math.log2(getattr(other, d) / getattr(layout, d))) for d in degrees)
+        others = sum(
+            getattr(other, d) != getattr(layout, d) for d in ("zero", "schedule", "sequence", "offload")
+        )
+        return steps, others, str(other)
+
+    micros = micro_batches or sorted({1, layout.micro_batch, max(layout.micro_batch // 2, 1)})
+    found = (
+        dataclasses.replace(other, recompute=layout.recompute, engine=layout.engine, offload=offload)
+        for other in legal(shape, layout.world, global_batch, micros)
+        for offload in {layout.offload, "none"}
+    )
+    legal_ones = (o for o in found if not o.problems(shape, global_batch) and not refused(o))
+    return sorted(legal_ones, key=distance)[:count]
+
+
+def fit(degrees: Layout, workers: int, global_batch: int, virtual_shards: int = 0) -> Layout | None:
+    """The widest data-parallel layout with these pp, cp, tp and ep degrees on at most `workers` ranks.
+
+    The width divides the global batch, which never changes, and the number of virtual shards if there are any. A
+    micro-batch that does not divide a rank's share is lowered to the largest that does, and so is `shard`. A width that
+    leaves too few micro-batches for the pipeline is taken only if every one does. None if no width fits.
+    """
+    replica = degrees.pp * degrees.cp * degrees.tp
+    widest = None
+    for width in reversed(divisors(global_batch)):
+        if width * replica > workers or width % degrees.ep or virtual_shards % width:
+            continue
+        share = global_batch // width
+        micro = max(d for d in divisors(share) if d <= degrees.micro_batch)
+        found = degrees.but(dp=width, micro_batch=micro)
+        widest = widest or found
+        if not batch_problems(found, global_batch):
+            return found.but(shard=shard_of(found, degrees.shard))
+    return widest and widest.but(shard=shard_of(widest, degrees.shard))
+
+
+def shard_of(layout: Layout, most: int) -> int:
+    """Over how many replicas ZeRO can divide each copy of that layout's weights, at most `most`; 0 is all of them."""
+    fits = [d for d in divisors(layout.replicas) if 1 < d <= most and d % (layout.ep * layout.cp) == 0]
+    return fits[-1] if fits and fits[-1] < layout.replicas else 0

@@ -1,0 +1,250 @@
+"""What an own model declares of how it can be divided, tried in this process before a run starts."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from orchestrator.parallel.mesh import Mesh, ProcessGroup
+from orchestrator.parallel.own_tensor import apply_own_tensor
+from orchestrator.parallel.partition import Cut, cut_of
+from workloads.errors import WorkloadError
+from workloads.own.declared import stages_of
+from workloads.own.model import OwnWorkload
+from workloads.own.network import OwnNetwork, through
+from workloads.workload import Batch, Workload
+
+CLOSE = 1e-3
+"""Largest relative difference of losses and gradients, by roundings."""
+SHARDING = "sharding()"
+"""What declares how the tensors of an own model are cut."""
+SECONDS = 60.0
+"""So long a rank waits for the others; they compute the same, so that one that does not come has failed."""
+
+
+def check_stages(workload: OwnWorkload, batch: Batch) -> None:
+    """Raise WorkloadError if a module of `stages()` cannot be run by itself, on what the one before hands on."""
+    count = workload.config.stages
+    with torch.no_grad(), torch.device("meta"):
+        empty = {name: torch.empty_like(tensor, device="meta") for name, tensor in batch.items()}
+        handed: tuple[Tensor, ...] = ()
+        for number in range(count):
+            model = workload.build()
+            assert isinstance(model, OwnNetwork)
+            model.keep(number, number + 1)
+            try:
+                found = model(empty, handed)
+            except WorkloadError as error:
+                raise WorkloadError(f"{workload.name}: {error}") from None
+            except Exception as error:  # whatever the user's code raises
+                raise WorkloadError(
+                    f"{workload.name}: module {number} of stages() fails without the others ({_line(error)}); let it "
+                    "use its own tensors, what it is handed and the batch"
+                ) from None
+            handed = found.tensors if number + 1 < count else ()
+
+
+def check_sharding(workload: Workload, model: nn.Module, batch: Batch, ways: int, by: str = SHARDING) -> None:
+    """Raise WorkloadError if the loss or a gradient of `model` on `batch` becomes another one when tensors are cut over
+    so many ranks, `by` what declares it. They are threads here."""
+    told, group = f"{workload.name}: cut over {ways} ranks by {by}", _Threads(ways)
+    whole = _whole(workload, model, batch)
+    styles = workload.sharding()
+    found: list[tuple[Tensor, dict[str, Tensor]]] = []
+    failed: list[Exception] = []
+
+    def rank(index: int) -> None:
+        try:
+            tp = ProcessGroup(tuple(range(ways)), index, cast(Any, _Rank(group, index)))
+            part, cuts = _part(model, styles, tp)
+            loss = workload.loss(part, batch).total
+            loss.backward()
+            held = {n: p.grad for n, p in part.named_parameters() if p.grad is not None}
+            found.append((loss.detach(), {n: _placed(grad, cuts[n], index) for n, grad in held.items()}))
+        except Exception as error:  # whatever the user's code raises
+            failed.append(error)
+            group.barrier.abort()
+
+    threads = [threading.Thread(target=rank, args=(index,)) for index in range(ways)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failed:
+        first = next((e for e in failed if not isinstance(e, threading.BrokenBarrierError)), failed[0])
+        raise WorkloadError(f"{told}, its loss fails ({_line(first)})")
+    added = {
+        key: sum((parts[key] for _, parts in found if key in parts), torch.zeros_like(gradient))
+        for key, gradient in whole[1].items()
+    }
+    hints = ("", "")
+    if by == SHARDING:
+        hints = (
+            "; a layer that gives several things side by side (query, key and value) is to be several layers",
+            "; if its module reads what a column-cut layer gives, call it shared",
+        )
+    _check_same(told, whole, [loss for loss, _ in found], added, hints)
+
+
+def check_layers(workload: Workload, model: nn.Module, batch: Batch) -> None:
+    """Raise WorkloadError if the loss or a gradient of `model`, a class of transformers, on `batch` becomes another one
+    when it is cut into stages of one layer each."""
+    told, whole = f"{workload.name}: cut between its layers", _whole(workload, model, batch)
+    try:
+        loss, found = _by_layers(workload, model, batch)
+    except Exception as error:  # each class fails in its own way
+        raise WorkloadError(f"{told}, its loss fails ({_line(error)})") from None
+    _check_same(told, whole, [loss], found)
+
+
+def _whole(workload: Workload, model: nn.Module, batch: Batch) -> tuple[float, dict[str, Tensor]]:
+    """The loss and the gradients of the undivided model, which holds none afterwards: it is copied."""
+    model.zero_grad(set_to_none=True)
+    loss = workload.loss(model, batch).total
+    loss.backward()
+    gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad(set_to_none=True)
+    return float(loss.detach()), gradients
+
+
+def _check_same(
+    told: str,
+    whole: tuple[float, dict[str, Tensor]],
+    losses: Sequence[Tensor],
+    found: Mapping[str, Tensor],
+    hints: tuple[str, str] = ("", ""),
+) -> None:
+    """Raise WorkloadError, which begins as `told`, if a loss or a gradient is not that of the whole; `hints` are for
+    either."""
+    total, gradients = whole
+    for loss in losses:
+        if not abs(float(loss) - total) <= CLOSE * abs(total) + 1e-6:
+            raise WorkloadError(f"{told}, its loss is {float(loss):.6g}, and {total:.6g} whole{hints[0]}")
+    most = max((float(g.norm()) for g in gradients.values()), default=0.0)
+    for name, gradient in gradients.items():
+        other = found.get(name, torch.zeros_like(gradient))
+        if not float((other - gradient).norm()) <= CLOSE * float(gradient.norm()) + 1e-5 * most:
+            raise WorkloadError(f"{told}, the gradient of {name} is another one{hints[1]}")
+
+
+def _by_layers(workload: Workload, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss and all gradients of stages of one layer each, one after another."""
+    count = len(workload.stages()) + 1
+    stages = [copy.deepcopy(model) for _ in range(count)]
+    handed: tuple[Tensor, ...] = ()
+    sent: list[tuple[Tensor, Tensor]] = []
+    for number, stage in enumerate(stages[:-1]):
+        stage.keep(number, number + 1)  # type: ignore[operator]
+        (hidden,) = stage(batch, handed=handed).tensors
+        handed = (hidden.detach().requires_grad_(),)
+        sent.append((hidden, handed[0]))
+    stages[-1].keep(count - 1, count)  # type: ignore[operator]
+    loss = workload.criterion(stages[-1](batch, handed=handed), batch).total
+    loss.backward()
+    for hidden, received in reversed(sent):
+        hidden.backward(received.grad)
+    found: dict[str, Tensor] = {}
+    for stage in stages:
+        for name, parameter in stage.named_parameters():
+            if parameter.grad is not None:
+                found[name] = found.get(name, torch.zeros_like(parameter)) + parameter.grad
+    return loss.detach(), found
+
+
+def least_ways(workload: OwnWorkload) -> int:
+    """The fewest ranks, above one, over which tensors of this model may be cut; 1 if there are none."""
+    config = workload.config
+    if not config.is_sharded:
+        return 1
+    heads, cut = config.whole_heads, config.cut
+    if cut == 1:  # tables alone, whose parts may be unequal
+        return 2
+    return next((n for n in range(2, cut + 1) if cut % n == heads % n == 0), 1)
+
+
+def check_handed(workload: OwnWorkload, model: nn.Module, batch: Batch) -> None:
+    """Raise WorkloadError if the model has a `loss` of its own, and its stages give another one, or what a stage hands
+    on has no gradient."""
+    assert isinstance(model, OwnNetwork)
+    stages = stages_of(model.network)
+    if not all(tensor.requires_grad for tensor in through(stages, batch, 0, 1)):
+        raise WorkloadError(
+            f"{workload.name}: the first module of stages() hands on what no parameter has a part in; the others read "
+            "that from the batch"
+        )
+    own: Callable[[Batch], Any] | None = getattr(model.network, "loss", None)
+    if not callable(own):
+        return
+    found = own(batch)
+    losses = found[0] if isinstance(found, tuple) else found
+    theirs = model(batch).losses
+    if losses.shape != theirs.shape or not torch.allclose(losses, theirs, rtol=CLOSE, atol=1e-5):
+        raise WorkloadError(
+            f"{workload.name}: stages() gives another loss than loss(batch); take out one of the two"
+        )
+
+
+def _part(whole: nn.Module, styles: Mapping[str, str], tp: ProcessGroup) -> tuple[nn.Module, dict[str, Cut]]:
+    """The part of a rank, and where its tensors are in the whole."""
+    model = copy.deepcopy(whole)
+    mesh = cast(Mesh, SimpleNamespace(tp=tp, layout=SimpleNamespace(sequence=False)))
+    cuts = {n: cut_of(n, p.shape, styles, mesh) for n, p in model.named_parameters()}
+    parts = {
+        p: nn.Parameter(p.detach()[cuts[n].slices()].clone(), p.requires_grad)
+        for n, p in model.named_parameters()
+    }
+    for module in model.modules():
+        for leaf, parameter in module._parameters.items():
+            if parameter is not None:
+                module._parameters[leaf] = parts[parameter]
+    apply_own_tensor(model, styles, tp)
+    return model, cuts
+
+
+def _placed(gradient: Tensor, cut: Cut, index: int) -> Tensor:
+    """A rank's share of the whole gradient, such that all ranks' add up to it."""
+    whole = gradient.new_zeros(cut.shape)
+    if cut.over_tp or cut.partial or index == 0:
+        whole[cut.slices()] = gradient
+    return whole
+
+
+def _line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
+
+
+class _Threads:
+    """The collectives of ranks that are threads of this process."""
+
+    def __init__(self, ways: int) -> None:
+        self.ways, self.barrier = ways, threading.Barrier(ways, timeout=SECONDS)
+        self.given: list[Tensor | None] = [None] * ways
+
+    def everyone(self, index: int, mine: Tensor) -> list[Tensor]:
+        """What all ranks give."""
+        self.given[index] = mine.detach().clone()
+        self.barrier.wait()
+        found = [cast(Tensor, each) for each in self.given]
+        self.barrier.wait()
+        return found
+
+
+class _Rank:
+    """What stands for the process group of a rank that is a thread, see `torch.distributed.ProcessGroup`."""
+
+    def __init__(self, threads: _Threads, index: int) -> None:
+        self._threads, self._index = threads, index
+
+    def allreduce(self, tensors: list[Tensor], _: object) -> None:
+        """Sum in place."""
+        tensors[0].copy_(torch.stack(self._threads.everyone(self._index, tensors[0])).sum(0))
+
+    def all_gather_single(self, out: Tensor, mine: Tensor, _: object) -> None:
+        """All parts in rank order."""
+        out.copy_(torch.cat(self._threads.everyone(self._index, mine)).view_as(out))

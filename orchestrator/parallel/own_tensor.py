@@ -1,0 +1,113 @@
+"""Tensor parallelism of own models and of classes of transformers: each layer that is cut has its own collectives,
+since nothing is known of what is around it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from orchestrator.parallel.collectives import copy, join, reduce, split
+from orchestrator.parallel.mesh import ProcessGroup
+from orchestrator.parallel.partition import span, style_of
+from orchestrator.parallel.tensor import RowLinear, VocabularyEmbedding, copy_first, sum_rows
+from workloads.adapters.lora import LoraLinear
+from workloads.errors import WorkloadError
+from workloads.hf.tensor_plan import ROTATED
+
+
+def apply_own_tensor(model: nn.Module, styles: Mapping[str, str], tp: ProcessGroup) -> None:
+    """Insert the collectives into a model whose parameters are sharded already.
+
+    A column-cut layer gives the part of its outputs that this rank has, a row-cut one takes such a part, or cuts it
+    from the whole, and gives the sum over all ranks; logits over a vocabulary are put together again, since the loss is
+    the model's own.
+    """
+    replaced: dict[nn.Module, nn.Module] = {}
+    for name, module in list(model.named_modules(remove_duplicate=False)):
+        style, (parent, _, leaf) = style_of(styles, name), name.rpartition(".")
+        if module not in replaced:
+            replaced[module] = _divided(module, style, model.get_submodule(parent), tp)
+        if replaced[module] is not module:
+            setattr(model.get_submodule(parent), leaf, replaced[module])
+
+
+def _divided(module: nn.Module, style: str | None, parent: nn.Module, tp: ProcessGroup) -> nn.Module:
+    """A module with its collectives, or what stands for it."""
+    linear = isinstance(module, nn.Linear | LoraLinear)
+    if style == "vocab" and isinstance(module, nn.Embedding):
+        return VocabularyEmbedding(module, tp)
+    if style in ("column", "vocab", "joined") and linear:
+        module.register_forward_pre_hook(copy_first(tp))
+    if style == "vocab" and isinstance(module, nn.Linear):
+        module.register_forward_hook(_whole(module.out_features, tp))
+    elif style == "joined" and linear:
+        module.register_forward_hook(lambda _, __, out: join(out, -1, tp))
+    elif style == "row" and type(module) is nn.Linear:
+        row = RowLinear(module, tp, False)
+        row.register_forward_pre_hook(_own_part(module.in_features, tp))
+        return row
+    elif style == "row" and isinstance(module, LoraLinear):
+        sum_rows(module, tp, False)
+        module.register_forward_pre_hook(_own_part(module.lora_a.weight.shape[1] * tp.size, tp))
+    elif style == "latent":
+        module.register_forward_hook(_shared_end(getattr(parent, ROTATED), tp))
+    elif style == "stack":
+        _own_experts(module, tp)
+    return module
+
+
+def _own_part(size: int, tp: ProcessGroup) -> Callable[..., Any]:
+    """A hook before a row-cut layer of so many inputs: where it is given all of them, it takes its part."""
+
+    def hook(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (split(args[0], -1, tp), *args[1:]) if args[0].shape[-1] == size else args
+
+    return hook
+
+
+def _shared_end(size: int, tp: ProcessGroup) -> Callable[..., Tensor]:
+    """A hook after a layer that is whole, of whose outputs the last `size` are read by the heads of each rank: their
+    gradients are summed. What reads the others sums them itself."""
+    return lambda _, __, out: torch.cat((out[..., :-size], copy(out[..., -size:], tp)), -1)
+
+
+def _own_experts(experts: nn.Module, tp: ProcessGroup) -> None:
+    """Have a stack of experts of transformers compute those that this rank has: it is given all tokens, and passes over
+    choices of an expert beyond its last, as under transformers' own expert parallelism."""
+    count = int(experts.num_experts)  # type: ignore[arg-type]
+    start, own = span(count, tp.index, tp.size)
+    experts.num_experts = own  # type: ignore[assignment]
+    experts._is_expert_parallel = True  # type: ignore[assignment]
+    signature = inspect.signature(experts.forward)
+
+    def enter(
+        _: nn.Module, args: tuple[Any, ...], named: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        hidden, chosen, weights = signature.bind(*args, **named).arguments.values()
+        if chosen.shape != weights.shape or chosen.is_floating_point():
+            raise WorkloadError("its experts are called in an unknown way")
+        mine = (chosen >= start) & (chosen < start + own)
+        local = torch.where(mine, chosen - start, own)
+        return (copy(hidden, tp), local, copy(weights, tp) * mine), {}
+
+    experts.register_forward_pre_hook(enter, with_kwargs=True)
+    experts.register_forward_hook(lambda _, __, out: reduce(out, tp))
+
+
+def _whole(size: int | Any, tp: ProcessGroup) -> Callable[..., Tensor]:
+    """Join outputs of `size` numbers, of which ranks may have one more or less than others."""
+    parts = [span(size, index, tp.size)[1] for index in range(tp.size)]
+    widest = max(parts)
+
+    def hook(_: nn.Module, __: Any, out: Tensor) -> Tensor:
+        if widest == min(parts):
+            return join(out, -1, tp)
+        every = join(F.pad(out, (0, widest - out.shape[-1])), -1, tp).split(widest, -1)
+        return torch.cat([each[..., :part] for each, part in zip(every, parts, strict=True)], -1)
+
+    return hook

@@ -1,0 +1,133 @@
+"""The part of a parameter that this rank updates, and the contract of data parallelism."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from orchestrator.parallel.mesh import ProcessGroup
+from orchestrator.parallel.partition import Cut
+
+
+@dataclass(frozen=True)
+class Box:
+    """A box of the global tensor: `extent` at `start`. Its elements are at `offset` of the shard, in order."""
+
+    start: tuple[int, ...]
+    extent: tuple[int, ...]
+    offset: int
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.extent)
+
+    def slices(self) -> tuple[slice, ...]:
+        """The box as an index into the full tensor."""
+        return tuple(slice(a, a + n) for a, n in zip(self.start, self.extent, strict=True))
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """The view of this box in the full tensor."""
+        return tensor[self.slices()]
+
+
+@dataclass(frozen=True)
+class ParameterShard:
+    """What the optimiser updates: a plain tensor, whose `grad` is set once the step's gradients are reduced.
+
+    Attributes:
+        boxes: where the shard's elements are in the global tensor.
+        replica_group: the ranks with the same shard, because data parallelism does not shard it.
+        counted: whether this rank counts the shard in norms, where each element counts once.
+        saved: whether a rank of `replica_group` saves it.
+    """
+
+    name: str
+    cut: Cut
+    parameter: nn.Parameter
+    boxes: tuple[Box, ...]
+    replica_group: ProcessGroup
+    counted: bool
+    saved: bool
+
+    @property
+    def matrix(self) -> bool:
+        """Whether weight decay and trust ratios apply: not to vectors such as norms and biases."""
+        return self.cut.matrix
+
+    def views(self, tensor: Tensor) -> Iterator[tuple[Box, Tensor]]:
+        """The boxes with their views of `tensor`, which has the shard's size (weights or optimiser state)."""
+        flat = tensor.view(-1)  # never a copy: what is written into the views has to arrive
+        for box in self.boxes:
+            yield box, flat[box.offset : box.offset + box.size].view(box.extent)
+
+    def slices(self, tensor: Tensor) -> list[Tensor]:
+        """`tensor`, which has the shard's size; of a stack of experts the part of each, box by box."""
+        if not self.cut.stack:
+            return [tensor]
+        return [part for _, view in self.views(tensor) for part in view.unbind()]
+
+    def multiply(self, tensor: Tensor, factors: Tensor) -> Tensor:
+        """`tensor` after each of its `slices` is multiplied in place by its factor."""
+        if not self.cut.stack:
+            return tensor.mul_(factors[0])
+        first = 0
+        for _, view in self.views(tensor):
+            view.mul_(factors[first : first + len(view)].view(-1, *(1 for _ in view.shape[1:])))
+            first += len(view)
+        return tensor
+
+
+class DataParallel(Protocol):
+    """How the replicas of a model divide the update: what each rank updates, and how gradients are reduced."""
+
+    shards: list[ParameterShard]
+
+    def begin(self) -> None:
+        """Zero the gradients before a step."""
+
+    def micro_batch(self, last: bool) -> None:
+        """Called before a micro-batch's forward and backward pass; `last` is the last one of the step."""
+
+    def finish(self) -> None:
+        """Leave in every shard's `grad` the sum over all ranks with different tokens."""
+
+    def publish(self) -> None:
+        """Send updated shards to all ranks that compute with them."""
+
+
+def boxes_of(cut: Cut, begin: int, end: int) -> tuple[Box, ...]:
+    """The elements [begin, end) of a cut's flattened part, as boxes of the global tensor.
+
+    A range of a row-major tensor is part of a row, whole rows, and part of a row, in every dimension again.
+    """
+    found: list[Box] = []
+
+    def add(start: tuple[int, ...], extent: tuple[int, ...]) -> None:
+        offset = sum(box.size for box in found)
+        found.append(Box(tuple(a + b for a, b in zip(cut.start, start, strict=True)), extent, offset))
+
+    def walk(prefix: tuple[int, ...], rest: tuple[int, ...], low: int, high: int) -> None:
+        if low >= high:
+            return
+        ones = (1,) * len(prefix)
+        if low == 0 and high == math.prod(rest):
+            add((*prefix, *(0 for _ in rest)), (*ones, *rest))
+            return
+        row = math.prod(rest[1:])
+        first, last = -(-low // row), high // row
+        if first > last:  # within one row
+            walk((*prefix, last), rest[1:], low - last * row, high - last * row)
+            return
+        if low < first * row:
+            walk((*prefix, first - 1), rest[1:], low - (first - 1) * row, row)
+        if last > first:
+            add((*prefix, first, *(0 for _ in rest[1:])), (*ones, last - first, *rest[1:]))
+        walk((*prefix, last), rest[1:], 0, high - last * row)
+
+    walk((), cut.extent, begin, end)
+    return tuple(found)

@@ -1,0 +1,59 @@
+"""How well the routers of a step spread tokens over experts, over all ranks and layers: the same under every layout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from orchestrator.parallel.mesh import Mesh
+from workloads.workload import Workload
+
+
+class RouterLoad:
+    """Sums the routing statistics of this rank's stages over all ranks."""
+
+    def __init__(self, workload: Workload, mesh: Mesh, device: torch.device) -> None:
+        self._workload, self._mesh, self._device = workload, mesh, device
+        experts = (
+            [] if not workload.config.moe else [n for n in workload.shapes if n.endswith(".router.weight")]
+        )
+        self._names = experts
+        self._width = workload.shapes[experts[0]][0] + 3 if experts else 0
+
+    @torch.no_grad()
+    def take(self, stages: Sequence[nn.Module]) -> dict[str, Tensor]:
+        """What `Workload.routing` gives of each router since the last call, summed. Called by all ranks together.
+
+        Taken in every step, also in one that is skipped, so that no step sees anything of another.
+        """
+        if not self._names:
+            return {}
+        sums = torch.zeros(len(self._names), self._width, dtype=torch.float64, device=self._device)
+        for stage in stages:
+            for name, seen in self._workload.routing(stage).items():
+                if self._mesh.tp.index == 0:  # the others of a tensor group see the same tokens
+                    sums[self._names.index(name)] += seen
+        dist.all_reduce(sums)
+        return dict(zip(self._names, sums, strict=True))
+
+
+def ratios(routed: Mapping[str, Tensor]) -> dict[str, float]:
+    """Metrics of a step, means over the layers; empty for a model without experts.
+
+    `router_load` is the most loaded expert's tokens over the mean; `router_dropped` the share of choices that found no
+    room; `router_entropy` the mean entropy of a token's scores, in nats. Each is a ratio within its layer: one that is
+    recomputed has counted every token twice.
+    """
+    if not routed:
+        return {}
+    sums = torch.stack(list(routed.values())).cpu()
+    dropped, chosen, entropy, tokens = sums[:, 0], sums[:, 1:-2], sums[:, -2], sums[:, -1]
+    load = chosen.amax(1) / chosen.mean(1).clamp(min=1e-9)
+    return {
+        "router_load": float(load.mean()),
+        "router_dropped": float((dropped / (dropped + chosen.sum(1)).clamp(min=1.0)).mean()),
+        "router_entropy": float((entropy / tokens.clamp(min=1.0)).mean()),
+    }

@@ -1,0 +1,267 @@
+"""Tensor parallelism in the way of Megatron-LM, from the styles that a workload declares.
+
+Shoeybi et al., 2019, section 3: column then row, one sum forward and one backward for attention and for the
+feed-forward each; with `sequence`, norms and residuals work on slices of the sequence (Korthikanti et al., 2022,
+section 4.2.2). Weights are plain local tensors; where they lie in the whole is told by `cut_of`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from orchestrator.parallel.collectives import copy, gather, join, reduce, scatter, split
+from orchestrator.parallel.mesh import ProcessGroup
+from orchestrator.parallel.partition import is_sliced, span, style_of
+from workloads.adapters.lora import LoraLinear
+from workloads.adapters.nf4 import QuantisedWeight
+from workloads.model.attention import AttentionCore, Context
+from workloads.model.layers import CutRMSNorm
+from workloads.model.moe import Experts
+from workloads.model.transformer import IGNORED, Layer
+from workloads.workload import Loss
+
+LENGTH = 1
+"""The dimension of [B, L, hidden] that sequence parallelism cuts."""
+
+
+def apply_tensor(model: nn.Module, styles: Mapping[str, str], tp: ProcessGroup, sequence: bool) -> None:
+    """Insert the collectives into a model whose parameters are sharded already."""
+    entered: set[str] = set()
+    for name, module in list(model.named_modules()):
+        parent, _, leaf = name.rpartition(".")
+        style, sliced = style_of(styles, name), sequence and is_sliced(name)
+        if style == "row" and isinstance(module, LoraLinear):
+            sum_rows(module, tp, sliced)
+        elif style == "row" and isinstance(module, nn.Linear):
+            setattr(model.get_submodule(parent), leaf, RowLinear(module, tp, sliced))
+        elif style == "vocab" and isinstance(module, nn.Embedding):
+            setattr(model.get_submodule(parent), leaf, VocabularyEmbedding(module, tp))
+        elif style == "vocab":
+            module.register_forward_pre_hook(copy_first(tp))
+            if name.startswith("generator"):  # what samples from the logits needs all of them
+                module.register_forward_hook(lambda _, __, out: join(out, -1, tp))
+        elif style == "column" and isinstance(module, nn.Linear | LoraLinear) and parent not in entered:
+            entered.add(parent)
+            _number_heads(model.get_submodule(parent), tp)
+            model.get_submodule(parent).register_forward_pre_hook(_enter(tp, sliced))
+        elif style == "column" and isinstance(module, CutRMSNorm):
+            # Every rank's part has a share in the gradient of the sum, as it has in the sum.
+            module.total = lambda squares: copy(reduce(squares, tp), tp)
+        elif style == "expert":
+            _inside_experts(module, tp)
+    if sequence:
+        _slice_sequence(model, entered, tp)
+
+
+class RowLinear(nn.Module):
+    """A row-parallel linear layer: partial products are summed over the group, then the bias is added."""
+
+    def __init__(self, whole: nn.Linear, group: ProcessGroup, sequence: bool) -> None:
+        super().__init__()
+        self.weight: Tensor | QuantisedWeight = whole.weight
+        self.bias = whole.bias
+        self._group, self._sequence = group, sequence
+        self.product: Callable[..., Tensor] = F.linear
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, L, in / group] to [B, L, out], or to this rank's slice of L."""
+        partial = self.product(x, self.weight)
+        y = scatter(partial, LENGTH, self._group) if self._sequence else reduce(partial, self._group)
+        return y if self.bias is None else y + self.bias.to(y.dtype)
+
+
+def sum_rows(module: LoraLinear, tp: ProcessGroup, sequence: bool) -> None:
+    """As `RowLinear`, of a layer with a low-rank adapter: products with the weight and with A are summed as one."""
+
+    def total(squares: Tensor) -> Tensor:
+        torch.distributed.all_reduce(squares, group=tp.handle)
+        return squares
+
+    module.total = total
+    module.gather = lambda y: scatter(y, LENGTH, tp) if sequence else reduce(y, tp)
+
+
+class VocabularyEmbedding(nn.Module):
+    """A vocabulary-parallel embedding: each rank looks up its own rows, and the results are summed over the group."""
+
+    def __init__(self, whole: nn.Embedding, group: ProcessGroup) -> None:
+        super().__init__()
+        self.weight, self._group = whole.weight, group
+        self._start, self._rows = span(whole.num_embeddings, group.index, group.size)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """int64 [B, L] to [B, L, hidden]."""
+        local = tokens - self._start
+        outside = (local < 0) | (local >= self._rows)
+        vectors = F.embedding(local.masked_fill(outside, 0), self.weight)
+        return reduce(vectors.masked_fill(outside.unsqueeze(-1), 0.0), self._group)
+
+
+class VocabularyLoss:
+    """Cross-entropy of logits that are cut over the vocabulary, with PaLM's z-loss and label smoothing as options.
+
+    z times the square of log Z pulls the softmax's normaliser towards one (Chowdhery et al., 2022, section 5).
+    Smoothing spreads that share of each label evenly over the vocabulary (Szegedy et al., 2016, section 7). Both are
+    differentiated but not reported in `total`, which stays the cross-entropy. With `counts_correct` it also
+    says how many tokens are predicted right; of equally likely ones the first counts.
+    """
+
+    def __init__(self, vocabulary: int, tp: ProcessGroup, z: float, smoothing: float = 0.0) -> None:
+        self._vocabulary, self._tp, self._z, self._smoothing = vocabulary, tp, z, smoothing
+        self._start, _ = span(vocabulary, tp.index, tp.size)
+        self.counts_correct = False
+
+    def __call__(self, logits: Tensor, labels: Tensor) -> Loss:
+        """As `losses.token_loss`: logits [B, L, V] or [predicted, V] and labels int64 [B, L]."""
+        labels = labels[labels != IGNORED] if logits.dim() == 2 else labels.flatten()
+        logits = logits.flatten(0, -2).float()
+        cut = self._tp.size > 1 and logits.shape[-1] < self._vocabulary
+        if cut:
+            value, log_z = self._over_ranks(logits, labels)
+        else:
+            value = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="none")
+            log_z = logits.logsumexp(-1) if self._z else value
+        predicted = labels != IGNORED
+        total = (value * predicted).sum()
+        if self._z:
+            pull = self._z * (log_z.square() * predicted).sum()
+            total = total + (pull - pull.detach())
+        if self._smoothing:
+            chosen = log_z - value if cut else _at(logits, labels.where(predicted, 0))
+            pull = self._smoothing * ((chosen - self._mean(logits, cut)) * predicted).sum()
+            total = total + (pull - pull.detach())
+        correct = None
+        if self.counts_correct:
+            likeliest = self._likeliest_over_ranks(logits) if cut else logits.argmax(-1)
+            correct = ((likeliest == labels) & predicted).sum().float()
+        return Loss(total, predicted.sum().float(), correct=correct)
+
+    def _mean(self, logits: Tensor, cut: bool) -> Tensor:
+        return reduce(logits.sum(-1), self._tp) / self._vocabulary if cut else logits.mean(-1)
+
+    def whole(self, logits: Tensor) -> Tensor:
+        """Logits [n, V of this rank] over the whole vocabulary, fp32 [n, V]."""
+        logits = logits.float()
+        if self._tp.size == 1 or logits.shape[-1] >= self._vocabulary:
+            return logits
+        found = logits.new_full((len(logits), self._vocabulary), -math.inf)
+        found[:, self._start : self._start + logits.shape[-1]] = logits
+        torch.distributed.all_reduce(found, torch.distributed.ReduceOp.MAX, group=self._tp.handle)
+        return found
+
+    def _likeliest_over_ranks(self, logits: Tensor) -> Tensor:
+        highest, local = logits.max(-1)
+        everywhere = highest.clone()
+        if self._tp.handle is not None:
+            torch.distributed.all_reduce(everywhere, torch.distributed.ReduceOp.MAX, group=self._tp.handle)
+        found = torch.where(highest == everywhere, local + self._start, self._vocabulary)
+        if self._tp.handle is not None:
+            torch.distributed.all_reduce(found, torch.distributed.ReduceOp.MIN, group=self._tp.handle)
+        return found
+
+    def _over_ranks(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        highest = logits.detach().amax(-1)
+        if self._tp.handle is not None:
+            torch.distributed.all_reduce(highest, torch.distributed.ReduceOp.MAX, group=self._tp.handle)
+        log_z = reduce((logits - highest.unsqueeze(-1)).exp().sum(-1), self._tp).log() + highest
+        local = labels - self._start
+        outside = (local < 0) | (local >= logits.shape[-1])
+        found = _at(logits, local.masked_fill(outside, 0))
+        return log_z - reduce(found.masked_fill(outside, 0.0), self._tp), log_z
+
+
+def _at(logits: Tensor, tokens: Tensor) -> Tensor:
+    return logits.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+
+
+def _number_heads(block: nn.Module, tp: ProcessGroup) -> None:
+    """Dropout of a part of the heads draws what it draws of all."""
+    core = getattr(block, "core", None)
+    if isinstance(core, AttentionCore):
+        core.part = tp.index
+
+
+def copy_first(tp: ProcessGroup) -> Any:
+    """A hook before a layer that is cut over its outputs: the gradients of its input are summed."""
+    return lambda _, args: (copy(args[0], tp), *args[1:])
+
+
+def _enter(tp: ProcessGroup, sequence: bool) -> Any:
+    """What all column-cut layers of a block share: their input, and the memory of cross-attention."""
+
+    def hook(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        hidden = gather(args[0], LENGTH, tp) if sequence else copy(args[0], tp)
+        rest = args[1:]
+        if rest and isinstance(rest[0], Context) and rest[0].memory is not None:
+            memory = gather(rest[0].memory, LENGTH, tp) if sequence else copy(rest[0].memory, tp)
+            rest = (dataclasses.replace(rest[0], memory=memory), *rest[1:])
+        return (hidden, *rest)
+
+    return hook
+
+
+def _inside_experts(experts: nn.Module, tp: ProcessGroup) -> None:
+    """Each expert is cut inside like a feed-forward: gate and up by column, down by row."""
+    assert isinstance(experts, Experts)
+    forward = experts.forward
+    experts.total = lambda rows: reduce(rows, tp)
+    experts.forward = lambda rows, counts: forward(copy(rows, tp), counts)  # type: ignore[method-assign]
+
+
+def _slice_sequence(model: nn.Module, entered: set[str], tp: ProcessGroup) -> None:
+    """Residuals are sliced from the embeddings to the head; blocks that are not cut work on the whole."""
+    for name, module in model.named_modules():
+        leaf = name.rpartition(".")[2]
+        if leaf in ("embeddings", "projection") and (leaf == "projection" or not _projected(model, name)):
+            module.register_forward_hook(lambda _, __, out: split(out, LENGTH, tp))
+        elif leaf in ("attention", "feedforward") and name not in entered:
+            module.register_forward_pre_hook(_join_first(tp))
+            module.register_forward_hook(_split_first(tp))
+        elif isinstance(module, Layer):
+            module.register_forward_pre_hook(_split_keys(tp))
+    last = getattr(model, "norm", None)
+    if last is None and (getattr(model, "head", None) or getattr(model, "sentence_head", None)):
+        last = list(model.layers.values())[-1]  # type: ignore[operator]
+    if last is not None:
+        last.register_forward_hook(_join_out(tp))
+
+
+def _projected(model: nn.Module, name: str) -> bool:
+    parent = model.get_submodule(name.rpartition(".")[0])
+    return getattr(parent, "projection", None) is not None
+
+
+def _join_first(tp: ProcessGroup) -> Any:
+    return lambda _, args: (join(args[0], LENGTH, tp), *args[1:])
+
+
+def _split_keys(tp: ProcessGroup) -> Any:
+    """Dropout of a slice draws from the keys of its tokens."""
+
+    def hook(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        hidden, context = args
+        if context.keys is None:
+            return args
+        return hidden, dataclasses.replace(context, keys=context.keys.chunk(tp.size, LENGTH)[tp.index])
+
+    return hook
+
+
+def _split_first(tp: ProcessGroup) -> Any:
+    return lambda _, __, out: _first(out, lambda x: split(x, LENGTH, tp))
+
+
+def _join_out(tp: ProcessGroup) -> Any:
+    return lambda _, __, out: _first(out, lambda x: join(x, LENGTH, tp))
+
+
+def _first(out: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """A module's output with its hidden states changed; the router's loss may follow them."""
+    return (change(out[0]), *out[1:]) if isinstance(out, tuple) else change(out)

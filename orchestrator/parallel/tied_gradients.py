@@ -1,0 +1,61 @@
+"""Gradients of parameters that several ranks hold and each sees only a part of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from orchestrator.parallel.fsdp import local_of
+from orchestrator.parallel.mesh import Mesh, ProcessGroup
+from orchestrator.parallel.parameters import Held
+
+
+class TiedGradients:
+    """Sums, before data-parallel ones, over tensor-parallel ranks and over stages of a pipeline.
+
+    A norm inside a head, or on a slice of the sequence, sees part of the activations. A tied weight is the
+    embedding on one stage and the projection on another. `among` are the ranks of the stages that hold a name.
+    """
+
+    def __init__(self, held: Sequence[Held], mesh: Mesh, among: Mapping[str, ProcessGroup]) -> None:
+        self._tp = mesh.tp
+        self._partial = [h for h in held if h.cut.partial]
+        self._copies = {name: [h for h in held if h.name == name] for name in sorted(among)}
+        self._among = among
+
+    @property
+    def any(self) -> bool:
+        """Whether there is something to sum, so that data-parallel sums must wait for it."""
+        return bool(self._partial or self._among)
+
+    @torch.no_grad()
+    def sum(self) -> None:
+        """Sum the gradients that stand in the parameters."""
+        _sum_over([_gradient(h) for h in self._partial], self._tp)
+        for name, copies in self._copies.items():
+            if copies:
+                first, *rest = [_gradient(h) for h in copies]
+                for other in rest:  # two stages of one rank
+                    first.add_(other)
+                _sum_over([first], self._among[name])
+                for other in rest:
+                    other.copy_(first)
+
+
+def _gradient(held: Held) -> Tensor:
+    if held.parameter.grad is None:
+        held.parameter.grad = torch.zeros_like(held.parameter)
+    return local_of(held.parameter.grad)
+
+
+def _sum_over(gradients: list[Tensor], group: ProcessGroup) -> None:
+    """In place, as one message."""
+    if not gradients or group.size == 1:
+        return
+    flat = torch.cat([g.flatten() for g in gradients])
+    dist.all_reduce(flat, group=group.handle)
+    for gradient, total in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+        gradient.copy_(total.view_as(gradient))

@@ -1,0 +1,331 @@
+"""The layouts that a plan considers: the one given by hand, or all that agree with what is pinned. Torch-free."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from orchestrator.config.parallel import ParallelSpec
+from orchestrator.config.spec import JobSpec
+from orchestrator.parallel.cuts import cuts, layers_by_rank
+from orchestrator.parallel.engine_rules import engine_problems
+from orchestrator.parallel.layout import Layout, ModelShape, divisors, split_problems
+from orchestrator.parallel.legal_layouts import fit, shard_of
+
+MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
+SEARCHED = ("1f1b", "interleaved", "zbv")
+"""Schedules that are searched: the others are slower than one of these, and need no less memory."""
+VIRTUAL = 4
+"""Stages of a rank that interleaves them, in a search."""
+SURE = 0.84
+"""Share of the memory that a layout may need which recomputes only some layers: a trace may say so much more than the
+formula (docs/predictions.md), and such a layout is made to need nearly all that it may."""
+
+
+BEYOND = 1.5
+"""A layout that needs so many times what is offered is tried with no other cut: it would move too few layers."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a search asks about a layout: which `share` of the memory that a worker offers it needs, and how many times
+    as long as a layer its embedding and its head take."""
+
+    share: Callable[[Layout], float]
+    ends: Callable[[Layout], tuple[float, float]]
+
+    def is_tight(self, layout: Layout) -> bool:
+        """Whether it does not fit."""
+        return self.share(layout) > 1.0
+
+
+@dataclass(frozen=True)
+class Family:
+    """Layouts that differ in what they shard, recompute, offload and how they cut the pipeline, and in their engine.
+
+    Attributes:
+        least: by each of their cuts, a layout of which no other computes and sends less in its passes; not always one
+            of them.
+        layouts: gives them.
+    """
+
+    least: tuple[Layout, ...]
+    layouts: Callable[[], Iterator[Layout]]
+
+
+@dataclass(frozen=True)
+class Degrees:
+    """All families with the same degrees.
+
+    Attributes:
+        least: layout of which no other computes and sends less in its passes, all ranks of a pipeline together.
+        families: gives them.
+    """
+
+    least: Layout
+    families: Callable[[], Iterator[Family]]
+
+
+def all_degrees(
+    spec: JobSpec,
+    shape: ModelShape,
+    workers: int,
+    per_node: int,
+    reject: Callable[[tuple[Layout, str]], None],
+    room: Room,
+) -> Iterator[Degrees]:
+    """Every layout to consider on at most `workers` ranks, `per_node` of which share a node. Degrees that divide the
+    workers and that the model cannot have are rejected with the reason; state is offloaded where there is no `room`."""
+    batch = spec.train.global_batch
+    virtual = spec.train.bitwise_shards
+    micros = [batch // virtual] if virtual else [m for m in MICRO_BATCHES if m <= batch]
+    asked = spec.parallel
+    if isinstance(asked, ParallelSpec) and not asked.is_partial:
+        found = []
+        for micro in [asked.micro_batch] if asked.micro_batch else micros:
+            wide = Layout(**{**asked.pins, "micro_batch": micro})
+            # a layout that does not fit is yielded too, so that the error names the reason
+            width = max(workers // (asked.pp * asked.cp * asked.tp), 1)
+            found.append(fit(wide, workers, batch, virtual) or wide.but(dp=width))
+        alone = [Family((each,), partial(iter, (each,))) for each in found]
+        yield Degrees(found[-1], partial(iter, alone))
+        return
+    pins = asked.pins if isinstance(asked, ParallelSpec) else {}
+    micros = [pins["micro_batch"]] if "micro_batch" in pins else micros
+    yield from _Families(spec, shape, workers, per_node, micros, pins, room).all(reject)
+
+
+@dataclass(frozen=True)
+class _Families:
+    spec: JobSpec
+    shape: ModelShape
+    workers: int
+    per_node: int
+    micros: Sequence[int]
+    pins: Mapping[str, Any]
+    room: Room
+
+    @property
+    def _gpu(self) -> bool:
+        return self.spec.resources.per_worker.gpu > 0
+
+    def all(self, reject: Callable[[tuple[Layout, str]], None]) -> Iterator[Degrees]:
+        """Those of all degrees."""
+        shape, workers, pins, gpu = self.shape, self.workers, self.pins, self._gpu
+        axes = [_degrees(shape, workers, axis, pins, reject) for axis in ("pp", "cp", "tp", "ep")]
+        recomputes = _choices(pins, "recompute", ("none",) if shape.no_recompute else _recomputes(gpu))
+        some = pins.get("recompute_layers", 0)
+        recomputes = [each for each in recomputes if not some or each != "none"] or recomputes
+        for pp, cp, tp, ep in itertools.product(*axes):
+            if pp * cp * tp * ep > workers:
+                continue
+            # as fast as without in every prediction, with less memory
+            sliced = gpu and tp > 1 and not shape.no_sequence_split and shape.sequence_length % (tp * cp) == 0
+            (sequence,) = _choices(pins, "sequence", (sliced,))
+            degrees = Layout(pp=pp, cp=cp, tp=tp, ep=ep, sequence=sequence)
+            widest = self._widest(degrees)
+            if widest is not None:
+                widest = widest.but(recompute=recomputes[0], recompute_layers=some)
+                yield Degrees(widest, partial(self._with, widest, recomputes))
+
+    def _widest(self, degrees: Layout) -> Layout | None:
+        """Of layouts with these degrees the widest that leaves enough micro-batches, all of the size that is pinned if
+        one is; with the largest of them."""
+        batch, virtual = self.spec.train.global_batch, self.spec.train.bitwise_shards
+        least = self.micros[0] if batch % self.micros[0] == 0 else 1
+        asked = degrees.but(micro_batch=1, schedule=self.pins.get("schedule", degrees.schedule))
+        found = fit(asked, self.workers, batch // least, virtual)
+        if found is None:
+            return None
+        return degrees.but(dp=found.dp, micro_batch=_divisors_up_to(self.micros, batch // found.dp)[-1])
+
+    def _with(self, widest: Layout, recomputes: Sequence[str]) -> Iterator[Family]:
+        """Those with the degrees of that layout: of all micro-batches and schedules."""
+        shape, pins, batch = self.shape, self.pins, self.spec.train.global_batch
+        too_large: dict[tuple[str, int, int, int], int] = {}
+        for micro, (schedule, several) in itertools.product(
+            _divisors_up_to(self.micros, batch // widest.dp), _schedules(shape, widest.pp, pins)
+        ):
+            layout = widest.but(micro_batch=micro, schedule=schedule, virtual=several)
+            if layout.problems(shape, batch):  # and so with any sharding
+                layout = layout.but(zero=pins.get("zero", 0))
+                if self._is_asked(layout):
+                    yield Family((layout,), partial(iter, (layout,)))
+                continue
+            ways = _ways(shape, layout, pins, self.room)
+            least = tuple(layout.but(first_less=first, last_less=last) for first, last in ways)
+            every = partial(self._of, layout, ways, recomputes, too_large)
+            yield Family(least, partial(self._asked, every))
+
+    def _asked(self, layouts: Callable[[], Iterator[Layout]]) -> Iterator[Layout]:
+        return filter(self._is_asked, layouts())
+
+    def _is_asked(self, layout: Layout) -> bool:
+        return all(getattr(layout, key) == value for key, value in self.pins.items())
+
+    def _of(
+        self,
+        layout: Layout,
+        ways: Sequence[tuple[int, int]],
+        recomputes: Sequence[str],
+        too_large: dict[tuple[str, int, int, int], int],
+    ) -> Iterator[Layout]:
+        """The layouts of a family, whether they agree with what is pinned or not. `too_large` has, of those with the
+        same degrees, the least micro-batch that is known not to fit."""
+        shape, pins, room, gpu = self.shape, self.pins, self.room, self._gpu
+        alone = layout.dp * layout.cp == 1  # nothing to shard, but DeepSpeed can offload it
+        zeros = _choices(pins, "zero", (0,) if alone and not gpu else range(4))
+        shards = _choices(pins, "shard", _shards(layout, self.per_node) if gpu else (0,))
+        for zero, shard in [(z, s) for z in zeros for s in (shards if z > 1 else (0,))]:
+            key = (layout.schedule, layout.virtual, zero, shard)
+            if layout.micro_batch >= too_large.get(key, math.inf):
+                continue
+            kept = _cut(layout.but(zero=zero, shard=shard, recompute=recomputes[0]), ways, room)
+            tight = room.is_tight(kept)
+            least = _cut(kept.but(recompute=recomputes[-1]), ways, room) if tight else kept
+            if tight and room.is_tight(least) and not (gpu and _offloads(least, room)):
+                too_large[key] = layout.micro_batch
+                if not alone or zero == zeros[0]:
+                    yield least  # the others need more
+                continue
+            # what fits need not be recomputed, which only takes longer
+            for recompute in recomputes if tight else recomputes[:1]:
+                sharded = kept
+                if recompute != kept.recompute:
+                    sharded = least if recompute == least.recompute else kept.but(recompute=recompute)
+                    sharded = _recomputed(shape, _cut(sharded, ways, room), pins, room)
+                if not alone or zero == zeros[0]:
+                    yield sharded
+                elif not room.is_tight(sharded):
+                    continue
+                yield from _variants(self.spec, shape, sharded, pins, room)
+
+
+def _schedules(shape: ModelShape, pp: int, pins: Mapping[str, Any]) -> list[tuple[str, int]]:
+    """The schedules to try, each with its stages a rank: of interleaved ones VIRTUAL where there are layers for so
+    many, since more make the bubble shorter and need less memory."""
+    found: list[tuple[str, int]] = []
+    for schedule in _choices(pins, "schedule", SEARCHED if pp > 1 else ("1f1b",)):
+        several = pp > 1 and schedule in ("interleaved", "zero_bubble")
+        most = VIRTUAL if several and VIRTUAL * pp <= (shape.stages or shape.layers) else 2
+        found += [(schedule, each) for each in _choices(pins, "virtual", (most,))]
+    return found
+
+
+def _cut(layout: Layout, ways: Sequence[tuple[int, int]], room: Room) -> Layout:
+    """The layout under the first of these cuts of its pipeline with which it fits; if it fits with none, under the
+    first. They are those whose busiest rank has least to compute first."""
+    best = layout.but(first_less=ways[0][0], last_less=ways[0][1])
+    if len(ways) == 1 or not 1.0 < room.share(best) <= BEYOND:
+        return best
+    others = (layout.but(first_less=first, last_less=last) for first, last in ways[1:])
+    return next((each for each in others if not room.is_tight(each)), best)
+
+
+def _ways(
+    shape: ModelShape, layout: Layout, pins: Mapping[str, Any], room: Room
+) -> Sequence[tuple[int, int]]:
+    """The cuts to try of a pipeline."""
+    if layout.pp == 1 or "first_less" in pins or "last_less" in pins or shape.stages not in (0, shape.layers):
+        return ((pins.get("first_less", 0), pins.get("last_less", 1)),)
+    return cuts(shape.layers, layout.pp, layout.schedule, layout.virtual, *room.ends(layout))
+
+
+def _recomputed(shape: ModelShape, layout: Layout, pins: Mapping[str, Any], room: Room) -> Layout:
+    """The layout with as few of its layers recomputed as there is room for, since more take longer. What a rank needs
+    falls with their number, and for the rank that needs most never more slowly at first than later: so what lies on
+    the line between none and all is enough."""
+    if layout.recompute == "none" or {"recompute_layers", "recompute"} & set(pins):
+        return layout
+    most = -(-max(layers_by_rank(shape.layers, layout)) // (layout.stages // layout.pp))
+    none, every = room.share(layout.but(recompute="none")), room.share(layout)
+    if every > SURE or none <= every or shape.stages not in (0, shape.layers):
+        return layout
+    few = math.ceil(most * (none - SURE) / (none - every))
+    return layout.but(recompute_layers=max(few, 1)) if few < most else layout
+
+
+def _divisors_up_to(micros: Sequence[int], share: int) -> list[int]:
+    """The largest divisor of a rank's share of the batch up to each micro-batch, ascending."""
+    return sorted({max(d for d in divisors(share) if d <= micro) for micro in micros})
+
+
+def _offloads(layout: Layout, room: Room) -> bool:
+    """Whether it would fit if all were in the host's memory that can be."""
+    if layout.dp < layout.world:
+        return not room.is_tight(layout.but(offload="optimizer"))
+    return not room.is_tight(layout.but(engine="deepspeed", offload="parameters"))
+
+
+def _choices(pins: Mapping[str, Any], key: str, otherwise: Sequence[Any]) -> Sequence[Any]:
+    return [pins[key]] if key in pins else otherwise
+
+
+def _shards(layout: Layout, per_node: int) -> tuple[int, ...]:
+    """Over how many replicas ZeRO may divide: over all (0), and where it can be over those of a node, whose network is
+    faster than that between nodes."""
+    return tuple({0, shard_of(layout, per_node // layout.tp)})
+
+
+def _recomputes(gpu: bool) -> tuple[str, ...]:
+    return ("none", "selective", "full") if gpu else ("none", "full")
+
+
+def _degrees(
+    shape: ModelShape,
+    workers: int,
+    axis: str,
+    pins: Mapping[str, Any],
+    reject: Callable[[tuple[Layout, str]], None],
+) -> list[int]:
+    """The degrees of an axis that the model can have, whatever the others are. Workers may be left over: of 63, 60 in
+    pipelines of 15 are more than all of them in pipelines of 7 that the batch does not divide into."""
+    asked = _choices(pins, axis, divisors(workers) if axis != "ep" else ())
+    possible = {} if axis in pins else dict.fromkeys(_possible(shape, axis))
+    found = []
+    for ways in sorted({*asked, *possible}):
+        alone = Layout.from_json({axis: ways, "dp": ways if axis == "ep" else 1})
+        if problems := split_problems(alone, shape):
+            if ways in asked:
+                reject((alone, problems[0]))
+        elif ways <= workers:
+            found.append(ways)
+        elif ways in asked:
+            reject((alone, f"{axis} {ways} needs {ways} workers of {workers}; lower it, or add workers"))
+    return found
+
+
+def _possible(shape: ModelShape, axis: str) -> Sequence[int]:
+    """Degrees of an axis among which are all that the model can have."""
+    if axis == "ep":
+        return divisors(shape.experts) if shape.experts else (1,)
+    if axis == "pp":
+        return range(1, (shape.stages or shape.layers) + 1)
+    if axis == "tp":
+        return divisors(shape.feedforward)
+    return (1, *(ways for ways in divisors(shape.sequence_length) if 2 * ways <= shape.sequence_length))
+
+
+def _variants(
+    spec: JobSpec,
+    shape: ModelShape,
+    layout: Layout,
+    pins: Mapping[str, Any],
+    room: Room,
+) -> Iterator[Layout]:
+    """The legal variants of a layout: on DeepSpeed, and with state offloaded if a GPU's memory does not suffice."""
+    gpu = spec.resources.per_worker.gpu and spec.train.determinism != "bitwise"
+    tight = gpu and "offload" not in pins and room.is_tight(layout)
+    offloads = _choices(pins, "offload", ("none", "optimizer", "parameters") if tight else ("none",))
+    # DeepSpeed is data parallel only, and shards at least optimiser state
+    engines = ("torch", "deepspeed") if layout.zero and layout.dp == layout.world else ("torch",)
+    for engine, offload in itertools.product(engines, offloads):
+        if engine == "torch" and offload in ("none", "parameters"):
+            continue
+        other = layout.but(engine=engine, offload=offload)
+        if not other.problems(shape, spec.train.global_batch) and not engine_problems(spec, other):
+            yield other

@@ -1,0 +1,71 @@
+"""The frontier of time and cost: for how many workers a job is quickest for what it costs. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.config.errors import InputError
+from orchestrator.config.spec import JobSpec
+from orchestrator.parallel.layout import Layout, ModelShape
+from orchestrator.planner.device import Machine
+from orchestrator.planner.plan import NOTHING, Verdict, plan
+from orchestrator.planner.planner import widths
+
+
+@dataclass(frozen=True)
+class Point:
+    """The best layout on a number of workers: seconds of a step, hours of all steps, hours of all workers, and USD,
+    None where the job gives no price."""
+
+    layout: Layout
+    step_seconds: float
+    hours: float
+    worker_hours: float
+    usd: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        """The point as plain data."""
+        return {
+            "workers": self.layout.world, "layout": str(self.layout), "step_seconds": self.step_seconds,
+            "hours": self.hours, "worker_hours": self.worker_hours, "usd": self.usd,
+        }  # fmt: skip
+
+
+def frontier(
+    spec: JobSpec,
+    shape: ModelShape,
+    workers: int,
+    machine: Machine,
+    must_fit: bool = True,
+    verdicts: Mapping[Layout, Verdict] = NOTHING,
+) -> list[Point]:
+    """The points that no other beats in both time and cost, quickest first, of 1, 2, 4, .. and `workers` workers;
+    without `must_fit` also of layouts that do not fit. Of traced ones the `verdicts` count, see `plan`.
+
+    Raises InputError if no layout on so many is legal and fits.
+    """
+    points: dict[int, Point] = {}
+    for width in widths(1, workers):
+        try:
+            found = plan(spec, shape, width, machine, must_fit, verdicts)
+        except InputError:
+            if width == workers and not points:
+                raise
+            continue
+        if found.fits or not must_fit:
+            point = _point(spec, found.chosen.layout, found.chosen.seconds)
+            points[point.layout.world] = point
+    best, cheapest = [], float("inf")
+    for point in sorted(points.values(), key=lambda each: (each.hours, each.worker_hours)):
+        if point.worker_hours < cheapest:
+            best.append(point)
+            cheapest = point.worker_hours
+    return best
+
+
+def _point(spec: JobSpec, layout: Layout, seconds: float) -> Point:
+    hours = spec.train.steps * seconds / 3600.0
+    worker_hours, price = hours * layout.world, spec.limits.usd_per_worker_hour
+    return Point(layout, seconds, hours, worker_hours, worker_hours * price if price else None)

@@ -1,0 +1,39 @@
+"""YAML files that describe devices and clusters, read into their models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import yaml
+from pydantic import Field, ValidationError
+
+from orchestrator.config.errors import InputError
+from orchestrator.config.strict import StrictModel
+from orchestrator.config.yaml_text import read_yaml
+
+LEAST, MOST = 1e-15, 1e30
+"""Nothing that is measured lies beyond these bounds, within which no step overflows."""
+PositiveAmount = Annotated[float, Field(ge=LEAST, le=MOST)]
+"""A number in SI units that something is divided by."""
+Amount = Annotated[float, Field(ge=0, le=MOST)]
+"""A number in SI units that may be nothing."""
+
+Model = TypeVar("Model", bound=StrictModel)
+
+
+def read_model(path: Path, model: type[Model], what: str, hint: str, unreadable: str = "") -> Model:
+    """The model that a file describes. Raises InputError, which says that the file is no `what`, with the hint for a
+    file with wrong keys or the one for a file that is no YAML at all."""
+    try:
+        return model.model_validate(read_yaml(path.read_text()))
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"]) or "the file"
+        raise InputError(
+            f"is no {what}: {key}: {first['msg'].removeprefix('Value error, ').lower()}", str(path), hint
+        ) from None
+    except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
+        # an impossible date is a ValueError
+        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        raise InputError(f"is no {what} ({reason})", str(path), unreadable) from None

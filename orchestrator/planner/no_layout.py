@@ -1,0 +1,84 @@
+"""Why no layout of a job is legal and fits, and what is near. Torch-free."""
+
+from __future__ import annotations
+
+import math
+
+from orchestrator.config.errors import InputError
+from orchestrator.config.parallel import ParallelSpec
+from orchestrator.config.spec import JobSpec
+from orchestrator.parallel.engine_rules import engine_problems
+from orchestrator.parallel.layout import Layout, ModelShape
+from orchestrator.parallel.legal_layouts import fit, nearest
+from orchestrator.planner.memory import peak_bytes
+
+
+def no_layout(
+    spec: JobSpec,
+    shape: ModelShape,
+    workers: int,
+    rejected: list[tuple[Layout, str]],
+    large: list[tuple[Layout, float]],
+    offered: float,
+    narrow: Layout | None = None,
+) -> InputError:
+    """Why there is no layout. Of those that are too `large` the least is told, and none of them is recommended; the
+    widest of those that use too few workers is `narrow`."""
+    if not spec.searches_layout and rejected:
+        return _not_by_hand(spec, shape, *rejected[0], offered if large else math.inf)
+    pinned = _pinned_problem(spec, shape, workers)
+    if large and not pinned:
+        layout, memory = min(large, key=lambda each: each[1])
+        pinned = f"{layout} needs least, {needs(memory, offered)}"
+    elif narrow and not pinned:
+        return too_narrow(spec, narrow)
+    why = pinned or (rejected[-1][1] if rejected else "")
+    return InputError(
+        f"no legal layout for {workers} workers{f': {why}' if why else ''}",
+        "parallel",
+        "change resources or train.global_batch",
+    )
+
+
+def too_narrow(spec: JobSpec, widest: Layout) -> InputError:
+    """That no layout uses as many workers as the job wants at least."""
+    workers = spec.resources.workers
+    return InputError(
+        f"no legal layout uses {workers.min} to {workers.max} workers; the widest is {widest}",
+        "resources.workers.min",
+        "lower it, or choose a train.global_batch that divides",
+    )
+
+
+def _not_by_hand(spec: JobSpec, shape: ModelShape, layout: Layout, reason: str, offered: float) -> InputError:
+    batch, shards = spec.train.global_batch, spec.train.bitwise_shards
+    micros = (batch // shards,) if shards else ()
+
+    def cannot(other: Layout) -> bool:
+        return bool(engine_problems(spec, other)) or peak_bytes(spec, shape, other) > offered
+
+    near = "; ".join(map(str, nearest(layout, shape, batch, cannot, micros)))
+    hint = f"the nearest legal layouts are {near}" if near else ""
+    if offered < math.inf:
+        hint = f"the nearest layouts that fit are {near}" if near else "raise workers, zero or recompute"
+    return InputError(reason, "parallel", hint)
+
+
+def _pinned_problem(spec: JobSpec, shape: ModelShape, workers: int) -> str:
+    """What is wrong with the pins of a layout whose rest is chosen, whatever that is; empty if nothing is."""
+    if not isinstance(spec.parallel, ParallelSpec):
+        return ""
+    pins = spec.parallel.pins
+    least = {"deepspeed": 3 if pins.get("offload") == "parameters" else 1}.get(pins.get("engine", ""), 0)
+    alone = Layout(**{"zero": least, **pins})
+    if (size := alone.pp * alone.cp * alone.tp) > workers:
+        return f"{alone} needs {size} workers of {workers}; lower a degree or add workers"
+    layout = fit(alone, workers, spec.train.global_batch, spec.train.bitwise_shards)
+    layout = layout or alone.but(dp=alone.ep)
+    problems = layout.problems(shape, spec.train.global_batch) or engine_problems(spec, layout)
+    return problems[0] if problems else ""
+
+
+def needs(memory: float, offered: float) -> str:
+    """What a layout that does not fit needs, in words."""
+    return f"{memory / 2**30:.2f} GiB a rank and a worker offers {offered / 2**30:.2f} GiB"

@@ -1,0 +1,82 @@
+"""The user's own planner cost: seconds that a layout takes beside those that are predicted, or why it is refused.
+
+Torch-free and ray-free, but for what the user's module imports.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from orchestrator.config.errors import InputError
+from orchestrator.config.object_reference import ObjectReference
+from orchestrator.parallel.layout import Layout
+from orchestrator.planner.simulation.step import StepTime
+from workloads.errors import WorkloadError
+from workloads.own.object_reference import load
+
+WHERE = "parallel.cost"
+MOST_ASKED = 64
+"""Numbers of workers for which the function is tried before a run."""
+
+
+class Cost(Protocol):
+    """`parallel.cost: module:name`: a function of its arguments alone, which gets its options as further arguments."""
+
+    def __call__(self, layout: Layout, step: StepTime, memory: float) -> float | str:
+        """Seconds of a step, from 0 on, that come on top of those that are predicted; or the reason, in a line, for
+        which this layout is not to be used.
+
+        It is asked about layouts that are legal and fit. step: the predicted seconds by part; memory: bytes of the rank
+        that needs most.
+        """
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why the user's cost refuses a layout."""
+
+    reason: str
+
+
+def with_own(
+    named: ObjectReference | None, layout: Layout, step: StepTime, memory: float
+) -> StepTime | Refusal:
+    """The step with the seconds that the user's cost adds. Raises InputError if it fails, or gives anything else."""
+    if named is None:
+        return step
+    found = _asked(named, layout, step, memory)
+    if isinstance(found, str) and found.strip():
+        return Refusal(f"{' '.join(found.split())} (by {named})")
+    if type(found) not in (int, float) or not 0.0 <= found < math.inf:
+        what = (
+            f"{named} gives {str(found)[:40]!r} for {layout}, which is neither seconds from 0 on nor a reason"
+        )
+        raise InputError(what, WHERE, "see orchestrator.planner.own_cost.Cost")
+    return dataclasses.replace(step, own=float(found))
+
+
+def check_cost(named: ObjectReference, workers: int) -> None:
+    """Raise InputError if the function is not there, fails for a number of workers, or answers the same question in two
+    ways."""
+    step = StepTime(1.0, 0.1, 0.0, 0.1)
+    for width in range(1, min(workers, MOST_ASKED) + 1):
+        first, second = (with_own(named, Layout(dp=width), step, 2.0**30) for _ in range(2))
+        if first != second:
+            what = (
+                f"{named} answers the same question in two ways, so that a restart would plan another layout"
+            )
+            raise InputError(what, WHERE, "let it depend on its arguments alone")
+
+
+def _asked(named: ObjectReference, layout: Layout, step: StepTime, memory: float) -> Any:
+    try:
+        function: Cost = load(named.use)
+        return function(layout, step, memory, **named.options)
+    except WorkloadError as error:
+        raise InputError(str(error), WHERE) from None
+    except Exception as error:  # whatever the user's code raises
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise InputError(f"{named} failed on {layout} ({reason})", WHERE, "mend it") from None

@@ -1,0 +1,110 @@
+"""What the machines of a gang cost: looked up by machine type, market and zone in the user's table (`limits.prices`).
+
+The table is CSV; a zone may be empty, for any zone, and a line may begin with #:
+
+    machine,market,zone,usd_per_hour
+    g5.xlarge,spot,us-west-2a,0.45
+    g5.xlarge,on-demand,,1.006
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.config.errors import InputError
+from orchestrator.config.spec import JobSpec
+from orchestrator.storage.input_files import open_input
+
+COLUMNS = ["machine", "market", "zone", "usd_per_hour"]
+WARN_AT = 0.8
+"""Share of a limit at which an event warns that it comes near."""
+
+Prices = Mapping[tuple[str, str, str], float]
+
+
+def check(spec: JobSpec) -> None:
+    """Raise InputError if the table of prices cannot be read, or a ceiling in USD has no price to be counted by."""
+    load(spec.limits.prices)
+    if spec.limits.prices or spec.limits.usd_per_worker_hour:
+        return
+    for where, ceiling in (
+        ("limits.cost_usd", spec.limits.cost_usd),
+        ("tune.limits.cost_usd", spec.tune and spec.tune.limits.cost_usd),
+    ):
+        if ceiling:
+            hint = "give limits.usd_per_worker_hour, or in limits.prices a CSV with the columns " + ",".join(
+                COLUMNS
+            )
+            raise InputError("no price is known to count it by", where, hint)
+
+
+def load(uri: str | None) -> Prices:
+    """Prices by (machine, market, zone) from the table at `uri`; none without one. Raises InputError."""
+    if uri is None:
+        return {}
+    try:
+        with open_input(uri) as file:
+            text = file.read().decode()
+        lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+        rows = list(csv.DictReader(lines, strict=True))
+        if not rows or list(rows[0]) != COLUMNS:
+            raise ValueError(f"its columns must be {','.join(COLUMNS)}")
+        return {(row["machine"], row["market"], row["zone"] or ""): _usd(row) for row in rows}
+    except (OSError, ValueError, TypeError, csv.Error, ImportError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        hint = f"write CSV with the columns {','.join(COLUMNS)}"
+        raise InputError(f"is no table of prices ({reason})", uri, hint) from None
+
+
+def _usd(row: Mapping[str, str]) -> float:
+    usd = float(row["usd_per_hour"])
+    if not 0.0 <= usd < 1e6:
+        raise ValueError(f"{row['machine']} costs {usd:g}")
+    return usd
+
+
+def rate(machines: Sequence[Mapping[str, str]], prices: Prices) -> float | None:
+    """USD an hour of whole machines, each with its `machine`, `market` and `zone`; None if one has no price."""
+    found = [
+        prices.get((m["machine"], m["market"], m["zone"]), prices.get((m["machine"], m["market"], "")))
+        for m in machines
+    ]
+    known = [usd for usd in found if usd is not None]
+    return sum(known) if known and len(known) == len(found) else None
+
+
+def by_zone(machines: Sequence[Mapping[str, str]], prices: Prices) -> list[dict[str, Any]]:
+    """How many of these machines are in each zone and market, and their USD an hour, None if one has no price."""
+    places: dict[tuple[str, str], list[Mapping[str, str]]] = {}
+    for machine in machines:
+        places.setdefault((machine["zone"], machine["market"]), []).append(machine)
+    return [
+        {"zone": zone, "market": market, "nodes": len(found), "usd_per_hour": rate(found, prices)}
+        for (zone, market), found in sorted(places.items())
+    ]
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """A ceiling of the job, `limits.<key>`, of which so much is spent."""
+
+    key: str
+    limit: float
+    spent: float
+
+    def __str__(self) -> str:
+        return f"{WARN_AT:.0%} of limits.{self.key} {self.limit:g} are reached: {self.spent:.4g}"
+
+
+def near(
+    limits: Mapping[str, float | None], spent: Mapping[str, float], known: Set[tuple[str, float]]
+) -> list[Ceiling]:
+    """Each ceiling that has come near and is not yet `known`, by key and limit, to be so."""
+    return [
+        Ceiling(key, limit, spent[key])
+        for key, limit in limits.items()
+        if limit and spent[key] >= WARN_AT * limit and (key, limit) not in known
+    ]

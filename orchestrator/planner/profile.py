@@ -1,0 +1,292 @@
+"""Device profiles: files that say what a device reaches, each figure with its source.
+
+Those of known devices are beside this module, in `profiles/`; `orchestrator calibrate` writes that of a machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import math
+import os
+import re
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Literal
+
+import yaml
+from pydantic import AfterValidator, Field
+
+from orchestrator.config.errors import InputError
+from orchestrator.config.strict import StrictModel
+from orchestrator.planner.device import Link, Machine
+from orchestrator.planner.model_file import LEAST, Amount, PositiveAmount, read_model
+from orchestrator.storage.uri import unwritable
+
+FOLDER = Path(__file__).parent / "profiles"
+
+Share = Annotated[float, Field(ge=1e-6, le=1)]
+Source = Annotated[str, Field(min_length=3)]
+
+
+class Figure(StrictModel):
+    """A number in SI units, and where it is from."""
+
+    value: Amount
+    source: Source
+
+
+def _above_zero(figure: Figure) -> Figure:
+    if figure.value < LEAST:
+        raise ValueError("should have a value above 0")
+    return figure
+
+
+Rate = Annotated[Figure, AfterValidator(_above_zero)]
+"""A figure by which something is divided."""
+
+
+def _one_at_most(figure: Figure) -> Figure:
+    if figure.value > 1.0:
+        raise ValueError("should have a value of 1 at most, since it is a share")
+    return figure
+
+
+ShareFigure = Annotated[Rate, AfterValidator(_one_at_most)]
+
+
+class Peaks(StrictModel):
+    """Peak FLOP/s of matrix products by type of number."""
+
+    bf16: PositiveAmount
+    fp16: PositiveAmount
+    fp32: PositiveAmount
+    fp8: PositiveAmount | None = None
+    source: Source
+
+
+class Matrix(StrictModel):
+    """How much of the peak matrix products reach: large ones `share`, and half of it where one size is `half_size`, or
+    rows x columns are `half_area`."""
+
+    share: Share
+    half_size: Amount
+    half_area: Amount = 0.0
+    source: Source
+
+
+class Attention(StrictModel):
+    """How much of the peak attention's products reach; bytes of memory that each score takes forward, and seconds."""
+
+    share: Share
+    score_bytes: Amount
+    score_seconds: Amount = 0.0
+    source: Source
+
+
+class Narrow(StrictModel):
+    """What steps in 16 bits have of their own where a processor computes them by other ways than in 32: see the figures
+    of the same names."""
+
+    half_size: Amount
+    launch: PositiveAmount
+    eager: Annotated[float, Field(ge=1)]
+    source: Source
+
+
+class Connection(StrictModel):
+    """Seconds of a message, and bytes per second that each worker sends."""
+
+    latency: PositiveAmount
+    bandwidth: PositiveAmount
+    source: Source
+
+
+class Change(StrictModel):
+    """A figure that a run has changed, by its key, from one value to another."""
+
+    figure: str
+    before: float
+    after: float
+
+
+class Refinement(StrictModel):
+    """What a finished run has changed of a profile: when and by whom it was asked for, which run, how many times the
+    predicted seconds each part of its step has taken, and the figures."""
+
+    time: str
+    by: str
+    run: str
+    steps: int
+    ratios: dict[str, float]
+    changes: tuple[Change, ...]
+
+
+class Profile(StrictModel):
+    """A device, and how several are joined."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
+    device: str
+    kind: Literal["cuda", "cpu"]
+    accelerators: tuple[str, ...] = Field(default=(), description="its names in Ray")
+    memory: Rate
+    memory_bandwidth: Rate
+    peak: Peaks
+    matrix: Matrix
+    attention: Attention
+    element_share: ShareFigure
+    eager: Figure
+    optimizer_share: ShareFigure
+    launch: Figure
+    narrow: Narrow | None = Field(default=None, description="of steps in 16 bits, where they differ")
+    collective: Figure = Field(
+        default=Figure(value=0.0, source="taken to be in the latency"),
+        description="seconds in which a collective begins and ends, whatever its size and ranks",
+    )
+    waking: Figure = Field(
+        default=Figure(value=0.0, source="not measured"),
+        description="how much longer a collective takes behind computation, as a share of that, up to 4 ms of it",
+    )
+    message: Figure | None = Field(
+        default=None, description="of what a stage of a pipeline sends; as of a collective if it is not told"
+    )
+    per_node: Annotated[int, Field(gt=0)]
+    inside: Connection
+    between: Connection
+    crowding: Figure = Field(
+        default=Figure(value=1.0, source="not measured"),
+        description="how many times as long memory and launches take while other ranks of a node compute",
+    )
+    delay: Figure = Field(
+        default=Figure(value=0.0, source="not measured"),
+        description="of a rank beyond its least seconds, in the mean of steps, as a share of them",
+    )
+    host_bandwidth: Rate
+    host_memory: Figure | None = Field(default=None, description="of a worker's share of its host")
+    host_cores: Figure | None = Field(default=None, description="processors of its host for each worker")
+    watts: Figure
+    refined: tuple[Refinement, ...] = Field(default=(), description="by which runs, in order")
+
+    def machine(self, precision: str) -> Machine:
+        """The worker that plans are made for, training in that precision. Raises InputError if a GPU has none such."""
+        if precision == "fp8" and self.kind == "cuda" and self.peak.fp8 is None:
+            hint = "set it to bf16; Ada, Hopper and Blackwell have them"
+            raise InputError(f"{self.device} has no products in 8 bits", "train.precision", hint)
+        half = self.peak.fp16 if precision == "fp16" else self.peak.bf16
+        narrow = None if precision == "fp32" else self.narrow
+        return Machine(
+            memory=self.memory.value,
+            flops=half,
+            full_flops=self.peak.fp32,
+            eight_bit_flops=self.peak.fp8 or 0.0,
+            matrix_share=self.matrix.share,
+            half_size=narrow.half_size if narrow else self.matrix.half_size,
+            half_area=self.matrix.half_area,
+            attention_share=self.attention.share,
+            score_bytes=self.attention.score_bytes,
+            score_seconds=self.attention.score_seconds,
+            memory_bandwidth=self.memory_bandwidth.value,
+            element_share=self.element_share.value,
+            eager=narrow.eager if narrow else max(self.eager.value, 1.0),
+            optimizer_share=self.optimizer_share.value,
+            launch=narrow.launch if narrow else self.launch.value,
+            launches_ahead=self.kind == "cuda",
+            collective=self.collective.value,
+            waking=self.waking.value,
+            message=(self.message or self.collective).value,
+            per_node=self.per_node,
+            inside=Link(self.inside.latency, self.inside.bandwidth),
+            between=Link(self.between.latency, self.between.bandwidth),
+            crowding=max(self.crowding.value, 1.0),
+            delay=self.delay.value,
+            host_bandwidth=self.host_bandwidth.value,
+            host_memory=self.host_memory.value if self.host_memory else math.inf,
+            host_cores=self.host_cores.value if self.host_cores else 0.0,
+            watts=self.watts.value,
+            name=self.name,
+        )
+
+
+def names() -> list[str]:
+    """The profiles that come with the package."""
+    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+def load(name: str) -> Profile:
+    """The profile of that name, of the accelerator that Ray calls so, or in that file; case does not matter. Raises
+    InputError."""
+    if name.lower() in names():
+        return _packaged(name.lower())
+    if found := of_accelerator(name.upper()):
+        return found
+    if not name.endswith((".yaml", ".yml")) and not Path(name).is_file():
+        hint = f"choose from {', '.join(names())}, or give the path of a profile's file"
+        raise InputError(f"no device is known by the name {name}", "--machine", hint)
+    return read(Path(name))
+
+
+def read(path: Path) -> Profile:
+    """The profile in a file. Raises InputError."""
+    return read_model(path, Profile, "device profile", "orchestrator calibrate writes such a file")
+
+
+def stored_at() -> Path | None:
+    """Where `orchestrator calibrate` stores the profile of this machine; None for a user without a home folder, as a
+    number without an account is, which some clusters give to containers."""
+    with contextlib.suppress(RuntimeError):
+        return Path.home() / ".orchestrator" / "machine.yaml"
+    return None
+
+
+def calibrated() -> Profile | None:
+    """The profile that `orchestrator calibrate` has stored on this machine, if it has. Raises InputError."""
+    path = stored_at()
+    return read(path) if path and path.is_file() else None
+
+
+def check_stores(path: Path) -> None:
+    """Raise InputError if no profile can be written to a file, or another kind of file is there, before one is
+    measured for it."""
+    if why := os.strerror(errno.EISDIR) if path.is_dir() else unwritable(str(path.absolute().parent)):
+        raise InputError(f"cannot be written ({why})", str(path), "give another with --to")
+    if path.exists():
+        try:
+            read(path)
+        except InputError as error:
+            what = f"a file is there that is no profile ({error.what})"
+            raise InputError(what, str(path), "remove it, or give another with --to") from None
+
+
+def store(profile: Profile, path: Path) -> None:
+    """Write a profile to a file, in one piece. Raises InputError."""
+    text = yaml.safe_dump(profile.model_dump(mode="json"), sort_keys=False)
+    written = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        written.write_text(text)
+        os.replace(written, path)
+    except OSError as error:
+        raise InputError(
+            f"cannot be written ({error.strerror})", str(path), "give another with --to"
+        ) from None
+    finally:
+        written.unlink(missing_ok=True)
+
+
+def of_accelerator(accelerator: str) -> Profile | None:
+    """The profile of an accelerator by its name in Ray or to its driver ("H100", "NVIDIA A100-SXM4-80GB"); None if none
+    is known. Of several memories that a device is sold with, the one that the name tells, else the smallest."""
+    model = re.split(r"[-\s]", re.sub(r"^(NVIDIA|Tesla)\s+", "", accelerator))[0]
+    found = [
+        profile
+        for profile in map(_packaged, names())
+        if any(each.partition("-")[0] == model for each in profile.accelerators)
+    ]
+    told = re.search(r"(\d+)\s?GB?\b", accelerator)
+    size = float(told[1]) * 1e9 if told else 0.0
+    return min(found, key=lambda profile: abs(profile.memory.value - size), default=None)
+
+
+@lru_cache
+def _packaged(name: str) -> Profile:
+    return read(FOLDER / f"{name}.yaml")

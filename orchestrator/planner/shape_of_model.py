@@ -1,0 +1,188 @@
+"""The sizes of a model that planning needs, and which kinds of parallelism its architecture allows."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, cast
+
+from orchestrator.parallel.layout import ModelShape
+from orchestrator.parallel.model_shape import Bias
+from workloads.describe import Description, flops, parameters
+from workloads.model.config import TransformerConfig
+from workloads.predicted import ALL, Predicted
+
+if TYPE_CHECKING:
+    from workloads.hf.hf_class import HuggingFaceModel
+    from workloads.own.model import OwnModel
+
+
+def model_shape(
+    config: Description, sequence_length: int, divides_classes: bool = True, predicted: Predicted = ALL
+) -> ModelShape:
+    """The sizes that planning needs, of a model that is trained to predict so much. What is run as it is can be split
+    as far as it says how, and a class of transformers only if it `divides_classes`: the planner does not choose that by
+    itself."""
+    undeclared = "an own model that declares neither stages() nor sharding()"
+    whole = undeclared if config.architecture == "own" else "this model's Hugging Face class"
+    shape = ModelShape(
+        parameters=parameters(config),
+        layers=config.layers + config.decoder_layers,
+        hidden=config.hidden,
+        heads=config.heads,
+        kv_heads=config.kv_heads or config.heads,
+        feedforward=config.intermediate,
+        vocabulary=config.vocab_size,
+        sequence_length=sequence_length,
+        flops_per_token=flops(config, sequence_length, predicted),
+        stages=1,
+        no_model_split=f"{whole} is run as it is",
+        no_sequence_split=f"{whole} is run as it is",
+        no_recompute=""
+        if isinstance(config, TransformerConfig) or config.has_blocks
+        else "its class has no repeated layer",
+        chunked_head=not config.generator
+        if isinstance(config, TransformerConfig)
+        else getattr(config, "ends_in_head", False),
+    )
+    if isinstance(config, TransformerConfig):
+        return _splits(config, shape, predicted)
+    if config.architecture == "own":
+        return _declared(cast("OwnModel", config), shape)
+    return _of_class(cast("HuggingFaceModel", config), shape) if divides_classes else shape
+
+
+def _of_class(config: HuggingFaceModel, shape: ModelShape) -> ModelShape:
+    """The shape with what can be divided of a class of transformers that is run as it is."""
+    (styles, no_tensors), (layers, no_layers) = config.styles, config.layer_list
+    whole = "this model's Hugging Face class is run as it is"
+    if not styles and layers is None:
+        return dataclasses.replace(
+            shape, no_tensor_split=f"{whole}: {no_tensors}", no_pipeline_split=f"{whole}: {no_layers}"
+        )
+    found = dataclasses.replace(
+        shape,
+        no_model_split="",
+        no_tensor_split="" if styles else f"{whole}: {no_tensors}",
+        no_pipeline_split="" if layers else f"{whole}: {no_layers}",
+        no_context_split=whole,
+        no_sequence_split=whole,
+        layers=config.blocks if layers else shape.layers,
+        stages=config.blocks if layers else 1,
+    )
+    if not styles:
+        return found
+    heads, kv_heads = config.head_counts
+    return dataclasses.replace(found, heads=heads, kv_heads=kv_heads, feedforward=config.cut)
+
+
+def _declared(config: OwnModel, shape: ModelShape) -> ModelShape:
+    """The shape with what an own model says can be split of it."""
+    if not config.stages and not config.is_sharded:
+        return shape
+    hidden = round((shape.parameters / (12 * config.depth)) ** 0.5)  # as if its layers were a transformer's
+    return dataclasses.replace(
+        shape,
+        no_model_split="",
+        no_tensor_split="" if config.is_sharded else "this own model has no sharding()",
+        no_pipeline_split="" if config.stages else "this own model has no stages()",
+        no_context_split="an own model is run on whole samples",
+        no_sequence_split="an own model is run on whole samples",
+        layers=config.depth,
+        stages=config.stages or 1,
+        hidden=max(hidden, 1),
+        heads=config.whole_heads,
+        kv_heads=config.whole_heads,
+        feedforward=config.cut,
+    )
+
+
+def _splits(config: TransformerConfig, shape: ModelShape, predicted: Predicted) -> ModelShape:
+    """The shape with what can be split in a model of this project."""
+    moe, stacks = config.moe, (config.layers, config.decoder_layers)
+    experts = layers = 0
+    if moe:
+        layers = sum(map(moe.routed, stacks))
+        experts = layers * moe.experts * (3 if config.gated else 2) * config.hidden * moe.intermediate
+    return dataclasses.replace(
+        shape,
+        no_model_split="",
+        experts=moe.experts if moe else 0,
+        stages=1 if config.generator or config.shared_layers else shape.layers,
+        expert_feedforward=moe.intermediate if moe else 0,
+        heads_split=config.latent is None,
+        no_context_split=_no_context_split(config),
+        no_sequence_split=_no_sequence_split(config),
+        uneven_vocabulary=not config.generator,
+        generator=config.generator_config().hidden / config.hidden if config.generator else 0.0,
+        generator_heads=config.generator_config().heads if config.generator else 0,
+        generator_feedforward=config.generator_config().intermediate if config.generator else 0,
+        head_share=_head_share(config, shape.sequence_length, predicted),
+        expert_share=experts / shape.parameters,
+        embedding=config.embedding_size,
+        head_dim=config.head_dim,
+        gated=config.gated,
+        causal=config.causal,
+        tied=config.tied,
+        capped=bool(config.score_cap),
+        biased=_bias(config),
+        distances=2 * config.disentangled,
+        score_share=_score_share(config, shape.sequence_length, predicted),
+        capped_logits=bool(config.logit_cap),
+        normed=2 * config.hidden if config.norm_position == "both" else 0,
+        normed_heads=(shape.heads + shape.kv_heads) * config.head_dim if config.qk_norm else 0,
+        experts_per_token=moe.top_k if moe else 0,
+        shared_experts=moe.shared if moe else 0,
+        expert_layers=layers,
+    )
+
+
+def _bias(config: TransformerConfig) -> Bias:
+    """What positions add to its scores of attention."""
+    if config.disentangled:
+        return "disentangled"
+    if config.positions == "relative_keys":
+        return "relative_keys"
+    return "distance" if config.biased_by_distance else ""
+
+
+def _score_share(config: TransformerConfig, sequence_length: int, predicted: Predicted) -> float:
+    """Scores of a mean layer, as a share of those of a sequence's tokens with each other: a decoder beside an encoder
+    has its own, and those with what was read."""
+    if not config.decoder_layers:
+        return 1.0
+    written = (predicted.target_length or sequence_length) / sequence_length
+    of_decoder = config.decoder_layers * written * (1.0 + written)
+    return (config.layers + of_decoder) / (config.layers + config.decoder_layers)
+
+
+def _head_share(config: TransformerConfig, sequence_length: int, predicted: Predicted) -> float:
+    """Tokens whose logits over the vocabulary are computed, as a share of those of a sequence."""
+    if config.head not in ("language", "masked") and not config.generator:
+        return 0.0
+    if config.architecture == "encoder-decoder":
+        return (predicted.target_length or sequence_length) / sequence_length
+    return predicted.share if config.architecture == "encoder" else 1.0
+
+
+def _no_context_split(config: TransformerConfig) -> str:
+    """Why context parallelism cannot split the model's sequence; empty if it can."""
+    if config.decoder_layers:
+        return "the decoder attends to the full encoder output"
+    if config.biased_by_distance or config.disentangled or config.positions == "relative_keys":
+        return "relative positions need every distance on every rank"
+    if config.sentence_head or config.head == "sequence":
+        return "a sentence head reads one token of the full sequence"
+    if config.head == "span":
+        return "a span is chosen among all tokens of the full sequence"
+    return (
+        "the discriminator's loss is a mean over the full sequence" if config.head == "discriminator" else ""
+    )
+
+
+def _no_sequence_split(config: TransformerConfig) -> str:
+    """Why sequence parallelism cannot split the residuals over tensor-parallel ranks; empty if it can."""
+    if config.decoder_layers:
+        return "the decoder attends to the full encoder output"
+    if config.generator:
+        return "a generator and its discriminator work on single positions"
+    return "layers that share weights have no last one" if config.shared_layers else ""

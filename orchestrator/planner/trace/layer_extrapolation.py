@@ -1,0 +1,134 @@
+"""The memory of a deep model from traces of it with fewer layers.
+
+With each layer that a stage has more, a pass of a step holds the same bytes more at its beginning, and at its end, and
+the most of a pass is at one of these. A pipeline holds the buffers of all micro-batches, from the first step on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from orchestrator.config.errors import InputError
+from orchestrator.parallel.layout import Layout
+from orchestrator.planner.step_trace import CATEGORIES, Crest, Memory, Place, StepTrace
+from orchestrator.resolve.resolved_job import ResolvedJob
+from workloads.errors import WorkloadError
+from workloads.model.config import TransformerConfig
+
+FEW, MORE = 4, 2
+"""Layers of a stage that are traced first, and how many more the second time: FSDP has up to three in hand."""
+
+
+@dataclass(frozen=True)
+class Depths:
+    """Two models with fewer layers, and how many times their difference the whole one is beyond the first."""
+
+    few: TransformerConfig
+    more: TransformerConfig
+    times: float
+
+
+def depths_of(job: ResolvedJob, layout: Layout) -> Depths | None:
+    """The shallower models of a job from which its memory follows; None if it is not deep enough, or its layers are not
+    alike."""
+    config = job.model
+    if not isinstance(config, TransformerConfig) or job.spec.train.freeze or job.spec.workload.adapter:
+        return None
+    stacks = (config.layers, config.decoder_layers) if config.decoder_layers else (config.layers,)
+    if len(stacks) > 1 and layout.pp > 1:
+        return None
+    stages = layout.stages
+    thin = (
+        min(stacks) if layout.pp == 1 else min(layout.layers_of(config.layers, n)[1] for n in range(stages))
+    )
+    unit, first = (config.moe.every, config.moe.first) if config.moe else (1, 0)
+    # beyond the layers that are recomputed all are alike
+    few = max(FEW + layout.recompute_layers, first + 1)
+    removed = (thin - few) // unit * unit
+    step = -(-MORE // unit) * unit
+    if removed <= 2 * step:
+        return None
+    try:
+        return Depths(
+            _without(config, removed * stages),
+            _without(config, (removed - step) * stages),
+            removed / step,
+        )
+    except (WorkloadError, InputError):
+        return None
+
+
+def _without(config: TransformerConfig, layers: int) -> TransformerConfig:
+    decoder = config.decoder_layers - layers if config.decoder_layers else 0
+    return dataclasses.replace(config, layers=config.layers - layers, decoder_layers=decoder)
+
+
+def deepened(few: StepTrace, more: StepTrace, times: float) -> StepTrace:
+    """The trace of the whole model, whose memory goes on as from `few` to `more`; its events are those of `more`."""
+
+    found, others_of = [], _passes(more)
+    for place, crests in _passes(few).items():
+        others, half = others_of.get(place, []), (len(crests) + 1) // 2
+        if len(others) >= half:
+            for one, other in ((crests[:half], others[:half]), (crests[-half:], others[-half:])):
+                parts = zip(CATEGORIES, _most(one), _most(other), strict=True)
+                found.append((place, {category: _on(a, b, times) for category, a, b in parts}))
+    (phase, stage, micro_batch), at_peak = max(found, key=lambda each: sum(each[1].values()))
+    steady = _each(few.memory.steady, more.memory.steady, times)
+    memory = Memory(sum(at_peak.values()), at_peak, steady, phase, stage, micro_batch)
+    return dataclasses.replace(
+        more, memory=memory, crests=(), memory_curve=(), saved=_on(few.saved, more.saved, times)
+    )
+
+
+def further(found: StepTrace, few: StepTrace, more: StepTrace, times: float) -> StepTrace:
+    """The trace `found` of a pipeline that is filled with so many micro-batches more as are `times` the difference of
+    `few` and `more`. What each holds beyond the first does not depend on how deep the model is."""
+    at_peak = _grown(found.memory.at_peak, few.memory.at_peak, more.memory.at_peak, times)
+    place, a, b = (each.memory.micro_batch for each in (found, few, more))
+    memory = dataclasses.replace(
+        found.memory,
+        micro_batch=None if place is None or a is None or b is None else place + _on(0, b - a, times),
+        peak=sum(at_peak.values()),
+        at_peak=at_peak,
+        steady=_grown(found.memory.steady, few.memory.steady, more.memory.steady, times),
+    )
+    return dataclasses.replace(found, memory=memory, crests=(), memory_curve=())
+
+
+def with_batches(found: StepTrace, count: int) -> StepTrace:
+    """The trace with so many micro-batches more, which the rank holds and which leave nothing else."""
+    memory, size = found.memory, count * found.batch_bytes
+    at_peak, steady = dict(memory.at_peak), dict(memory.steady)
+    at_peak["other"] += size
+    steady["other"] += size
+    return dataclasses.replace(
+        found, memory=dataclasses.replace(memory, peak=memory.peak + size, at_peak=at_peak, steady=steady)
+    )
+
+
+def _grown(
+    found: Mapping[str, int], a: Mapping[str, int], b: Mapping[str, int], times: float
+) -> dict[str, int]:
+    return {category: found[category] + _on(0, b[category] - a[category], times) for category in CATEGORIES}
+
+
+def _on(a: float, b: float, times: float) -> int:
+    return round(a + times * (b - a))
+
+
+def _each(a: Mapping[str, int], b: Mapping[str, int], times: float) -> dict[str, int]:
+    return {category: _on(a[category], b[category], times) for category in CATEGORIES}
+
+
+def _passes(trace: StepTrace) -> dict[Place, list[Crest]]:
+    found: dict[Place, list[Crest]] = {}
+    for crest in trace.crests:
+        found.setdefault(crest[0], []).append(crest)
+    return found
+
+
+def _most(crests: list[Crest]) -> tuple[int, ...]:
+    return max(crests, key=lambda crest: crest[1])[2]

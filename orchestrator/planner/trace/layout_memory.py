@@ -1,0 +1,303 @@
+"""The memory of a planned layout by tracing it: of the ranks that need most, within a bounded time."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.config.errors import InputError
+from orchestrator.data.store.manifest import FORMAT
+from orchestrator.parallel.layout import Layout
+from orchestrator.planner.device import Machine
+from orchestrator.planner.memory import MEMORY_SHARE, fits, needed_bytes, offered
+from orchestrator.planner.plan import Plan, Verdict
+from orchestrator.planner.planner import is_roomy, may_fit, planned
+from orchestrator.planner.simulation.step import saved_bytes
+from orchestrator.planner.step_trace import CATEGORIES, NotTraced, StepTrace
+from orchestrator.planner.trace.layer_extrapolation import deepened, depths_of, further, with_batches
+from orchestrator.resolve.resolved_job import ResolvedJob
+from orchestrator.resolve.training_inputs import load_workload, vocabulary_before_data
+from workloads.workload import Workload
+
+ENDS = 2
+"""Ranks at the ends of a pipeline, which are traced first."""
+SECONDS = 40.0
+"""Of the processor, that the traces of a layout may take together, and of those that are tried in its place."""
+LAST = 20.0
+"""More of them, for the layout that needs least where no other is known to fit."""
+
+
+@dataclass(frozen=True)
+class TracedMemory:
+    """What the traced ranks of a layout hold; `layout` and ranks as in a plan, `saved` bytes are what a rank that was
+    not traced copies for a commit."""
+
+    layout: Layout
+    ranks: tuple[StepTrace | NotTraced, ...]
+    seconds: float
+    saved: float = 0.0
+
+    @property
+    def traces(self) -> list[StepTrace]:
+        """Those that could be traced."""
+        return [found for found in self.ranks if isinstance(found, StepTrace)]
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why others could not, each once."""
+        return list(dict.fromkeys(found.reason for found in self.ranks if isinstance(found, NotTraced)))
+
+    @property
+    def largest(self) -> StepTrace | None:
+        """The rank with the highest peak; None unless all were traced."""
+        return None if self.reasons else max(self.traces, key=lambda each: each.memory.peak)
+
+    def by_stage(self, formula: Sequence[float], of: Callable[[StepTrace], float]) -> list[int]:
+        """What `of` says of a trace, for each index of the pipeline axis; between two traced ones what the `formula`
+        says, off by as much as it is at these."""
+        known = {self.layout.coordinate(each.rank)["pp"]: of(each) for each in self.traces}
+        places, found = sorted(known), []
+        for index, said in enumerate(formula):
+            low = max(place for place in places if place <= index)
+            high = min(place for place in places if place >= index)
+            share = (index - low) / (high - low) if high > low else 0.0
+            off = (1.0 - share) * (known[low] - formula[low]) + share * (known[high] - formula[high])
+            found.append(round(said + off))
+        return found
+
+    def by_rank(self, formula: Sequence[float], of: Callable[[StepTrace], float]) -> list[int]:
+        """The same for every rank: those of a pipeline stage are alike."""
+        each = self.layout.world // self.layout.pp
+        return [value for value in self.by_stage(formula, of) for _ in range(each)]
+
+    def told(self, plan: Plan, on_cpu: bool) -> dict[str, Any]:
+        """The plan's JSON with this memory in place of the formula's, whose error is told beside it."""
+        found = plan.to_json()
+        predicted, found["memory"] = self.beside(plan.by_stage, plan.chosen.memory, plan.machine, on_cpu)
+        found["predicted"] |= predicted
+        return found
+
+    def beside(
+        self, by_stage: Sequence[float], formula: float, machine: Machine, on_cpu: bool
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What replaces in a plan's JSON what the formula has `predicted`, `by_stage` and of the rank that needs most;
+        and its `memory`, where the formula's error is told."""
+        largest, memory = self.largest, self.to_json()
+        if largest is None:
+            most = self.needed(formula, on_cpu)
+            return {
+                "memory_bytes": round(most),
+                "fits": fits(most, machine, on_cpu),
+            } if self.traces else {}, memory
+        needed = self.by_rank(
+            by_stage, lambda each: needed_bytes(self.layout, each.memory.peak, each.saved, on_cpu)
+        )
+        predicted = {
+            "memory_bytes": max(needed),
+            "fits": fits(max(needed), machine, on_cpu),
+            "peak_bytes_by_rank": self.by_rank(by_stage, lambda each: each.memory.peak),
+            "memory_bytes_by_rank": needed,
+        }
+        error = formula / largest.memory.peak - 1.0
+        return predicted, memory | {"formula_bytes": round(formula), "formula_error": error}
+
+    def fits(self, plan: Plan, on_cpu: bool) -> bool:
+        """Whether the rank that needs most fits the plan's machine."""
+        return fits(self.needed(plan.chosen.memory, on_cpu), plan.machine, on_cpu)
+
+    def needed(self, formula: float, on_cpu: bool) -> float:
+        """The bytes that the rank takes which needs most: where not all were traced, the most of what those take that
+        were, and of what the `formula` says of the tensors."""
+        found = [(float(each.memory.peak), float(each.saved)) for each in self.traces]
+        found += [(formula, self.saved)] if self.reasons or not found else []
+        return max(needed_bytes(self.layout, tensors, saved, on_cpu) for tensors, saved in found)
+
+    def to_json(self) -> dict[str, Any]:
+        """For plan.json: `ranks`, each with its bytes by category, and why those that are missing are."""
+        return {
+            "source": "formula" if self.reasons else "trace",
+            "categories": list(CATEGORIES),
+            "ranks": [each.memory_json() | {"saved": each.saved} for each in self.traces],
+            "not_traced": self.reasons,
+            "seconds": round(self.seconds, 2),
+        }
+
+
+def traced_memory(job: ResolvedJob, layout: Layout, seconds: float = SECONDS) -> TracedMemory:
+    """Trace one rank of each pipeline stage that may need most, within so many `seconds` of the processor: of a deep
+    model, and of a pipeline with many micro-batches, from two traces of fewer. Never fails: what cannot be traced says
+    why."""
+    from orchestrator.planner.trace.step import traces  # all of the engine: most jobs fit without
+
+    began, ranks, depths = time.process_time(), ranks_of(layout), depths_of(job, layout)
+    saved = saved_bytes(job.shape, layout, str(job.spec.train.optimizer.name))
+    models = [depths.few, depths.more] if depths else [job.model]
+    try:
+        vocabulary = vocabulary_before_data(job)
+        workloads = [load_workload(job.spec, vocabulary, FORMAT, model) for model in models]
+    except InputError as error:
+        return TracedMemory(layout, tuple(NotTraced(rank, str(error)) for rank in ranks), 0.0, saved)
+
+    accumulation = layout.accumulation(job.spec.train.global_batch)
+    on_cpu = not job.spec.resources.per_worker.gpu
+
+    def traced(workload: Workload, rank: int, counts: Sequence[int]) -> list[StepTrace] | NotTraced:
+        left = max(seconds - (time.process_time() - began), 0.0)
+        return traces(job.spec, workload, layout, rank, counts, left)
+
+    def whole(rank: int) -> StepTrace | NotTraced:
+        counts = micro_batches_of(layout, accumulation, layout.coordinate(rank)["pp"], on_cpu)
+        few = traced(workloads[0], rank, counts)
+        if isinstance(few, NotTraced) or depths is None:
+            return few if isinstance(few, NotTraced) else with_all(few, few[0], counts, accumulation)
+        more = traced(workloads[1], rank, counts[:1])
+        if isinstance(more, NotTraced):
+            return more
+        return with_all(few, deepened(few[0], more[0], depths.times), counts, accumulation)
+
+    every: list[StepTrace | NotTraced] = []
+    for rank in ranks:
+        spent = time.process_time() - began
+        if len(every) >= ENDS and spent + spent / len(every) > seconds:
+            break  # what is between the ends follows from them
+        every.append(whole(rank))
+    return TracedMemory(layout, tuple(every), time.process_time() - began, saved)
+
+
+def with_all(
+    found: Sequence[StepTrace], deep: StepTrace, counts: Sequence[int], accumulation: int
+) -> StepTrace:
+    """The trace `deep`, of the first of the `counts`, with all micro-batches of a step."""
+    left = accumulation - counts[0]
+    if len(counts) == 1:
+        return with_batches(deep, left)
+    return further(deep, found[0], found[1], left / (counts[1] - counts[0]))
+
+
+@dataclass(frozen=True)
+class Confirmed:
+    """A plan whose layout fits by its trace as well, if there is one, and what the traces said of layouts where it is
+    not what the formula says; `traced` is None where the formula settles it."""
+
+    plan: Plan
+    traced: TracedMemory | None
+    verdicts: Mapping[Layout, Verdict] = dataclasses.field(default_factory=dict)
+
+
+def confirmed(
+    job: ResolvedJob, workers: int, machine: Machine, must_fit: bool = True, always: bool = False
+) -> Confirmed:
+    """See `planned`; where the trace of its layout does not fit, that of the next best which does, found within
+    SECONDS of the processor. Where none is, or none fits by the formula, the one that needs least is taken if its trace
+    fits; else the first stays. `always` traces it where there is room enough, too.
+
+    Raises InputError as `planned` does.
+    """
+    spec, began, verdicts = job.spec, time.process_time(), dict[Layout, Verdict]()
+    on_cpu = not spec.resources.per_worker.gpu
+    first = planned(spec, job.shape, workers, machine, must_fit=False)
+    must_fit = must_fit and spec.resources.must_fit
+    if must_fit and not first.fits:
+        least = _least(job, workers, machine, verdicts)
+        return least or Confirmed(
+            planned(spec, job.shape, workers, machine), None
+        )  # which tells why none does
+    if not always and is_roomy(spec, first):
+        return Confirmed(first, None)
+    found = first
+    traced = first_traced = traced_memory(job, first.chosen.layout)
+    while not traced.fits(found, on_cpu) or (verdicts and traced.reasons):
+        verdicts[found.chosen.layout] = _too_large(found, traced, on_cpu)
+        left = SECONDS - (time.process_time() - began)
+        try:
+            found = planned(spec, job.shape, workers, machine, must_fit, verdicts)
+        except InputError:
+            break
+        if left <= 0.0 or not found.fits:
+            break
+        traced = traced_memory(job, found.chosen.layout, left)
+    else:
+        return Confirmed(found, traced, verdicts)
+    if least := _least(job, workers, machine, verdicts):
+        return least
+    others = [(each, why.reason) for each, why in verdicts.items() if each != first.chosen.layout]
+    return Confirmed(dataclasses.replace(first, rejected=(*first.rejected, *others)), first_traced)
+
+
+def _least(
+    job: ResolvedJob, workers: int, machine: Machine, verdicts: Mapping[Layout, Verdict]
+) -> Confirmed | None:
+    """The plan with the layout that needs least by the formula, if its trace fits."""
+    spec, on_cpu = job.spec, not job.spec.resources.per_worker.gpu
+    without_room = dataclasses.replace(machine, memory=1.0)
+    try:
+        least = planned(spec, job.shape, workers, without_room, must_fit=False, verdicts=verdicts)
+    except InputError:
+        return None
+    layout, formula = least.chosen.layout, least.chosen.memory
+    if not may_fit(dataclasses.replace(least, machine=machine)):
+        return None
+    traced = traced_memory(job, layout, LAST)
+    if traced.largest is None or not fits(traced.needed(formula, on_cpu), machine, on_cpu):
+        return None
+    known = {**verdicts, layout: Verdict("", traced.largest.memory.peak / formula)}
+    found = planned(spec, job.shape, workers, machine, verdicts=known)
+    return Confirmed(found, traced, known) if found.chosen.layout == layout else None
+
+
+def _too_large(found: Plan, traced: TracedMemory, on_cpu: bool) -> Verdict:
+    needed, there = traced.needed(found.chosen.memory, on_cpu), offered(found.machine, on_cpu)
+    if needed <= there:
+        return Verdict(f"others do not fit by their traces, and it has none: {traced.reasons[0]}", 1.0)
+    reason = f"needs {needed / 2**30:.2f} GiB a worker by its trace, which offers {there / 2**30:.2f} GiB"
+    share = found.chosen.memory / (found.machine.memory * MEMORY_SHARE)
+    return Verdict(reason, needed / max(there, 1.0) / share)
+
+
+def check_fits(job: ResolvedJob, machine: Machine) -> None:
+    """Raise InputError if the layout that would be chosen is predicted to need more memory than the machine offers.
+
+    It is traced only where the formula does not settle it, see `is_roomy`.
+    """
+    spec = job.spec
+    if not spec.resources.must_fit:
+        return
+    found = confirmed(job, spec.resources.workers.max, machine, must_fit=False)
+    if found.traced is None:
+        return
+    on_cpu, layout = not spec.resources.per_worker.gpu, found.plan.chosen.layout
+    needed = found.traced.needed(found.plan.chosen.memory, on_cpu)
+    if not fits(needed, machine, on_cpu):
+        there = offered(machine, on_cpu) / 2**30
+        what = f"{layout} needs {needed / 2**30:.2f} GiB a worker, which offers {there:.2f} GiB"
+        hint = "lower micro_batch, or raise zero or workers; resources.must_fit false runs it all the same"
+        raise InputError(what, "resources", hint)
+
+
+def ranks_of(layout: Layout) -> list[int]:
+    """The first rank of the first and the last index of the pipeline axis, then of the second and of a middle one: of
+    the others, each is between two of them."""
+    places = dict.fromkeys([0, layout.pp - 1, min(1, layout.pp - 1), layout.pp // 2])
+    return [layout.rank(pp=place) for place in places]
+
+
+def micro_batches_of(layout: Layout, accumulation: int, index: int, on_cpu: bool) -> tuple[int, ...]:
+    """How many micro-batches are traced to know the peak of a step on the ranks at that index of the pipeline axis:
+    without a pipeline what two leave; in one as many as fill it, and by how much one more, or a round of them, is
+    beyond. On a GPU, where what has arrived is let go of at once, a further one of a filled pipeline leaves nothing but
+    itself, and some bytes of its losses."""
+    if layout.pp == 1:
+        return (min(accumulation, 2),)
+    in_rounds = layout.schedule in ("interleaved", "zero_bubble")
+    filled = layout.pp * (3 if in_rounds else 2)
+    if layout.schedule == "gpipe":
+        filled = 2
+    elif layout.schedule == "1f1b":
+        filled = max(2 * (layout.pp - index), layout.pp)
+    further = filled + (layout.pp if in_rounds else 1)
+    if accumulation <= further:
+        return (accumulation,)
+    return (filled, further) if on_cpu or layout.schedule == "gpipe" else (filled,)

@@ -1,0 +1,140 @@
+"""Operators on tensors without memory, which give what they gave before: a step repeats each of them many times."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
+
+from orchestrator.planner.trace.operators import tensors_in
+
+How = Literal["written", "view", "made", ""]
+Sort = tuple[torch.Size, tuple[int, ...], int, torch.dtype, torch.device]
+"""What an operator asks of a tensor: shape, stride, where it begins in its storage, type and device."""
+UNSTEADY = {torch.Tag.inplace_view, torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
+RESIZING = ("resize_", "resize_as_", "set_", "lift", "lift_fresh", "lift_fresh_copy")
+
+
+class Remembered:
+    """Runs operators on the tensors of a `FakeTensorMode`. One that only writes into what it is given is not run, and
+    of one that makes tensors or a view the result is made anew from what it was for tensors of the same shapes:
+    torch's own cache takes three times as long."""
+
+    def __init__(self, fake: FakeTensorMode) -> None:
+        self._fake = fake
+        self._known: dict[tuple[Any, ...], Any] = {}
+
+    def __call__(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """The result of the operator."""
+        how = how_of(func)
+        sorts: list[Any] = [func]
+        if not how or not all(self._sorted(each, sorts) for each in (*args, *kwargs.values())):
+            return func(*args, **kwargs)
+        if how == "written":
+            return args[0] if func._schema.returns else None
+        sorts += kwargs
+        key = tuple(sorts)
+        if key in self._known:
+            known = self._known[key]
+            base = args[0] if how == "view" else None
+            if isinstance(known, list | tuple) and not _is_sort(known):
+                return type(known)(None if each is None else self._anew(each, base) for each in known)
+            return self._anew(known, base)
+        found = func(*args, **kwargs)
+        sort = _result(found, how, (args, kwargs))
+        if sort is not None:
+            self._known[key] = sort
+        return found
+
+    def _sorted(self, value: Any, sorts: list[Any]) -> bool:
+        """Add to `sorts` what the operator can see of a value; False if the operator has to be run."""
+        if isinstance(value, Tensor):
+            if not isinstance(value, FakeTensor) or value.constant is not None:
+                return False
+            sorts.append(_sort(value))
+            return True
+        if isinstance(value, list | tuple):
+            sorts.append(len(value))
+            return all(self._sorted(each, sorts) for each in value)
+        sorts += (type(value), value)
+        return isinstance(
+            value,
+            int | float | str | None | torch.dtype | torch.device | torch.layout | torch.memory_format,
+        )
+
+    def _anew(self, sort: Sort, base: FakeTensor | None) -> FakeTensor:
+        shape, stride, begin, dtype, device = sort
+        with in_kernel_invocation_manager(self._fake):
+            made = torch.empty_strided(shape if base is None else (0,), stride if base is None else (1,),
+                                       dtype=dtype, device="meta")  # fmt: skip
+        if base is not None:
+            storage = base.untyped_storage()
+            with in_kernel_invocation_manager(self._fake):
+                made.set_(storage, begin, shape, stride)
+        return FakeTensor(self._fake, made, device)
+
+
+@functools.cache
+def how_of(func: Any) -> How:
+    """What an operator does: write into its first argument (or lists of tensors) alone, give one view of that, or make
+    tensors; empty if it does something else, or what it does depends on values."""
+    schema, name = func._schema, func._schema.name.removeprefix("aten::")
+    if func.namespace != "aten" or UNSTEADY & set(func.tags) or name in RESIZING:
+        return ""
+    writes = [each for each in schema.arguments if each.alias_info is not None and each.alias_info.is_write]
+    returned = [each.alias_info for each in schema.returns]
+    if writes:
+        alone = not returned or (len(returned) == 1 and returned[0] is not None and returned[0].is_write)
+        first = writes[0] is schema.arguments[0] or writes[0].name == schema.arguments[0].name
+        return "written" if alone and first and not any(each.kwarg_only for each in writes) else ""
+    if func.is_view:
+        return "view" if len(returned) == 1 and str(schema.returns[0].type) == "Tensor" else ""
+    return "made" if returned and all(each is None for each in returned) else ""
+
+
+def _sort(tensor: FakeTensor) -> Sort:
+    return tensor.shape, tensor.stride(), int(tensor.storage_offset()), tensor.dtype, tensor.fake_device
+
+
+def _is_sort(known: Any) -> bool:
+    return isinstance(known, tuple) and len(known) == 5 and isinstance(known[0], torch.Size)
+
+
+def _result(found: Any, how: How, given: Any) -> Any:
+    """What is remembered of a result: its sort, or a sequence of them; None if it cannot be made anew."""
+    if isinstance(found, Tensor):
+        if not isinstance(found, FakeTensor) or found.constant is not None:
+            return None
+        if how == "view":
+            return _sort(found)
+        whole = found.untyped_storage().nbytes()
+        alone = _storage(found) not in _storages(given)
+        tight = whole == _span(found) and found.storage_offset() == 0
+        return _sort(found) if alone and tight else None
+    if how == "made" and isinstance(found, list | tuple):
+        each = [None if one is None else _result(one, how, given) for one in found]
+        if any(a is None and b is not None for a, b in zip(each, found, strict=True)):
+            return None
+        tensors = [one for one in found if isinstance(one, Tensor)]
+        return type(found)(each) if len({_storage(one) for one in tensors}) == len(tensors) else None
+    return None
+
+
+def _span(tensor: Tensor) -> int:
+    """Bytes of a storage that is no larger than the tensor needs."""
+    if not tensor.numel():
+        return 0
+    steps = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (steps + 1) * tensor.element_size()
+
+
+def _storage(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _storages(given: Any) -> set[int]:
+    return {_storage(each) for each in tensors_in(given)}

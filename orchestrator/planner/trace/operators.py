@@ -1,0 +1,97 @@
+"""What an ATen operator is, for the clock: its kind, its floating-point operations, the bytes that it moves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.utils.flop_counter import flop_registry
+
+from orchestrator.planner.step_trace import Kind
+
+MATMUL = ("mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "mv", "dot")
+COPY = ("copy_", "clone", "_to_copy", "_foreach_copy_", "contiguous")
+
+
+def kind_of(name: str, in_optimizer: bool) -> Kind:
+    """The kind of the operator `name`, as `addmm`."""
+    if name in MATMUL:
+        return "matmul"
+    if "attention" in name:
+        return "attention"
+    if in_optimizer and name.startswith(("_foreach_", "_fused_")):
+        return "optimizer"
+    return "copy" if name in COPY else "elementwise"
+
+
+def flops_of(func: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> float:
+    """Floating-point operations of a product of matrices or of attention, two of a multiply-add; 0 of others.
+
+    Causal attention counts half, which is what kernels compute.
+    """
+    if "attention" in name:
+        return _attention(name, args, kwargs)
+    if name == "_grouped_mm":
+        rows, weight = args[0], args[1]
+        if rows.dim() == 3 or weight.dim() == 3:  # rows by expert, one matrix each
+            return 2.0 * rows.numel() * weight.shape[-1]
+        return 2.0 * rows.numel() * weight.shape[-1]  # a gradient of the weights: columns by expert
+    if name in MATMUL and func.overloadpacket in flop_registry:
+        return float(flop_registry[func.overloadpacket](*args, **kwargs, out_val=out))
+    return 0.0
+
+
+def _attention(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> float:
+    backward = "backward" in name
+    tensors = [a for a in args if isinstance(a, Tensor) and a.dim() == 4]
+    query, key, value = tensors[1:4] if backward else tensors[:3]
+    products = math.prod(query.shape[:3]) * key.shape[2] * (query.shape[3] + value.shape[3])
+    causal = kwargs.get("is_causal", any(a is True for a in args))
+    return 2.0 * products * (2.5 if backward else 1.0) * (0.5 if causal else 1.0)
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """The tensors of what an operator is given or returns, in order."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, list | tuple):
+        return [tensor for each in value for tensor in tensors_in(each)]
+    return tensors_in(list(value.values())) if isinstance(value, dict) else []
+
+
+def bytes_of(tensors: Sequence[Tensor]) -> int:
+    """The bytes that these tensors name, each once."""
+    return sum(t.numel() * t.element_size() for t in {id(t): t for t in tensors}.values())
+
+
+def written_arguments(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
+    """The tensors that an operator writes into, of those that it is given."""
+    found: list[Tensor] = []
+    for number, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        value = args[number] if number < len(args) else kwargs.get(argument.name)
+        found += (
+            [value]
+            if isinstance(value, Tensor)
+            else [v for v in value if isinstance(v, Tensor)]
+            if isinstance(value, list | tuple)
+            else []
+        )
+    return found
+
+
+def dtype_of(tensors: Sequence[Tensor]) -> str:
+    """The type of the first floating-point tensor, or of the first one."""
+    floats = [t for t in tensors if t.is_floating_point()] or list(tensors)
+    return str(floats[0].dtype).removeprefix("torch.") if floats else "float32"
+
+
+def is_free(func: Any) -> bool:
+    """Whether the operator only makes a view or memory, and asks what a tensor is."""
+    name = func._schema.name
+    return func.is_view or name.startswith(
+        ("prim::", "aten::empty", "aten::new_empty", "aten::detach", "aten::lift")
+    )

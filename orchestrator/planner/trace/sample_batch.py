@@ -1,0 +1,96 @@
+"""Micro-batches as a run's are, of made-up text: the shapes and types that a step computes with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from orchestrator.config.records import COLUMNS, PREFERENCES, REFERENCED
+from orchestrator.config.spec import JobSpec
+from orchestrator.data.samples.own_samples import first_samples
+from workloads.model.dropout import KEYS, row_keys
+from workloads.model.masks import REAL, SEGMENTS
+from workloads.model.transformer import IGNORED
+from workloads.objectives.records import MARK, pack, to_bits
+from workloads.workload import Batch, Workload
+
+ENDLESS = 2**40
+
+
+@dataclass(frozen=True)
+class MadeUp:
+    """A corpus whose every sample is as long as one can be; see `workloads.workload.Text`."""
+
+    workload: Workload
+    length: int
+
+    def __call__(self, sample: int) -> np.ndarray:
+        """The raw tokens of a sample, or the words of its record."""
+        vocabulary, objective = self.workload.vocabulary, self.workload.objective
+        special, size = vocabulary.special, vocabulary.size
+        plain = np.array([i for i in range(min(size, 4096)) if i not in special] or [0])
+        if objective.name in COLUMNS:
+            return _record(objective.name, plain, sample, self.length)
+        text = np.asarray(plain[(np.arange(objective.window(self.length)) * 7 + sample) % len(plain)])
+        if (
+            objective.reading.unit == "documents"
+        ):  # of two texts each: nothing is predicted of one that is no pair
+            text[len(text) // 2] = vocabulary.sep
+        return text
+
+    def __len__(self) -> int:
+        return ENDLESS
+
+    def siblings(self, sample: int) -> range:
+        """The samples of the same document."""
+        return range(sample, sample + 1)
+
+    def companions(self, sample: int) -> range:
+        """All samples."""
+        return range(len(self))
+
+
+def sample_batch(spec: JobSpec, workload: Workload, rows: int) -> Batch:
+    """A micro-batch of `rows` samples, full to their length, with all that a rank adds to one; the first own sample
+    so many times. Raises InputError if that cannot be read."""
+    if spec.data.samples is not None:
+        first = first_samples(spec.data.samples, spec.seed, 1)
+        return {name: value.expand(rows, *value.shape[1:]).clone() for name, value in first.items()}
+    text = MadeUp(workload, spec.data.sequence_length)
+    batch = workload.objective.collate(text, range(rows), 0)
+    batch = {name: torch.as_tensor(value) for name, value in batch.items()}
+    batch.pop(SEGMENTS, None)  # one document a row is the most that there is to compute
+    if workload.objective.name in REFERENCED:
+        batch["reference"] = torch.full((rows, 2), -20.0)
+    if spec.workload.draws:
+        batch[KEYS] = row_keys(spec.seed, 0, rows)
+    if spec.data.packing == "best_fit" and workload.config.moe:
+        batch[REAL] = torch.ones(rows, spec.data.sequence_length, dtype=torch.bool)
+    return batch
+
+
+def predicted_share(batch: Batch) -> float:
+    """The share of labels in a micro-batch that are predicted; 1 without labels of tokens."""
+    labels = batch.get("labels")
+    return float((labels != IGNORED).float().mean()) if labels is not None and labels.numel() else 1.0
+
+
+def _record(objective: str, plain: np.ndarray, sample: int, length: int) -> np.ndarray:
+    text = np.asarray(plain[(np.arange(length) + sample) % len(plain)])
+    match objective:
+        case "sequence_classification":
+            return pack([text, [], [0]])
+        case "regression":
+            return pack([text, [], [to_bits(0.5)]])
+        case "token_classification":
+            return pack([text, np.zeros(length, np.int64)])
+        case "span_extraction":
+            return pack([text[:3], text, [0, 1]])
+        case "seq2seq":
+            return pack([text, text[::-1]])
+    said = np.concatenate([text[:2], text[2:] | MARK])
+    if objective in PREFERENCES:
+        return pack([said, [1]] if objective == "kto" else [said, said[:-1]])
+    return said

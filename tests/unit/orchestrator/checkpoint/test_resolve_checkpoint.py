@@ -1,0 +1,104 @@
+"""Commits that a command reads while a run at work removes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.checkpoint.resolve_checkpoint import TRIES, read_chosen
+from orchestrator.checkpoint.retention import Retention, prune
+from orchestrator.checkpoint.shard import RawPiece
+from orchestrator.checkpoint.store import LOOKS, Store
+from orchestrator.config.errors import InputError
+
+
+@pytest.fixture
+def store(in_memory: Path) -> Store:
+    return Store(str(in_memory))
+
+
+def commit(store: Store, *steps: int, keep: int = 1) -> None:
+    piece = RawPiece("model.w", "F32", (1,), (0,), (1,), memoryview(bytes(4)))
+    for step in steps:
+        store.publish(step, store.write_raw(step, 0, [piece]), {"position": step, "receipt": ""})
+        prune(store, Retention(keep=keep))
+
+
+class AtWork:
+    """A run that commits the next step while one below `until` is read."""
+
+    def __init__(self, store: Store, until: int, keep: int = 1) -> None:
+        self.store, self.until, self.keep, self.asked = store, until, keep, list[int]()
+
+    def __call__(self, step: int) -> int:
+        self.asked.append(step)
+        if step < self.until:
+            commit(self.store, step + 1, keep=self.keep)
+            raise RuntimeError("a process that read it has ended")
+        return step
+
+
+def test_the_newest_is_read_where_the_one_before_was_removed(store: Store) -> None:
+    commit(store, 1)
+    run = AtWork(store, 2)
+    assert (read_chosen(store, None, run), run.asked) == (2, [1, 2])
+
+
+def test_one_that_is_named_is_told_to_be_gone(store: Store) -> None:
+    commit(store, 1)
+    run = AtWork(store, 9)
+    with pytest.raises(
+        InputError, match=r"a run at work has removed step 1 while it was read; .*checkpoint\.keep"
+    ):
+        read_chosen(store, 1, run)
+    assert run.asked == [1]
+
+
+def test_a_run_that_commits_faster_than_it_is_read_is_given_up(store: Store) -> None:
+    commit(store, 1)
+    run = AtWork(store, 99)
+    with pytest.raises(InputError, match="a run at work has removed step 3 while it was read"):
+        read_chosen(store, None, run)
+    assert len(run.asked) == TRIES
+
+
+def test_of_a_mean_an_earlier_one_may_be_gone(store: Store) -> None:
+    commit(store, 1, 2, keep=2)
+    run = AtWork(store, 3, keep=2)
+    assert read_chosen(store, None, run) == 3
+
+
+def test_what_fails_for_another_reason_is_raised_as_it_is(store: Store) -> None:
+    commit(store, 1, 2, keep=2)
+
+    def read(step: int) -> None:
+        commit(store, step + 1, keep=2)
+        raise InputError("no such prompt")
+
+    with pytest.raises(InputError, match="no such prompt"):
+        read_chosen(store, None, read)
+    with pytest.raises(ZeroDivisionError):
+        read_chosen(store, None, lambda step: step // 0)
+
+
+def test_a_newest_that_is_removed_while_it_is_verified_is_no_damaged_one(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And looking for one ends."""
+    commit(store, 1)
+    check, until = store._check_bytes, 3
+
+    def late(found: object) -> list[str]:
+        newest = max(store.steps())
+        if newest < until:
+            commit(store, newest + 1)
+        return check(found)
+
+    monkeypatch.setattr(store, "_check_bytes", late)
+    newest = store.latest()
+    assert newest is not None
+    assert (newest.step, store.skipped) == (3, [])
+    until = 3 + LOOKS
+    with pytest.raises(InputError, match="a run at work removes each commit while it is read"):
+        store.latest()

@@ -1,0 +1,114 @@
+"""Exports beside a run at work, whose commits come and go meanwhile."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import job
+from scripted import fake_cluster
+
+from orchestrator.checkpoint.retention import Retention, prune
+from orchestrator.checkpoint.shard import RawPiece
+from orchestrator.checkpoint.store import Store
+from orchestrator.config.spec import parse
+from orchestrator.controller.background_export import BackgroundExport, export_commit
+from orchestrator.export import hugging_face
+from orchestrator.storage.run_directory import RunDir
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    run = RunDir(str(tmp_path / "run"))
+    run.create()
+    commit(run, 1)
+    return run
+
+
+def commit(run: RunDir, step: int) -> None:
+    """Commit a step and remove what was before, as a run with `checkpoint.keep: 1`."""
+    store = Store(run.commits)
+    piece = RawPiece("model.w", "F32", (1,), (0,), (1,), memoryview(bytes(4)))
+    store.publish(step, store.write_raw(step, 0, [piece]), {"position": step, "receipt": ""})
+    prune(store, Retention(keep=1))
+
+
+def test_where_the_commit_is_gone_the_newest_is_exported(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it goes between two looks."""
+    asked = list[int]()
+
+    def export(uri: str, step: int, target: str) -> dict[str, Any]:
+        asked.append(step)
+        if step < 3:
+            commit(run, step + 1)
+            raise FileNotFoundError("manifest.json")
+        return {"step": step}
+
+    monkeypatch.setattr(hugging_face, "export", export)
+    assert export_commit(run.uri, 1, "target") == {"step": 3}
+    assert asked == [1, 2, 3]
+    assert export_commit(run.uri, 2, "target") == {"step": 3}
+
+
+def test_what_was_exported_in_place_of_an_earlier_one_is_known(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[int]()
+
+    def export(uri: str, step: int, target: str, best: bool = False) -> dict[str, Any]:
+        asked.append(step)
+        return {"step": step}
+
+    monkeypatch.setattr(hugging_face, "export", export)
+    document = job("none")
+    document["checkpoint"] |= {"export": "hf", "export_at": "commit", "keep": 1}
+    exports = BackgroundExport(
+        fake_cluster(lambda: pytest.fail("no gang")), parse(document), run, pytest.fail
+    )
+    for step in (2, 3):
+        commit(run, step)
+    for step in (1, 2, 3):  # heard of late
+        exports.published(step)
+    assert exports.has_last(3)
+    assert asked == [3]
+
+
+class Writes:
+    """An export under way, whose process has come so far as to publish the model when it is ended, or not."""
+
+    def __init__(self, target: str, step: int | None) -> None:
+        self._target, self._step = Path(target), step
+
+    def done(self) -> bool:
+        return False
+
+    def result(self) -> Any:
+        pytest.fail("it was ended")
+
+    def cancel(self) -> None:
+        if self._step is not None:
+            self._target.mkdir(exist_ok=True)
+            (self._target / "export.json").write_text(json.dumps({"step": self._step, "files": []}))
+
+
+@pytest.mark.parametrize(("published", "there"), [(3, True), (None, False), (2, False)])
+def test_a_stop_finds_a_model_that_was_published_in_that_moment(
+    run: RunDir, published: int | None, there: bool
+) -> None:
+    document = job("none")
+    document["checkpoint"] |= {"export": "hf"}
+    cluster = dataclasses.replace(
+        fake_cluster(lambda: pytest.fail("no gang")), run_task=lambda *_: Writes(run.at("export"), published)
+    )
+    exports = BackgroundExport(cluster, parse(document), run, pytest.fail)
+    Writes(run.at("export"), 1).cancel()  # that of an earlier command
+    exports.advance(3)
+    assert not exports.has_last(3)
+    assert exports.settle(3) is there
+    assert exports.done.get("step") == published
+    assert exports.settle(3) is there

@@ -1,0 +1,121 @@
+"""A run's life on machines that are not here: the books balance, and decisions are those of `decide`."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.config.errors import InputError
+from orchestrator.config.outcome import Outcome
+from orchestrator.config.spec import parse
+from orchestrator.controller.forecast import HOUR, Fleet, live, young_daly
+from orchestrator.controller.forecast_table import forecast
+from orchestrator.controller.state import Policy
+from orchestrator.parallel.layout import Layout
+from orchestrator.parallel.legal_layouts import fit
+from orchestrator.planner.cluster_file import Failures, load
+from orchestrator.planner.plan import plan
+from orchestrator.planner.profile import load as load_profile
+from orchestrator.planner.shape_of_model import model_shape
+from workloads.describe import describe
+
+QUIET = Fleet(nodes=8, per_node=8, breaks=0, software=0, repair=HOUR, restart=60, stall=0, write=5)
+
+
+def policy(steps: int = 20000, workers: int = 64, least: int = 1, **resources: Any) -> Policy:
+    spec = parse(
+        {
+            "name": "paper",
+            "workload": {"model": "gpt2", "objective": "causal_lm"},
+            "data": {"sources": [{"uri": "a.txt"}], "tokenizer": {"train_bpe": 512}, "sequence_length": 512},
+            "train": {"steps": steps, "global_batch": 1024},
+            "resources": {"workers": {"min": least, "max": workers}, "per_worker": {"gpu": 1}, **resources},
+            "checkpoint": {"every": 50, "export": None},
+        }
+    )
+    return Policy(spec, lambda room: fit(Layout(), room, 1024), lambda layout: 64.0 / layout.world)
+
+
+def test_without_failures_a_run_takes_its_steps_and_one_start() -> None:
+    life = live(policy(), QUIET, 0)
+    assert (life.outcome, life.attempts, life.failures) == (Outcome.DONE, 1, 0)
+    assert life.parts["steps"] == pytest.approx(20000)
+    assert life.seconds == pytest.approx(20060)
+    assert life.node_hours == pytest.approx(8 * life.seconds / HOUR)
+
+
+@pytest.mark.parametrize("spares", [0, 2])
+def test_every_second_is_in_one_part(spares: int) -> None:
+    fleet = dataclasses.replace(QUIET, nodes=8 + spares, breaks=0.1, software=0.05, taken=0.05, stall=1.0)
+    life = live(policy(), fleet, 3)
+    assert life.outcome is Outcome.DONE
+    assert sum(life.parts.values()) == pytest.approx(life.seconds)
+    assert life.failures > 3
+    assert life.attempts > life.failures // 2
+    assert min(life.parts.values()) >= 0.0
+    assert life.parts["lost"] <= life.failures * (50 + 5 + 1) * 64.0
+
+
+def test_spares_step_in_where_the_run_would_go_on_with_half() -> None:
+    fleet = dataclasses.replace(QUIET, breaks=0.1, repair=4 * HOUR)
+    lives = [
+        live(policy(), dataclasses.replace(fleet, nodes=8 + n), seed) for n in (0, 4) for seed in range(8)
+    ]
+    assert sum(life.seconds for life in lives[8:]) < 0.8 * sum(life.seconds for life in lives[:8])
+
+
+def test_a_notice_saves_what_would_be_lost() -> None:
+    fleet = dataclasses.replace(QUIET, nodes=12, taken=0.3)
+    warned, not_warned = live(policy(notices="aws"), fleet, 2), live(policy(), fleet, 2)
+    assert warned.parts["lost"] < 0.1 * not_warned.parts["lost"]
+
+
+def test_a_run_that_waits_too_long_for_its_workers_ends_as_it_would() -> None:
+    fleet = dataclasses.replace(QUIET, breaks=0.5, repair=100 * HOUR)
+    life = live(policy(least=64), fleet, 0)
+    assert life.outcome is Outcome.FAILED
+    assert "64 workers" in life.reason
+
+
+def test_a_commit_where_least_is_lost() -> None:
+    """Lost are stall / interval and interval / 2 / between; a shorter and a longer interval lose more."""
+    best = young_daly(10.0, 5 * HOUR)
+    lost = [10.0 / each + each / 2 / (5 * HOUR) for each in (best / 1.3, best, best * 1.3)]
+    assert lost[1] == min(lost)
+
+
+def test_a_cluster_file_and_what_it_forecasts(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(
+        "device: h100\nnodes: 4\nmarkets: {spot: {usd_per_gpu_hour: 1.0, hours_between_interruptions: 20}}\n"
+    )
+    cluster = load(path)
+    spec = policy(steps=50000, workers=32).spec
+    machine, shape = load_profile("h100").machine("fp32"), model_shape(describe("gpt2"), 512)
+    found = forecast(spec, shape, plan(spec, shape, 32, machine), cluster)
+    spot = found["markets"]["spot"]
+    assert spot["ends"] == "done"
+    assert spot["days"] >= found["days_without_failures"]
+    assert min(spot["usd"], spot["kg_co2e"]) > 0
+    assert 0 < spot["goodput"] <= 1
+    assert [case["spares"] for case in spot["by_spares"]] == [0, 1, 2]
+    assert Failures().gpu == pytest.approx(79200, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("nodes: 3", "device"),
+        ("device: h100\nnodes: 0", "nodes"),
+        ("- a", "the file"),
+        ("device: h100\nnodes: 1\nmarkets: {}", "names none"),
+    ],
+)
+def test_a_wrong_file_is_named(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(text)
+    with pytest.raises(InputError, match=said):
+        load(path)

@@ -1,0 +1,75 @@
+"""When snapshots are kept in the memory of nodes."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from fake_gang import FakeGang
+from scripted import fake_cluster
+
+from orchestrator.config.spec import parse
+from orchestrator.controller.snapshot_servers import HELD, LIMIT, SnapshotServers
+from orchestrator.parallel.layout import ModelShape
+
+SHAPE = ModelShape(
+    parameters=100_000, layers=2, hidden=32, heads=4, kv_heads=4, feedforward=64, vocabulary=512,
+    sequence_length=32, flops_per_token=6e5,
+)  # fmt: skip
+
+
+class Nodes:
+    """Services on so many nodes."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.stopped = count, False
+
+    def ensure_running(self, min_nodes: int = 1) -> list[dict[str, str]]:
+        return (
+            [{"node": f"n{n}", "address": f"n{n}:1"} for n in range(self.count)]
+            if self.count >= min_nodes
+            else []
+        )
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+def holders(every: Any, nodes: Nodes, average: dict[str, float] | None = None) -> SnapshotServers:
+    spec = parse(
+        {
+            "name": "a",
+            "workload": {"model": "gpt-tiny"},
+            "data": {"sources": [{"uri": "a"}], "tokenizer": {"train_bpe": 512}, "sequence_length": 8},
+            "train": {"steps": 1, "global_batch": 1},
+            "checkpoint": {"snapshot_every": every, "average": average},
+        }
+    )
+    cluster = fake_cluster(lambda: FakeGang(lambda attempt: iter(())))
+    return SnapshotServers(spec, dataclasses.replace(cluster, services=lambda target, token: nodes))
+
+
+@pytest.mark.parametrize(
+    ("every", "nodes", "count"), [("auto", 1, 0), ("auto", 2, 2), (1, 1, 1), (5, 3, 3), (None, 3, 0)]
+)
+def test_they_are_where_they_help(every: Any, nodes: int, count: int) -> None:
+    assert len(holders(every, Nodes(nodes)).places(SHAPE)) == count
+
+
+def test_left_open_they_must_have_the_memory() -> None:
+    state = 12  # bytes of a parameter: its weight and the two moments of Adam
+    fits = dataclasses.replace(SHAPE, parameters=int(2 * LIMIT / (HELD * state)))
+    large = dataclasses.replace(SHAPE, parameters=fits.parameters + 1_000)
+    assert len(holders("auto", Nodes(2)).places(fits)) == 2
+    assert holders("auto", Nodes(2)).places(large) == []
+    assert holders("auto", Nodes(2), {"ema": 0.9}).places(fits) == []
+    adapted = dataclasses.replace(large, trained_share=0.01)
+    assert len(holders("auto", Nodes(2)).places(adapted)) == 2
+    assert len(holders(1, Nodes(2)).places(large)) == 2  # who asks for them knows better
+
+
+def test_they_end_with_the_run() -> None:
+    nodes = Nodes(2)
+    holders("auto", nodes).stop()
+    assert nodes.stopped

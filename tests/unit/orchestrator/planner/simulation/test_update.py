@@ -1,0 +1,78 @@
+"""The update of the weights as the planner counts it, beside the engine's own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from orchestrator.optim.optimizers import SLOTS
+from orchestrator.parallel.layout import Layout, ModelShape
+from orchestrator.planner.device import Machine
+from orchestrator.planner.shape_of_model import model_shape
+from orchestrator.planner.simulation.operators import Program
+from orchestrator.planner.simulation.step import BEGINNING, step_time
+from orchestrator.planner.simulation.update import KEPT, kept_numbers, update_seconds
+from workloads.describe import describe
+from workloads.load import load
+from workloads.workload import Vocabulary
+
+ROOFLINE = Machine(
+    memory=1e12, flops=1e12, full_flops=1e12, matrix_share=1.0, memory_bandwidth=1e30, launch=0.0
+)
+"""A machine whose products take their arithmetic alone."""
+MUON = Program(width=4.0, optimizer="muon")
+
+
+def shape_of(model: str) -> ModelShape:
+    return model_shape(describe(model), 64)
+
+
+def arithmetic_of(model: str) -> float:
+    """Floating-point operations of Muon's iterations over the matrices of the layers that the model really has."""
+    workload = load(model, "causal_lm", Vocabulary(300, 0), sequence_length=64)
+    top, found = max(map(workload.depth, workload.shapes)), 0.0
+    for name, size in workload.shapes.items():
+        if len(size) >= 2 and 0 < workload.depth(name) < top:
+            *stack, rows, columns = size
+            least, most = sorted((rows, columns))
+            found += 5 * (4 * least**2 * most + 2 * least**3) * (stack[0] if stack else 1)
+    return found
+
+
+def test_numbers_kept_are_the_slots_of_the_engine() -> None:
+    assert {name: float(len(slots)) for name, slots in SLOTS.items()} == KEPT
+    shape = shape_of("llama-tiny")
+    tables = 2 * shape.vocabulary * shape.hidden / shape.parameters
+    assert kept_numbers("muon", shape) == pytest.approx(1.0 + tables)
+    assert kept_numbers("my_module:mine", shape) == 2.0
+
+
+@pytest.mark.parametrize("model", ["llama-tiny", "gpt-tiny", "mixtral-tiny"])
+def test_matrices_are_those_of_the_model(model: str) -> None:
+    found = update_seconds(shape_of(model), Layout(), ROOFLINE, MUON, 0.0) * ROOFLINE.full_flops
+    assert found == pytest.approx(arithmetic_of(model), rel=0.02)  # of a router it counts nothing
+
+
+def test_replicas_share_the_matrices_and_tensor_parallel_ranks_do_not() -> None:
+    shape = replace(shape_of("llama-tiny"), layers=8, hidden=512, feedforward=1536, heads=8, kv_heads=8)
+    free = replace(ROOFLINE, inside=replace(ROOFLINE.inside, latency=0.0, bandwidth=1e30))
+    alone, two, tensor, stages = (
+        update_seconds(shape, layout, free, MUON, 0.0)
+        for layout in (Layout(), Layout(dp=2), Layout(tp=2), Layout(pp=2))
+    )
+    assert two == pytest.approx(alone / 2)
+    assert stages == pytest.approx(alone / 2)
+    assert tensor == pytest.approx(alone)
+    slow = replace(ROOFLINE, inside=replace(ROOFLINE.inside, latency=0.0, bandwidth=1e9))
+    sent = [update_seconds(shape, Layout(dp=2, zero=zero), slow, MUON, 0.0) - two for zero in (0, 1)]
+    assert sent[1] == pytest.approx(2 * sent[0])
+
+
+def test_a_step_is_longer_by_the_update() -> None:
+    shape, layout = shape_of("llama-tiny"), Layout()
+    plain, muon = (
+        step_time(shape, layout, 8, ROOFLINE, Program(width=4.0, optimizer=o)) for o in ("adamw", "muon")
+    )
+    assert muon.optimizer - BEGINNING > 2 * (plain.optimizer - BEGINNING)
+    assert muon.seconds - plain.seconds == pytest.approx(muon.optimizer - plain.optimizer)

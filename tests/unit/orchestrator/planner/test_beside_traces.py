@@ -1,0 +1,100 @@
+"""FLOPs and memory by formula beside those of the trace, for each kind of head, attention and objective."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from traced_cases import vocabulary_of
+
+from orchestrator.config.spec import parse
+from orchestrator.parallel.layout import Layout
+from orchestrator.planner.memory import peak_bytes
+from orchestrator.planner.plan import predict
+from orchestrator.planner.profile import load as load_profile
+from orchestrator.planner.simulation.operators import needed_flops
+from orchestrator.planner.step_trace import StepTrace
+from orchestrator.planner.trace.step import trace
+from orchestrator.resolve.resolved_job import resolve
+from workloads.load import load
+
+VOCABULARY = 8000
+CASES = [
+    ("bert-base", "masked_lm", {}),
+    ("bert-base", "unified_lm", {}),
+    ("bert-base", "sequence_classification", {}),
+    ("bert-base", "token_classification", {}),
+    ("mpnet-base", "masked_lm", {}),
+    ("deberta-v3-base", "masked_lm", {}),
+    ("electra-base", "replaced_token_detection", {}),
+    ("xlnet-base", "permuted_lm", {}),
+    ("t5-base", "span_corruption", {"decoder_layers": 2}),
+    ("bart-base", "gap_sentences", {"decoder_layers": 2}),
+    ("gpt2", "causal_lm", {}),
+    ("gpt2", "sequence_classification", {}),
+    ("llama-3.2-1b", "reward", {}),
+    ("albert-base", "sentence_order", {}),
+    ("gpt2", "dpo", {}),
+    ("gpt2", "dpo", {"tied": False}),
+]
+
+
+@pytest.mark.parametrize(("model", "objective", "changes"), CASES, ids=lambda value: str(value))
+def test_a_formula_says_what_the_trace_does(model: str, objective: str, changes: dict[str, Any]) -> None:
+    length, rows = 512, 4
+    labels = ["a", "b"] if "classification" in objective else []
+    spec = parse(
+        {
+            "name": "traced",
+            "workload": {
+                "model": model,
+                "objective": objective,
+                "changes": {"layers": 2, **changes},
+                "dropout": 0.0,
+                "attention_dropout": 0.0,
+            },
+            "data": {
+                "sources": [{"uri": "a"}],
+                "tokenizer": "none",
+                "sequence_length": length,
+                "labels": labels,
+            },
+            "train": {"steps": 3, "global_batch": rows, "precision": "bf16"},
+            "resources": {"per_worker": {"gpu": 1}},
+        }
+    )
+    shape, layout = resolve(spec, VOCABULARY).shape, Layout(micro_batch=rows)
+    workload = load(
+        model,
+        objective,
+        vocabulary_of(VOCABULARY),
+        changes=spec.workload.changes,
+        sequence_length=length,
+        labels=labels,
+    )
+    found = trace(spec, workload, layout, 0)
+    assert isinstance(found, StepTrace)
+    flops = sum(operation.flops for operation in found.operations) / (rows * length)
+    assert needed_flops(shape) == pytest.approx(flops, rel=0.05)
+    assert 0.93 < peak_bytes(spec, shape, layout) / found.memory.peak < 1.12
+
+
+def test_a_held_reference_has_weights_and_a_forward_pass() -> None:
+    """Which a trace is given what it says."""
+    times = []
+    for reference in ("precomputed", "held"):
+        spec = parse(
+            {
+                "name": "compared",
+                "workload": {"model": "gpt2", "objective": "dpo", "changes": {"layers": 2}, "dropout": 0.0},
+                "data": {"sources": [{"uri": "a"}], "tokenizer": "none", "sequence_length": 128},
+                "train": {"steps": 3, "global_batch": 4, "precision": "bf16", "reference": reference},
+                "resources": {"per_worker": {"gpu": 1}},
+            }
+        )
+        shape, layout = resolve(spec, VOCABULARY).shape, Layout(dp=2, zero=1)
+        time = predict(spec, shape, layout, load_profile("h100").machine("bf16")).time
+        times.append((peak_bytes(spec, shape, layout), time.compute))
+    (plain, computed), (held, more) = times
+    assert held - plain == pytest.approx(4.0 * shape.parameters / 2)
+    assert 1.2 < more / computed < 1.4

@@ -1,0 +1,65 @@
+"""Space for a commit on the disk of a run directory."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+
+import pytest
+from jobs import job
+
+from orchestrator.config.errors import InputError
+from orchestrator.config.spec import JobSpec, parse
+from orchestrator.parallel.layout import ModelShape
+from orchestrator.planner.commit_space import check_space
+from orchestrator.planner.host_memory import state_bytes
+
+SHAPE = ModelShape(1_000_000, 8, 64, 8, 8, 256, 1000, 64)
+
+
+def spec(optimizer: str = "adamw", ema: float | None = None, **resources: object) -> JobSpec:
+    average = {"ema": ema} if ema else None
+    changes = {"train": {"optimizer": {"name": optimizer}}, "checkpoint": {"every": 2, "average": average}}
+    return parse(job("none.txt") | {"resources": {"workers": 1, **resources}} | _over(changes))
+
+
+def _over(changes: dict[str, dict[str, object]]) -> dict[str, object]:
+    whole = job("none.txt")
+    return {key: dict(whole.get(key) or {}) | changed for key, changed in changes.items()}
+
+
+def test_the_bytes_are_those_of_weights_moments_and_the_moving_average() -> None:
+    assert state_bytes(spec(), SHAPE) == 12e6
+    assert state_bytes(spec(ema=0.99), SHAPE) == 16e6
+    assert state_bytes(spec("lion"), SHAPE) == 8e6
+    adapted = dataclasses.replace(SHAPE, trained_share=0.01)
+    assert state_bytes(spec(), adapted) == 12e4
+
+
+def test_an_own_optimiser_keeps_as_much_as_adamw_or_nothing() -> None:
+    """Of memory the most is taken; for want of space nothing is refused that may need none."""
+    own = spec("mine.py:Plain")
+    assert state_bytes(own, SHAPE) == 12e6
+    assert state_bytes(own, SHAPE, least=True) == 4e6
+    assert state_bytes(spec(), SHAPE, least=True) == 12e6
+
+
+def test_a_disk_without_room_for_a_commit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def usage(folder: str) -> object:
+        asked.append(str(folder))
+        return shutil._ntuple_diskusage(10**9, 10**9 - free, free)  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    free = 11_900_000
+    with pytest.raises(InputError, match=r"takes 12\.0 MB, and its disk has 11\.9 MB free") as found:
+        check_space(spec(), SHAPE, str(tmp_path / "not" / "there"))
+    assert asked == [str(tmp_path)]
+    assert "must_fit: false" in str(found.value)
+    check_space(spec(must_fit=False), SHAPE, str(tmp_path))
+    check_space(spec("lion"), SHAPE, str(tmp_path))
+    check_space(spec(), SHAPE, "s3://bucket/run")
+    free = 12_100_000
+    check_space(spec(), SHAPE, str(tmp_path))
