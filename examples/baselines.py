@@ -17,8 +17,7 @@ from collections.abc import Callable
 import numpy as np
 
 from orchestrator.config.spec import load
-from orchestrator.data.samples.held_out_split import split
-from orchestrator.data.samples.subset import Subset
+from orchestrator.data.samples.held_out_split import Subset, split
 from orchestrator.data.store.tokens import Tokens
 from orchestrator.storage.run_directory import RunDir
 

@@ -10,14 +10,61 @@ import contextlib
 import copy
 import functools
 import os
+import select
 import shutil
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from typing import Any
 
-from cluster.workers import idle_agent
+PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port")
+"""What the raylet waits for, a file each in the session's folder; -1 is for what is not served."""
+ENVIRONMENTS_PORT = "runtime_env_agent_port"
+"""The same of the other agent."""
+ADDRESS, PORT = "--node-ip-address=", "--runtime-env-agent-port="
+"""Arguments of Ray's agent: where it listens."""
+LOOK = 1.0
+"""Seconds between two looks whether the raylet is there."""
+
+
+def main() -> None:
+    """Write the ports, and wait for the end of the raylet, or for its first request."""
+    raylet, (session, *command) = os.getppid(), sys.argv[1:]  # the raylet adds arguments of its own to either
+    address = next((part.removeprefix(ADDRESS) for part in command if part.startswith(ADDRESS)), "")
+    if address:
+        _wait_for_request(raylet, session, address, command)
+        return
+    for name in PORTS:
+        _write_port(session, name, -1)
+    while os.getppid() == raylet:
+        time.sleep(LOOK)
+
+
+def _wait_for_request(raylet: int, session: str, address: str, command: list[str]) -> None:
+    family, kind, protocol, _, place = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, kind, protocol) as listener:
+        listener.bind(place)
+        listener.listen()
+        port = listener.getsockname()[1]
+        _write_port(session, ENVIRONMENTS_PORT, port)
+        while not select.select([listener], [], [], LOOK)[0]:
+            if os.getppid() != raylet:
+                return
+    os.execv(command[0], [f"{PORT}{port}" if part.startswith(PORT) else part for part in command])
+
+
+def _write_port(session: str, name: str, port: int) -> None:
+    path = os.path.join(session, f"{name}_{os.environ['RAY_NODE_ID']}")
+    with open(f"{path}.draft", "w") as file:
+        file.write(str(port))
+    os.replace(f"{path}.draft", path)
+
+
+if __name__ == "__main__":
+    main()
+
 
 UPLOAD_LOGGERS = ("ray._private.runtime_env.packaging", "ray._private.runtime_env.working_dir")
 """Ray's loggers of package uploads. If their names change, every `submit` logs its uploads."""
@@ -161,7 +208,7 @@ def _await_node(gcs_address: str, node_id: str) -> None:
 def _without_agents(command: list[str]) -> list[str]:
     """The command of a Ray process; that of a raylet with `idle_agent` in place of its two agents."""
     session = next((part.removeprefix(SESSION) for part in command if part.startswith(SESSION)), "")
-    idle = subprocess.list2cmdline([sys.executable, "-I", "-S", idle_agent.__file__, session])
+    idle = subprocess.list2cmdline([sys.executable, "-I", "-S", __file__, session])
 
     def replaced(part: str) -> str:
         if part.startswith(ENVIRONMENTS):

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import math
 import uuid
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.checkpoint import shard as shards
 from orchestrator.checkpoint.manifest import (
+    Chunk,
     CommitManifest,
     CorruptCommit,
+    FileEntry,
+    TensorEntry,
+    check_manifest,
     commit_folder,
     parse_manifest,
     published_steps,
 )
-from orchestrator.checkpoint.merge import merge_records
+from orchestrator.checkpoint.shard import ITEM_BYTES, digest
 from orchestrator.checkpoint.snapshot_backend import PeerBackend
-from orchestrator.checkpoint.verify import checksummed_ranges, damaged_ranges
 from orchestrator.config.errors import InputError
 from orchestrator.storage.backend import Backend
 from orchestrator.storage.file_names import ATTEMPT_FILE, MANIFEST
@@ -29,6 +35,101 @@ from orchestrator.storage.retry import LostBytes, Retry, read_stored
 if TYPE_CHECKING:
     from orchestrator.checkpoint.pieces import TensorPiece
     from orchestrator.checkpoint.reader import Reader
+
+
+def merge_records(
+    step: int, records: list[dict[str, Any]], meta: dict[str, Any], where: str
+) -> CommitManifest:
+    """The manifest of a commit, checked, from the writers' records (see `shard.file_content`).
+
+    Raises:
+        InputError: chunks overlap or leave holes, writers disagree, or `meta` lacks something.
+    """
+    rest = dict(meta)
+    try:
+        position, receipt = int(rest.pop("position")), str(rest.pop("receipt"))
+        rest = json.loads(json.dumps(rest))
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(
+            f"meta is not usable: {error!r}", where, "pass JSON with position and receipt"
+        ) from None
+    files = {
+        record["file"]: FileEntry(record["bytes"], record["header_bytes"], record["header"])
+        for record in records
+    }
+    sizes = {record["block_bytes"] for record in records}
+    if len(sizes) > 1:
+        raise InputError(f"writers used blocks of {sorted(sizes)} bytes", where, "open all stores alike")
+    created = datetime.now(UTC).isoformat(timespec="milliseconds")
+    block_bytes = sizes.pop() if sizes else 1 << 20
+    commit = CommitManifest(
+        step, position, receipt, created, rest, block_bytes, files, _tensors(records, where)
+    )
+    check_manifest(commit, where)
+    return commit
+
+
+def _tensors(records: list[dict[str, Any]], where: str) -> dict[str, TensorEntry]:
+    chunks: dict[str, list[Chunk]] = {}
+    kinds: dict[str, tuple[tuple[int, ...], str]] = {}
+    for record in records:
+        for one in record["chunks"]:
+            name, kind = one["name"], (tuple(one["shape"]), one["dtype"])
+            if kinds.setdefault(name, kind) != kind:
+                raise InputError(
+                    f"{name}: writers disagree: {kinds[name]} and {kind}", where, "save it alike"
+                )
+            start, extent = tuple(one["start"]), tuple(one["extent"])
+            chunk = Chunk(record["file"], one["offset"], start, extent, tuple(one["blocks"]))
+            chunks.setdefault(name, []).append(chunk)
+    return {name: TensorEntry(*kinds[name], tuple(chunks[name])) for name in sorted(chunks)}
+
+
+READ_BYTES = 16 << 20  # bytes read at once
+
+Span = tuple[int, int, str, str]  # first byte, byte after the last, checksum, what it covers
+
+
+def checksummed_ranges(commit: CommitManifest) -> dict[str, list[Span]]:
+    """All ranges that have a checksum, in order, by file; together they cover the file."""
+    found = {
+        name: [(0, entry.header_bytes, entry.header, "the header")] for name, entry in commit.files.items()
+    }
+    for name, tensor in commit.tensors.items():
+        for chunk in tensor.chunks:
+            end = chunk.offset + math.prod(chunk.shape) * ITEM_BYTES[tensor.dtype]
+            for number, checksum in enumerate(chunk.blocks):
+                at = chunk.offset + number * commit.block_bytes
+                found[chunk.file].append(
+                    (at, min(at + commit.block_bytes, end), checksum, f"{name} block {number}")
+                )
+    return {name: sorted(ranges) for name, ranges in found.items()}
+
+
+def damaged_ranges(
+    backend: Backend, retry: Retry, commit: CommitManifest, file: str, ranges: list[Span]
+) -> list[str]:
+    """A line for each range of a file whose checksum is wrong, up to one that cannot be read. A missing file is not
+    reported here, see `wrong_files`."""
+    size = commit.files[file].size
+    lines: list[str] = []
+    base, held = 0, memoryview(b"")
+    for low, high, checksum, label in ranges:
+        if high > base + len(held):
+            base = low
+            target = memoryview(bytearray(min(max(READ_BYTES, high - low), size - low)))
+            try:
+                path = f"{commit_folder(commit.step)}/{file}"
+                held = target[: read_stored(retry, backend.read_into, path, low, target)]
+            except FileNotFoundError:
+                return []
+            except LostBytes as error:
+                unreadable = f"{file}: {label} at byte {low} cannot be read: {error.strerror}"
+                return [*lines, unreadable]
+        if digest(held[low - base : high - base]) != checksum:
+            lines.append(f"{file}: {label} at byte {low} is damaged")
+    return lines
+
 
 KEEP_MORE = "let the run keep more by checkpoint.keep or checkpoint.keep_every, or wait for its end"
 """What to do about a commit that a run at work has removed."""

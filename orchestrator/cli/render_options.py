@@ -65,9 +65,9 @@ def job_on_machines(
     Raises InputError if the job is wrong, carries a secret or could run nowhere.
     """
     from orchestrator.config.spec import load
-    from orchestrator.launch.rendering import refuse_secrets
-    from orchestrator.launch.rendering_model import check_could_run
-    from orchestrator.launch.rendering_needs import needed_machines
+    from orchestrator.render.manifests import refuse_secrets
+    from orchestrator.render.model import check_could_run
+    from orchestrator.render.needs import needed_machines
 
     spec = load(path, overrides or ())
     refuse_secrets(spec, path)

@@ -7,23 +7,33 @@ All that it needs to go on after its own death stands in the run directory.
 from __future__ import annotations
 
 import dataclasses
+import os
+import secrets
+import statistics
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Unpack
+
+import psutil
 
 from cluster.workers.clock import wall
 from cluster.workers.cluster import Cluster
+from cluster.workers.gang import RankStatus
 from cluster.workers.injected_faults import remaining_faults
 from cluster.workers.rank_process import describe
+from orchestrator.checkpoint.identity import CODE
 from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.config.errors import InputError
 from orchestrator.config.outcome import ENDED
+from orchestrator.config.own_code import check_same_code, code_of, roots_of
+from orchestrator.config.redact import redact_message
 from orchestrator.config.spec import JobSpec
 from orchestrator.controller import finish
+from orchestrator.controller.background_evaluation import EvaluationBeside
 from orchestrator.controller.background_export import BackgroundExport
 from orchestrator.controller.controller_log import ControllerLog
 from orchestrator.controller.data_preparation import DataPreparation, StorageWait
 from orchestrator.controller.decide import decide, resume
-from orchestrator.controller.evaluation_beside import EvaluationBeside
 from orchestrator.controller.events import fault_event, market, start_event
 from orchestrator.controller.run_history import RunHistory
 from orchestrator.controller.state import (
@@ -36,10 +46,8 @@ from orchestrator.controller.state import (
     State,
     Stop,
 )
-from orchestrator.controller.status import STATUS_EVERY, status_of
-from orchestrator.controller.stragglers import Stragglers
-from orchestrator.controller.training_task import training_task
 from orchestrator.controller.workers import POLL, Workers
+from orchestrator.observe.step_parts import StepParts, latest, why_slow
 from orchestrator.parallel.layout import Layout
 from orchestrator.planner.machines import told
 from orchestrator.planner.planner import Planner
@@ -48,13 +56,150 @@ from orchestrator.resolve.continued import begun_from, take_over
 from orchestrator.resolve.kept_config import config_json, kept_config
 from orchestrator.resolve.pinned_base import bases_of
 from orchestrator.resolve.prepared_data import PreparedData, is_whole, keep_excerpt
+from orchestrator.storage.row_line import Row
 from orchestrator.storage.row_types import EventFields
-from orchestrator.storage.run_directory import Row, RunDir
+from orchestrator.storage.run_directory import RunDir
 from orchestrator.train.task import Task
 from workloads.hf.hf_config import FolderConfig
 
 if TYPE_CHECKING:
     from cluster.jobs.job_queue import QueueClient
+
+
+EVENTS_SHOWN = 3
+STATUS_EVERY = 1.0
+"""Seconds between writings of status.json."""
+
+
+def status_of(
+    spec: JobSpec,
+    state: State,
+    history: RunHistory | None,
+    ranks: tuple[RankStatus, ...],
+    until: int,
+    note: str,
+    evaluation: str = "",
+) -> dict[str, Any]:
+    """Phase, step, attempt, layout and ranks, what is evaluated beside them, the time left in seconds while the run
+    trains up to `until`, and what the run has cost so far."""
+    rows = history.recent if history else ()
+    last, recent = rows[-1] if rows else {}, latest(rows)
+    parts = StepParts(recent)
+    left = (until - state.step) * (history.step_seconds if history else 0.0)
+    return {
+        "name": spec.name,
+        "objective": spec.workload.objective,
+        "phase": state.phase,
+        "step": state.step,
+        "steps": spec.train.steps,
+        "attempt": state.attempt,
+        "layout": str(state.layout) if state.layout else None,
+        "loss": last.get("loss"),
+        "tokens_per_second": last.get("tokens_per_second"),
+        "mfu": last.get("mfu"),
+        "step_parts": parts.means,
+        "why_slow": why_slow(parts, recent),
+        "validation": _validation(history) if history else None,
+        "memory_bytes": last.get("memory_bytes"),
+        "predicted_memory_bytes": history.predicted_memory if history else None,
+        "goodput": _goodput(history) if history else None,
+        "usd": history.spending.spent[1] or None if history else None,
+        "latest_events": [_shown(event) for event in history.events[-EVENTS_SHOWN:]] if history else [],
+        "eta_seconds": left if left and state.phase == "train" else None,
+        "note": redact_message(note),
+        "evaluation": evaluation,
+        "missing_rows": history.event_history.missing if history else [],
+        "rows": history.mark if history else None,
+        "events": history.events_stored if history else 0,
+        "time": time.time(),
+        "pid": os.getpid(),
+        "memory_percent": psutil.virtual_memory().percent,
+        "nodes": history.nodes.latest if history else {},
+        "ranks": [
+            {"rank": r.rank, "node": r.node, "pid": r.pid, "state": r.state, "step": r.step} for r in ranks
+        ],
+    }
+
+
+def _validation(history: RunHistory) -> dict[str, Any] | None:
+    """The step and the losses of the last evaluation that this controller knows of."""
+    row = history.evaluations.latest
+    if row is None:
+        return None
+    losses = {name: metrics["loss"] for name, metrics in row["sets"].items() if "loss" in metrics}
+    return {"step": row["step"], "loss": losses} if losses else None
+
+
+def _goodput(history: RunHistory) -> float | None:
+    """About the share of the time since the run began that its steps took: the summary has it exactly."""
+    events = history.events
+    until = events[-1]["time"] if events and events[-1]["phase"] in ENDED else wall()
+    passed = until - events[0]["time"] if events else 0.0
+    return min(history.step * history.step_seconds / passed, 1.0) if passed > 0 and history.step else None
+
+
+def _shown(event: Row) -> dict[str, Any]:
+    fault = event.get("first_fault")
+    return {
+        "time": event["time"],
+        "phase": event["phase"],
+        "reason": f"{event.get('reason')}: {fault}" if fault else event.get("reason"),
+    }
+
+
+def training_task(
+    spec: JobSpec, run: RunDir, data: PreparedData, state: State, commit: CommitManifest | None, **more: Any
+) -> Task:
+    """The task of the attempt that `state` is at, from that commit; `more` are other fields of it. Raises InputError if
+    the user's own code has changed."""
+    assert state.layout is not None
+    if commit is not None:  # the files may have been edited since the last attempt
+        check_same_code(spec, commit.meta.get(CODE) or {}, run.uri)
+    return Task(
+        job=spec.model_dump(mode="json"),
+        layout=state.layout.to_json(),
+        run=run.uri,
+        data=data.uri,
+        attempt=state.attempt,
+        restore=commit.step if commit else None,
+        token=secrets.token_hex(6),
+        skips=tuple(skip.to_json() for skip in state.skips),
+        sets=data.sets,
+        code=code_of(spec),
+        code_roots=tuple(roots_of(spec)),
+        **more,
+    )
+
+
+RATIO = 1.5
+"""Times the lower median of all ranks that one must take to be slow."""
+LEAST = 0.02
+"""Seconds by which it must be slower: less is noise."""
+STEADY = 5
+"""Steps in a row after which it is told."""
+
+
+class Stragglers:
+    """Looks at step after step."""
+
+    def __init__(self) -> None:
+        self._rank, self._steps = -1, 0
+
+    def see(self, busy: Sequence[float]) -> tuple[int, float] | None:
+        """The rank that has been slowest for STEADY steps, and how many times the median it took; told once.
+
+        Args:
+            busy: seconds of each rank in one step; empty or zeros where the layout does not tell.
+        """
+        middle = statistics.median_low(busy) if len(busy) > 1 else 0.0
+        slowest = max(busy, default=0.0)
+        if not middle or slowest < RATIO * middle or slowest - middle < LEAST:
+            self._rank, self._steps = -1, 0
+            return None
+        rank = list(busy).index(slowest)
+        self._steps = self._steps + 1 if rank == self._rank else 1
+        self._rank = rank
+        return (rank, slowest / middle) if self._steps == STEADY else None
 
 
 class Controller:

@@ -6,38 +6,201 @@ import contextlib
 import dataclasses
 import itertools
 import time
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, Unpack
 
 from cluster.workers.clock import wall
 from orchestrator.checkpoint import identity
+from orchestrator.checkpoint.evaluations import attach
 from orchestrator.checkpoint.last_commit import LastCommit, last_commit, refuse_lost
-from orchestrator.checkpoint.manifest import CommitManifest
+from orchestrator.checkpoint.manifest import CommitManifest, CorruptCommit
 from orchestrator.checkpoint.reverify import Doubted
 from orchestrator.checkpoint.snapshots import peer_store, rewind_all, rewind_memory
 from orchestrator.checkpoint.store import Store
 from orchestrator.config.redact import holds_secret, redact_message
 from orchestrator.config.spec import JobSpec, dump
+from orchestrator.controller.background_trace import TraceBeside
 from orchestrator.controller.controller_log import ControllerLog
-from orchestrator.controller.evaluation_rows import EvaluationRows
 from orchestrator.controller.events import EventHistory, Spending, memory_seen
-from orchestrator.controller.node_rows import NodeRows
-from orchestrator.controller.row_recovery import find, recovered
-from orchestrator.controller.save_failures import SaveFailures
-from orchestrator.controller.state import Phase, State
-from orchestrator.controller.trace_beside import TraceBeside
+from orchestrator.controller.state import Phase, State, Stop
 from orchestrator.data.samples.skips import is_before, merged
 from orchestrator.observe.notifier import TELLING, Notifier
 from orchestrator.observe.sinks.follow import SinkProcess
 from orchestrator.observe.totals import RunTotals, is_number, longest_step, median_step, totals_of
-from orchestrator.observe.tracker import Tracker
+from orchestrator.observe.tracker import Tracker, rows_on_server
 from orchestrator.storage.background_writer import BackgroundWriter
 from orchestrator.storage.document_writer import DocumentWriter
-from orchestrator.storage.row_line import EVENTS, METRICS, evaluations_in
-from orchestrator.storage.row_log import steps_text
+from orchestrator.storage.retry import storage_failed
+from orchestrator.storage.row_line import EVALS, EVENTS, METRICS, NODES, Row, evaluations_in
+from orchestrator.storage.row_log import RowLog, steps_text
 from orchestrator.storage.row_types import EventFields
 from orchestrator.storage.row_writer import HOLD, RowWriter
-from orchestrator.storage.run_directory import ORIGIN, Row, RunDir
+from orchestrator.storage.run_directory import ORIGIN, RunDir
+
+SERVER_PATIENCE = 60.0
+"""Seconds that are given to a tracking server to tell what it has."""
+MOST = 100_000
+"""Rows that are asked of it at most."""
+
+Gaps = Sequence[tuple[int, int]]
+
+
+def find(
+    spec: JobSpec, run: RunDir, log: RowLog, store: Store, events: Sequence[Row], missing: Gaps
+) -> dict[int, Row]:
+    """Rows of missing steps: those that are in the file, but not in their place; as the kept commits carry them; and
+    else what MLflow has of them, which is their numbers."""
+    found = {row["step"]: row for row in log.rows() if _among(row["step"], missing)}
+    receipts = {}
+    for step in store.steps():
+        try:
+            commit = store.manifest(step)
+        except CorruptCommit:
+            continue
+        receipts[step] = commit.receipt
+        carried = commit.meta.get("rows") or []
+        found |= {row["step"]: row for row in carried if _among(row["step"], missing)}
+    left = without(missing, found)
+    if left and spec.tracking and sum(last - first + 1 for first, last in left) <= MOST:
+        layouts = {e["attempt"]: str(e["layout_after"]) for e in events if e.get("layout_after")}
+        for row in rows_on_server(spec, run, left, SERVER_PATIENCE):
+            found[row["step"]] = _completed(row, layouts, receipts)
+    return found
+
+
+def recovered(missing: Gaps, found: dict[int, Row]) -> tuple[list[list[int]], str]:
+    """The gaps that are left of the missing rows, and a line that tells of them."""
+    left = [list(gap) for gap in without(missing, found)]
+    reason = f"rows of step {steps_text(missing)} were lost from {METRICS}: {len(found)} are found again"
+    return left, reason + (f", and those of step {steps_text(left)} are not" if left else "")
+
+
+def without(missing: Gaps, found: dict[int, Row]) -> list[tuple[int, int]]:
+    """What is still missing."""
+    left: list[tuple[int, int]] = []
+    for first, last in missing:
+        for step in (step for step in range(first, last + 1) if step not in found):
+            if left and left[-1][1] == step - 1:
+                left[-1] = (left[-1][0], step)
+            else:
+                left.append((step, step))
+    return left
+
+
+def _completed(row: Row, layouts: dict[int, str], receipts: dict[int, str]) -> Row:
+    """A row of MLflow with what can be said of its texts."""
+    known: dict[str, Any] = {"samples": receipts.get(row["step"]), "layout": layouts.get(row["attempt"])}
+    return {**row, **known, "copied_from": "mlflow"}
+
+
+def _among(step: int, gaps: Gaps) -> bool:
+    return any(first <= step <= last for first, last in gaps)
+
+
+class EvaluationRows:
+    """Writes `rows`; those of evaluations beside the run are added to their commits too, once they are stored."""
+
+    def __init__(self, spec: JobSpec, run: RunDir, store: Store, stored: Callable[[], None]) -> None:
+        """`stored` is called after rows of evaluations beside the run were."""
+        self._beside = spec.evaluates_beside
+        self._store, self._stored = store, stored
+        self.rows = RowWriter(run, EVALS, stored=self._attach)
+        self.latest: Row | None = None
+        """The last one of this controller."""
+
+    def withdraw(self, step: int) -> None:
+        """Remove the rows after that step; called before the commits beyond it are removed, so that nothing is added to
+        those any more."""
+        self.rows.cut(step, ())
+
+    def cut(self, step: int, commit: CommitManifest | None, carried: Sequence[Row]) -> None:
+        """Go back to `step` and its commit. `carried` are the evaluations in the rows of the latest steps.
+
+        One of the ranks of which the commit does not know is made again.
+        """
+        known = self._beside or (commit is not None and commit.meta.get("last_evaluation_step") == step)
+        self.rows.cut(step if known else step - 1, carried)
+
+    def _attach(self, rows: Sequence[Row]) -> None:
+        self.latest = rows[-1] if rows else self.latest  # a cut stores none
+        if not self._beside:
+            return
+        self._stored()
+        try:
+            for row in rows:
+                attach(self._store, row)
+        except Exception as error:  # the next who looks for what waits makes up for it
+            if not storage_failed(error):
+                raise
+
+
+NODES_PATIENCE = 10.0
+NODES_HOLD = 10.0
+"""Seconds that rows are buffered on an object store, where every write makes an object."""
+
+
+class NodeRows:
+    """Numbers readings and writes them; `latest` has the last values of each node that the gang runs on.
+
+    A number is that of the millisecond, or one more than that of the row before: so it also grows from one controller
+    to the next, which need not read what there is.
+    """
+
+    def __init__(self, run: RunDir, stored: Callable[[Sequence[Row]], None]) -> None:
+        self.rows = RowWriter(run, NODES, 0.0 if run.local else NODES_HOLD, stored)
+        self.latest: dict[str, dict[str, float]] = {}
+        self._number, self._attempt = 0, 0
+
+    def add(self, readings: Sequence[dict[str, Any]], attempt: int) -> None:
+        """Add what a gang of that attempt reported."""
+        if not readings:
+            return
+        kept = self.latest if attempt == self._attempt else {}
+        self._attempt = attempt
+        # A new one each time: what asks for the status reads it from another thread.
+        self.latest = kept | {reading["node"]: reading["values"] for reading in readings}
+        rows: list[Row] = []
+        for reading in readings:
+            self._number = max(self._number + 1, int(1000 * reading["time"]))
+            rows.append({"number": self._number, "attempt": attempt, **reading})
+        self.rows.add(rows)
+
+    def settle(self) -> None:
+        """Have all stored, if storage takes it within some seconds: no run fails for want of these."""
+        with contextlib.suppress(OSError):
+            self.rows.drain(NODES_PATIENCE)
+
+
+class SaveFailures:
+    """Sees the outcome of every save. A run whose saves fail for longer than `limit` seconds is to stop."""
+
+    def __init__(self, limit: float) -> None:
+        self._limit = limit
+        self._failing: tuple[float, str] | None = None  # since when, and why the last one did
+        self._remark: str | None = None
+
+    def note(self, outcome: dict[str, Any]) -> str:
+        """What is to be told of a save that has ended; empty for one that went well, as the ones before."""
+        if outcome["state"] == "failed":
+            self._failing = (self._failing[0] if self._failing else time.monotonic(), outcome["reason"])
+            return f"the save at step {outcome['step']} failed: {outcome['reason']}"
+        message = f"saving resumes with the commit at step {outcome['step']}" if self._failing else ""
+        self._failing = None
+        # The commit stands, and yet: old commits could not be removed. Told when it begins.
+        begins, self._remark = outcome["reason"] and not self._remark, outcome["reason"]
+        return message or (f"after the commit at step {outcome['step']} {self._remark}" if begins else "")
+
+    def stop(self) -> Stop | None:
+        """The stop of a run whose saves have failed for as long as the job allows; None before."""
+        now = time.monotonic()
+        since, why = self._failing or (now, "")
+        if now - since < self._limit:
+            return None
+        text = (
+            f"limits.unsaved is reached: every save has failed for {now - since:.0f} s, the last one: {why}"
+        )
+        return Stop("limit", text)
+
 
 RECENT = 200
 """Rows kept in memory, for a run may have millions."""

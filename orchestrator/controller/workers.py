@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from functools import partial
 from typing import Any, cast
 
 from cluster.workers.cluster import Cluster
-from cluster.workers.gang import GangStatus, RankStatus
+from cluster.workers.gang import Bundle, Gang, GangStatus, RankStatus
 from cluster.workers.rank_output import last_lines
+from orchestrator.checkpoint.snapshot_server import LIMIT
 from orchestrator.config.redact import redact
 from orchestrator.config.spec import JobSpec
-from orchestrator.controller.capacity import Capacity
-from orchestrator.controller.health import Failure
-from orchestrator.controller.profile_requests import ProfileRequests
-from orchestrator.controller.snapshot_servers import SnapshotServers
+from orchestrator.controller.background_trace import verdicts_before
+from orchestrator.controller.health import Failure, excluded
 from orchestrator.controller.state import Phase
-from orchestrator.controller.trace_beside import verdicts_before
 from orchestrator.observe.rank_log import output_of_attempt
 from orchestrator.parallel.layout import Layout, ModelShape
-from orchestrator.planner.host_memory import check_workers_memory
+from orchestrator.planner.host_memory import check_workers_memory, state_bytes
 from orchestrator.planner.machines import machine_for
 from orchestrator.planner.planner import Planner
 from orchestrator.resolve.base import Base
@@ -28,9 +27,110 @@ from orchestrator.resolve.continued import Source
 from orchestrator.resolve.pinned_base import not_held
 from orchestrator.resolve.prepared_data import PreparedData
 from orchestrator.resolve.training_inputs import shape_over
-from orchestrator.storage.run_directory import Row, RunDir
-from orchestrator.train.task import ENTRY, ENTRY_OF, PREEMPTION_NOTICES, Task
+from orchestrator.storage.background_writer import BackgroundWriter
+from orchestrator.storage.row_line import Row
+from orchestrator.storage.run_directory import RunDir
+from orchestrator.train.task import ENTRY, ENTRY_OF, PREEMPTION_NOTICES, SNAPSHOT_SERVER, Task
 from workloads.hf.hf_config import FolderConfig
+
+REQUEST = "profiles/request.json"
+"""The last request: {"id", "ranks", "steps"}. Its results are in the folder beside it that has its id."""
+EVERY, EVERY_REMOTE = 1.0, 5.0
+"""Seconds between looks, on a local file system and at an object store."""
+WAITS = 30.0
+"""Seconds that the end of a run waits at most for a look at storage that does not answer."""
+
+
+class ProfileRequests:
+    """Looks for requests in a thread of its own; each is given once."""
+
+    def __init__(self, run: RunDir) -> None:
+        """A request that is there already is old: whoever made it asked another controller."""
+        self._run, self._every = run, EVERY if run.local else EVERY_REMOTE
+        self._seen, self._new = "", dict[str, Any]()
+        self._first, self._looked = True, 0.0
+        self._thread = BackgroundWriter(self._look)
+
+    def take(self) -> dict[str, Any] | None:
+        """What was asked for since the last call, None without anything. Returns soon."""
+        if time.monotonic() - self._looked >= self._every:
+            self._looked = time.monotonic()
+            self._thread.request()
+        asked, self._new = self._new, {}
+        return asked or None
+
+    def close(self) -> None:
+        """Look no more."""
+        self._thread.close(WAITS)
+
+    def _look(self) -> None:
+        try:
+            found = self._run.read_json_or_empty(REQUEST)
+        except Exception:  # whatever a store raises: the next look may be answered
+            return
+        first, self._first = self._first, False
+        if found.get("id") in (None, self._seen) or not isinstance(found.get("ranks"), list):
+            return
+        self._seen = str(found["id"])
+        if not first and isinstance(found.get("steps"), int):
+            self._new = found
+
+
+HELD = 2 + 1
+"""Snapshots that are held at a time: two generations, and the one that arrives."""
+
+
+class SnapshotServers:
+    """The holders of one run. `token` is what they are known by."""
+
+    def __init__(self, spec: JobSpec, cluster: Cluster) -> None:
+        self._spec, self._every = spec, spec.checkpoint.snapshot_every
+        self.token = secrets.token_hex(16)
+        self._services = cluster.services(SNAPSHOT_SERVER, self.token) if self._every else None
+
+    def places(self, shape: ModelShape, lost: Set[str] = frozenset()) -> list[dict[str, str]]:
+        """{"node", "address"} of each. Where the job leaves it open, none on a single node, whose loss takes all
+        along, and none where they would not have the memory. Not those on nodes that are `lost`, though Ray may not
+        know it yet."""
+        if self._services is None:
+            return []
+        open_ = self._every == "auto"
+        found = [
+            p for p in self._services.ensure_running(min_nodes=2 if open_ else 1) if p["node"] not in lost
+        ]
+        fits = HELD * state_bytes(self._spec, shape) <= LIMIT * len(found)
+        return found if fits or not open_ else []
+
+    def stop(self) -> None:
+        """End them."""
+        if self._services is not None:
+            self._services.stop()
+
+
+COUNT_EVERY = 2.0
+"""Seconds between counts beside running ranks."""
+
+
+class Capacity:
+    """Of a gang, for ranks of that size; nodes are left out in `avoid` only while the others hold `least` ranks."""
+
+    def __init__(self, gang: Gang, bundle: Bundle, least: int) -> None:
+        self._gang, self._bundle, self._least = gang, bundle, least
+        self._count, self._counted = 0, 0.0
+        self.avoid: Set[str] = frozenset()
+
+    def count(self, phase: Phase, failures: Sequence[Failure], now: float, beside: Callable[[], int]) -> int:
+        """Workers that could run, those that are held `beside` included; the last count where it does not matter."""
+        waited = time.monotonic() - self._counted
+        if phase == "wait" or (phase in ("train", "evaluate") and waited > COUNT_EVERY):
+            self._counted = time.monotonic()
+            self.avoid = excluded(failures, now)
+            held = beside()
+            self._count = self._gang.capacity(self._bundle, self.avoid) + held
+            if self.avoid and self._count < self._least:
+                self.avoid, self._count = frozenset(), self._gang.capacity(self._bundle) + held
+        return self._count
+
 
 DUMP = 0.5
 """Seconds that the ranks of a gang that hangs have to tell where, before they are ended."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import threading
 import time
 import traceback
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import ray
+from ray.util.metrics import Gauge
 
 from cluster.jobs.job_queue import QueueClient
 from cluster.local.ray_session import NAMESPACE, ON_HEAD
@@ -17,8 +20,56 @@ from cluster.workers.on_ray import on_ray
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import parse
 from orchestrator.controller.controller import Controller
-from orchestrator.launch import run_metrics
 from orchestrator.storage.run_directory import RunDir
+
+EVERY = 5.0
+"""Seconds between updates; Ray reports about as often."""
+GAUGES = {
+    "orchestrator_step": "optimiser steps done",
+    "orchestrator_steps": "optimiser steps that the job has",
+    "orchestrator_attempt": "number of the attempt",
+    "orchestrator_loss": "loss of the last step, of a token, record, pair or sample: by the objective",
+    "orchestrator_tokens_per_second": "tokens a second of the last step",
+    "orchestrator_mfu": "model FLOPs utilisation of the last step, 0 to 1",
+    "orchestrator_eta_seconds": "seconds left while it trains",
+    "orchestrator_ranks": "ranks that run",
+}
+"""Names and what they are."""
+PARTS = "orchestrator_step_part_seconds"
+"""Mean seconds of a late step that went to the part in the tag `part`."""
+
+
+class RunMetrics:
+    """The gauges of one run."""
+
+    def __init__(self, run: str) -> None:
+        self._tags = {"run": run}
+        self._gauges = {name: Gauge(name, text, ("run",)) for name, text in GAUGES.items()}
+        self._parts = Gauge(PARTS, "mean seconds of a late step, by part", ("run", "part"))
+
+    def update(self, status: Mapping[str, Any]) -> None:
+        """Set them from a status, see `orchestrator.controller.controller`; what is not known keeps its last value."""
+        ranks = sum(rank.get("state") == "running" for rank in status.get("ranks") or ())
+        for name, gauge in self._gauges.items():
+            value = ranks if name == "orchestrator_ranks" else status.get(name.removeprefix("orchestrator_"))
+            if isinstance(value, int | float):
+                gauge.set(float(value), self._tags)
+        for part, seconds in (status.get("step_parts") or {}).items():
+            self._parts.set(float(seconds), {**self._tags, "part": part})
+
+
+def export(run: str, status: Callable[[], Mapping[str, Any]]) -> None:
+    """Update the metrics of a run from a thread of its own, as long as this process lives."""
+
+    def work() -> None:
+        metrics, pause = RunMetrics(run), threading.Event()
+        while True:
+            with contextlib.suppress(Exception):  # telemetry may not end a run
+                metrics.update(status())
+            pause.wait(EVERY)
+
+    threading.Thread(target=work, name="run-metrics", daemon=True).start()
+
 
 LINGER = 60.0
 """Seconds that a controller whose run has ended waits for someone to read how."""
@@ -58,7 +109,7 @@ class ControllerActor:
         self._summary: dict[str, Any] | None = None
         self._error: dict[str, Any] | None = None
         threading.Thread(target=self._drive, name="controller", daemon=True).start()
-        run_metrics.export(spec.name, self._controller.status)
+        export(spec.name, self._controller.status)
 
     def status(self) -> dict[str, Any]:
         """The controller's status; with `summary` or `error` once it has ended."""

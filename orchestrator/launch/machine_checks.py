@@ -5,13 +5,33 @@ Every check raises InputError, as those of `preflight`.
 
 from __future__ import annotations
 
+import os
+import shutil
+
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec
 from orchestrator.launch.worker import worker_here
-from orchestrator.planner.commit_space import check_space
+from orchestrator.parallel.layout import ModelShape
 from orchestrator.planner.device import Machine
+from orchestrator.planner.host_memory import FORCED, state_bytes
 from orchestrator.resolve.resolved_job import ResolvedJob
 from orchestrator.storage.run_directory import RunDir
+from orchestrator.storage.uri import is_local, local_path
+
+
+def check_space(spec: JobSpec, shape: ModelShape, uri: str) -> None:
+    """Raise InputError if the disk of a local run directory has no room for a commit. The folder need not be there."""
+    if not is_local(uri) or not spec.resources.must_fit:
+        return
+    folder = local_path(uri)
+    while not os.path.exists(folder):
+        folder = os.path.dirname(folder)
+    free, needed = shutil.disk_usage(folder).free, state_bytes(spec, shape, least=True)
+    if free < needed:
+        what = (
+            f"a commit of this run takes {needed / 1e6:,.1f} MB, and its disk has {free / 1e6:,.1f} MB free"
+        )
+        raise InputError(what, f"--run-dir {uri}", f"free some, or give another folder; {FORCED}")
 
 
 def check_room(job: ResolvedJob, run_dir: RunDir, address: str | None) -> None:

@@ -37,12 +37,12 @@ from orchestrator.config.errors import InputError
 from orchestrator.config.own_code import code_of, find_code, roots_of
 from orchestrator.config.paths import absolute, resolve_paths
 from orchestrator.config.spec import JobSpec, parse
+from orchestrator.controller.background_trace import verdicts_before
 from orchestrator.controller.decide import decide
 from orchestrator.controller.events import EventHistory, fault_event, start_event
 from orchestrator.controller.health import GRACE
 from orchestrator.controller.run_history import RunHistory
 from orchestrator.controller.state import Observation, Policy, State
-from orchestrator.controller.trace_beside import verdicts_before
 from orchestrator.data.progress import StageLine
 from orchestrator.data.samples.skips import on_record
 from orchestrator.launch.preflight import check_job

@@ -34,7 +34,7 @@ class LiveScreen:
         self._live.start()
 
     def update(self, status: Mapping[str, Any]) -> None:
-        """Show a status of the run, see `orchestrator.controller.status`; missing keys are left out."""
+        """Show a status of the run, see `orchestrator.controller.controller`; missing keys are left out."""
         _note(self._losses, status.get("step"), status.get("loss"))
         if validation := status.get("validation"):
             _note(self._held_out, validation["step"], next(iter(validation["loss"].values())))

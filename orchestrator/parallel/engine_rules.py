@@ -10,6 +10,10 @@ from orchestrator.config.train import TrainSpec
 from orchestrator.parallel.layout import SPLIT, Layout
 from workloads.own.object_reference import is_object_reference
 
+HEAD_TOKENS = {"cpu": 256, "cuda": 2048}
+"""Tokens whose logits a head computes at once. Fewer make matrix products slower: on a CPU 256 are as fast as all
+(docs/benchmarks.md), on a GPU a guess by its ratio of FLOPs to bandwidth. The bits of a run depend on them."""
+
 
 def engine_problems(spec: JobSpec, layout: Layout) -> list[str]:
     """Every reason why the layout's engine cannot run this job, each with a hint; empty if it can."""

@@ -16,11 +16,11 @@ from orchestrator.parallel.collectives import reduce
 from orchestrator.parallel.context import slice_batch
 from orchestrator.parallel.deterministic_reduction import tree_sum
 from orchestrator.parallel.device import Device
+from orchestrator.parallel.engine_rules import HEAD_TOKENS
 from orchestrator.parallel.layout import Layout
 from orchestrator.parallel.mesh import Mesh
 from orchestrator.parallel.rank_messages import gather_json
 from orchestrator.parallel.tensor import VocabularyLoss
-from orchestrator.planner.device import HEAD_TOKENS
 from workloads.model.chunked_loss import ChunkedLoss
 from workloads.model.transformer import IGNORED
 from workloads.objectives.preferences import BASELINE, DIVERGENCE, log_probabilities, means

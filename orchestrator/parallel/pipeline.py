@@ -8,29 +8,359 @@ micro-batch, so that only hidden states travel.
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.pipelining import (
+    PipelineStage,
     Schedule1F1B,
     ScheduleGPipe,
     ScheduleInterleaved1F1B,
     ScheduleInterleavedZeroBubble,
     ScheduleZBVZeroBubble,
+    schedules,
 )
 
-from orchestrator.parallel.between_stages import between_stages
 from orchestrator.parallel.device import Device
 from orchestrator.parallel.layout import SEVERAL_STAGES, SPLIT, Layout
 from orchestrator.parallel.losses import StepLosses
 from orchestrator.parallel.mesh import Mesh
-from orchestrator.parallel.pipeline_stage import Stage
 from orchestrator.parallel.step_clock import BACKWARD, FORWARD, PIPELINE, StepClock
-from orchestrator.parallel.zero_bubble import DeferredGradients
+from orchestrator.parallel.tensor import RowLinear
+from workloads.adapters.lora import Factor, LoraLinear
+from workloads.adapters.nf4 import QuantisedWeight, product
+from workloads.hf.hf_class import HuggingFaceModel
+from workloads.model import float8
+from workloads.model.float8 import Float8Linear
+from workloads.model.heads import VocabularyProjection
+from workloads.own.declared import stages_of
+from workloads.own.model import OwnModel
+from workloads.own.network import Handed, through
 from workloads.workload import Batch, Workload
+
+Waiting = tuple[Tensor, Tensor, Tensor, Tensor | None]
+"""Input [.., in] and gradient of the output [.., out] of a linear map, its weight and its bias."""
+
+
+class DeferredGradients:
+    """The queue of one stage. Experts are not in it, nor what users derive from linear layers: the gradients of their
+    weights come with the backward pass."""
+
+    def __init__(self, stage: nn.Module) -> None:
+        self._waiting: list[Waiting] = []
+        for module in stage.modules():
+            # A class of its own computes something else, and a weight that is computed has no gradient of its own.
+            known = type(module) in (nn.Linear, Float8Linear)
+            if known and isinstance(module, nn.Linear) and isinstance(module.weight, nn.Parameter):
+                linear = partial(self.linear, in_8_bits=isinstance(module, Float8Linear))
+                module.forward = partial(_of, module, linear)  # type: ignore[method-assign]
+            elif isinstance(module, RowLinear | VocabularyProjection | LoraLinear | Factor):
+                module.product = partial(self.linear, in_8_bits=module.product is float8.linear)
+
+    def take(self) -> Callable[[], None]:
+        """What is left to do for the backward pass that ended last: torch's `dw_builder`."""
+        waiting = list(self._waiting)
+        self._waiting.clear()
+        return partial(_add_gradients, waiting)
+
+    def linear(
+        self,
+        x: Tensor,
+        weight: Tensor | QuantisedWeight,
+        bias: Tensor | None = None,
+        in_8_bits: bool = False,
+    ) -> Tensor:
+        """As `torch.nn.functional.linear`, or `float8.linear`."""
+        if isinstance(weight, QuantisedWeight):
+            return product(x, weight)
+        if not (torch.is_grad_enabled() and weight.requires_grad):
+            return (float8.linear if in_8_bits else F.linear)(x, weight, bias)
+        found: Tensor = _Linear.apply(x, weight, bias, self._waiting.append, in_8_bits)
+        return found
+
+
+def _of(module: nn.Linear, linear: Callable[..., Tensor], x: Tensor) -> Tensor:
+    return linear(x, module.weight, module.bias)
+
+
+class _Linear(torch.autograd.Function):
+    """A linear map whose backward pass hands on the gradient of its input alone."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        wait: Callable[..., None],
+        in_8_bits: bool,
+    ) -> Tensor:
+        kind = x.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+        x = x.to(dtype)
+        ctx.save_for_backward(x)
+        # The parameters themselves: recomputation would give back a saved one as another tensor.
+        ctx.weight, ctx.bias, ctx.wait, ctx.in_8_bits = weight, bias, wait, in_8_bits
+        if in_8_bits:
+            y = float8.forward(x, weight)
+            return y if bias is None else y + bias.to(dtype)
+        return F.linear(x, weight.to(dtype), None if bias is None else bias.to(dtype))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        (x,) = ctx.saved_tensors
+        ctx.wait((x, gradient, ctx.weight, ctx.bias))
+        back = float8.backward if ctx.in_8_bits else _of_input
+        return back(gradient, ctx.weight), None, None, None, None
+
+
+def _of_input(gradient: Tensor, weight: Tensor) -> Tensor:
+    return gradient @ weight.to(gradient.dtype)
+
+
+@torch.no_grad()
+def _add_gradients(waiting: list[Waiting]) -> None:
+    """Into the parameters, in the order of the backward pass, with the products that autograd would make."""
+    while waiting:
+        x, gradient, weight, bias = waiting.pop(0)
+        rows = gradient.flatten(0, -2)
+        _add(weight, rows.t() @ x.flatten(0, -2))
+        if bias is not None and bias.requires_grad:
+            _add(bias, rows.sum(0))
+
+
+def _add(parameter: Tensor, gradient: Tensor) -> None:
+    if parameter.grad is None:
+        parameter.grad = gradient.to(parameter.dtype)
+    else:
+        parameter.grad.add_(gradient)
+
+
+class Stage(PipelineStage):
+    """As `PipelineStage`, for plain tensors whose shapes were given.
+
+    Where a schedule sends each message in a batch of its own, `sends_alone`, the stage sends itself, and lets go of
+    what has arrived. Of gloo that is known only by waiting, which takes no time where the answer is here; what has none
+    is waited for at the end of the step.
+    """
+
+    def __init__(self, *given: Any, sends_alone: bool, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._sends_alone = sends_alone
+        self._outputs: dict[int, list[dist.Work]] = {}
+        self._gradients: list[dist.Work] = []
+
+    def _setup_forward_recv_info(self, num_microbatches: int, has_backward: bool) -> None:
+        super()._setup_forward_recv_info(1, has_backward)
+        first = self.args_recv_info[0]
+        for number in range(num_microbatches):
+            self.args_recv_info[number] = tuple(_without_buffer(info) for info in first)
+
+    def _setup_backward_recv_info(self, num_microbatches: int) -> None:
+        super()._setup_backward_recv_info(1)
+        self.chunks = num_microbatches
+        first = self.grad_recv_info[0]
+        for number in range(num_microbatches):
+            self.grad_recv_info[number] = tuple(_without_buffer(info) for info in first)
+
+    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        """Receives of a micro-batch's input."""
+        self._allocate(self.args_recv_info[fwd_chunk_id])
+        return super().get_fwd_recv_ops(fwd_chunk_id)
+
+    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        """Sends of a micro-batch's output, if the schedule is to do them."""
+        ops = super().get_fwd_send_ops(fwd_chunk_id)
+        if not self._sends_alone:
+            return ops
+        self._outputs = {number: left for number, works in self._outputs.items() if (left := _left(works))}
+        self._outputs[fwd_chunk_id] = _begun(ops)
+        return []
+
+    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        """Sends of the gradient of a micro-batch's input, if the schedule is to do them."""
+        ops = super().get_bwd_send_ops(bwd_chunk_id)
+        if not self._sends_alone:
+            return ops
+        self._gradients = [*_left(self._gradients), *_begun(ops)]
+        return []
+
+    def wait_for_sends(self) -> None:
+        """Wait for all that this stage has sent in a step."""
+        for work in [*(work for works in self._outputs.values() for work in works), *self._gradients]:
+            work.wait()
+        self._outputs, self._gradients = {}, []
+
+    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        """Receives of the gradient of a micro-batch's output."""
+        if self.has_backward and not self.is_last:
+            self._allocate(self.grad_recv_info[bwd_chunk_id])
+        return super().get_bwd_recv_ops(bwd_chunk_id)
+
+    def set_local_bwd_input(self, next_stage_bwd_outputs: tuple[Tensor | None, ...], mb_index: int) -> None:
+        """The gradient of an output that another stage of this rank has read; zeros where there is none."""
+        infos = zip(self.grad_recv_info[mb_index], next_stage_bwd_outputs, strict=True)
+        self._allocate(tuple(info for info, gradient in infos if gradient is None))
+        super().set_local_bwd_input(next_stage_bwd_outputs, mb_index)
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *given: Any, **named: Any) -> Any:
+        """The forward pass of a micro-batch; its input lives on in what the backward pass needs."""
+        output = super().forward_one_chunk(fwd_chunk_id, *given, **named)
+        _free(self.args_recv_info[fwd_chunk_id])
+        return output
+
+    def backward_one_chunk(self, bwd_chunk_id: int, *given: Any, **named: Any) -> None:
+        """The backward pass of a micro-batch."""
+        super().backward_one_chunk(bwd_chunk_id, *given, **named)
+        for work in self._outputs.pop(bwd_chunk_id, ()):
+            work.wait()  # the gradient of what was sent is here
+        if self.has_backward:
+            _free(self.grad_recv_info[bwd_chunk_id])
+
+    def _allocate(self, infos: tuple[Any, ...]) -> None:
+        for info in infos:
+            if not info.is_root_arg and info.tensor_meta is not None:
+                meta = info.tensor_meta
+                info.buffer = torch.empty_strided(
+                    meta.shape, meta.stride, dtype=meta.dtype, device=self.device
+                )
+
+
+def _begun(ops: list[dist.P2POp]) -> list[dist.Work]:
+    return list(schedules._batch_p2p(ops))
+
+
+def _left(works: list[dist.Work]) -> list[dist.Work]:
+    return [work for work in works if not work.is_completed()]
+
+
+def _without_buffer(info: Any) -> Any:
+    found = copy.copy(info)
+    found.buffer = None
+    return found
+
+
+def _free(infos: tuple[Any, ...]) -> None:
+    for info in infos:
+        info.buffer = None
+
+
+class BetweenStages(Protocol):
+    """What a kind of model hands on."""
+
+    def pack(self, output: Any) -> tuple[Tensor, ...]:
+        """The tensors of a stage's output that are sent; neither views nor what was received, which the schedules
+        detach in place."""
+
+    def unpack(self, received: tuple[Tensor, ...]) -> dict[str, Any]:
+        """The arguments of the next stage's forward pass, besides the batch."""
+
+    def carried(self, layer: int, batch: Batch) -> tuple[Tensor, ...]:
+        """What enters a stage that begins with this layer, on the meta device. It is fp32 under any compute type."""
+
+    def shapes(self, batch: Batch) -> tuple[Any, ...]:
+        """What of a batch decides the shapes of `carried`."""
+
+
+class OfTransformer:
+    """Hidden states, the routers' loss if there are experts, the decoder's memory."""
+
+    def __init__(self, config: Any, ways: int, prompt: int) -> None:
+        """Sequences are cut into `ways`, and `prompt` positions stand before them."""
+        self._config, self._ways, self._prompt = config, ways, prompt
+
+    def pack(self, output: Any) -> tuple[Tensor, ...]:
+        """See `BetweenStages`."""
+        extra = output.extra
+        if self._config.moe:
+            if (
+                extra is None
+            ):  # no layer so far has experts; the sum starts at zero, and gradients may come back
+                extra = 0.0 * output.hidden.flatten()[0].float()
+            extra = torch.stack([extra])
+        memory = None if output.memory is None else output.memory.clone()
+        return tuple(t for t in (output.hidden, extra, memory) if t is not None)
+
+    def unpack(self, received: tuple[Tensor, ...]) -> dict[str, Any]:
+        """See `BetweenStages`."""
+        parts = list(received)
+        found = {"hidden": parts.pop(0)}
+        if self._config.moe:
+            found["extra"] = parts.pop(0).reshape(())
+        return found | ({"memory": parts.pop()} if parts else {})
+
+    def carried(self, layer: int, batch: Batch) -> tuple[Tensor, ...]:
+        """See `BetweenStages`."""
+        config = self._config
+        size, length = batch["tokens"].shape[:2]
+        first = torch.empty(size, length // self._ways + self._prompt, config.hidden, device="meta")
+        extra = (torch.empty(1, device="meta"),) if config.moe else ()
+        if config.architecture == "encoder-decoder" and layer > config.layers:
+            hidden = torch.empty(size, batch["decoder_tokens"].shape[1], config.hidden, device="meta")
+            carried = (hidden, *extra, first)
+        else:
+            carried = (first, *extra)
+        return tuple(t.requires_grad_() for t in carried)
+
+    def shapes(self, batch: Batch) -> tuple[Any, ...]:
+        """See `BetweenStages`."""
+        return tuple(batch[name].shape for name in ("tokens", "decoder_tokens") if name in batch)
+
+
+class OfOwnModel:
+    """What its modules return, found by running them without memory."""
+
+    def __init__(self, config: OwnModel) -> None:
+        self._config = config
+
+    def pack(self, output: Handed) -> tuple[Tensor, ...]:
+        """See `BetweenStages`."""
+        return tuple(
+            t.clone(memory_format=torch.contiguous_format)
+            if t._is_view() or t.is_leaf or not t.is_contiguous()
+            else t
+            for t in output.tensors
+        )
+
+    def unpack(self, received: tuple[Tensor, ...]) -> dict[str, Any]:
+        """See `BetweenStages`."""
+        return {"handed": received}
+
+    def carried(self, layer: int, batch: Batch) -> tuple[Tensor, ...]:
+        """See `BetweenStages`."""
+        with torch.no_grad(), torch.device("meta"):
+            empty = {name: torch.empty_like(tensor, device="meta") for name, tensor in batch.items()}
+            found = through(stages_of(self._config.bare), empty, 0, layer)
+        return tuple(torch.empty(t.shape, device="meta").requires_grad_() for t in found)
+
+    def shapes(self, batch: Batch) -> tuple[Any, ...]:
+        """See `BetweenStages`."""
+        return tuple((name, tensor.shape) for name, tensor in sorted(batch.items()))
+
+
+class OfHuggingFaceClass(OfOwnModel):
+    """Hidden states [B, L, hidden]."""
+
+    def __init__(self, config: HuggingFaceModel) -> None:
+        self._hidden = config.hidden
+
+    def carried(self, layer: int, batch: Batch) -> tuple[Tensor, ...]:
+        """See `BetweenStages`."""
+        return (torch.empty(*batch["tokens"].shape[:2], self._hidden, device="meta").requires_grad_(),)
+
+
+def between_stages(config: Any, ways: int, prompt: int) -> BetweenStages:
+    """That of a model, see `OfTransformer`."""
+    if isinstance(config, HuggingFaceModel):
+        return OfHuggingFaceClass(config)
+    return OfOwnModel(config) if isinstance(config, OwnModel) else OfTransformer(config, ways, prompt)
+
 
 SCHEDULES: dict[str, Any] = {
     "gpipe": ScheduleGPipe,

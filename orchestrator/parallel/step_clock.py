@@ -63,7 +63,7 @@ class Timeline:
         return _moment(self._on_cuda)
 
     def add(self, kind: str, stage: int, part: int, began: Any) -> None:
-        """An action that ends now: F, B, I or W (see `planner.simulation.schedules`) of micro-batch `part`."""
+        """An action that ends now: F, B, I or W (see `planner.simulation.timeline`) of micro-batch `part`."""
         self._actions.append((kind, stage, part, began, self.now()))
 
     def actions(self) -> list[tuple[str, int, int, float, float]]:

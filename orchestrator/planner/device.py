@@ -13,9 +13,6 @@ SLOWEST_SHARE = 1e-3
 
 TURN = 4e-3
 """Seconds of computation beyond which a collective behind it takes no longer: about a turn of Linux's scheduler."""
-HEAD_TOKENS = {"cpu": 256, "cuda": 2048}
-"""Tokens whose logits a head computes at once. Fewer make matrix products slower: on a CPU 256 are as fast as all
-(docs/benchmarks.md), on a GPU a guess by its ratio of FLOPs to bandwidth. The bits of a run depend on them."""
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,10 @@ from typing import NamedTuple
 from orchestrator.config.records import PREFERENCES
 from orchestrator.config.spec import JobSpec
 from orchestrator.parallel.cuts import layers_by_rank
+from orchestrator.parallel.engine_rules import HEAD_TOKENS
 from orchestrator.parallel.layout import SPLIT, Layout, ModelShape
 from orchestrator.parallel.model_shape import Bias
-from orchestrator.planner.device import HEAD_TOKENS, Machine
+from orchestrator.planner.device import Machine
 from orchestrator.planner.simulation.step import divided, local_parameters, recomputed_share
 from orchestrator.planner.simulation.update import kept_numbers
 

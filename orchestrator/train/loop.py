@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
+
+import torch
 
 from cluster.workers.clock import wall
 from cluster.workers.injected_faults import FaultSpec
+from cluster.workers.machine import this_machine
 from cluster.workers.worker_context import WorkerContext
 from orchestrator.checkpoint.averaged import facts_of
 from orchestrator.checkpoint.evaluations import measure_of
@@ -25,7 +29,7 @@ from orchestrator.data.samples.receipt import add, roll
 from orchestrator.data.samples.skips import lr_factor, merged, start_of
 from orchestrator.data.store.tokens import Tokens
 from orchestrator.optim.learning_rate import learning_rate
-from orchestrator.parallel.device import close_device, make_ready, open_device, peak_memory  # noqa: F401  (standbys call it)
+from orchestrator.parallel.device import Device, close_device, make_ready, open_device, peak_memory  # noqa: F401  (standbys call it)
 from orchestrator.parallel.layout import Layout
 from orchestrator.parallel.rank_messages import agree
 from orchestrator.resolve.base import Base, base_of
@@ -33,24 +37,94 @@ from orchestrator.resolve.training_inputs import TrainingInputs, digest_of, trai
 from orchestrator.storage.retry import patient
 from orchestrator.storage.row_line import Row
 from orchestrator.storage.row_types import EvaluationRow, StepRow
-from orchestrator.train.await_samples import await_samples, is_growing
 from orchestrator.train.commits import Commits
-from orchestrator.train.engines.choose import make_engine
 from orchestrator.train.engines.engine import Engine, Metrics
+from orchestrator.train.engines.torch_engine import TorchEngine
 from orchestrator.train.evaluation import Evaluator
 from orchestrator.train.instability import check_stable
 from orchestrator.train.profile import StepProfiler
 from orchestrator.train.progress import TrainingProgress
-from orchestrator.train.rank_record import RankRecord
 from orchestrator.train.reference_model import References, references_of
 from orchestrator.train.sequence_warmup import shortened
-from orchestrator.train.step_seed import seed_step
 from orchestrator.train.task import Task
 from workloads import load as _load  # noqa: F401  (a fork of what has it imported begins sooner)
 from workloads.adapters.frozen import after
 from workloads.hf.hf_config import FolderConfig
 from workloads.model.dropout import KEYS, row_keys
-from workloads.workload import Batch
+from workloads.model.kernels import noting
+from workloads.workload import Batch, Workload
+
+
+def make_engine(spec: JobSpec, workload: Workload, layout: Layout, device: Device, base: str = "") -> Engine:
+    """The engine that the layout names; `base` as in `TorchEngine`. Raises InputError if what it needs is not
+    installed."""
+    if layout.engine == "deepspeed":  # imported here because it takes seconds
+        from orchestrator.train.engines.deepspeed_engine import DeepSpeedEngine
+
+        return DeepSpeedEngine(spec, workload, layout, device)
+    return TorchEngine(spec, workload, layout, device, base)
+
+
+class RankRecord:
+    """Memory, see `peak_memory`, which was `before` the model was built; the kernels of attention."""
+
+    def __init__(self, before: int) -> None:
+        self._before = before
+        self._told: tuple[int, ...] = ()
+        self._kernels: set[str] = set()
+
+    @contextmanager
+    def first_step(self) -> Iterator[None]:
+        """Around every step: of the first it notes by which kernels attention is computed."""
+        if self._told:
+            yield
+            return
+        with noting() as self._kernels:
+            yield
+
+    @property
+    def memory(self) -> int:
+        """Bytes that this rank has needed at most."""
+        return peak_memory(self._before)
+
+    def row(self, memory: tuple[int, ...]) -> dict[str, Any]:
+        """What a row tells, given the bytes of all ranks: of each where they have changed, and first of all on which
+        machine this rank is, and which kernels of attention it has."""
+        found: dict[str, Any] = {"memory_bytes": memory[0]}
+        if not self._told:
+            found["machine"] = this_machine()
+            found["attention_kernels"] = sorted(self._kernels)
+        if memory != self._told:
+            found["memory_bytes_by_rank"] = self._told = memory
+        return found
+
+
+LONGEST = 0.5
+"""Seconds between two looks, at most."""
+
+
+def await_samples(prefetched: Prefetch[Any], context: WorkerContext) -> bool:
+    """Wait until all ranks have the samples of the next step. Returns False if any is to stop before; all ranks get the
+    same. The controller ends a gang that waits while no part is prepared."""
+    context.set_waiting(True)
+    pause = LONGEST / 128
+    while not (agreed := agree(0, context.stop_requested(), ready=prefetched.is_ready)).ready:
+        if agreed.stop:
+            break
+        time.sleep(pause)
+        pause = min(2 * pause, LONGEST)
+    context.set_waiting(False)
+    return agreed.ready
+
+
+def is_growing(streaming: bool, all_there: bool) -> bool:
+    """Whether data that is streamed is not all there for some rank; all ranks get the same."""
+    return streaming and not agree(0, False, ready=all_there).ready
+
+
+def seed_step(seed: int, step: int, rank: int) -> None:
+    """Seed torch for a step: randomness is a function of (seed, step, rank), so that no random state must be saved."""
+    torch.manual_seed(((seed * 1_000_003 + step) * 65_537 + rank) % 2**63)
 
 
 def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,42 @@ from orchestrator.checkpoint.identity import read_job
 from orchestrator.config.errors import InputError
 from orchestrator.config.metric_names import by_name
 from orchestrator.config.redact import redact
-from orchestrator.config.tune import TuneSpec
+from orchestrator.config.tune import Dimension, TuneSpec
 from orchestrator.observe.formatting import run_name
 from orchestrator.observe.page import render
 from orchestrator.storage.row_line import evaluations_in
 from orchestrator.storage.run_directory import Row, RunDir
 from orchestrator.tune import charts, lineage
-from orchestrator.tune.importance import importance
+from orchestrator.tune.space import Config, distribution_of
+
+LEAST_TRIALS = 4
+"""Fewer say nothing."""
+
+
+def importance(
+    space: Mapping[str, Dimension], configs: Sequence[Config], values: Sequence[float]
+) -> dict[str, float]:
+    """Share of the variance of the values, 0 to 1, that each key explains by itself; the shares sum to 1.
+
+    fANOVA (Hutter et al., 2014, "An Efficient Approach for Assessing Hyperparameter Importance") as Optuna computes
+    it, most important key first. Empty for too few trials, or where all values are equal.
+    """
+    if len(values) < LEAST_TRIALS or len(set(values)) < 2:
+        return {}
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    distributions = {key: distribution_of(dimension) for key, dimension in space.items()}
+    study = optuna.create_study()
+    study.add_trials(
+        [
+            optuna.trial.create_trial(params=config, distributions=distributions, value=value)
+            for config, value in zip(configs, values, strict=True)
+        ]
+    )
+    evaluator = optuna.importance.FanovaImportanceEvaluator(seed=0)
+    found = optuna.importance.get_param_importances(study, evaluator=evaluator)
+    return {key: float(share) for key, share in found.items()}
 
 
 def report(sweep: RunDir) -> str:

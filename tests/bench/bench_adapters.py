@@ -45,7 +45,7 @@ def measure(case: dict[str, Any], folder: str) -> dict[str, float]:
     from orchestrator.parallel.device import close_device, open_device
     from orchestrator.parallel.layout import Layout
     from orchestrator.resolve.training_inputs import load_workload
-    from orchestrator.train.engines.choose import make_engine
+    from orchestrator.train.loop import make_engine
     from workloads.workload import Vocabulary
 
     spec = parse({

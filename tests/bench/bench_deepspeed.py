@@ -30,7 +30,7 @@ from cluster.workers.worker_context import WorkerContext
 from orchestrator.config.spec import parse
 from orchestrator.parallel.device import close_device, open_device
 from orchestrator.parallel.layout import Layout
-from orchestrator.train.engines.choose import make_engine
+from orchestrator.train.loop import make_engine
 
 WAYS: dict[str, dict[str, Any]] = {
     **{f"torch zero {stage}": {"zero": stage} for stage in (1, 2, 3)},
@@ -124,7 +124,7 @@ def measure(config: dict[str, Any], context: WorkerContext) -> dict[str, float]:
     workload, device = workload_of(spec, config["vocabulary"]), open_device(spec, context)
     layout = Layout(**config["layout"])
     if layout.engine == "deepspeed":
-        from orchestrator.train.engines.deepspeed_setup import open_deepspeed
+        from orchestrator.train.engines.deepspeed_engine import open_deepspeed
 
         open_deepspeed(device.device)
     before = _held()

@@ -14,7 +14,7 @@ from local_run import LocalGang, controller_here, drive_here, with_evaluator
 from orchestrator.checkpoint.evaluations import attached
 from orchestrator.checkpoint.store import Store
 from orchestrator.config.outcome import Outcome
-from orchestrator.controller import decide_evaluation, evaluation_beside
+from orchestrator.controller import background_evaluation, decide
 
 DUE = [0, 5, 10, 12]
 ROOM = 3
@@ -61,7 +61,7 @@ def gang(text: str, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """A failed try is repeated at once."""
-    monkeypatch.setattr(decide_evaluation, "RETRY", 0.0)
+    monkeypatch.setattr(decide, "RETRY", 0.0)
 
 
 def same(run: Path, twin: Path) -> None:
@@ -169,9 +169,9 @@ def test_a_controller_that_is_killed_meanwhile(
 
     with monkeypatch.context() as patch:
         if when == "stored":
-            patch.setattr("orchestrator.controller.evaluation_rows.attach", die)
+            patch.setattr("orchestrator.controller.run_history.attach", die)
         else:
-            patch.setattr(evaluation_beside.EvaluationBeside, "look", die)
+            patch.setattr(background_evaluation.EvaluationBeside, "look", die)
         with pytest.raises(Killed):
             drive_here(evaluated(text), str(run), cache, gang=with_evaluator([ROOM]))
     drive_here(evaluated(text), str(run), cache, gang=with_evaluator([ROOM]))
@@ -235,7 +235,7 @@ def test_a_run_without_evaluations_has_the_same_bits(
 def test_an_evaluator_that_is_frozen_is_replaced(
     gang: Path, text: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evaluation_beside, "SILENCE", 3.0)
+    monkeypatch.setattr(background_evaluation, "SILENCE", 3.0)
     run = tmp_path / "run"
     drive_here(evaluated(text), str(run), cache, gang=with_evaluator([ROOM]), faults=("stop@0:5e",))
     same(run, gang)

@@ -19,8 +19,7 @@ from orchestrator.evaluate import on_tasks
 from orchestrator.evaluate.lm_eval_model import WorkloadLM
 from orchestrator.evaluate.of_commit import evaluate_commit
 from orchestrator.evaluate.of_export import evaluate_export, spec_of_export
-from orchestrator.evaluate.on_tasks import evaluate_commit_on_tasks
-from orchestrator.evaluate.subjects import subject_of_commit, subject_of_export
+from orchestrator.evaluate.on_tasks import evaluate_commit_on_tasks, subject_of_commit, subject_of_export
 from orchestrator.evaluate.task_files import read_tasks
 from orchestrator.export.hugging_face import export
 from orchestrator.resolve.prepared_data import PreparedData

@@ -12,7 +12,7 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
-from cluster.workers.node_services import RayNodeServices
+from cluster.workers.on_ray import RayNodeServices
 
 SNAPSHOT_SERVER = "orchestrator.checkpoint.snapshot_server:SnapshotServer"
 

@@ -26,7 +26,7 @@ ROOMS = {
     "orchestrator": [
         *("config", "storage", "checkpoint", "data", "parallel", "planner", "resolve", "optim", "train"),
         *("planner.trace", "observe", "export", "importers", "evaluate"),
-        *("controller", "launch", "chain", "tune", "verify", "api", "cli"),
+        *("controller", "launch", "render", "chain", "tune", "verify", "api", "cli"),
     ],
     "cluster": ["workers", "local", "remote", "jobs", "render"],
     "workloads": ["model", "adapters", "objectives", "hf", "own", "vision"],

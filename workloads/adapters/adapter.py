@@ -9,19 +9,83 @@ from functools import partial
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from workloads.adapters.bottleneck import add_bottlenecks
 from workloads.adapters.frozen import matching
 from workloads.adapters.lora import EXPERTS_A, EXPERTS_B, LoraLinear, add_to_experts, merged
 from workloads.adapters.nf4 import BLOCK
-from workloads.adapters.prefix import add_prefixes
 from workloads.adapters.prompt import add_prompt
 from workloads.errors import WorkloadError
+from workloads.model.attention import Attention
 from workloads.model.config import TransformerConfig
 from workloads.model.initialise import normal
 from workloads.model.moe import Experts
 from workloads.model.stored import HEADS
+from workloads.model.transformer import Layer, Transformer
+
+
+class Prefix(nn.Module):
+    """Learned keys and values, each [kv_heads * head_dim, count], which every token attends to; column i is that of
+    position i, before the tokens, which begin at position `count`."""
+
+    def __init__(self, width: int, head_dim: int, count: int) -> None:
+        super().__init__()
+        self.key = nn.Parameter(torch.empty(width, count))
+        self.value = nn.Parameter(torch.empty(width, count))
+        self.head_dim = head_dim
+
+    def forward(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values [B, kv_heads, L, D] of tokens, with those of the prefix before them."""
+        return self._before(self.key, key), self._before(self.value, value)
+
+    def _before(self, learned: Tensor, of_tokens: Tensor) -> Tensor:
+        # As many heads as a tensor-parallel rank has.
+        heads = learned.unflatten(0, (-1, self.head_dim)).transpose(1, 2).to(of_tokens.dtype)
+        return torch.cat((heads.expand(len(of_tokens), -1, -1, -1), of_tokens), dim=2)
+
+
+def add_prefixes(model: nn.Module, config: TransformerConfig, count: int) -> None:
+    """Give each attention of a model a prefix. Raises WorkloadError if the model can have none."""
+    for reason, wrong in (
+        ("it has two stacks", config.architecture == "encoder-decoder" or bool(config.generator)),
+        ("its layers share weights", config.shared_layers),
+        ("its attention is latent", config.latent is not None),
+        ("its attention has a window", bool(config.window)),
+        ("its positions are not absolute", config.positions not in ("learned", "rotary")),
+        ("its scores depend on distances", config.biased_by_distance or bool(config.disentangled)),
+        ("it has block positions", config.block_positions),
+    ):
+        if wrong:
+            raise WorkloadError(f"this model can have no prefix: {reason}; use lora")
+    assert isinstance(model, Transformer)
+    model.prefix_length = count
+    for module in model.modules():
+        if isinstance(module, Attention):
+            width = config.kv_heads * config.head_dim
+            module.prefix = Prefix(width, config.head_dim, count)
+
+
+class Bottleneck(nn.Module):
+    """x + up(gelu(down(x))), of a sub-layer's output before it is added to the residual."""
+
+    def __init__(self, size: int, narrow: int) -> None:
+        super().__init__()
+        self.down = nn.Linear(size, narrow)
+        self.up = nn.Linear(narrow, size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, L, size] to the same."""
+        return x + self.up(F.gelu(self.down(x)))
+
+
+def add_bottlenecks(model: nn.Module, hidden: int, narrow: int) -> None:
+    """Give each layer of a model two: behind its attention and behind its feed-forward."""
+    for layer in model.modules():
+        if isinstance(layer, Layer):
+            layer.attention_adapter = Bottleneck(hidden, narrow)
+            layer.feedforward_adapter = Bottleneck(hidden, narrow)
+
 
 LOW_RANK = ("lora", "rslora", "dora")
 A, B, LENGTH = ".lora_a.weight", ".lora_b.weight", ".magnitude.weight"

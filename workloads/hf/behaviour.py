@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -22,7 +23,6 @@ from workloads.hf.hf_class import auto_class, describe_hf_class
 from workloads.hf.hf_config import nested_configs, root
 from workloads.hf.network import HuggingFaceNetwork
 from workloads.hf.small_copy import fewer_tokens, narrowings
-from workloads.hf.trial_samples import reader
 from workloads.hf.visibility import (
     LENGTH,
     check_documents,
@@ -38,8 +38,62 @@ from workloads.model.dropout import KEYS, row_keys
 from workloads.model.initialise import normal
 from workloads.model.masks import attends
 from workloads.objectives.preferences import BASELINE, REFERENCE
+from workloads.objectives.records import CLOSE, MARK, pack, to_bits
 from workloads.objectives.samples import Samples
-from workloads.workload import Batch
+from workloads.workload import Batch, Objective, Vocabulary
+
+DOCUMENT = 8
+"""Tokens of a document in the trial, with its end token."""
+Reader = Callable[[int], np.ndarray]
+
+
+def reader(objective: Objective, vocabulary: Vocabulary, length: int) -> Reader:
+    """Reads sample n of random text or records for inputs of `length` tokens: sample 0 has documents of equal length,
+    sample 1 of other lengths, sample 2 one only."""
+    words = np.array(sorted(set(range(vocabulary.size)) - vocabulary.special)[:200])
+    if objective.reading.unit.startswith("record"):
+        return lambda sample: _record(objective, words, length, sample)
+
+    def read(sample: int) -> np.ndarray:
+        window: int = objective.window(length)
+        tokens = np.random.default_rng(sample).choice(words, window)
+        if sample < 2:
+            tokens[DOCUMENT - 1 - 3 * sample :: DOCUMENT] = vocabulary.eos
+        return tokens
+
+    return read
+
+
+def _record(objective: Objective, words: np.ndarray, length: int, sample: int) -> np.ndarray:
+    """A record of the objective, no two of one length."""
+    rng = np.random.default_rng(sample)
+
+    def text(least: int, size: int) -> np.ndarray:
+        found: np.ndarray = rng.choice(words, least + (2 * sample) % max(size, 1)).astype(np.int64)
+        return found
+
+    name, half = objective.name, length // 2
+    if name == "conversation":
+        each = [_answered(text(DOCUMENT - n, 1)) for n in range(1 if sample > 1 else 2)]
+        return np.concatenate([part for talk in each for part in (talk, [CLOSE])])
+    if getattr(objective, "compares", False):
+        answers = [_answered(text(half // 2, half // 2)) for _ in range(2)]
+        return pack([answers[0], [1]] if name == "kto" else answers)
+    if name == "seq2seq":
+        return pack([text(half // 2, half), text(half // 2, half)])
+    if name == "span_extraction":
+        return pack([text(3, 1), text(half // 2, half // 2), [2, 3]])
+    if name == "token_classification":
+        tokens = text(half // 2, half)
+        return pack([tokens, 1 + np.arange(len(tokens)) % max(len(getattr(objective, "labels", ())), 1)])
+    label = to_bits(0.5 * sample) if name == "regression" else sample % 2
+    return pack([text(half // 2, half // 2), [label]])
+
+
+def _answered(words: np.ndarray) -> np.ndarray:
+    """A text of which the second half is the answer that is predicted."""
+    return np.concatenate([words[: len(words) // 2], words[len(words) // 2 :] | MARK])
+
 
 SEEDS = 3
 """Number of random weights with which a class is tried before it is refused."""

@@ -2,20 +2,104 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
 import torch
 
 from workloads.errors import WorkloadError
-from workloads.hf.config_roundtrip import check
 from workloads.hf.convert import ties, used
+from workloads.hf.decoders import rope_as_read
 from workloads.hf.families import by_model_type
-from workloads.hf.family import Family
+from workloads.hf.family import HF_ACTIVATIONS, Family
 from workloads.hf.hf_class import HuggingFaceModel, describe_hf_class
 from workloads.hf.hf_config import GENERATOR, FolderConfig, folder_config, method_of, read_hf_config, root
 from workloads.hf.weights import Weights, has_weights
 from workloads.model.config import TransformerConfig
+
+HARMLESS = frozenset((
+    # initialisation, and what acts in training only
+    "initializer_range", "initializer_factor", "init_std", "resid_pdrop", "embd_pdrop", "attn_pdrop", "dropout",
+    "attention_dropout", "activation_dropout", "dropout_rate", "hidden_dropout_prob", "classifier_dropout",
+    "attention_probs_dropout_prob", "classifier_dropout_prob", "encoder_layerdrop", "decoder_layerdrop",
+    "qa_dropout", "seq_classif_dropout", "pooler_dropout",
+    "router_jitter_noise", "router_aux_loss_coef", "router_z_loss_coef",
+    # roles of tokens, which the tokenizer knows; RoBERTa's padding is read as its position offset
+    "pad_token_id", "bos_token_id", "eos_token_id", "sep_token_id", "decoder_start_token_id", "forced_bos_token_id",
+    "forced_eos_token_id",
+    # what is returned, cached, split or rounded, and who wrote the file
+    "use_cache", "return_dict", "output_hidden_states", "output_router_logits", "add_router_probs", "dtype",
+    "transformers_version", "architectures", "chunk_size_feed_forward", "pretraining_tp", "reorder_and_upcast_attn",
+    "router_dtype", "router_ignore_padding_tokens",
+    # heads that are not converted
+    "id2label", "label2id", "problem_type", "summary_type", "summary_use_proj", "summary_activation",
+    "summary_proj_to_labels", "summary_first_dropout", "summary_last_dropout", "num_nextn_predict_layers",
+    "num_mtp_layers", "start_n_top", "end_n_top",
+    # the memory of earlier segments, which is read where one is given
+    "mem_len", "reuse_len", "same_length", "use_mems_eval", "use_mems_train",
+    # tables that are filled at the beginning and then weights, or that are not there
+    "sinusoidal_pos_embds", "task_type_vocab_size",
+    # what is read from other fields: the step between layers with experts, activation and gate, windows
+    "num_sparse_encoder_layers", "num_sparse_decoder_layers", "feed_forward_proj", "max_window_layers",
+    "use_sliding_window", "original_max_position_embeddings", "pos_att_type", "max_relative_positions",
+))  # fmt: skip
+"""Fields of a transformers configuration that do not change what a loaded model computes."""
+DERIVED = ("head_dim", "n_inner", "num_key_value_heads")
+"""Sizes that may be absent, and then follow from others."""
+_ROPE: Mapping[str, Mapping[str, Any]] = {
+    "default": {},
+    "linear": {"factor": None},
+    "llama3": dict.fromkeys(("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")),
+    "yarn": {"factor": None, "original_max_position_embeddings": None, "beta_fast": 32.0, "beta_slow": 1.0,
+             "mscale": 0.0, "mscale_all_dim": 0.0, "attention_factor": 0.0, "truncate": True},
+}  # fmt: skip
+"""The fields that each kind of rotary positions uses, and the value of an absent one."""
+
+
+def check(family: Family, config: TransformerConfig, hf_config: Any) -> None:
+    """Write `config`, which was read from `hf_config`, back and compare. Raises WorkloadError for a field that
+    differs."""
+    names = sorted(field.name for field in fields(type(hf_config)))
+    # Those of the class are of the vocabulary that it was published with; beyond this one transformers warns of them.
+    tokens = {name: getattr(hf_config, name) for name in names if name.endswith("_token_id")}
+    written_config = type(hf_config)(**{**tokens, **family.write_config(config)})
+    for name in names:
+        if name in HARMLESS or (name == "tie_word_embeddings" and "tied" in family.unsaid):
+            continue
+        read, written = _plain(getattr(hf_config, name, None)), _plain(getattr(written_config, name, None))
+        if name == "rope_parameters":
+            read = rope_as_read(hf_config, read) if "rope_type" in read else read
+            kinds = [read, written] if "rope_type" in written else None
+            for one, other in [kinds] if kinds else [(read[kind], written[kind]) for kind in written]:
+                _compare_rope(family, one, other)
+        elif read != written and not (read is None and name in DERIVED):
+            raise _unlike(family, name, read, written)
+
+
+def _compare_rope(family: Family, read: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    kind = expected["rope_type"]
+    known = {"rope_theta": None, "rope_type": "default", "partial_rotary_factor": 1.0, **_ROPE[kind]}
+    for name, missing in known.items():
+        found, written = read.get(name), expected.get(name)
+        found, written = (missing if v is None else v for v in (found, written))
+        if found is None and name in ("factor", "original_max_position_embeddings"):
+            continue  # follows from the positions
+        if found != written:
+            raise _unlike(family, f"rope_parameters.{name}", found, written)
+
+
+def _plain(value: Any) -> Any:
+    """The value, with the several names of one activation made one."""
+    return HF_ACTIVATIONS.get(value, value) if isinstance(value, str) else value
+
+
+def _unlike(family: Family, name: str, read: Any, written: Any) -> WorkloadError:
+    return WorkloadError(
+        f"{name} {read!r} of {family.model_type} is not supported here, only {written!r}; set it so in config.json "
+        "if the weights were trained with it, or use another checkpoint"
+    )
+
 
 MXFP4 = "mxfp4"
 """How transformers calls what `workloads.hf.mxfp4` reads."""

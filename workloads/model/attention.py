@@ -160,7 +160,7 @@ class Attention(nn.Module):
             config.attention_dropout,
             CROSS_SCORES if cross else SELF_SCORES,
         )
-        self.prefix: nn.Module | None = None  # of an adapter, see `workloads.adapters.prefix`
+        self.prefix: nn.Module | None = None  # of an adapter, see `workloads.adapters.adapter`
 
     def forward(self, hidden: Tensor, context: Context) -> Tensor:
         """[B, L, hidden] to the same."""

@@ -76,7 +76,7 @@ class Layer(nn.Module):
         self.feedforward: nn.Module = (
             MixtureOfExperts(config, moe) if moe and moe.at(index) else FeedForward(config)
         )
-        # What an adapter does with a sub-layer's output, see `workloads.adapters.bottleneck`.
+        # What an adapter does with a sub-layer's output, see `workloads.adapters.adapter`.
         self.attention_adapter: nn.Module | None = None
         self.feedforward_adapter: nn.Module | None = None
 

@@ -5,22 +5,145 @@ What passes between them are files, and a row says which.
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import io
 import json
+import logging
 import os
+import sys
+import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import dropwhile
-from typing import Any
+from typing import IO, Any
 
 import ray
 from ray.exceptions import NodeDiedError, OutOfMemoryError, WorkerCrashedError
 
 from orchestrator.config.errors import InputError, Unreachable
-from orchestrator.data.prepare.ordered_results import results
-from orchestrator.data.prepare.task_output import log_printed, printed
+from orchestrator.data.quiet_logging import quiet
 from orchestrator.storage.retry import storage_failed, transient
+
+Run = Callable[[dict[str, Any]], dict[str, Any]]
+"""What is run; both sides are what a row of a dataset can hold."""
+NAME = "part"
+"""What a process that runs one is called, as `ray::part`."""
+
+
+def results(
+    run: Run, given: Sequence[dict[str, Any]], workers: int, cpus: float, tries: int
+) -> Iterator[dict[str, Any]]:
+    """What `run` returns for each input, `workers` of them at once with `cpus` each; one whose process ends is tried
+    again, so often in all. Raises what Ray does when that does not help."""
+    nodes = sum(bool(node["Alive"]) for node in ray.nodes())
+    return (_by_dataset if nodes > 1 else _by_tasks)(run, given, workers, cpus, tries)
+
+
+def _by_tasks(
+    run: Run, given: Sequence[dict[str, Any]], workers: int, cpus: float, tries: int
+) -> Iterator[dict[str, Any]]:
+    task = _call.options(name=NAME, num_cpus=cpus, max_retries=tries - 1)
+    function = ray.put(run)  # it may hold much, such as a tokenizer
+    left, waiting, running = iter(given), deque[Any](), list[Any]()
+
+    def begin() -> None:
+        for one in left:
+            running.append(task.remote(function, one))
+            waiting.append(running[-1])
+            if len(running) == workers:
+                return
+
+    try:
+        begin()
+        while running:
+            running[:] = ray.wait(running)[1]
+            begin()  # first, since who takes the results may be busy
+            while waiting and waiting[0] not in running:
+                yield ray.get(waiting.popleft())
+    finally:
+        if ray.is_initialized():
+            for begun in running:
+                ray.cancel(begun)
+
+
+@ray.remote
+def _call(run: Run, given: dict[str, Any]) -> dict[str, Any]:
+    return run(given)
+
+
+def _by_dataset(
+    run: Run, given: Sequence[dict[str, Any]], workers: int, cpus: float, tries: int
+) -> Iterator[dict[str, Any]]:
+    import ray.data
+
+    with warnings.catch_warnings():  # by no other option can the tries of a task be bounded
+        warnings.simplefilter("ignore", DeprecationWarning)
+        dataset = ray.data.from_items(list(given), override_num_blocks=len(given)).map(
+            run, compute=ray.data.TaskPoolStrategy(size=workers), num_cpus=cpus, max_retries=tries - 1
+        )
+    dataset.context.enable_progress_bars = False
+    dataset.context.print_on_execution_start = False
+    dataset.context.execution_options.preserve_order = True
+    with _quiet():
+        yield from dataset.iter_rows()
+
+
+def _quiet() -> AbstractContextManager[None]:
+    """Keep Ray Data's progress messages out of the terminal; they stay in Ray's log files."""
+    handlers = [h for h in logging.getLogger("ray.data").handlers if isinstance(h, logging.StreamHandler)]
+    return quiet(handlers, logging.ERROR)
+
+
+MOST = 1 << 14
+"""Characters of a task that come back, the first of them."""
+LOGGER = logging.getLogger("orchestrator.data")
+
+
+class Copy(io.TextIOBase):
+    """A stream whose text goes on to `stream`, and its first MOST characters to `text`."""
+
+    def __init__(self, stream: IO[str], text: io.StringIO) -> None:
+        self._stream, self._text = stream, text
+
+    encoding = "utf-8"
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)  # such as `buffer`
+
+    def writable(self) -> bool:
+        """See `io.IOBase`."""
+        return True
+
+    def write(self, text: str) -> int:
+        """See `io.TextIOBase`."""
+        self._text.write(text[: max(MOST - self._text.tell(), 0)])
+        return self._stream.write(text)
+
+    def flush(self) -> None:
+        """See `io.IOBase`."""
+        self._stream.flush()
+
+
+@contextlib.contextmanager
+def printed() -> Iterator[io.StringIO]:
+    """Have what is printed in this context, warnings included; it is printed where it was before too."""
+    text = io.StringIO()
+    with (
+        contextlib.redirect_stdout(Copy(sys.stdout, text)),
+        contextlib.redirect_stderr(Copy(sys.stderr, text)),
+    ):
+        yield text
+
+
+def log_printed(task: str, text: str) -> None:
+    """Log what a task has printed, a message a line."""
+    for line in text.splitlines():
+        if line.strip():
+            LOGGER.info("data, %s: %s", task, line)
+
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 DEATHS = (WorkerCrashedError, NodeDiedError, OutOfMemoryError)

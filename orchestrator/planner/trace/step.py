@@ -27,9 +27,9 @@ from orchestrator.checkpoint.shared_memory import room_for
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec
 from orchestrator.parallel.device import COMPUTE, Device
+from orchestrator.parallel.engine_rules import HEAD_TOKENS
 from orchestrator.parallel.layout import Layout
 from orchestrator.parallel.offload import Offload
-from orchestrator.planner.device import HEAD_TOKENS
 from orchestrator.planner.step_trace import CATEGORIES, Memory, NotTraced, StepTrace
 from orchestrator.planner.trace.fake_values import stand_in, values_assumed
 from orchestrator.planner.trace.messages import Messages

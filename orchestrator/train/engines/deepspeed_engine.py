@@ -2,32 +2,298 @@
 
 from __future__ import annotations
 
+import fcntl
+import logging
 import math
-from collections.abc import Iterable, Iterator, Sequence
+import os
+import shutil
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from orchestrator.checkpoint.averaged import AVERAGE
 from orchestrator.checkpoint.pieces import TensorPiece, full_piece
 from orchestrator.checkpoint.reader import Reader
+from orchestrator.config.errors import InputError
+from orchestrator.config.optimizer import OptimizerSpec
 from orchestrator.config.spec import JobSpec
-from orchestrator.optim.optimizers import rates_of, set_lr
+from orchestrator.optim.optimizers import Rate, groups_of, rates_of, set_lr
 from orchestrator.parallel.device import Device
 from orchestrator.parallel.layout import Layout
 from orchestrator.parallel.losses import EvaluationSums, StepLosses
 from orchestrator.parallel.mesh import Mesh
 from orchestrator.parallel.parallelize import freeze, multiply_in_8_bits, recompute
-from orchestrator.parallel.partition import cut_of
+from orchestrator.parallel.parameter_shard import Box, boxes_of
+from orchestrator.parallel.partition import Cut, cut_of
 from orchestrator.parallel.router_load import RouterLoad, ratios
 from orchestrator.parallel.step_clock import BACKWARD, COMMUNICATION, FORWARD, OPTIMIZER, StepClock
-from orchestrator.train.engines.deepspeed_setup import open_deepspeed, optimizer_of, settings
-from orchestrator.train.engines.deepspeed_state import Fragment, Partitions, frozen_fragments
 from orchestrator.train.engines.engine import Metrics
 from orchestrator.train.engines.loss_scale import LossScale
+from orchestrator.train.engines.moving_average import MovingAverage
 from orchestrator.train.engines.state import committed_shapes, initialise
 from orchestrator.train.progress import CHUNKS_HEAD
 from workloads.workload import Batch, Workload
+
+SLOTS = ("exp_avg", "exp_avg_sq")
+"""AdamW's optimiser state of one parameter."""
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """The part of a parameter in a flat partition of this rank: `size` elements from `start`; they are the `boxes` of
+    the parameter."""
+
+    name: str
+    shape: tuple[int, ...]
+    boxes: tuple[Box, ...]
+    partition: Tensor
+    start: int
+    size: int
+
+    def views(self, flat: Tensor) -> Iterator[tuple[Box, Tensor]]:
+        """The boxes with their views of `flat`, which is the partition or a state of its size."""
+        for box in self.boxes:
+            yield box, flat.narrow(0, self.start + box.offset, box.size).view(box.extent)
+
+
+class Partitions:
+    """The state of DeepSpeed's ZeRO optimiser `zero`, which wraps the optimiser of its partitions."""
+
+    def __init__(
+        self, zero: Any, stage: int, named: Mapping[str, nn.Parameter], ema: float | None = None
+    ) -> None:
+        """`ema` is the decay of a moving average of the weights."""
+        self._zero, self._stage = zero, stage
+        self.optimizer: torch.optim.Optimizer = zero.optimizer
+        self.fragments = list(_fully_sharded(zero, named) if stage == 3 else _flat(zero, named))
+        # all partitions, including those with padding only: a step updates all of them
+        self._all = zero.fp32_partitioned_groups_flat if stage == 3 else zero.single_partition_of_fp32_groups
+        self.average = MovingAverage(ema, self._all)
+
+    @torch.no_grad()
+    def begin(self, steps: int) -> None:
+        """Create the optimiser state, zero, after that many steps; DeepSpeed itself creates it in its first step."""
+        for partition in self._all:
+            state = self.optimizer.state[partition]
+            for slot in SLOTS:
+                state.setdefault(slot, torch.zeros_like(partition)).zero_()
+            fused = isinstance(self.optimizer, torch.optim.AdamW)
+            state["step"] = torch.tensor(float(steps), device=partition.device) if fused else steps
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps done."""
+        return next(int(self.optimizer.state[p]["step"]) for p in self._all)
+
+    def pieces(self) -> Iterator[TensorPiece]:
+        """This rank's weights, optimiser state and averages, fp32; over all ranks they tile every tensor once."""
+        for fragment in self.fragments:
+            for name, flat in self._tensors(fragment).items():
+                for box, view in fragment.views(flat):
+                    yield TensorPiece(name, fragment.shape, box.start, view)
+
+    @torch.no_grad()
+    def restore(self, reader: Reader) -> None:
+        """Load this rank's part of weights, optimiser state and averages, one box of one tensor at a time."""
+        self.begin(int(reader.read("optim.step")))
+        for fragment in self.fragments:
+            for name, flat in self._tensors(fragment).items():
+                for box, view in fragment.views(flat):
+                    view.copy_(reader.read(name, box.start, box.extent))
+        self.average.go_on(self.steps)
+        self.publish()
+
+    def _tensors(self, fragment: Fragment) -> dict[str, Tensor]:
+        """The partition of a fragment and what is kept of it, by the names in a commit."""
+        partition, name = fragment.partition, fragment.name
+        found = {f"model.{name}": partition.detach()}
+        found |= {f"optim.{name}.{slot}": self.optimizer.state[partition][slot] for slot in SLOTS}
+        if partition in self.average.of:
+            found[f"{AVERAGE}{name}"] = self.average.of[partition]
+        return found
+
+    @torch.no_grad()
+    def publish(self) -> None:
+        """Copy the fp32 partitions to the weights that the forward pass reads, as DeepSpeed does after a step."""
+        if self._stage < 3:
+            self._zero.update_lp_params()
+            return
+        self._zero._partition_all_parameters()
+        for number in range(len(self._zero.fp16_groups)):
+            self._zero._reassign_or_swap_out_partitioned_parameters(number)
+        kept = self._zero.persistent_parameters
+        if kept:
+            kept[0].all_gather(kept)
+
+
+def _flat(zero: Any, named: Mapping[str, nn.Parameter]) -> Iterator[Fragment]:
+    """ZeRO 1 and 2: the parameters of a group are concatenated, and each rank has a range of that."""
+    names = {id(parameter): name for name, parameter in named.items()}
+    for partition, group in zip(zero.single_partition_of_fp32_groups, zero.bit16_groups, strict=True):
+        for parameter in group:
+            found = parameter._hp_mapping
+            if found is None:  # all of it is another rank's
+                continue
+            ours, theirs = found.lp_fragment_address, found.hp_fragment_address
+            name, shape = names[id(parameter)], tuple(parameter.shape)
+            yield _fragment(name, shape, ours.start, ours.numel, partition, theirs.start)
+
+
+def _fully_sharded(zero: Any, named: Mapping[str, Any]) -> Iterator[Fragment]:
+    """ZeRO 3: each rank has a range of every parameter; the last ranks' ranges are shorter and padded."""
+    for name, parameter in named.items():
+        group, start, place = zero.grad_position[zero.get_param_id(parameter)]
+        begin = zero._get_param_partition_rank(parameter) * place
+        shape = tuple(parameter.ds_shape)
+        size = min(place, math.prod(shape) - begin)
+        if size > 0:
+            yield _fragment(name, shape, begin, size, zero.fp32_partitioned_groups_flat[group], start)
+
+
+def frozen_fragments(named: Mapping[str, Any], rank: int) -> Iterator[Fragment]:
+    """This rank's parts of parameters that are not trained: all of them, or under ZeRO 3 a range of each."""
+    for name, parameter in named.items():
+        shape, part = tuple(getattr(parameter, "ds_shape", parameter.shape)), parameter.data
+        begin, size = 0, math.prod(shape)
+        if hasattr(parameter, "ds_tensor"):
+            part = parameter.ds_tensor.data
+            begin = rank * part.numel()
+            size = min(part.numel(), size - begin)
+        if size > 0:
+            yield _fragment(name, shape, begin, size, part.view(-1), 0)
+
+
+def _fragment(
+    name: str, shape: tuple[int, ...], begin: int, size: int, partition: Tensor, start: int
+) -> Fragment:
+    whole = Cut(shape, (0,) * len(shape), shape)
+    return Fragment(name, shape, boxes_of(whole, begin, begin + size), partition, start, size)
+
+
+log = logging.getLogger(__name__)
+
+BUCKET = 50_000_000
+"""Most elements whose gradients are reduced at once."""
+
+
+def open_deepspeed(device: torch.device) -> ModuleType:
+    """The library, set up for that device and for the existing process group.
+
+    Raises InputError if it is not installed.
+    """
+    # DeepSpeed reads both on import and on initialisation; without them it looks for a launcher or MPI
+    os.environ["DS_ACCELERATOR"] = device.type
+    os.environ["LOCAL_RANK"] = str(device.index or 0)
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    try:
+        import deepspeed
+    except ImportError as error:
+        raise InputError(
+            f"DeepSpeed cannot be imported ({error})",
+            "parallel.engine",
+            "install deepspeed, or set engine to torch",
+        ) from None
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    # it calls deprecated collectives of torch, which would print a warning on every rank
+    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
+    # its shared-memory all-reduce is for inference only, and takes minutes to compile
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
+    return deepspeed
+
+
+def settings(spec: JobSpec, layout: Layout, elements: int, hidden: int) -> dict[str, Any]:
+    """DeepSpeed's configuration for a model of `elements` parameters and width `hidden`; all settings whose defaults
+    differ from the torch engine are given."""
+    train = spec.train
+    zero: dict[str, Any] = {
+        "stage": layout.zero,
+        "overlap_comm": False,
+        "contiguous_gradients": True,
+        # the bucket is allocated in full; the default takes 2 GB even for the smallest model
+        "reduce_bucket_size": min(elements, BUCKET),
+        # under ZeRO 3 vectors are kept on every rank, and matrices are gathered when they are used
+        "stage3_param_persistence_threshold": 10 * hidden,
+    }
+    host = {"device": "cpu", "pin_memory": bool(spec.resources.per_worker.gpu)}
+    if layout.offload != "none":
+        zero["offload_optimizer"] = host
+    if layout.offload == "parameters":
+        zero["offload_param"] = host
+    return {
+        "train_batch_size": train.global_batch,
+        "train_micro_batch_size_per_gpu": layout.micro_batch,
+        "gradient_accumulation_steps": layout.accumulation(train.global_batch),
+        "gradient_clipping": train.optimizer.clip or 0.0,
+        "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True,
+        "steps_per_print": 2**62,
+    }
+
+
+def optimizer_of(
+    spec: OptimizerSpec, parameters: Iterable[tuple[nn.Parameter, bool, Rate]], offload: bool
+) -> torch.optim.Optimizer:
+    """AdamW over the full parameters, as of `groups_of`; DeepSpeed replaces them by its partitions.
+
+    With offload it is DeepSpeed's AdamW for CPUs (Ren et al., 2021, section 5).
+    """
+    groups = groups_of(spec, parameters)
+    if not offload:
+        return torch.optim.AdamW(groups, lr=spec.lr, betas=spec.betas, eps=spec.eps, fused=True)
+    from deepspeed.ops.adam import DeepSpeedCPUAdam
+    from deepspeed.ops.op_builder import CPUAdamBuilder
+
+    compile_once("cpu_adam", CPUAdamBuilder().load)
+    return DeepSpeedCPUAdam(groups, lr=spec.lr, betas=spec.betas, eps=spec.eps, adamw_mode=True)
+
+
+def compile_once(operator: str, load: Callable[[], object]) -> None:
+    """Load an operator of DeepSpeed, which compiles it on first use; one process per machine compiles, the others wait.
+
+    A killed compilation blocks nobody, since the kernel releases its lock.
+    Raises InputError if there is no compiler, or if compiling fails.
+    """
+    where, hint = "parallel.offload", "or set offload to none"
+    if shutil.which("ninja") is None:  # installed with DeepSpeed, beside a Python that is not on PATH
+        os.environ["PATH"] = os.pathsep.join(
+            [os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)]
+        )
+    missing = [tool for tool in (os.environ.get("CXX", "c++"), "ninja") if shutil.which(tool) is None]
+    if missing:
+        absent = " and no ".join(missing)
+        raise InputError(
+            f"offload compiles DeepSpeed's {operator}, and this machine has no {absent}",
+            where,
+            f"install {' and '.join('g++' if tool == 'c++' else tool for tool in missing)}, {hint}",
+        )
+    # on import, builds of torch with CUDA ask for GPUs, which fork servers that import this module must not
+    from torch.utils.cpp_extension import _get_build_directory
+
+    folder = Path(_get_build_directory(operator, verbose=False))
+    with open(folder / "in-use", "w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        # PyTorch's own lock is a file that stays when its process is killed, and would be waited for without end
+        (folder / "lock").unlink(missing_ok=True)
+        if not (folder / f"{operator}.so").exists():
+            log.warning("compiling DeepSpeed's %s in %s: about two minutes, once a machine", operator, folder)
+        try:
+            load()
+        except Exception as error:
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            why = next((line for line in lines if "error:" in line), lines[-1])
+            raise InputError(
+                f"DeepSpeed's {operator} does not compile in {folder}: {why.strip()}",
+                where,
+                f"fix the compiler, {hint}",
+            ) from error
 
 
 class DeepSpeedEngine:

@@ -3,20 +3,268 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import itertools
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
+from urllib.parse import quote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from orchestrator.config.checkpoint import NO_EXPORT
 from orchestrator.config.data import Source
+from orchestrator.config.errors import InputError
+from orchestrator.config.records import REFERENCED
 from orchestrator.config.smoke import shorter
 from orchestrator.config.spec import JobSpec, parse
-from orchestrator.parallel.layout import Layout
+from orchestrator.data.sources import SourceFile, cut, resolve
+from orchestrator.data.sources.arrow_files import batches_in
+from orchestrator.data.sources.documents import LOOK_BYTES
+from orchestrator.data.sources.files import TABLES, Span, opened
+from orchestrator.data.sources.json_rows import begins_list
+from orchestrator.data.sources.listing import HIVE_NULL
+from orchestrator.data.sources.plain import Plain
+from orchestrator.data.sources.rows import Row, rows
+from orchestrator.data.sources.table_rows import BATCH_ROWS, ERRORS, top_level
+from orchestrator.parallel.layout import Layout, ModelShape, split_problems
+from orchestrator.planner.shape_of_model import model_shape
 from orchestrator.resolve.resolved_job import ResolvedJob
+from orchestrator.resolve.small_config import narrow
 from orchestrator.verify.rehearsal.layouts import sequences_of, smaller
-from orchestrator.verify.rehearsal.model import SmallModel, small_model
-from orchestrator.verify.rehearsal.text import excerpt
+from workloads.model.config import TransformerConfig
+from workloads.own.object_reference import is_object_reference
+
+ENOUGH = 2 * 2**20
+"""Bytes of text, about, that all sources of a list give together."""
+LEAST = 2**17
+"""And each of them."""
+
+
+def excerpt(
+    sources: Sequence[Source], where: str, on_error: str, folder: Path, enough: int = ENOUGH
+) -> list[Source]:
+    """The sources with about `enough` bytes of their text: a file that is small enough is read where it is, of a larger
+    one the beginning is copied to `folder`. `where` is their key in the job file.
+
+    Raises InputError if a source is not there or cannot be read.
+    """
+    files = resolve(sources, where, on_error)
+    each = max(enough // max(len(sources), 1), LEAST)
+    found = []
+    for number, source in enumerate(sources):
+        places, left = [], each
+        for file in (file for file in files if file.source == number):
+            if left <= 0:
+                break
+            if file.plain_size <= left:
+                places.append(file.uri)
+                left -= file.plain_size
+                continue
+            if places:
+                break
+            above = [f"{quote(name)}={_of_folder(value)}" for name, value in file.folders.items()]
+            target = folder.joinpath(*above) / f"{where}.{number}{_suffix(file)}"
+            _beginning(file, left, target)
+            places.append(str(target))
+            break
+        form = None if places and places[0].startswith(str(folder)) else source.format
+        found.append(source.model_copy(update={"uri": places or source.uri, "format": form}))
+    return found
+
+
+def _of_folder(value: str | None) -> str:
+    """A value as a folder in the manner of Hive has it."""
+    return HIVE_NULL if value is None else quote(value, safe="")
+
+
+def _suffix(file: SourceFile) -> str:
+    if file.kind in TABLES:
+        return ".parquet"
+    return ".jsonl" if file.kind == ".tar" else file.kind
+
+
+def _beginning(file: SourceFile, size: int, target: Path) -> None:
+    """Write the first `size` bytes of a file's plain text, to the end of a line; of a table its first rows, with what
+    its schema says of them; of an archive, or a list of JSON, its first rows as lines."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        if file.kind in TABLES:
+            pq.write_table(_first_rows(file, size), target)
+            return
+        if file.kind == ".tar":
+            target.write_text("".join(_lines(file, size)))
+            return
+        with opened(Span(file, 0, file.size, file.size)) as raw:
+            handle = cast(BinaryIO, Plain(raw, file.compression)) if file.compression else raw
+            text = b"".join(_read(handle, size))
+        if file.kind == ".jsonl" and begins_list(text):
+            target.write_text("".join(_lines(file, size)))
+            return
+        end = text.rfind(b"\n") + 1
+        if file.kind in (".csv", ".tsv"):  # whose cells may hold line breaks
+            begins = itertools.takewhile(lambda at: at <= len(text), (row.at for row in _rows(file)))
+            end = max(begins, default=0)
+        target.write_bytes(text[:end] or text)
+    except OSError as error:
+        raise InputError(f"cannot be read ({error})", file.uri, "check its permissions") from None
+
+
+def _first_rows(file: SourceFile, size: int) -> pa.Table:
+    """The first rows of a table, until they are so large, of the columns that are read. Raises InputError."""
+    found = []
+    with opened(Span(file, 0, file.size, file.size)) as raw:
+        try:
+            batches = (
+                batches_in(raw) if file.kind == ".arrow" else pq.ParquetFile(raw).iter_batches(BATCH_ROWS)
+            )
+            for batch in batches:
+                names = top_level(batch.schema.names, list(file.columns))
+                rows = batch.num_rows if batch.nbytes <= size else batch.num_rows * size // batch.nbytes
+                found.append(batch.select(names).slice(0, max(rows, 1)))
+                size -= batch.nbytes
+                if size <= 0:
+                    break
+            return pa.Table.from_batches(found)
+        except ERRORS as error:
+            what = f"cannot be read ({' '.join(str(error).split())[:200]})"
+            raise InputError(what, file.uri, "write the file anew") from None
+
+
+def _read(handle: BinaryIO, size: int) -> Iterator[bytes]:
+    while size > 0 and (block := handle.read(min(size, 2**16))):
+        size -= len(block)
+        yield block
+
+
+def _rows(file: SourceFile) -> Iterator[Row]:
+    return (row for part in cut([file], LOOK_BYTES) for span in part for row in rows(span))
+
+
+def _lines(file: SourceFile, size: int) -> Iterator[str]:
+    """The rows of an archive or a list as lines of JSON, until they are so large."""
+    for row in _rows(file):
+        line = json.dumps(dict(row.values), default=_plain) + "\n"
+        yield line
+        size -= len(line)
+        if size <= 0:
+            return
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else str(value)
+
+
+LARGEST = 8_000_000
+"""Parameters of a model that is tried as it is."""
+DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers", "encoder_layers",
+          "decoder_layers", "num_hidden_groups")  # fmt: skip
+"""Names of the number of layers in configurations of transformers."""
+
+
+@dataclass(frozen=True)
+class SmallModel:
+    """What to change of a job's workload, the parameters that are left, and what is not as in the job, line by line."""
+
+    changes: dict[str, Any]
+    parameters: int
+    notes: tuple[str, ...] = ()
+
+
+def small_model(job: ResolvedJob, layout: Layout, folder: Path) -> SmallModel:
+    """The model of a job small enough to be tried on processors, divided as `layout` says; a copy of a model in the
+    Hugging Face format is written to `folder`.
+
+    A model that is small already, the user's own, or one that needs the weights of another run stays as it is. Raises
+    InputError if there is no small one.
+    """
+    spec, asked = job.spec, job.spec.workload
+    needs_weights = bool(asked.init_from) and (asked.adapter is not None or asked.objective in REFERENCED)
+    if job.shape.parameters <= LARGEST or is_object_reference(asked.model) or needs_weights:
+        return SmallModel({}, job.shape.parameters)
+    notes = ["the weights of workload.init_from were not read"] if asked.init_from else []
+    found: dict[str, Any] = {"init_from": None, "grow": None}
+    if asked.model.startswith("hf:"):
+        found |= {"model": f"hf:{folder}", "changes": {}}
+        shape = _small_folder(job, layout, folder)
+        notes.append("the weights of workload.model were random")
+    else:
+        config = job.model
+        assert isinstance(config, TransformerConfig)
+        found["changes"] = asked.changes | narrow(config, layout)
+        with_changes = config.changed(narrow(config, layout))
+        shape = model_shape(with_changes, spec.data.sequence_length)
+        if asked.mup is not None:
+            found["mup"] = None
+            notes.append("workload.mup was left out")
+    return SmallModel(found, shape.parameters, tuple(notes))
+
+
+def _small_folder(job: ResolvedJob, layout: Layout, folder: Path) -> ModelShape:
+    """Write a small copy of the model in a job's folder, with random weights; returns its sizes. Raises InputError."""
+    import torch
+    import transformers
+    from transformers.utils import logging
+
+    from workloads.describe import describe
+    from workloads.hf.hf_class import auto_class, describe_hf_class
+    from workloads.hf.hf_config import FOLDER, read_hf_config
+    from workloads.hf.small_copy import narrowings
+
+    asked, why = job.spec.workload, "it has no small copy"
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    source = asked.model.removeprefix(FOLDER)
+    for config in narrowings(read_hf_config(source, asked.changes)):
+        _shallow(config, max(layout.stages, 2))
+        config.problem_type = None  # its head is random, and predicts whatever the job asks for
+        if labels := job.spec.data.labels:
+            config.id2label = dict(enumerate(labels))
+        try:
+            config.save_pretrained(folder)
+            described = describe_hf_class(str(folder))
+            if described.parameters() > 4 * LARGEST:
+                why = f"its small copy has {described.parameters()} parameters"
+                continue
+            found = describe(
+                f"{FOLDER}{folder}", {}, job.vocabulary_size, None, len(job.spec.data.labels) or None
+            )
+            shape = model_shape(found, job.spec.data.sequence_length)
+            if problems := split_problems(layout, shape):
+                why = problems[0]
+                continue
+            torch.manual_seed(job.spec.seed)
+            kind = getattr(transformers, (config.architectures or [""])[0], None)
+            made = kind(config) if kind else auto_class(described).from_config(config)
+            made.save_pretrained(folder)
+            return shape
+        except Exception as error:  # each class fails in its own way on widths that it cannot have
+            why = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+    raise InputError(
+        f"cannot be tried in small ({why})", "workload.model", "try the job itself with run --smoke"
+    )
+
+
+def _shallow(config: Any, layers: int) -> None:
+    """Fewer layers, of a configuration of transformers and those nested in it, and of lists with one entry a layer."""
+    from workloads.hf.hf_config import nested_configs
+
+    for part in nested_configs(config):
+        depths = {name: value for name in DEPTHS if type(value := vars(part).get(name)) is int}
+        for name, value in list(vars(part).items()):
+            if name in depths:
+                setattr(part, name, min(value, layers))
+            elif isinstance(value, list) and len(value) in depths.values() and len(value) > layers:
+                setattr(part, name, _kinds(value, layers))
+
+
+def _kinds(values: list[Any], count: int) -> list[Any]:
+    """So many entries, of as many different ones as there are."""
+    different = list(dict.fromkeys(values)) if all(isinstance(v, str | int | float) for v in values) else []
+    return [*different, *values][:count] if len(different) > 1 else values[:count]
+
 
 STEPS = 5
 """Steps of a rehearsal: three, one in which a rank is killed, and one under another layout."""

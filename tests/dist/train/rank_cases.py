@@ -21,8 +21,8 @@ from orchestrator.parallel.device import COMPUTE, Device, close_device, open_dev
 from orchestrator.parallel.layout import Layout
 from orchestrator.parallel.rank_messages import gather_json
 from orchestrator.resolve.resolved_job import adapter_of
-from orchestrator.train.engines.choose import make_engine
 from orchestrator.train.engines.engine import Engine
+from orchestrator.train.loop import make_engine
 from orchestrator.train.progress import CHUNKS_HEAD
 from workloads.adapters.frozen import frozen_by
 from workloads.load import load

@@ -10,7 +10,7 @@ from rank_cases import job
 from cluster.workers.worker_context import WorkerContext
 from orchestrator.parallel.device import close_device, open_device
 from orchestrator.parallel.layout import Layout
-from orchestrator.train.engines.choose import make_engine
+from orchestrator.train.loop import make_engine
 from workloads.load import load
 from workloads.workload import Vocabulary
 

@@ -13,9 +13,9 @@ from jobs import job, write_text
 
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import dump, parse
-from orchestrator.controller import trace_beside
+from orchestrator.controller import background_trace
+from orchestrator.controller.background_trace import verdicts_before
 from orchestrator.controller.events import start_event
-from orchestrator.controller.trace_beside import verdicts_before
 from orchestrator.parallel.layout import Layout
 from orchestrator.planner import plan as planning
 from orchestrator.planner.device import Machine
@@ -152,7 +152,7 @@ def test_the_run_starts_with_what_fits(
         given = {"job": dump(resolved.spec), "workers": workers, "machine": dataclasses.asdict(machine)}
         said = json.dumps(background_tracer.answer(json.loads(json.dumps(given))))
         program = [sys.executable, "-c", f"import sys; sys.stdin.read(); print({said!r})"]
-        monkeypatch.setattr(trace_beside, "command_of", lambda *_: program)
+        monkeypatch.setattr(background_trace, "command_of", lambda *_: program)
         return verdicts_before(resolved.spec, machine, lambda: False, workers)
 
     busy = [True]
@@ -180,8 +180,8 @@ def test_the_run_starts_with_what_fits(
 def test_what_says_nothing_leaves_the_formula(
     program: list[str], resolved: ResolvedJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trace_beside, "command_of", lambda *_: program)
-    monkeypatch.setattr(trace_beside, "BEFORE", 0.3)
+    monkeypatch.setattr(background_trace, "command_of", lambda *_: program)
+    monkeypatch.setattr(background_trace, "BEFORE", 0.3)
     assert verdicts_before(resolved.spec, Machine(1e9, 1e12), lambda: False, 1) == {}
-    monkeypatch.setattr(trace_beside, "BEFORE", 30.0)
+    monkeypatch.setattr(background_trace, "BEFORE", 30.0)
     assert verdicts_before(resolved.spec, Machine(1e9, 1e12), lambda: True, 1) == {}

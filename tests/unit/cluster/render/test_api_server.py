@@ -17,7 +17,7 @@ from cluster.render.needs import ClusterNeeds
 from cluster.render.pods import SPOT, Kubernetes, Manifest
 from orchestrator.cli.app import call
 from orchestrator.config.errors import InputError
-from orchestrator.launch.rendering_kubernetes import ask_server
+from orchestrator.render.kubernetes import ask_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(unable()), reason=unable())]
 

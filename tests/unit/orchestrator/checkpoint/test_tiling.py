@@ -4,7 +4,7 @@ import random
 
 import torch
 
-from orchestrator.checkpoint.tiling import tiling_problem
+from orchestrator.checkpoint.manifest import tiling_problem
 
 
 def test_untiled_agrees_with_counting_every_cell() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.controller import controller_log
 from orchestrator.controller.controller_log import ControllerLog
-from orchestrator.data.prepare.task_output import MOST, log_printed, printed
+from orchestrator.data.prepare.part_tasks import MOST, log_printed, printed
 from orchestrator.observe import rank_log
 from orchestrator.observe.rank_log import CONTROLLER, LogReader
 from orchestrator.storage.run_directory import RunDir

@@ -12,8 +12,7 @@ from cluster.jobs.admission import Admission
 from cluster.workers.gang import RankStatus
 from orchestrator.config.outcome import Outcome
 from orchestrator.config.spec import JobSpec, parse
-from orchestrator.controller.decide import decide
-from orchestrator.controller.decide_evaluation import RETRY, TRIES
+from orchestrator.controller.decide import RETRY, TRIES, decide
 from orchestrator.controller.state import Observation, Phase, Policy, State, Stop
 from orchestrator.parallel.layout import Layout
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from orchestrator.controller import profile_requests
-from orchestrator.controller.profile_requests import REQUEST, ProfileRequests
+from orchestrator.controller import workers
+from orchestrator.controller.workers import REQUEST, ProfileRequests
 from orchestrator.storage.run_directory import RunDir
 
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
-    monkeypatch.setattr(profile_requests, "EVERY", 0.0)
+    monkeypatch.setattr(workers, "EVERY", 0.0)
     (tmp_path / "profiles").mkdir()
     return RunDir(str(tmp_path))
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.launch.class_checks import _check_divided
+from orchestrator.launch.preflight import _check_divided
 from workloads.errors import WorkloadError
 
 

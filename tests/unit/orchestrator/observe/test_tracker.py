@@ -15,7 +15,7 @@ from sockets import silent, trickling
 
 from orchestrator.config.spec import JobSpec, parse
 from orchestrator.observe import mlflow_run, tracker
-from orchestrator.observe.code_version import code_tags
+from orchestrator.observe.mlflow_run import code_tags
 from orchestrator.observe.totals import totals_of
 from orchestrator.observe.tracker import Tracker, deliver, rows_on_server
 from orchestrator.storage.run_directory import RunDir

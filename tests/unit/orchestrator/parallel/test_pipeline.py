@@ -15,7 +15,7 @@ from rendezvous import Call, Message, Program, recorded, stuck
 
 from orchestrator.parallel.device import Device
 from orchestrator.parallel.layout import SCHEDULES, SEVERAL_STAGES, Layout
-from orchestrator.planner.simulation.schedules import order
+from orchestrator.planner.simulation.timeline import order
 from orchestrator.train.engines.torch_engine import TorchEngine
 
 sys.path.append(str(Path(__file__).parents[4] / "dist" / "train"))

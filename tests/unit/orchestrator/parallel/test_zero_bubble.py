@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from orchestrator.parallel.parallelize import multiply_in_8_bits
-from orchestrator.parallel.zero_bubble import DeferredGradients
+from orchestrator.parallel.pipeline import DeferredGradients
 
 
 class Layer(nn.Module):

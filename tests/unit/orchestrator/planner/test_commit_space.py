@@ -11,8 +11,8 @@ from jobs import job
 
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec, parse
+from orchestrator.launch.machine_checks import check_space
 from orchestrator.parallel.layout import ModelShape
-from orchestrator.planner.commit_space import check_space
 from orchestrator.planner.host_memory import state_bytes
 
 SHAPE = ModelShape(1_000_000, 8, 64, 8, 8, 256, 1000, 64)

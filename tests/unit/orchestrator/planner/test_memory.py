@@ -11,8 +11,8 @@ from orchestrator.config.spec import parse
 from orchestrator.parallel.layout import Layout
 from orchestrator.planner.memory import held, peak_by_stage, peak_bytes
 from orchestrator.planner.shape_of_model import model_shape
-from orchestrator.planner.simulation.schedules import order
 from orchestrator.planner.simulation.step import local_parameters
+from orchestrator.planner.simulation.timeline import order
 from workloads.describe import describe
 
 

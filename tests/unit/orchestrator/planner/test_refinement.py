@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.planner.profile import Profile, load
-from orchestrator.planner.refinement import ONCE, TOGETHER, refined, undone
+from orchestrator.verify.refine import ONCE, TOGETHER, refined, undone
 
 PREDICTED = {"compute": 1.0, "communication": 0.2, "optimizer": 0.1, "bubble": 0.3}
 RECORD = {"time": "2026-01-01T00:00:00+00:00", "by": "someone", "run": "runs/a", "steps": 100}

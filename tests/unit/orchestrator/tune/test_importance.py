@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from orchestrator.config.tune import Dimension
-from orchestrator.tune.importance import importance
+from orchestrator.tune.report import importance
 
 SPACE: dict[str, Any] = {
     "lr": Dimension(loguniform=(1e-4, 1e-1)),

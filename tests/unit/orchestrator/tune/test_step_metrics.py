@@ -6,7 +6,7 @@ import pytest
 from jobs import changed, job
 
 from orchestrator.config.errors import InputError
-from orchestrator.tune.step_metrics import check_metric
+from orchestrator.tune.space import check_metric
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,8 @@ from safetensors.torch import load_file, save_file
 from workloads.errors import WorkloadError
 from workloads.hf.checkpoint import structure
 from workloads.hf.compare import TOLERANCE, difference, probes
-from workloads.hf.config_roundtrip import HARMLESS, check
 from workloads.hf.families import by_model_type
-from workloads.hf.folder import describe_folder
+from workloads.hf.folder import HARMLESS, check, describe_folder
 from workloads.hf.hf_class import HuggingFaceModel
 from workloads.hf.hf_config import read_hf_config
 from workloads.load import load

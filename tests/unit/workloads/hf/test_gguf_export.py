@@ -16,8 +16,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 
 from workloads.errors import WorkloadError
 from workloads.hf import gguf_export
-from workloads.hf.gguf_export import export_gguf
-from workloads.hf.gguf_tokenizer import _CUTS, TEXTS
+from workloads.hf.gguf_export import _CUTS, TEXTS, export_gguf
 
 SIZES = {
     "vocab_size": 320, "hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 96, "num_attention_heads": 4,

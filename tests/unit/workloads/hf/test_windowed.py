@@ -7,9 +7,8 @@ import pytest
 import transformers
 
 from workloads.errors import WorkloadError
-from workloads.hf.config_roundtrip import check
 from workloads.hf.families import by_model_type
-from workloads.hf.folder import describe_folder
+from workloads.hf.folder import check, describe_folder
 from workloads.hf.hf_class import HuggingFaceModel
 from workloads.model.config import TransformerConfig
 

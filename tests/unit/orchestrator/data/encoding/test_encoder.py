@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from orchestrator.config.data import Source
-from orchestrator.data.encoding import encoder, tokenizer
+from orchestrator.data.encoding import tokenizer
 from orchestrator.data.encoding.engines import Encoded, FastEngine, fast, reference
 from orchestrator.data.prepare import shards
 from orchestrator.data.sources import cut, resolve
@@ -33,7 +33,7 @@ def bytes_of(uri: str) -> dict[str, bytes]:
 
 def by_the_reference(prepare_here: Prepare, monkeypatch: pytest.MonkeyPatch, uri: str) -> str:
     with monkeypatch.context() as patched:
-        patched.setattr(encoder, "fast", lambda *_: None)
+        patched.setattr(shards, "fast", lambda *_: None)
         return prepare_here([TEXT], part_bytes=1500, uri=uri)
 
 
@@ -85,12 +85,12 @@ def test_what_an_engine_made_that_later_differs_is_made_again(
 def test_of_a_long_piece_the_beginning_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     text = tokenizer.train([TEXT], 320, ())
     pieces = [TextPiece(one, True, len(one)) for one in (TEXT, "short")]
-    assert len(TEXT) > 2 * encoder.COMPARED
-    found = encoder.PartEncoder(text, 0)
+    assert len(TEXT) > 2 * shards.COMPARED
+    found = shards.PartEncoder(text, 0)
     assert np.array_equal(found.encode(pieces).ids, reference(text).encode([TEXT, "short"]).ids)
-    assert found.compared[1:] == (1, encoder.COMPARED)
+    assert found.compared[1:] == (1, shards.COMPARED)
     encode = FastEngine.encode
     wrong = lambda self, texts: Encoded((made := encode(self, texts)).ids ^ 1, made.ends)  # noqa: E731
     monkeypatch.setattr(FastEngine, "encode", wrong)
-    with pytest.raises(encoder.EngineDiffers):
-        encoder.PartEncoder(text, 0).encode(pieces)
+    with pytest.raises(shards.EngineDiffers):
+        shards.PartEncoder(text, 0).encode(pieces)

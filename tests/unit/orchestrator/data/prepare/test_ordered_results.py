@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.data.prepare import ordered_results
-from orchestrator.data.prepare.ordered_results import results
+from orchestrator.data.prepare import part_tasks
+from orchestrator.data.prepare.part_tasks import results
 
 
 class FakeRay:
@@ -50,8 +50,8 @@ class FakeRay:
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     made = FakeRay()
-    monkeypatch.setattr(ordered_results, "ray", made)
-    monkeypatch.setattr(ordered_results, "_call", made)
+    monkeypatch.setattr(part_tasks, "ray", made)
+    monkeypatch.setattr(part_tasks, "_call", made)
     return made
 
 

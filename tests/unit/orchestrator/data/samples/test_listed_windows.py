@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.data.samples import windows
-from orchestrator.data.samples.listed_windows import NAMES, listed
+from orchestrator.data.samples.windows import NAMES, listed
 from orchestrator.data.store.tokens import Tokens
 from workloads.workload import Reading
 

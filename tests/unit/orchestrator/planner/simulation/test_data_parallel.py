@@ -6,8 +6,8 @@ import pytest
 
 from orchestrator.parallel.layout import Layout
 from orchestrator.planner.profile import load
-from orchestrator.planner.simulation.data_parallel import data_parallel
 from orchestrator.planner.simulation.operators import Program
+from orchestrator.planner.simulation.step import data_parallel
 
 
 def test_weights_are_gathered_once_under_zero_2_and_in_a_pipeline() -> None:

@@ -12,7 +12,7 @@ from torch.distributed.pipelining.schedules import (
 )
 
 from orchestrator.parallel.layout import SCHEDULES
-from orchestrator.planner.simulation.schedules import order
+from orchestrator.planner.simulation.timeline import order
 
 CLASSES = {
     "interleaved": ScheduleInterleaved1F1B,

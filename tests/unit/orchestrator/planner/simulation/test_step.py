@@ -13,11 +13,11 @@ from published_steps import MEGATRON, PTDP_1, ROWS, Published, gpt, llama
 from orchestrator.parallel.layout import Layout
 from orchestrator.planner.device import TURN, Machine
 from orchestrator.planner.profile import load
+from orchestrator.planner.search import least_time, passes_time
 from orchestrator.planner.shape_of_model import model_shape
-from orchestrator.planner.simulation.bounds import least_time, passes_time
-from orchestrator.planner.simulation.data_parallel import CONTENTION
 from orchestrator.planner.simulation.operators import Program, ends, needed_flops
 from orchestrator.planner.simulation.step import (
+    CONTENTION,
     in_share_of_steps,
     pipeline,
     step_time,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from orchestrator.planner.simulation.stragglers import FEW, last_of, latest_of
+from orchestrator.planner.simulation.step import FEW, last_of, latest_of
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 8, 100, 1000])

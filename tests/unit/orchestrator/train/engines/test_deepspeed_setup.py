@@ -17,7 +17,7 @@ from orchestrator.parallel.layout import Layout, ModelShape
 from orchestrator.planner.device import Machine
 from orchestrator.planner.plan import plan
 from orchestrator.planner.shape_of_model import model_shape
-from orchestrator.train.engines.deepspeed_setup import BUCKET, compile_once, settings
+from orchestrator.train.engines.deepspeed_engine import BUCKET, compile_once, settings
 from workloads.describe import describe
 
 MACHINE = Machine(16e9, 1e11)
@@ -149,7 +149,7 @@ def test_a_compilation_that_fails_is_told_in_one_line(built: Path) -> None:
 
 COMPILE_SLOWLY = """
 import time
-from orchestrator.train.engines.deepspeed_setup import compile_once
+from orchestrator.train.engines.deepspeed_engine import compile_once
 compile_once("small", lambda: (print("began", flush=True), time.sleep(60)))
 """
 

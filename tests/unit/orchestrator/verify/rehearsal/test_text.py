@@ -14,7 +14,7 @@ import pytest
 from orchestrator.config.data import Source
 from orchestrator.config.errors import InputError
 from orchestrator.data.sources import resolve
-from orchestrator.verify.rehearsal.text import LEAST, excerpt
+from orchestrator.verify.rehearsal.job import LEAST, excerpt
 
 LARGE = 3 * LEAST
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.data.samples.packing.best_fit import cut, pack
+from orchestrator.data.samples.packing.index import cut, pack
 
 
 def slow_pack(sizes: list[int], capacity: int) -> list[list[int]]:

@@ -1,0 +1,123 @@
+"""What a render for Kubernetes is given, and what an API server says of it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from orchestrator.config.errors import InputError
+from orchestrator.config.redact import redact
+from orchestrator.render.manifests import no_password, yaml_of
+
+SECONDS = 60
+"""So long an API server may take."""
+QUEUES = {"kueue": "localqueues.kueue.x-k8s.io", "volcano": "queues.scheduling.volcano.sh"}
+"""What each scheduler calls its queues, as kubectl does."""
+HOST = r"([A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])"
+PORT = r"(6553[0-5]|655[0-2]\d|65[0-4]\d\d|6[0-4]\d{3}|[1-5]\d{4}|[1-9]\d{0,3})"
+"""A number of a port: 1 to 65535."""
+
+
+def counted(resource: str) -> tuple[str, int]:
+    """Name and number of a device plugin's resource, written NAME or NAME=N. Raises InputError."""
+    found = re.fullmatch(r"([a-z0-9.-]+/[A-Za-z0-9._-]+)(?:=([1-9][0-9]{0,3}))?", resource)
+    if not found:
+        hint = "write DOMAIN/NAME or DOMAIN/NAME=N"
+        raise InputError(f"{resource!r} is no resource of a device plugin", "--rdma", hint)
+    return found[1], int(found[2] or 1)
+
+
+def redis_at(given: str) -> str:
+    """The address of a Redis. Raises InputError for what Ray would not read as one, or if it carries a credential."""
+    if not re.fullmatch(rf"(rediss?://)?{HOST}:{PORT}", no_password(given, "--redis")):
+        hint = "write HOST:PORT, or rediss://HOST:PORT for TLS"
+        raise InputError(f"{given!r} is no address of a Redis", "--redis", hint)
+    return given
+
+
+def store_at(given: str) -> str:
+    """The URL of a store, empty for none. Raises InputError for what is none, or if it carries a credential."""
+    if given and not re.fullmatch(rf"https?://{HOST}(:{PORT})?(/\S*)?", no_password(given, "--endpoint")):
+        raise InputError(
+            f"{given!r} is no URL of a store", "--endpoint", "write http://HOST:PORT or https://HOST"
+        )
+    return given
+
+
+def settings(given: Iterable[str]) -> dict[str, str]:
+    """Environment variables, each written NAME=VALUE. Raises InputError for one that is not, or is given twice."""
+    found: dict[str, str] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise InputError(f"{text!r} is no variable with its value", "--env", "write NAME=VALUE")
+        if redact({name: value}) != {name: value}:
+            what = f"{name} carries its value, a credential that manifests would show"
+            raise InputError(what, "--env", f"put it into the Secret and give --secret-env {name}")
+        if name in found:
+            raise InputError(f"{name} is given twice", "--env", "give each once")
+        found[name] = value
+    return found
+
+
+def secret_settings(given: Iterable[str], plain: Iterable[str]) -> dict[str, str]:
+    """The key in the Secret by environment variable, each written NAME or NAME=KEY. Raises InputError for one that is
+    not, is given twice, or is among those with a `plain` value."""
+    found: dict[str, str] = {}
+    for text in given:
+        written = re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]*)(?:=([A-Za-z0-9._-]{1,253}))?", text)
+        if not written:  # which may be a value, given by mistake
+            raise InputError("is no variable with its key", "--secret-env", "write NAME or NAME=KEY")
+        name, key = written[1], written[2] or written[1]
+        if name in found or name in plain:
+            raise InputError(f"{name} is given twice", "--secret-env", "give each once, here or by --env")
+        found[name] = key
+    return found
+
+
+def ask_server(files: dict[str, Any], kubeconfig: Path) -> None:
+    """Have the API server that a kubeconfig names check the manifests as if they were applied, unknown fields included;
+    it keeps nothing. Raises InputError with the first thing that it refuses."""
+    words = ["apply", "--filename=-", "--server-side", "--force-conflicts", "--dry-run=server"]
+    words += ["--validate=strict", "--field-manager=orchestrator"]
+    # One by one: a refusal says of which it is.
+    for name, manifest in files.items():
+        if said := _kubectl(kubeconfig, words, yaml_of(manifest)):
+            raise InputError(said, f"{name}, by the API server of {kubeconfig}", "mend what it names")
+
+
+def check_queue(queue: str, namespace: str, kubeconfig: Path | None) -> None:
+    """Raise InputError for a --queue that is no queue's name, or which the API server of a kubeconfig, if there is one,
+    does not know: a job would wait for it without end."""
+    found = re.fullmatch(r"(kueue|volcano):([a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?)", queue)
+    if found is None:
+        hint = "write kueue:NAME or volcano:NAME, in small letters, digits, dots and dashes"
+        raise InputError(f"{queue!r} is no queue", "--queue", hint)
+    if kubeconfig is None:
+        return
+    kind = QUEUES[found[1]]
+    if said := _kubectl(kubeconfig, ["get", kind, found[2], "--namespace", namespace, "--output=name"]):
+        raise InputError(
+            f"there is no such queue ({said})", f"--queue {queue}", f"see `kubectl get {kind} -A`"
+        )
+
+
+def _kubectl(kubeconfig: Path, words: list[str], text: str = "") -> str:
+    """What kubectl says to a command that fails; empty if it does not. Raises InputError where it cannot be asked."""
+    if not kubeconfig.is_file():
+        raise InputError(f"there is no file {kubeconfig}", "--kubeconfig", "give the file of a cluster")
+    command = ["kubectl", "--kubeconfig", str(kubeconfig), f"--request-timeout={SECONDS}s", *words]
+    try:
+        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=2 * SECONDS)
+    except FileNotFoundError:
+        raise InputError("kubectl is not there", "--kubeconfig", "install it, or use --crds") from None
+    except subprocess.TimeoutExpired:
+        hint = "try again, or leave it out"
+        raise InputError(f"the API server said nothing for {2 * SECONDS} s", "--kubeconfig", hint) from None
+    if not done.returncode:
+        return ""
+    said = " ".join(done.stderr.split()).removeprefix("error: ")[:400]
+    return said or f"exit code {done.returncode}"

@@ -1,0 +1,147 @@
+"""What leaves as a rendered file: nothing secret in it, held against rules and schemas before it is written."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cluster.render import checks
+from cluster.render.schema import load_schemas, violations
+from orchestrator.config.errors import InputError
+from orchestrator.config.redact import hidden_at, redact
+from orchestrator.config.spec import JobSpec
+from orchestrator.launch.job_needs import needed_libraries, store_libraries
+from orchestrator.render.paths import reads, writes
+
+NOT_TEXT = re.compile(r"[yYnN]|[-+]?\.?\d[\d_.:]*([eE][-+]?\d*)?|0[xXoObB][\da-fA-F_]+")
+"""Text that kubectl's reader of YAML may take for something else, such as n for no and 1e6 for a number, though
+Python's does not."""
+MARK = "# written by `orchestrator cluster render`, which may write it anew"
+"""The first line of a file that this may replace."""
+
+
+def refuse_secrets(spec: JobSpec, path: Path) -> None:
+    """Raise InputError, with the key, if the job carries a credential: rendered files are read by many and kept."""
+    if where := hidden_at(spec.model_dump(mode="json")):
+        hint = "take it out; the pods get credentials from a Secret"
+        raise InputError("carries a credential, and rendered files must not", f"{path}: {where}", hint)
+
+
+def refuse_labels(spec: JobSpec, system: str, unit: str) -> None:
+    """Raise InputError if the job asks for labelled nodes, which that system starts none of."""
+    if spec.resources.per_worker.labels:
+        where, hint = "resources.per_worker.labels", f"leave it out: all nodes of the {unit} are the job's"
+        raise InputError(f"nodes of {system} are started without labels", where, hint)
+
+
+def warn_of_local_paths(spec: JobSpec, mounted: str = "") -> None:
+    """A path without a protocol is of one machine; what is under `mounted`, all of them share."""
+    place = f"a path under {mounted}" if mounted else "a URI"
+    if local := reads(spec, mounted):
+        note(f"every worker reads {', '.join(local)} where it is: the image must hold it, or give {place}")
+    if local := writes(spec, mounted):
+        note(f"{', '.join(local)} would be of one machine, and gone with it; give {place}")
+
+
+def warn_of_libraries(spec: JobSpec, runs: str = "") -> None:
+    """Optional libraries that the job, or the store of its `runs`, needs are not in every image."""
+    needs = [need for need in (*store_libraries(runs), *needed_libraries(spec)) if need.extra]
+    if needs:
+        why = ", ".join(dict.fromkeys(f"{need.key} needs {need.library}" for need in needs))
+        extras = ",".join(dict.fromkeys(need.extra for need in needs))
+        note(f"{why}: install the extras {extras} there; infra/Dockerfile has --build-arg EXTRAS={extras}")
+
+
+def note(text: str) -> None:
+    """A line for whoever renders, beside the files; none for an empty text."""
+    if text:
+        print(f"note: {text}", file=sys.stderr)
+
+
+def no_password(text: str, option: str) -> str:
+    """What was given for the `option`. Raises InputError if it carries a credential."""
+    if redact(text) != text:
+        raise InputError("carries a credential, and rendered files must not", option, "take it out of it")
+    return text
+
+
+def check(files: dict[str, Any], crds: Path | None) -> None:
+    """Hold the manifests against our own rules and, if its files are given, KubeRay's schema. Raises InputError."""
+
+    try:
+        schemas = load_schemas(crds) if crds else {}
+    except FileNotFoundError as error:
+        raise InputError(str(error), "--crds", "give the folder with KubeRay's CRD files") from None
+    for name, manifest in files.items():
+        for line in checks.check(manifest) + violations(manifest, schemas):
+            raise InputError(line, name)
+
+
+def _is_rendered(path: Path) -> bool:
+    """Whether a file is one that `write` has written."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.readline().rstrip() == MARK.encode()
+
+
+def write_text(name: str, text: str, to: Path | None) -> None:
+    """A file with MARK in its second line into the folder `to`, or on standard output. Raises InputError as `write`."""
+    if to is None:
+        print(text, end="")
+        return
+    path = to / name
+    try:
+        if os.path.lexists(path) and MARK not in path.read_text().splitlines()[:2]:
+            raise InputError("was not written by this command", str(path), "move it away")
+        to.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    except OSError as error:
+        raise InputError(f"cannot be written ({error.strerror})", str(to), "give another folder") from None
+    print(f"{name} written to {to}")
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes each part where it is used, and all text so that any reader takes it for text."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+_Dumper.add_representer(
+    str,
+    lambda dumper, text: dumper.represent_scalar(
+        "tag:yaml.org,2002:str", text, "'" if NOT_TEXT.fullmatch(text) else None
+    ),
+)
+
+
+def yaml_of(document: Any) -> str:
+    """A manifest as YAML."""
+    return str(yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=110))
+
+
+def write(files: dict[str, Any], to: Path | None) -> None:
+    """Each file into `to`, or all of them as one stream on standard output.
+
+    Raises InputError, with nothing written, if a file of such a name is there that this has not written.
+    """
+    texts = {name: yaml_of(document) for name, document in files.items()}
+    if to is None:
+        print("---\n".join(text for name, text in texts.items() if name != "kustomization.yaml"), end="")
+        return
+    try:
+        for name in texts:
+            if os.path.lexists(to / name) and not _is_rendered(to / name):
+                raise InputError("was not written by this command", str(to / name), "move it away")
+        to.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            (to / name).write_text(f"{MARK}\n{text}")
+    except OSError as error:
+        raise InputError(f"cannot be written ({error.strerror})", str(to), "give another folder") from None
+    print(f"{', '.join(texts)} written to {to}")
