@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from orchestrator.config.extras import install
 from orchestrator.config.spec import JobSpec
 from orchestrator.launch.doctor import Finding
-from orchestrator.render.paths import named
+from orchestrator.launch.job_paths import named
 from orchestrator.storage.uri import LIBRARIES, protocol_of
 
 IMAGES = "orchestrator.data.images:Images"

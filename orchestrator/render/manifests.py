@@ -16,7 +16,7 @@ from orchestrator.config.errors import InputError
 from orchestrator.config.redact import hidden_at, redact
 from orchestrator.config.spec import JobSpec
 from orchestrator.launch.job_needs import needed_libraries, store_libraries
-from orchestrator.render.paths import reads, writes
+from orchestrator.launch.job_paths import reads, writes
 
 NOT_TEXT = re.compile(r"[yYnN]|[-+]?\.?\d[\d_.:]*([eE][-+]?\d*)?|0[xXoObB][\da-fA-F_]+")
 """Text that kubectl's reader of YAML may take for something else, such as n for no and 1e6 for a number, though

@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.config.overrides import override
 from orchestrator.config.spec import JobSpec, parse
-from orchestrator.render.paths import reads, writes
+from orchestrator.launch.job_paths import reads, writes
 
 DEFAULT_REGIONS = {
     "data.sources": "[{uri: corpus/*.txt}]",
