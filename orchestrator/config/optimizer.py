@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, GetPydanticSchema, ValidatorFunctionWrapHandler, WithJsonSchema, model_validator
 from pydantic_core import core_schema
 
 from orchestrator.config.object_reference import ObjectReference
 from orchestrator.config.strict import Count, Fraction, StrictModel
+from orchestrator.optim.kinds import KINDS
 
 NEWER = ("momentum", "layer_decay", "groups")
 """Keys that jobs of earlier versions lack; where they have their default they are no part of a run's identity."""
@@ -49,6 +50,12 @@ def _share(said: str) -> float:
     return float(said.removesuffix("%"))
 
 
+if TYPE_CHECKING:
+    OptimizerName = str
+else:
+    OptimizerName = Literal[tuple(KINDS)]
+
+
 class ParameterGroup(StrictModel):
     """Parameters, by their names, that learn or decay otherwise than the rest."""
 
@@ -75,7 +82,7 @@ class OptimizerSpec(StrictModel):
     and momentum are not for it.
     """
 
-    name: Literal["adamw", "lamb", "lars", "lion", "muon"] | ObjectReference = Field(
+    name: OptimizerName | ObjectReference = Field(
         default="adamw", description="the optimiser, or module:name of your own"
     )
     lr: float = Field(default=3e-4, gt=0.0, description="the largest learning rate of the schedule")
@@ -117,9 +124,13 @@ class OptimizerSpec(StrictModel):
     )
 
     @model_validator(mode="after")
-    def only_muon_has_a_momentum(self) -> OptimizerSpec:
-        if self.name != "muon" and self.at_default("momentum") == set():
-            raise ValueError(f"momentum is for muon, and this is {self.name}; remove it, or set betas")
+    def keys_of_one_optimizer_are_not_for_others(self) -> OptimizerSpec:
+        for optimizer, kind in KINDS.items():
+            said = set(kind.keys) - self.at_default(*kind.keys)
+            if said and self.name != optimizer:
+                raise ValueError(
+                    f"{min(said)} is for {optimizer}, and this is {self.name}; remove it, or set betas"
+                )
         return self
 
     @model_validator(mode="after")

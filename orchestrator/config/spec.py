@@ -43,6 +43,7 @@ from orchestrator.config.train import TrainSpec
 from orchestrator.config.tune import TuneSpec
 from orchestrator.config.validation_messages import refused
 from orchestrator.config.workload import WorkloadSpec
+from orchestrator.optim.kinds import KINDS
 from workloads.own.object_reference import is_object_reference
 
 STAGES = "stages"
@@ -92,9 +93,10 @@ class JobSpec(StrictModel):
     @model_validator(mode="after")
     def mup_has_an_optimizer_that_it_is_defined_for(self) -> JobSpec:
         name = self.train.optimizer.name
-        if self.workload.mup is not None and name not in ("adamw", "lion"):
+        defined = [optimizer for optimizer, kind in KINDS.items() if kind.has_mup]
+        if self.workload.mup is not None and name not in defined:
             raise ValueError(
-                f"workload.mup says how adamw and lion learn at another width, and the optimizer is {name}; "
+                f"workload.mup says how {' and '.join(defined)} learn at another width, and the optimizer is {name}; "
                 "set train.optimizer.name to one of them, or workload.mup to null"
             )
         return self

@@ -32,7 +32,7 @@ def check_own_code(job: ResolvedJob, workload: Any, prepared: str = "") -> None:
     if (cost := cost_of(spec.parallel)) is not None:
         check_cost(cost, spec.resources.workers.max)
     if isinstance(optimizer.name, ObjectReference):
-        from orchestrator.optim.own_optimizer import check_own
+        from orchestrator.optim.own import check_own
 
         check_own(optimizer.name)
     if isinstance(optimizer.schedule, ObjectReference):
@@ -83,14 +83,16 @@ def _tried_batch(spec: JobSpec, workload: Any, prepared: str) -> Any:
 def _check_model(job: ResolvedJob, workload: Any, prepared: str) -> None:
     import torch
 
+    from orchestrator.optim.kinds import kind_of
     from workloads.own.check import check_model, model_of
     from workloads.own.metrics import OwnMetrics
     from workloads.own.model import NETWORK
     from workloads.workload import Loss
 
     spec = job.spec
-    if spec.train.optimizer.name == "muon" and not workload.config.has_blocks:
-        what = f"muon updates the matrices of layers, and {workload.name} names none"
+    optimizer = str(spec.train.optimizer.name)
+    if kind_of(optimizer).matrices_only and not workload.config.has_blocks:
+        what = f"{optimizer} updates the matrices of layers, and {workload.name} names none"
         raise InputError(what, "train.optimizer.name", "add blocks() to it, or use adamw")
     if spec.train.compile and not workload.config.has_blocks:
         what = f"{workload.name} names no layers that could be compiled alone"

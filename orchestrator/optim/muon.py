@@ -8,14 +8,18 @@ for LLM Training", equation 4), so that learning rate and decay serve both parts
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from orchestrator.config.optimizer import OptimizerSpec
+from orchestrator.optim.groups import groups_of_shards
 from orchestrator.parallel.full_matrices import FullMatrices
 from orchestrator.parallel.parameter_shard import ParameterShard
+
+if TYPE_CHECKING:
+    from orchestrator.optim.build import OptimizerContext
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of the quintic polynomial whose iteration brings every singular value near one."""
@@ -23,6 +27,21 @@ ITERATIONS = 5
 LEAST_NORM = 1e-7
 RMS = 0.2
 """Root mean square of the elements of an update, which is about that of AdamW's."""
+
+
+def build(context: OptimizerContext) -> torch.optim.Optimizer:
+    """Muon for the shards of the matrices in `context.full`, AdamW for the others. See `orchestrator.optim.build`."""
+    assert context.full is not None
+    full = context.full
+    groups: list[dict[str, Any]] = []
+    for is_matrix in (True, False):
+        shards = [shard for shard in context.shards if (shard.name in full.names) == is_matrix]
+        groups += [
+            {**group, "muon": is_matrix} for group in groups_of_shards(context.spec, shards, context.rate)
+        ]
+    if not groups:  # a rank without a shard still takes its part in gathering the matrices of others
+        groups = [{"params": [], "lr": 0.0, "lr_scale": 1.0, "weight_decay": 0.0, "muon": True}]
+    return Muon(groups, context.spec, full, context.matmul_dtype)
 
 
 class Muon(torch.optim.Optimizer):

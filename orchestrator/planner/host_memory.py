@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec
+from orchestrator.optim.kinds import KINDS
 from orchestrator.parallel.layout import ModelShape
-from orchestrator.planner.simulation.update import KEPT, kept_numbers
+from orchestrator.planner.simulation.update import kept_numbers
 
 FORCED = "must_fit: false runs it all the same"
 GENERATIONS = 2
@@ -16,7 +17,7 @@ def state_bytes(spec: JobSpec, shape: ModelShape, least: bool = False) -> float:
     """The bytes of a commit within 1 %, over all ranks: weights, what the optimiser keeps and a moving average, all
     fp32. An optimiser of one's own is taken for AdamW, or at `least` for one that keeps nothing."""
     name = str(spec.train.optimizer.name)
-    numbers = 1.0 if least and name not in KEPT else 1.0 + kept_numbers(name, shape)
+    numbers = 1.0 if least and name not in KINDS else 1.0 + kept_numbers(name, shape)
     numbers += 1.0 if spec.checkpoint.ema is not None else 0.0
     return 4.0 * numbers * shape.parameters * shape.trained_share
 

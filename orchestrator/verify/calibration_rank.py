@@ -13,9 +13,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from cluster.workers.worker_context import WorkerContext
+from orchestrator.optim.kinds import ADAMW
 from orchestrator.parallel.device import COMPUTE, Device, close_device, open_device
 from orchestrator.parallel.layout import Layout
-from orchestrator.planner.simulation.update import PASSED
 from orchestrator.train.engines.torch_engine import TorchEngine
 from orchestrator.verify.calibrate import job, needed_flops_of, rates_of
 from workloads.load import load
@@ -122,7 +122,7 @@ def _operators(device: torch.device) -> dict[str, Any]:
         torch.nn.utils.clip_grad_norm_(weights, 1.0)
         adam.step()
 
-    found["optimizer"] = 8 * 2**18 * PASSED["adamw"] / seconds_of(update, least=0.05, rounds=3)
+    found["optimizer"] = 8 * 2**18 * ADAMW.bytes_per_parameter / seconds_of(update, least=0.05, rounds=3)
     return found
 
 

@@ -22,7 +22,7 @@ import torch
 
 from orchestrator.config.optimizer import OptimizerSpec
 from orchestrator.data.encoding import tokenizer
-from orchestrator.optim.optimizers import Rate, groups_of, set_lr
+from orchestrator.optim.groups import Rate, groups_of, set_lr
 from workloads.load import load
 from workloads.workload import Vocabulary, Workload
 

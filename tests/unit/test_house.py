@@ -24,7 +24,18 @@ FORBIDDEN = {
 """What each package may not import, at the top of a module or within a function."""
 ROOMS = {
     "orchestrator": [
-        *("config", "storage", "checkpoint", "data", "parallel", "planner", "resolve", "optim", "train"),
+        *(
+            "optim.kinds",
+            "config",
+            "storage",
+            "checkpoint",
+            "data",
+            "parallel",
+            "planner",
+            "resolve",
+            "optim",
+            "train",
+        ),
         *("planner.trace", "observe", "export", "importers", "evaluate"),
         *("controller", "launch", "render", "chain", "tune", "verify", "api", "cli"),
     ],

@@ -9,16 +9,12 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
+from orchestrator.optim.kinds import ADAMW, kind_of
 from orchestrator.parallel.layout import Layout, ModelShape
 from orchestrator.planner.device import Machine
 from orchestrator.planner.simulation.collectives import Group
 from orchestrator.planner.simulation.operators import OPERATIONS, Program
 
-KEPT = {"adamw": 2.0, "lamb": 2.0, "lion": 1.0, "lars": 1.0, "muon": 1.0}
-"""Numbers that an optimiser keeps of each trained parameter; Muon as AdamW of those that are no matrix of a layer."""
-PASSED = {"adamw": 40.0, "lion": 64.0, "lars": 80.0, "lamb": 128.0, "muon": 72.0}
-"""Bytes that pass for each trained parameter in a step. AdamW's one kernel reads four numbers and writes three; of the
-others each operation passes by itself. The gradient's norm reads one, clipping reads and writes one."""
 HOST_MEMORY = 5e10
 """Bytes per second of a host's memory: a cautious guess."""
 ITERATIONS = 5
@@ -27,20 +23,23 @@ ITERATIONS = 5
 
 def kept_numbers(optimizer: str, shape: ModelShape) -> float:
     """Numbers of optimiser state for each trained parameter, in the mean; an own optimiser is taken for AdamW."""
-    kept = KEPT.get(optimizer, KEPT["adamw"])
-    return kept + _rest(shape) * (KEPT["adamw"] - kept) if optimizer == "muon" else kept
+    kind = kind_of(optimizer)
+    kept = float(len(kind.slots))
+    if kind.matrices_only:
+        kept += _rest(shape) * (len(ADAMW.slots) - kept)
+    return kept
 
 
 def update_seconds(
     shape: ModelShape, layout: Layout, machine: Machine, program: Program, own: float
 ) -> float:
     """Seconds in which a rank updates its `own` trained parameters, with what Muon sends for it."""
-    name = program.optimizer
-    passed = PASSED.get(name, PASSED["adamw"])
-    if name == "muon":
-        passed += _rest(shape) * (PASSED["adamw"] - passed)
+    kind = kind_of(program.optimizer)
+    passed = kind.bytes_per_parameter
+    if kind.matrices_only:
+        passed += _rest(shape) * (ADAMW.bytes_per_parameter - passed)
     seconds = own * passed / (machine.memory_bandwidth * machine.optimizer_share)
-    if name != "muon":
+    if not kind.matrices_only:
         return seconds
     where = (layout.pp, layout.tp, layout.ep, layout.replicas, layout.zero)
     return seconds + shape.trained_share * _orthogonal(shape, machine, program, where)

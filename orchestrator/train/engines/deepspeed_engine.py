@@ -24,7 +24,7 @@ from orchestrator.checkpoint.reader import Reader
 from orchestrator.config.errors import InputError
 from orchestrator.config.optimizer import OptimizerSpec
 from orchestrator.config.spec import JobSpec
-from orchestrator.optim.optimizers import Rate, groups_of, rates_of, set_lr
+from orchestrator.optim.groups import Rate, groups_of, rates_of, set_lr
 from orchestrator.parallel.device import Device
 from orchestrator.parallel.layout import Layout
 from orchestrator.parallel.losses import EvaluationSums, StepLosses

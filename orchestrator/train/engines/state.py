@@ -10,8 +10,6 @@ from torch import Tensor
 from orchestrator.checkpoint.averaged import AVERAGE
 from orchestrator.checkpoint.pieces import TensorPiece
 from orchestrator.checkpoint.reader import Reader
-from orchestrator.optim.optimizers import Lamb, Lars, Lion
-from orchestrator.optim.own_optimizer import OwnOptimizer
 from orchestrator.parallel.parameter_shard import Box, ParameterShard
 from workloads.model.initialise import ROWS
 from workloads.model.stored import Part, StoredTensor
@@ -138,5 +136,5 @@ def restore(
 
 def _steps(age: float, shard: ParameterShard, optimizer: torch.optim.Optimizer) -> Tensor:
     """The step count of a parameter, on its device for fused kernels; others read it, and would wait there."""
-    reads = isinstance(optimizer, Lamb | Lars | Lion | OwnOptimizer)
-    return torch.tensor(age, device="cpu" if reads else shard.parameter.device)
+    on_host = getattr(optimizer, "step_count_on_host", False)
+    return torch.tensor(age, device="cpu" if on_host else shard.parameter.device)

@@ -16,7 +16,8 @@ from torch.distributed.tensor import DTensor
 from orchestrator.checkpoint.pieces import TensorPiece, full_piece
 from orchestrator.checkpoint.reader import Reader
 from orchestrator.config.spec import JobSpec
-from orchestrator.optim.optimizers import make_muon, make_optimizer, rates_of, set_lr, slots_of
+from orchestrator.optim.build import OptimizerContext, build_optimizer, slots_of
+from orchestrator.optim.groups import rates_of, set_lr
 from orchestrator.parallel.device import Device
 from orchestrator.parallel.fsdp import local_of
 from orchestrator.parallel.full_matrices import FullMatrices
@@ -277,14 +278,19 @@ class TorchEngine:
         return 1.0 if most is None else min(1.0, most / (norm + 1e-6))
 
     def _make_optimizer(self) -> torch.optim.Optimizer:
-        shards, spec, full = self._data.shards, self._spec.optimizer, self._full
-        rate = rates_of(spec, self._workload)
-        if spec.name == "muon":
-            dtype = torch.float32 if self._device.compute is torch.float32 else torch.bfloat16
-            return make_muon(spec, shards, full, rate, dtype)
+        shards = self._data.shards
         stacks = self._workload.stacks
-        counts = {n: shape[0] if n in stacks else 1 for n, shape in self._workload.shapes.items()}
-        return make_optimizer(spec, shards, GlobalNorms(shards, counts, full.device), rate)
+        experts = {n: shape[0] if n in stacks else 1 for n, shape in self._workload.shapes.items()}
+        full_precision = self._device.compute is torch.float32
+        context = OptimizerContext(
+            spec=self._spec.optimizer,
+            shards=shards,
+            norms=GlobalNorms(shards, experts, self._full.device),
+            rate=rates_of(self._spec.optimizer, self._workload),
+            full=self._full,
+            matmul_dtype=torch.float32 if full_precision else torch.bfloat16,
+        )
+        return build_optimizer(context)
 
     def _matrices(self) -> dict[str, Cut]:
         """Those of the layers that are trained, which Muon updates: also every expert of a stack."""

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from orchestrator.config.optimizer import OptimizerSpec
+from orchestrator.optim.build import OptimizerContext, build_optimizer, slots_of
+from orchestrator.optim.groups import Rate, set_lr
 from orchestrator.optim.muon import orthogonal
-from orchestrator.optim.optimizers import Rate, make_muon, set_lr, slots_of
 from orchestrator.parallel.full_matrices import FullMatrices
 from orchestrator.parallel.layout import Layout
 from orchestrator.parallel.mesh import ProcessGroup
@@ -37,7 +38,9 @@ def shard_of(name: str, shape: tuple[int, ...], expert: bool = False) -> Paramet
 
 def ours(shards: list[ParameterShard], dtype: torch.dtype, rate: Any = lambda name: Rate()) -> Any:
     cuts = {s.name: s.cut for s in shards if s.name in BODY or s.cut.expert}
-    return make_muon(SPEC, shards, FullMatrices(cuts, shards, MESH, torch.device("cpu")), rate, dtype)
+    full = FullMatrices(cuts, shards, MESH, torch.device("cpu"))
+    norms = GlobalNorms(shards, {shard.name: 1 for shard in shards}, full.device)
+    return build_optimizer(OptimizerContext(SPEC, shards, norms, rate, full, dtype))
 
 
 def gradient(name: str, step: int, shape: tuple[int, ...]) -> Tensor:

@@ -10,18 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from orchestrator.config.optimizer import OptimizerSpec
-from orchestrator.optim.optimizers import (
-    SLOTS,
-    Lamb,
-    Lars,
-    Lion,
-    Rate,
-    groups_of,
-    make_optimizer,
-    rates_of,
-    set_lr,
-)
-from orchestrator.optim.own_optimizer import OwnOptimizer
+from orchestrator.optim.build import OptimizerContext, build_optimizer
+from orchestrator.optim.groups import Rate, groups_of, rates_of, set_lr
+from orchestrator.optim.kinds import KINDS
+from orchestrator.optim.lamb import Lamb
+from orchestrator.optim.lars import Lars
+from orchestrator.optim.lion import Lion
+from orchestrator.optim.own import OwnOptimizer
 from orchestrator.parallel.mesh import ProcessGroup
 from orchestrator.parallel.parameter_shard import ParameterShard, boxes_of
 from orchestrator.parallel.partition import Cut
@@ -46,11 +41,11 @@ def shard_of(value: Tensor) -> ParameterShard:
 
 def updated(spec: OptimizerSpec, start: Tensor = START, gradients: Sequence[Tensor] = GRADIENTS) -> Tensor:
     shard = shard_of(start)
-    optimizer = make_optimizer(spec, [shard], norms)
+    optimizer = build_optimizer(OptimizerContext(spec, [shard], norms))
     for gradient in gradients:
         shard.parameter.grad = gradient.clone()
         optimizer.step()
-    assert set(SLOTS[spec.name]) <= set(optimizer.state[shard.parameter])
+    assert set(KINDS[str(spec.name)].slots) <= set(optimizer.state[shard.parameter])
     assert int(optimizer.state[shard.parameter]["step"]) == len(gradients)
     return shard.parameter.detach()
 
@@ -95,7 +90,7 @@ def test_adamw() -> None:
 
 @pytest.mark.parametrize("name", ["lamb", "lars"])
 def test_each_expert_of_a_stack_has_a_ratio_of_its_own(name: str) -> None:
-    spec = OptimizerSpec(name=name, lr=0.1, eps=1e-6, weight_decay=0.01)  # type: ignore[arg-type]
+    spec = OptimizerSpec(name=name, lr=0.1, eps=1e-6, weight_decay=0.01)
     start = torch.stack([START * size for size in (0.1, 1.0, 10.0)])
     gradients = [torch.stack([g, g.flip(0), -g]) for g in GRADIENTS]
     shard = shard_of(start)
@@ -104,7 +99,7 @@ def test_each_expert_of_a_stack_has_a_ratio_of_its_own(name: str) -> None:
     def of_each(parts: Sequence[Tensor]) -> list[Tensor]:
         return [torch.stack([piece.norm() for piece in shard.slices(part)]) for part in parts]
 
-    optimizer = make_optimizer(spec, [shard], of_each)
+    optimizer = build_optimizer(OptimizerContext(spec, [shard], of_each))
     for gradient in gradients:
         shard.parameter.grad = gradient.clone()
         optimizer.step()
@@ -115,11 +110,11 @@ def test_each_expert_of_a_stack_has_a_ratio_of_its_own(name: str) -> None:
 @pytest.mark.parametrize("name", ["adamw", "lion"])
 def test_a_scaled_parameter_learns_at_its_own_rate(name: str) -> None:
     """What decay takes away at a step is the same at every scale."""
-    spec = OptimizerSpec(name=name, lr=0.1, eps=1e-6, weight_decay=0.01)  # type: ignore[arg-type]
+    spec = OptimizerSpec(name=name, lr=0.1, eps=1e-6, weight_decay=0.01)
     fast, slow, vector = shard_of(START), shard_of(START), shard_of(START[0])
     slow = replace(slow, name="q")
-    optimizer = make_optimizer(
-        spec, [fast, slow, vector], norms, lambda name: Rate(0.25 if name == "q" else 1.0)
+    optimizer = build_optimizer(
+        OptimizerContext(spec, [fast, slow, vector], norms, lambda name: Rate(0.25 if name == "q" else 1.0))
     )
     set_lr(optimizer.param_groups, 0.1)
     for shard in (fast, slow, vector):
@@ -147,7 +142,7 @@ def test_groups_without_scales_are_matrices_and_vectors() -> None:
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_vectors_are_neither_decayed_nor_scaled(name: str) -> None:
-    plain = OptimizerSpec(name=name, lr=0.01, eps=1e-6, weight_decay=0.0)  # type: ignore[arg-type]
+    plain = OptimizerSpec(name=name, lr=0.01, eps=1e-6, weight_decay=0.0)
     decayed = plain.model_copy(update={"weight_decay": 0.5})
     vectors = [g[0] for g in GRADIENTS]
     assert torch.equal(updated(plain, START[0], vectors), updated(decayed, START[0], vectors))
@@ -156,7 +151,7 @@ def test_vectors_are_neither_decayed_nor_scaled(name: str) -> None:
 
 @pytest.mark.parametrize("name", PLAIN)
 def test_a_weight_of_zero_still_moves(name: str) -> None:
-    spec = OptimizerSpec(name=name, lr=0.01)  # type: ignore[arg-type]
+    spec = OptimizerSpec(name=name, lr=0.01)
     moved = updated(spec, torch.zeros(4, 3))
     assert torch.isfinite(moved).all()
     assert (moved != 0).all()
@@ -165,11 +160,11 @@ def test_a_weight_of_zero_still_moves(name: str) -> None:
 @pytest.mark.parametrize("name", ["adamw", "lamb", "lion"])
 def test_layer_decay_is_the_plain_loop_over_parameter_groups(name: str) -> None:
     """Of each depth a group of its own with lr times a power of the decay, and the same weight decay."""
-    spec = OptimizerSpec(name=name, lr=0.1, eps=1e-6, weight_decay=0.1, layer_decay=0.5)  # type: ignore[arg-type]
+    spec = OptimizerSpec(name=name, lr=0.1, eps=1e-6, weight_decay=0.1, layer_decay=0.5)
     depths = {"head": 0, "top": 1, "bottom": 2, "tokens": 3}
     workload: Any = SimpleNamespace(depth=depths.__getitem__, lr_scale=lambda name: 1.0)
     shards = [replace(shard_of(START), name=each) for each in depths]
-    optimizer = make_optimizer(spec, shards, norms, rates_of(spec, workload))
+    optimizer = build_optimizer(OptimizerContext(spec, shards, norms, rates_of(spec, workload)))
     for gradient in GRADIENTS:
         set_lr(optimizer.param_groups, spec.lr)
         for shard in shards:
@@ -192,7 +187,7 @@ def test_groups_are_those_of_plain_torch() -> None:
     names = ["head.weight", "body.weight", "body.bias", "other"]
     workload: Any = SimpleNamespace(depth=lambda name: 1, lr_scale=lambda name: 1.0)
     shards = [replace(shard_of(START[0] if "bias" in name else START), name=name) for name in names]
-    optimizer = make_optimizer(spec, shards, norms, rates_of(spec, workload))
+    optimizer = build_optimizer(OptimizerContext(spec, shards, norms, rates_of(spec, workload)))
     theirs = {s.name: nn.Parameter(s.parameter.detach().clone()) for s in shards}
     wanted = {
         "head.weight": (0.3, 0.0),

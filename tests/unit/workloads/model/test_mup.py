@@ -13,7 +13,7 @@ import torch
 from texts import Corpus
 
 from orchestrator.config.optimizer import OptimizerSpec
-from orchestrator.optim.optimizers import Rate, groups_of
+from orchestrator.optim.groups import Rate, groups_of
 from workloads.errors import WorkloadError
 from workloads.hf.parity_table import SWITCH, TOLERANCE, Case, compare
 from workloads.load import load

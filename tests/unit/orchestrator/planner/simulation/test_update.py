@@ -6,13 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.optim.optimizers import SLOTS
 from orchestrator.parallel.layout import Layout, ModelShape
 from orchestrator.planner.device import Machine
 from orchestrator.planner.shape_of_model import model_shape
 from orchestrator.planner.simulation.operators import Program
 from orchestrator.planner.simulation.step import BEGINNING, step_time
-from orchestrator.planner.simulation.update import KEPT, kept_numbers, update_seconds
+from orchestrator.planner.simulation.update import kept_numbers, update_seconds
 from workloads.describe import describe
 from workloads.load import load
 from workloads.workload import Vocabulary
@@ -41,7 +40,8 @@ def arithmetic_of(model: str) -> float:
 
 
 def test_numbers_kept_are_the_slots_of_the_engine() -> None:
-    assert {name: float(len(slots)) for name, slots in SLOTS.items()} == KEPT
+    assert {kept_numbers(name, shape_of("llama-tiny")) for name in ("adamw", "lamb")} == {2.0}
+    assert {kept_numbers(name, shape_of("llama-tiny")) for name in ("lion", "lars")} == {1.0}
     shape = shape_of("llama-tiny")
     tables = 2 * shape.vocabulary * shape.hidden / shape.parameters
     assert kept_numbers("muon", shape) == pytest.approx(1.0 + tables)

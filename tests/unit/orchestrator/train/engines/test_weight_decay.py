@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from orchestrator.config.optimizer import OptimizerSpec
-from orchestrator.optim.optimizers import groups_of, rates_of
+from orchestrator.optim.groups import groups_of, rates_of
 from orchestrator.parallel.partition import Cut
 from workloads.hf.checkpoint import hf_config_of
 from workloads.hf.convert import row_of, used

@@ -40,6 +40,9 @@ def slots_of_own(named: ObjectReference) -> tuple[str, ...]:
 class OwnOptimizer(torch.optim.Optimizer):
     """Calls the user's update for each shard."""
 
+    step_count_on_host = True
+    """`step` reads the count as a number, which would wait for a GPU."""
+
     def __init__(self, groups: list[dict[str, Any]], named: ObjectReference, lr: float) -> None:
         super().__init__(groups, {"lr": lr})
         self._own = make_own(named)

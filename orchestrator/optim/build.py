@@ -1,0 +1,84 @@
+"""Build the optimizer that a job names for the parameter shards of one rank."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from orchestrator.config.object_reference import ObjectReference
+from orchestrator.config.optimizer import OptimizerSpec
+from orchestrator.optim.groups import Rate, groups_of_shards, plain
+from orchestrator.optim.kinds import ADAMW, KINDS
+from orchestrator.optim.own import OwnOptimizer, slots_of_own
+from orchestrator.parallel.full_matrices import FullMatrices
+from orchestrator.parallel.parameter_shard import ParameterShard
+
+Norms = Callable[[Sequence[Tensor]], list[Tensor]]
+"""Maps one tensor per shard, in the order of the shards, to the norms of the full tensors that their slices are parts
+of, see `ParameterShard.slices`."""
+
+
+@dataclass(frozen=True)
+class OptimizerContext:
+    """What an optimizer is built from.
+
+    Attributes:
+        spec: the job's `train.optimizer`.
+        shards: the trained parameters of this rank, flat parts of them under ZeRO.
+        norms: sums norms over the ranks that share a parameter. All ranks call it together.
+        rate: the factors of the learning rate and the weight decay by parameter name.
+        full: brings divided matrices together, for an optimizer that reads them whole (Muon).
+        matmul_dtype: the type of matrix products within an update (Muon's iterations).
+    """
+
+    spec: OptimizerSpec
+    shards: Sequence[ParameterShard]
+    norms: Norms
+    rate: Callable[[str], Rate] = plain
+    full: FullMatrices | None = None
+    matmul_dtype: torch.dtype = torch.float32
+
+
+def build_optimizer(context: OptimizerContext) -> torch.optim.Optimizer:
+    """The optimizer over this rank's shards. Raises InputError if the user's own cannot be made."""
+    name = context.spec.name
+    if isinstance(name, ObjectReference):
+        if not context.shards:
+            return NothingToTrain()
+        return OwnOptimizer(
+            groups_of_shards(context.spec, context.shards, context.rate), name, context.spec.lr
+        )
+    kind = KINDS[name]
+    if not context.shards and not kind.matrices_only:
+        return NothingToTrain(context.norms, kind.norm_sums)
+    optimizer: torch.optim.Optimizer = importlib.import_module(kind.module).build(context)
+    return optimizer
+
+
+def slots_of(spec: OptimizerSpec, name: str, matrices: Container[str]) -> tuple[str, ...]:
+    """Names of the state tensors of the parameter `name`. `matrices` are the parameters that an optimizer for matrices
+    updates (Muon); under it all others have AdamW's."""
+    if isinstance(spec.name, ObjectReference):
+        return slots_of_own(spec.name)
+    kind = KINDS[spec.name]
+    return ADAMW.slots if kind.matrices_only and name not in matrices else kind.slots
+
+
+class NothingToTrain(torch.optim.Optimizer):
+    """The optimizer of a rank whose parameters are all frozen. It only takes part in sums over ranks."""
+
+    def __init__(self, norms: Norms | None = None, norm_sums: int = 0) -> None:
+        super().__init__([{"params": [], "lr": 0.0, "lr_scale": 1.0}], {})
+        self._norms = norms
+        self._norm_sums = norm_sums
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Change nothing. The other ranks wait for this one in each sum of norms."""
+        for _ in range(self._norm_sums):
+            assert self._norms is not None
+            self._norms([])

@@ -1,0 +1,96 @@
+"""Parameter groups: the learning rate and the weight decay of each parameter."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from orchestrator.config.optimizer import OptimizerSpec
+from orchestrator.parallel.parameter_shard import ParameterShard
+from workloads.workload import Workload
+
+NOT_DECAYED = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
+"""Names of parameters that do not decay even where they are matrices, as T5's table of distances: those of
+`transformers.Trainer.get_decay_parameter_names`."""
+BY_NAME = 6
+"""The format of a run's data from which on its parameters' names count so."""
+
+
+class Rate(NamedTuple):
+    """Factors of a parameter's learning rate, of its width (muP), its depth (`layer_decay`) and its group; and the
+    weight decay of that, None for the optimiser's."""
+
+    width: float = 1.0
+    depth: float = 1.0
+    group: float = 1.0
+    decay: float | None = None
+
+
+def plain(name: str) -> Rate:
+    """The learning rate of the job for every parameter."""
+    return Rate()
+
+
+def rates_of(spec: OptimizerSpec, workload: Workload) -> Callable[[str], Rate]:
+    """The factors by parameter name. A run on data of an earlier format decays tables of biases too."""
+    rule = getattr(getattr(workload, "objective", None), "rule", 0)
+
+    def rate(name: str) -> Rate:
+        decay = spec.layer_decay
+        found = Rate(workload.lr_scale(name), 1.0 if decay == 1.0 else decay ** workload.depth(name))
+        if rule >= BY_NAME and NOT_DECAYED.search(name.lower()):
+            found = found._replace(decay=0.0)
+        for group in spec.groups:
+            if any(fnmatchcase(name, pattern) for pattern in group.match):
+                said = found.decay if group.weight_decay is None else group.weight_decay
+                return found._replace(group=group.lr_scale, decay=said)
+        return found
+
+    return rate
+
+
+def groups_of(
+    spec: OptimizerSpec, parameters: Iterable[tuple[nn.Parameter, bool, Rate]]
+) -> list[dict[str, Any]]:
+    """Parameter groups for tuples (parameter, whether it is a matrix, the factors of its learning rate).
+
+    Weight decay applies to matrices only, and not to those of NOT_DECAYED. It is divided by the factor of the
+    width, so that learning rate times decay does not depend on it (Wang and Aitchison, 2024; the mup package does
+    the same), and not by those of the depth (Clark et al., 2020, and Bao et al., 2022, decay so) and of the group,
+    as in torch.
+    """
+    found: dict[tuple[bool, Rate], list[nn.Parameter]] = {}
+    for parameter, matrix, rate in parameters:
+        found.setdefault((matrix, rate), []).append(parameter)
+
+    def of(matrix: bool, rate: Rate) -> dict[str, Any]:
+        scale = rate.width * rate.depth * rate.group
+        decay = spec.weight_decay if rate.decay is None else rate.decay
+        return {
+            "params": found[matrix, rate],
+            "lr": spec.lr * scale,
+            "lr_scale": scale,
+            "weight_decay": decay / rate.width if matrix else 0.0,
+        }
+
+    def order(key: tuple[bool, Rate]) -> tuple[bool, Rate]:  # the same on every rank
+        return key[0], key[1]._replace(decay=-1.0 if key[1].decay is None else key[1].decay)
+
+    return [of(*key) for key in sorted(found, key=order, reverse=True)]
+
+
+def groups_of_shards(
+    spec: OptimizerSpec, shards: Iterable[ParameterShard], rate: Callable[[str], Rate]
+) -> list[dict[str, Any]]:
+    """Parameter groups of these shards, see `groups_of`."""
+    return groups_of(spec, [(shard.parameter, shard.matrix, rate(shard.name)) for shard in shards])
+
+
+def set_lr(groups: Iterable[dict[str, Any]], lr: float) -> None:
+    """Set the learning rate of the next step."""
+    for group in groups:
+        group["lr"] = lr * group["lr_scale"]

@@ -1,0 +1,70 @@
+"""LAMB (You et al., 2020): Adam's update, scaled to the norm of each matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from orchestrator.optim.groups import groups_of_shards
+from orchestrator.parallel.parameter_shard import ParameterShard
+
+if TYPE_CHECKING:
+    from orchestrator.optim.build import Norms, OptimizerContext
+
+
+def build(context: OptimizerContext) -> torch.optim.Optimizer:
+    """See `orchestrator.optim.build`. Each parameter is a group of its own, in the order of the shards."""
+    spec = context.spec
+    groups = [group for shard in context.shards for group in groups_of_shards(spec, [shard], context.rate)]
+    defaults = {"lr": spec.lr, "betas": spec.betas, "eps": spec.eps}
+    return Lamb(groups, defaults, context.norms, context.shards)
+
+
+class Lamb(torch.optim.Optimizer):
+    """You et al., 2020, algorithm 2: Adam's update, scaled to the norm of each matrix; no scale for vectors."""
+
+    step_count_on_host = True
+    """`step` reads the count as a number, which would wait for a GPU."""
+
+    def __init__(
+        self,
+        groups: list[dict[str, Any]],
+        defaults: dict[str, Any],
+        norms: Norms,
+        shards: Sequence[ParameterShard],
+    ) -> None:
+        super().__init__(groups, defaults)
+        self._norms = norms
+        self._shards = shards
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One update from the gradients."""
+        weights = [group["params"][0] for group in self.param_groups]
+        updates = [self._update(group) for group in self.param_groups]
+        sizes = zip(self._norms(weights), self._norms(updates), self._shards, strict=True)
+        for group, p, update, (weight, size, shard) in zip(
+            self.param_groups, weights, updates, sizes, strict=True
+        ):
+            if shard.matrix:
+                ratio = torch.where((weight > 0) & (size > 0), weight / size, 1.0)
+                shard.multiply(update, ratio * group["lr"])
+            else:
+                update.mul_(group["lr"])
+            p.sub_(update)
+
+    def _update(self, group: dict[str, Any]) -> Tensor:
+        p, (first, second) = group["params"][0], group["betas"]
+        state = self.state[p]
+        state.setdefault("exp_avg", torch.zeros_like(p))
+        state.setdefault("exp_avg_sq", torch.zeros_like(p))
+        state["step"] = state.get("step", torch.tensor(0.0)) + 1
+        steps = float(state["step"])
+        mean, square = state["exp_avg"], state["exp_avg_sq"]
+        mean.lerp_(p.grad, 1 - first)
+        square.mul_(second).addcmul_(p.grad, p.grad, value=1 - second)
+        root = (square / (1 - second**steps)).sqrt_().add_(group["eps"])
+        return (mean / (1 - first**steps)).div_(root).add_(p, alpha=group["weight_decay"])

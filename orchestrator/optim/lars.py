@@ -1,0 +1,63 @@
+"""LARS (You et al., 2017): momentum on gradients, scaled to a share of the norm of each matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from orchestrator.optim.groups import groups_of_shards
+from orchestrator.parallel.parameter_shard import ParameterShard
+
+if TYPE_CHECKING:
+    from orchestrator.optim.build import Norms, OptimizerContext
+
+
+def build(context: OptimizerContext) -> torch.optim.Optimizer:
+    """See `orchestrator.optim.build`. Each parameter is a group of its own, in the order of the shards."""
+    spec = context.spec
+    groups = [group for shard in context.shards for group in groups_of_shards(spec, [shard], context.rate)]
+    defaults = {"lr": spec.lr, "betas": spec.betas, "eps": spec.eps}
+    return Lars(groups, defaults, context.norms, context.shards)
+
+
+class Lars(torch.optim.Optimizer):
+    """You et al., 2017, algorithm 1: momentum on gradients scaled to a share of each matrix's norm."""
+
+    step_count_on_host = True
+    """`step` reads the count as a number, which would wait for a GPU."""
+
+    TRUST = 0.001
+    """eta of the paper."""
+
+    def __init__(
+        self,
+        groups: list[dict[str, Any]],
+        defaults: dict[str, Any],
+        norms: Norms,
+        shards: Sequence[ParameterShard],
+    ) -> None:
+        super().__init__(groups, defaults)
+        self._norms = norms
+        self._shards = shards
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One update from the gradients."""
+        weights = [group["params"][0] for group in self.param_groups]
+        gradients = [p.grad for p in weights]
+        sizes = zip(self._norms(weights), self._norms(gradients), self._shards, strict=True)
+        for group, p, (weight, size, shard) in zip(self.param_groups, weights, sizes, strict=True):
+            state, decay = self.state[p], group["weight_decay"]
+            state.setdefault("momentum", torch.zeros_like(p))
+            state["step"] = state.get("step", torch.tensor(0.0)) + 1
+            change = p.grad + decay * p
+            if shard.matrix:
+                share = self.TRUST * weight / (size + decay * weight + group["eps"])
+                ratio = torch.where((weight > 0) & (size > 0), share, 1.0)
+                shard.multiply(change, ratio * group["lr"])
+            else:
+                change.mul_(group["lr"])
+            momentum = state["momentum"].mul_(group["betas"][0])
+            p.sub_(momentum.add_(change))
