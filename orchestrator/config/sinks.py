@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from orchestrator.config.object_reference import ObjectReference
 from orchestrator.config.strict import StrictModel, WebAddress
 
 
@@ -30,8 +31,16 @@ class OpenTelemetrySpec(StrictModel):
 
 
 class SinkSpec(StrictModel):
-    """Copies of a run's rows and events beside MLflow, made by a process of their own that the run never waits for."""
+    """Copies of a run's rows and events beside MLflow. A separate process makes them, and the run never waits for it.
+
+    Each key but `own` is the name of a module of `orchestrator.observe.sinks`.
+    """
 
     tensorboard: bool = Field(default=False, description="event files in `tensorboard/` of the run directory")
     wandb: WandbSpec | None = None
     opentelemetry: OpenTelemetrySpec | None = None
+    own: list[ObjectReference] = Field(
+        default_factory=list,
+        description="sinks of your own: module:name of a class that takes a `SinkContext` and has the methods of "
+        "`orchestrator.observe.sinks.sink.Sink`",
+    )

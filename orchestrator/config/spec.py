@@ -27,6 +27,7 @@ from orchestrator.config.evaluate import (
     metric_problem,
     metrics_of,
 )
+from orchestrator.config.extensions import with_extensions
 from orchestrator.config.limits import LimitSpec
 from orchestrator.config.notify import NotifySpec
 from orchestrator.config.optimizer import NEWER
@@ -347,6 +348,7 @@ def parse(document: Mapping[str, Any], where: str = "job") -> JobSpec:
     if STAGES in document:
         hint = "name one of its stages: the directory of each has a job.yaml"
         raise InputError("is a chain of stages, and one job is wanted", where, hint)
+    document = with_extensions(document)
     try:
         return JobSpec.model_validate(document)
     except ValidationError as error:

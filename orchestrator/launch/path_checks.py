@@ -59,7 +59,7 @@ def check_places(spec: JobSpec, run_dir: RunDir) -> None:
         check_tracking(spec.tracking.uri)
         check_experiment(spec.tracking)
         check_registered_name(spec.tracking.register_as, "tracking.register_as")
-    check_sinks(spec)
+    check_sinks(spec.sinks)
 
 
 def sources_of(spec: JobSpec) -> list[tuple[str, Source]]:

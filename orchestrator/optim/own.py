@@ -28,7 +28,9 @@ def make_own(named: ObjectReference) -> Any:
     if wrong := [
         name for name in slots if not isinstance(name, str) or not name.isidentifier() or name in TAKEN
     ]:
-        raise InputError(f"{named} has a slot {wrong[0]!r}", WHERE, "name it otherwise")
+        raise InputError(
+            f"{named} has a slot {wrong[0]!r}, a name with another meaning", WHERE, "rename the slot"
+        )
     return found
 
 

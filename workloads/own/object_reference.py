@@ -19,8 +19,8 @@ from typing import Any
 from workloads.errors import WorkloadError
 
 PATTERN = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
-NOT_OWN = ("hf:",)
-"""What such a name may not begin with, since it means something else."""
+NOT_OWN = ("hf:", "ext:")
+"""Prefixes with a meaning of their own: a model folder, and an entry point of an installed package."""
 HOME = Path(__file__).resolve().parents[2]
 """The folder that holds this project's packages."""
 PACKAGES = ("orchestrator", "workloads", "cluster")

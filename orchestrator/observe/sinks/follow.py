@@ -1,6 +1,6 @@
 """The process that copies a run's rows and events to its sinks, and how the controller starts and ends it.
 
-    python -m orchestrator.observe.sinks.follow RUN
+    python -m orchestrator.observe.sinks.follow RUN PARENT [FOLDER ...]
 
 It reads the run directory until standard input is closed, and then what is left. What goes wrong is a line on standard
 output; a sink that fails is made anew after a pause, and goes on from where it was.
@@ -9,6 +9,7 @@ output; a sink that fails is made anew after a pause, and goes on from where it 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import itertools
 import logging
 import os
@@ -18,7 +19,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
+from typing import Any
 
 import yaml
 
@@ -27,11 +30,14 @@ from cluster.workers.rank_process import die_with_parent
 from orchestrator.config.errors import InputError, one_line
 from orchestrator.config.extras import install
 from orchestrator.config.redact import redact
+from orchestrator.config.sinks import SinkSpec
 from orchestrator.config.spec import JobSpec, parse
 from orchestrator.observe.sink_cursor import Received
-from orchestrator.observe.sinks.sink import Sink
+from orchestrator.observe.sinks.sink import Sink, SinkContext
 from orchestrator.storage.row_line import EVENTS, METRICS
 from orchestrator.storage.run_directory import RunDir
+from workloads.errors import WorkloadError
+from workloads.own.object_reference import load, root_of
 
 EVERY, EVERY_REMOTE = 1.0, 30.0
 """Seconds between looks at the run directory: on a local file system, on an object store."""
@@ -40,21 +46,40 @@ PAUSES = (1.0, 60.0)
 CLOSING = 15.0
 """Seconds that the end of a run waits for its sinks."""
 LAST_TRIES = 3
-LIBRARIES = {
-    "tensorboard": "tensorboard",
-    "wandb": "wandb",
-    "opentelemetry": "opentelemetry.exporter.otlp.proto.http",
-}
 BATCH = 1000
 LOGGER = logging.getLogger("orchestrator.sinks")
 
 
-def check_sinks(spec: JobSpec) -> None:
-    """Refuse a job whose sinks need a library that is not here. Raises InputError."""
-    for key, library in LIBRARIES.items():
-        if getattr(spec.sinks, key, None) and not find_spec(library):
+def _parts(config: SinkSpec) -> dict[str, Any]:
+    """The sinks of this project that a job asks for: by key, its part of the job file."""
+    return {key: part for key in type(config).model_fields if key != "own" and (part := getattr(config, key))}
+
+
+def _module(key: str) -> Any:
+    """The module of a sink of this project. It imports its library only when the sink is built."""
+    return importlib.import_module(f"orchestrator.observe.sinks.{key}_sink")
+
+
+def check_sinks(config: SinkSpec | None) -> None:
+    """Refuse sinks whose library is not installed, and sinks of the user's own that cannot be imported. Raises
+    InputError."""
+    if config is None:
+        return
+    for key in _parts(config):
+        library = _module(key).LIBRARY
+        if not find_spec(library):
             what = f"needs the library {library.partition('.')[0]}, which is not installed"
             raise InputError(what, f"sinks.{key}", install("sinks"))
+    for own in config.own:
+        try:
+            sink = load(own.use)
+        except WorkloadError as error:
+            raise InputError(str(error), "sinks.own") from None
+        if missing := [
+            name for name in ("rows", "events", "close") if not callable(getattr(sink, name, None))
+        ]:
+            what = f"{own} has no method {missing[0]}"
+            raise InputError(what, "sinks.own", "see orchestrator.observe.sinks.sink.Sink")
 
 
 class SinkProcess:
@@ -64,8 +89,11 @@ class SinkProcess:
         self._process: subprocess.Popen[str] | None = None
         if spec.sinks is None:
             return
+        folders = [
+            str(root_of(own.use)) for own in spec.sinks.own
+        ]  # found here, so the process finds them too
         self._process = subprocess.Popen(
-            command_of("orchestrator.observe.sinks.follow", run.uri, str(os.getpid())),
+            command_of("orchestrator.observe.sinks.follow", run.uri, str(os.getpid()), *folders),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -129,26 +157,27 @@ class Followed:
         sink.events(redact(events))
 
 
+def _build_own(reference: str, context: SinkContext) -> Sink:
+    sink: Sink = load(reference)(context)
+    return sink
+
+
 def sinks_of(spec: JobSpec, run: RunDir) -> list[Followed]:
-    """Those that the job asks for. Their libraries are imported when they are made."""
-    asked = spec.sinks
-    if asked is None:
+    """The sinks that the job asks for. Each imports its library when it is built."""
+    if spec.sinks is None:
         return []
-    born = run.rows(EVENTS)[0]["time"]
-    found = []
-    if asked.tensorboard:
-        from orchestrator.observe.sinks.tensorboard_sink import TensorBoardSink
+    began = run.rows(EVENTS)[0]["time"]
+    job = redact(spec.model_dump(mode="json"))
 
-        found.append(Followed("tensorboard", lambda: TensorBoardSink(run)))
-    if wandb := asked.wandb:
-        from orchestrator.observe.sinks.wandb_sink import WandbSink
+    def context(config: Any) -> SinkContext:
+        return SinkContext(config, spec.name, job, run, began)
 
-        found.append(Followed("wandb", lambda: WandbSink(spec, wandb, run, born)))
-    if telemetry := asked.opentelemetry:
-        from orchestrator.observe.sinks.opentelemetry_sink import OpenTelemetrySink
-
-        found.append(Followed("opentelemetry", lambda: OpenTelemetrySink(spec, telemetry, run, born)))
-    return found
+    sinks = [
+        Followed(key, partial(_module(key).build, context(part))) for key, part in _parts(spec.sinks).items()
+    ]
+    for own in spec.sinks.own:
+        sinks.append(Followed(str(own), partial(_build_own, own.use, context(own.options))))
+    return sinks
 
 
 def _begun(run: RunDir) -> list[Followed] | None:
@@ -164,6 +193,7 @@ def _begun(run: RunDir) -> list[Followed] | None:
 def main() -> None:
     """Follow the run until the end of standard input."""
     die_with_parent(int(sys.argv[2]))
+    sys.path += sys.argv[3:]  # the folders of the user's own sinks
     run = RunDir(sys.argv[1])
     sinks: list[Followed] | None = None
     closing, tries = False, 0

@@ -10,9 +10,8 @@ from typing import Any
 from orchestrator.config.outcome import ENDED, Outcome
 from orchestrator.config.redact import redact
 from orchestrator.config.sinks import OpenTelemetrySpec
-from orchestrator.config.spec import JobSpec
+from orchestrator.observe.sinks.sink import SinkContext
 from orchestrator.storage.row_line import Row
-from orchestrator.storage.run_directory import RunDir
 
 CURSOR = "spans.json"
 """The number of the event that began the last span which was taken, in the run directory."""
@@ -20,21 +19,32 @@ TIMEOUT = 10.0
 ATTRIBUTES = ("attempt", "step", "reason", "first_fault", "node", "rank", "layout_after", "lost_steps")
 
 
+LIBRARY = "opentelemetry.exporter.otlp.proto.http"
+
+
+def build(context: SinkContext) -> OpenTelemetrySink:
+    """See `Sink`."""
+    return OpenTelemetrySink(context)
+
+
 class OpenTelemetrySink:
-    """Ids are made of the run and of the numbers of events, so that a span that is sent again is the same span. Raises
-    OSError if the collector does not take one."""
+    """Sends spans. Their ids follow from the run and the numbers of its events, so a span that is sent twice is one
+    span. Raises OSError if the collector refuses one."""
 
-    last_step = sys.maxsize  # it takes none
+    last_step = sys.maxsize  # it takes no rows
 
-    def __init__(self, spec: JobSpec, asked: OpenTelemetrySpec, run: RunDir, born: float) -> None:
+    def __init__(self, context: SinkContext) -> None:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
 
-        self._run, self._name, self._born = run, spec.name, born
-        self._identity = f"{redact(run.uri)} {born:.6f}"
-        self._resource = Resource({"service.name": "orchestrator", "orchestrator.run": spec.name})
-        self._exporter = OTLPSpanExporter(endpoint=asked.endpoint, timeout=TIMEOUT)
-        self.last_event = int(run.read_json_or_empty(CURSOR).get("event", 0))
+        config: OpenTelemetrySpec = context.config
+        self._run = context.run
+        self._name = context.job_name
+        self._born = context.began
+        self._identity = f"{redact(context.run.uri)} {context.began:.6f}"
+        self._resource = Resource({"service.name": "orchestrator", "orchestrator.run": context.job_name})
+        self._exporter = OTLPSpanExporter(endpoint=config.endpoint, timeout=TIMEOUT)
+        self.last_event = int(context.run.read_json_or_empty(CURSOR).get("event", 0))
         self._open: Row | None = None  # the event of the phase that goes on
 
     def rows(self, rows: Sequence[Row]) -> None:

@@ -1,36 +1,63 @@
-"""What a sink is, and what it makes of a row."""
+"""The contract of a sink: where the rows and events of a run are copied to.
+
+To add one, write `<key>_sink.py` in this folder, with `LIBRARY` and `build(context)`, and its part of the job file in
+`orchestrator.config.sinks`. A sink of the user's own is named in `sinks.own`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from orchestrator.config.metric_names import by_name
 from orchestrator.storage.row_line import Row, evaluations_in
+from orchestrator.storage.run_directory import RunDir
 
 NO_METRICS = frozenset({"time", "step", "attempt", "number"})
 """Numbers of a row that are coordinates of its metrics."""
 
 
-class Sink(Protocol):
-    """Takes rows of steps and events, each once and in order, a step that was trained again on other samples once more.
+@dataclass(frozen=True)
+class SinkContext:
+    """What a sink is built from.
 
-    Every method may raise whatever its library does; then the sink is made anew, and told from where it says it is.
+    Attributes:
+        config: its part of the job file's `sinks`.
+        job_name: the name of the job.
+        job: the whole job as JSON, secrets hidden.
+        run: the run directory.
+        began: when the run began, in unix seconds. With the directory it identifies the run.
+    """
+
+    config: Any
+    job_name: str
+    job: dict[str, Any]
+    run: RunDir
+    began: float
+
+
+class Sink(Protocol):
+    """Takes the rows and events of a run, each once and in order.
+
+    A step that is trained again after a failure may come a second time. Every method may raise what its library
+    raises: the sink is then built anew after a pause, and receives what follows its `last_step` and `last_event`.
     """
 
     last_step: int
-    """The last step that it has; rows up to it are not given again."""
+    """The last step that the sink has. It receives later rows only."""
     last_event: int
-    """The number of the last event that it has."""
+    """The number of the last event that the sink has."""
 
     def rows(self, rows: Sequence[Row]) -> None:
-        """Take these rows of metrics.jsonl. Where the first is not after `last_step`, what is beyond it never was."""
+        """Take these rows of metrics.jsonl. If the first row is not after `last_step`, all later steps that the sink
+        has are void: the run returned to a checkpoint."""
 
     def events(self, events: Sequence[Row]) -> None:
         """Take these rows of events.jsonl, secrets hidden."""
 
     def close(self) -> None:
-        """Have all delivered that was taken."""
+        """Deliver everything that was taken."""
 
 
 def metrics_of(row: Row) -> dict[str, float]:

@@ -9,7 +9,7 @@ import struct
 import time
 from collections.abc import Iterator, Sequence
 
-from orchestrator.observe.sinks.sink import metrics_of
+from orchestrator.observe.sinks.sink import SinkContext, metrics_of
 from orchestrator.storage.retry import Retry
 from orchestrator.storage.row_line import Row
 from orchestrator.storage.run_directory import RunDir
@@ -19,6 +19,14 @@ PREFIX = "events.out.tfevents."
 HEADER = struct.Struct("<QI")
 """Of a record: the length of its data, and a checksum of that; a checksum of the data is behind it (4 bytes)."""
 RETRY = Retry(attempts=5, first=0.2, cap=5.0, deadline=60.0)
+
+
+LIBRARY = "tensorboard"
+
+
+def build(context: SinkContext) -> TensorBoardSink:
+    """See `Sink`."""
+    return TensorBoardSink(context.run)
 
 
 class TensorBoardSink:

@@ -9,36 +9,44 @@ from typing import Any
 
 from orchestrator.config.redact import redact
 from orchestrator.config.sinks import WandbSpec
-from orchestrator.config.spec import JobSpec
 from orchestrator.observe.formatting import run_name
-from orchestrator.observe.sinks.sink import metrics_of
+from orchestrator.observe.sinks.sink import SinkContext, metrics_of
 from orchestrator.storage.row_line import Row
-from orchestrator.storage.run_directory import RunDir
 
 CURSOR = "wandb.json"
 """The last step that was given to it, in the run directory: an offline run cannot be asked."""
 
 
+LIBRARY = "wandb"
+
+
+def build(context: SinkContext) -> WandbSink:
+    """See `Sink`."""
+    return WandbSink(context)
+
+
 class WandbSink:
-    """Raises what wandb does, as when there is no key."""
+    """Raises what wandb raises, for example if there is no key."""
 
     last_event = 0
 
-    def __init__(self, spec: JobSpec, wandb_spec: WandbSpec, run: RunDir, born: float) -> None:
+    def __init__(self, context: SinkContext) -> None:
         import wandb
 
+        run = context.run
+        wandb_spec: WandbSpec = context.config
         self._run_dir = run
-        identity = hashlib.sha256(f"{redact(run.uri)} {born:.6f}".encode()).hexdigest()[:16]
+        identity = hashlib.sha256(f"{redact(run.uri)} {context.began:.6f}".encode()).hexdigest()[:16]
         folder = run.path if run.local else tempfile.mkdtemp(prefix="wandb-")
         self._run: Any = wandb.init(
             project=wandb_spec.project,
             entity=wandb_spec.entity,
-            name=run_name(spec.name, run.name),
+            name=run_name(context.job_name, run.name),
             id=identity,
             resume="allow",
             mode=wandb_spec.mode,
             dir=folder,
-            config=redact(spec.model_dump(mode="json")),
+            config=context.job,
             settings=wandb.Settings(console="off", disable_git=True, silent=True, x_disable_stats=True),
         )
         told = int(run.read_json_or_empty(CURSOR).get("step", -1))

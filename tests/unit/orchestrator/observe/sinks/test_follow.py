@@ -211,13 +211,13 @@ def test_a_sink_that_fails_is_told_of_and_waits(tmp_path: Path, capsys: pytest.C
 
 
 def test_a_library_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    check_sinks(job(tensorboard=True, opentelemetry={"endpoint": "http://c:4318/v1/traces"}))
+    check_sinks(job(tensorboard=True, opentelemetry={"endpoint": "http://c:4318/v1/traces"}).sinks)
     monkeypatch.setattr(follow, "find_spec", lambda library: None)
     with pytest.raises(InputError, match=r"sinks.wandb.*needs the library wandb.*\[sinks\]"):
-        check_sinks(job(wandb={"project": "p"}))
+        check_sinks(job(wandb={"project": "p"}).sinks)
     with pytest.raises(InputError, match="no http or https URL"):
         job(opentelemetry={"endpoint": "collector:4317"})
-    check_sinks(job())
+    check_sinks(job().sinks)
 
 
 @pytest.mark.slow

@@ -1,0 +1,88 @@
+"""Names that installed packages give to their code: `ext:NAME` in a job file is an entry point of such a package.
+
+A package declares what it offers in its pyproject.toml, one group for each kind of component:
+
+    [project.entry-points."training_orchestrator.optimizers"]
+    sign_sgd = "sign_sgd:SignSGD"
+
+A job file that says `train.optimizer.name: ext:sign_sgd` then means `sign_sgd:SignSGD`. Storage has no group here:
+fsspec finds file systems by its own, `fsspec.specs`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from importlib.metadata import entry_points
+from typing import Any
+
+from orchestrator.config.errors import InputError
+
+PREFIX = "ext:"
+GROUP = "training_orchestrator."
+"""What the name of every group of entry points begins with."""
+KEYS = {
+    ("workload", "model"): "models",
+    ("workload", "objective"): "objectives",
+    ("data", "samples"): "samples",
+    ("evaluate", "metrics"): "metrics",
+    ("train", "optimizer", "name"): "optimizers",
+    ("train", "optimizer", "schedule"): "schedules",
+    ("parallel", "cost"): "costs",
+    ("sinks", "own"): "sinks",
+}
+"""The keys of a job file that take `ext:NAME`, and the group of each."""
+
+
+def with_extensions(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The document with `module:name` in place of each `ext:NAME`.
+
+    Raises:
+        InputError: no installed package has an entry point of that name, or several have.
+    """
+    for path, group in KEYS.items():
+        document = _replaced(document, path, group, ".".join(path))
+    return document
+
+
+def offered() -> dict[str, dict[str, str]]:
+    """What installed packages offer: by group, `module:name` by name."""
+    groups = sorted(set(KEYS.values()))
+    return {
+        group: {point.name: point.value for point in entry_points(group=GROUP + group)} for group in groups
+    }
+
+
+def _replaced(value: Any, path: tuple[str, ...], group: str, key: str) -> Any:
+    """The value at `path`, whose end is a name, a mapping with `use`, or a list of them."""
+    if path:
+        if not isinstance(value, Mapping) or path[0] not in value:
+            return value
+        part = value[path[0]]
+        new = _replaced(part, path[1:], group, key)
+        return value if new is part else {**value, path[0]: new}
+    if isinstance(value, list):
+        parts = [_replaced(part, (), group, key) for part in value]
+        return value if all(new is part for new, part in zip(parts, value, strict=True)) else parts
+    if isinstance(value, Mapping):
+        return _replaced(value, ("use",), group, key)
+    if isinstance(value, str) and value.startswith(PREFIX):
+        return _entry_point(value.removeprefix(PREFIX), group, key)
+    return value
+
+
+def _entry_point(name: str, group: str, key: str) -> str:
+    values = sorted({point.value for point in entry_points(group=GROUP + group, name=name)})
+    if len(values) > 1:
+        what = f"several installed packages offer {name}: {', '.join(values)}"
+        raise InputError(what, key, "name one of them as module:name")
+    if not values:
+        names = sorted(offered()[group])
+        close = get_close_matches(name, names, 1)
+        known = (
+            f"did you mean {close[0]}?"
+            if close
+            else f"they offer {', '.join(names) or 'nothing of the kind'}"
+        )
+        raise InputError(f"no installed package offers {name} in {GROUP}{group}", key, known)
+    return values[0]
