@@ -8,6 +8,7 @@ import functools
 import json
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -86,6 +87,24 @@ OBJECT_COLLECTIVES = {
     ("gather_object",),
     ("scatter_object_list",),
 }
+
+
+def test_every_file_beside_the_code_is_in_the_wheel() -> None:
+    """Templates and profiles are read at run time; a wheel has only what pyproject.toml names."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    named = project["tool"]["setuptools"]["package-data"]
+    beside = {
+        path.relative_to(ROOT / package).as_posix(): package
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*")
+        if path.is_file() and path.suffix not in (".py", ".pyc")
+    }
+    left_out = [
+        f"{package}/{path}"
+        for path, package in beside.items()
+        if not any(fnmatch.fnmatch(path, pattern) for pattern in named.get(package, ()))
+    ]
+    assert left_out == []
 
 
 @functools.cache
