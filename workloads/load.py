@@ -114,13 +114,9 @@ def load(
         return _own(OwnWorkload(model, config, OfSamples(), vocabulary), adapter, begin)
     meaning = folder_meaning(model.removeprefix(FOLDER), kept) if model.startswith(FOLDER) else None
     if meaning and rule > 5 and _decodes(config, objective):
-        start = (options or {}).get("start", -1)
-        vocabulary = vocabulary_of_folder(vocabulary, meaning, objective, start)
-        if (vocabulary.decoder_start or 0) >= config.vocab_size:
-            raise WorkloadError(
-                f"the decoder of {model} begins with token {vocabulary.decoder_start}, and the model has "
-                f"{config.vocab_size}; mend decoder_start_token_id in its config.json"
-            )
+        vocabulary = _with_decoder_start(
+            model, config, vocabulary, meaning, objective, (options or {}).get("start", -1)
+        )
     built = objectives.build(
         objective,
         vocabulary=vocabulary,
@@ -136,20 +132,7 @@ def load(
     generation = generation_of(vocabulary, meaning, built) if meaning else Generation()
     if isinstance(config, HuggingFaceModel):
         config = config.padded_with(vocabulary.padding)
-        if begin is not None:
-            raise WorkloadError(
-                f"{model} is run as a class of transformers; name its weights in workload.model"
-            )
-        if layer_drop:
-            raise WorkloadError(
-                f"layers are skipped in classes of this project's own, and {model} is run as a class of transformers; "
-                "set workload.layer_drop to 0"
-            )
-        if attention_dropout:
-            raise WorkloadError(
-                f"attention has dropout in classes of this project's own, and {model} is run as a class of "
-                "transformers; set workload.attention_dropout to 0"
-            )
+        _check_class_options(model, begin, layer_drop, attention_dropout)
         check_of_class(str(root(config.folder)))
         workload = HuggingFaceWorkload(model, config, built, vocabulary, dropout, generation=generation)
         workload.check_labels()
@@ -169,6 +152,42 @@ def load(
         with told_by_our_names(config):
             return made if adapter is None else made.with_adapter(adapter)
     return _workload(model, _scaled(model, beside(config, mup), built, vocabulary), built, vocabulary, begin)
+
+
+def _with_decoder_start(
+    model: str,
+    config: Description,
+    vocabulary: Vocabulary,
+    meaning: FolderMeaning,
+    objective: str,
+    start: int,
+) -> Vocabulary:
+    """The vocabulary with the token that begins a decoder of this folder. Raises WorkloadError if the model lacks it."""
+    vocabulary = vocabulary_of_folder(vocabulary, meaning, objective, start)
+    if (vocabulary.decoder_start or 0) >= config.vocab_size:
+        raise WorkloadError(
+            f"the decoder of {model} begins with token {vocabulary.decoder_start}, and the model has "
+            f"{config.vocab_size}; mend decoder_start_token_id in its config.json"
+        )
+    return vocabulary
+
+
+def _check_class_options(
+    model: str, begin: Begin | None, layer_drop: float, attention_dropout: float
+) -> None:
+    """Refuse what a class of transformers that runs as it is does not offer. Raises WorkloadError."""
+    if begin is not None:
+        raise WorkloadError(f"{model} is run as a class of transformers; name its weights in workload.model")
+    if layer_drop:
+        raise WorkloadError(
+            f"layers are skipped in classes of this project's own, and {model} is run as a class of transformers; "
+            "set workload.layer_drop to 0"
+        )
+    if attention_dropout:
+        raise WorkloadError(
+            f"attention has dropout in classes of this project's own, and {model} is run as a class of "
+            "transformers; set workload.attention_dropout to 0"
+        )
 
 
 def _decodes(config: Description, objective: str) -> bool:

@@ -6,6 +6,8 @@ import importlib.metadata
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from orchestrator.config.data import DataSpec
+from orchestrator.config.evaluate import EvaluateSpec
 from orchestrator.config.extras import install
 from orchestrator.config.spec import JobSpec
 from orchestrator.launch.doctor import Finding
@@ -43,40 +45,58 @@ def store_libraries(uri: str) -> Iterator[Need]:
 
 
 def needed_libraries(spec: JobSpec) -> Iterator[Need]:
-    """The libraries that the job needs beside those of every rank."""
+    """The libraries that the job needs beside those of every rank, component by component."""
     for uri in named(spec):
         yield from store_libraries(uri)
-    for step in spec.data.clean:
+    yield from _data_libraries(spec.data)
+    if spec.evaluate is not None:
+        yield from _evaluation_libraries(spec.evaluate)
+    yield from EXPORT_LIBRARIES.get(str(spec.checkpoint.export), ())
+    if spec.workload.adapter and spec.workload.adapter.quantize != "none":
+        yield Need("workload.adapter.quantize", "bitsandbytes", "qlora")
+    if spec.tracking:
+        yield Need("tracking", "mlflow")
+    for key, library in SINK_LIBRARIES.items():
+        if spec.sinks and getattr(spec.sinks, key):
+            yield Need(f"sinks.{key}", library, "sinks")
+    if spec.tune:
+        yield Need("tune", "optuna")
+
+
+EXPORT_LIBRARIES = {
+    "adapter": [Need("checkpoint.export adapter", "peft", "peft")],
+    "gguf": [
+        Need("checkpoint.export gguf", "gguf", "gguf"),
+        Need("checkpoint.export gguf", "accelerate", "gguf"),
+    ],
+    "onnx": [
+        Need("checkpoint.export onnx", "onnx", "onnx"),
+        Need("checkpoint.export onnx", "onnxruntime", "onnx"),
+    ],
+}
+"""By the form of an export."""
+SINK_LIBRARIES = {
+    "tensorboard": "tensorboard",
+    "wandb": "wandb",
+    "opentelemetry": "opentelemetry-exporter-otlp-proto-http",
+}
+"""By the key of a sink: the name under which its library is installed."""
+
+
+def _data_libraries(data: DataSpec) -> Iterator[Need]:
+    for step in data.clean:
         if step.name == "near_duplicates":
             yield Need("data.clean.near_duplicates", "rensa", "data")
         if step.name == "language":
             yield Need("data.clean.language", "py3langid", "data")
         if step.name == "normalize" and step.options.fix:
             yield Need("data.clean.normalize.fix", "ftfy", "data")
-    if spec.data.samples is not None and spec.data.samples.use == IMAGES:
+    if data.samples is not None and data.samples.use == IMAGES:
         yield Need("data.samples images", "pillow", "image")
-    if spec.evaluate and spec.evaluate.tasks:
+
+
+def _evaluation_libraries(evaluate: EvaluateSpec) -> Iterator[Need]:
+    if evaluate.tasks:
         yield Need("evaluate.tasks", "lm-eval", "eval")
-    predicted = set(spec.evaluate.of_predictions if spec.evaluate else ()) - {"spearman"}
-    if predicted:
+    if predicted := set(evaluate.of_predictions) - {"spearman"}:
         yield Need(f"evaluate.metrics {min(predicted)}", "scikit-learn")
-    if spec.checkpoint.export == "adapter":
-        yield Need("checkpoint.export adapter", "peft", "peft")
-    if spec.checkpoint.export == "gguf":
-        yield Need("checkpoint.export gguf", "gguf", "gguf")
-        yield Need("checkpoint.export gguf", "accelerate", "gguf")
-    if spec.checkpoint.export == "onnx":
-        yield Need("checkpoint.export onnx", "onnx", "onnx")
-        yield Need("checkpoint.export onnx", "onnxruntime", "onnx")
-    if spec.workload.adapter and spec.workload.adapter.quantize != "none":
-        yield Need("workload.adapter.quantize", "bitsandbytes", "qlora")
-    if spec.tracking:
-        yield Need("tracking", "mlflow")
-    if spec.sinks and spec.sinks.tensorboard:
-        yield Need("sinks.tensorboard", "tensorboard", "sinks")
-    if spec.sinks and spec.sinks.wandb:
-        yield Need("sinks.wandb", "wandb", "sinks")
-    if spec.sinks and spec.sinks.opentelemetry:
-        yield Need("sinks.opentelemetry", "opentelemetry-exporter-otlp-proto-http", "sinks")
-    if spec.tune:
-        yield Need("tune", "optuna")

@@ -24,6 +24,7 @@ from orchestrator.data.sources.fields import value_of
 from orchestrator.launch.doctor import Finding
 from orchestrator.launch.first_job import job_text
 from orchestrator.planner.profile import FOLDER
+from orchestrator.storage import lease
 from orchestrator.storage.run_directory import RunDir
 
 NOISY = """
@@ -419,7 +420,10 @@ def test_a_try_begins_anew_on_an_object_store() -> None:
                 tried.write_json("summary.json", {})
 
 
-def test_a_try_begins_anew_and_takes_no_other_run_away(tmp_path: Path) -> None:
+def test_a_try_begins_anew_and_takes_no_other_run_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "LOCK_TIMEOUT", 0.2)
     tried = RunDir(str(tmp_path / "runs" / "small-smoke"))
     with begun_anew(tried):
         tried.append("events.jsonl", [{"time": 1.0, "attempt": 1, "phase": "done"}])
