@@ -162,7 +162,8 @@ def _with_decoder_start(
     objective: str,
     start: int,
 ) -> Vocabulary:
-    """The vocabulary with the token that begins a decoder of this folder. Raises WorkloadError if the model lacks it."""
+    """The vocabulary with the token that begins a decoder of this folder. Raises WorkloadError if the model has no such
+    token."""
     vocabulary = vocabulary_of_folder(vocabulary, meaning, objective, start)
     if (vocabulary.decoder_start or 0) >= config.vocab_size:
         raise WorkloadError(
