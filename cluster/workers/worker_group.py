@@ -233,8 +233,8 @@ class PendingGroup:
                     num_cpus=bundle.cpu, num_gpus=bundle.gpu, scheduling_strategy=strategy
                 )
                 self._hosts.append(worker.remote(self.spec.target, bundle.stands_by, self._shared))
-            locations = [host.location.remote() for host in self._hosts]
-            self._answers = locations + [host.exits.remote() for host in self._hosts]
+            self._answers = [host.location.remote() for host in self._hosts]
+            self._answers += [host.exits.remote() for host in self._hosts]
         if not self._hosts or ray.wait(self._answers, num_returns=len(self._answers), timeout=wait)[1]:
             return None
         locations = tuple(tuple(location) for location in ray.get(self._answers[: self.spec.ranks]))
