@@ -13,8 +13,7 @@ LOOKS = 5.0
 EVERY = 0.25
 """Seconds between two reads of the status."""
 SILENCE = 300.0
-"""Seconds without a new status after which a run counts as abandoned. The status may not change for minutes while workers
-are placed on new nodes."""
+"""Seconds without a new status after which a run counts as abandoned. Placing workers on new nodes may take minutes."""
 
 
 class Signs:
