@@ -197,9 +197,8 @@ class Saver:
     def _wait(self, done: Callable[[], bool], timeout: float) -> float:
         self._receive(0.0)
         if not done():
-            self._sidecar.send(
-                {"ask": True}
-            )  # tests that the process lives, since nothing else may be unanswered
+            # Tests that the process is alive, since all earlier requests may be answered.
+            self._sidecar.send({"ask": True})
         began = time.monotonic()
         while not done() and (left := began + timeout - time.monotonic()) > 0:
             self._receive(left)

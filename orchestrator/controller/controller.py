@@ -302,9 +302,8 @@ class Controller:
     def request_stop(self, reason: str) -> None:
         """Ask the run to commit at the next step boundary and end."""
         self._stop = Stop("request", reason)
-        if (
-            self._workers.running
-        ):  # the gang is asked directly, because the controller may be waiting for storage
+        # The gang is asked directly, because the controller may be waiting for storage.
+        if self._workers.running:
             self._workers.request_stop()
 
     def status(self) -> dict[str, Any]:
@@ -542,9 +541,8 @@ class Controller:
         planner = self._planner = self._workers.planner(shape, self._is_stopped)
         for line in (*notes, *told(planner.machine, planner.spec.train.dtype)):
             self._event(self._state.phase, line)
-        planner.plan(
-            self._spec.resources.workers.max
-        )  # raises InputError if no layout is legal, before anything starts
+        # Raises InputError if no layout is legal, before anything starts.
+        planner.plan(self._spec.resources.workers.max)
         self._policy = Policy(self._spec, planner.choose, planner.seconds)
         if widest := self._policy.choose(self._useful_workers):
             self._useful_workers = widest.world

@@ -131,9 +131,8 @@ class EventHistory:
             self.attempt_start = len(self.events) - 1
         elif event["phase"] == "stop":
             self._stopped_at = event["time"]
-        elif (
-            event["phase"] == "train" and self._stopped_at is not None
-        ):  # later events of the phase report saves
+        elif event["phase"] == "train" and self._stopped_at is not None:
+            # Only the first event of the phase counts; later ones report saves.
             self.restart_seconds = max(event["time"] - self._stopped_at, 0.0)
             self._stopped_at = None
 

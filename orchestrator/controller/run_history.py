@@ -306,9 +306,8 @@ class RunHistory:
         Raises:
             InputError: the directory belongs to another run. Nothing has been written then.
         """
-        _ = (
-            spec.train.dtype
-        )  # raises if the precision is not chosen yet; what is written below keeps it for good
+        # Raises if the precision is not chosen yet. What is written below fixes it for good.
+        _ = spec.train.dtype
         self._spec = spec
         self._run = run
         self._log = log or ControllerLog(run.uri)

@@ -27,9 +27,8 @@ def check_written(spec: JobSpec, run_dir: RunDir, address: str | None) -> None:
     with problems.noted():
         run_dir.check_ours()
     target = spec.checkpoint.export_to
-    beside = (
-        os.path.dirname(target) if target and is_local(target) else target
-    )  # an export is drafted beside its target
+    # An export is drafted beside its target.
+    beside = os.path.dirname(target) if target and is_local(target) else target
     for where, uri in {"data.cache": spec.data.cache, "checkpoint.export_to": beside}.items():
         if address is None and uri and (why := unwritable(uri)):
             with problems.noted():

@@ -102,9 +102,8 @@ def run(
             shared = stack.enter_context(imports_begun(spec, embedded=address is None))
 
         show({"phase": "check", "note": "reading the job's sources and model"})
-        mark = preflight_cache.mark_of(
-            spec, run_dir
-        )  # made first, so it does not cover code that changes meanwhile
+        # Made before the checks, so it does not cover code that changes meanwhile.
+        mark = preflight_cache.mark_of(spec, run_dir)
         job = preflight(spec, run_dir, until, address, begin, preflight_cache.is_known(mark))
         if choice := choice_of(spec, job):
             show({"phase": "check", "note": f"precision {choice}"})
