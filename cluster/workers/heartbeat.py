@@ -115,7 +115,7 @@ class HeartbeatServer:
             return GangStatus(tuple(self._status), tuple(rows), self._gap, at, tuple(nodes))
 
     def broadcast(self, message: dict[str, Any]) -> None:
-        """Send a message to all ranks. A rank with a full connection does not get it, and soon counts as silent."""
+        """Send a message to all ranks. A rank with a full connection misses it, and soon counts as silent."""
         with self._lock:
             for connection in self._connections.values():
                 _send(connection, message)
@@ -147,7 +147,7 @@ class HeartbeatServer:
                     del connections[connection.socket]
                     connection.socket.close()
             with self._lock:
-                # Set only now, when every message that had arrived by then is read, even if this process was frozen before.
+                # Set only now, when every message up to then is read, even if this process was frozen before.
                 self._observed_at = observed_at
         for connection in connections.values():
             connection.socket.close()

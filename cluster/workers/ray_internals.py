@@ -84,7 +84,7 @@ NODE_TIMEOUT = 60
 def free_resources_by_node() -> dict[str, dict[str, float]]:
     """Return the free resources by node id.
 
-    Without it only the total of the cluster is known, and gangs could not tell whether ranks that must share a node fit.
+    Without it only the total of the cluster is known. Gangs could not tell whether ranks that share a node fit on one.
     """
     from ray._private.state import available_resources_per_node
 
@@ -168,7 +168,7 @@ def forget_token() -> None:
 def full_folder() -> str:
     """Return Ray's folder on this machine if its disk is full, else an empty string.
 
-    Ray's processes die silently when they cannot write their logs. Without this function such deaths have no known cause.
+    Ray's processes die silently when they cannot write their logs. Without it such deaths have no known cause.
     """
     from ray._private import worker
 

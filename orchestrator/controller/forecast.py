@@ -154,10 +154,20 @@ class _Run:
     def _seen(self) -> Observation:
         room = self.up * self.fleet.per_node
         return Observation(
-            self.now, prepared=True, exported=True, tasks_done=True, capacity=room, ready=room,
-            ranks=(self.rank,) if self.rank else (), restored=self.restored, recorded=int(self.step),
-            step_seconds=self.seconds, longest_step=self.seconds, gap=1.0, restart_seconds=self.fleet.restart,
-        )  # fmt: skip
+            now=self.now,
+            prepared=True,
+            exported=True,
+            tasks_done=True,
+            capacity=room,
+            ready=room,
+            ranks=(self.rank,) if self.rank else (),
+            restored=self.restored,
+            recorded=int(self.step),
+            step_seconds=self.seconds,
+            longest_step=self.seconds,
+            gap=1.0,
+            restart_seconds=self.fleet.restart,
+        )
 
     def _pass(self, until: float, part: str) -> None:
         """Advance the time and count it towards `part`. Nodes that return meanwhile become available."""
@@ -234,9 +244,16 @@ class _Run:
         # Each failure hits another rank, so `decide` does not take the program to be the cause.
         number = self.life.failures
         self.rank = RankStatus(
-            number, "", 1, "dead", int(self.step), ENDS[kind], failed_at=self.now, last_heartbeat=self.now,
+            rank=number,
+            node="",
+            pid=1,
+            state="dead",
+            step=int(self.step),
+            error=ENDS[kind],
+            failed_at=self.now,
+            last_heartbeat=self.now,
             cause=Cause("lost"),
-        )  # fmt: skip
+        )
 
     def _lose(self) -> None:
         """Lose the steps since the last published commit."""
