@@ -1,6 +1,7 @@
-"""Where a run is executed. Knows nothing of jobs, models or checkpoints; imports neither of the other packages.
+"""Run processes on machines: gangs of ranks, local clusters, clusters over SSH, and files for other clusters.
 
-Each package within imports only those below it; `tests/unit/test_house.py` has their order and holds it.
+This package knows nothing of jobs, models or checkpoints, and imports neither of the other packages. Each of its
+subpackages imports only those below it; `tests/unit/test_house.py` checks their order.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ from collections.abc import Sequence
 from os.path import basename, dirname
 
 WORKER = "default_worker.py"
-"""The program that a worker of Ray is."""
+"""The name of the program of Ray's workers."""
 
 
 def job_folders_last(path: Sequence[str], program: str) -> list[str]:
-    """Python's path in a process of `program`; in a worker of Ray with the folders of the job behind all others.
+    """Return Python's path for a process of `program`. In a worker of Ray the job's folders are moved to the end.
 
-    Ray puts them first, where a file of the user's hides a module of Python, or a package, of the same name.
+    Ray puts them first, where a user's file would hide a module of Python or a package with the same name.
     """
     folder = dirname(program)
     if basename(program) != WORKER or folder not in path:

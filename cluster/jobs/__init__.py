@@ -1,1 +1,1 @@
-"""Several jobs on one cluster: submission through Ray Jobs, the queue, and who is admitted when."""
+"""Several jobs on one cluster: submission through Ray Jobs, the queue, and admission."""

@@ -1,9 +1,9 @@
-"""Which jobs are admitted to a cluster that several share: a pure function of what they ask for and what is free.
+"""Decide which jobs are admitted to a shared cluster: a pure function of their requests and the free resources.
 
-Jobs are admitted by priority, equals in the order in which they began to wait, and nobody overtakes the first that
-waits. (A job that would not fit on the empty cluster waits for more nodes, and blocks nobody.) An admitted job keeps
-its workers. If the first that waits would fit without running jobs of lower priority, these are asked to yield, the
-lowest priority and the latest first.
+Jobs are admitted by priority, and jobs of equal priority in the order in which they began to wait. No job overtakes the
+first waiting job, except that a job that would not fit on the empty cluster waits for more nodes and blocks no other.
+An admitted job keeps its workers. If the first waiting job would fit without running jobs of lower priority, these are
+asked to yield, beginning with the lowest priority and the latest start.
 """
 
 from __future__ import annotations
@@ -21,20 +21,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class QueuedJob:
-    """A job in the queue, named by its run directory, that asks for `least` to `most` workers of size `bundle`.
-
-    `since` is when it began to wait, in unix seconds; `running` is true once it was admitted. `places` are the node
-    addresses of its workers, one for each.
-    """
+    """A job in the queue."""
 
     name: str
+    """Its run directory."""
     priority: int
     since: float
+    """When it began to wait, unix seconds."""
     bundle: Bundle
+    """What one of its workers occupies."""
     least: int
+    """The smallest number of workers that it can run on."""
     most: int
+    """The largest number of workers that it can use."""
     places: tuple[str, ...] = ()
+    """The node address of each of its workers."""
     running: bool = False
+    """Whether it has been admitted."""
 
     @property
     def short(self) -> str:
@@ -44,18 +47,18 @@ class QueuedJob:
 
 @dataclass(frozen=True)
 class Admission:
-    """The queue's answer to a job: whether it is admitted (`go`), with at most `room` workers; if not, what it waits
-    for.
-
-    `yield_to` names the job for which it should commit and end. `possible` is whether it would fit on the cluster's
-    nodes if they were empty.
-    """
+    """The queue's answer to a job."""
 
     go: bool
+    """Whether it is admitted."""
     room: int = 0
+    """How many workers an admitted job may have."""
     waits_for: str = ""
+    """What a job that is not admitted waits for, for people."""
     yield_to: str = ""
+    """The job for which it should commit and end; empty without one."""
     possible: bool = True
+    """Whether it would fit on the cluster's nodes if they were empty."""
 
 
 class _FreeCapacity:
@@ -65,7 +68,7 @@ class _FreeCapacity:
         self.nodes = [dataclasses.replace(node, free=dict(node.free)) for node in nodes]
 
     def take(self, bundle: Bundle, count: int) -> tuple[str, ...]:
-        """Allocate up to `count` bundles, first fit; returns the node address of each."""
+        """Allocate up to `count` bundles, first fit. Return the node address of each."""
         taken: list[str] = []
         for node in (node for node in self.nodes if bundle.suits(node.labels)):
             while len(taken) < count and all(
@@ -76,18 +79,18 @@ class _FreeCapacity:
         return tuple(taken)
 
     def emptied(self) -> _FreeCapacity:
-        """The same nodes with all of their resources free."""
+        """Return the same nodes with all of their resources free."""
         return _FreeCapacity([dataclasses.replace(node, free=node.total) for node in self.nodes])
 
     def give(self, bundle: Bundle, places: Sequence[str]) -> None:
-        """Release a bundle at each of these node addresses; nodes that are gone are passed over."""
+        """Release a bundle at each of these node addresses. Nodes that are gone are skipped."""
         at = {node.address: node for node in self.nodes}
         for place in places:
             if place in at:
                 self._add(at[place], bundle, 1)
 
     def fits(self, bundle: Bundle, count: int) -> int:
-        """How many of `count` bundles would fit."""
+        """Return how many of `count` bundles fit."""
         return len(_FreeCapacity(self.nodes).take(bundle, count))
 
     @staticmethod
@@ -97,13 +100,13 @@ class _FreeCapacity:
 
 
 def admissions(tickets: Sequence[QueuedJob], nodes: Sequence[Node]) -> dict[str, Admission]:
-    """The answer to every job, by name, given the nodes and their free resources."""
+    """Return the answer to every job, by name, for the given nodes and their free resources."""
     free = _FreeCapacity(nodes)
     waiting = sorted((t for t in tickets if not t.running), key=lambda t: (-t.priority, t.since, t.name))
     running = [t for t in tickets if t.running]
     places = {t.name: t.places for t in running}
     for ticket in running:
-        if not ticket.places:  # it prepares data or restarts: reserve what it is about to use
+        if not ticket.places:  # it prepares data or restarts, so what it is about to use is reserved
             places[ticket.name] = free.take(ticket.bundle, ticket.most)
     found: dict[str, Admission] = {}
     first: QueuedJob | None = None
@@ -137,8 +140,10 @@ def admissions(tickets: Sequence[QueuedJob], nodes: Sequence[Node]) -> dict[str,
 def _victims(
     first: QueuedJob, free: _FreeCapacity, lower: Sequence[QueuedJob], places: dict[str, tuple[str, ...]]
 ) -> list[QueuedJob]:
-    """The jobs of `lower`, taken in order, without which `first` would fit, less those whose end it does not need.
-    Empty if it would not fit without all of them either."""
+    """The jobs that must yield so that `first` fits; empty if it would not fit even without all of `lower`.
+
+    They are taken from `lower` in order. Those whose end turns out to be unnecessary are dropped again.
+    """
 
     def suffices(victims: Sequence[QueuedJob]) -> bool:
         freed = _FreeCapacity(free.nodes)

@@ -1,7 +1,7 @@
-"""The job queue of a shared cluster, and the resources that all jobs together request of its autoscaler.
+"""The job queue of a shared cluster, which also requests the resources of all jobs from the autoscaler.
 
-One detached actor keeps it, since Ray's autoscaler knows only the latest request for resources, whoever made it. Jobs
-repeat all that it needs to know with each question, so if it dies, the next question restores it.
+One detached actor holds the queue, because Ray's autoscaler knows only the latest request, whoever made it. Each
+question of a job contains everything that the queue needs, so the next questions restore a queue that died.
 """
 
 from __future__ import annotations
@@ -23,19 +23,18 @@ from cluster.workers.gang import Bundle
 from cluster.workers.nodes import alive
 
 ASK_EVERY = 1.0
-"""Seconds between a job's questions to the queue."""
+"""Seconds between two questions of a job to the queue."""
 FORGET_AFTER = 30.0
 """Seconds without a question after which a job counts as gone."""
 REMIND_EVERY = 2.0
-"""Seconds after which a request for resources is repeated: the autoscaler keeps only the last, and Ray Data sends its
-own."""
+"""Seconds after which a request for resources is repeated, because Ray Data may have replaced it by its own."""
 ANSWER_TIMEOUT = 60.0
-"""Seconds for the queue to answer: it may have to be started first."""
+"""Seconds to wait for an answer of the queue, which may have to be started first."""
 ACTOR = "queue"
 
 
 class JobQueue:
-    """The queue itself. It runs in an actor, which handles one question at a time."""
+    """The queue. It runs in an actor, which handles one question at a time."""
 
     def __init__(self) -> None:
         self._tickets: dict[str, QueuedJob] = {}
@@ -45,13 +44,21 @@ class JobQueue:
         self._requested_at = 0.0
 
     def ask(self, ticket: dict[str, Any], want: int) -> dict[str, Any]:
-        """Answer a job. `ticket` are the fields of its `QueuedJob`, `want` is how many workers it could use; returns
-        the fields of an `Admission`."""
+        """Answer a job.
+
+        Args:
+            ticket: the fields of its `QueuedJob`.
+            want: how many workers it could use.
+
+        Returns:
+            The fields of an `Admission`.
+        """
         job = QueuedJob(**{**ticket, "bundle": Bundle(**ticket["bundle"])})
         before = self._tickets.get(job.name)
         if before is not None and before.running and before.since == job.since:
             job = dataclasses.replace(job, running=True)
-        self._tickets[job.name], self._wants[job.name] = job, want
+        self._tickets[job.name] = job
+        self._wants[job.name] = want
         self._last_asked[job.name] = time.monotonic()
         for name in [
             name for name, last in self._last_asked.items() if time.monotonic() - last > FORGET_AFTER
@@ -69,7 +76,7 @@ class JobQueue:
         self._request()
 
     def tickets(self) -> list[dict[str, Any]]:
-        """The jobs in the queue, as fields of `QueuedJob`."""
+        """Return the jobs in the queue, as fields of `QueuedJob`."""
         return [dataclasses.asdict(ticket) for ticket in self._tickets.values()]
 
     def _forget(self, name: str) -> None:
@@ -77,6 +84,7 @@ class JobQueue:
             table.pop(name, None)
 
     def _request(self) -> None:
+        """Request the workers of all jobs from the autoscaler, if they have changed or the request is old."""
         wanted = [t.bundle for name, t in sorted(self._tickets.items()) for _ in range(self._wants[name])]
         again = bool(wanted) and time.monotonic() - self._requested_at > REMIND_EVERY
         if again or wanted != self._requested:
@@ -84,11 +92,12 @@ class JobQueue:
 
             labels = [dict(bundle.labels) for bundle in wanted]
             request_resources(bundles=[b.resources for b in wanted], bundle_label_selectors=labels)
-            self._requested, self._requested_at = wanted, time.monotonic()
+            self._requested = wanted
+            self._requested_at = time.monotonic()
 
 
 class QueueClient:
-    """A job's side of the queue. A thread asks every ASK_EVERY seconds; `admission` is the last answer."""
+    """A job's client of the queue. A thread asks it every ASK_EVERY seconds; `admission` is the last answer."""
 
     def __init__(self, name: str, priority: int, bundle: Bundle, least: int, most: int) -> None:
         self._ticket = QueuedJob(name, priority, wall(), bundle, least, most)
@@ -101,7 +110,7 @@ class QueueClient:
 
     @property
     def admission(self) -> Admission:
-        """The queue's last answer; not admitted until there is one."""
+        """The queue's last answer. Not admitted before the first."""
         return self._admission or Admission(False, waits_for="the cluster's queue")
 
     def report_nodes(self, places: Sequence[str]) -> None:
@@ -110,11 +119,11 @@ class QueueClient:
             self._ticket = dataclasses.replace(self._ticket, places=tuple(places))
 
     def want(self, workers: int) -> None:
-        """Set how many workers the job could use; the queue requests them of the autoscaler."""
+        """Set how many workers the job could use. The queue requests them from the autoscaler."""
         self._want = workers
 
     def requeue(self) -> None:
-        """Queue again after yielding, behind the jobs that wait already."""
+        """Queue again after yielding, behind the waiting jobs."""
         with self._lock:
             name = self._ticket.name
             self._ticket = dataclasses.replace(self._ticket, places=(), since=wall(), running=False)
@@ -132,7 +141,7 @@ class QueueClient:
     def _poll_queue(self) -> None:
         while not self._left.is_set():
             ticket = self._ticket
-            with contextlib.suppress(RayError):  # a queue that has died is started again by the next question
+            with contextlib.suppress(RayError):  # the next question starts a queue that has died again
                 answer = ray.get(
                     _queue().ask.remote(dataclasses.asdict(ticket), self._want), timeout=ANSWER_TIMEOUT
                 )
@@ -141,7 +150,7 @@ class QueueClient:
 
     def _on_answer(self, ticket: QueuedJob, admission: Admission) -> None:
         with self._lock:
-            if ticket.since == self._ticket.since:  # else the answer is older than `requeue`
+            if ticket.since == self._ticket.since:  # otherwise the answer is older than `requeue`
                 self._admission = admission
                 self._ticket = dataclasses.replace(self._ticket, running=admission.go)
 

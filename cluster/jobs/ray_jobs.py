@@ -1,6 +1,6 @@
-"""Jobs on a cluster, by Ray's Jobs API: submitted by name, found by name, followed, stopped.
+"""Jobs on a cluster, by Ray's Jobs API: submit them, find them by name, follow them and stop them.
 
-A job keeps its name over all its submissions, each of which has a number; the newest one stands for the job.
+A job keeps its name over all its submissions, each of which has a number. The newest submission represents the job.
 """
 
 from __future__ import annotations
@@ -22,70 +22,85 @@ from cluster.workers.interruptions import held_interruptions
 from cluster.workers.ray_internals import UPLOAD_LOGGERS, forget_token, uploaded
 
 READY_TIMEOUT = 60.0
-"""Seconds for a cluster that has just started to accept a job: its agents come up after its Jobs API."""
+"""Seconds to wait until a new cluster accepts a job, because its agents start after its Jobs API."""
 ANSWER_TIMEOUT = 5.0
-"""Seconds for the Jobs API to answer one request."""
+"""Seconds to wait for an answer of the Jobs API."""
 POLL_INTERVAL = 0.5
 """Seconds between two polls of a job."""
 STOP_GRACE = 600
 """Seconds that Ray gives a job after SIGTERM, for a last commit, before it kills it."""
 API = "RAY_API_SERVER_ADDRESS"
 """Ray's variable for the URL of a Jobs API."""
-PENDING, RUNNING = "pending", "running"
+PENDING = "pending"
+RUNNING = "running"
 """States of a submission that has not ended."""
-NAME, RUN_DIR, PRIORITY = "orchestrator.name", "orchestrator.run_dir", "orchestrator.priority"
+NAME = "orchestrator.name"
+RUN_DIR = "orchestrator.run_dir"
+PRIORITY = "orchestrator.priority"
 """Keys of a submission's metadata."""
 EXCLUDED = (
     ".git", ".venv", "/venv", "__pycache__", "*.pyc", "*.egg-info", ".pytest_cache", ".mypy_cache", ".ruff_cache",
     "/runs", "/mlruns", "/mlflow.db", "*.safetensors",
 )  # fmt: skip
-"""Files of a working tree that are never uploaded, beside those that .gitignore and .rayignore name. A slash in
-front means its top alone: below it a package of the user's own may have such a name."""
+"""Files of a working tree that are never uploaded, in addition to those in .gitignore and .rayignore. A leading slash
+means the top of the tree only, because a user's package deeper down may have such a name."""
 CHATTY = ("ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk", *UPLOAD_LOGGERS)
-"""Loggers of Ray that would report every upload."""
+"""Ray's loggers that report every upload."""
 PACKAGES = ("orchestrator", "workloads", "cluster")
 
 
 @dataclass(frozen=True)
 class Submission:
-    """One submission of a job. `state` is pending, running or how it ended: done, failed, stopped, or what the exit
-    code of its command means; times are unix seconds; `exit_code` is that of its command, once it has one."""
+    """One submission of a job."""
 
     id: str
     name: str
+    """The name of the job."""
     run_dir: str
     priority: int
     state: str
+    """Pending, running or how it ended: done, failed, stopped, or the meaning of its exit code."""
     entrypoint: str
+    """Its command."""
     started: float | None
+    """When it started, unix seconds."""
     ended: float | None
+    """When it ended, unix seconds."""
     exit_code: int | None
+    """The exit code of its command, None while it runs."""
     message: str
 
     @property
     def has_ended(self) -> bool:
-        """Whether its command is over."""
+        """Whether its command has ended."""
         return self.state not in (PENDING, RUNNING)
 
     def came_after(self, written: float | None) -> bool:
-        """Whether something was written, unix seconds, before this was submitted. Runs are controlled on the head of a
-        cluster, by whose clock submissions are dated too."""
+        """Whether it was submitted after something was `written`, in unix seconds.
+
+        The times can be compared, because controllers run on the cluster's head, whose clock also dates submissions.
+        """
         return (written or 0.0) < (self.started or 0.0)
 
     def to_json(self) -> dict[str, Any]:
-        """What `list --json` prints."""
+        """Return what `list --json` prints."""
         return {key: value for key, value in vars(self).items() if key != "entrypoint"}
 
 
 class Jobs:
-    """The Jobs API of a cluster. Raises NoCluster if it does not answer, or refuses this token.
+    """The Jobs API of a cluster. Methods raise NoCluster if it does not answer or refuses the token.
 
-    `exit_states` says what the exit codes of a job's command mean; any other code is "failed".
-
-    A cluster that requires no token would run anyone's code: it is refused, unless RAY_AUTH_MODE is disabled.
+    A cluster without token authentication is refused, because it would run anyone's code, unless RAY_AUTH_MODE is
+    "disabled".
     """
 
     def __init__(self, address: ClusterAddress, exit_states: Mapping[int, str]) -> None:
+        """Connect to a cluster.
+
+        Args:
+            address: the cluster.
+            exit_states: the state that each exit code of a job's command means; other codes mean "failed".
+        """
         self._exit_states = exit_states
         try:
             import ray.dashboard.utils
@@ -101,35 +116,49 @@ class Jobs:
             for name in CHATTY:
                 logging.getLogger(name).setLevel(logging.ERROR)
             with put_back([API]):
-                os.environ[API] = url  # which Ray prefers to the address that it is given
+                os.environ[API] = url  # Ray prefers this variable to its argument
                 self._client = JobSubmissionClient(url, headers=_own_token(address))
         except NoCluster:
             raise
-        except Exception as error:  # Ray raises its own kinds, those of gRPC and those of requests
+        except Exception as error:  # Ray raises errors of its own, of gRPC and of requests
             raise _no_cluster(address.given, error) from None
 
     def all(self) -> list[Submission]:
-        """All submissions by this program, the oldest first."""
-        found = [self._submission(job) for job in self._client.list_jobs() if NAME in (job.metadata or {})]
-        return sorted(found, key=lambda job: (job.started or float("inf"), job.id))
+        """Return all submissions by this program, the oldest first."""
+        submissions = [
+            self._submission(job) for job in self._client.list_jobs() if NAME in (job.metadata or {})
+        ]
+        return sorted(submissions, key=lambda job: (job.started or float("inf"), job.id))
 
     def find(self, name: str) -> Submission | None:
-        """The newest submission of the job of that name or run directory, or the submission of that id; None if there
-        is none."""
+        """Return the newest submission of a job by its name or run directory, or a submission by its id; else None."""
         every = self.all()
-        found = [job for job in every if name in (job.name, job.run_dir)]
-        found = found or [job for job in every if name == job.id]  # which may be another job's name
-        return found[-1] if found else None
+        matches = [job for job in every if name in (job.name, job.run_dir)]
+        # Names come first, because an id may also be another job's name.
+        matches = matches or [job for job in every if name == job.id]
+        return matches[-1] if matches else None
 
     def get(self, submission: str) -> Submission:
-        """One submission as it is now."""
+        """Return one submission in its present state."""
         return self._submission(self._client.get_job_info(submission))
 
     def submit(
         self, name: str, run_dir: str, entrypoint: str, runtime_env: dict[str, Any], priority: int = 0
     ) -> str:
-        """Submit the job under its next number, and return the submission's id. Raises NoCluster if the cluster accepts
-        no jobs. Of an interruption it is certain whether the job is submitted: `find` knows."""
+        """Submit a job under its next number, and return the submission's id.
+
+        After an interruption `find` tells whether the job is submitted.
+
+        Args:
+            name: the name of the job.
+            run_dir: its run directory.
+            entrypoint: its command.
+            runtime_env: Ray's runtime environment.
+            priority: its priority in the queue.
+
+        Raises:
+            NoCluster: the cluster accepts no jobs.
+        """
         variables = {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_GRACE)}
         if _accepts_open():
             variables["RAY_AUTH_MODE"] = "disabled"
@@ -139,7 +168,7 @@ class Jobs:
             number = 1 + max((int(j.id.rsplit("-", 1)[1]) for j in self.all() if j.name == name), default=0)
             try:
                 environment = uploaded(self._client, {**runtime_env, "env_vars": variables})
-                with held_interruptions():  # the cluster goes on with a request that nobody waits for
+                with held_interruptions():  # the cluster would complete an interrupted request
                     return self._client.submit_job(
                         entrypoint=entrypoint,
                         submission_id=f"{name}-{number}",
@@ -152,8 +181,10 @@ class Jobs:
                 time.sleep(POLL_INTERVAL)
 
     def stop(self, submission: str) -> bool:
-        """Ask a submission to commit and end; returns as soon as it is asked, with False if it has ended already. Ray
-        knows of a job before there is what could be asked."""
+        """Ask a submission to commit and end, without waiting for that. Returns False if it has ended already.
+
+        Repeats the request for a new job, because Ray lists a job before it can be stopped.
+        """
         deadline = time.monotonic() + READY_TIMEOUT
         while not self._client.stop_job(submission):
             if self.get(submission).has_ended or time.monotonic() > deadline:
@@ -162,11 +193,11 @@ class Jobs:
         return True
 
     def logs(self, submission: str) -> str:
-        """All that the submission has printed."""
+        """Return everything that the submission has printed."""
         return _printed(self.get(submission), str(self._client.get_job_logs(submission)))
 
     def follow(self, submission: str) -> Iterator[str]:
-        """What the submission prints, from the beginning until it ends."""
+        """Yield what the submission prints, from the beginning until it ends."""
         printed = 0
         while True:
             job = self.get(submission)
@@ -185,14 +216,14 @@ class Jobs:
             time.sleep(POLL_INTERVAL)
 
     def wait(self, submission: str, timeout: float) -> Submission:
-        """Wait until the submission has ended, at most `timeout` seconds; returns its last state."""
+        """Wait up to `timeout` seconds until the submission has ended. Return its last state."""
         deadline = time.monotonic() + timeout
         while not (found := self.get(submission)).has_ended and time.monotonic() < deadline:
             time.sleep(POLL_INTERVAL)
         return found
 
     def _submission(self, job: Any) -> Submission:
-        """What Ray tells of a job."""
+        """Convert Ray's description of a job."""
         metadata = job.metadata or {}
         by_ray = {"PENDING": PENDING, "RUNNING": RUNNING, "SUCCEEDED": "done", "STOPPED": "stopped"}
         return Submission(
@@ -210,23 +241,23 @@ class Jobs:
 
 
 def working_tree(folder: Path, exclude: Sequence[str] = ()) -> dict[str, Any]:
-    """A Ray runtime environment with this folder as working directory, without EXCLUDED and what `exclude` names."""
+    """Return a Ray runtime environment with this folder as its working directory, without EXCLUDED and `exclude`."""
     return {"working_dir": str(folder), "excludes": [*EXCLUDED, *exclude]}
 
 
 def own_packages() -> dict[str, Any]:
-    """A Ray runtime environment with the packages that this program runs from."""
+    """Return a Ray runtime environment with the packages of this program."""
     root = Path(__file__).parents[2]
     return {"py_modules": [str(root / name) for name in PACKAGES], "excludes": list(EXCLUDED)}
 
 
 def _printed(job: Submission, text: str) -> str:
-    """The text of a job's log without its command, which Ray writes there first: the job file is in it."""
+    """The text of a job's log without its command, which Ray writes first and which contains the job file."""
     return text.replace(f"Running entrypoint for job {job.id}: {job.entrypoint}\n", "", 1)
 
 
 def _tail(client: Any, submission: str, printed: int) -> Iterator[str]:
-    """What a submission prints after its first `printed` characters; ends with it, or with the connection."""
+    """Yield what a submission prints after its first `printed` characters, until it or the connection ends."""
     import aiohttp
 
     parts = client.tail_job_logs(submission)
@@ -236,7 +267,7 @@ def _tail(client: Any, submission: str, printed: int) -> Iterator[str]:
 
     seen = 0
     try:
-        with asyncio.Runner() as runner:  # which ends what is under way, however this is left
+        with asyncio.Runner() as runner:  # it also ends pending requests when this generator is closed
             while True:
                 part = runner.run(next_part())
                 seen += len(part)
@@ -247,7 +278,7 @@ def _tail(client: Any, submission: str, printed: int) -> Iterator[str]:
 
 
 def _own_token(address: ClusterAddress) -> dict[str, str]:
-    """The header with a cluster's own token, for which Ray would look in this process's environment."""
+    """The header with a cluster's own token. Ray itself would use this process's environment."""
     if not address.token_path:
         return {}
     return {"Authorization": f"Bearer {Path(address.token_path).read_text().strip()}"}
@@ -268,7 +299,7 @@ def _is_open(url: str) -> bool:
 
 
 def _accepts_open() -> bool:
-    """Whether the user has turned token authentication off, by Ray's own variable."""
+    """Whether the user has turned token authentication off by Ray's variable."""
     return os.environ.get("RAY_AUTH_MODE", "").lower() == "disabled"
 
 
@@ -280,6 +311,6 @@ def _no_cluster(address: str, error: Exception) -> NoCluster:
 
 
 def _one_line(text: object) -> str:
-    """At most 300 characters, of a longer text mostly the end, where a trace says what is wrong."""
+    """At most 300 characters of a text. A longer one keeps mostly its end, where a trace names the error."""
     line = " ".join(str(text).split())
     return line if len(line) <= 300 else f"{line[:60]} ... {line[-235:]}"

@@ -1,1 +1,1 @@
-"""Ray on this machine: an embedded session, clusters of several nodes with an autoscaler, and faults put into them."""
+"""Ray on this machine: an embedded session, clusters of several nodes with an autoscaler, and injected faults."""

@@ -1,7 +1,7 @@
-"""Which Ray cluster a command uses, and its token, by Ray's own conventions.
+"""Find the Ray cluster that a command uses, and its token, by Ray's own conventions.
 
-RAY_API_SERVER_ADDRESS and RAY_ADDRESS give the address; RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH and ~/.ray/auth_token the
-token. Without an address, the local cluster that is up is used.
+RAY_API_SERVER_ADDRESS and RAY_ADDRESS name the address. RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH and ~/.ray/auth_token give
+the token. Without an address, the running local cluster is used.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from cluster.local.local_cluster import LocalCluster, find, folder_of
 
 CONNECT_TIMEOUT = 5.0
-"""Seconds for a cluster to accept a connection."""
+"""Seconds to wait until a cluster accepts a connection."""
 
 
 class NoCluster(ConnectionError):
@@ -22,11 +22,11 @@ class NoCluster(ConnectionError):
 
 
 class NoAddress(NoCluster):
-    """No address is given, and no local cluster is up."""
+    """No address is given, and no local cluster is running."""
 
 
 class Connected(NoCluster):
-    """This process is connected to Ray already, which it can be once."""
+    """This process is connected to Ray already; a process can have one connection only."""
 
 
 class WrongToken(NoCluster):
@@ -35,23 +35,22 @@ class WrongToken(NoCluster):
 
 @dataclass(frozen=True)
 class ClusterAddress:
-    """A cluster's address as it was given, the address for `ray.init`, the URL of its Jobs API, and the file of a token
-    of its own.
-
-    `ray` is empty if only the Jobs API is known; `api` is empty if Ray must be asked for it; `token_path` is empty if
-    the token is the user's.
-    """
+    """The addresses of a cluster."""
 
     given: str
+    """The address as the user gave it."""
     ray: str = ""
+    """The address for `ray.init`, empty if only the Jobs API is known."""
     api: str = ""
+    """The URL of its Jobs API, empty if Ray must be asked for it."""
     token_path: str = ""
+    """The file of the cluster's own token, empty if the user's token is used."""
 
 
 def resolve_address(address: str | None) -> ClusterAddress:
-    """The cluster at `address`; without one (None, "" or "auto"), that of Ray's variables or the local one.
+    """Return the cluster at `address`; for None, "" or "auto" the one in Ray's variables, or else the local one.
 
-    Raises NoCluster if there is no cluster, or if Ray was imported without token authentication.
+    Raises NoCluster if no cluster is found, or if Ray was imported without token authentication.
     """
     from_environment = os.environ.get("RAY_API_SERVER_ADDRESS") or os.environ.get("RAY_ADDRESS") or ""
     given = from_environment if address in (None, "", "auto") else str(address)
@@ -71,14 +70,13 @@ def resolve_address(address: str | None) -> ClusterAddress:
 
 
 def check_reachable(address: str) -> None:
-    """Raises NoCluster if `address` is not "host:port", or nothing listens there, for which Ray itself would wait
-    minutes."""
+    """Raise NoCluster if `address` is not "host:port", or if nothing listens there. Ray itself would wait minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not (host and port.isdecimal() and int(port) < 2**16):
         raise NoCluster(f"{address} is no address: give HOST:PORT, or the URL of a Jobs API")
     try:
         socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT).close()
-    except (OSError, ValueError) as error:  # a host may have no form that a name can have
+    except (OSError, ValueError) as error:  # ValueError: the host is not a legal name
         reason = getattr(error, "strerror", None) or error
         raise NoCluster(f"nobody answers at {address} ({reason})") from None
 
@@ -93,7 +91,7 @@ def require_token_mode() -> None:
 
 
 def _local_at(given: str) -> LocalCluster | None:
-    """The cluster of `cluster up` at that address; for an empty address any one, the default name first."""
+    """The local cluster at an address. For an empty address, any running one, the default name first."""
     try:
         names = sorted(path.name for path in folder_of().parent.iterdir() if path.is_dir())
     except OSError:

@@ -1,6 +1,6 @@
-"""Faults from outside the ranks: of a run's driver and controller, its nodes and its storage.
+"""Inject faults from outside the ranks: into a run's driver, its controller, its nodes and its storage.
 
-They happen once the run has reached a step. Faults at an exact (rank, step) are in `cluster.workers.injected_faults`.
+They happen once the run has reached a step. For faults at an exact (rank, step) see `cluster.workers.injected_faults`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cluster.workers.injected_faults import KINDS as RANK_KINDS
 OUTER_KINDS = ("driver", "controller", "node", "drain", "flip", "torn", "outage", "full")
 NEED_RANK = frozenset({"node", "drain"})
 OUTAGE_SECONDS = 3.0
-"""Seconds that storage fails, unless the fault says otherwise."""
+"""Seconds for which storage fails by default."""
 MAX_FREE_BYTES = 1 << 30
 """A file system with more free bytes than this is not filled."""
 DRAIN_SECONDS = 30.0
@@ -34,12 +34,15 @@ DRAIN_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class ExternalFault:
-    """A fault of `kind` at `step`, counted from 1; `rank` chooses the node for node and drain.
+    """A fault of `kind` at `step`, counted from 1. For the kinds node and drain, `rank` chooses the node.
 
-    driver and controller kill that process; node kills a node as a power failure would; drain announces to Ray that the
-    node will be taken away, and takes it after DRAIN_SECONDS; flip flips a bit of the newest commit and torn truncates
-    one of its files, both while nothing runs, after which the command is given again; outage makes storage fail for
-    `seconds`, full leaves it without free space.
+    - driver, controller: kill that process.
+    - node: kill the node as a power failure would.
+    - drain: announce to Ray that the node will be taken away, and take it after DRAIN_SECONDS.
+    - flip: flip a bit of the newest commit while nothing runs, then give the command again.
+    - torn: truncate a file of the newest commit while nothing runs, then give the command again.
+    - outage: make storage fail for `seconds`.
+    - full: leave storage without free space for `seconds`.
     """
 
     kind: str
@@ -49,7 +52,7 @@ class ExternalFault:
 
     @classmethod
     def parse(cls, text: str) -> ExternalFault | None:
-        """The fault written as KIND@STEP or KIND@RANK:STEP, then =SECONDS; None if its kind is an injected fault's.
+        """Parse KIND@STEP or KIND@RANK:STEP, optionally with =SECONDS. Returns None for the kinds of rank faults.
 
         Raises ValueError with a hint.
         """
@@ -64,13 +67,13 @@ class ExternalFault:
 
 
 def kill(pid: int) -> None:
-    """SIGKILL a process, if it is still there."""
+    """Kill a process by SIGKILL, if it still exists."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
 
 
 def kill_tree(pid: int) -> None:
-    """SIGKILL a process and all its descendants."""
+    """Kill a process and all its descendants by SIGKILL."""
     with contextlib.suppress(psutil.Error):
         root = psutil.Process(pid)
         for process in [root, *root.children(recursive=True)]:
@@ -94,13 +97,13 @@ def drain_node(cluster: LocalCluster, ip: str) -> None:
 
 
 def _same_size(cluster: LocalCluster, ip: str) -> NodeSpec:
-    """A node with the same resources."""
+    """Return the specification of a node with the same resources."""
     record = next(node for node in (find(cluster.name) or cluster).nodes if node["ip"] == ip)
     return NodeSpec("", "", cpus=record["cpus"], gpus=record["gpus"])
 
 
 def newest_shard(checkpoints: Path) -> Path:
-    """The largest file of the newest complete commit."""
+    """Return the largest file of the newest complete commit."""
     commits = sorted(p.parent for p in checkpoints.glob("step-*/manifest.json"))
     return max(
         (p for p in commits[-1].iterdir() if p.name != "manifest.json"), key=lambda p: p.stat().st_size
@@ -124,7 +127,7 @@ def truncate(path: Path) -> None:
 
 @contextlib.contextmanager
 def outage(checkpoints: Path) -> Any:
-    """Within this context the folder can neither be written nor read."""
+    """Make a folder unreadable and unwritable for the length of the block."""
     away = checkpoints.with_name("checkpoints-away")
     checkpoints.rename(away)
     checkpoints.write_text("storage is away")
@@ -137,7 +140,7 @@ def outage(checkpoints: Path) -> Any:
 
 @contextlib.contextmanager
 def full(folder: Path) -> Any:
-    """Within this context the folder's file system has no free space. Raises ValueError if it is too large to fill."""
+    """Fill the folder's file system for the length of the block. Raises ValueError if it is too large to fill."""
     if (free := shutil.disk_usage(folder).free) > MAX_FREE_BYTES:
         text = (
             f"{folder} is on a file system with {free / MAX_FREE_BYTES:.0f} GiB free, too large to be filled"
@@ -158,7 +161,7 @@ def full(folder: Path) -> Any:
 
 
 def wait_for(condition: Callable[[], Any], what: str, timeout: float) -> Any:
-    """Wait for `condition()` to be true, and return its value. Raises TimeoutError, which names `what`."""
+    """Wait until `condition()` is true, and return its value. Raises TimeoutError, which names `what`."""
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
         if value := condition():

@@ -1,8 +1,8 @@
-"""A cluster of real Ray nodes on this machine, for trying what a cluster does.
+"""A cluster of real Ray nodes on this machine, to try out how a cluster behaves.
 
-Each node has a loopback address of its own and is kept by one process (`cluster.local.node`). The cluster's state is a
-folder that only its owner can read: a file for the cluster, one for each node, the token, and all that Ray writes.
-No other Ray on this machine is touched.
+Each node has its own loopback address, and one process keeps it running (`cluster.local.node`). The cluster's state is
+a folder that only its owner can read: a file for the cluster, one for each node, the token, and Ray's own files. Other
+Ray processes on this machine are not touched.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def exclusive_lock(path: Path) -> Iterator[None]:
     Raises BlockingIOError at once if another process holds it.
     """
     while (fd := _lock(path)) is None:
-        pass  # its owner removed it just as it was opened
+        pass  # its owner removed it in the moment in which it was opened
     try:
         yield
     finally:
@@ -56,7 +56,7 @@ def exclusive_lock(path: Path) -> Iterator[None]:
 
 
 def _lock(path: Path) -> int | None:
-    """The descriptor of the locked file; None if the file was removed meanwhile."""
+    """Lock the file and return its descriptor; None if the file was removed meanwhile."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -72,45 +72,50 @@ def _lock(path: Path) -> int | None:
 
 NAME = "local"
 """The cluster's name unless another is given."""
-GCS_PORT, DASHBOARD_PORT = 6379, 8265
-"""Ray's own ports, used if they are free."""
+GCS_PORT = 6379
+DASHBOARD_PORT = 8265
+"""Ray's default ports, used if they are free."""
 BLOCKS = 16
-"""Blocks of 253 addresses that a cluster may use up: 127.0.<network>.x, 127.1.<network>.x and so on."""
+"""The number of blocks of 253 addresses for a cluster: 127.0.<network>.x, 127.1.<network>.x and so on."""
 HOSTS = "hosts.json"
 TOKEN = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 """Ray's variables for a user's token."""
 LONGEST_NAME = 12
-"""Most characters of a name: paths of sockets within the folder are limited to 107 bytes."""
+"""The longest name, in characters, because the paths of sockets in the folder are limited to 107 bytes."""
 
 
 @dataclass(frozen=True)
 class LocalCluster:
-    """A local cluster: its folder, the addresses of Ray and of its dashboard, its network 127.x.<network>.y, and the
-    records of its nodes. Of a cluster with nodes on other machines the network is 0, and `hosts` are those, see
-    `cluster.remote.ssh_cluster`."""
+    """A local cluster, or a cluster with a local head."""
 
     name: str
     folder: str
+    """The folder with its state."""
     address: str
+    """The address of Ray."""
     dashboard: str
+    """The URL of the dashboard and the Jobs API."""
     network: int
+    """The number in its addresses 127.x.<network>.y; 0 if its nodes are on other machines."""
     nodes: tuple[dict[str, Any], ...] = ()
+    """The records of its nodes on this machine."""
     hosts: tuple[dict[str, Any], ...] = ()
+    """The other machines with nodes, see `cluster.remote.ssh_cluster`."""
 
     def environment(self) -> dict[str, str]:
-        """Ray's own variables, with which any Ray program connects to this cluster."""
+        """Return Ray's variables with which any Ray program connects to this cluster."""
         token = {"RAY_AUTH_TOKEN_PATH": self.token_path} if self.token_path else {}
         places = {"RAY_ADDRESS": self.address, "RAY_API_SERVER_ADDRESS": self.dashboard}
         return {"RAY_AUTH_MODE": "token", **token, **places}
 
     @property
     def token_path(self) -> str:
-        """The file of the cluster's own token; empty if it was started with the one of the user's environment."""
+        """The file of the cluster's own token; empty if it uses the token of the user's environment."""
         path = Path(self.folder) / "token"
         return str(path) if path.exists() else ""
 
     def to_json(self) -> dict[str, Any]:
-        """What `cluster up --json` prints; the token itself is not in it."""
+        """Return what `cluster up --json` prints. It does not contain the token."""
         keys = ("ip", "cpus", "gpus", "resources", "labels", "pid", "kind")
         nodes = [{key: node[key] for key in keys} for node in self.nodes]
         found = {"name": self.name, "environment": self.environment(), "nodes": nodes}
@@ -118,21 +123,25 @@ class LocalCluster:
 
 
 def user_token() -> bool:
-    """Whether the user's environment has a Ray token. The one in ~/.ray/auth_token is not meant for this cluster: Ray
-    itself writes such a file where a program has none."""
+    """Whether the user's environment has a Ray token.
+
+    A token in ~/.ray/auth_token does not count, because Ray itself writes such a file for programs without one.
+    """
     return any(os.environ.get(key) for key in TOKEN)
 
 
 def folder_of(name: str = NAME) -> Path:
-    """The folder of the cluster of that name. Raises ClusterError for a name with other characters, since the folder is
-    removed with the cluster."""
+    """Return the folder of a cluster by its name.
+
+    Raises ClusterError for an illegal name. This matters, because the folder is removed with the cluster.
+    """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}", name):
         raise ClusterError(f"{name!r} is no name; use up to 63 letters, digits and dashes")
     return Path(tempfile.gettempdir()) / f"orchestrator-{os.getuid()}" / name
 
 
 def find(name: str = NAME) -> LocalCluster | None:
-    """The local cluster of that name with its live nodes; None if there is none, or if its head has died."""
+    """Return the local cluster with a name and its live nodes; None if it does not exist or its head has died."""
     folder = folder_of(name)
     try:
         if folder.stat().st_uid != os.getuid():
@@ -147,7 +156,7 @@ def find(name: str = NAME) -> LocalCluster | None:
 
 
 def hosts_of(name: str) -> tuple[dict[str, Any], ...]:
-    """What is known of a cluster's nodes on other machines."""
+    """Return the records of a cluster's nodes on other machines."""
     try:
         return tuple(json.loads((folder_of(name) / HOSTS).read_text()))
     except (OSError, ValueError):
@@ -155,10 +164,16 @@ def hosts_of(name: str) -> tuple[dict[str, Any], ...]:
 
 
 def up(name: str, nodes: Sequence[NodeSpec], autoscaling: str = "", address: str = "") -> LocalCluster:
-    """Start a head without CPUs, and these nodes; their folders and addresses are assigned here.
+    """Start a head without CPUs, and nodes.
 
-    `autoscaling` is the text of Ray's autoscaling configuration. A head with an `address` of this machine that others
-    reach has no nodes beside it. Raises ClusterError, with nothing left behind.
+    Args:
+        name: the name of the cluster.
+        nodes: the nodes. Their folders and addresses are assigned here.
+        autoscaling: the text of Ray's autoscaling configuration, empty for none.
+        address: an address of this machine that other machines reach, for a cluster without nodes on this machine.
+
+    Raises:
+        ClusterError: it did not start. Nothing is left behind.
     """
     if len(name) > LONGEST_NAME:
         raise ClusterError(f"the name {name!r} is too long; use at most {LONGEST_NAME} letters")
@@ -178,7 +193,7 @@ def up(name: str, nodes: Sequence[NodeSpec], autoscaling: str = "", address: str
 
 @contextlib.contextmanager
 def claimed(name: str, purpose: str) -> Iterator[None]:
-    """Lock the name for one purpose, so that one command at a time works on it. Raises ClusterError if another does."""
+    """Lock a name for one purpose, so that one command at a time works on it. Raises ClusterError if it is locked."""
     parent = folder_of(name).parent
     parent.mkdir(mode=0o700, exist_ok=True)
     if parent.stat().st_uid != os.getuid():
@@ -196,8 +211,11 @@ def claimed(name: str, purpose: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _alone(parent: Path) -> Iterator[None]:
-    """One cluster starts at a time: two would find the same ports and the same network free. Raises ClusterError if
-    another takes too long."""
+    """Wait until no other cluster is starting, and keep others from starting during the block.
+
+    Two clusters that start at once would find the same ports and the same network free. Raises ClusterError if another
+    start takes too long.
+    """
     deadline = time.monotonic() + 2 * UP_TIMEOUT
     with contextlib.ExitStack() as held:
         while True:
@@ -250,7 +268,7 @@ def add(cluster: LocalCluster, nodes: Sequence[NodeSpec]) -> LocalCluster:
 
 
 def remove(cluster: LocalCluster, ip: str, abruptly: bool = False) -> None:
-    """End one node; `abruptly` as a power failure would. Raises ClusterError if there is no such node."""
+    """End one node, `abruptly` as a power failure would. Raises ClusterError if the node does not exist."""
     node = next((n for n in cluster.nodes if n["ip"] == ip and n["head_address"]), None)
     if node is None:
         known = ", ".join(n["ip"] for n in cluster.nodes if n["head_address"]) or "none"
@@ -259,15 +277,17 @@ def remove(cluster: LocalCluster, ip: str, abruptly: bool = False) -> None:
 
 
 def down(name: str = NAME) -> bool:
-    """End all nodes and remove the folder; returns whether there was any of it. Raises ClusterError if a process does
-    not end."""
+    """End all nodes and remove the folder. Return whether anything of the cluster existed.
+
+    Raises ClusterError if a process does not end.
+    """
     folder = folder_of(name)
     there = folder.exists()
     if there and folder.stat().st_uid != os.getuid():
         return False
     records = node_records(folder)
     heads = [node for node in records if not node["head_address"]]
-    end_nodes(heads, abruptly=True)  # first, since its autoscaler would start new nodes
+    end_nodes(heads, abruptly=True)  # the head first, because its autoscaler would start new nodes
     end_nodes(node_records(folder), abruptly=True)
     ended = end_unrecorded(str(folder))
     shutil.rmtree(folder, ignore_errors=True)
@@ -277,8 +297,7 @@ def down(name: str = NAME) -> bool:
 
 
 def elsewhere(name: str) -> dict[str, int]:
-    """Where clusters of that name live that were started with another TMPDIR: their folders, each with the number of
-    its processes."""
+    """Return the folders of clusters with this name under other values of TMPDIR, each with its number of processes."""
     folder = folder_of(name)
     return {
         other: len(found)
@@ -288,13 +307,13 @@ def elsewhere(name: str) -> dict[str, int]:
 
 
 def with_addresses(cluster: LocalCluster, nodes: Sequence[NodeSpec]) -> list[NodeSpec]:
-    """The nodes with addresses that no node had before, since Ray remembers dead nodes. Raises ClusterError if no
-    address is left."""
+    """Give each node an address that no node had before, because Ray remembers dead nodes.
+
+    Raises ClusterError if no address is left.
+    """
     found = []
     places = [f"127.{block}.{cluster.network}.{n}" for block in range(BLOCKS) for n in range(2, 255)]
-    free = (
-        ip for ip in places if _claim(cluster, ip)
-    )  # one pass: an address that is taken is asked for once
+    free = (ip for ip in places if _claim(cluster, ip))  # one pass, so each address is tried once
     for node in nodes:
         ip = next(free, None)
         if ip is None:
@@ -305,7 +324,7 @@ def with_addresses(cluster: LocalCluster, nodes: Sequence[NodeSpec]) -> list[Nod
 
 
 def _claim(cluster: LocalCluster, ip: str) -> bool:
-    """Whether this call is the first to take the address, which creates its log file."""
+    """Claim an address by creating its log file. Return whether this call is the first to do so."""
     try:
         (Path(cluster.folder) / f"node-{ip}.log").touch(exist_ok=False)
     except FileExistsError:
@@ -314,8 +333,10 @@ def _claim(cluster: LocalCluster, ip: str) -> bool:
 
 
 def _wait_for_jobs_api(dashboard: str) -> None:
-    """Wait until the Jobs API refuses a request without a token. Raises ClusterError if it answers such a request, or
-    does not come up in time."""
+    """Wait until the Jobs API refuses a request without a token.
+
+    Raises ClusterError if it answers such a request, or does not start in time.
+    """
     deadline = time.monotonic() + UP_TIMEOUT
     while time.monotonic() < deadline:
         try:
@@ -331,7 +352,7 @@ def _wait_for_jobs_api(dashboard: str) -> None:
 
 
 def _free_network() -> int:
-    """A network 127.0.<network>.x on which nothing listens, so that several clusters can run at once."""
+    """Return a network 127.0.<network>.x on which nothing listens, so that several clusters can run at once."""
     used = {c.laddr.ip for c in psutil.net_connections("tcp4") if c.status == psutil.CONN_LISTEN}
     networks = [n for n in range(20, 255) if not any(ip.startswith(f"127.0.{n}.") for ip in used)]
     if not networks:

@@ -1,9 +1,7 @@
-"""One Ray node in a process of its own: `python -m cluster.local.node '<JSON>'`.
+"""The process of one Ray node: `python -m cluster.local.node '<JSON>'`. It ends on SIGTERM, with all of Ray.
 
-It ends on SIGTERM, and all of Ray with it.
-
-Even SIGKILL takes the whole node along, since the kernel ends Ray's processes with this one, and a reaper what those
-have started: that is how a node is lost in tests.
+Even after SIGKILL the whole node ends: the kernel ends Ray's processes with this one, and a reaper ends their children.
+Tests lose nodes this way.
 """
 
 from __future__ import annotations
@@ -30,63 +28,65 @@ SETTINGS = {
     "health_check_timeout_ms": 2000,
     "health_check_failure_threshold": 4,
 }
-"""System configuration of Ray where all nodes are on one machine: a dead one is detected in some seconds instead of
-twenty."""
+"""Ray's system configuration if all nodes are on one machine. A dead node is detected in seconds instead of twenty."""
 COMMON = {
     "enable_metrics_collection": False,
     "raylet_client_connect_timeout_milliseconds": 50,
     "raylet_client_num_connect_attempts": 200,
 }
-"""System configuration of Ray wherever it is started here. Metrics would be served on every interface and without a
-token. A process for which a node's socket is not there yet looks for it again soon, and as long as by Ray's default,
-with which it sleeps a second between two looks: one start of seven took that second more."""
+"""Ray's system configuration for every start. Ray would serve metrics on every interface without a token. A process
+that waits for a node's socket retries soon, for as long as by default. Ray's own interval of a second delayed one start
+in seven by that second."""
 LONG_PATH = "AF_UNIX path length"
-"""Part of what Ray says where the path of its folder leaves no room for the name of a socket."""
+"""Part of Ray's error message if the path of its folder is too long for a socket."""
 NO_PORT = {"DASHBOARD_METRIC_PORT": "-1", "AUTOSCALER_METRIC_PORT": "-1"}
-"""Keeps the metrics servers of dashboard and autoscaler from starting; they have no other switch."""
+"""Variables that keep the metrics servers of the dashboard and the autoscaler from starting."""
 
 
 @dataclass(frozen=True)
 class NodeSpec:
-    """A node at the address `ip`, with the resources that it declares to Ray.
-
-    A head has no `head_address`, and `dashboard` is the port of its dashboard and Jobs API. With `autoscaling`, the
-    path of a configuration file, Ray's autoscaler runs beside the head. `instance` and `kind` are the instance id and
-    node type that the autoscaler knows the node by. A node that `owns_machine` has Ray's own sizes and patience.
-    """
+    """A node, with the resources that it declares to Ray."""
 
     folder: str
+    """The folder of its cluster."""
     ip: str
     head_address: str = ""
+    """The address of the head; empty for a head."""
     port: int = 0
+    """The port of a head."""
     dashboard: int = 0
+    """The port of a head's dashboard and Jobs API."""
     cpus: float = 1
     gpus: float = 0
     resources: dict[str, float] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
     autoscaling: str = ""
+    """The configuration file of the autoscaler that runs beside a head; empty for none."""
     instance: str = ""
+    """The instance id by which the autoscaler knows the node."""
     kind: str = ""
+    """The node type by which the autoscaler knows the node."""
     owns_machine: bool = False
+    """Whether the node has its machine to itself, so that Ray's own sizes and timeouts apply."""
 
     def to_json(self) -> dict[str, Any]:
-        """The fields, for the node's command line and record."""
+        """Return the fields, for the node's command line and record."""
         return dataclasses.asdict(self)
 
     @property
     def short_name(self) -> str:
-        """A name that no other node in the folder has, since it is part of the paths of sockets: 7 at 127.0.26.7."""
+        """A short name that is unique in the folder, because it is part of the paths of sockets: 7 at 127.0.26.7."""
         _, block, _, number = self.ip.split(".")
         return number if self.owns_machine else str(int(block) * 256 + int(number))
 
     @property
     def record(self) -> Path:
-        """The file that the node writes once it is up."""
+        """The file that the node writes once it runs."""
         return Path(self.folder) / "nodes" / f"{self.ip}.json"
 
 
 def main() -> None:
-    """Keep the node of the command line until SIGTERM."""
+    """Run the node of the command line until SIGTERM."""
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
@@ -94,7 +94,7 @@ def main() -> None:
 
 
 def keep(spec: NodeSpec, ended: threading.Event) -> None:
-    """Start the node, write its record, and keep it until `ended` or until one of its main processes has ended."""
+    """Start the node, write its record, and run it until `ended` is set or one of its main processes has ended."""
     os.environ |= NO_PORT
     if spec.instance:
         os.environ |= {"RAY_CLOUD_INSTANCE_ID": spec.instance, "RAY_NODE_TYPE_NAME": spec.kind}
@@ -123,7 +123,7 @@ def _start(spec: NodeSpec) -> RayNode:
     options |= {"num_cpus": spec.cpus, "num_gpus": spec.gpus, "resources": dict(spec.resources)}
     options |= {"labels": dict(spec.labels), "min_worker_port": 0, "max_worker_port": 0}
     options |= {"node_manager_port": 0, "dashboard_agent_listen_port": 0, "include_log_monitor": head}
-    # A folder of its own: nodes that start at once would take the same names for their sockets.
+    # Each node has its own folder, because nodes that start at once would use the same names for their sockets.
     options |= {"temp_dir": os.path.join(spec.folder, spec.short_name)}
     if head:
         options |= {"gcs_server_port": spec.port, "include_dashboard": True}

@@ -1,6 +1,7 @@
-"""The processes that keep the nodes of a local cluster: started, found by their records, ended.
+"""Start, find and end the processes of a local cluster's nodes.
 
-A record is the JSON file that a node's process (`cluster.local.node`) writes once the node is up.
+They are found by their records. A record is the JSON file that a node's process (`cluster.local.node`) writes once the
+node runs.
 """
 
 from __future__ import annotations
@@ -23,24 +24,24 @@ from cluster.workers.interruptions import held_interruptions
 from cluster.workers.program import command_of
 
 OF_CLUSTER = "ORCHESTRATOR_LOCAL_CLUSTER"
-"""The variable by which every process of a local cluster has the cluster's folder."""
+"""The variable with the cluster's folder, in every process of a local cluster."""
 UP_TIMEOUT = 120.0
-"""Seconds for a node, or for the Jobs API, to come up on a busy machine."""
+"""Seconds for a node, or for the Jobs API, to start on a busy machine."""
 DOWN_TIMEOUT = 10.0
-"""Seconds for a node to end before it is killed."""
+"""Seconds that a node has to end before it is killed."""
 
 
 class ClusterError(RuntimeError):
-    """An operation on a local cluster that cannot be done; the text says why and what to do."""
+    """An operation on a local cluster failed. The text says why and what to do."""
 
 
 def cluster_of(process: psutil.Process) -> str | None:
-    """The folder of the local cluster that a process belongs to, None if it does to none."""
+    """Return the folder of the local cluster that a process belongs to, None without one."""
     return process.environ().get(OF_CLUSTER)
 
 
 def launch_node(node: NodeSpec, module: str = "cluster.local.node") -> subprocess.Popen[bytes]:
-    """Start the process of a node, which calls `main` of that module; its record appears once the node is up."""
+    """Start the process of a node, which calls `main` of `module`. Its record appears once the node runs."""
     folder = Path(node.folder)
     environment = {
         **os.environ,
@@ -54,7 +55,7 @@ def launch_node(node: NodeSpec, module: str = "cluster.local.node") -> subproces
         environment["RAY_enable_autoscaler_v2"] = "1"
     for name in ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS", "RAY_JOB_CONFIG_JSON_ENV_VAR"):
         environment.pop(name, None)
-    # Jobs call `python`: it must be the interpreter that started this cluster, and find the same code.
+    # Jobs call `python`, which must be the interpreter that started this cluster and find the same code.
     environment["PATH"] = f"{Path(sys.executable).parent}:{environment.get('PATH', '')}"
     environment["PYTHONPATH"] = os.pathsep.join(
         [str(Path(__file__).parents[2]), *filter(None, [environment.get("PYTHONPATH")])]
@@ -72,8 +73,10 @@ def launch_node(node: NodeSpec, module: str = "cluster.local.node") -> subproces
 
 
 def start_nodes(nodes: Sequence[NodeSpec], module: str = "cluster.local.node") -> None:
-    """Start the processes of nodes, each of which calls `main` of that module, and wait for their records. Raises
-    ClusterError, with all of them killed, as they are by an interruption at any moment."""
+    """Start the processes of nodes, which call `main` of `module`, and wait for their records.
+
+    Raises ClusterError if one does not start. All of them are killed then, and after an interruption at any moment.
+    """
     started: list[tuple[NodeSpec, subprocess.Popen[bytes]]] = []
     deadline = time.monotonic() + UP_TIMEOUT
     try:
@@ -99,7 +102,7 @@ def _last_words(node: NodeSpec) -> str:
 
 
 def end_nodes(nodes: Sequence[dict[str, Any]], abruptly: bool = False) -> None:
-    """End the nodes of these records with all processes that they started, and remove the records."""
+    """End the nodes of these records with all their processes, and remove the records."""
     main_processes = [process for node in nodes if (process := process_of(node)) is not None]
     all_processes = list(main_processes)
     for main in main_processes:
@@ -108,7 +111,7 @@ def end_nodes(nodes: Sequence[dict[str, Any]], abruptly: bool = False) -> None:
         with contextlib.suppress(psutil.Error):
             main.kill() if abruptly else main.terminate()
     _wait_until_ended(main_processes)
-    for process in all_processes:  # Ray's agents would take seconds to notice that their node is gone
+    for process in all_processes:  # Ray's agents take seconds to notice that their node is gone
         with contextlib.suppress(psutil.Error):
             process.kill()
     _wait_until_ended(all_processes)
@@ -117,26 +120,32 @@ def end_nodes(nodes: Sequence[dict[str, Any]], abruptly: bool = False) -> None:
 
 
 def end_unrecorded(folder: str) -> bool:
-    """End what lives of the cluster in that folder without a record: nodes that were still starting, or all of it if
-    the folder was removed. Returns whether there was anything. Raises ClusterError if a process does not end."""
-    deadline, found = time.monotonic() + DOWN_TIMEOUT, False
+    """End the processes of a cluster that have no record. Return whether there were any.
+
+    These are nodes that were still starting, or all of the cluster's processes if its folder was removed. Raises
+    ClusterError if a process does not end.
+    """
+    deadline = time.monotonic() + DOWN_TIMEOUT
+    has_found = False
     while left := processes_by_cluster().get(folder):
         if time.monotonic() > deadline:
             raise ClusterError(f"processes of the cluster do not end: {', '.join(str(p.pid) for p in left)}")
-        found = True
-        for process in list(left):  # some that have a title now have lost the variable
+        has_found = True
+        for process in list(left):  # children may have lost the variable, because their title overwrote it
             with contextlib.suppress(psutil.Error):
                 left += process.children(recursive=True)
         for process in left:
             with contextlib.suppress(psutil.Error):
                 process.kill()
         time.sleep(0.05)
-    return found
+    return has_found
 
 
 def processes_by_cluster() -> dict[str, list[psutil.Process]]:
-    """This user's live processes of local clusters, by the cluster's folder. Without reapers, which end by themselves,
-    and without those that this process descends from."""
+    """Return this user's live processes of local clusters, by the cluster's folder.
+
+    Reapers, which end by themselves, and ancestors of this process are left out.
+    """
     me = psutil.Process()
     above = {me, *me.parents()}
     found: dict[str, list[psutil.Process]] = {}
@@ -150,7 +159,7 @@ def processes_by_cluster() -> dict[str, list[psutil.Process]]:
 
 
 def _wait_until_ended(processes: Sequence[psutil.Process]) -> None:
-    """Wait for processes to end, at most DOWN_TIMEOUT seconds; one that nobody has reaped yet has ended."""
+    """Wait up to DOWN_TIMEOUT seconds for processes to end. Zombies count as ended."""
     deadline = time.monotonic() + DOWN_TIMEOUT
     while any(_is_alive(process) for process in processes) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -164,7 +173,7 @@ def _is_alive(process: psutil.Process) -> bool:
 
 
 def node_records(folder: Path) -> list[dict[str, Any]]:
-    """The records in a cluster's folder, by address."""
+    """Return the records in a cluster's folder, ordered by address."""
     found = []
     for path in sorted(
         (folder / "nodes").glob("*.json"), key=lambda p: [int(part) for part in p.stem.split(".")]
@@ -175,7 +184,7 @@ def node_records(folder: Path) -> list[dict[str, Any]]:
 
 
 def process_of(node: dict[str, Any]) -> psutil.Process | None:
-    """The process that keeps the node of a record; None if it has ended (its id may be another process's by now)."""
+    """Return the process of a record; None if it has ended. Its process id may belong to another process by now."""
     try:
         process = psutil.Process(node["pid"])
         same = abs(process.create_time() - node["born"]) < 1.0

@@ -1,4 +1,4 @@
-"""A connection to Ray: to a cluster that runs already, or to one embedded in this process."""
+"""Connect to Ray: to a running cluster, or to a cluster that this process starts for itself."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ from cluster.workers.program import hidden_packages, keeper
 
 NAMESPACE = "orchestrator"
 ON_HEAD = {"node:__internal_head__": 0.001}
-"""A resource of the head only, for small actors that must neither be lost with a worker's node nor keep it running."""
+"""A resource that only the head has. Small actors use it, so they never depend on a worker's node or keep it."""
 OBJECT_STORE_BYTES = 300 * 2**20
-"""A small object store is enough, since token shards go through files."""
+"""The size of the object store. A small one is enough, because token shards go through files."""
 LEAST_FREE = 2**25
-"""Bytes below which a disk is too full for the files of a Ray that starts."""
+"""A disk with fewer free bytes is too full to start Ray."""
 ANOTHER_FOLDER = "make room there, or set TMPDIR, or RAY_TMPDIR, to a folder where files can be made"
 LOOPBACK = "127.0.0.2"
-"""Ray replaces 127.0.0.1 by the machine's outward address; any other loopback address it keeps."""
+"""The address of an embedded cluster. Ray would replace 127.0.0.1 by the machine's outward address."""
 
 
 _ALONE = threading.Lock()
-"""Held by who is connected: a process has one connection to Ray, which a second would end."""
+"""Held while this process is connected. A process has one connection to Ray, and a second would end the first."""
 
 
 class NotStarted(RuntimeError):
-    """Ray did not start on this machine: `what` was wrong, and what may help (`hint`)."""
+    """Ray did not start on this machine. `what` says why, and `hint` what may help."""
 
     def __init__(self, reason: str, hint: str = "try again when this machine has less to do") -> None:
         self.what = f"Ray did not start on this machine: {reason}"
@@ -61,11 +61,19 @@ def connected_ray(
     node: str | None = None,
     output: TextIO | None = None,
 ) -> Iterator[None]:
-    """Connect to the cluster at `address`; with None, start one on loopback that ends with this process.
+    """Connect to a cluster, or start an embedded one on loopback that requires a token and ends with this process.
 
-    An embedded cluster has at least `cpus` and `gpus` to schedule on, and requires its token. `node` is the address of
-    the node to connect through, if several are on this machine. What Ray prints goes to `output`, else to standard
-    error. Raises NoCluster, and NotStarted; Connected if this process is connected already.
+    Args:
+        address: the cluster, None to start an embedded one.
+        cpus: CPUs that an embedded cluster has at least.
+        gpus: GPUs that an embedded cluster has.
+        node: the address of the node to connect through, if several are on this machine.
+        output: where Ray's messages go, standard error by default.
+
+    Raises:
+        NoCluster: the cluster does not answer.
+        NotStarted: the embedded cluster did not start.
+        Connected: this process is connected already.
     """
     if not _ALONE.acquire(blocking=False):
         raise Connected(
@@ -101,7 +109,7 @@ def _connection(
         cluster = resolve_address(address)
         if not cluster.ray:
             raise NoCluster(f"{address} is a Jobs API, and a run needs Ray's own address; use `submit` there")
-        if cluster.token_path:  # Ray would rather take the other variable
+        if cluster.token_path:  # Ray prefers the other variable
             os.environ.pop("RAY_AUTH_TOKEN", None)
             os.environ["RAY_AUTH_TOKEN_PATH"] = cluster.token_path
         address = cluster.ray
@@ -109,7 +117,7 @@ def _connection(
             check_reachable(address)
         options |= {"_node_ip_address": node} if node else {}
     with _own_folder() if address is None else contextlib.nullcontext() as own:
-        # Ray opens the folder that it is given to all, so that it has one below
+        # Ray makes its folder accessible to everyone, so it gets a subfolder of our private one
         options |= {"_temp_dir": os.path.join(own.path, "0")} if own else {}
         _connect(address, options)
         import ray
@@ -121,7 +129,9 @@ def _connection(
             finally:
                 orphans = _workers() if (died := ray_internals.dead_main_process()) else []
                 ray.shutdown()
-                for process in orphans:  # they would live on for a while, and hold what the next ones need
+                for (
+                    process
+                ) in orphans:  # orphans live on for a while and hold resources that the next ones need
                     with contextlib.suppress(psutil.Error):
                         process.kill()
                 if own and died:
@@ -131,7 +141,7 @@ def _connection(
 
 @dataclass
 class _Folder:
-    """A folder of an embedded Ray, and whether it is `kept` for the logs that are in it."""
+    """The folder of an embedded Ray, and whether it is `kept` for its logs."""
 
     path: str
     kept: bool = False
@@ -139,9 +149,14 @@ class _Folder:
 
 @contextlib.contextmanager
 def _own_folder() -> Iterator[_Folder]:
-    """A folder for the sockets and logs of an embedded Ray, which is this user's alone: in Ray's own, others could put
-    theirs in the place of a socket. It ends with Ray, unless its logs say what went wrong. Raises NotStarted."""
-    above = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"  # where Ray would make its own
+    """Make a private folder for the sockets and logs of an embedded Ray.
+
+    In Ray's default folder, other users could replace a socket. The folder is removed at the end, unless its logs
+    explain a failure. Raises NotStarted if it cannot be made.
+    """
+    above = (
+        os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
+    )  # where Ray would make its folder
     try:
         os.makedirs(above, exist_ok=True)
         own = _Folder(tempfile.mkdtemp(prefix="r", dir=os.path.abspath(above)))
@@ -159,7 +174,7 @@ def _own_folder() -> Iterator[_Folder]:
 
 
 def _not_started(reason: str, folder: str) -> NotStarted:
-    """The error for a Ray that did not start with its files in a folder."""
+    """The error for a Ray that did not start, by the reason and the state of its folder."""
     if LONG_PATH in reason:
         return NotStarted(reason, "its sockets are below TMPDIR, or RAY_TMPDIR: set it to a shorter path")
     with contextlib.suppress(OSError):
@@ -174,8 +189,10 @@ def _not_started(reason: str, folder: str) -> NotStarted:
 
 @contextlib.contextmanager
 def _put_back() -> Iterator[None]:
-    """Give this process back what a connection changes in it: the token, and what SIGTERM does. (The mode of
-    authentication stays: Ray reads it once.)"""
+    """Restore what a connection changes in this process: the token, and the handler of SIGTERM.
+
+    The mode of authentication stays, because Ray reads it once.
+    """
     handler = signal.getsignal(signal.SIGTERM)
     ray_internals.forget_token()
     try:
@@ -188,21 +205,25 @@ def _put_back() -> Iterator[None]:
 
 
 def processors_here() -> int:
-    """Processors that this process may use: not all of the machine's, in a container or under `taskset`."""
+    """Return how many CPUs this process may use, which may be fewer than the machine has (container, `taskset`)."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _environment() -> dict[str, Any]:
-    """What Ray's workers need where a folder of the user's has the name of a package of this project: they look into
-    the working directory first. It costs each of them a moment, so that others go without."""
+    """The options for Ray's workers if a user's folder could hide a package of this project; empty otherwise.
+
+    Workers search the working directory first. The hook that corrects this delays each worker, so others do without it.
+    """
     if not hidden_packages([*sys.path, os.getcwd()]):
         return {}
     return {"runtime_env": {"worker_process_setup_hook": keeper()}}
 
 
 def _connect(address: str | None, options: dict[str, Any]) -> None:
-    """Connect, or start a cluster. From here on, until `_put_back`, SIGTERM raises KeyboardInterrupt: Ray's own handler
-    would exit without a message."""
+    """Connect, or start a cluster. From then on SIGTERM raises KeyboardInterrupt, until `_put_back` restores it.
+
+    Ray's own handler would exit without a message.
+    """
     import ray
 
     for last in (False, True):
@@ -216,7 +237,7 @@ def _connect(address: str | None, options: dict[str, Any]) -> None:
         except (KeyboardInterrupt, SystemExit):
             ray.shutdown()
             raise KeyboardInterrupt from None
-        except Exception as error:  # a bare one, if the machine was too busy to start a node in time
+        except Exception as error:  # a bare Exception if the machine was too busy to start a node in time
             reason = " ".join(str(error).split())[:200]
             if address is None and (last or LONG_PATH in reason):
                 raise _not_started(reason, options["_temp_dir"]) from None
@@ -228,7 +249,7 @@ def _connect(address: str | None, options: dict[str, Any]) -> None:
 
 
 def _workers() -> list[psutil.Process]:
-    """The worker processes of the raylet that this process has started."""
+    """The worker processes of this process's raylet."""
     raylets = {str(pid) for pid in ray_internals.raylet_pids()}
     found = []
     for process in psutil.process_iter():

@@ -1,4 +1,4 @@
-"""A process whose Ray does not outlive it, however it ends."""
+"""Make sure that no Ray process outlives the process that started Ray."""
 
 from __future__ import annotations
 
@@ -12,20 +12,23 @@ from collections.abc import Iterator
 from cluster.local import reaper
 
 WAIT = 15.0
-"""Seconds for the reaper to end what is left; it goes on alone after that."""
+"""Seconds to wait for the reaper. It continues alone after that."""
 
 
 @contextlib.contextmanager
 def reaped(folder: str = "") -> Iterator[None]:
-    """Run `reaper.py` beside this process, so that no process of the Ray started within this context outlives it for
-    long, however it ends; nor its `folder`, if this process is killed."""
+    """Run `reaper.py` beside this process for the length of the block.
+
+    Ray processes that are started in the block end soon after this process, however it ends. If this process is killed,
+    the reaper also removes `folder`.
+    """
     if not sys.platform.startswith("linux"):
         yield
         return
     marker = secrets.token_hex(16)
     arguments = [sys.executable, "-I", "-S", reaper.__file__, marker, str(os.getpid())]
     arguments += [folder] if folder else []
-    # A session of its own: what interrupts or ends this process's group must not end the reaper too.
+    # In its own session, so that a signal to this process's group does not end the reaper.
     process = subprocess.Popen(
         arguments, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
     )
@@ -36,6 +39,6 @@ def reaped(folder: str = "") -> Iterator[None]:
         in_order = True
     finally:
         os.environ.pop(reaper.VARIABLE, None)
-        # Without the byte it ends what is left: the agents of a Ray that was still starting live on for minutes.
+        # Without the byte the reaper kills what is left, since the agents of a starting Ray live on for minutes.
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             process.communicate(b"." if in_order else b"", timeout=WAIT)

@@ -1,1 +1,1 @@
-"""A cluster whose nodes are on other machines, which are reached over ssh."""
+"""A cluster whose nodes are on other machines, started over SSH."""

@@ -1,4 +1,4 @@
-"""The machines of a cluster, one a line: `[user@]host [cpus=N] [gpus=N] [address=IP]`."""
+"""Read the file with the machines of a cluster, one a line: `[user@]host [cpus=N] [gpus=N] [address=IP]`."""
 
 from __future__ import annotations
 
@@ -8,26 +8,29 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MOST = 1024
-"""Largest number of lines."""
+"""The largest number of hosts."""
 
 
 class WrongHosts(ValueError):
-    """A file of hosts that cannot be used; the line says where and why."""
+    """The file of hosts cannot be used. The message says where and why."""
 
 
 @dataclass(frozen=True)
 class Host:
-    """A machine by the name that ssh reaches it by, with what its node offers; None for what it has. address is where
-    the others reach it, empty for where ssh does."""
+    """A machine of the cluster."""
 
     name: str
+    """The name by which ssh reaches it."""
     cpus: float | None = None
+    """The CPUs that its node offers, None for all."""
     gpus: float | None = None
+    """The GPUs that its node offers, None for all."""
     address: str = ""
+    """The address at which other machines reach it, empty for the one that ssh uses."""
 
 
 def read_hosts(path: Path) -> list[Host]:
-    """The hosts in a file; empty lines and what follows a # do not count. Raises WrongHosts, or OSError."""
+    """Read the hosts in a file, without empty lines and comments (#). Raises WrongHosts or OSError."""
     found: list[Host] = []
     for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
         words = line.partition("#")[0].split()
@@ -44,7 +47,7 @@ def read_hosts(path: Path) -> list[Host]:
 
 def _host(words: list[str], where: str) -> Host:
     name, *rest = words
-    if name.startswith("-"):  # which ssh would take for an option
+    if name.startswith("-"):  # ssh would take it for an option
         raise WrongHosts(f"{where}: {name!r} is no host; write [user@]host")
     offers: dict[str, float] = {}
     address = ""

@@ -1,4 +1,4 @@
-"""A node on a host, which removes its folder, the token in it, when it ends by itself since it misses the head."""
+"""The process of a node on a remote host. It removes its folder with the token even if it ends by itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cluster.local import node
 
 
 def main() -> None:
-    """Keep the node of the command line until it ends."""
+    """Run the node of the command line until it ends, for example because its head is gone."""
     folder = json.loads(sys.argv[1])["folder"]
     try:
         node.main()

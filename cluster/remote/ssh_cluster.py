@@ -1,7 +1,7 @@
-"""A cluster of which the head is on this machine, and each other node on one that ssh reaches.
+"""A cluster with its head on this machine and its other nodes on machines that ssh reaches.
 
-What is on a host is started, asked and ended by `cluster.remote.ssh_cluster` there, each time by an ssh command of its
-own: none stays open. Which hosts there are is written down before the first is asked, so that `down` ends them all.
+This module also runs on the hosts, where it starts and ends the node. Each request is a separate ssh command, and no
+connection stays open. The list of hosts is written before the first request, so that `down` ends all of them.
 """
 
 from __future__ import annotations
@@ -40,44 +40,43 @@ from cluster.workers.nvml import Nvml
 
 
 def versions() -> dict[str, str]:
-    """What must be the same on all machines of a cluster: Ray demands it of itself and Python, and ranks of this
-    program."""
+    """Return the versions that must be equal on all machines: Ray checks Ray and Python, ranks need the others."""
     python = ".".join(platform.python_version_tuple()[:2])
     names = ("training-orchestrator", "ray", "torch")
     return {"python": python} | {name: importlib.metadata.version(name).partition("+")[0] for name in names}
 
 
 def main() -> None:
-    """Do what is asked, and answer. Exits with 1 where that is an error."""
-    asked = json.load(sys.stdin)
-    folder = Path(tempfile.gettempdir()) / f"orchestrator-{os.getuid()}" / f"h-{asked['key']}"
+    """Handle one request on a host, and print the answer. Exits with 1 after an error."""
+    request = json.load(sys.stdin)
+    folder = Path(tempfile.gettempdir()) / f"orchestrator-{os.getuid()}" / f"h-{request['key']}"
     try:
-        answer = _up(asked, folder) if sys.argv[1] == "up" else _down(folder)
+        answer = _up(request, folder) if sys.argv[1] == "up" else _down(folder)
     except (ClusterError, OSError) as error:
         answer = {"error": " ".join(str(error).split())}
     print(json.dumps(answer))
     sys.exit(1 if "error" in answer else 0)
 
 
-def _up(asked: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Start a node, and keep it in the background. Raises ClusterError, with nothing left behind."""
+def _up(request: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Start a node in the background. Raises ClusterError, with nothing left behind."""
     mine = versions()
-    for name, theirs in asked["versions"].items():
+    for name, theirs in request["versions"].items():
         if mine[name] != theirs:
             raise ClusterError(f"it has {name} {mine[name]}, and the head {theirs}; install the same")
-    address = asked["address"] or os.environ.get("SSH_CONNECTION", "").split(" ")[2]
+    address = request["address"] or os.environ.get("SSH_CONNECTION", "").split(" ")[2]
     folder.parent.mkdir(mode=0o700, exist_ok=True)
     if folder.parent.stat().st_uid != os.getuid():
         raise ClusterError(f"{folder.parent} belongs to someone else")
-    folder.mkdir(mode=0o700)  # what is there already is another's, and stays
+    folder.mkdir(mode=0o700)  # fails if the folder exists, which then belongs to another cluster
     try:
         (folder / "nodes").mkdir()
         token = folder / "token"
         token.touch(mode=0o600)
-        token.write_text(asked["token"])
-        cpus = len(os.sched_getaffinity(0)) if asked["cpus"] is None else asked["cpus"]
-        gpus = len(Nvml().read()) if asked["gpus"] is None else asked["gpus"]
-        node = NodeSpec(str(folder), address, asked["head"], cpus=cpus, gpus=gpus, owns_machine=True)
+        token.write_text(request["token"])
+        cpus = len(os.sched_getaffinity(0)) if request["cpus"] is None else request["cpus"]
+        gpus = len(Nvml().read()) if request["gpus"] is None else request["gpus"]
+        node = NodeSpec(str(folder), address, request["head"], cpus=cpus, gpus=gpus, owns_machine=True)
         start_nodes([node], "cluster.remote.node_watchdog")
         (record,) = node_records(folder)
     except BaseException:
@@ -102,19 +101,21 @@ if __name__ == "__main__":
 
 
 CONNECT = 15
-"""Seconds in which a host answers ssh."""
+"""Seconds to wait for a connection to a host."""
 TOGETHER = 32
-"""Hosts that are asked at a time."""
+"""The number of hosts that are contacted at once."""
 LOOPBACK = "127.0.0.1"
-"""Where no other machine reaches this one."""
+"""An address at which no other machine reaches this one."""
 SHOWN = 3
-"""Most hosts that a line names."""
+"""The largest number of errors that a message shows."""
 
 
 @dataclass(frozen=True)
 class Ssh:
-    """How a host is asked: the ssh command, with its options, and the Python there that has this program. Raises
-    ClusterError for a command that no shell would take."""
+    """Runs commands on hosts: `command` is ssh with its options, `python` the Python there that has this program.
+
+    Raises ClusterError if the command is malformed.
+    """
 
     command: str
     python: str
@@ -126,12 +127,12 @@ class Ssh:
             raise ClusterError(f"--ssh {self.command}: {error}; close what is quoted") from None
 
     def ask(self, host: str, what: str, given: dict[str, Any]) -> dict[str, Any]:
-        """The answer of `cluster.remote.ssh_cluster`. Raises ClusterError, with what the host says."""
+        """Run this module on a host and return its answer. Raises ClusterError with the host's message."""
         line = f"exec {shlex.quote(self.python)} -P -m cluster.remote.ssh_cluster {what}"
         return _answer(self._run(host, line, json.dumps(given)), host)
 
     def own_address(self, host: str) -> str:
-        """The address of this machine that the host sees. Raises ClusterError if it tells none."""
+        """Return the address of this machine that a host sees. Raises ClusterError if that address cannot be used."""
         words = self._run(host, "echo $SSH_CONNECTION", "").stdout.split()
         if len(words) != 4:
             raise ClusterError(
@@ -159,15 +160,22 @@ class Ssh:
             raise ClusterError(f"{host} did not answer within {CONNECT + UP_TIMEOUT:.0f} s") from None
         except OSError as error:
             raise ClusterError(f"{self.command}: {error.strerror or error}") from None
-        if done.returncode == 255:  # of ssh itself
+        if done.returncode == 255:  # an error of ssh itself
             raise ClusterError(f"{host}: {_last(done.stderr)}")
         return done
 
 
 def up(name: str, hosts: Sequence[Host], ssh: Ssh, address: str = "") -> LocalCluster:
-    """Start a head here, at this machine's `address` that the hosts reach, and a node on every host.
+    """Start a head on this machine and a node on every host.
 
-    Raises ClusterError that names the hosts which could not, with nothing left behind on any that answers.
+    Args:
+        name: the name of the cluster.
+        hosts: the hosts.
+        ssh: runs commands on hosts.
+        address: the address of this machine that the hosts reach, by default the one that the first host sees.
+
+    Raises:
+        ClusterError: with the hosts that failed. Nothing is left behind on hosts that answer.
     """
     if address and not is_own(address):
         raise ClusterError(
@@ -184,7 +192,7 @@ def up(name: str, hosts: Sequence[Host], ssh: Ssh, address: str = "") -> LocalCl
         host = hosts[number]
         own = {"key": known[number]["key"], "cpus": host.cpus, "gpus": host.gpus, "address": host.address}
         try:
-            known[number] |= ssh.ask(host.name, "up", told | own)
+            known[number] |= ssh.ask(host.name, "up", shared | own)
         except ClusterError as error:
             return error
         return None
@@ -192,7 +200,7 @@ def up(name: str, hosts: Sequence[Host], ssh: Ssh, address: str = "") -> LocalCl
     cluster = local_cluster.up(name, [], address=address)
     try:
         token = Path(cluster.token_path).read_text() if cluster.token_path else _token_of_user()
-        told = {"head": cluster.address, "token": token, "versions": versions()}
+        shared = {"head": cluster.address, "token": token, "versions": versions()}
         _write(cluster, known)
         with ThreadPoolExecutor(TOGETHER) as pool:
             failed = [str(error) for error in pool.map(start, range(len(hosts))) if error]
@@ -207,8 +215,11 @@ def up(name: str, hosts: Sequence[Host], ssh: Ssh, address: str = "") -> LocalCl
 
 
 def down(name: str) -> tuple[bool, list[str]]:
-    """End a cluster with its nodes on hosts, if it has any; returns whether there was one, and a line for each host
-    that did not answer. A node there ends by itself once it misses the head."""
+    """End a cluster with its nodes on hosts.
+
+    Returns whether the cluster existed, and a line for each host that did not answer. The node on such a host ends by
+    itself, because its head is gone.
+    """
     hosts = local_cluster.hosts_of(name)
 
     def end(host: dict[str, Any]) -> str:
@@ -231,7 +242,7 @@ def _write(cluster: LocalCluster, hosts: list[dict[str, Any]]) -> None:
 
 
 def _token_of_user() -> str:
-    """That of the user's environment, with which the head was started."""
+    """The token of the user's environment, with which the head was started."""
     given = os.environ.get("RAY_AUTH_TOKEN")
     return given or Path(os.environ["RAY_AUTH_TOKEN_PATH"]).read_text().strip()
 
@@ -249,6 +260,6 @@ def _answer(done: subprocess.CompletedProcess[str], host: str) -> dict[str, Any]
 
 
 def _last(text: str) -> str:
-    """The last line of what a program said, without the escapes of a terminal."""
+    """The last line of a program's output, without terminal escapes."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return "".join(c for c in lines[-1][:300] if c.isprintable()) if lines else ""

@@ -1,1 +1,1 @@
-"""Files that create clusters elsewhere, for KubeRay and Ray's cluster launcher, and checks of manifests."""
+"""Make files that create clusters elsewhere (KubeRay, Ray's cluster launcher, Slurm, SkyPilot), and check manifests."""

@@ -1,5 +1,4 @@
-"""Checks of RayCluster and RayJob manifests beyond KubeRay's schema. Each is a function that yields one line for each
-violation."""
+"""Check RayCluster and RayJob manifests beyond KubeRay's schema. Each check yields a line for each violation."""
 
 from __future__ import annotations
 
@@ -21,18 +20,18 @@ _NUMBER = r"(\d+(\.\d*)?|\.\d+)"
 QUANTITY = re.compile(rf"\+?{_NUMBER}([KMGTPE]i|[numkMGTPE]|[eE][+-]?{_NUMBER})?")
 """A number with one unit, as Kubernetes reads it."""
 LARGEST = 2**18 - 2**12
-"""Bytes of a manifest: `kubectl apply` keeps it in an annotation too, of which a server takes 256 KiB in all."""
+"""The largest manifest in bytes. `kubectl apply` also stores it in an annotation, which is limited to 256 KiB."""
 MAX_REPLICAS = 2**31 - 1
 SECRET_NAME = re.compile(r"(?i)token|secret|password|credential|access_?key")
 
 
 def check(manifest: Manifest) -> list[str]:
-    """All violations of a RayCluster or RayJob, in the order of `RULES`."""
+    """Return all violations of a RayCluster or RayJob, in the order of `RULES`."""
     return [line for rule in RULES for line in rule(manifest)]
 
 
 def manifests_can_be_applied(manifest: Manifest) -> Iterator[str]:
-    """What is applied comes back as an annotation of itself."""
+    """Limit the size, because kubectl stores an applied manifest in an annotation of it."""
     size = len(json.dumps(manifest, ensure_ascii=False).encode())
     if size > LARGEST:
         what = f"is {size // 1024} KiB long, and kubectl applies {LARGEST // 1024}"
@@ -40,7 +39,7 @@ def manifests_can_be_applied(manifest: Manifest) -> Iterator[str]:
 
 
 def names_are_dns_labels(manifest: Manifest) -> Iterator[str]:
-    """Names of the cluster and its groups become names of services and pods."""
+    """Check the names of the cluster and its groups, which become names of services and pods."""
     longest = MAX_NAME_LENGTH.get(manifest["kind"], 63)
     names = {"metadata.name": (manifest["metadata"]["name"], longest)}
     for i, group in enumerate(_groups(manifest)):
@@ -51,7 +50,7 @@ def names_are_dns_labels(manifest: Manifest) -> Iterator[str]:
 
 
 def references_are_dns_names(manifest: Manifest) -> Iterator[str]:
-    """A server takes no other names of a namespace, a Secret, a service account and a volume claim."""
+    """Check the names of the namespace, the Secret, the service account and the volume claim, as a server does."""
     namespace = manifest["metadata"].get("namespace", "default")
     if not NAMESPACE.fullmatch(namespace) or len(namespace) > 63:
         yield f"metadata.namespace: {namespace!r} is not a DNS label of at most 63 characters; use a-z, 0-9 and -"
@@ -74,14 +73,14 @@ def references_are_dns_names(manifest: Manifest) -> Iterator[str]:
 
 
 def group_names_are_unique(manifest: Manifest) -> Iterator[str]:
-    """The autoscaler counts nodes by group name."""
+    """Require distinct group names, because the autoscaler counts nodes by them."""
     names = [group["groupName"] for group in _groups(manifest)]
     for name in sorted({n for n in names if names.count(n) > 1}):
         yield f"workerGroupSpecs: two groups are named {name!r}; give each its own name"
 
 
 def replicas_are_ordered(manifest: Manifest) -> Iterator[str]:
-    """0 <= minReplicas <= replicas <= maxReplicas, with the operator's defaults for absent ones."""
+    """Require 0 <= minReplicas <= replicas <= maxReplicas, with the operator's defaults for missing values."""
     for group in _groups(manifest):
         minimum, maximum = group.get("minReplicas", 0), group.get("maxReplicas", MAX_REPLICAS)
         where = f"group {group['groupName']!r}"
@@ -92,7 +91,7 @@ def replicas_are_ordered(manifest: Manifest) -> Iterator[str]:
 
 
 def pods_are_replaced_not_restarted(manifest: Manifest) -> Iterator[str]:
-    """Autoscaler v2 refuses pods that Kubernetes may restart."""
+    """Require pods that Kubernetes does not restart, because autoscaler v2 refuses others."""
     cluster = _cluster(manifest)
     if cluster.get("autoscalerOptions", {}).get("version") != "v2":
         return
@@ -103,7 +102,7 @@ def pods_are_replaced_not_restarted(manifest: Manifest) -> Iterator[str]:
 
 
 def nothing_runs_as_root(manifest: Manifest) -> Iterator[str]:
-    """The restricted Pod Security Standard, as far as it concerns users and privileges."""
+    """Check users and privileges by the restricted Pod Security Standard."""
     for where, template in _templates(manifest):
         spec = template["spec"]
         if not spec.get("securityContext", {}).get("runAsNonRoot"):
@@ -114,7 +113,7 @@ def nothing_runs_as_root(manifest: Manifest) -> Iterator[str]:
 
 
 def containers_have_bounds(manifest: Manifest) -> Iterator[str]:
-    """Ray takes a pod's size from its limits: without them a worker claims the whole node."""
+    """Require resource limits. Ray takes a pod's size from them, and without them a worker claims the whole node."""
     for where, template in _templates(manifest):
         for container in template["spec"]["containers"]:
             lacking = {"cpu", "memory"} - container.get("resources", {}).get("limits", {}).keys()
@@ -123,7 +122,7 @@ def containers_have_bounds(manifest: Manifest) -> Iterator[str]:
 
 
 def quantities_have_one_unit(manifest: Manifest) -> Iterator[str]:
-    """A server takes no other amounts of what a container asks for."""
+    """Check the quantities of container resources, as a server does."""
     for where, template in _templates(manifest):
         for container in template["spec"]["containers"]:
             for kind, amounts in container.get("resources", {}).items():
@@ -133,7 +132,7 @@ def quantities_have_one_unit(manifest: Manifest) -> Iterator[str]:
 
 
 def authentication_is_on(manifest: Manifest) -> Iterator[str]:
-    """Whoever reaches a dashboard without authentication can run code on the cluster."""
+    """Require token authentication. Anyone who reaches a dashboard without it can run code on the cluster."""
     if (
         manifest["kind"] in MAX_NAME_LENGTH
         and _cluster(manifest).get("authOptions", {}).get("mode") != "token"
@@ -142,7 +141,7 @@ def authentication_is_on(manifest: Manifest) -> Iterator[str]:
 
 
 def secrets_are_references(manifest: Manifest) -> Iterator[str]:
-    """A secret in a manifest can be read by all who may list pods, and stays in version control."""
+    """Refuse plain secrets. Everyone who may list pods can read them, and they stay in version control."""
     for where, template in _templates(manifest):
         for container in template["spec"]["containers"]:
             for variable in container.get("env", []):
@@ -169,7 +168,7 @@ RULES = (
 
 
 def _cluster(manifest: Manifest) -> Manifest:
-    """The cluster's specification, of a RayCluster or within a RayJob."""
+    """The specification of the cluster in a RayCluster or a RayJob."""
     spec: Manifest = manifest.get("spec", {})
     found: Manifest = spec.get("rayClusterSpec", spec)
     return found

@@ -1,5 +1,7 @@
-"""Manifests for KubeRay 1.6 and later (token authentication by `authOptions`): RayCluster, RayJob, ConfigMap and
-NetworkPolicy."""
+"""Make manifests for KubeRay 1.6 and later: RayCluster, RayJob, ConfigMap and NetworkPolicy.
+
+Older versions lack token authentication (`authOptions`).
+"""
 
 from __future__ import annotations
 
@@ -34,15 +36,21 @@ OUTSIDE = {
 """All addresses, and those of a node's metadata service among them."""
 JOB_FILE, SCRIPT = "job.yaml", "run.sh"
 READABLE = 2**17
-"""Characters of a job file beyond which it is packed: a server takes 1 MiB, and what `kubectl apply` notes 256 KiB."""
+"""A job file with more characters is compressed. A server allows 1 MiB, and annotations of `kubectl apply` 256 KiB."""
 TTL = 600
-"""Seconds for which the cluster of a job that has ended is kept."""
+"""Seconds for which the cluster of an ended job is kept."""
 
 
 def manifests(needs: ClusterNeeds, kubernetes: Kubernetes, job_file: str, runs: str) -> dict[str, Manifest]:
-    """The manifests by file name. `job_file` is the text of the job file, `runs` the URI of the run directory.
+    """Return the manifests by file name.
 
-    `rayjob.yaml` trains and then deletes its cluster; `raycluster.yaml` is the same cluster without a job.
+    `rayjob.yaml` trains and then deletes its cluster. `raycluster.yaml` is the same cluster without a job.
+
+    Args:
+        needs: what the job needs of its cluster.
+        kubernetes: the namespace and the objects that the manifests refer to.
+        job_file: the text of the job file.
+        runs: the URI of the run directory.
     """
     return {
         "configmap.yaml": _config_map(needs, kubernetes, job_file, runs),
@@ -53,13 +61,16 @@ def manifests(needs: ClusterNeeds, kubernetes: Kubernetes, job_file: str, runs: 
 
 
 def ray_cluster(needs: ClusterNeeds, kubernetes: Kubernetes) -> Manifest:
-    """A RayCluster alone, for `run --address` and for several jobs."""
+    """Return a RayCluster alone, for `run --address` and for several jobs."""
     return _object("ray.io/v1", "RayCluster", needs, kubernetes, _cluster_spec(needs, kubernetes))
 
 
 def script(runs: str, is_packed: bool = False) -> str:
-    """What the job runs on the head. Each retry has a new cluster, and the run goes on from its last commit; what the
-    run refuses is tried again on the same one first."""
+    """Return the script that runs on the head.
+
+    Each retry of the RayJob has a new cluster, and the run continues from its last commit. A refusal of the run is
+    retried on the same cluster first.
+    """
     file = "/dev/stdin" if is_packed else f"{JOB_FOLDER}/{JOB_FILE}"
     unpacked = f"gzip -dc {JOB_FOLDER}/{JOB_FILE}.gz | " if is_packed else ""
     command = ["orchestrator", "run", file, "--address", "auto", "--run-dir", runs]
@@ -77,8 +88,10 @@ exit $code
 
 
 def ray_job(needs: ClusterNeeds, kubernetes: Kubernetes) -> Manifest:
-    """A RayJob: a cluster with the command, deleted some time after its end. Tried or applied again, the run goes on
-    from the last commit."""
+    """Return a RayJob: a cluster with the command, deleted some time after its end.
+
+    If it is retried or applied again, the run continues from its last commit.
+    """
     spec: Manifest = {
         "entrypoint": f"sh {JOB_FOLDER}/{SCRIPT}",
         "submissionMode": "K8sJobMode",
@@ -103,8 +116,11 @@ def _deletion(keep_failed: int | None) -> Manifest:
 
 
 def network_policy(needs: ClusterNeeds, kubernetes: Kubernetes) -> Manifest:
-    """The run's pods may reach each other; from outside only KubeRay and Prometheus reach them. The node's metadata
-    service, and with it the node's credentials, is blocked unless the job polls it for preemption notices."""
+    """Return the network policy: the run's pods reach each other; from outside only KubeRay and Prometheus do.
+
+    The node's metadata service, which has the node's credentials, is blocked, unless the job polls it for preemption
+    notices.
+    """
     own = {"podSelector": {"matchLabels": {RUN_LABEL: needs.name}}}
     scrape = [_port(p) for p in (METRICS, AUTOSCALER_METRICS, DASHBOARD_METRICS)]
     operator = {
@@ -130,7 +146,7 @@ def network_policy(needs: ClusterNeeds, kubernetes: Kubernetes) -> Manifest:
 
 
 def kustomization(files: list[str]) -> Manifest:
-    """The Kustomization for `kubectl apply -k`: all files but `raycluster.yaml`."""
+    """Return the Kustomization for `kubectl apply -k`: all files except `raycluster.yaml`."""
     resources = [name for name in files if name != "raycluster.yaml"]
     return {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",

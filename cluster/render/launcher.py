@@ -1,4 +1,4 @@
-"""Configuration of Ray's cluster launcher (`ray up`): an on-demand head, and workers that may be spot machines."""
+"""Make configurations of Ray's cluster launcher (`ray up`): an on-demand head, and workers on demand or spot."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ from cluster.workers.machine import MACHINE_TYPE
 Document = dict[str, Any]
 
 TOKEN = "~/.ray/auth_token"
-"""Where Ray itself looks for the token, here and on the nodes; `ray get-auth-token --generate` makes it."""
+"""The file in which Ray looks for the token, here and on the nodes. `ray get-auth-token --generate` makes it."""
 HEAD = "head"
 DISK_GIB = 200
 GCP_IMAGES = "projects/deeplearning-platform-release/global/images/family/"
 GCP_IMAGE, GCP_GPU_IMAGE = "common-cpu", "common-cu129-ubuntu-2404-nvidia-580"
-"""Families of Google's images with Docker; the second has NVIDIA's driver and its container runtime too."""
+"""Families of Google's images with Docker. The second also has NVIDIA's driver and container runtime."""
 
 
 @dataclass(frozen=True)
 class CloudRegion:
-    """Where in a cloud: region, zones (comma-separated), machine types of head and workers, project (GCP) or resource
-    group (Azure), and the instance profile with access to the bucket (AWS)."""
+    """A place in a cloud: region, zones (comma-separated), machine types of head and workers, and cloud specifics.
+
+    These are the project (GCP) or the resource group (Azure), and the instance profile with access to the bucket (AWS).
+    """
 
     region: str
     zones: str
@@ -39,11 +41,11 @@ DEFAULT_REGIONS = {
     "gcp": CloudRegion("us-west1", "us-west1-a", "n2-standard-4", "n2-standard-8"),
     "azure": CloudRegion("westus2", "auto", "Standard_D4s_v5", "Standard_D8s_v5", project="ray-cluster"),
 }
-"""Regions and machines to start from; a GPU job needs a worker machine with GPUs."""
+"""Default regions and machines. A GPU job needs a worker machine with GPUs."""
 
 
 def cloud(kind: str, needs: ClusterNeeds, region: CloudRegion) -> Document:
-    """The configuration of a cluster on `aws`, `gcp` or `azure` (`kind`)."""
+    """Return the configuration of a cluster on `aws`, `gcp` or `azure` (`kind`)."""
     node = NODE_CONFIGS[kind]
     types: Document = {
         HEAD: {
@@ -71,7 +73,7 @@ def cloud(kind: str, needs: ClusterNeeds, region: CloudRegion) -> Document:
 
 
 def local(needs: ClusterNeeds, head_ip: str, worker_ips: tuple[str, ...], ssh_user: str) -> Document:
-    """The configuration of a cluster on existing machines, reached by SSH."""
+    """Return the configuration of a cluster on existing machines, reached by SSH."""
     return {
         "cluster_name": needs.name,
         "provider": {"type": "local", "head_ip": head_ip, "worker_ips": list(worker_ips)},
@@ -166,8 +168,10 @@ NODE_CONFIGS: dict[str, Callable[[CloudRegion, str, bool, bool], Document]] = {
 
 
 def _software(needs: ClusterNeeds) -> Document:
-    """The container image of every node and the commands that start Ray, with the token required and the dashboard on
-    loopback (`ray dashboard` forwards it)."""
+    """The container image of every node, and the commands that start Ray.
+
+    Ray requires the token and serves the dashboard on loopback (`ray dashboard` forwards it).
+    """
     start = "ulimit -n 65536; RAY_AUTH_MODE=token ray start"
     shared = "--object-manager-port=8076"
     options = ["--ulimit nofile=65536:65536", "--env RAY_AUTH_MODE=token", "--shm-size=8g"]

@@ -1,4 +1,4 @@
-"""What one job needs of a cluster: node groups, their sizes and labels."""
+"""The needs of one job: node groups, their sizes and labels."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class NodeGroup:
 
     @property
     def labels(self) -> dict[str, str]:
-        """Labels of its Ray nodes: Ray's own as far as they are known here, and others that the job selects by."""
+        """Labels of its Ray nodes: Ray's own, as far as they are known here, and those that the job selects by."""
         own = {"ray.io/market-type": "spot" if self.spot else "on-demand"}
         if self.accelerator:
             own["ray.io/accelerator-type"] = self.accelerator
@@ -38,35 +38,37 @@ class NodeGroup:
 
 @dataclass(frozen=True)
 class ClusterNeeds:
-    """What a job needs: `min_workers` to `max_workers` ranks, and what each of them occupies.
-
-    `cpu` cores, `gpu` devices and `memory_gib` GiB (0 for what their machines have) are per worker; `per_node` workers
-    share a node, which keeps a tensor-parallel group on one machine. `accelerators` are the device types that are
-    acceptable, the best first; `spot` puts the workers, never the head, on spot machines; `labels` are the label
-    selectors of the workers' nodes, as in `cluster.workers.gang.Bundle`; with `notices` the nodes poll the cloud for
-    preemption notices.
-    """
+    """What a job needs of a cluster."""
 
     name: str
     image: str
+    """The container image."""
     min_workers: int
+    """The smallest number of ranks."""
     max_workers: int
+    """The largest number of ranks."""
     cpu: float = 1.0
+    """CPU cores of a worker."""
     gpu: int = 0
+    """GPUs of a worker."""
     memory_gib: float = 4.0
+    """GiB of memory of a worker, 0 for what its machine has."""
     per_node: int = 1
+    """Workers that share a node, which keeps a tensor-parallel group on one machine."""
     accelerators: tuple[str, ...] = ()
+    """The acceptable device types, the best first."""
     spot: bool = False
+    """Whether the workers run on spot machines. The head never does."""
     labels: Mapping[str, str] = field(default_factory=dict)
+    """Label selectors of the workers' nodes, as in `cluster.workers.gang.Bundle`."""
     notices: bool = False
+    """Whether the nodes poll the cloud for preemption notices."""
     ray_version: str = "2.60.0"
 
     def groups(self) -> tuple[NodeGroup, ...]:
-        """One group for each device type. The first has at least the minimum; each may grow to the whole job."""
-        minimum, maximum = (
-            math.ceil(self.min_workers / self.per_node),
-            math.ceil(self.max_workers / self.per_node),
-        )
+        """Return one group for each device type. The first has at least the minimum; each may grow to the whole job."""
+        minimum = math.ceil(self.min_workers / self.per_node)
+        maximum = math.ceil(self.max_workers / self.per_node)
         kinds = self.accelerators or ("gpu" if self.gpu else "cpu",)
         return tuple(
             NodeGroup(
@@ -85,8 +87,10 @@ class ClusterNeeds:
 
 
 def dns_name(name: str) -> str:
-    """`name` as a DNS label of RFC 1035 with at most 47 characters; a digest is added if the name had to be changed, so
-    that distinct names stay distinct."""
+    """Return `name` as a DNS label of RFC 1035 with at most 47 characters.
+
+    A changed name gets a digest, so that distinct names stay distinct.
+    """
     plain = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
     plain = plain if plain[:1].isalpha() else f"r-{plain}".rstrip("-")
     if plain == name and len(plain) <= DNS_LENGTH:

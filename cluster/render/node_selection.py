@@ -1,4 +1,4 @@
-"""Which Kubernetes nodes a worker's pod may run on, so that the labels of its Ray node are true."""
+"""Select the Kubernetes nodes for a worker's pod, so that the labels of its Ray node are true."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NODE_LABELS = {
     "ray.io/availability-zone": "topology.kubernetes.io/zone",
     "ray.io/region": "topology.kubernetes.io/region",
 }
-"""Label of a Ray node to label of a Kubernetes node. Other labels have the same name on both."""
+"""Labels of Ray nodes and the corresponding labels of Kubernetes nodes. Other labels have the same name on both."""
 ACCELERATORS = {
     "gke": (
         "cloud.google.com/gke-accelerator",
@@ -32,24 +32,26 @@ ACCELERATORS = {
         {name: name.lower() for name in ("T4", "V100", "A10G", "L4", "L40S", "A100", "H100", "H200", "B200")},
     ),
 }
-"""Label of a node by which a platform tells its GPUs itself, and its values by Ray's names, from its manual."""
+"""A platform's own label for GPUs, and its values by Ray's names, from the platform's manual."""
 
 
 def ray_labels(group: NodeGroup) -> dict[str, str]:
-    """Labels of the group's Ray nodes, with the zone and region that their pods are bound to."""
+    """Return the labels of the group's Ray nodes, with the zone and region that their pods are bound to."""
     bound = {k: v for k, v in group.selectors.items() if k in NODE_LABELS and values_of(v) == [v]}
     return group.labels | bound
 
 
 def accelerator_label(accelerator: str, platform: str) -> tuple[str, str]:
-    """Name and value of the label by which nodes with this accelerator are selected: the platform's own if it has one,
-    else Ray's, which the nodes must be given."""
+    """Return the name and value of the label that selects nodes with this accelerator.
+
+    It is the platform's own label if it has one, else Ray's, which an administrator must set on the nodes.
+    """
     name, values = ACCELERATORS.get(platform, (ACCELERATOR, {}))
     return (name, values[accelerator]) if accelerator in values else (ACCELERATOR, accelerator)
 
 
 def node_selection(group: NodeGroup, spot: tuple[str, str], platform: str = "") -> dict[str, Any]:
-    """nodeSelector and affinity of the group's pods; `spot` is the label (name, value) of a spot node."""
+    """Return nodeSelector and affinity of the group's pods. `spot` is the label (name, value) of a spot node."""
     selector, terms = {}, []
     if group.spot:
         selector[spot[0]] = spot[1]

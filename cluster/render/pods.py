@@ -1,4 +1,4 @@
-"""Pod templates of a Ray cluster: head, workers and submitter, unprivileged and without secrets of their own."""
+"""Make the pod templates of a Ray cluster: head, workers and submitter, without privileges and without secrets."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from cluster.render.node_selection import node_selection
 Manifest = dict[str, Any]
 
 RUN_LABEL = "training-orchestrator/run"
-"""Label of every pod of a run, by which the network policy selects them."""
+"""The label of every pod of a run, by which the network policy selects them."""
 SPOT_TAINT = "training-orchestrator/spot"
-"""Taint of the spot nodes of infra/terraform, where the platform's own key cannot be one."""
+"""The taint of the spot nodes of infra/terraform on platforms whose own key cannot be a taint."""
 USER = 1000
-"""The user of the image; see infra/Dockerfile."""
+"""The user id of the image, see infra/Dockerfile."""
 JOB_FOLDER, RUNS_FOLDER = "/etc/orchestrator", "/runs"
 GCS, CLIENT, DASHBOARD, METRICS, AGENT = 6379, 10001, 8265, 8080, 52365
 AUTOSCALER_METRICS, DASHBOARD_METRICS = 44217, 44227
 
 SHARED_MEMORY_GIB = 8
-"""Of /dev/shm, by which NCCL talks within a node: of the pod's own memory, and 64 MB unless told."""
+"""The size of /dev/shm, which NCCL uses within a node. It counts as the pod's memory; the default is 64 MB."""
 
 EFA = "vpc.amazonaws.com/efa"
 """The resource of AWS's Elastic Fabric Adapter."""
 EFA_PAGES = "5120Mi"
-"""Of huge pages, which its driver needs and Amazon's accelerated images reserve (Amazon EKS manual)."""
+"""The amount of huge pages that its driver needs, and that Amazon's accelerated images reserve (EKS manual)."""
 EFA_SETTINGS = {"FI_PROVIDER": "efa", "FI_EFA_FORK_SAFE": "1"}
-"""libfabric takes this provider and no other, and lets processes fork, as those of ranks do."""
+"""Settings for libfabric: use this provider only, and allow forks, because rank processes are forked."""
 
 SPOT = {
     "eks": ("eks.amazonaws.com/capacityType", "SPOT"),
@@ -38,7 +38,7 @@ SPOT = {
     "gke": ("cloud.google.com/gke-spot", "true"),
     "aks": ("kubernetes.azure.com/scalesetpriority", "spot"),
 }
-"""Label (and taint) of a spot node by platform, from the platform's manual."""
+"""The label (and taint) of a spot node by platform, from the platform's manual."""
 
 CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "aws_access_key_id",
@@ -46,7 +46,7 @@ CREDENTIALS = {
     "MLFLOW_TRACKING_USERNAME": "mlflow_tracking_username",
     "MLFLOW_TRACKING_PASSWORD": "mlflow_tracking_password",
 }
-"""Environment variable to key in the Secret. All are optional: a service account may replace them."""
+"""Environment variables and their keys in the Secret. All are optional, because a service account may replace them."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Kubernetes:
 
 
 def head(needs: ClusterNeeds, kubernetes: Kubernetes) -> Manifest:
-    """The head's pod template: on an on-demand node, without ranks, with the job file mounted."""
+    """Return the head's pod template: on an on-demand node, without ranks, with the job file mounted."""
     ports = {
         "gcs-server": GCS,
         "client": CLIENT,
@@ -105,7 +105,7 @@ def head(needs: ClusterNeeds, kubernetes: Kubernetes) -> Manifest:
 
 
 def worker(needs: ClusterNeeds, group: NodeGroup, kubernetes: Kubernetes) -> Manifest:
-    """The pod template of a worker group: its devices, and the nodes that it may run on."""
+    """Return the pod template of a worker group, with its devices and the nodes that it may run on."""
     resources = {"cpu": quantity(group.cpu), "memory": f"{math.ceil(group.memory_gib * 1024)}Mi"}
     if group.gpu:
         resources["nvidia.com/gpu"] = str(group.gpu)
@@ -135,8 +135,10 @@ def worker(needs: ClusterNeeds, group: NodeGroup, kubernetes: Kubernetes) -> Man
 
 
 def submitter(needs: ClusterNeeds, kubernetes: Kubernetes) -> Manifest:
-    """The pod that submits the command to the cluster and shows its output; KubeRay gives it the token. It needs Ray's
-    command alone."""
+    """Return the template of the pod that submits the command and shows its output.
+
+    It needs only Ray's command. KubeRay gives it the token.
+    """
     resources = {"cpu": "250m", "memory": "512Mi"}
     container = {
         "name": "ray-job-submitter",
@@ -154,23 +156,23 @@ def submitter(needs: ClusterNeeds, kubernetes: Kubernetes) -> Manifest:
 
 
 def labels(needs: ClusterNeeds) -> dict[str, str]:
-    """Labels of all objects of a run."""
+    """Return the labels of all objects of a run."""
     return {RUN_LABEL: needs.name, "app.kubernetes.io/part-of": "training-orchestrator"}
 
 
 def reference(secret: str, key: str, optional: bool = False) -> Manifest:
-    """A `valueFrom` that refers to a key of a Secret."""
+    """Return a `valueFrom` that refers to a key of a Secret."""
     found: Manifest = {"name": secret, "key": key}
     return {"secretKeyRef": {**found, "optional": True} if optional else found}
 
 
 def quantity(amount: float) -> str:
-    """A Kubernetes quantity without a unit: an integer if possible, else in thousandths, rounded up."""
+    """Return a Kubernetes quantity without a unit: an integer if possible, else thousandths, rounded up."""
     return f"{amount:.0f}" if amount == int(amount) else f"{math.ceil(round(amount * 1000, 6))}m"
 
 
 def autoscaler() -> Manifest:
-    """Options of the autoscaler: version 2, idle nodes end after a minute."""
+    """Return the options of the autoscaler: version 2, and idle nodes end after a minute."""
     resources = {"cpu": "500m", "memory": "1Gi"}
     return {
         "version": "v2",
@@ -211,7 +213,7 @@ def _container(
 
 
 def _env(kubernetes: Kubernetes, settings: Mapping[str, str]) -> dict[str, Manifest]:
-    """Each variable of a container once: what the user has given stands above `settings` and all else."""
+    """The environment of a container. The user's variables override `settings` and all others."""
     secret = kubernetes.secret
     found: dict[str, Manifest] = {
         variable: {"valueFrom": reference(secret, key, optional=True)}

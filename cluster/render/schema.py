@@ -1,4 +1,4 @@
-"""Validation against KubeRay's own schema, as strict as an API server: unknown fields are refused."""
+"""Validate manifests by KubeRay's own schema, as strictly as an API server: unknown fields are refused."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import yaml
 
 
 def load_schemas(folder: Path) -> dict[str, dict[str, Any]]:
-    """The strict schema of version v1 by kind, from the CRD files of KubeRay's `config/crd/bases` in `folder`.
+    """Load the strict schemas of version v1 by kind, from the CRD files of KubeRay's `config/crd/bases` in `folder`.
 
-    Raises FileNotFoundError if there is none.
+    Raises FileNotFoundError if the folder has none.
     """
     found = {}
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the files have some 20,000 lines each
@@ -25,7 +25,7 @@ def load_schemas(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def strict(schema: dict[str, Any]) -> dict[str, Any]:
-    """An OpenAPI schema of Kubernetes as JSON Schema: no unknown field, and a field with a default may be absent."""
+    """Convert an OpenAPI schema of Kubernetes to JSON Schema, without unknown fields; defaults make fields optional."""
     found = dict(schema)
     if isinstance(properties := schema.get("properties"), dict):
         found["properties"] = {name: strict(inner) for name, inner in properties.items()}
@@ -39,7 +39,7 @@ def strict(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def violations(manifest: dict[str, Any], schemas: dict[str, dict[str, Any]]) -> list[str]:
-    """What the schema of the manifest's kind refuses, one line each; empty for kinds that are not KubeRay's."""
+    """Return a line for each violation of the schema of the manifest's kind; empty for kinds that are not KubeRay's."""
     from jsonschema import Draft202012Validator
 
     schema = schemas.get(manifest["kind"])

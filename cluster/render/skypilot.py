@@ -1,4 +1,4 @@
-"""A task file for SkyPilot: a managed job that starts Ray on its nodes, with a token, and outlives a preemption."""
+"""Make a task file for SkyPilot: a managed job that starts Ray on its nodes, with a token, and survives preemptions."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import yaml
 from cluster.render.needs import ClusterNeeds
 
 TOKEN = "ORCHESTRATOR_TOKEN"
-"""The secret of the task, by which the nodes and the run know each other."""
+"""The secret of the task with Ray's token, by which the nodes and the run authenticate."""
 PREEMPTED = 75
-"""Exit code of a run that has committed since its machines go: SkyPilot starts it again (EX_TEMPFAIL of sysexits.h)."""
+"""The exit code of a run that committed before a preemption. SkyPilot restarts it (EX_TEMPFAIL of sysexits.h)."""
 PORT = 26380
-"""Of the head's Ray; SkyPilot's own has 6380."""
+"""The port of the head. SkyPilot's own Ray uses 6380."""
 _SCRIPT = """\
 set -u
 umask 077
@@ -87,8 +87,11 @@ while [ -f {pid} ]; do sleep 1; done
 
 @dataclass(frozen=True)
 class SkyPilotOptions:
-    """Where the task may run and what its machines need: infra as SkyPilot writes it (aws/us-east-1), empty for any;
-    image of a container, empty for a machine on which `setup` is run; notice in seconds in which the run commits."""
+    """Options of the task: where it runs and what its machines need.
+
+    `infra` is a place as SkyPilot writes it (aws/us-east-1), empty for any. `image` is a container image, empty for a
+    machine on which `setup` runs. `notice` are the seconds in which the run commits before a preemption.
+    """
 
     workdir: str
     infra: str = ""
@@ -98,9 +101,15 @@ class SkyPilotOptions:
 
 
 def task_file(needs: ClusterNeeds, options: SkyPilotOptions, command: Sequence[str], python: str) -> str:
-    """The task of a job, as YAML; `command` drives the run, without its address, in the folder `options.workdir`.
+    """Return the task of a job as YAML.
 
-    It takes as many nodes as the job's most workers need: SkyPilot starts and ends them together.
+    It has the nodes for the largest number of workers, because SkyPilot starts and ends all nodes together.
+
+    Args:
+        needs: what the job needs.
+        command: the command that drives the run, without its address, in the folder `options.workdir`.
+        options: where the task runs.
+        python: the Python interpreter of the nodes.
     """
     cpus, gpus = math.ceil(needs.cpu * needs.per_node), needs.gpu * needs.per_node
     pid = f"~/.orchestrator/{needs.name}.pid"
@@ -143,7 +152,7 @@ def task_file(needs: ClusterNeeds, options: SkyPilotOptions, command: Sequence[s
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes texts of several lines as they are."""
+    """Writes texts of several lines as literal blocks."""
 
 
 _Dumper.add_representer(

@@ -1,4 +1,4 @@
-"""A batch file for Slurm: Ray on the nodes of an allocation, with a token of its own, and the run on it."""
+"""Make a batch file for Slurm, which starts Ray with its own token on the allocated nodes, and drives the run."""
 
 from __future__ import annotations
 
@@ -82,8 +82,10 @@ exit "$code"
 
 @dataclass(frozen=True)
 class SlurmOptions:
-    """What a site wants of a batch job: empty for its defaults. time as Slurm writes it, notice in seconds before the
-    end, in which the run commits."""
+    """Options of the batch job; empty values mean the site's defaults.
+
+    `time` is the limit as Slurm writes it. `notice` are the seconds before the limit in which the run commits.
+    """
 
     partition: str = ""
     account: str = ""
@@ -95,7 +97,7 @@ class SlurmOptions:
 def batch_file(
     needs: ClusterNeeds, options: SlurmOptions, command: Sequence[str], mark: str, python: str
 ) -> str:
-    """The batch file of a job, as text; `command` drives the run, without its address."""
+    """Return the batch file of a job. `command` drives the run, without its address."""
     least, most = (math.ceil(count / needs.per_node) for count in (needs.min_workers, needs.max_workers))
     cpus, gpus = math.ceil(needs.cpu * needs.per_node), needs.gpu * needs.per_node
     wanted = {

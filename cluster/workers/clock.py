@@ -1,8 +1,7 @@
-"""Dates for what is written down, from a clock that is never set.
+"""Unix times from a clock that is never set back.
 
-`time.monotonic` measures durations and deadlines but has no date, and the system clock may be set while a run goes on.
-`wall` is the date at which this process began plus the seconds since then, so differences between two of its values
-stay true.
+`time.monotonic` measures durations but has no date, and the system clock may be set while a run goes on. `wall` is the
+date at which this process began plus the seconds since then, so differences between its values are correct.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ _BEGAN = time.time() - time.clock_gettime(_CLOCK)
 
 
 def wall() -> float:
-    """Unix seconds, unaffected by changes of the system clock since this process began."""
+    """Return unix seconds, unaffected by changes of the system clock since this process began."""
     return _BEGAN + time.clock_gettime(_CLOCK)
 
 
 def process_age() -> float:
-    """Seconds since this process began. (What psutil tells is off by up to a second, as the time of the boot is.)"""
+    """Return the seconds since this process began. (psutil may be wrong by a second, like its time of the boot.)"""
     try:
         with open("/proc/self/stat") as file:
             began = int(file.read().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")

@@ -1,4 +1,4 @@
-"""What a controller needs of a cluster, whether that is Ray or processes on this machine."""
+"""The interface of a cluster to the controller. Ray implements it, and so do processes on this machine."""
 
 from __future__ import annotations
 
@@ -14,56 +14,58 @@ class RemoteTask(Protocol):
     """A function call that runs in another process."""
 
     def done(self) -> bool:
-        """Whether it has ended; returns at once."""
+        """Return at once whether the call has ended."""
 
     def result(self) -> Any:
-        """Wait for the call and return its value; raises what it raised."""
+        """Wait for the call and return its value. Raises what it raised."""
 
     def cancel(self) -> None:
-        """End it, with some seconds to clean up; the process is gone when this returns."""
+        """Stop the call, with some seconds to clean up. The process is gone when this returns."""
 
 
 class NodeServices(Protocol):
     """A service that runs once on every node."""
 
     def ensure_running(self, min_nodes: int = 1) -> list[dict[str, str]]:
-        """Start it on nodes that lack it; returns {"node", "address"} of each. Nothing is started, and the list is
-        empty, while there are fewer than `min_nodes` nodes."""
+        """Start the service on nodes without it, and return {"node", "address"} of each.
+
+        With fewer than `min_nodes` nodes nothing is started, and the list is empty.
+        """
 
     def stop(self) -> None:
-        """End the service on all nodes."""
+        """Stop the service on all nodes."""
 
 
 def _call(function: Callable[..., Any], *arguments: Any) -> Any:
-    """For a cluster without a process that has the imports: here."""
+    """Call in this process: the default for clusters without a process that has the imports done."""
     return function(*arguments)
 
 
 def _fixed_size(bundle: Bundle, workers: int) -> None:
-    """For a cluster that cannot grow."""
+    """Do nothing: the default for clusters that cannot grow."""
 
 
 def _unknown(addresses: Sequence[str]) -> list[dict[str, str]]:
-    """For nodes without labels."""
+    """Return empty values: the default for nodes without labels."""
     return [{"node": address, "machine": "", "market": "", "zone": ""} for address in addresses]
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """The operations of a cluster, each a function.
-
-    `gang()` makes a gang that is not started. `offer(bundle, most)` is what the smallest of so many workers has, None
-    if no node can hold one. `run_task(function, *arguments)` calls a function in another process.
-    `services("module:Class", token)` keeps an object of that class on every node, made with the token and the node's
-    address. `call(function, *arguments)` returns what that does, and has its imports done already where it can.
-    `request_workers(bundle, count)` asks an autoscaler for room; it is called often, with 0 once no workers are needed.
-    `machines(addresses)` is {"node", "machine", "market", "zone"} of each node.
-    """
+    """The operations of a cluster, each a function."""
 
     gang: Callable[[], Gang]
+    """`gang()` makes a gang that is not started."""
     offer: Callable[[Bundle, int], Offer | None]
+    """`offer(bundle, most)` describes the smallest of up to `most` workers, None if no node can hold one."""
     run_task: Callable[..., RemoteTask]
+    """`run_task(function, *arguments)` calls a function in another process."""
     services: Callable[[str, str], NodeServices]
+    """`services("module:Class", token)` keeps an object of that class on every node, made with the token and the node's
+    address."""
     call: Callable[..., Any] = _call
+    """`call(function, *arguments)` calls a function and returns its value, with imports done already if possible."""
     request_workers: Callable[[Bundle, int], None] = _fixed_size
+    """`request_workers(bundle, count)` asks an autoscaler for room. It is called often, and with 0 at the end."""
     machines: Callable[[Sequence[str]], list[dict[str, str]]] = _unknown
+    """`machines(addresses)` returns {"node", "machine", "market", "zone"} of each node."""

@@ -1,4 +1,4 @@
-"""How long a rank may take to end, and may be silent, by what it computes on. Standard library only."""
+"""Time limits of a rank by its device, such as how long it may be silent. Imports the standard library only."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class DeviceLimits:
-    """Seconds.
+    """Time limits in seconds.
 
     Attributes:
-        end: for a killed process to be gone. The driver frees the memory of a GPU first, and the kernel unpins that of
-            the host.
-        stall: for a place that does not answer though its node does, before it is given up.
-        silence: without a beat, after which a gang in training is not taken to be well; at least.
-        hang: without a step while beats come, the same; a busy machine may hold up a step for seconds.
-        first_silence: without a beat before the first step: some libraries hold the interpreter while they are loaded.
+        end: until a killed process is gone. The driver frees GPU memory first, and the kernel unpins host memory.
+        stall: until a worker is given up that does not answer although its node does.
+        silence: without a heartbeat, after which a training rank counts as silent. This is the minimum.
+        hang: without a step, although heartbeats arrive, after which the gang counts as hanging. This is the minimum,
+            because a busy machine may delay a step for seconds.
+        first_silence: without a heartbeat before the first step. Some libraries hold the interpreter while they load.
     """
 
     end: float
@@ -28,13 +28,13 @@ class DeviceLimits:
 
 CPU = DeviceLimits(end=1.0, stall=5.0, silence=2.0, hang=10.0, first_silence=30.0)
 GPU = DeviceLimits(end=30.0, stall=90.0, silence=20.0, hang=30.0, first_silence=120.0)
-"""80 GB take seconds to free; an allocator that starts again or a network that flaps are no hang. Not measured yet."""
+"""80 GB take seconds to free, and a restarting allocator or a flapping network is no hang. Estimates, not measured."""
 COMPILATION = 60.0
-"""Seconds for which a step that meets another shape may compile, where blocks are compiled."""
+"""Seconds that a step with a new shape may spend on compilation, if blocks are compiled."""
 
 
 def limits_of(gpu: float, compiles: bool = False) -> DeviceLimits:
-    """The limits of a rank with so many GPUs, which `compiles` what it computes or does not."""
+    """Return the limits of a rank with `gpu` GPUs. `compiles` says whether it compiles its blocks."""
     limits = GPU if gpu else CPU
     if not compiles:
         return limits

@@ -1,4 +1,4 @@
-"""The environment of this process."""
+"""Restore environment variables of this process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 
 @contextlib.contextmanager
 def put_back(names: Collection[str]) -> Iterator[None]:
-    """Give variables of these names the values back that they had, whatever becomes of them meanwhile."""
+    """Restore the variables with these names at the end of the block."""
     before = {name: os.environ.get(name) for name in names}
     try:
         yield

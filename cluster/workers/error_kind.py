@@ -1,8 +1,8 @@
-"""What sort of error a rank raised, found once, where it was raised; everybody after decides by the kind.
+"""Classify the error that a rank raised. This happens once, in the rank; everything else decides by the kind.
 
-Errors of this project say it themselves, by an attribute `kind` and, where it matters, `step` and `position`;
-attributes of those names that a library's error may have are not read. Libraries (gloo, NCCL, CUDA, botocore) raise
-bare RuntimeErrors whose text is all there is, so their texts are recognised here and nowhere else.
+Errors of this project have an attribute `kind` and, where it matters, `step` and `position`. Such attributes of a
+library's error are ignored. Libraries (gloo, NCCL, CUDA, botocore) raise bare RuntimeErrors, which only their text
+tells apart. Only this module matches such texts.
 """
 
 from __future__ import annotations
@@ -29,19 +29,21 @@ OF_LIBRARIES: tuple[tuple[str, ErrorKind], ...] = (
     ),
     (r"CUDA error|Xid|uncorrectable ECC", "gpu"),
 )
-"""Pattern in "Class: text" of a library's exception, and its kind; the first that is found holds."""
+"""Patterns for "Class: text" of a library's exception, each with a kind. The first match counts."""
 
 
 OF_OURS: frozenset[ErrorKind] = frozenset({"input", "unstable", "corrupt_commit"})
-"""The kinds that errors of this project say they are of."""
+"""The kinds that errors of this project declare themselves."""
 
 
 def cause_of(error: BaseException) -> Cause:
-    """The cause of a rank's end by that exception."""
-    name, kind = type(error).__name__, getattr(error, "kind", None)
+    """Return the cause of a rank's end by an exception."""
+    name = type(error).__name__
+    kind = getattr(error, "kind", None)
     if isinstance(kind, str) and kind in OF_OURS:
-        step, position = getattr(error, "step", -1), getattr(error, "position", -1)
+        step = getattr(error, "step", -1)
+        position = getattr(error, "position", -1)
         return Cause("raised", name=name, kind=kind, step=step, position=position)
     text = f"{name}: {error}"
-    found: ErrorKind = next((kind for pattern, kind in OF_LIBRARIES if re.search(pattern, text)), "")
-    return Cause("raised", name=name, kind=found)
+    library_kind: ErrorKind = next((kind for pattern, kind in OF_LIBRARIES if re.search(pattern, text)), "")
+    return Cause("raised", name=name, kind=library_kind)

@@ -1,11 +1,11 @@
-"""A process that has imported what ranks need and forks them, so that an attempt starts in milliseconds.
+"""The fork server: a process that has done the imports of ranks and forks them, so an attempt starts in milliseconds.
 
     python -m cluster.workers.fork_server FD
 
-FD is a socket with one JSON message a line. The first says what to import; each later one asks to launch ranks, to end
-them or for their exit codes, and gets one line in answer. Ranks die with the fork server, and it ends when the other
-side of the socket is closed. It has one thread and computes nothing, so that forking is safe; CUDA is first touched in
-the ranks and in the standby, a process that has its device ready and becomes the next rank.
+FD is a socket with one JSON message a line. The first message says what to import. Each later one asks to launch a
+rank, to end the ranks or for their exit codes, and gets one line in answer. Ranks die with the fork server, and it ends
+when the other side of the socket is closed. It has one thread and computes nothing, so forking is safe. CUDA is first
+initialised in the ranks and in the standby, a process that has its device ready and becomes the next rank.
 """
 
 from __future__ import annotations
@@ -27,17 +27,15 @@ from cluster.workers.gang import Cause
 from cluster.workers.program import command_of, environment_of_ranks
 
 READINESS = "make_ready"
-"""The function, without arguments, with which an entry point's module makes a device ready, if it has one."""
+"""The name of the function, without arguments, with which an entry point's module makes a device ready."""
 SETTLE = 10.0
-"""Seconds that a standby leaves the processor and the driver to the rank that starts beside it."""
+"""Seconds that a new standby waits, to leave the CPU and the driver to the rank that starts at the same time."""
 TAKE_TIMEOUT = 1.0
-"""Seconds for a standby to take over a rank, which takes it milliseconds: it may be frozen."""
+"""Seconds to wait until a standby has taken over a rank, which takes milliseconds unless it is frozen."""
 
 
 class Standby:
-    """Forks a process that calls `make_ready`, `delay` seconds from now. `run` is then given a function that waits for
-    a rank and returns it; it runs the rank, and does not return. `inherited` are the sockets that the process closes,
-    since they are its parent's."""
+    """A forked process that makes its device ready and then waits for a rank to run."""
 
     def __init__(
         self,
@@ -46,6 +44,14 @@ class Standby:
         inherited: list[socket.socket],
         delay: float = 0.0,
     ) -> None:
+        """Fork the process.
+
+        Args:
+            make_ready: makes the device ready.
+            run: gets a function that waits for a rank and returns it. It runs that rank and does not return.
+            inherited: sockets of the parent, which the process closes.
+            delay: seconds to wait before `make_ready`.
+        """
         self.channel, theirs = socket.socketpair()
         self.pid = os.fork()
         if not self.pid:
@@ -56,11 +62,11 @@ class Standby:
         self.channel.settimeout(TAKE_TIMEOUT)
 
     def is_ready(self) -> bool:
-        """Whether it has ended, or its device is ready; `take` tells which."""
+        """Whether its device is ready, or it has ended. `take` tells which."""
         return bool(select.select([self.channel], [], [], 0)[0])
 
     def take(self, rank: dict[str, Any]) -> bool:
-        """Have it run the rank; False if it has ended or does not answer, and is of no use."""
+        """Make it run the rank. Returns False if it has ended or does not answer."""
         with self.channel as channel:
             try:
                 if not channel.recv(1):
@@ -78,7 +84,7 @@ def _wait_for_rank(channel: socket.socket, make_ready: Callable[[], None], delay
     with channel, channel.makefile("r") as lines:
         rank = lines.readline()
         if not rank.endswith("\n"):
-            raise SystemExit  # nobody waits any longer
+            raise SystemExit  # the parent has closed the channel
         channel.sendall(b"t")
     return dict(json.loads(rank))
 
@@ -88,11 +94,7 @@ START_TIMEOUT = 180.0
 
 
 class ForkServer:
-    """Starts a fork server that imports the module of `target`, "module:function". Its methods raise OSError if the
-    process is gone.
-
-    With `stands_by` it keeps a process in which the module's `make_ready` has made the device ready, if it has one; the
-    next rank begins in it. Another follows `settle` seconds after."""
+    """The client of a fork server. Its methods raise OSError if the process is gone."""
 
     def __init__(
         self,
@@ -101,7 +103,14 @@ class ForkServer:
         settle: float = SETTLE,
         connection: socket.socket | None = None,
     ) -> None:
-        """A `connection` is that to a process which serves it already, see `cluster.workers.shared_imports`."""
+        """Start a fork server, unless there is a connection to one already.
+
+        Args:
+            target: the entry point, "module:function", whose module is imported.
+            stands_by: whether to keep a standby, if the module has a function `make_ready`.
+            settle: seconds after a launch before the next standby begins.
+            connection: a connection to a process that serves already, see `cluster.workers.shared_imports`.
+        """
         self._process: subprocess.Popen[bytes] | None = None
         if connection is not None:
             self._socket = connection
@@ -116,25 +125,29 @@ class ForkServer:
                 )
         self._socket.settimeout(START_TIMEOUT)
         self._file = self._socket.makefile("r")
-        self.target, self._oom_kills_before = target, 0
+        self.target = target
+        self._oom_kills_before = 0
+        """The kernel's count of out-of-memory kills before the last launch."""
         self._send({"import": target, "stands_by": stands_by, "settle": settle})
 
     def launch(self, **rank: Any) -> int:
-        """Start a rank, which runs `cluster.workers.rank_process.run(**rank)`, in the standby if that is ready, else in
-        a new process; returns its process id. Waits for the imports."""
+        """Start a rank that runs `cluster.workers.rank_process.run(**rank)`, and return its process id.
+
+        It runs in the standby if that is ready, else in a new process. Waits for the imports.
+        """
         self._oom_kills_before = _oom_kills()
         return int(self._request({"do": "launch", "rank": rank})["pid"])
 
     def exits(self) -> dict[int, int]:
-        """The exit codes by process id of the ranks that have ended, negative for a signal as in subprocess."""
+        """Return the exit codes of ended ranks by process id; negative for a signal, as in subprocess."""
         return {int(pid): code for pid, code in self._request({"do": "exits"})["exits"].items()}
 
     def cause(self, pid: int) -> Cause | None:
-        """How the rank of that process id ended; None while it has not."""
+        """Return how the rank with that process id ended; None while it runs."""
         code = self.exits().get(pid)
         if code is None:
             return None
-        # All that the kernel reports is that it has killed some process of this machine since the launch.
+        # The kernel reports only that it has killed some process of this machine since the launch.
         out_of_memory = code == -signal.SIGKILL and _oom_kills() > self._oom_kills_before
         return Cause("starved" if out_of_memory else "exited", code)
 
@@ -168,7 +181,7 @@ def main() -> None:
 
 
 def serve(control: socket.socket, lines: Iterable[str]) -> None:
-    """Serve the requests of these lines, which are those of the socket, until it is closed."""
+    """Serve the requests in `lines`, which are read from the socket `control`, until it is closed."""
     first = json.loads(next(iter(lines)))
     import_for_ranks(first["import"])
     starter = _Starter(control, first["import"] if first["stands_by"] else "")
@@ -192,24 +205,33 @@ def serve(control: socket.socket, lines: Iterable[str]) -> None:
 
 
 class _Starter:
-    """Forks ranks, and keeps a standby for the next where `target` has a function for that. `ranks` are the processes
-    that were started and not yet reaped; standbys that were of no use are among them, so that they are ended too."""
+    """Forks ranks, and keeps a standby for the next one if the module of `target` has a function `make_ready`.
+
+    Attributes:
+        ranks: processes that were started and are not yet reaped, including standbys that failed to take a rank.
+    """
 
     def __init__(self, control: socket.socket, target: str) -> None:
-        self._control, self.ranks, self._parent = control, set[int](), os.getpid()
+        self._control = control
+        self._parent = os.getpid()
+        self.ranks: set[int] = set()
         module = sys.modules.get(target.partition(":")[0])
         self._make_ready: Callable[[], None] | None = getattr(module, READINESS, None)
         self._standby: Standby | None = None
         self.stand_by(0.0)
 
     def stand_by(self, delay: float) -> None:
-        """Have a standby, which makes its device ready that many seconds from now if it is new."""
+        """Make sure that there is a standby. A new one makes its device ready after `delay` seconds."""
         if self._standby is None and self._make_ready is not None:
-            inherited, run = [self._control], lambda rank: _run_rank(rank, self._parent)
-            self._standby = Standby(self._make_ready, run, inherited, delay)
+            self._standby = Standby(
+                self._make_ready,
+                run=lambda rank: _run_rank(rank, self._parent),
+                inherited=[self._control],
+                delay=delay,
+            )
 
     def start(self, rank: dict[str, Any]) -> int:
-        """The process id of the rank."""
+        """Start a rank and return its process id."""
         standby = self._standby
         if standby is not None and standby.is_ready():
             self._standby = None
@@ -227,24 +249,26 @@ class _Starter:
         return pid
 
     def all(self) -> set[int]:
-        """The process ids of the ranks and of the standby."""
+        """Return the process ids of the ranks and of the standby."""
         return self.ranks | ({self._standby.pid} if self._standby is not None else set())
 
 
 def import_for_ranks(target: str) -> None:
-    """Import the module of "module:function", and what runs a rank. If the former fails, each rank fails at the same
-    import and reports it."""
+    """Import the module of `target`, "module:function", and the module that runs ranks.
+
+    If the import of the entry point fails, each rank fails at the same import and reports it.
+    """
     try:
         importlib.import_module(target.partition(":")[0])
     except Exception as error:
         print(f"importing {target} failed: {type(error).__name__}: {error}", file=sys.stderr)
-    importlib.import_module("cluster.workers.rank_process")  # once, and not in each rank
+    importlib.import_module("cluster.workers.rank_process")  # imported once here instead of in each rank
     gc.collect()
-    gc.freeze()  # shared pages stay shared: the garbage collectors of ranks leave them alone
+    gc.freeze()  # keeps pages shared, because the garbage collectors of ranks leave frozen objects alone
 
 
 def _oom_kills() -> int:
-    """The number of processes that the kernel's out-of-memory killer has ended since boot; 0 where it is not known."""
+    """The number of processes that the kernel's out-of-memory killer has killed since boot; 0 if unknown."""
     try:
         with open("/proc/vmstat") as file:
             return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), 0)
@@ -260,14 +284,14 @@ def _reap(ranks: set[int], exit_codes: dict[int, int], options: int) -> None:
 
 
 def _run_rank(rank: Callable[[], dict[str, Any]], parent: int) -> None:
-    """Run the rank that this returns in the process that was just forked; does not return."""
+    """Run the rank that `rank` returns in this freshly forked process. Does not return."""
     from cluster.workers.rank_process import die_with_parent, run
 
     code = 1
     try:
         die_with_parent(parent)
         code = run(**rank())
-    except Exception as error:  # of what makes a device ready: `run` reports what a rank raises
+    except Exception as error:  # raised by `make_ready`; `run` reports errors of the rank itself
         print(f"a standby has failed: {type(error).__name__}: {error}", file=sys.stderr)
     finally:
         try:

@@ -1,9 +1,9 @@
-"""A gang: the rank processes of a run, started, monitored and ended together, attempt after attempt.
+"""A gang: the rank processes of a run, which are started, monitored and stopped together, attempt after attempt.
 
-There is one on Ray actors (`RayGang`), one on local processes (`ProcessGang`), and a fake for tests. A gang runs one
-entry point, named "module:function", on every rank with the same configuration; the entry point is given a
-`WorkerContext` and does not know what started it. Rank processes are disposable; the workers that start them stay
-between attempts with all imports done, so that the next attempt begins at once.
+`RayGang` runs them on Ray actors, `ProcessGang` as local processes; tests have a fake. A gang runs one entry point,
+"module:function", on every rank with the same configuration. The entry point gets a `WorkerContext` and does not know
+what started it. Rank processes live for one attempt. The workers that start them stay between attempts with all imports
+done, so the next attempt begins at once.
 """
 
 from __future__ import annotations
@@ -43,29 +43,36 @@ FINISHED: frozenset[str] = frozenset({"done", "failed", "dead"})
 
 @dataclass(frozen=True)
 class Cause:
-    """How a rank ended, without what differs from one time to the next, so that equal causes can be counted.
-
-    `end` is how. raised: an exception of the class `name`. exited: with `code`, negative for a signal. starved: the
-    kernel or Ray killed it because memory ran out. lost: its worker process or node is gone. silent: no heartbeat for
-    too long. still: no step for too long. unplaced: the cluster had no room for it. Of an exception, `kind` is the sort
-    of error (see `cluster.workers.error_kind`); `step` and `position` are the optimiser step and the position of the
-    first sample that it is about, -1 for none.
-    """
+    """How a rank ended. Holds nothing that varies between repetitions, so equal causes can be counted."""
 
     end: End = "unknown"
+    """
+    - raised: an exception of the class `name`.
+    - exited: the process exited with `code`.
+    - starved: the kernel or Ray killed the process because memory ran out.
+    - lost: its worker process or node is gone.
+    - silent: no heartbeat for too long.
+    - still: no step for too long.
+    - unplaced: the cluster had no room for it.
+    """
     code: int = 0
+    """The exit code, negative for a signal."""
     name: str = ""
+    """The class of the exception; of a lost rank, what is gone."""
     kind: ErrorKind = ""
+    """The kind of an exception, see `cluster.workers.error_kind`."""
     step: int = -1
+    """The optimizer step that an exception refers to, -1 for none."""
     position: int = -1
+    """The position of the first sample that an exception refers to, -1 for none."""
 
     @property
     def text(self) -> str:
-        """The message for a process that exited; empty for other ends, whose message comes from elsewhere."""
-        starved = "; the kernel ended it for want of memory" * (self.end == "starved")
-        return (
-            f"process ended with exit code {self.code}{starved}" if self.end in ("exited", "starved") else ""
-        )
+        """The message for a process that exited or was killed; empty for other ends, which have their own messages."""
+        if self.end not in ("exited", "starved"):
+            return ""
+        text = f"process ended with exit code {self.code}"
+        return f"{text}; the kernel ended it for want of memory" if self.end == "starved" else text
 
 
 UNKNOWN = Cause()
@@ -73,44 +80,47 @@ UNKNOWN = Cause()
 
 @dataclass(frozen=True)
 class RankStatus:
-    """What is known of one rank.
-
-    `failed` raised an exception and reported it; `dead` ended without a report. `result` is what the entry point
-    returned. `evaluated_batches` counts those of its evaluations. `waiting` while the rank waits for storage,
-    `leaving` if its process or node will be taken away soon. `last_heartbeat` and `failed_at` (its end) are monotonic
-    times of this process in seconds. `cause` is how it ended, and `error` the message that goes with it.
-    """
+    """The status of one rank. Times are monotonic seconds of this process."""
 
     rank: int
     node: str
+    """The address of its node."""
     pid: int
     state: RankState
+    """`failed` raised an exception and reported it; `dead` ended without a report."""
     step: int = -1
+    """The last step that it reported, -1 before the first."""
     error: str = ""
+    """Why it ended, for people."""
     failed_at: float = 0.0
+    """When it ended."""
     result: Any = None
+    """What its entry point returned."""
     last_heartbeat: float = 0.0
     waiting: bool = False
+    """Whether it waits for storage."""
     leaving: bool = False
+    """Whether its process or node will be taken away soon."""
     evaluated_batches: int = 0
+    """How many batches of held-out text it has evaluated."""
     cause: Cause = UNKNOWN
+    """How it ended."""
 
 
 @dataclass(frozen=True)
 class GangStatus:
-    """One observation of a gang: its ranks, the rows that rank 0 reported since the last one, the longest recent
-    gap in seconds between two heartbeats of a rank, and what was read of its `nodes` since the last one: {"time",
-    "node", "step", "values"}, see `node_metrics`.
-
-    `at` is its monotonic time: every message that had arrived by then is included. The silence of a rank is measured
-    up to `at`, since the observer may itself have been frozen.
-    """
+    """One observation of a gang."""
 
     ranks: tuple[RankStatus, ...] = ()
     rows: tuple[dict[str, Any], ...] = ()
+    """The rows that rank 0 reported since the last observation."""
     gap: float = 0.0
+    """The longest recent gap between two heartbeats of a rank, in seconds."""
     at: float = field(default_factory=time.monotonic, compare=False)
+    """The monotonic time of the observation, which includes every message that had arrived by then. The silence of a
+    rank is measured up to this time, because the observer may itself have been frozen."""
     nodes: tuple[dict[str, Any], ...] = ()
+    """Readings of the nodes since the last observation: {"time", "node", "step", "values"}, see `node_metrics`."""
 
 
 @dataclass(frozen=True)
@@ -123,21 +133,21 @@ class Bundle:
 
     @property
     def resources(self) -> dict[str, float]:
-        """CPUs and GPUs by Ray's names."""
+        """CPUs and GPUs, by Ray's names for them."""
         return {"CPU": self.cpu} | ({"GPU": self.gpu} if self.gpu else {})
 
     @property
     def limits(self) -> DeviceLimits:
-        """How long its rank may take to end."""
+        """The time limits of its device, such as how long a rank may take to end."""
         return limits_of(self.gpu)
 
     @property
     def stands_by(self) -> bool:
-        """Whether a process with its device ready waits for its next rank: a GPU takes seconds, a CPU nothing."""
+        """Whether to keep a standby process with its device initialised: a GPU takes seconds, a CPU no time."""
         return self.gpu > 0
 
     def suits(self, labels: Mapping[str, str]) -> bool:
-        """Whether a node with these labels matches. As in Ray, a node without a label matches its `!` selectors."""
+        """Whether a node with these labels matches. As in Ray, a node without a label matches a `!` selector for it."""
         for label, wanted in self.labels.items():
             if (labels.get(label) in values_of(wanted)) == wanted.startswith("!"):
                 return False
@@ -149,21 +159,25 @@ class Bundle:
 
 
 def values_of(selector: str) -> list[str]:
-    """The values that a SELECTOR names."""
+    """Return the values that a SELECTOR names."""
     value = selector.removeprefix("!")
     return value[3:-1].split(",") if value.startswith("in(") else [value]
 
 
 class Gang(Protocol):
-    """The processes of a run: start, poll, stop, start again; close at the end."""
+    """The rank processes of a run: start, poll, stop, start again; close at the end."""
 
     def capacity(self, bundle: Bundle, avoid: Set[str] = frozenset()) -> int:
-        """How many ranks of that size could run now: in the workers there are, and on nodes with free resources;
-        without the nodes at the addresses in `avoid`."""
+        """Return how many ranks could run now, in present workers and on nodes with free resources.
+
+        Args:
+            bundle: what one rank occupies.
+            avoid: addresses of nodes to leave out.
+        """
 
     def start(
         self,
-        world: int,
+        world_size: int,
         bundle: Bundle,
         target: str,
         config: dict[str, Any],
@@ -171,45 +185,66 @@ class Gang(Protocol):
         avoid: Set[str] = frozenset(),
         output: OutputTarget | None = None,
     ) -> None:
-        """Run `target` on `world_size` ranks; every `ranks_per_group` consecutive ones share a node if one is large
-        enough. What they print is kept in `output`.
+        """Start the ranks of an attempt.
 
-        Raises TimeoutError if they cannot all be placed.
+        Args:
+            world_size: the number of ranks.
+            bundle: what one rank occupies.
+            target: the entry point, "module:function".
+            config: the configuration that every rank gets.
+            ranks_per_group: how many consecutive ranks share a node, if any node is large enough.
+            avoid: addresses of nodes that get no ranks.
+            output: where the output of the ranks is copied to.
+
+        Raises:
+            TimeoutError: the ranks cannot all be placed.
         """
 
     def prewarm(self, count: int, bundle: Bundle | None = None, target: str = "") -> None:
-        """Keep workers with all imports done for `count` ranks in all, those that run included, as room allows. A gang
-        that has not been started is told their size and what they will run; polls make them."""
+        """Keep workers with all imports done for `count` ranks, those that run included, as far as there is room.
+
+        Polls make the workers.
+
+        Args:
+            count: the number of ranks.
+            bundle: what one rank occupies. Needed before the first start.
+            target: the entry point. Needed before the first start.
+        """
 
     def held(self) -> int:
-        """How many workers it occupies, which the capacity of any other gang leaves out."""
+        """Return how many workers it occupies. The capacity of other gangs does not include them."""
 
     def ready(self) -> int:
-        """The number of workers with all imports done, those of running ranks included."""
+        """Return the number of workers with all imports done, those of running ranks included."""
 
     def lost_nodes(self) -> Set[str]:
-        """Addresses of nodes that recently stopped answering."""
+        """Return the addresses of nodes that recently stopped answering."""
 
     def poll(self, saved: int, wait: float = 0.0) -> GangStatus:
-        """What happened since the last call; returns as soon as something has, at the latest after `wait` seconds.
+        """Return what happened since the last call, as soon as something has.
 
-        `saved` is the number of rows, of all that polls have returned, which are safely stored: ranks may forget
-        those.
+        Args:
+            saved: how many of all rows that polls have returned are safely stored. Ranks may forget those.
+            wait: seconds after which to return in any case.
         """
 
     def request_stop(self) -> None:
         """Ask the ranks to commit and end at the next step boundary."""
 
-    def ask_profile(self, asked: dict[str, Any]) -> None:
+    def ask_profile(self, request: dict[str, Any]) -> None:
         """Ask the ranks to profile their next steps, see `orchestrator.train.profile`."""
 
     def output(self, rank: int) -> str:
-        """The last of what a rank printed, which may have ended; empty if its node does not answer at once. Not after
-        `stop`."""
+        """Return the last of what a rank printed, even if it has ended; empty if its node does not answer at once.
+
+        Not available after `stop`.
+        """
 
     def print_stacks(self) -> None:
-        """Have the ranks print the Python stacks of their threads: of a gang that hangs they tell where. Calls the
-        `on_hang` of their contexts too."""
+        """Make the ranks print the Python stacks of their threads, which show where a gang hangs.
+
+        Also calls the `on_hang` of their contexts.
+        """
 
     def stop(self) -> None:
         """Kill the ranks. Their workers stay ready for the next start."""

@@ -1,8 +1,8 @@
-"""How a gang monitors its ranks: each keeps a connection open, and a connection that closes is a rank that has died.
+"""Monitor the ranks of a gang. Each rank keeps a connection open; a closed connection means that the rank has died.
 
-The kernel closes the connections of a killed process at once, so a death is detected in milliseconds, whatever its
-cause; a frozen process or a lost machine is detected by the time since its last heartbeat, which is kept here and
-judged by who watches the gang (`orchestrator.controller.health`).
+The kernel closes the connections of a killed process at once, so a death is detected in milliseconds. A frozen process
+or a lost machine shows by the time since its last heartbeat. This module records that time, and
+`orchestrator.controller.health` judges it.
 """
 
 from __future__ import annotations
@@ -23,68 +23,90 @@ from cluster.workers.clock import wall
 from cluster.workers.gang import FINISHED, Cause, GangStatus, RankStatus
 
 GAP_DECAY = 0.98
-"""Factor by which each further heartbeat reduces the longest gap that is remembered."""
+"""The factor by which each heartbeat reduces the remembered longest gap."""
 SELECT_TIMEOUT = 0.2
-"""Most seconds between two reads of the connections."""
+"""The longest time between two reads of the connections, in seconds."""
 PING_INTERVAL = 1.0
-"""Seconds between messages to the ranks, which end themselves when they get none for `rank_process.FENCE_TIMEOUT`."""
+"""Seconds between messages to the ranks. A rank without any for `rank_process.FENCE_TIMEOUT` ends itself."""
 FIELDS = ("state", "error", "result", "step", "evaluated_batches", "waiting", "leaving")
 """Fields of a message that are copied to the `RankStatus`."""
 
 
 class HeartbeatServer:
-    """Listens on `host` for the ranks of one attempt after another, in a thread of its own."""
+    """Listens on `host` for the ranks of one attempt after another, in a background thread."""
 
     def __init__(self, host: str) -> None:
         self._server = socket.create_server((host, 0), backlog=1024)
         self.address = f"{host}:{self._server.getsockname()[1]}"
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._server, selectors.EVENT_READ)
-        self._lock, self._changed = threading.Lock(), threading.Event()
+        self._lock = threading.Lock()
+        self._changed = threading.Event()
+        """Set when there is news for `poll`."""
+        self._token = ""
+        """Authenticates the ranks of the present attempt."""
         self._status: list[RankStatus] = []
         self._connections: dict[int, socket.socket] = {}
+        """The connection of each rank."""
         self._rows: list[dict[str, Any]] = []
+        """Rows that `poll` has not returned yet."""
         self._nodes: list[dict[str, Any]] = []
-        self._token, self._port, self._gap, self._pinged = "", 0, 0.0, 0.0
+        """Readings of nodes that `poll` has not returned yet."""
+        self._port = 0
+        """The port of the c10d store on rank 0, 0 until that is known."""
+        self._gap = 0.0
+        """The longest recent gap between two heartbeats of a rank, in seconds."""
         self._saved = 0
-        self._closed, self._observed_at = False, time.monotonic()
+        """How many rows are safely stored."""
+        self._pinged_at = 0.0
+        """The monotonic time of the last message to all ranks."""
+        self._observed_at = time.monotonic()
+        """Every message that arrived before this monotonic time has been read."""
+        self._closed = False
         self._thread = threading.Thread(target=self._listen, name="heartbeat-server", daemon=True)
         self._thread.start()
 
     def expect(self, nodes: Sequence[str]) -> str:
-        """Begin an attempt with one rank on each of these nodes, in order. Returns the token with which they
-        authenticate; ranks of the attempt before are disconnected."""
+        """Begin an attempt with one rank on each of these nodes, in order. Return the token for its ranks.
+
+        Ranks of the previous attempt are disconnected, and then end themselves.
+        """
         now = time.monotonic()
         with self._lock:
             for connection in self._connections.values():
-                with contextlib.suppress(
-                    OSError
-                ):  # a rank of the attempt before ends itself when disconnected
+                with contextlib.suppress(OSError):
                     connection.shutdown(socket.SHUT_RDWR)
             self._status = [
                 RankStatus(n, node, 0, "starting", last_heartbeat=now) for n, node in enumerate(nodes)
             ]
-            self._rows, self._connections = [], {}
-            self._token, self._port, self._gap, self._saved = secrets.token_hex(16), 0, 0.0, 0
+            self._rows = []
+            self._connections = {}
+            self._token = secrets.token_hex(16)
+            self._port = 0
+            self._gap = 0.0
+            self._saved = 0
             return self._token
 
     def mark(self, rank: int, **fields: Any) -> None:
-        """Set fields of a rank's status that are known from elsewhere."""
+        """Set fields of a rank's status that do not come from its heartbeats."""
         with self._lock:
             self._status[rank] = dataclasses.replace(self._status[rank], **fields)
 
     def poll(
         self, saved: int, wait: float, cause: Callable[[RankStatus], tuple[Cause, str]] | None = None
     ) -> GangStatus:
-        """What happened since the last call, or within `wait` seconds from now; see `Gang.poll`.
+        """Return what happened since the last call, see `Gang.poll`.
 
-        `cause(rank)` is called once for each rank that has died; it returns the cause and its message.
+        Args:
+            saved: how many rows are safely stored.
+            wait: seconds to wait for news.
+            cause: called once for each rank that has died. It returns the cause and its message.
         """
         self._changed.wait(wait)
         self._changed.clear()
         for rank in [r for r in self._status if r.state == "dead" and not r.error]:
-            found, text = cause(rank) if cause else (Cause(), "")
-            self.mark(rank.rank, cause=found, error=text)
+            end, message = cause(rank) if cause else (Cause(), "")
+            self.mark(rank.rank, cause=end, error=message)
         self._saved = saved
         with self._lock:
             rows, self._rows = self._rows, []
@@ -93,13 +115,13 @@ class HeartbeatServer:
             return GangStatus(tuple(self._status), tuple(rows), self._gap, at, tuple(nodes))
 
     def broadcast(self, message: dict[str, Any]) -> None:
-        """Send a message to all ranks. One whose connection is full is left out; it is soon found silent."""
+        """Send a message to all ranks. A rank with a full connection misses it, and soon counts as silent."""
         with self._lock:
             for connection in self._connections.values():
                 _send(connection, message)
 
     def close(self) -> None:
-        """Stop listening. Ranks that still run end themselves."""
+        """Stop listening. Running ranks end themselves."""
         self._closed = True
         with contextlib.suppress(OSError):
             socket.create_connection(self._server.getsockname()[:2], 1.0).close()
@@ -125,7 +147,7 @@ class HeartbeatServer:
                     del connections[connection.socket]
                     connection.socket.close()
             with self._lock:
-                # Set only now: all that had arrived by then has been read, even if this process was frozen before.
+                # Set only now, when every message up to then is read, even if this process was frozen before.
                 self._observed_at = observed_at
         for connection in connections.values():
             connection.socket.close()
@@ -133,10 +155,12 @@ class HeartbeatServer:
         self._server.close()
 
     def _ping(self) -> None:
-        """Tell the ranks every PING_INTERVAL that the run goes on, and how many rows are saved. From this thread, since
-        whoever polls may wait long for storage."""
-        if time.monotonic() - self._pinged > PING_INTERVAL:
-            self._pinged = time.monotonic()
+        """Tell the ranks every PING_INTERVAL that the run goes on, and how many rows are saved.
+
+        This happens in the listening thread, because the thread that polls may wait long for storage.
+        """
+        if time.monotonic() - self._pinged_at > PING_INTERVAL:
+            self._pinged_at = time.monotonic()
             with self._lock:
                 for connection in self._connections.values():
                     _send(connection, {"saved": self._saved})
@@ -159,6 +183,7 @@ class HeartbeatServer:
             return False
 
     def _receive(self, connection: _Connection, message: dict[str, Any]) -> bool:
+        """Handle one message of a rank. Returns whether to keep the connection."""
         with self._lock:
             if not connection.token:
                 if not hmac.compare_digest(str(message["token"]).encode(), self._token.encode()):
@@ -178,8 +203,8 @@ class HeartbeatServer:
                 fields |= {"failed_at": now - message["failed_ago"], "cause": Cause(**message["cause"])}
             self._status[connection.rank] = dataclasses.replace(before, last_heartbeat=now, **fields)
             self._rows += _with_local_times(message)
-            found = {"time": wall(), "node": before.node, "step": max(message.get("step", 0), 0)}
-            self._nodes += [{**found, "values": values} for values in message.get("nodes", ())]
+            reading = {"time": wall(), "node": before.node, "step": max(message.get("step", 0), 0)}
+            self._nodes += [{**reading, "values": values} for values in message.get("nodes", ())]
             if message.get("port") and not self._port:
                 self._port = message["port"]
                 for other in self._connections.values():
@@ -206,7 +231,10 @@ class _Connection:
     """A rank's connection: its rank and token once it has sent them, and the start of an incomplete line."""
 
     def __init__(self, connection: socket.socket) -> None:
-        self.socket, self.unread, self.token, self.rank = connection, b"", "", -1
+        self.socket = connection
+        self.unread = b""
+        self.token = ""
+        self.rank = -1
 
 
 def _with_local_times(message: dict[str, Any]) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Faults injected at an exact rank and step, so that tests of recovery need neither sleeping nor luck."""
+"""Inject faults at an exact rank and step, so that tests of recovery are deterministic."""
 
 from __future__ import annotations
 
@@ -19,24 +19,29 @@ class InjectedFault(RuntimeError):
 
 @dataclass(frozen=True)
 class FaultSpec:
-    """A fault of `kind` on `rank` (or the last rank, if there are fewer) as it begins `step`, counted from 1; or
-    `in_evaluation`, in the middle of the one after that step.
-
-    It happens in that attempt only; with None, in whichever attempt begins the step first (see `remaining_faults`).
-    kill ends the process by SIGKILL, stop freezes it by SIGSTOP, raise raises InjectedFault, nan makes the step's
-    numbers NaN, slow makes this and every later step of the attempt take `seconds` longer.
-    """
+    """A fault of one rank at the begin of a step, or during the evaluation after it."""
 
     kind: str
+    """
+    - kill: end the process by SIGKILL.
+    - stop: freeze the process by SIGSTOP.
+    - raise: raise InjectedFault.
+    - nan: make the numbers of the step NaN.
+    - slow: make this and every later step of the attempt take `seconds` longer.
+    """
     rank: int
+    """The rank; the last rank if the gang is smaller."""
     step: int
+    """The step, counted from 1."""
     attempt: int | None = 1
+    """The attempt. None means the attempt that begins the step first, see `remaining_faults`."""
     seconds: float = SLOW
     in_evaluation: bool = False
+    """Whether the fault happens in the middle of the evaluation after the step."""
 
     @classmethod
     def parse(cls, text: str) -> FaultSpec:
-        """The fault written as KIND@RANK:STEP[e][/ATTEMPT], and =SECONDS for slow. Raises ValueError with a hint."""
+        """Parse KIND@RANK:STEP[e][/ATTEMPT], with =SECONDS for slow. Raises ValueError with a hint."""
         found = re.fullmatch(rf"({'|'.join(KINDS)})@(\d+):(\d+)(e)?(?:/(\d+|\*))?(?:=(\d+(?:\.\d+)?))?", text)
         if not found or (found[6] and found[1] != "slow"):
             kinds = ", ".join(KINDS)
@@ -48,7 +53,7 @@ class FaultSpec:
         return cls(found[1], int(found[2]), int(found[3]), attempt, float(found[6] or SLOW), bool(found[4]))
 
     def apply(self, rank: int, world: int, step: int, attempt: int, in_evaluation: bool = False) -> bool:
-        """Inject the fault if it is due here. Returns whether the rank must make its own numbers NaN."""
+        """Inject the fault if it is due. Return whether the rank must make its own numbers NaN."""
         if self.in_evaluation != in_evaluation:
             return False
         if rank != min(self.rank, world - 1) or self.attempt not in (None, attempt):
@@ -68,7 +73,11 @@ class FaultSpec:
 
 
 def remaining_faults(faults: tuple[str, ...], begun: int) -> tuple[str, ...]:
-    """The faults that a further attempt still gets: those for any attempt are dropped up to step `begun`, the last one
-    that a failed attempt may have begun."""
+    """Return the faults for the next attempt. Faults for any attempt are dropped up to step `begun`.
+
+    Args:
+        faults: the faults as text.
+        begun: the last step that the failed attempt may have begun.
+    """
     parsed = ((text, FaultSpec.parse(text)) for text in faults)
     return tuple(text for text, fault in parsed if fault.attempt is not None or fault.step > begun)

@@ -1,4 +1,4 @@
-"""SIGINT, SIGTERM and SIGHUP at moments at which an exception would be lost, or would lose something."""
+"""Handle SIGINT, SIGTERM and SIGHUP where an exception would be lost, or would leave something behind."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from collections.abc import Iterator
 from typing import Any
 
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""What asks a command to end."""
+"""The signals that ask a command to end."""
 
 
 @contextlib.contextmanager
 def kept_interruptions() -> Iterator[None]:
-    """SIGINT and SIGTERM raise KeyboardInterrupt, at the end of this at the latest: hooks that Python runs at a fork,
-    of which the start of Ray has many, swallow what is raised in them. What this process ignores it goes on to ignore,
-    as a shell has it for what a script runs in the background; what is started here does not inherit that, since
-    Ray cancels calls by an interruption of the process that runs them."""
+    """Raise KeyboardInterrupt for the signals in ENDS, at the end of the block at the latest.
+
+    Python's fork hooks swallow exceptions, and the start of Ray forks often, so an interruption is repeated at the end.
+    Signals that this process ignores stay ignored, as a shell ignores SIGINT for background jobs of a script. Child
+    processes do not inherit that, because Ray cancels calls by interrupting the process that runs them.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -28,10 +30,10 @@ def kept_interruptions() -> Iterator[None]:
         raise KeyboardInterrupt
 
     def ignore(number: int, _: Any) -> None:
-        """SIGINT: a function is not inherited, and SIG_IGN is."""
+        """Ignore a signal here only: child processes inherit SIG_IGN, but not a function."""
 
     before = {number: signal.getsignal(number) for number in ENDS}
-    if before[signal.SIGHUP] == signal.SIG_IGN:  # as nohup has it, and Ray is to inherit that
+    if before[signal.SIGHUP] == signal.SIG_IGN:  # set by nohup, and Ray should inherit it
         before.pop(signal.SIGHUP)
     for number, handler in before.items():
         signal.signal(number, ignore if handler == signal.SIG_IGN else interrupt)
@@ -46,16 +48,18 @@ def kept_interruptions() -> Iterator[None]:
 
 @contextlib.contextmanager
 def held_interruptions() -> Iterator[None]:
-    """What would raise KeyboardInterrupt now raises it at the end of this, when what is started here is known to
-    whoever has to stop it; a second time, at once. Keep it short."""
+    """Delay KeyboardInterrupt to the end of the block, so that whatever the block starts can be stopped afterwards.
+
+    A second interruption raises at once. Keep the block short.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    heard: list[int] = []
+    received: list[int] = []
 
     def hold(number: int, _: Any) -> None:
-        heard.append(number)
-        if len(heard) > 1:
+        received.append(number)
+        if len(received) > 1:
             raise KeyboardInterrupt
 
     held = [number for number in ENDS if signal.getsignal(number) is signal.default_int_handler]
@@ -66,5 +70,5 @@ def held_interruptions() -> Iterator[None]:
     finally:
         for number in held:
             signal.signal(number, signal.default_int_handler)
-    if heard:
+    if received:
         raise KeyboardInterrupt

@@ -1,5 +1,4 @@
-"""The machine of a process, and what Ray knows of those under the nodes: memory, accelerator, machine type, market and
-zone."""
+"""Describe machines: this one, and those of Ray's nodes, with memory, accelerator, machine type, market and zone."""
 
 from __future__ import annotations
 
@@ -23,34 +22,36 @@ CONTAINER_LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
 )
-"""Where Linux says how much memory a container may use, by cgroups of version 2 and 1."""
+"""The files with a container's memory limit on Linux, for cgroups of version 2 and 1."""
 DRIVER_TIMEOUT = 30.0
-"""Seconds that the drivers of the nodes' GPUs have to say what these are."""
+"""Seconds to wait until the drivers on the nodes have described their GPUs."""
 
 
 @dataclass(frozen=True)
 class Offer:
-    """What a node offers one worker: bytes of host memory, the name of its accelerator, empty on CPU, and the bytes of
-    that, 0 where its driver does not tell."""
+    """What a node offers one worker."""
 
     memory: float
+    """Bytes of host memory."""
     accelerator: str = ""
+    """The name of its accelerator, empty on CPU."""
     accelerator_memory: float = 0.0
+    """Bytes of the accelerator's memory, 0 if its driver does not say."""
 
 
 def host_memory() -> float:
-    """Bytes of memory that this machine has, or the container may use in which this process is."""
+    """Return the bytes of memory of this machine, or of the container that this process is in."""
     found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for file in CONTAINER_LIMITS:
         try:
             found.append(int(file.read_text()))
-        except (OSError, ValueError):  # there is none, or it is "max"
+        except (OSError, ValueError):  # no such file, or it contains "max"
             continue
     return float(min(found))
 
 
 def this_machine() -> dict[str, Any]:
-    """{"processor", "cores", "host"}: the name of this machine's processor, how many cores it has, its own name."""
+    """Return {"processor", "cores", "host"}: the name of this machine's CPU, its number of cores, its host name."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:  # not Linux
@@ -61,10 +62,14 @@ def this_machine() -> dict[str, Any]:
 
 
 def smallest_offer(bundle: Bundle, most: int) -> Offer | None:
-    """What one of at most so many workers has on the alive node that offers it least; None if no node can hold one.
+    """Return what the worst alive node offers one worker; None if no node can hold one.
 
-    Host memory is divided among the workers that fit on a node, and that there are. Of several kinds of GPUs that with
-    least memory counts, as their drivers say; Ray's own name of an accelerator leaves open which of two it is.
+    A node's host memory is divided among the workers that fit on it, at most `most`. Of several kinds of GPUs, the one
+    with the least memory counts, by its driver, because Ray's names do not tell variants with different memory apart.
+
+    Args:
+        bundle: what one worker occupies.
+        most: the largest number of workers.
     """
     import ray
 
@@ -89,7 +94,7 @@ def smallest_offer(bundle: Bundle, most: int) -> Offer | None:
 
 
 def _by_driver(nodes: list[str]) -> dict[str, tuple[str, float]]:
-    """The name and bytes of each node's smallest GPU, as far as the drivers say them in time."""
+    """The name and bytes of each node's smallest GPU, for the nodes whose driver answers in time."""
     import ray
     from ray.exceptions import RayError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -114,14 +119,14 @@ def _by_driver(nodes: list[str]) -> dict[str, tuple[str, float]]:
 
 
 def smallest_gpu() -> tuple[str, float]:
-    """The name and bytes of this machine's GPU with least memory, as its driver says; ("", 0) if it says nothing."""
+    """Return the name and bytes of this machine's GPU with the least memory, by its driver; ("", 0) if unknown."""
     driver = Nvml()
     found = zip(driver.names(), (reading.total or 0.0 for reading in driver.read()), strict=False)
     return min(found, key=lambda each: each[1], default=("", 0.0))
 
 
 def machines(addresses: Sequence[str]) -> list[dict[str, str]]:
-    """{"node", "machine", "market", "zone"} of the nodes at these addresses, empty where a label is missing.
+    """Return {"node", "machine", "market", "zone"} of the nodes at these addresses, empty where a label is missing.
 
     Ray's own labels are ray.io/market-type and ray.io/availability-zone.
     """

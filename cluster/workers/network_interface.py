@@ -1,5 +1,7 @@
-"""Which network interface has an address: libraries that are told none ask for the address of the host's name, which
-may not be known, or be another one."""
+"""Find the network interface that has an address, and set it for gloo and NCCL.
+
+Without it these libraries look up the address of the host's name, which may be unknown or a different one.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,12 @@ import os
 import socket
 from collections.abc import Iterator
 
-GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
-"""The variables by which the libraries are told."""
+GLOO = "GLOO_SOCKET_IFNAME"
+NCCL = "NCCL_SOCKET_IFNAME"
+"""The variables that name the interface to the libraries."""
 LOOPBACK = "lo"
 PLACE = {int(socket.AF_INET): (4, 4), int(socket.AF_INET6): (8, 16)}
-"""Offset and size of the address, by its family: sin_port, or sin6_port and sin6_flowinfo, come before it."""
+"""The offset and the size of an address in its structure, by family: ports and flow information come first."""
 
 
 class _Address(ctypes.Structure):
@@ -32,19 +35,21 @@ _Address._fields_ = [
 
 
 def interface_of(address: str) -> str:
-    """The interface of this machine that has the address, or that of a host's name; empty if none has, as behind a
-    translation of addresses, or nobody knows the name."""
+    """Return the interface of this machine that has an address, given as an IP address or a host name.
+
+    Returns an empty string if no interface has it, for example behind NAT, or if the name is unknown.
+    """
     try:
         wanted = {ipaddress.ip_address(found[4][0]) for found in socket.getaddrinfo(address, None)}
     except socket.gaierror:
         return ""
     if any(each.is_loopback for each in wanted):
-        return LOOPBACK  # all of 127.0.0.0/8, of which the system names one
+        return LOOPBACK  # it has all of 127.0.0.0/8, although the system lists one address
     return next((name for name, found in addresses() if found in wanted), "")
 
 
 def addresses() -> Iterator[tuple[str, ipaddress.IPv4Address | ipaddress.IPv6Address]]:
-    """(interface, address) of this machine, as getifaddrs(3) says."""
+    """Yield each (interface, address) of this machine, from getifaddrs(3)."""
     library = ctypes.CDLL(None, use_errno=True)
     first = ctypes.POINTER(_Address)()
     if library.getifaddrs(ctypes.byref(first)):
@@ -64,14 +69,14 @@ def addresses() -> Iterator[tuple[str, ipaddress.IPv4Address | ipaddress.IPv6Add
 
 
 def use_interface_of(address: str) -> str:
-    """Have gloo and NCCL talk through the interface that has this address; returns its name, empty if none has it.
+    """Make gloo and NCCL use the interface that has this address, and return its name; empty if no interface has it.
 
-    What is set already holds: a machine may have networks that only its owner knows.
+    Variables that are set already stay, because a user may know better which network to use.
     """
     name = interface_of(address)
     if name == LOOPBACK:
         os.environ[GLOO] = LOOPBACK
     if name:
         os.environ.setdefault(GLOO, name)
-        os.environ.setdefault(NCCL, f"={name}")  # this one and none that begins so
+        os.environ.setdefault(NCCL, f"={name}")  # "=" demands this exact name
     return name

@@ -1,7 +1,7 @@
-"""What the node under a rank does: processors, memory, GPUs, network, disk, and the energy that they took.
+"""Metrics of the node under a rank: CPUs, memory, GPUs, network, disk and energy.
 
-The names are those of MLflow's own system metrics, so that its page shows them. All figures are of the whole node,
-other programs on it included.
+The names are those of MLflow's system metrics, so its page shows them. All figures are for the whole node, including
+other programs.
 """
 
 from __future__ import annotations
@@ -14,25 +14,30 @@ import psutil
 
 from cluster.workers.nvml import LIBRARY, GpuReading, Nvml
 
-FIRST_INTERVAL, LONGEST_INTERVAL = 5.0, 60.0
-"""Seconds between readings: at first, and at most. In between they are a PART of the time since the first one."""
+FIRST_INTERVAL = 5.0
+"""Seconds between the first readings."""
+LONGEST_INTERVAL = 60.0
+"""The longest time between two readings, in seconds."""
 PART = 1 / 60
+"""Between these bounds, the interval is this part of the time since the first reading."""
 RAPL = "/sys/class/powercap"
-"""Where the Linux kernel counts the energy of processors (Running Average Power Limit); often for root alone."""
+"""The folder of the kernel's energy counters of CPUs (Running Average Power Limit). Often only root may read them."""
 CPU_JOULES, GPU_JOULES = "cpu_joules", "gpu_joules"
-"""Energy since the reading before, by what was measured: RAPL's packages and memory, and NVML's GPUs."""
+"""Keys of the energy since the last reading: of CPU packages and memory by RAPL, and of GPUs by NVML."""
 SECONDS = "interval_seconds"
-"""The time since the reading before."""
+"""The key of the seconds since the last reading."""
 MEGA = 1e6
 
 
 class NodeMetrics:
-    """Reads the node's state, from one thread. What it asks of a driver may never be answered."""
+    """Reads the node's state. Use it from one thread; a driver may never answer."""
 
     def __init__(self, nvml: str = LIBRARY, rapl: str = RAPL) -> None:
-        self._nvml, self._rapl = Nvml(nvml), Rapl(rapl)
-        psutil.cpu_percent()  # its answer is of the time since the call before
-        self._began = self._last = time.monotonic()
+        self._nvml = Nvml(nvml)
+        self._rapl = Rapl(rapl)
+        psutil.cpu_percent()  # each call measures the time since the last one
+        self._began = time.monotonic()
+        self._last = self._began
         self._network = psutil.net_io_counters()
         self._gpu_energy = _energy(self._nvml.read())
         self._rapl.joules()
@@ -43,7 +48,7 @@ class NodeMetrics:
         return min(max(FIRST_INTERVAL, PART * (time.monotonic() - self._began)), LONGEST_INTERVAL)
 
     def read(self) -> dict[str, float]:
-        """The reading: percentages, megabytes (10^6 bytes), watts, and joules since the one before."""
+        """Return a reading: percentages, megabytes (10^6 bytes), watts, and joules since the last reading."""
         return {key: round(value, 3) for key, value in self._read().items()}
 
     def _read(self) -> dict[str, float]:
@@ -87,32 +92,29 @@ def _of(gpu: GpuReading) -> dict[str, float]:
 
 
 def _energy(gpus: list[GpuReading]) -> float | None:
-    """Joules of all of them since their drivers were loaded; None without GPUs, or if one does not tell."""
+    """Joules of all GPUs since their drivers were loaded; None without GPUs, or if a driver does not say."""
     found = [gpu.energy for gpu in gpus if gpu.energy is not None]
     return sum(found) if gpus and len(found) == len(gpus) else None
 
 
 class Rapl:
-    """The energy counters of the processor packages and of the memory beside them."""
+    """The energy counters of the CPU packages and of their memory."""
 
     def __init__(self, folder: str) -> None:
-        self._zones: list[
-            tuple[Path, float]
-        ] = []  # of each its counter, and the joules at which that begins anew
+        self._zones: list[tuple[Path, float]] = []
+        """The counter of each zone, and the joules at which it wraps around."""
         self._last: dict[Path, float] = {}
         for zone in sorted(Path(folder).glob("*-rapl:*")):
             try:
                 name = (zone / "name").read_text().strip()
-                if (
-                    name.startswith("package") or name == "dram"
-                ):  # the others are parts of these, or their sum
+                if name.startswith("package") or name == "dram":  # other zones are parts or sums of these
                     largest = float((zone / "max_energy_range_uj").read_text()) / MEGA
                     self._zones.append((zone / "energy_uj", largest))
             except (OSError, ValueError):
                 continue
 
     def joules(self) -> float | None:
-        """Joules since the call before, 0 at the first; None where the counters cannot be read."""
+        """Return the joules since the last call, 0 at the first; None if the counters cannot be read."""
         total = 0.0
         for counter, largest in self._zones:
             try:

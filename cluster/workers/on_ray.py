@@ -20,11 +20,11 @@ from cluster.workers.ray_internals import full_folder
 from cluster.workers.shared_imports import CallInCopy
 
 START_TIMEOUT = 60.0
-"""Seconds for a node to start its service; a node that takes longer is left out."""
+"""Seconds to wait until a node has started its service. Slower nodes are left out."""
 
 
 class NodeService:
-    """An actor with one object of "module:Class", which serves on the node's address as long as the actor lives."""
+    """An actor that holds one object of "module:Class", which serves at the node's address while the actor lives."""
 
     def __init__(self, target: str, token: str) -> None:
         module, _, name = target.partition(":")
@@ -32,12 +32,15 @@ class NodeService:
         self._service = getattr(importlib.import_module(module), name)(token, self._node)
 
     def location(self) -> dict[str, str]:
-        """The address of the node, and the address at which the service answers."""
+        """Return the address of the node, and the address at which the service answers."""
         return {"node": self._node, "address": self._service.address}
 
     def serve_forever(self) -> None:
-        """Never return. An actor that waits for calls wakes a hundred times a second to check for signals, and ranks
-        may need every CPU of the node; this one needs no further calls, `ray.kill` ends it."""
+        """Never return; `ray.kill` ends the actor.
+
+        An actor that waits for calls wakes a hundred times a second to check for signals, and ranks may need every CPU
+        of the node.
+        """
         threading.Event().wait()
 
 
@@ -45,7 +48,8 @@ class RayNodeServices:
     """`NodeServices` on Ray: one actor on each node that has CPUs. They end with the process that made this object."""
 
     def __init__(self, target: str, token: str) -> None:
-        self._target, self._token = target, token
+        self._target = target
+        self._token = token
         self._actors: dict[str, Any] = {}
         self._locations: dict[str, dict[str, str]] = {}
 
@@ -64,7 +68,7 @@ class RayNodeServices:
             self._actors[node] = actor
         for node, actor in list(self._actors.items()):
             if node in self._locations:
-                continue  # it may be gone; its client notices that sooner than a question from here would
+                continue  # it may be gone, which its client notices sooner than a call here would
             try:
                 self._locations[node] = ray.get(actor.location.remote(), timeout=START_TIMEOUT)
                 actor.serve_forever.remote()
@@ -85,7 +89,7 @@ CLEANUP_TIMEOUT = 5.0
 
 
 class RayTask:
-    """A `RemoteTask` in a process of its own, so that what it imports (torch, transformers) weighs on nobody else."""
+    """A `RemoteTask` in a separate process, so its imports (torch, transformers) cost no other process memory."""
 
     def __init__(self, function: Any, *arguments: Any) -> None:
         remote: Any = ray.remote(function)
@@ -100,7 +104,7 @@ class RayTask:
         try:
             return ray.get(self._reference)
         except RayTaskError as error:
-            # Ray's own text is a trace of the worker; what was raised there is the first cause.
+            # Ray's own error contains a trace of the worker. The original exception says more.
             raise (error.cause if isinstance(error.cause, Exception) else error) from None
         except WorkerCrashedError:
             if folder := full_folder():
@@ -116,8 +120,11 @@ class RayTask:
 
 
 def on_ray(shared: str = "") -> Cluster:
-    """The connected Ray cluster; it has no autoscaler to ask. `shared`: see `RayGang`; if it is given, the process of
-    that name is on this machine, and functions are called in copies of it, unless it is gone."""
+    """Return the connected Ray cluster, without an autoscaler.
+
+    `shared` names a process on this machine that has the imports of ranks done, see `RayGang`. Functions are called in
+    copies of it, unless it is gone.
+    """
     if not shared:
         gang = functools.partial(RayGang, secrets.token_hex(16))
         return Cluster(gang, smallest_offer, RayTask, RayNodeServices, machines=machines)

@@ -1,7 +1,7 @@
-"""Preemption notices of a cloud, passed on to Ray as a drain of the node, which gangs then leave.
+"""Pass preemption notices of a cloud on to Ray as a drain of the node, which makes gangs leave it.
 
-One poller on each node asks the cloud's own metadata service, by its documented interface and without credentials.
-Another source may be a file that appears, or a URL that answers 200.
+A poller on each node asks the cloud's metadata service, by its documented interface and without credentials. Another
+source may be a file that appears, or a URL that answers 200.
 """
 
 from __future__ import annotations
@@ -16,65 +16,73 @@ import urllib.request
 from collections.abc import Callable
 
 POLL_INTERVAL = 2.0
-"""Seconds between polls; clouds give notice of between 30 seconds and two minutes."""
+"""Seconds between two polls. Clouds give between 30 seconds and two minutes of notice."""
 REQUEST_TIMEOUT = 1.0
-"""Seconds that a response may take."""
+"""Seconds to wait for a response."""
 SILENCE = 60.0
-"""Seconds without an answer after which the log says so."""
+"""Seconds without an answer after which that is logged."""
 GRACE = {"aws": 120.0, "gcp": 30.0, "azure": 30.0}
 """Seconds from the notice to the end of the machine."""
 DEFAULT_GRACE = 30.0
-"""The same for another source."""
+"""The same for other sources."""
 AWS = "http://169.254.169.254/latest"
 GCP = "http://metadata.google.internal/computeMetadata/v1/instance/preempted"
 AZURE = "http://169.254.169.254/metadata"
 
 
 class PreemptionNotices:
-    """Polls `source` (aws, gcp, azure, a path, or a URL) until there is a notice, then drains this node once. Nothing
-    that goes wrong meanwhile ends it: what does is told in the node's log of Ray, once, and tried again."""
+    """Polls `source` (aws, gcp, azure, a path, or a URL) until there is a notice, and then drains this node once.
+
+    No error ends the polling. An error is written to the node's Ray log once, and the poll is repeated.
+    """
 
     address = ""
 
     def __init__(self, source: str, node: str, drain: Callable[[float], bool] | None = None) -> None:
-        self._source, self._node, self._drain = source, node, drain or drain_this_node
+        self._source = source
+        self._node = node
+        self._drain = drain or drain_this_node
         threading.Thread(target=self._poll, name="preemption-notices", daemon=True).start()
 
     def _poll(self) -> None:
         self._await_notice()
-        end, told = time.monotonic() + GRACE.get(self._source, DEFAULT_GRACE), False
+        end = time.monotonic() + GRACE.get(self._source, DEFAULT_GRACE)
+        is_logged = False
         while why := self._refused(max(end - time.monotonic(), 1.0)):
-            if not told:
-                self._tell(f"the notice is not passed on ({why}), which is tried again")
-            told = True
+            if not is_logged:
+                self._log(f"the notice is not passed on ({why}), which is tried again")
+            is_logged = True
             time.sleep(POLL_INTERVAL)
 
     def _await_notice(self) -> None:
-        answered, told = time.monotonic(), False
+        answered_at = time.monotonic()
+        is_logged = False
         while True:
             try:
                 if has_notice(self._source):
                     return
-                answered = time.monotonic()
-            except Exception as error:  # a garbled answer must not end what nobody would start again
-                if not told and time.monotonic() - answered >= SILENCE:
-                    self._tell(f"{self._source} has not answered for {SILENCE:.0f} s ({_line(error)})")
-                    told = True
+                answered_at = time.monotonic()
+            except (
+                Exception
+            ) as error:  # even a garbled answer must not end the thread, which is never restarted
+                if not is_logged and time.monotonic() - answered_at >= SILENCE:
+                    self._log(f"{self._source} has not answered for {SILENCE:.0f} s ({_line(error)})")
+                    is_logged = True
             time.sleep(POLL_INTERVAL)
 
     def _refused(self, seconds: float) -> str:
-        """Why the node is not drained; empty if it is."""
+        """Drain the node. Return why that failed; empty if it did not."""
         try:
             return "" if self._drain(seconds) else "Ray does not accept it"
         except Exception as error:
             return _line(error)
 
-    def _tell(self, text: str) -> None:
+    def _log(self, text: str) -> None:
         print(f"preemption notices of {self._node}: {text}", file=sys.stderr, flush=True)
 
 
 def has_notice(source: str) -> bool:
-    """Whether the machine will be taken away. Raises some Exception if the source does not answer as it is meant to."""
+    """Return whether the machine will be taken away. Raises an exception if the source does not answer correctly."""
     if source == "aws":
         return _aws()
     if source == "gcp":
@@ -85,8 +93,7 @@ def has_notice(source: str) -> bool:
 
 
 def drain_this_node(seconds: float) -> bool:
-    """Announce to Ray that this node ends in `seconds`: it accepts nothing new from now on. Returns whether Ray
-    accepts."""
+    """Announce to Ray that this node ends in `seconds`, so that it accepts no new work. Return whether Ray accepts."""
     import ray
 
     from cluster.workers import nodes
@@ -102,7 +109,7 @@ def _aws() -> bool:
 
 
 def _azure() -> bool:
-    """Azure tells all machines of a scale set of the events of each, with the names of those concerned."""
+    """Azure tells every machine of a scale set about the events of all, with the names of the affected machines."""
     header = {"Metadata": "true"}
     events = json.loads(_get(f"{AZURE}/scheduledevents?api-version=2020-07-01", header))["Events"]
     named = [
@@ -115,7 +122,7 @@ def _azure() -> bool:
 
 
 def _is_there(url: str, headers: dict[str, str]) -> bool:
-    """Whether something answers 200 there, and not 404."""
+    """Whether the URL answers 200, as opposed to 404."""
     try:
         _get(url, headers)
     except urllib.error.HTTPError as error:
@@ -126,7 +133,7 @@ def _is_there(url: str, headers: dict[str, str]) -> bool:
 
 
 def _get(url: str, headers: dict[str, str], method: str = "GET") -> str:
-    """The body of the response. Raises OSError unless its status is 200."""
+    """Return the body of the response. Raises OSError unless its status is 200."""
     request = urllib.request.Request(url, headers=headers, method=method)
     with urllib.request.urlopen(request, timeout=REQUEST_TIMEOUT) as response:
         if response.status != 200:

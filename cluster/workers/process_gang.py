@@ -24,11 +24,14 @@ class ProcessGang:
     def __init__(self) -> None:
         self._heartbeats = HeartbeatServer(LOOPBACK)
         self._fork_server: ForkServer | None = None
+        """Starts the ranks. None before the first start, and after the server failed."""
         self._outputs: list[tuple[RankOutput, int]] = []
+        """The output and the process id of each rank."""
         self._limits = Bundle().limits
+        """How long a rank may take to end."""
 
     def capacity(self, bundle: Bundle, avoid: Set[str] = frozenset()) -> int:
-        """See `Gang.capacity`. As many as there are CPUs for; `start` accepts more."""
+        """See `Gang.capacity`. The CPUs of this machine set the number; `start` accepts more ranks."""
         return int((os.cpu_count() or 1) / bundle.cpu)
 
     def start(
@@ -44,27 +47,33 @@ class ProcessGang:
         """See `Gang.start`."""
         self.stop()
         if self._fork_server is None or self._fork_server.target != target:
-            self._end()
+            self._close_fork_server()
             self._fork_server = ForkServer(target)
         self._limits = bundle.limits
         token = self._heartbeats.expect(["local"] * world_size)
-        arguments = {"target": target, "config": config, "server": self._heartbeats.address, "token": token}
         try:
             for rank in range(world_size):
-                rank_info = dataclasses.asdict(RankInfo(rank, world_size, rank, LOOPBACK))
-                printed = RankOutput(log_of(rank), output)
-                pid = self._fork_server.launch(rank_info=rank_info, **arguments, output=printed.path)
-                self._outputs.append((printed, pid))
+                rank_info = RankInfo(rank=rank, world_size=world_size, local_rank=rank, host=LOOPBACK)
+                rank_output = RankOutput(log_of(rank), output)
+                pid = self._fork_server.launch(
+                    rank_info=dataclasses.asdict(rank_info),
+                    target=target,
+                    config=config,
+                    server=self._heartbeats.address,
+                    token=token,
+                    output=rank_output.path,
+                )
+                self._outputs.append((rank_output, pid))
                 self._heartbeats.mark(rank, pid=pid, last_heartbeat=time.monotonic())
         except OSError as error:
-            self._end()
+            self._close_fork_server()
             raise TimeoutError(f"workers did not start: {error}") from None
 
     def prewarm(self, count: int, bundle: Bundle | None = None, target: str = "") -> None:
-        """See `Gang.prewarm`. Nothing to do: one fork server starts any number of ranks."""
+        """See `Gang.prewarm`. Does nothing, because one fork server starts any number of ranks."""
 
     def held(self) -> int:
-        """See `Gang.held`. None: `capacity` is that of the machine."""
+        """See `Gang.held`. Always 0, because `capacity` counts the whole machine."""
         return 0
 
     def ready(self) -> int:
@@ -83,9 +92,9 @@ class ProcessGang:
         """See `Gang.request_stop`."""
         self._heartbeats.broadcast({"stop": True})
 
-    def ask_profile(self, asked: dict[str, Any]) -> None:
+    def ask_profile(self, request: dict[str, Any]) -> None:
         """See `Gang.ask_profile`."""
-        self._heartbeats.broadcast({"profile": asked})
+        self._heartbeats.broadcast({"profile": request})
 
     def output(self, rank: int) -> str:
         """See `Gang.output`."""
@@ -95,9 +104,9 @@ class ProcessGang:
         """See `Gang.print_stacks`."""
         self._heartbeats.broadcast({"hangs": True})
         with contextlib.suppress(OSError):
-            ended = self._fork_server.exits() if self._fork_server is not None else {}
+            exits = self._fork_server.exits() if self._fork_server is not None else {}
             for _, pid in self._outputs:
-                if pid not in ended:
+                if pid not in exits:
                     os.kill(pid, TRACE)
 
     def stop(self) -> None:
@@ -106,7 +115,7 @@ class ProcessGang:
             try:
                 self._fork_server.end_ranks()
             except OSError:
-                self._end()
+                self._close_fork_server()
         for output, _ in self._outputs:
             output.close()
         for output, _ in self._outputs:
@@ -116,15 +125,16 @@ class ProcessGang:
     def close(self) -> None:
         """See `Gang.close`."""
         self.stop()
-        self._end()
+        self._close_fork_server()
         self._heartbeats.close()
 
-    def _end(self) -> None:
+    def _close_fork_server(self) -> None:
         if self._fork_server is not None:
             self._fork_server.close()
             self._fork_server = None
 
     def _cause(self, rank: RankStatus) -> tuple[Cause, str]:
+        """Return how the process of a dead rank ended, and a line for people."""
         deadline = time.monotonic() + self._limits.end
         with contextlib.suppress(OSError):
             while self._fork_server is not None and time.monotonic() < deadline:

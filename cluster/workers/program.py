@@ -1,7 +1,7 @@
-"""Starting this project's own programs, whatever a working directory holds.
+"""Start this project's own programs safely, whatever the working directory holds.
 
-Python looks into the working directory first, where a user may have a `cluster`, `workloads` or `orchestrator` of their
-own, or a file with the name of a module of Python. A process that is started here looks there last.
+Python searches the working directory first. There a user may have a folder `cluster`, `workloads` or `orchestrator`, or
+a file with the name of one of Python's modules. A process that is started here searches it last.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 """The folder that holds this package."""
 PACKAGES = ("cluster", "workloads", "orchestrator")
-"""The names of this project that a folder of a user's may have too."""
+"""The names of this project's packages, which a user's folder may have, too."""
 DISTRIBUTION = "training-orchestrator"
 """The name by which this project is installed."""
 _RUN = (
@@ -27,12 +27,12 @@ _RUN = (
 
 
 def command_of(module: str, *arguments: str) -> list[str]:
-    """The command that calls `main` of a module of this project in a process of its own."""
+    """Return the command that calls `main` of a module of this project in a new process."""
     return [sys.executable, "-P", "-c", _RUN.format(root=str(ROOT)), module, *arguments]
 
 
 def environment_of_ranks() -> dict[str, str]:
-    """The environment of a process that imports what this one can, in which ranks begin."""
+    """Return the environment for processes of ranks, which can import everything that this process can."""
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(working_directory_last(sys.path, os.getcwd())),
@@ -41,13 +41,18 @@ def environment_of_ranks() -> dict[str, str]:
 
 
 def working_directory_last(path: Iterable[str], folder: str) -> list[str]:
-    """The folders of Python's path, the working directory `folder` as the last of them."""
+    """Return Python's path with the working directory `folder` moved to the end."""
     return [*(each for each in path if each and each != folder), folder]
 
 
 def hidden_packages(path: Iterable[str]) -> list[str]:
-    """Which files and folders in these folders Python may take for packages of this project: of an editable install,
-    which is looked for last, also a folder that is no package."""
+    """Return the files and folders that Python may take for packages of this project.
+
+    An editable install is searched last, so even a folder that is not a package can hide it.
+
+    Args:
+        path: the folders to search.
+    """
     folders = {Path(folder or ".").resolve() for folder in path} - {ROOT.resolve()}
     places = [
         folder / f"{name}{end}" for folder in sorted(folders) for name in PACKAGES for end in ("", ".py")
@@ -57,8 +62,7 @@ def hidden_packages(path: Iterable[str]) -> list[str]:
 
 
 def hidden_modules(folder: Path) -> list[str]:
-    """Which files and folders in this folder Python would take for modules of its own, or for packages that this
-    program needs, where it looks there before all else."""
+    """Return the names in `folder` that would hide modules of Python or needed packages if it were searched first."""
     packages = [place for place in sorted(folder.glob("*")) if (place / "__init__.py").is_file()]
     places = [*packages, *sorted(folder.glob("*.py"))]
     needed = {*sys.stdlib_module_names, *_needed_packages()} if places else set()
@@ -66,8 +70,9 @@ def hidden_modules(folder: Path) -> list[str]:
 
 
 def _needed_packages() -> set[str]:
-    """The names under which what this program depends on is imported."""
-    found, left = {DISTRIBUTION}, [DISTRIBUTION]
+    """The import names of all dependencies of this program."""
+    found = {DISTRIBUTION}
+    left = [DISTRIBUTION]
     while left:
         try:
             lines = metadata.requires(left.pop()) or []
@@ -87,8 +92,11 @@ def _needed_packages() -> set[str]:
 
 
 def keeper() -> Callable[[], None]:
-    """A function that makes the packages of these names those of this program, in another process that looks elsewhere
-    first. It can be sent by value; on a machine where this program lies elsewhere it is found as Python finds it."""
+    """Return a function that imports this program's packages, for a process that would find others of the same names.
+
+    The function can be sent by value. On a machine where this program is installed elsewhere, Python's normal search
+    finds it.
+    """
     root = str(ROOT)
 
     def keep_packages() -> None:

@@ -1,8 +1,8 @@
-"""What ranks print: kept in memory of their node, and copied from there to where the run keeps it.
+"""The output of ranks: kept in memory on their node, and copied from there to the run directory.
 
-A rank's standard output and error are one file in memory. It outlives the rank, so that a traceback of a process that
-died is not lost; writing to it never waits for storage and never fills a disk. A thread of the process that started the
-rank copies what is new, and frees what is copied.
+A rank's standard output and error go to one file in memory. The file outlives the rank, so the traceback of a process
+that died is not lost. Writing to it never waits for storage and never fills a disk. A thread of the process that
+started the rank copies new output and frees the memory of what is copied.
 """
 
 from __future__ import annotations
@@ -28,70 +28,80 @@ INTERVAL = 1.0
 FLUSH_TIMEOUT = 3.0
 """Seconds for the last copy, when workers end."""
 TAIL_BYTES = 1 << 14
-"""Bytes at the end that stay in memory, to be shown when the rank fails."""
+"""The bytes at the end that stay in memory, to show when the rank fails."""
 MOST_BYTES = 64 << 20
-"""Bytes in memory beyond which a rank prints nothing more until they are copied."""
+"""The limit on uncopied output in memory, in bytes. A rank prints nothing more until some is copied."""
 LINE_BYTES = 1 << 13
-"""A longer line is written in pieces."""
+"""A line with more bytes is written in pieces."""
 TRACE = signal.SIGUSR1
-"""The signal at which a rank prints the Python stacks of its threads, also from within a call of a C library."""
+"""The signal that makes a rank print the Python stacks of its threads, even from within a call of a C library."""
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2  # of fallocate(2)
 
 
 class Writer(Protocol):
-    """Where output is copied to."""
+    """The destination of output."""
 
     def append(self, data: bytes) -> None:
-        """Add to the end. Whatever it raises, the same bytes are given again later."""
+        """Append data. After an error the same bytes are passed again later."""
 
 
 @dataclass(frozen=True)
 class OutputTarget:
-    """Where what ranks print is kept: a `Writer`, made as `writer` ("module:Class") of `folder` and a file's name."""
+    """The destination of the ranks' output: a class `writer` ("module:Class"), made with `folder` and a file's name."""
 
     writer: str
     folder: str
 
     def open(self, name: str) -> Writer:
-        """The writer of the file `name`."""
-        module, _, found = self.writer.partition(":")
-        made: Writer = getattr(importlib.import_module(module), found)(self.folder, name)
-        return made
+        """Return the writer of the file `name`."""
+        module, _, class_name = self.writer.partition(":")
+        writer: Writer = getattr(importlib.import_module(module), class_name)(self.folder, name)
+        return writer
 
 
 class RankOutput:
-    """What one rank prints, as seen by the process that starts it. The rank is given `path`."""
+    """The output of one rank, in the process that starts it. The rank prints to the file `path`."""
 
     def __init__(self, name: str, target: OutputTarget | None) -> None:
-        """It is copied to the file `name`, as that of `log_of`. Without a `target` nothing is copied, and the last
-        lines alone are kept."""
+        """Start to copy output.
+
+        Args:
+            name: the name of the file to copy to, such as `log_of` returns.
+            target: the destination. None copies nothing and keeps only the last lines.
+        """
         self._file = os.memfd_create(name)
         self.path = f"/proc/{os.getpid()}/fd/{self._file}"
-        self._name, self._target = name, target
+        self._name = name
+        self._target = target
         self._writer: Writer | None = None
-        self._copied, self._last = 0, b""
-        self._lock, self._ends = threading.Lock(), threading.Event()
+        self._copied = 0
+        """How many bytes are copied."""
+        self._last = b""
+        """The last output, once the file is closed."""
+        self._lock = threading.Lock()
+        self._ends = threading.Event()
+        """Set when the rank has ended."""
         self._thread = threading.Thread(target=self._copy, name="rank-output", daemon=True)
         self._thread.start()
 
     def tail(self) -> str:
-        """The last of what it printed, at most TAIL_BYTES of it."""
+        """Return the last TAIL_BYTES of the output."""
         with self._lock:
             return (self._last if self._file < 0 else self._end()).decode(errors="replace")
 
     def close(self) -> None:
-        """Have the rest copied and end; returns at once. The rank has ended."""
+        """Copy the rest in the background. Call it after the rank has ended; it returns at once."""
         self._ends.set()
 
     def join(self, timeout: float) -> None:
-        """Wait for the end, after `close`."""
+        """Wait up to `timeout` seconds until the rest is copied, after `close`."""
         self._thread.join(timeout)
 
     def _copy(self) -> None:
         last = False
         while not last:
-            last = self._ends.wait(INTERVAL)  # whatever is printed before the end is copied
-            with contextlib.suppress(Exception):  # storage that fails now may answer the next time
+            last = self._ends.wait(INTERVAL)  # the last turn copies all output before the end
+            with contextlib.suppress(Exception):  # the next turn tries again after an error
                 self._copy_new()
         with self._lock:
             self._last = self._end()
@@ -112,21 +122,27 @@ class RankOutput:
 
 
 def log_of(rank: int) -> str:
-    """The name of a rank's file."""
+    """Return the name of a rank's log file."""
     return f"rank-{rank}.log"
 
 
 def _free(file: int, upto: int) -> None:
-    """Give back the memory of a file up to that byte."""
+    """Free the memory of a file up to a byte."""
     if upto > 0:
         libc = ctypes.CDLL(None)
         libc.fallocate(file, _KEEP_SIZE | _PUNCH_HOLE, ctypes.c_int64(0), ctypes.c_int64(upto))
 
 
 def redirect(path: str, context: WorkerContext) -> None:
-    """Have this process, a rank, print to the file `path`: each line with the time and the number of the step that it
-    works on. A fatal signal prints the Python stack, and TRACE those of all threads. Where the file cannot be opened,
-    it goes on printing to where the process did that started it."""
+    """Redirect the output of this rank's process to a file. Each line gets the time and the number of the present step.
+
+    A fatal signal prints the Python stack, and TRACE prints the stacks of all threads. If the file cannot be opened,
+    the process keeps the output of its parent.
+
+    Args:
+        path: the file.
+        context: says which step the rank is at.
+    """
     try:
         file = os.open(path, os.O_WRONLY | os.O_APPEND)
     except OSError:
@@ -142,12 +158,17 @@ def redirect(path: str, context: WorkerContext) -> None:
 
 
 class StampedStream(io.TextIOBase):
-    """Writes whole lines to a file descriptor, each with the time and, unless it is 0, the number of the step. Printing
-    never fails: what cannot be written is lost."""
+    """Writes whole lines to a file descriptor, each with the time and the number of the step, unless that is 0.
+
+    Printing never fails. Output that cannot be written is lost.
+    """
 
     def __init__(self, file: int, step: Callable[[], int]) -> None:
-        self._file, self._step = file, step
-        self._held, self._lock = "", threading.RLock()
+        self._file = file
+        self._step = step
+        self._held = ""
+        """The beginning of an unfinished line."""
+        self._lock = threading.RLock()
 
     encoding = "utf-8"
 
@@ -169,7 +190,7 @@ class StampedStream(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """See `io.IOBase`; the part of a line that was held back becomes a line."""
+        """See `io.IOBase`. An unfinished line becomes a line."""
         with self._lock:
             lines, self._held = [self._held] if self._held else [], ""
             self._print(lines)
@@ -180,7 +201,7 @@ class StampedStream(io.TextIOBase):
         now = time.time()
         at = f"{time.strftime('%H:%M:%S', time.gmtime(now))}.{int(now % 1 * 1000):03d}"
         stamp = f"{at} step {step}: " if (step := self._step()) else f"{at}: "
-        # A line that is drawn again and again, as of a progress bar, is shown as it was last.
+        # Of a line that is redrawn, such as a progress bar, only the last version is written.
         shown = (line.rstrip("\r").rsplit("\r", 1)[-1] for line in lines)
         data = "".join(f"{stamp}{line}\n" for line in shown).encode(errors="backslashreplace")
         with contextlib.suppress(OSError):
@@ -189,5 +210,5 @@ class StampedStream(io.TextIOBase):
 
 
 def last_lines(text: str, most: int = 20) -> list[str]:
-    """The last whole lines of a text."""
+    """Return the last non-empty lines of a text."""
     return [line for line in text.splitlines() if line.strip()][-most:]

@@ -1,6 +1,6 @@
-"""The process of one rank: it runs the entry point in its main thread, while others exchange messages with the gang.
+"""The process of one rank. Its main thread runs the entry point; other threads exchange messages with the gang.
 
-Heartbeats go on while the rank computes, and what the entry point raises is reported before the process ends.
+Heartbeats go on while the rank computes. An exception of the entry point is reported before the process ends.
 """
 
 from __future__ import annotations
@@ -28,25 +28,32 @@ from cluster.workers.worker_context import RankInfo, WorkerContext
 INTERVAL = 0.1
 """Seconds between heartbeats when nothing has changed."""
 MIN_INTERVAL = 0.02
-"""Least seconds between heartbeats."""
+"""The shortest time between two heartbeats, in seconds."""
 CONNECT_TIMEOUT = 20.0
 """Seconds to connect to the heartbeat server, and to send it a message."""
 READINGS = 10
-"""Readings of the node that wait to be sent at most."""
+"""The largest number of readings of the node that wait to be sent."""
 LAST_READING = 0.2
-"""Seconds that the end of a rank waits for the last of them: a driver may not answer."""
+"""Seconds that the end of a rank waits for the last reading, because a driver may not answer."""
 FENCE_TIMEOUT = 60.0
-"""Seconds without a message from the heartbeat server after which a rank ends itself: the run may have replaced it."""
+"""Seconds without a message from the heartbeat server after which a rank ends itself: it may have been replaced."""
 
 
 def run(
     rank_info: dict[str, Any], target: str, config: dict[str, Any], server: str, token: str, output: str = ""
 ) -> int:
-    """Run `target` ("module:function") as `function(config, context)`, and report to the heartbeat server at `server`
-    ("host:port"). `rank_info` are the fields of a `RankInfo`. It prints to `output`, see `rank_output.redirect`; if
-    that is empty, to where the process does that forked it.
+    """Run the entry point as `function(config, context)`, and report to the heartbeat server.
 
-    Returns the exit code: 0 if the entry point returned, 1 if it raised.
+    Args:
+        rank_info: the fields of a `RankInfo`.
+        target: the entry point, "module:function".
+        config: its configuration.
+        server: the heartbeat server, "host:port".
+        token: authenticates the rank.
+        output: the file to print to, see `rank_output.redirect`; empty to print where the parent process prints.
+
+    Returns:
+        The exit code: 0 if the entry point returned, 1 if it raised.
     """
     context = WorkerContext(RankInfo(**rank_info))
     if output:
@@ -62,7 +69,7 @@ def run(
         result = getattr(importlib.import_module(module), function)(config, context)
         heartbeat.finish(state="done", result=result)
         return 0
-    except BaseException as error:  # whatever ends a rank is reported to the gang
+    except BaseException as error:  # every error is reported to the gang
         failed_at = time.monotonic()
         with contextlib.suppress(Exception):  # the program may have closed standard error
             traceback.print_exc()
@@ -76,8 +83,10 @@ def run(
 
 
 class HeartbeatSender:
-    """Sends this rank's state to the heartbeat server, every INTERVAL and as soon as it changes, and reads the
-    server's messages. The process ends if the connection does."""
+    """Sends this rank's state to the heartbeat server, every INTERVAL and at every change, and reads its messages.
+
+    The process ends if the connection closes.
+    """
 
     def __init__(self, context: WorkerContext, server: str, token: str) -> None:
         self._context = context
@@ -93,7 +102,7 @@ class HeartbeatSender:
         self._send({"token": token, "rank": context.rank_info.rank, "pid": os.getpid()})
         threading.Thread(target=self._send_heartbeats, name="heartbeat", daemon=True).start()
         threading.Thread(target=self._read_messages, name="heartbeat-reader", daemon=True).start()
-        if not context.rank_info.local_rank:  # one rank reads for its node
+        if not context.rank_info.local_rank:  # one rank of each node reads its metrics
             self._reader.start()
 
     def report(self, **fields: Any) -> None:
@@ -102,7 +111,7 @@ class HeartbeatSender:
         self._context.changed.set()
 
     def finish(self, **fields: Any) -> None:
-        """Send the last heartbeat; returns when the server has acknowledged it."""
+        """Send the last heartbeat, and wait until the server has acknowledged it."""
         if self._reader.is_alive():
             self._ending.set()
             self._reader.join(LAST_READING)
@@ -110,7 +119,7 @@ class HeartbeatSender:
         self._acknowledged.wait(FENCE_TIMEOUT)
 
     def _read_node(self) -> None:
-        with contextlib.suppress(Exception):  # telemetry, which may not end a rank
+        with contextlib.suppress(Exception):  # telemetry must not end a rank
             node, ending = NodeMetrics(), False
             while not ending:
                 ending = self._ending.wait(node.pause)
@@ -121,7 +130,7 @@ class HeartbeatSender:
             while not self._acknowledged.wait(MIN_INTERVAL):
                 self._context.changed.clear()
                 context = self._context
-                fields = self._fields  # before the rows: when the state is done, all rows are there
+                fields = self._fields  # read before the rows, so that a final state comes with all rows
                 rows = context.take_rows(self._sent, 0)
                 self._sent += len(rows)
                 state = {
@@ -130,7 +139,7 @@ class HeartbeatSender:
                     "waiting": context.is_waiting,
                     "leaving": context.is_leaving,
                 }
-                # The clocks of two hosts cannot be compared, but how long ago something happened can be sent.
+                # Clocks of two hosts cannot be compared, so the message says how long ago something happened.
                 times: dict[str, Any] = {"now": wall()}
                 if "failed_at" in fields:
                     times["failed_ago"] = time.monotonic() - fields["failed_at"]
@@ -144,7 +153,7 @@ class HeartbeatSender:
             os._exit(1)  # the heartbeat server is gone
 
     def _read_messages(self) -> None:
-        """Read the server's messages; the process ends if there are none for FENCE_TIMEOUT seconds."""
+        """Read the server's messages. The process ends after FENCE_TIMEOUT seconds without any."""
         self._socket.settimeout(FENCE_TIMEOUT)
         try:
             for line in self._socket.makefile("r"):
@@ -170,7 +179,7 @@ class HeartbeatSender:
 
 
 def serve_store(host: str) -> Any:
-    """A c10d TCPStore on a free port of `host`, and of no other address, since it authenticates nobody.
+    """Return a c10d TCPStore on a free port of `host`. It listens nowhere else, because it has no authentication.
 
     The socket is bound before its port is published, so no other process can take the port in between.
     """
@@ -182,7 +191,7 @@ def serve_store(host: str) -> Any:
 
 
 def describe(error: BaseException) -> str:
-    """One line: the exception's class and message, its notes, and the innermost line of code."""
+    """Return one line with the exception's class, its message and notes, and the innermost line of code."""
     frames = traceback.extract_tb(error.__traceback__)
     line = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
     text = " ".join(str(error).split()) or "no message"
@@ -191,9 +200,9 @@ def describe(error: BaseException) -> str:
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent (process id `parent`) dies in whatever way (Linux)."""
+    """Make the kernel kill this process when its parent (process id `parent`) dies (Linux)."""
     if os.name == "posix" and os.uname().sysname == "Linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
     if os.getppid() != parent:
-        os._exit(1)  # the parent died before the kernel was asked
+        os._exit(1)  # the parent died before the kernel could be told

@@ -1,4 +1,4 @@
-"""A gang of Ray actors: one worker group (a placement group) for the ranks that must share a node."""
+"""A gang of Ray actors. Ranks that should share a node form a worker group, which is one placement group."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from cluster.workers.rank_output import FLUSH_TIMEOUT, OutputTarget
 from cluster.workers.worker_context import RankInfo
 from cluster.workers.worker_group import (
     ANSWER_TIMEOUT,
+    GroupSpec,
     PendingGroup,
     UnresponsiveGroup,
     WorkerGroup,
@@ -26,47 +27,61 @@ from cluster.workers.worker_group import (
 )
 
 PLACEMENT_TIMEOUT = 30.0
-"""Seconds for Ray to grant placement groups for which there is room."""
+"""Seconds to wait until Ray grants placement groups for which there is room."""
 END_FACTOR = 2.0
-"""As many times the slowest end of a rank that was seen, where that is longer than `DeviceLimits.end`."""
+"""Ranks may take this many times the slowest end that was seen, if that is longer than `DeviceLimits.end`."""
 SUSPECT_SECONDS = 60.0
-"""Seconds during which a node that did not answer gets no ranks, unless it answers or Ray declares it dead before."""
+"""Seconds for which a node that did not answer gets no ranks, unless it answers or Ray declares it dead first."""
 LAUNCH_TIMEOUT = 20.0
-"""Seconds for a prewarmed worker to start a rank, which takes it milliseconds."""
+"""Seconds to wait until a prewarmed worker has started a rank, which takes milliseconds normally."""
 OUTPUT_TIMEOUT = 0.2
-"""Seconds for a worker's actor to tell what its rank printed: a recovery waits for it."""
+"""Seconds to wait for the output of a rank. Short, because a recovery waits for it."""
 NODE_CHECK_INTERVAL = 1.0
-"""Seconds between checks of which nodes are being drained."""
+"""Seconds between two checks for nodes that are being drained."""
 
 
 class RayGang:
     """`Gang` on Ray. Ranks are numbered group by group, and groups by the address of their node.
 
-    Worker groups stay between attempts, and those that `prewarm` asks for beyond the ones in use are made beside the
-    running ranks. All of them belong to the process that made this object: if it dies, Ray and the kernel end the rest.
-    `shared` names the process of each node in which the imports of ranks are done, see `shared_imports`.
+    Worker groups stay between attempts. Those that `prewarm` asks for beyond the ones in use are made while the ranks
+    run. All of them belong to the process that made this object: if it dies, Ray and the kernel end the rest.
     """
 
     def __init__(self, shared: str = "") -> None:
-        self._shared, self._heartbeats = shared, HeartbeatServer(ray.util.get_node_ip_address())
-        self._groups: list[WorkerGroup] = []
-        self._pending: list[PendingGroup] = []
-        self._slots: list[tuple[WorkerGroup, int]] = []
-        self._group_spec: tuple[int, Bundle, str] = (1, Bundle(), "")
-        self._avoid: frozenset[str] = frozenset()
+        """`shared` names the process of each node that has the imports of ranks done, see `shared_imports`."""
+        self._shared = shared
+        self._heartbeats = HeartbeatServer(ray.util.get_node_ip_address())
+        self._group_spec = GroupSpec(ranks=1, bundle=Bundle(), target="")
+        """The kind of worker groups that the present attempt uses."""
         self._target_workers = 0
+        """How many workers to keep ready, those of running ranks included."""
+        self._avoid: frozenset[str] = frozenset()
+        """Addresses of nodes that get no ranks."""
+        self._groups: list[WorkerGroup] = []
+        """Worker groups that are ready."""
+        self._pending: list[PendingGroup] = []
+        """Worker groups in the making."""
         self._unresponsive: list[UnresponsiveGroup] = []
+        """Worker groups that did not answer the last stop in time."""
+        self._slots: list[tuple[WorkerGroup, int]] = []
+        """Where each rank of the present attempt runs: its worker group, and its index in that group."""
         self._suspected: dict[str, float] = {}
+        """Nodes that did not answer, by id, with the monotonic time at which that was noticed."""
         self._addresses: dict[str, str] = {}
-        self._nodes_checked = 0.0
-        self._slowest_end = 0.0  # seconds, of ranks on nodes that answered meanwhile
+        """The addresses of nodes that were ever suspected, by id."""
+        self._nodes_checked_at = 0.0
+        """The monotonic time of the last check for nodes that are being drained."""
+        self._slowest_end = 0.0
+        """The longest time, in seconds, that ranks took to end on nodes that answered meanwhile."""
 
     def capacity(self, bundle: Bundle, avoid: Set[str] = frozenset()) -> int:
         """See `Gang.capacity`."""
         self._reclaim_responsive()
-        self._advance(wait=0.0)  # nobody polls while the run waits, and pending groups occupy nodes too
-        workers = sum(len(group.hosts) for group in self._healthy(avoid) if group.bundle == bundle)
-        workers += sum(pending.granted for pending in self._pending if pending.bundle == bundle)
+        self._advance(
+            wait=0.0
+        )  # pending groups occupy nodes too, and nothing else advances them between attempts
+        workers = sum(len(group.hosts) for group in self._healthy(avoid) if group.spec.bundle == bundle)
+        workers += sum(pending.granted for pending in self._pending if pending.spec.bundle == bundle)
         return workers + nodes.free_workers(bundle, avoid | self._suspected_nodes())
 
     def start(
@@ -80,20 +95,23 @@ class RayGang:
         output: OutputTarget | None = None,
     ) -> None:
         """See `Gang.start`."""
-        spec = (ranks_per_group, bundle, target)
+        spec = GroupSpec(ranks_per_group, bundle, target)
         if spec != self._group_spec:
             for pending in self._pending:
                 pending.release()
             self._pending = []
-        self._group_spec, self._avoid, self._target_workers = spec, frozenset(avoid), world_size
+        self._group_spec = spec
+        self._avoid = frozenset(avoid)
+        self._target_workers = world_size
         healthy = self._healthy(avoid)
         for group in list(self._groups):
             if group.spec != spec or group not in healthy:
                 self._release(group)
-        self._request_groups(world_size // ranks_per_group)
-        self._wait_for_groups(world_size // ranks_per_group)
-        self._groups.sort(key=lambda group: group.locations[0][::-1])
-        chosen = self._groups[: world_size // ranks_per_group]
+        needed = world_size // ranks_per_group
+        self._request_groups(needed)
+        self._wait_for_groups(needed)
+        self._groups.sort(key=lambda group: group.locations[0][::-1])  # by address, then by node id
+        chosen = self._groups[:needed]
         self._slots = [(group, index) for group in chosen for index in range(ranks_per_group)]
         self._launch(target, config, output)
 
@@ -101,10 +119,10 @@ class RayGang:
         """See `Gang.prewarm`."""
         self._target_workers = count
         if bundle is not None:
-            self._group_spec = (1, bundle, target)
-            there = len(self._groups) + len(self._pending)
-            self._request_groups(min(count, there + nodes.free_workers(bundle, self._suspected_nodes())))
-            self._advance(wait=0.1)  # so that they import while the caller does something else
+            self._group_spec = GroupSpec(ranks=1, bundle=bundle, target=target)
+            present = len(self._groups) + len(self._pending)
+            self._request_groups(min(count, present + nodes.free_workers(bundle, self._suspected_nodes())))
+            self._advance(wait=0.1)  # starts their imports, which go on while the caller does something else
 
     def held(self) -> int:
         """See `Gang.held`."""
@@ -121,8 +139,8 @@ class RayGang:
 
     def poll(self, saved: int, wait: float = 0.0) -> GangStatus:
         """See `Gang.poll`."""
-        if time.monotonic() - self._nodes_checked > NODE_CHECK_INTERVAL:
-            self._nodes_checked = time.monotonic()
+        if time.monotonic() - self._nodes_checked_at > NODE_CHECK_INTERVAL:
+            self._nodes_checked_at = time.monotonic()
             self._check_nodes()
         return self._heartbeats.poll(saved, wait, self._cause)
 
@@ -130,9 +148,9 @@ class RayGang:
         """See `Gang.request_stop`."""
         self._heartbeats.broadcast({"stop": True})
 
-    def ask_profile(self, asked: dict[str, Any]) -> None:
+    def ask_profile(self, request: dict[str, Any]) -> None:
         """See `Gang.ask_profile`."""
-        self._heartbeats.broadcast({"profile": asked})
+        self._heartbeats.broadcast({"profile": request})
 
     def output(self, rank: int) -> str:
         """See `Gang.output`."""
@@ -147,16 +165,16 @@ class RayGang:
     def print_stacks(self) -> None:
         """See `Gang.print_stacks`."""
         self._heartbeats.broadcast({"hangs": True})
-        asked = [group.hosts[index].print_stacks.remote() for group, index in self._slots]
-        if asked:
-            ray.wait(asked, num_returns=len(asked), timeout=OUTPUT_TIMEOUT)
+        answers = [group.hosts[index].print_stacks.remote() for group, index in self._slots]
+        if answers:
+            ray.wait(answers, num_returns=len(answers), timeout=OUTPUT_TIMEOUT)
 
     def stop(self) -> None:
         """See `Gang.stop`."""
-        # Those without ranks too: their nodes may be gone as well.
+        # Groups without ranks are asked too, because their nodes may also be gone.
         stopping = [UnresponsiveGroup(group) for group in self._groups]
         self._slots = []
-        wait_for_ends(stopping, max(self._group_spec[1].limits.end, END_FACTOR * self._slowest_end))
+        wait_for_ends(stopping, max(self._group_spec.bundle.limits.end, END_FACTOR * self._slowest_end))
         lost = []
         for unresponsive in stopping:
             try:
@@ -180,20 +198,25 @@ class RayGang:
             self._release(group)
         for unresponsive in self._unresponsive:
             unresponsive.worker_group.release()
-        self._slots, self._pending, self._unresponsive = [], [], []
+        self._slots = []
+        self._pending = []
+        self._unresponsive = []
         self._heartbeats.close()
 
     # -- worker groups
 
     def _request_groups(self, groups: int) -> None:
-        """Request placement groups until so many worker groups exist or are pending."""
-        asked = (*self._group_spec, self._avoid | self._suspected_nodes(), self._shared)
+        """Request placement groups until `groups` worker groups are ready or pending."""
+        avoid = self._avoid | self._suspected_nodes()
         for _ in range(groups - len(self._groups) - len(self._pending)):
-            self._pending.append(PendingGroup(*asked))
+            self._pending.append(PendingGroup(self._group_spec, avoid=avoid, shared=self._shared))
 
     def _wait_for_groups(self, groups: int) -> None:
-        """Wait until so many worker groups exist. Raises TimeoutError, and releases those that are pending, if that
-        takes too long."""
+        """Wait until `groups` worker groups are ready.
+
+        Raises:
+            TimeoutError: that takes too long. The pending groups are released then.
+        """
         started = time.monotonic()
         while len(self._groups) < groups:
             self._reclaim_responsive()
@@ -204,14 +227,15 @@ class RayGang:
                 for pending in self._pending:
                     pending.release()
                 self._pending = []
-                what = "no room for" if waiting else "the processes did not start for"
-                short = groups - len(self._groups)
-                text = f"{what} {short} of {groups} groups of {self._group_spec[0]} workers"
-                raise TimeoutError(f"{text} with {self._group_spec[1]} within {waited:.0f} s")
+                problem = "no room for" if waiting else "the processes did not start for"
+                missing = groups - len(self._groups)
+                text = f"{problem} {missing} of {groups} groups of {self._group_spec.ranks} workers"
+                raise TimeoutError(f"{text} with {self._group_spec.bundle} within {waited:.0f} s")
             if not self._pending:
                 self._request_groups(groups)
 
     def _advance(self, wait: float) -> None:
+        """Move pending groups that are complete to the ready ones, and drop those whose actors died."""
         for pending in list(self._pending):
             try:
                 if group := pending.advance(wait):
@@ -222,12 +246,12 @@ class RayGang:
                 self._pending.remove(pending)
 
     def _check_nodes(self) -> None:
-        """Prewarm missing worker groups, and mark the ranks whose nodes are being drained."""
+        """Request one missing worker group if there is room, and mark the ranks whose nodes are being drained."""
         self._reclaim_responsive()
-        ranks_per_group, bundle, _ = self._group_spec
-        missing = self._target_workers // ranks_per_group - len(self._groups) - len(self._pending)
+        spec = self._group_spec
+        missing = self._target_workers // spec.ranks - len(self._groups) - len(self._pending)
         avoided = self._avoid | self._suspected_nodes()
-        if missing > 0 and nodes.free_workers(bundle, avoided) >= ranks_per_group:
+        if missing > 0 and nodes.free_workers(spec.bundle, avoided) >= spec.ranks:
             self._request_groups(len(self._groups) + len(self._pending) + 1)
         self._advance(wait=0.0)
         drained = nodes.draining()
@@ -236,7 +260,7 @@ class RayGang:
                 self._heartbeats.mark(number, leaving=True)
 
     def _healthy(self, avoid: Set[str]) -> list[WorkerGroup]:
-        """The worker groups whose nodes are all alive, and neither draining nor in `avoid`."""
+        """The ready worker groups whose nodes are all alive, and neither draining nor in `avoid`."""
         alive = {node.id for node in nodes.alive()} - self._suspected_nodes() - nodes.draining()
         return [
             group
@@ -254,7 +278,7 @@ class RayGang:
             self._release(group)
 
     def _suspect_nodes(self, *groups: WorkerGroup) -> None:
-        """Suspect those nodes of the groups that do not answer: an actor may have died without its node."""
+        """Suspect the nodes of these groups that do not answer. An actor may have died without its node."""
         locations = {
             node: address
             for group in groups
@@ -266,23 +290,24 @@ class RayGang:
             self._addresses |= locations
 
     def _reclaim_responsive(self) -> None:
-        """Take back worker groups that answer after all (a cut network was repaired) if they can still be used, and
-        release those that have not answered in time."""
+        """Take back usable worker groups that answer late (a cut network was repaired), and release the others.
+
+        A group that has not answered yet is kept until its time is up.
+        """
         alive = {node.id for node in nodes.alive()} if self._unresponsive else set()
         for unresponsive in list(self._unresponsive):
             group_nodes = unresponsive.nodes
             suspected = bool(group_nodes & self._suspected_nodes())
-            stall = max(unresponsive.worker_group.bundle.limits.stall, END_FACTOR * self._slowest_end)
+            stall = max(unresponsive.worker_group.spec.bundle.limits.stall, END_FACTOR * self._slowest_end)
             timeout = SUSPECT_SECONDS if suspected else stall
-            if (
-                not group_nodes <= alive
-            ):  # Ray would place the group anew elsewhere, where this gang could not use it
-                timeout = 0.0
+            if not group_nodes <= alive:
+                timeout = 0.0  # Ray would place the group on another node, where this gang cannot use it
             try:
                 answered = unresponsive.has_answered()
                 expired = time.monotonic() - unresponsive.since > timeout
             except RayError:
-                answered, expired = False, True
+                answered = False
+                expired = True
             if not (answered or expired):
                 continue
             self._unresponsive.remove(unresponsive)
@@ -294,37 +319,46 @@ class RayGang:
                 unresponsive.worker_group.release()
                 continue
             self._groups.append(unresponsive.worker_group)
-            if (
-                self._pending
-                and (len(self._groups) + len(self._pending)) * self._group_spec[0] > self._target_workers
-            ):
+            workers = (len(self._groups) + len(self._pending)) * self._group_spec.ranks
+            if self._pending and workers > self._target_workers:
                 self._pending.pop().release()
 
     def _is_usable(self, group: WorkerGroup) -> bool:
-        """Whether the group fits the current attempt, and is not one too many."""
-        ranks, avoided = self._group_spec[0], any(address in self._avoid for _, address in group.locations)
-        needed = (len(self._groups) + 1) * ranks <= self._target_workers
-        return group.spec == self._group_spec and needed and not avoided
+        """Whether the present attempt can use the group, and needs one more."""
+        is_avoided = any(address in self._avoid for _, address in group.locations)
+        is_needed = (len(self._groups) + 1) * self._group_spec.ranks <= self._target_workers
+        return group.spec == self._group_spec and is_needed and not is_avoided
 
     def _suspected_nodes(self) -> set[str]:
-        """Ids of the nodes that did not answer within the last SUSPECT_SECONDS."""
+        """The ids of nodes that were found not to answer within the last SUSPECT_SECONDS."""
         now = time.monotonic()
-        self._suspected = {node: at for node, at in self._suspected.items() if now - at < SUSPECT_SECONDS}
+        self._suspected = {
+            node: since for node, since in self._suspected.items() if now - since < SUSPECT_SECONDS
+        }
         return set(self._suspected)
 
     # -- ranks
 
     def _launch(self, target: str, config: dict[str, Any], output: OutputTarget | None) -> None:
+        """Start one rank in each slot. Raises TimeoutError if a worker does not start its rank."""
         locations = [group.locations[index] for group, index in self._slots]
         token = self._heartbeats.expect([address for _, address in locations])
-        arguments = {"target": target, "config": config, "server": self._heartbeats.address, "token": token}
+        _, master = locations[0]
         local_ranks: dict[str, int] = {}
         launches = []
         for number, ((group, index), (node, address)) in enumerate(zip(self._slots, locations, strict=True)):
             local_rank = local_ranks[node] = local_ranks.get(node, -1) + 1
-            rank_info = RankInfo(number, len(locations), local_rank, locations[0][1], node=address)
-            given = {"rank_info": dataclasses.asdict(rank_info), **arguments}
-            launches.append(group.hosts[index].launch.remote(given, output))
+            rank_info = RankInfo(
+                rank=number, world_size=len(locations), local_rank=local_rank, host=master, node=address
+            )
+            rank = {
+                "rank_info": dataclasses.asdict(rank_info),
+                "target": target,
+                "config": config,
+                "server": self._heartbeats.address,
+                "token": token,
+            }
+            launches.append(group.hosts[index].launch.remote(rank, output))
         for (group, _), (_, address), reference in zip(self._slots, locations, launches, strict=True):
             try:
                 ray.get(reference, timeout=LAUNCH_TIMEOUT)
@@ -333,18 +367,19 @@ class RayGang:
                 raise TimeoutError(f"a worker on {address} did not start: {first_line(error)}") from None
 
     def _cause(self, rank: RankStatus) -> tuple[Cause, str]:
-        """Why a rank is dead: how its process ended, or that its node does not answer."""
+        """Return why a rank is dead, and a line for people: how its process ended, or that its node does not answer."""
         group, index = self._slots[rank.rank]
-        deadline = time.monotonic() + (limit := self._group_spec[1].limits.end)
+        limit = self._group_spec.bundle.limits.end
+        deadline = time.monotonic() + limit
         try:
             while time.monotonic() < deadline:
                 if cause := ray.get(group.hosts[index].cause.remote(rank.pid), timeout=ANSWER_TIMEOUT):
                     if cause.end == "lost":
                         self._discard_lost(group)
                     return cause, cause.text or "the process that starts ranks has ended"
-                time.sleep(0.002)  # the connection of a process may close seconds before it is gone
+                time.sleep(0.002)  # a process may take seconds to end after its connection is closed
         except RayError as error:
-            self._discard_lost(group)  # now, so that nobody waits for it to answer again
+            self._discard_lost(group)  # at once, so that nothing waits for its answer again
             end: End = "starved" if isinstance(error, OutOfMemoryError) else "lost"
             return Cause(end, name="place"), f"the node or its Ray worker is gone: {first_line(error)}"
         return Cause("lost", name="answer"), f"no answer from {rank.node} within {limit:g} s"

@@ -1,7 +1,7 @@
-"""The parts of Ray that have no public interface; no other module may import `ray._private`.
+"""All uses of Ray's private interfaces. No other module may import `ray._private`.
 
-They may change with any release of Ray, so its version is pinned (constraints.txt). Each function says what breaks when
-its part of Ray changes; `tests/ray` runs all of them on real nodes. Importing this module does not import Ray.
+These interfaces may change with any release of Ray, so its version is pinned (constraints.txt). Each function says what
+breaks without it. `tests/ray` runs all of them on real nodes. Importing this module does not import Ray.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from collections.abc import Iterator
 from typing import Any
 
 PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port")
-"""What the raylet waits for, a file each in the session's folder; -1 is for what is not served."""
+"""The ports that the raylet waits for, one file each in the session's folder; -1 for a service that does not run."""
 ENVIRONMENTS_PORT = "runtime_env_agent_port"
-"""The same of the other agent."""
+"""The same for the other agent."""
 ADDRESS, PORT = "--node-ip-address=", "--runtime-env-agent-port="
 """Arguments of Ray's agent: where it listens."""
 LOOK = 1.0
-"""Seconds between two looks whether the raylet is there."""
+"""Seconds between two checks whether the raylet is alive."""
 
 
 def main() -> None:
-    """Write the ports, and wait for the end of the raylet, or for its first request."""
+    """Stand in for an agent of the raylet: write its ports, and wait for the raylet's end or for the first request."""
     raylet, (session, *command) = os.getppid(), sys.argv[1:]  # the raylet adds arguments of its own to either
     address = next((part.removeprefix(ADDRESS) for part in command if part.startswith(ADDRESS)), "")
     if address:
@@ -69,21 +69,23 @@ if __name__ == "__main__":
 UPLOAD_LOGGERS = ("ray._private.runtime_env.packaging", "ray._private.runtime_env.working_dir")
 """Ray's loggers of package uploads. If their names change, every `submit` logs its uploads."""
 MAIN_PROCESSES = ("raylet", "gcs_server")
-"""Ray's names of the processes without which a node is no longer part of a cluster."""
+"""Ray's names for the processes that a node cannot live without."""
 REGISTERED = 10.0
-"""Seconds that are waited for a raylet with looks that follow soon; then Ray's own."""
+"""Seconds of frequent checks for a new raylet; after that Ray's own slow checks take over."""
 SESSION, AGENT = "--session_dir=", "--dashboard_agent_command="
 ENVIRONMENTS = "--runtime_env_agent_command="
-"""Arguments of a raylet: its session's folder, and the commands of the two agents that it starts."""
+"""Arguments of a raylet: the session's folder, and the commands of the two agents that it starts."""
 LEAST_FREE = 2**20
-"""Bytes below which a disk is full."""
+"""A disk with fewer free bytes counts as full."""
 NODE_TIMEOUT = 60
-"""Seconds for a started node to be registered with its head."""
+"""Seconds to wait until a started node is registered with its head."""
 
 
 def free_resources_by_node() -> dict[str, dict[str, float]]:
-    """Free resources by node id. Without it only the total of the cluster is known: gangs could not tell whether
-    ranks that must share a node fit on one."""
+    """Return the free resources by node id.
+
+    Without it only the total of the cluster is known. Gangs could not tell whether ranks that share a node fit on one.
+    """
     from ray._private.state import available_resources_per_node
 
     found: dict[str, dict[str, float]] = available_resources_per_node()
@@ -91,8 +93,10 @@ def free_resources_by_node() -> dict[str, dict[str, float]]:
 
 
 def draining_nodes(timeout: float) -> frozenset[str]:
-    """Ids of the nodes that are being drained; empty if the head does not answer within `timeout` seconds. Without it
-    a preempted node keeps its ranks until it dies, and may get new ones."""
+    """Return the ids of the nodes that are being drained; empty if the head does not answer within `timeout` seconds.
+
+    Without it a preempted node keeps its ranks until it dies, and may get new ones.
+    """
     from ray._private.worker import global_worker
     from ray.exceptions import RayError
 
@@ -103,8 +107,10 @@ def draining_nodes(timeout: float) -> frozenset[str]:
 
 
 def drain_node(node_id: str, seconds: float, message: str) -> bool:
-    """Announce that the node will be taken away in `seconds`; returns whether Ray accepts. Without it a cloud's
-    preemption notice reaches nobody, and the run learns of the loss from the dead node."""
+    """Announce that a node will be taken away in `seconds`. Return whether Ray accepts.
+
+    Without it a cloud's preemption notice has no effect, and the run notices the loss only when the node is dead.
+    """
     from ray._private.worker import global_worker
     from ray.core.generated import autoscaler_pb2 as messages
 
@@ -115,8 +121,10 @@ def drain_node(node_id: str, seconds: float, message: str) -> bool:
 
 
 def dead_main_process() -> str:
-    """Which of MAIN_PROCESSES has ended of the node that this process started; empty if none has, or if it started
-    none. Without it a run whose embedded Ray has died would wait for it."""
+    """Return which of MAIN_PROCESSES of this process's own node has ended; empty if none has, or without a node.
+
+    Without it a run would wait for its embedded Ray after that has died.
+    """
     from ray._private import worker
 
     node: Any = worker._global_node
@@ -124,9 +132,11 @@ def dead_main_process() -> str:
 
 
 def uploaded(client: Any, environment: dict[str, Any]) -> dict[str, Any]:
-    """A runtime environment whose folders a client of the Jobs API has sent to its cluster, so that to submit a job
-    with it is one short request. Without it whoever interrupts a command that sends a large folder waits, or is left
-    with a job that it does not know of."""
+    """Upload the folders of a runtime environment by a client of the Jobs API, and return the environment.
+
+    A submission with it is then one short request. Without it an interruption during the upload of a large folder has
+    to wait, or leaves behind a job that the command does not know.
+    """
     found = copy.deepcopy(environment)
     client._upload_working_dir_if_needed(found)
     client._upload_py_modules_if_needed(found)
@@ -134,8 +144,10 @@ def uploaded(client: Any, environment: dict[str, Any]) -> dict[str, Any]:
 
 
 def raylet_pids() -> frozenset[int]:
-    """Process ids of the raylets that this process started. Without it the workers of a raylet that was killed live
-    on for a while and keep their memory and ports."""
+    """Return the process ids of the raylets that this process started.
+
+    Without it the workers of a killed raylet live on for a while and keep their memory and ports.
+    """
     from ray._private import worker
 
     node: Any = worker._global_node
@@ -143,8 +155,10 @@ def raylet_pids() -> frozenset[int]:
 
 
 def forget_token() -> None:
-    """Have Ray look for its token anew: it keeps the first that it finds. Without it a process uses the token of one
-    cluster at the next."""
+    """Make Ray read its token again, since it keeps the first one.
+
+    Without it a process uses the token of one cluster for the next.
+    """
     if "ray" in sys.modules:
         from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
 
@@ -152,8 +166,10 @@ def forget_token() -> None:
 
 
 def full_folder() -> str:
-    """Ray's folder on this machine if its disk is full, else empty: Ray's processes cannot write their logs there and
-    die without a word of it. Without it such deaths have no cause."""
+    """Return Ray's folder on this machine if its disk is full, else an empty string.
+
+    Ray's processes die silently when they cannot write their logs. Without it such deaths have no known cause.
+    """
     from ray._private import worker
 
     node: Any = worker._global_node
@@ -165,11 +181,13 @@ def full_folder() -> str:
 
 @contextlib.contextmanager
 def lean_start() -> Iterator[None]:
-    """Have `ray.init` start a cluster without what nothing here reads: the autoscaler's monitor, the head of a
-    dashboard that is not served and the agent that would report to it, and the forwarding of logs; the agent that makes
-    runtime environments starts when one is asked for. Without it a start takes four seconds of a processor more and
-    140 MiB, and waits for those agents. Its processes are a group of their own: what ends that of this process, as a
-    job manager does, leaves them to commit."""
+    """Make `ray.init` start a cluster without parts that nothing here uses.
+
+    These are the autoscaler's monitor, the dashboard with its agent, and the forwarding of logs. The agent for runtime
+    environments starts at its first request. Without this a start takes four more seconds of CPU time and 140 MiB, and
+    waits for those agents. Ray's processes get their own process group, so that a job manager that ends the group of
+    this process leaves them time to commit.
+    """
     from ray._private import node, parameter, services, utils
 
     kept = {"no_monitor": True, "include_log_monitor": False, "dashboard_agent_listen_port": 0}
@@ -177,7 +195,7 @@ def lean_start() -> Iterator[None]:
     no_server = lambda node, **_: None  # noqa: E731
     start = services.start_ray_process
     idle = lambda command, *others, **named: start(_without_agents(command), *others, **named)  # noqa: E731
-    unasked = lambda: None  # noqa: E731  # else this process imports what the dashboard's agent needs
+    unasked = lambda: None  # noqa: E731  # avoids imports for the dashboard's agent
     get = services.get_node
 
     def soon(gcs_address: str, node_id: str) -> Any:
@@ -196,17 +214,18 @@ def lean_start() -> Iterator[None]:
 
 
 def _await_node(gcs_address: str, node_id: str) -> None:
-    """Wait some seconds at most until a node is registered. Ray itself looks for it once a second."""
+    """Wait up to REGISTERED seconds until a node is registered. Ray itself checks only once a second."""
     from ray._private import services, state
 
-    found, deadline = state.GlobalState(), time.monotonic() + REGISTERED
+    found = state.GlobalState()
+    deadline = time.monotonic() + REGISTERED
     found._initialize_global_state(services._get_gcs_client_options(gcs_address))
     while all(each["NodeID"] != node_id for each in found.node_table()) and time.monotonic() < deadline:
         time.sleep(0.02)
 
 
 def _without_agents(command: list[str]) -> list[str]:
-    """The command of a Ray process; that of a raylet with `idle_agent` in place of its two agents."""
+    """Return the command of a Ray process, for a raylet with this module in place of its two agents."""
     session = next((part.removeprefix(SESSION) for part in command if part.startswith(SESSION)), "")
     idle = subprocess.list2cmdline([sys.executable, "-I", "-S", __file__, session])
 
@@ -220,7 +239,7 @@ def _without_agents(command: list[str]) -> list[str]:
 
 @contextlib.contextmanager
 def _replaced(part: Any, **others: Any) -> Iterator[None]:
-    """Have attributes of a module or class of Ray be others meanwhile."""
+    """Replace attributes of a module or class of Ray for the length of the block."""
     before = {name: vars(part)[name] for name in others}
     for name, other in others.items():
         setattr(part, name, other)

@@ -1,4 +1,4 @@
-"""What a rank's training code is given: its rank, where the ranks meet, and a way to report and to be stopped."""
+"""The context of a rank's entry point: its rank, the place of the c10d store, and ways to report and to be stopped."""
 
 from __future__ import annotations
 
@@ -13,39 +13,49 @@ STORE_PORT_TIMEOUT = 180.0
 
 @dataclass(frozen=True)
 class RankInfo:
-    """A rank's number, the world size, its number on its node, the host and port of the c10d store, and the address of
-    its node.
-
-    A `port` of 0 is sent later, once rank 0 serves the store.
-    """
+    """The place of a rank in its gang."""
 
     rank: int
     world_size: int
     local_rank: int
+    """The number of the rank on its node."""
     host: str
+    """The host of the c10d store."""
     port: int = 0
+    """The port of the c10d store; 0 if it is sent later, once rank 0 serves the store."""
     node: str = ""
+    """The address of the rank's node."""
 
 
 class WorkerContext:
-    """Shared by the training thread, which writes, and the heartbeat threads, which read; all methods are thread-safe.
+    """The state that a rank's training thread writes and its heartbeat threads read. All methods are thread-safe.
 
-    `store` is the c10d store if this process serves it (rank 0), else None. `changed` is set when there is something
-    to send.
+    Attributes:
+        rank_info: the place of the rank in its gang.
+        store: the c10d store if this process serves it (rank 0), else None.
+        changed: set when there is something to send.
+        on_hang: called, in a separate thread, when the gang is about to be killed because it hangs.
     """
 
     def __init__(self, rank_info: RankInfo, store: Any = None) -> None:
-        self.rank_info, self.store = rank_info, store
-        self._lock = threading.Lock()
-        self._port, self._port_known = rank_info.port, threading.Event()
+        self.rank_info = rank_info
+        self.store = store
         self.changed = threading.Event()
-        self._step, self._evaluated_batches, self._stop = -1, 0, False
-        self._waiting = self._preempted = False
-        self._profile: dict[str, Any] | None = None
         self.on_hang: Callable[[], None] | None = None
-        """Called, in a thread of its own, when the gang is about to be ended because it hangs."""
+        self._lock = threading.Lock()
+        self._port = rank_info.port
+        self._port_known = threading.Event()
+        self._step = -1
+        self._evaluated_batches = 0
+        self._stop = False
+        self._waiting = False
+        self._preempted = False
+        self._profile: dict[str, Any] | None = None
+        """The request for a profile that `take_profile` has not returned yet."""
         self._rows: list[dict[str, Any]] = []
+        """Rows that are not confirmed to be stored."""
         self._dropped = 0
+        """How many rows were forgotten because they are stored."""
 
     def report(self, step: int, row: dict[str, Any] | None = None) -> None:
         """Report that `step` is done, with its row of metrics if this rank has one."""
@@ -56,17 +66,17 @@ class WorkerContext:
         self.changed.set()
 
     def progressed(self) -> None:
-        """Report that one more batch is evaluated, which takes no step."""
+        """Report progress without a step: one more batch is evaluated."""
         self._evaluated_batches += 1
         self.changed.set()
 
     def set_store_port(self, port: int) -> None:
-        """Set the port where rank 0 serves the store, and wake those who wait for it."""
+        """Set the port at which rank 0 serves the store, and wake the threads that wait for it."""
         self._port = port
         self._port_known.set()
 
     def store_port(self) -> int:
-        """Wait for the port where rank 0 serves the store. Raises TimeoutError after STORE_PORT_TIMEOUT."""
+        """Wait for the port at which rank 0 serves the store. Raises TimeoutError after STORE_PORT_TIMEOUT."""
         if not self._port and not self._port_known.wait(STORE_PORT_TIMEOUT):
             host = self.rank_info.host
             raise TimeoutError(f"rank 0 opened no store on {host} within {STORE_PORT_TIMEOUT:.0f} s")
@@ -80,14 +90,14 @@ class WorkerContext:
         """Ask this rank to commit and end at the next step boundary."""
         self._stop = True
 
-    def ask_profile(self, asked: dict[str, Any]) -> None:
-        """Ask this rank to profile its next steps; of two requests the latter counts."""
-        self._profile = asked
+    def ask_profile(self, request: dict[str, Any]) -> None:
+        """Ask this rank to profile its next steps. A later request replaces an earlier one."""
+        self._profile = request
 
     def take_profile(self) -> dict[str, Any] | None:
-        """The profile that was asked for since the last call, None without one."""
-        asked, self._profile = self._profile, None
-        return asked
+        """Return the request for a profile since the last call, None without one."""
+        request, self._profile = self._profile, None
+        return request
 
     def notice_preemption(self) -> None:
         """Note that this process will be taken away soon."""
@@ -105,7 +115,7 @@ class WorkerContext:
 
     @property
     def is_leaving(self) -> bool:
-        """Whether this process has had notice that it will be taken away."""
+        """Whether this process was told that it will be taken away."""
         return self._preempted
 
     @property
@@ -115,16 +125,16 @@ class WorkerContext:
 
     @property
     def evaluated_batches(self) -> int:
-        """Batches that this process has evaluated."""
+        """How many batches this process has evaluated."""
         return self._evaluated_batches
 
     def unsaved_rows(self) -> list[dict[str, Any]]:
-        """Rows that nobody has confirmed to be stored; a commit carries them, so that none is ever lost."""
+        """Return the rows that are not confirmed to be stored. Every commit carries them, so none is ever lost."""
         with self._lock:
             return list(self._rows)
 
     def take_rows(self, start: int, saved: int) -> tuple[dict[str, Any], ...]:
-        """Forget the first `saved` rows of all reported, and return those from number `start` on."""
+        """Forget the first `saved` of all reported rows, and return those from number `start` on."""
         with self._lock:
             confirmed = max(saved - self._dropped, 0)
             del self._rows[:confirmed]

@@ -1,5 +1,8 @@
-"""Where the ranks of a Ray gang run: a placement group with an actor in each bundle, which has a fork server of its own
-and starts the rank of one attempt after another."""
+"""Worker groups: where the ranks of a Ray gang run.
+
+A worker group is a placement group with one actor in each bundle. The actor has its own fork server, with which it
+starts the rank of one attempt after another.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
 from ray.exceptions import RayError
@@ -27,7 +30,7 @@ CONNECT_INTERVAL = 5.0
 """Seconds between attempts to connect to the head, and the timeout of each."""
 
 ANSWER_TIMEOUT = 1.0
-"""Seconds for a worker's actor, or a node's raylet, to answer what takes it milliseconds."""
+"""Seconds to wait for an answer of a worker's actor or of a node's raylet, which takes milliseconds normally."""
 
 
 def wait_until_unreachable(
@@ -40,7 +43,7 @@ def wait_until_unreachable(
         try:
             socket.create_connection((host, int(port)), interval).close()
             last_reached = time.monotonic()
-        except OSError:  # only then, for this process may itself have been frozen meanwhile
+        except OSError:  # checked only after a failed try, because this process may itself have been frozen
             if time.monotonic() - last_reached > timeout:
                 return
         time.sleep(interval)
@@ -50,8 +53,15 @@ class WorkerHost:
     """The actor in a bundle. It starts ranks by a fork server and reports how they end; it imports nothing heavy."""
 
     def __init__(self, target: str, stands_by: bool = False, shared: str = "") -> None:
-        """`stands_by`: see `ForkServer`. `shared` names the process of the node from which its fork server begins."""
-        connection, self._shared_imports = None, None
+        """Start the fork server.
+
+        Args:
+            target: the entry point whose module is imported.
+            stands_by: see `ForkServer`.
+            shared: the name of the node's process from which the fork server is forked, empty for a fresh one.
+        """
+        connection = None
+        self._shared_imports = None
         if shared and shared_imports.is_supported():
             connection, self._shared_imports = shared_imports.connect(shared, target)
         self._fork_server = ForkServer(target, stands_by, connection=connection)
@@ -61,16 +71,16 @@ class WorkerHost:
         threading.Thread(target=self._exit_when_cut_off, args=(head,), name="fence", daemon=True).start()
 
     def _exit_when_cut_off(self, head: str) -> None:
-        """End with the connection to the head: Ray would keep this actor for some minutes, and no gang could use it."""
+        """Exit when the head is unreachable. Ray would keep this actor for minutes, although no gang could use it."""
         wait_until_unreachable(head)
         os._exit(1)
 
     def location(self) -> tuple[str, str]:
-        """The id and the address of its node."""
+        """Return the id and the address of its node."""
         return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
 
     def launch(self, rank: dict[str, Any], output: OutputTarget | None) -> int:
-        """End the rank before, and fork the next, whose output is kept there; returns its process id."""
+        """Kill the previous rank, fork the next one, and return its process id. Its output is copied to `output`."""
         self.end_ranks()
         self._output = RankOutput(log_of(rank["rank_info"]["rank"]), output)
         self._pid = self._fork_server.launch(**rank, output=self._output.path)
@@ -85,16 +95,16 @@ class WorkerHost:
                 self._output.close()
 
     def output(self) -> str:
-        """The last of what the rank printed."""
+        """Return the last of what the rank printed."""
         return self._output.tail() if self._output is not None else ""
 
     def print_stacks(self) -> None:
-        """Have the rank print the Python stacks of its threads."""
+        """Make the rank print the Python stacks of its threads."""
         if self._pid and self._pid not in self.exits():
             os.kill(self._pid, TRACE)
 
     def finish_output(self) -> None:
-        """Wait until all is copied that a rank which has ended printed, for some seconds at most."""
+        """Wait up to FLUSH_TIMEOUT until all output of a rank that has ended is copied."""
         if self._output is not None:
             self._output.join(FLUSH_TIMEOUT)
 
@@ -103,39 +113,46 @@ class WorkerHost:
         return self._fork_server.exits()
 
     def cause(self, pid: int) -> Cause | None:
-        """How the rank of that process id ended, None while it runs; "lost" if the fork server is gone too."""
+        """Return how the rank with that process id ended, None while it runs; "lost" if the fork server is gone too."""
         try:
             return self._fork_server.cause(pid)
         except OSError:
             return Cause("lost", name="fork server")
 
 
+class GroupSpec(NamedTuple):
+    """What kind of worker group an attempt needs. Groups of an equal spec can be used again."""
+
+    ranks: int
+    """Ranks that should share a node."""
+    bundle: Bundle
+    """What one rank occupies."""
+    target: str
+    """The entry point, "module:function", whose module the workers import."""
+
+
 @dataclass(frozen=True, eq=False)
 class WorkerGroup:
-    """A placement group that is granted, with an actor (`WorkerHost`) in each of its bundles. `locations` are the
-    (node id, address) of each actor."""
+    """A placement group that Ray has granted, with an actor in each of its bundles."""
 
     group: PlacementGroup
-    bundle: Bundle
-    target: str
+    spec: GroupSpec
     hosts: tuple[Any, ...]
+    """The handles of the actors (`WorkerHost`)."""
     locations: tuple[tuple[str, str], ...]
-
-    @property
-    def spec(self) -> tuple[int, Bundle, str]:
-        """The number of ranks, the size of each, and the entry point whose module is imported there."""
-        return len(self.hosts), self.bundle, self.target
+    """The (node id, address) of each actor."""
 
     def release(self) -> None:
-        """Kill its actors and free their resources."""
+        """Kill the actors and free their resources."""
         release(self.group, self.hosts)
 
 
 class UnresponsiveGroup:
-    """A worker group that was asked to end its ranks and has not answered yet."""
+    """A worker group that was asked to kill its ranks and has not answered yet. `since` is when it was asked."""
 
     def __init__(self, worker_group: WorkerGroup) -> None:
-        self.worker_group, self.since = worker_group, time.monotonic()
+        self.worker_group = worker_group
+        self.since = time.monotonic()
         self.answers: list[Any] = [host.end_ranks.remote() for host in worker_group.hosts]
 
     @property
@@ -144,7 +161,7 @@ class UnresponsiveGroup:
         return {node for node, _ in self.worker_group.locations}
 
     def is_awaited(self) -> bool:
-        """Whether an actor has neither answered nor is gone."""
+        """Whether an actor may still answer: all are alive, and one has not answered."""
         try:
             return not self.has_answered()
         except RayError:
@@ -159,61 +176,72 @@ class UnresponsiveGroup:
 
 
 def wait_for_ends(stopping: Sequence[UnresponsiveGroup], seconds: float) -> None:
-    """Wait that long for the ranks to be gone, but for ANSWER_TIMEOUT only on nodes that do not answer."""
-    end, waiting = time.monotonic() + seconds, list(stopping)
+    """Wait up to `seconds` until the ranks are gone, but only ANSWER_TIMEOUT for nodes that do not answer."""
+    end = time.monotonic() + seconds
+    waiting = list(stopping)
     while waiting:
         answers = [answer for group in waiting for answer in group.answers]
         ray.wait(answers, num_returns=len(answers), timeout=ANSWER_TIMEOUT)
         waiting = [group for group in waiting if group.is_awaited()]
         if not waiting or time.monotonic() >= end:
             return
-        away = nodes.unreachable({node for group in waiting for node in group.nodes}, ANSWER_TIMEOUT)
-        waiting = [group for group in waiting if not away & group.nodes]
+        unreachable = nodes.unreachable({node for group in waiting for node in group.nodes}, ANSWER_TIMEOUT)
+        waiting = [group for group in waiting if not unreachable & group.nodes]
 
 
 class PendingGroup:
-    """A worker group that is being made: its placement group is granted, its actors start, their imports end.
+    """A worker group in the making: Ray grants its placement group, its actors start, and their imports end."""
 
-    The placement group packs `ranks` bundles onto one node where one is large enough, and leaves out the nodes in
-    `avoid` (ids or addresses). `shared`: see `WorkerHost`.
-    """
+    def __init__(self, spec: GroupSpec, avoid: Set[str], shared: str = "") -> None:
+        """Request the placement group, packed onto one node if any is large enough.
 
-    def __init__(self, ranks: int, bundle: Bundle, target: str, avoid: Set[str], shared: str = "") -> None:
+        Args:
+            spec: the worker group to make.
+            avoid: ids or addresses of nodes to leave out.
+            shared: see `WorkerHost`.
+        """
+        ranks, bundle = spec.ranks, spec.bundle
         alive = nodes.alive()
         fits_one_node = any(nodes.fitting_workers(n.total, n.labels, bundle) >= ranks for n in alive)
         avoided = sorted(n.id for n in alive if n.id in avoid or n.address in avoid)
-        labels = dict(bundle.labels) | ({"ray.io/node-id": f"!in({','.join(avoided)})"} if avoided else {})
+        labels = dict(bundle.labels)
+        if avoided:
+            labels["ray.io/node-id"] = f"!in({','.join(avoided)})"
         self.group = placement_group(
             [bundle.resources] * ranks,
             strategy="STRICT_PACK" if fits_one_node else "PACK",
             bundle_label_selector=[labels] * ranks if labels else None,
         )
-        self._ranks, self.bundle, self._target, self._shared = ranks, bundle, target, shared
+        self.spec = spec
+        self._shared = shared
         self._ready: Any = self.group.ready()
         self._hosts: list[Any] = []
         self._answers: list[Any] = []
 
     def advance(self, wait: float) -> WorkerGroup | None:
-        """The worker group if it is complete within `wait` seconds or so, else None. Raises RayError if one of its
-        actors dies."""
+        """Return the worker group if it is complete within about `wait` seconds, else None.
+
+        Raises:
+            RayError: one of its actors has died.
+        """
         if not self._hosts and self._is_granted(wait):
             remote: Any = ray.remote(WorkerHost)
-            for number in range(self._ranks):
+            bundle = self.spec.bundle
+            for number in range(self.spec.ranks):
                 strategy = PlacementGroupSchedulingStrategy(self.group, number)
                 worker = remote.options(
-                    num_cpus=self.bundle.cpu, num_gpus=self.bundle.gpu, scheduling_strategy=strategy
+                    num_cpus=bundle.cpu, num_gpus=bundle.gpu, scheduling_strategy=strategy
                 )
-                self._hosts.append(worker.remote(self._target, self.bundle.stands_by, self._shared))
-            self._answers = [h.location.remote() for h in self._hosts] + [
-                h.exits.remote() for h in self._hosts
-            ]
+                self._hosts.append(worker.remote(self.spec.target, bundle.stands_by, self._shared))
+            self._answers = [host.location.remote() for host in self._hosts]
+            self._answers += [host.exits.remote() for host in self._hosts]
         if not self._hosts or ray.wait(self._answers, num_returns=len(self._answers), timeout=wait)[1]:
             return None
-        locations = [tuple(location) for location in ray.get(self._answers[: self._ranks])]
-        return WorkerGroup(self.group, self.bundle, self._target, tuple(self._hosts), tuple(locations))
+        locations = tuple(tuple(location) for location in ray.get(self._answers[: self.spec.ranks]))
+        return WorkerGroup(self.group, self.spec, hosts=tuple(self._hosts), locations=locations)
 
     def release(self) -> None:
-        """Kill the actors that have started and free what is reserved."""
+        """Kill the actors that have started, and free the placement group."""
         release(self.group, self._hosts)
 
     def _is_granted(self, wait: float) -> bool:
@@ -221,7 +249,7 @@ class PendingGroup:
 
     @property
     def granted(self) -> int:
-        """The number of ranks whose resources it occupies already; 0 until its placement group is granted."""
+        """The number of ranks whose resources it occupies; 0 until Ray grants its placement group."""
         return len(self._hosts)
 
 
@@ -235,7 +263,7 @@ def release(group: PlacementGroup, hosts: Iterable[Any]) -> None:
 
 
 def first_line(error: RayError) -> str:
-    """The line of Ray's message that says why an actor is gone."""
+    """Return the line of Ray's message that says why an actor is gone."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     relevant = (line for line in lines if "cause" in line.lower() or "killed" in line.lower())
     return next(relevant, lines[0] if lines else type(error).__name__)[:300]

@@ -1,4 +1,5 @@
-"""Chains: several runs of one job file, each of which may begin with what an earlier one has made.
+"""Chains: several runs of one job file, each of which may begin with the result of an earlier one.
 
-Which stages are ready, what they begin with and whether that has changed; the runs themselves are driven as any other.
+This package decides which stages are ready, what they begin with, and whether that has changed. Each run is driven like
+any other.
 """

@@ -1,4 +1,4 @@
-"""The display of a chain on standard error while it runs, and its stages as a table."""
+"""Show a chain on standard error while it runs, and its stages as a table."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from orchestrator.observe.formatting import head
 
 
 class ChainDisplay:
-    """A live line on a terminal; elsewhere a line every ten seconds, and at every change of a phase."""
+    """One line about the running stages: live on a terminal, elsewhere every ten seconds and at every new phase."""
 
     def __init__(self, stream: IO[str] | None = None) -> None:
         self._stream = stream or sys.stderr
@@ -29,14 +29,15 @@ class ChainDisplay:
             print(file=self._stream)
 
     def update(self, stages: Mapping[str, Any]) -> None:
-        """Show the stages that are at work, by name, each with the status of its run."""
+        """Show the running stages, by name, each with the status of its run."""
         phases = {name: (found.get("phase"), found.get("attempt")) for name, found in stages.items()}
         recent = time.monotonic() - self._printed_at < LINE_SECONDS
         if not self._terminal and phases == self._phases and recent:
             return
-        self._phases, self._printed_at = phases, time.monotonic()
+        self._phases = phases
+        self._printed_at = time.monotonic()
         text = "  |  ".join(line(name, found) for name, found in stages.items())
-        with contextlib.suppress(BrokenPipeError):  # who reads it has enough: the chain goes on
+        with contextlib.suppress(BrokenPipeError):  # the reader has gone; the chain goes on
             if self._terminal:
                 print(f"\r\x1b[2K{text}", end="", file=self._stream, flush=True)
             elif text:
@@ -44,7 +45,7 @@ class ChainDisplay:
 
 
 def line(name: str, status: Mapping[str, Any]) -> str:
-    """A stage that is at work, with phase, step and loss."""
+    """Return a running stage as text, with phase, step and loss."""
     parts = [f"{name}: {head(status)}"]
     if status.get("step"):
         parts.append(f"step {status['step']}/{status.get('steps') or '?'}")
@@ -57,7 +58,7 @@ COLUMNS = ["stage", "state", "begins with", "step", "loss", "run directory", "wh
 
 
 def rows(found: Mapping[str, Any]) -> list[list[str]]:
-    """The rows of the table of what chain.json holds."""
+    """Return the table rows for the content of chain.json."""
     return [
         [
             stage["stage"],

@@ -1,7 +1,7 @@
-"""A chain from start to end: each stage is a run of its own, started as soon as those that it needs are done.
+"""Drive a chain: each stage is a separate run, which starts as soon as the stages that it needs are done.
 
-All that is needed to go on stands in the stages' run directories, so that this may be killed at any moment. Stages that
-are ready at once share the cluster by its queue, as other runs do.
+Everything needed to continue is in the run directories of the stages, so this process may be killed at any moment.
+Stages that are ready at the same time share the cluster through its queue, like other runs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Faults = Mapping[str, tuple[str, ...]]
 
 @dataclass(frozen=True)
 class ChainOutcome:
-    """How a command ended, what chain.json holds, and a line for the user."""
+    """How a command ended, the content of chain.json, and a line for the user."""
 
     outcome: Outcome
     summary: dict[str, Any]
@@ -49,10 +49,18 @@ class ChainOutcome:
 def run(
     chain: ChainSpec, root: RunDir, address: str | None, show: Show, faults: Faults, priority: int = 0
 ) -> ChainOutcome:
-    """Drive a chain to its end, or on from where it is. `show` gets the status of the stages that are at work, by name,
-    several times a second.
+    """Drive a chain to its end, from the beginning or from where it is.
 
-    Raises InputError before anything is written if one of the jobs is wrong, or belongs to another run.
+    Args:
+        chain: the chain.
+        root: its directory.
+        address: the cluster to run on, None to start Ray on this machine.
+        show: gets the status of the running stages, by name, several times a second.
+        faults: faults to inject, for tests.
+        priority: the priority in the cluster's queue.
+
+    Raises:
+        InputError: one of the jobs is wrong, or belongs to another run. Nothing has been written then.
     """
     from orchestrator.chain.mlflow_chain import followed
 
@@ -68,7 +76,16 @@ def run(
         with root.lock():
             text = yaml.safe_dump(chain.document(), sort_keys=False)
             root.write_text("job.yaml", text, private=holds_secret(text))
-            driver = Driver(chain, stages, root, done, show, address, faults, priority)
+            driver = Driver(
+                chain,
+                stages,
+                root,
+                done,
+                show=show,
+                address=address,
+                faults=faults,
+                priority=priority,
+            )
             driver.record()
             if done != set(stages):
                 with followed(chain, stages, root):
@@ -98,7 +115,7 @@ def _drive(driver: Driver, stages: Mapping[str, StageRun], address: str | None) 
 
 
 class Driver:
-    """The stages that are at work, and how the others have ended."""
+    """Starts and watches the stages of a chain."""
 
     def __init__(
         self,
@@ -111,17 +128,28 @@ class Driver:
         faults: Faults,
         priority: int,
     ) -> None:
-        """`done` are the stages that are done already."""
-        self._chain, self._stages, self._root, self._show = chain, stages, root, show
-        self._address, self._faults, self._priority = address, faults, priority
+        """Start nothing yet. `done` are the stages that are done already; for the other arguments see `run`."""
+        self._chain = chain
+        self._stages = stages
+        self._root = root
+        self._show = show
+        self._address = address
+        self._faults = faults
+        self._priority = priority
         self._working: dict[str, WatchedRun] = {}
+        """The running stages."""
         self._ended = {name: RunOutcome(Outcome.DONE, None) for name in done}
-        self._stopping = False  # the user wants a stop, or a stage was stopped: no further one begins
-        self._fallen = ""  # which process of the Ray on this machine has died
+        """How the other stages have ended."""
+        self._stopping = False
+        """Whether the user wants a stop, or a stage was stopped. No further stage begins then."""
+        self._fallen = ""
+        """A line about the process of this machine's Ray that has died; empty while Ray lives."""
 
     def drive(self, shared: str = "") -> bool:
-        """Run until nothing is at work and nothing can begin. Returns whether to connect to Ray again and go on.
-        `shared`: see `attach`."""
+        """Run until no stage is running and none can begin. Return whether to connect to Ray again and continue.
+
+        For `shared` see `attach`.
+        """
         from cluster.workers.ray_internals import dead_main_process
 
         while True:
@@ -144,14 +172,14 @@ class Driver:
                 self._stop()
 
     def record(self) -> dict[str, Any]:
-        """Write chain.json; returns what it holds."""
+        """Write chain.json, and return its content."""
         lines = {name: outcome.line for name, outcome in self._ended.items() if not outcome.summary}
         found = record(self._chain, self._stages, self._root, lines)
         self._root.write_json(CHAIN, found)
         return found
 
     def finish(self) -> ChainOutcome:
-        """What there is to write and to say once nothing is at work."""
+        """Write the results once no stage is running, and return the outcome."""
         outcome, line = self._outcome()
         found = self.record() | {"state": str(outcome), "ended": time.time()}
         return ChainOutcome(outcome, finish(self._chain, self._stages, self._root, found), line)
@@ -184,10 +212,13 @@ class Driver:
         stage.run.create()
         faults = self._faults.get(name, ())
         with held_interruptions():
-            self._working[name] = attach(job.spec, stage.run, None, faults, self._priority, 0.0, shared)
+            self._working[name] = attach(
+                job.spec, stage.run, None, faults=faults, priority=self._priority, shared=shared
+            )
         record_choice(job, stage.run)
 
     def _look(self) -> None:
+        """Poll the running stages and show them."""
         for name, run in list(self._working.items()):
             if (outcome := run.look()) is not None:
                 self._end(name, outcome)
@@ -195,13 +226,14 @@ class Driver:
 
     def _end(self, name: str, outcome: RunOutcome) -> None:
         if outcome.summary and outcome.summary["state"] == Outcome.STOPPED:
-            outcome, self._stopping = RunOutcome(Outcome.STOPPED, outcome.summary, outcome.line), True
+            outcome = RunOutcome(Outcome.STOPPED, outcome.summary, outcome.line)
+            self._stopping = True
         self._working.pop(name, None)
         self._ended[name] = outcome
         self.record()
 
     def _outcome(self) -> tuple[Outcome, str]:
-        """How the chain has ended, and a line that says which stages are to blame and which did not begin."""
+        """How the chain has ended, and a line about the stages that failed and those that did not begin."""
         found = {name: each for name, each in self._ended.items() if each.outcome != Outcome.DONE}
         left = [name for name in self._stages if name not in self._ended]
         bad = [name for name, each in found.items() if each.outcome != Outcome.STOPPED]
@@ -222,7 +254,7 @@ class Driver:
         return Outcome.WRONG_INPUT if wrong else Outcome.FAILED, " -- ".join(lines)
 
     def _stopped(self, found: Mapping[str, RunOutcome], left: list[str]) -> tuple[Outcome, str]:
-        """As `_outcome`, where no stage has failed. Exit code 3 says that there is a commit to go on from."""
+        """As `_outcome`, if no stage has failed. The outcome STOPPED promises a commit to continue from."""
         line = "; ".join(f"{name}: {each.line}" for name, each in found.items()) or "stopped by the user"
         if left:
             line += f"; still to come: {', '.join(left)}"

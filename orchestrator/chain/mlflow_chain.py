@@ -1,4 +1,4 @@
-"""A chain on an MLflow server: a parent run, with the runs of its stages nested."""
+"""Copy a chain to an MLflow server: a parent run with the runs of its stages nested."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from orchestrator.storage.run_directory import REPORT, RunDir
 JOB = "job.yaml"
 DOCUMENTS = (JOB, CHAIN, REPORT)
 PATIENCE = 60.0
-"""Seconds that the end of a chain waits for a server; what it missed is sent by `orchestrator report`."""
+"""Seconds that the end of a chain waits for a server. `orchestrator report` sends the rest later."""
 
 
 def followed(
     chain: ChainSpec, stages: Mapping[str, StageRun], root: RunDir
 ) -> AbstractContextManager[object]:
-    """For `with`, around the work on a chain whose chain.json is written: its run is up to date meanwhile."""
+    """Return a context in which the MLflow run of a chain is kept up to date. chain.json must exist."""
     tracking = _tracking(stages)
     if tracking is None:
         return contextlib.nullcontext()
@@ -44,7 +44,7 @@ def followed(
 def publish(
     chain: ChainSpec, stages: Mapping[str, StageRun], root: RunDir, found: Mapping[str, Any]
 ) -> str | None:
-    """Bring the MLflow server up to date with chain.json. Never raises: returns what went wrong in a line, or None."""
+    """Bring the MLflow server up to date with chain.json. Never raises: returns a line about what failed, or None."""
     tracking = _tracking(stages)
     if tracking is None:
         return None
@@ -68,7 +68,7 @@ def _parent(
     root: RunDir,
     found: Mapping[str, Any],
 ) -> ParentRun:
-    """The run of a chain, which is another one than that of a chain that was in the same directory before."""
+    """The MLflow run of a chain. An earlier chain in the same directory has a different one, by its start time."""
     tracked = [stage for stage in stages.values() if stage.job.tracking]
     params = {stage.name: {"needs": ", ".join(stage.stage.needs)} for stage in tracked}
     return ParentRun(tracking, chain.name, root, found["started"], {"stages": params})

@@ -1,4 +1,4 @@
-"""The report of a chain: one HTML page with nothing outside it, and links to the reports of its stages."""
+"""Write the report of a chain: one self-contained HTML page with links to the reports of its stages."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from orchestrator.storage.run_directory import REPORT, RunDir
 WIDTH, LANE, LABEL = 1040.0, 30.0, 190.0
 """Width of the timeline, height of a stage's lane, and the space for names, in SVG units."""
 TICKS = 8
+"""Ticks on the time axis."""
 
 
 def report(root: RunDir) -> str:
-    """The page for the directory of a chain, from its chain.json. Raises InputError if there is no chain there."""
+    """Return the page for the chain in a directory. Raises InputError if the directory has none."""
     found = root.read_json_or_empty(CHAIN)
     if not found:
         raise InputError("there is no chain here", root.uri, "give the directory of one")
@@ -31,7 +32,9 @@ def report(root: RunDir) -> str:
         "name": run_name(found["name"], root.name),
         "found": redact(found),
         "run": redact(root.uri),
-        "stages": [{**redact(stage), "report": _report_of(root, stage), **_told(stage)} for stage in stages],
+        "stages": [
+            {**redact(stage), "report": _report_of(root, stage), **_described(stage)} for stage in stages
+        ],
         "done": sum(stage["state"] == Outcome.DONE for stage in stages),
         "steps": sum(stage["step"] for stage in stages),
         "seconds": _covered(stages),
@@ -42,13 +45,13 @@ def report(root: RunDir) -> str:
 
 
 def _report_of(root: RunDir, stage: Mapping[str, Any]) -> str:
-    """The place of a stage's own report beside this one; empty if there is none."""
+    """The path of a stage's own report, relative to this one; empty without one."""
     name = f"{stage['stage']}/{REPORT}"
     return name if root.exists(name) else ""
 
 
-def _told(stage: Mapping[str, Any]) -> dict[str, str]:
-    """What a stage begins with and what was measured of it, as text."""
+def _described(stage: Mapping[str, Any]) -> dict[str, str]:
+    """What a stage begins with and its measured values, as text."""
     base = stage["begins_with"]
     begins = "" if base is None else f"{base['stage']} @{base['tag']}"
     if base and base["step"] is not None:
@@ -68,7 +71,7 @@ def _told(stage: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _spans(stages: Sequence[Mapping[str, Any]]) -> list[tuple[int, float, float]]:
-    """Of each stage that has begun its number, start and end in unix seconds."""
+    """The number, start and end (unix seconds) of each stage that has begun."""
     now = time.time()
     return [
         (number, stage["started"], max(stage["ended"] or now, stage["started"]))
@@ -78,8 +81,9 @@ def _spans(stages: Sequence[Mapping[str, Any]]) -> list[tuple[int, float, float]
 
 
 def _covered(stages: Sequence[Mapping[str, Any]]) -> float:
-    """Seconds during which at least one stage was there."""
-    seconds, until = 0.0, 0.0
+    """The seconds during which at least one stage was running."""
+    seconds = 0.0
+    until = 0.0
     for _, start, end in sorted(_spans(stages), key=lambda span: span[1]):
         seconds += max(0.0, end - max(start, until))
         until = max(until, end)
@@ -87,7 +91,7 @@ def _covered(stages: Sequence[Mapping[str, Any]]) -> float:
 
 
 def _timeline(stages: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """A lane for each stage with a bar from its start to its end, and a line from the base of each to its start."""
+    """A lane for each stage with a bar from its start to its end, and a link from each needed stage to its start."""
     spans = _spans(stages)
     if not spans:
         return None

@@ -1,4 +1,4 @@
-"""How far a chain has come, from the run directories of its stages: chain.json, the report and MLflow."""
+"""Collect the state of a chain from the run directories of its stages, for chain.json, the report and MLflow."""
 
 from __future__ import annotations
 
@@ -22,20 +22,28 @@ WAITING = "not begun"
 UNREADABLE = "unreadable"
 """The state of a stage whose run directory cannot be read."""
 LOST_AFTER = 15.0
-"""Seconds without an update of a stage's status.json after which its controller counts as silent."""
+"""Seconds without an update of a stage's status.json after which its controller counts as gone."""
 
 
 def record(
     chain: ChainSpec, stages: Mapping[str, StageRun], root: RunDir, lines: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """What chain.json holds. `lines` say of some stages why they ended, where their run directory does not; without
-    them those of chain.json count."""
-    before, at_work = root.read_json_or_empty(CHAIN), lines is not None
+    """Return the content of chain.json.
+
+    Args:
+        chain: the chain.
+        stages: its stages, by name.
+        root: its directory.
+        lines: why stages ended whose run directories do not say so, by name. None if no command drives the chain; the
+            reasons in the present chain.json count then.
+    """
+    before = root.read_json_or_empty(CHAIN)
+    at_work = lines is not None
     if lines is None:
-        told = [each for each in before.get("stages") or () if each["state"] == Outcome.FAILED]
-        lines = {each["stage"]: each["reason"] for each in told}
+        failed = [each for each in before.get("stages") or () if each["state"] == Outcome.FAILED]
+        lines = {each["stage"]: each["reason"] for each in failed}
     found = [_stage_or_why(stage, lines.get(name, "")) for name, stage in stages.items()]
-    for each in found:  # what a stage waits for
+    for each in found:  # a stage that can never begin gets the reason
         unfit = [other["stage"] for other in found if other["stage"] in each["needs"] and _is_over(other)]
         if each["state"] == WAITING and not each["reason"] and unfit:
             each["reason"] = f"needs {', '.join(unfit)}"
@@ -53,7 +61,7 @@ def record(
 
 
 def _stage_or_why(stage: StageRun, line: str) -> dict[str, Any]:
-    """As `_stage`; of one whose run directory cannot be read, why: the others are told as ever."""
+    """As `_stage`. If the run directory cannot be read, the reason says why, and the other stages are still shown."""
     try:
         return _stage(stage, line)
     except (InputError, OSError, LookupError, TypeError, ValueError) as error:
@@ -62,7 +70,7 @@ def _stage_or_why(stage: StageRun, line: str) -> dict[str, Any]:
 
 
 def _about(stage: StageRun, state: str, reason: str) -> dict[str, Any]:
-    """What is known of a stage without its run directory."""
+    """The entry of a stage without its run directory."""
     base = stage.stage.begins_with or stage.stage.continues
     return {
         "stage": stage.name,
@@ -86,8 +94,7 @@ def _about(stage: StageRun, state: str, reason: str) -> dict[str, Any]:
 
 
 def _stage(stage: StageRun, line: str) -> dict[str, Any]:
-    """What is known of a stage from its run directory. Raises InputError, OSError, and what comes of values of wrong
-    kinds."""
+    """The entry of a stage from its run directory. Raises InputError, OSError, or errors about wrong types."""
     run = stage.run
     status, summary = (run.read_json_or_empty(name) for name in ("status.json", "summary.json"))
     phase = status.get("phase")
@@ -124,12 +131,12 @@ def _started(run: RunDir) -> float | None:
 
 
 def _is_over(stage: Mapping[str, Any]) -> bool:
-    """Whether a stage has ended without being done."""
+    """Whether a stage has ended without success."""
     return stage["state"] in ENDED and stage["state"] != Outcome.DONE
 
 
 def _state(stages: list[dict[str, Any]]) -> str:
-    """The state of a chain whose stages are in these."""
+    """The state of a chain with these stages."""
     states = {stage["state"] for stage in stages}
     if states == {Outcome.DONE}:
         return str(Outcome.DONE)
@@ -144,7 +151,7 @@ def _state(stages: list[dict[str, Any]]) -> str:
 def finish(
     chain: ChainSpec, stages: Mapping[str, StageRun], root: RunDir, found: dict[str, Any]
 ) -> dict[str, Any]:
-    """Write chain.json and report.html and bring MLflow up to date. Returns what chain.json holds."""
+    """Write chain.json and report.html, bring MLflow up to date, and return the content of chain.json."""
     from orchestrator.chain.mlflow_chain import publish
 
     root.write_json(CHAIN, found)

@@ -1,4 +1,4 @@
-"""The stages of a chain as runs: where each one is, and its job with other stages' names replaced by places."""
+"""The stages of a chain as runs: the directory of each, and its job with the names of other stages resolved."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from workloads.own.object_reference import is_object_reference
 
 @dataclass(frozen=True)
 class StageRun:
-    """A stage as a run: its job, in which other stages stand as the places of their runs, and its run directory."""
+    """A stage as a run: its job, in which other stages are replaced by their run directories, and its own directory."""
 
     stage: Stage
     job: JobSpec
@@ -28,7 +28,7 @@ class StageRun:
 
 
 def stage_runs(chain: ChainSpec, root: RunDir) -> dict[str, StageRun]:
-    """The stages of a chain in the directory `root`, by name, each after those that it needs."""
+    """Return the stages of a chain in the directory `root`, by name. A stage comes after those that it needs."""
     return {
         stage.name: StageRun(stage, placed(chain, stage, root), RunDir(root.at(stage.name)))
         for stage in chain.stages
@@ -36,10 +36,11 @@ def stage_runs(chain: ChainSpec, root: RunDir) -> dict[str, StageRun]:
 
 
 def placed(chain: ChainSpec, stage: Stage, root: RunDir) -> JobSpec:
-    """The job of a stage as it is run. Prepared data is kept where other runs keep theirs, beside the chain.
+    """Return the job of a stage with the names of other stages replaced by paths.
 
-    The tokenizer of a stage that trains one is in its run directory. Its model has a row for each entry that was asked
-    for, however many the text gave; so has the model of a stage that takes the tokenizer over.
+    Prepared data is kept beside the chain, as for other runs. A tokenizer that a stage trains is in that stage's run
+    directory. The models of that stage and of those that use its tokenizer have a row for each entry that the job asks
+    for, even if the text has fewer.
     """
     document = stage.job.model_dump(mode="json")
     data: dict[str, Any] = document["data"]
@@ -48,7 +49,7 @@ def placed(chain: ChainSpec, stage: Stage, root: RunDir) -> JobSpec:
     for key, other, tag in stage.inputs:
         if key == INIT:
             workload["init_from"] = f"{root.at(other)}@{tag}"
-            if chain[other].job.workload.adapter:  # whose commits lack its base
+            if chain[other].job.workload.adapter:  # commits of an adapter lack its base
                 workload["init_from"] = chain[other].job.checkpoint.export_to or f"{root.at(other)}/export"
             continue
         if key == CONTINUE:

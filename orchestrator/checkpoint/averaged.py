@@ -1,4 +1,4 @@
-"""The weights of a commit as they are evaluated and exported: averaged, if the job has an average."""
+"""Read the weights of a commit for evaluation and export: averaged, if the job asks for an average."""
 
 from __future__ import annotations
 
@@ -14,18 +14,21 @@ from orchestrator.config.checkpoint import CheckpointSpec
 from orchestrator.config.commit_steps import regular_before
 
 AVERAGE = "average."
-"""Beginning of the names of a commit's averages, one for each parameter."""
+"""Prefix of the names of moving averages in a commit, one for each parameter."""
 
 
 class AveragedReader(Reader):
-    """Reads a commit whose `model.<name>` are averages; other tensors as they are.
+    """Reads averages in place of the tensors `model.<name>` of a commit; other tensors as they are.
 
-    They are the moving averages of the commit, or the mean of the tensors of several commits (`steps`), summed in fp64.
-    Buffers, such as the biases of routers, have no moving average: they are those of training.
+    An average is the moving average in the commit, or the mean over several commits, summed in fp64. Buffers, such as
+    the biases of routers, have no moving average, so their trained values are read.
+
+    Attributes:
+        steps: the steps of the commits in the mean; empty for moving averages.
     """
 
     def __init__(self, store: Store, commit: CommitManifest, commits: Sequence[CommitManifest] = ()) -> None:
-        """`commits` are those to take the mean of; none for the moving averages."""
+        """Read the mean over `commits`, or the moving averages of `commit` if `commits` is empty."""
         super().__init__(store.backend, store.retry, commit_folder(commit.step), commit)
         self._readers = [store.reader(one) for one in commits]
         self.steps = sorted(one.step for one in commits)
@@ -49,9 +52,15 @@ class AveragedReader(Reader):
 
 
 def weights_of(store: Store, commit: CommitManifest, checkpoint: CheckpointSpec, raw: bool = False) -> Reader:
-    """Reads a commit with the weights that the job evaluates and exports; with `raw` those of training.
+    """Return a reader of the weights that the job evaluates and exports.
 
-    Of the commits that `checkpoint.average.last` means those that are there are averaged, see `facts_of`.
+    With `checkpoint.average.last` the mean is over those of the wanted commits that still exist, see `facts_of`.
+
+    Args:
+        store: the commits of the run.
+        commit: the commit to read.
+        checkpoint: the job's settings, which ask for an average or not.
+        raw: read the weights of training in any case.
     """
     average = checkpoint.average
     if raw or average is None:
@@ -63,17 +72,19 @@ def weights_of(store: Store, commit: CommitManifest, checkpoint: CheckpointSpec,
 
 
 def facts_of(reader: Reader) -> dict[str, Any]:
-    """What rows and exports say of the weights that were read: nothing if they are those of training."""
+    """Return the fields of rows and exports that describe averaged weights; empty for the weights of training."""
     if not isinstance(reader, AveragedReader):
         return {}
     return {"weights": "averaged"} | ({"averaged_steps": reader.steps} if reader.steps else {})
 
 
 def _earlier(store: Store, step: int, checkpoint: CheckpointSpec) -> list[CommitManifest]:
-    wanted, found = regular_before(step, checkpoint.every, checkpoint.averaged), []
-    for there in sorted(set(wanted) & set(store.steps())):
+    """The sound commits before `step` that belong to its mean."""
+    wanted = regular_before(step, checkpoint.every, checkpoint.averaged)
+    commits = []
+    for earlier in sorted(set(wanted) & set(store.steps())):
         try:
-            found.append(store.manifest(there))
+            commits.append(store.manifest(earlier))
         except CorruptCommit:
             continue
-    return found
+    return commits

@@ -1,7 +1,7 @@
-"""One writer's part in each commit: write its shard, leave a note for writer 0; writer 0 publishes.
+"""One writer's part in each commit. Every writer writes its shard and a note; writer 0 gathers the notes and publishes.
 
-Torch-free. Writers meet in the commit's own folder, where each writes a note with the records of its files. That needs
-no process group and works on any store; the notes of another attempt have other names.
+The notes are files in the commit's folder, with the records of a writer's shard files. This needs no process group and
+works on any store. Notes of other attempts have other names. The module does not import torch.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from orchestrator.checkpoint.store import Store
 from orchestrator.config.errors import one_line
 
 SLOWER_FACTOR = 10.0
-"""Writer 0 waits for others at least this factor times what its own files took: all have about as much to write."""
+"""Writer 0 waits for the others at least this many times as long as its own files took: shards are about equal."""
 WITHDRAWN = 4
-"""So many failed saves are looked after; a writer is hardly further behind writer 0, since a save waits for the one
-before the last."""
+"""How many failed saves writer 0 keeps cleaning up. Other writers are hardly further behind, because a save waits for
+the one before the last."""
 
 
 @dataclass(frozen=True)
 class CommitOutcome:
-    """What became of a save.
+    """The outcome of a save.
 
     Attributes:
         step: optimiser steps done.
-        place: which store, as `Store.location`.
+        place: the store, as `Store.location`.
         state: "published" (writer 0), "written" (the other writers) or "failed".
-        seconds: from the moment the bytes were in host memory.
-        bytes: what this writer wrote.
+        seconds: the time since the bytes were in host memory.
+        bytes: how many bytes this writer wrote.
         reason: one line if it failed, or if removing old commits failed.
     """
 
@@ -48,12 +48,15 @@ class CommitOutcome:
 
 
 class Committer:
-    """Writer `writer` of `writers` of the same commits.
+    """Writer `writer` of `writers` that make the same commits.
 
-    Writer 0 gives the others up when nothing new has come into the commit's folder for `patience` seconds, or longer if
-    its own files took long; one that has said in another way that its save failed, at once. The whole wait is bounded,
-    since there is only so much state to come. A rank that dies ends its gang and this writer with it, so a missing note
-    means slow storage.
+    Writer 0 gives up on a commit when no new file has arrived in its folder for `patience` seconds, or longer if its
+    own files took long. It gives up at once on a writer in `failed`. A rank that dies ends its gang and this writer
+    with it, so a missing note means slow storage. The whole wait is bounded, because the size of the state is.
+
+    Attributes:
+        failed: the last step whose save failed, by writer. Full storage may have no room for the note that would say
+            so. Another thread may replace the dictionary.
     """
 
     def __init__(
@@ -64,18 +67,29 @@ class Committer:
         retention: Retention | None = None,
         patience: float = 120.0,
     ) -> None:
-        self.store, self.writer, self.writers = store, writer, writers
-        self.retention, self.patience = retention or Retention(), patience
+        self.store = store
+        self.writer = writer
+        self.writers = writers
+        self.retention = retention or Retention()
+        self.patience = patience
         self.failed: dict[int, int] = {}
-        """The last step whose save failed, by writer: storage that is full may have no room for the note that says so.
-        Another thread may set it."""
         self._withdrawn: deque[int] = deque(maxlen=WITHDRAWN)
+        """The latest steps whose saves failed, at writer 0."""
 
     def commit(self, step: int, pieces: list[RawPiece], meta: dict[str, Any]) -> CommitOutcome:
-        """Write the shard, then the note or the manifest. Never raises: a failed save is withdrawn and reported."""
+        """Write the shard, and then the note or, at writer 0, the manifest.
+
+        Never raises: a failed save is withdrawn, and its outcome says why.
+
+        Args:
+            step: optimizer steps done.
+            pieces: what this writer saves.
+            meta: as in `Store.publish`. Only writer 0 uses it.
+        """
         began = time.monotonic()
         size = sum(len(piece.data) for piece in pieces)
-        state, reason = ("written" if self.writer else "published"), ""
+        state = "written" if self.writer else "published"
+        reason = ""
         try:
             self._discard_withdrawn()
             records = self.store.write_raw(step, self.writer, pieces)
@@ -83,14 +97,14 @@ class Committer:
             if self.writer:
                 self._write_note(step, {"records": records})
             else:
-                self.store.publish(
-                    step, records + self._gather(step, max(self.patience, SLOWER_FACTOR * wrote)), meta
-                )
-                self._discard_withdrawn()  # of which the others, whose notes have come, write no more
+                others = self._gather(step, max(self.patience, SLOWER_FACTOR * wrote))
+                self.store.publish(step, records + others, meta)
+                self._discard_withdrawn()  # the other writers have moved on to this step
                 self._withdrawn.clear()
                 reason = self._prune()
         except Exception as error:
-            state, reason = "failed", one_line(error)
+            state = "failed"
+            reason = one_line(error)
             self._withdraw(step, reason)
         return CommitOutcome(step, self.store.location, state, time.monotonic() - began, size, reason)
 
@@ -102,17 +116,24 @@ class Committer:
         self.store.retry(self.store.backend.replace, self._note_path(step, self.writer), data)
 
     def _gather(self, step: int, patience: float) -> list[dict[str, Any]]:
-        """The records of all other writers, waited for until nothing new has come for `patience` seconds."""
+        """Wait for the records of all other writers.
+
+        Raises:
+            RuntimeError: a writer has failed.
+            TimeoutError: no new file has arrived for `patience` seconds.
+        """
         missing = {self._note_path(step, writer): writer for writer in range(1, self.writers)}
         records: list[dict[str, Any]] = []
-        end, pause = time.monotonic() + patience, 0.005
+        end = time.monotonic() + patience
+        pause = 0.005
         before: dict[str, int] = {}
         while missing:
-            failed = self.failed  # before it is looked, for a note may come between
+            failed = self.failed  # read before the listing, because a note may arrive in between
             listed = self.store.retry(self.store.backend.list, commit_folder(step))
             present = {path: size for path, size in listed.items() if f"-{self.store.attempt}" in path}
             if present != before:
-                before, end = present, time.monotonic() + patience
+                before = present
+                end = time.monotonic() + patience
             for path in missing.keys() & present.keys():
                 note = json.loads(self.store.retry(self.store.backend.read, path))
                 writer = missing.pop(path)
@@ -129,7 +150,7 @@ class Committer:
         return records
 
     def _prune(self) -> str:
-        """Remove old commits, after the new one is published; a failure does not undo that and is returned as text."""
+        """Remove old commits after the new one is published. Return why that failed; the new commit stands."""
         try:
             prune(self.store, self.retention)
         except Exception as error:
@@ -137,7 +158,7 @@ class Committer:
         return ""
 
     def _withdraw(self, step: int, reason: str) -> None:
-        """Remove what was written, best effort: the storage that has just failed may fail again; `prune` runs later."""
+        """Remove what was written, as far as storage allows. `prune` removes the rest later."""
         try:
             if self.writer:
                 self._write_note(step, {"failed": reason})
@@ -148,8 +169,10 @@ class Committer:
             return
 
     def _discard_withdrawn(self) -> None:
-        """Remove what the other writers wrote of the last failed steps after those were withdrawn: storage that is full
-        needs the room, and `prune` comes only after a commit."""
+        """Remove what other writers wrote for failed steps after those were withdrawn.
+
+        Full storage needs the room, and `prune` runs only after a commit.
+        """
         with suppress(Exception):
             for step in self._withdrawn:
                 discard(self.store, step)

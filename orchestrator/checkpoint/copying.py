@@ -1,4 +1,4 @@
-"""Copying a commit into another store, byte by byte, with its manifest last."""
+"""Copy a commit into another store, byte by byte. The manifest is copied last."""
 
 from __future__ import annotations
 
@@ -15,24 +15,33 @@ from orchestrator.storage.file_names import MANIFEST
 def copy_commit(
     source: Store, step: int, target: Store, meta: Mapping[str, Any], position: int | None = None
 ) -> None:
-    """Copy the commit of `step` to `target`; the copy's manifest has `meta` merged into its own, and another
-    `position` if one is given. An interrupted copy is completed.
+    """Copy a commit to another store, or complete an interrupted copy.
 
-    Raises CorruptCommit if the manifest is damaged, InputError if there is none. The tensors are not verified here but
-    when they are loaded.
+    Tensors are not verified here. They are verified when they are loaded.
+
+    Args:
+        source: the store that has the commit.
+        step: the step of the commit.
+        target: the store to copy to.
+        meta: merged into the meta of the copy.
+        position: replaces the position of the copy, unless it is None.
+
+    Raises:
+        CorruptCommit: the manifest is damaged.
+        InputError: the commit does not exist.
     """
     commit = source.manifest(step)
-    there = target.retry(target.backend.list, commit_folder(step))
+    copied_files = target.retry(target.backend.list, commit_folder(step))
     for name in commit.files:
         path = f"{commit_folder(step)}/{name}"
         data = source.retry(source.backend.read, path)
-        if there.get(path) == len(data):
+        if copied_files.get(path) == len(data):
             continue
-        if path in there:  # cut short
+        if path in copied_files:  # cut short
             target.retry(target.backend.remove, path)
         target.retry(target.backend.write, path, [data])
     path = f"{commit_folder(step)}/{MANIFEST}"
-    with contextlib.suppress(FileExistsError):  # it was copied before
+    with contextlib.suppress(FileExistsError):  # an earlier call has copied it
         copied = dataclasses.replace(
             commit, meta=commit.meta | dict(meta), position=commit.position if position is None else position
         )

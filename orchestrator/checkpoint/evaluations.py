@@ -1,7 +1,8 @@
-"""The evaluation of a commit: in its manifest where the ranks made it, else a file that is added to its folder.
+"""The evaluation of a commit: in its manifest if the ranks evaluated it, else in a file that is added to its folder.
 
-Torch-free. A commit that asks for one says so in its manifest. The file has the row of evals.jsonl, checksum included;
-it counts for the commit of its attempt only, so that one of a commit that was made again is never taken for another's.
+The manifest says whether the commit is to be evaluated beside the run. The file holds the row of evals.jsonl with its
+checksum. It counts only for the commit of the same attempt, because a step may be committed again after a rollback.
+The module does not import torch.
 """
 
 from __future__ import annotations
@@ -19,31 +20,33 @@ if TYPE_CHECKING:  # the process that writes commits imports this module and no 
     from orchestrator.config.spec import JobSpec
 
 TO_EVALUATE = "to_evaluate"
-"""In a manifest: whether the commit is to be evaluated beside the run."""
+"""Key of a manifest's meta: whether the commit is to be evaluated beside the run."""
 MEASURED = "measured"
-"""In a manifest, and in the row of an evaluation: how the job measures, see `measure_of`."""
+"""Key of a manifest's meta and of an evaluation's row: how the job measures, see `measure_of`."""
 
 
 def measure_of(spec: JobSpec) -> dict[str, int | None]:
-    """What of a job decides the values of its evaluations and may change while its run goes on: how many global batches
-    of a set are read, and over how many commits the weights are averaged. Values measured otherwise are not compared.
+    """Return the settings that change the values of evaluations and that a job may change during its run.
+
+    These are the number of global batches that are read of a set, and the number of commits that the weights are
+    averaged over. Values under different settings are not compared.
     """
     batches = spec.evaluate.batches if spec.evaluate else None
     return {"batches": batches, "averaged": spec.checkpoint.averaged if spec.evaluates_beside else 0}
 
 
 def attach(store: Store, row: Row) -> None:
-    """Add the row of an evaluation to the commit of its step, which is there. Raises what storage raises."""
+    """Add the row of an evaluation to the commit of its step, which must exist. Raises what storage raises."""
     store.retry(store.backend.replace, _path(row["step"]), encode(row))
 
 
 def is_of(row: Row, commit: CommitManifest) -> bool:
-    """Whether a row is of that very commit, and not of another that there was of its step."""
+    """Whether a row belongs to this commit, and not to a commit of the same step in another attempt."""
     return (row["step"], row["attempt"]) == (commit.step, commit.meta.get("attempt"))
 
 
 def attached(store: Store, commit: CommitManifest) -> Row | None:
-    """The row that was added to a commit; None if there is none, or it is damaged."""
+    """Return the row that was added to a commit; None without one, or if it is damaged."""
     try:
         row = decode(store.retry(store.backend.read, _path(commit.step)).strip(), EVALS)
     except FileNotFoundError:
@@ -52,12 +55,12 @@ def attached(store: Store, commit: CommitManifest) -> Row | None:
 
 
 def metrics_of(store: Store, commit: CommitManifest) -> Mapping[str, Any]:
-    """The metrics of a commit by name, as in validation.loss; empty if it was not evaluated."""
+    """Return the metrics of a commit by name, such as validation.loss; empty if it was not evaluated."""
     return evaluated(store, commit)[0]
 
 
 def evaluated(store: Store, commit: CommitManifest) -> tuple[Mapping[str, Any], Any]:
-    """The metrics of a commit, see `metrics_of`, and how they were measured; None for what is not known."""
+    """Return the metrics of a commit, see `metrics_of`, and how they were measured, None if that is unknown."""
     if commit.meta.get("last_evaluation_step") == commit.step:
         return dict(commit.meta.get("evaluation", {})), commit.meta.get(MEASURED)
     row = attached(store, commit) if commit.meta.get(TO_EVALUATE) else None

@@ -1,4 +1,8 @@
-"""Whether a run directory belongs to the run that a job file describes. Every commit records that; so does job.yaml."""
+"""Check that a run directory belongs to the run that a job file describes.
+
+Every commit stores the identity of its run, the parts of the job that must not change; so does job.yaml. The number of
+steps is the one part that may be raised later (`extension_of`).
+"""
 
 from __future__ import annotations
 
@@ -18,25 +22,34 @@ from orchestrator.config.redact import bare_places, redact, without_credentials
 from orchestrator.config.spec import STAGES, JobSpec, parse
 from orchestrator.storage.run_directory import ORIGIN, RunDir
 
-IDENTITY, SHARDS, BASE, CODE, CONTINUED = "identity", "shards", "base", "code", "continued_from"
-CLEANED_BY, KEPT = "cleaned_by", "folder_config"
-"""Keys of a commit's meta: the parts of the job that make the run the same run, the digest of its token shards, the
-weights that it began with, the hashes of the user's own code, and the commit of another run that it goes on from: its
-run, step, position and receipt; the hashes of own code that cleaned its text; the configuration files of the pretrained
-folder that its model is of, see `orchestrator.resolve.kept_config`. Commits of earlier versions lack them and
-are not compared."""
+# Keys of a commit's meta. Commits of earlier versions lack some of them, and those are not compared.
+IDENTITY = "identity"
+"""The parts of the job that must not change during a run."""
+SHARDS = "shards"
+"""The digest of the token shards."""
+BASE = "base"
+"""The pretrained weights that the run began with."""
+CODE = "code"
+"""The hashes of the user's own code."""
+CONTINUED = "continued_from"
+"""The commit of another run that this run began with: its run, step, position and receipt."""
+CLEANED_BY = "cleaned_by"
+"""The hashes of the user's own code that cleaned the text."""
+KEPT = "folder_config"
+"""The configuration files of the model's pretrained folder, see `orchestrator.resolve.kept_config`."""
 TILES = "tiles"
-"""Key of a commit's meta: that weights were drawn in tiles, see `workloads.model.initialise.Drawn`."""
+"""Whether weights were drawn in tiles, see `workloads.model.initialise.Drawn`."""
 JOB = "job.yaml"
 LENGTH = "train.steps"
 """The one key of the identity that may change, see `extension_of`."""
-PRECISION, CHAT_DATE = "train.precision", "data.chat_date"
+PRECISION = "train.precision"
+CHAT_DATE = "data.chat_date"
 OF_LENGTH = ("train.optimizer.warmup", "train.optimizer.decay")
-"""Keys that a job file may give as a share of it."""
+"""Keys that a job file may give as a share of `train.steps`."""
 
 
 class Absent(Enum):
-    """What stands for the value of a key that a job does not have, which is another thing than null."""
+    """The value of a key that a job does not have. It differs from null."""
 
     ABSENT = "not set"
 
@@ -46,8 +59,11 @@ DAMAGED = "put it back; or remove it and run the job again, whose commits know w
 
 
 def read_job(run: RunDir) -> JobSpec | None:
-    """The job of a run directory, from its job.yaml; None if there is none. Raises InputError if it is damaged, or the
-    directory is that of a chain."""
+    """Read the job of a run directory from its job.yaml; None without one.
+
+    Raises:
+        InputError: the file is damaged, or the directory belongs to a chain.
+    """
     text = run.read_text(JOB)
     if text is None:
         return None
@@ -65,22 +81,25 @@ def read_job(run: RunDir) -> JobSpec | None:
 
 @dataclass(frozen=True)
 class Extension:
-    """A run whose train.steps are raised from `before` to `after`; it goes on from the commit at `step`, the newest of
-    the first `settled` steps, which are the same in both."""
+    """A run whose `train.steps` is raised."""
 
     before: int
+    """The steps of the run before."""
     after: int
+    """The steps of the run from now on."""
     settled: int
+    """How many of the first steps are the same in the shorter and in the longer run."""
     step: int
+    """The newest commit within those steps, which the run continues from."""
 
     def __str__(self) -> str:
         return f"extended from {self.before} to {self.after} steps, from step {self.step} on"
 
 
 def check_same_run(spec: JobSpec, run: RunDir) -> CommitManifest | None:
-    """Refuse to continue in another run's directory, by its newest sound commit or else its job.yaml.
+    """Check that the directory belongs to this job's run, by its newest sound commit or else by its job.yaml.
 
-    Returns that commit, if there is one. Raises InputError that names the keys that differ.
+    Returns that commit, None without one. Raises InputError, which names the keys that differ.
     """
     commit = Store(run.commits).latest(deep=False)
     extension_of(spec, run, commit)
@@ -92,7 +111,7 @@ def check_same_run(spec: JobSpec, run: RunDir) -> CommitManifest | None:
 
 
 def _check_sets_of(spec: JobSpec, run: RunDir) -> None:
-    """As `check_same_sets`. Only job.yaml tells; a run whose job.yaml is gone or damaged goes on."""
+    """As `check_same_sets`, against job.yaml. Without a readable job.yaml nothing is checked."""
     try:
         before = read_job(run)
     except InputError:
@@ -102,12 +121,12 @@ def _check_sets_of(spec: JobSpec, run: RunDir) -> None:
 
 
 def check_same_sets(spec: JobSpec, before: JobSpec) -> None:
-    """Raise InputError if a set is read otherwise than by the job `before`: its values are compared."""
+    """Raise InputError if the job reads a held-out set differently from the job `before`."""
     known = before.set_sources
     for name, (where, sources) in spec.set_sources.items():
         _, was = known.get(name, (where, []))
         if [bare_places(each.uri) for each in was] != [bare_places(each.uri) for each in sources]:
-            continue  # another text is noticed where it is prepared
+            continue  # another text is noticed when it is prepared
         for number, (old, new) in enumerate(zip(was, sources, strict=True)):
             if (old.field, old.format) != (new.field, new.format):
                 what = f"the run has read this set as field {old.field}, format {old.format} so far"
@@ -116,10 +135,18 @@ def check_same_sets(spec: JobSpec, before: JobSpec) -> None:
 
 
 def extension_of(spec: JobSpec, run: RunDir, commit: CommitManifest | None) -> Extension | None:
-    """By how much the job extends the run whose newest sound commit is `commit`; None if it does not.
+    """Return how the job extends the run; None if it does not.
 
-    What is extended is the same run as one that was that long from the start: it goes on from the newest commit that
-    the longer run has too. Raises InputError if this is another run, or cannot be extended.
+    An extended run is the same run as one that had that many steps from the start. So it continues from the newest
+    commit that the longer run has too, before the decay of the learning rate.
+
+    Args:
+        spec: the job.
+        run: the run directory.
+        commit: the newest sound commit of the run, None without one.
+
+    Raises:
+        InputError: the directory belongs to another run, or the run cannot be extended.
     """
     before = (job_of_commit(commit) if commit else None) or read_job(run)
     if before is None:
@@ -156,8 +183,10 @@ def extension_of(spec: JobSpec, run: RunDir, commit: CommitManifest | None) -> E
 
 
 def take_up(spec: JobSpec, run: RunDir) -> tuple[CommitManifest | None, Extension | None]:
-    """As `check_same_run`, of a run that is to go on, and by how much the job extends it. A lost ORIGIN is written
-    again. Raises InputError as `refuse_anew`, too."""
+    """Check a run that is about to continue, and return its newest sound commit and its extension.
+
+    Writes ORIGIN again if it is lost. Raises InputError as `check_same_run`, `extension_of` and `refuse_anew` do.
+    """
     commit = check_same_run(spec, run)
     refuse_anew(run, commit)
     extension = extension_of(spec, run, commit)
@@ -166,21 +195,23 @@ def take_up(spec: JobSpec, run: RunDir) -> tuple[CommitManifest | None, Extensio
 
 
 def restore_origin(run: RunDir, commit: CommitManifest | None) -> None:
-    """Write ORIGIN of the run again as its newest `commit` tells it, where that is lost or damaged."""
-    told = commit.meta.get(CONTINUED) if commit else None
-    if told and not run.read_json_or_empty(ORIGIN):
-        run.write_json(ORIGIN, told)
+    """Write a lost or damaged ORIGIN again, from the run's newest `commit`."""
+    origin = commit.meta.get(CONTINUED) if commit else None
+    if origin and not run.read_json_or_empty(ORIGIN):
+        run.write_json(ORIGIN, origin)
 
 
 def job_begun(run: RunDir) -> JobSpec | None:
-    """The job that the run in the directory has begun with, by its newest sound commit or else its job.yaml; None if it
-    has not begun. Raises InputError as `read_job`."""
+    """Return the job of the run in the directory, from its newest sound commit or else from its job.yaml.
+
+    Returns None if the run has not begun. Raises InputError as `read_job` does.
+    """
     commit = Store(run.commits).latest(deep=False)
     return (job_of_commit(commit) if commit else None) or read_job(run)
 
 
 def is_shared(commit: CommitManifest, spec: JobSpec) -> bool:
-    """Whether a commit of this run is one of a run of the job's length too. Those of earlier versions do not tell."""
+    """Whether a run with the job's number of steps would make the same commit. True for commits of earlier versions."""
     if IDENTITY not in commit.meta:
         return True
     train = _job_of(commit).train
@@ -189,7 +220,7 @@ def is_shared(commit: CommitManifest, spec: JobSpec) -> bool:
 
 
 def check_commit(commit: CommitManifest, spec: JobSpec, where: str) -> None:
-    """Raise InputError if a commit is not of a run of this job."""
+    """Raise InputError if a commit does not belong to a run of this job. `where` names it in messages."""
     check_same_code(spec, commit.meta.get(CODE) or {}, where)
     if IDENTITY in commit.meta:
         before = _job_of(commit)
@@ -199,30 +230,29 @@ def check_commit(commit: CommitManifest, spec: JobSpec, where: str) -> None:
 
 
 def check_shards(commit: CommitManifest | None, digest: str, data: str) -> None:
-    """Raise InputError if the token shards in `data`, with that digest, are not those of the commit's run."""
+    """Raise InputError if the token shards at `data` differ from those of the commit's run, by their digest."""
     if commit is not None and (commit.meta.get(SHARDS) or digest) != digest:
         raise wrong_shards(data)
 
 
 def wrong_shards(data: str) -> InputError:
-    """The error for token shards that are not the run's."""
+    """Return the error for token shards that differ from the run's."""
     hint = "remove the folder, so that they are made again from the same text; or start another run"
-    return InputError("these token shards are not those that the run began with", data, hint)
+    return InputError("the token shards differ from those that the run began with", data, hint)
 
 
 def job_of_commit(commit: CommitManifest) -> JobSpec | None:
-    """The job of a commit as far as its identity tells; None for one of an earlier version, which does not."""
+    """Return the job of a commit as far as its identity says; None for commits of earlier versions without one."""
     return _job_of(commit) if IDENTITY in commit.meta else None
 
 
 def _job_of(commit: CommitManifest) -> JobSpec:
-    """A job with the identity in a commit; keys that are newer than the commit have their defaults."""
+    """A job with the identity of a commit. Keys that are newer than the commit have their defaults."""
     return parse({"name": "commit", **commit.meta[IDENTITY]}, f"the commit at step {commit.step}")
 
 
 def _compare(spec: JobSpec, before: JobSpec, where: str, but: Collection[str] = (LENGTH,)) -> None:
-    """Raise InputError, which names every key, if two jobs are not the same `but` for these keys, their length if none
-    are named."""
+    """Raise InputError, which names every differing key, if two jobs differ in other keys than those in `but`."""
     problems = Problems()
     for key, theirs, ours in differences(spec, before):
         if key not in but:
@@ -232,19 +262,22 @@ def _compare(spec: JobSpec, before: JobSpec, where: str, but: Collection[str] = 
 
 
 def differences(spec: JobSpec, before: JobSpec) -> list[tuple[str, Any, Any]]:
-    """The keys in which two jobs are not the same run, wherever their files are: each with the value `before` and that
-    of `spec`, ABSENT for one that is not there. A job that leaves its precision open has that of its run."""
-    ours, theirs = (_without_locations(job.identity()) for job in (spec, before))
-    free = {PRECISION} if "auto" in (spec.train.precision, before.train.precision) else set()
-    if before.data.chat_date is None:  # a run of an earlier version, whose template asked the clock
-        free.add(CHAT_DATE)
-    return [
-        found for found in sorted(_unlike("", theirs, ours), key=lambda each: each[0]) if found[0] not in free
-    ]
+    """Return the keys in which two jobs are not the same run, each with the value `before` and the value in `spec`.
+
+    The value of a missing key is ABSENT. Locations of files are not compared. Neither is the precision if one of the
+    jobs leaves it open.
+    """
+    ours = _without_locations(spec.identity())
+    theirs = _without_locations(before.identity())
+    ignored = {PRECISION} if "auto" in (spec.train.precision, before.train.precision) else set()
+    if before.data.chat_date is None:  # in runs of earlier versions the template asked the clock
+        ignored.add(CHAT_DATE)
+    unlike = sorted(_unlike("", theirs, ours), key=lambda difference: difference[0])
+    return [difference for difference in unlike if difference[0] not in ignored]
 
 
 def shown(value: Any) -> str:
-    """A value of `differences` as a message has it."""
+    """Return a value of `differences` as messages show it."""
     if value is ABSENT:
         return str(value.value)
     return "null" if value is None else repr(redact(value))
@@ -260,8 +293,10 @@ def _difference(key: str, theirs: Any, ours: Any) -> str:
 
 
 def _without_locations(identity: dict[str, Any]) -> dict[str, Any]:
-    """The identity with only the base names of text, tokenizer and model, which may have been moved along with the run;
-    that the tokens are the same is checked by their shards."""
+    """The identity with only the base names of text, tokenizer and model, which may have been moved.
+
+    The digest of the token shards still proves that the tokens are the same.
+    """
     workload, data = identity["workload"], identity["data"]
     begins = workload["init_from"] and base_name(workload["init_from"])
     model, tokenizer = workload["model"], data["tokenizer"]
@@ -280,7 +315,7 @@ def _without_locations(identity: dict[str, Any]) -> dict[str, Any]:
 
 
 def base_name(path: str) -> str:
-    """The last part of a path or URI, without its credentials."""
+    """Return the last part of a path or URI, without credentials."""
     return without_credentials(path).rstrip("/").rsplit("/", 1)[-1]
 
 
@@ -289,21 +324,20 @@ def _base_names(named: str | list[str]) -> str | list[str]:
 
 
 def _unlike(key: str, was: Any, now: Any) -> Iterator[tuple[str, Any, Any]]:
-    """The keys, at and below `key`, in which two values differ. 1, 1.0 and true are three values, as in a file."""
-    inner = [value for value in (was, now) if isinstance(value, dict)]
-    there = sum(value is not None and value is not ABSENT for value in (was, now))
-    if any(inner) and len(inner) == there:  # else one of the two is no mapping
-        for name in dict.fromkeys(name for value in inner for name in value):
-            theirs, ours = (
-                value.get(name, ABSENT) if isinstance(value, dict) else ABSENT for value in (was, now)
-            )
+    """Yield the keys, at and below `key`, in which two values differ, with both values. See `is_other`."""
+    mappings = [value for value in (was, now) if isinstance(value, dict)]
+    present = sum(value is not None and value is not ABSENT for value in (was, now))
+    if any(mappings) and len(mappings) == present:  # otherwise one of the two is a plain value
+        for name in dict.fromkeys(name for value in mappings for name in value):
+            theirs = was.get(name, ABSENT) if isinstance(was, dict) else ABSENT
+            ours = now.get(name, ABSENT) if isinstance(now, dict) else ABSENT
             yield from _unlike(f"{key}.{name}" if key else str(name), theirs, ours)
     elif is_other(was, now):
         yield key, was, now
 
 
 def is_other(was: Any, now: Any) -> bool:
-    """Whether a file writes two values differently: 1, 1.0 and true are three, and null is not the same as no key."""
+    """Whether two values differ in a job file. 1, 1.0 and true are three values; null and a missing key differ."""
     if ABSENT in (was, now):
         return was is not now
     return json.dumps(was, sort_keys=True) != json.dumps(now, sort_keys=True)

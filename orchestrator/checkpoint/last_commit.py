@@ -1,4 +1,4 @@
-"""The commit that a run goes on from. One whose commits are all damaged or gone does not begin anew in their place."""
+"""Find the commit that a run continues from. A run whose commits are all damaged or gone is refused."""
 
 from __future__ import annotations
 
@@ -18,30 +18,40 @@ HINT = "put a copy of one back, or begin anew in another run directory"
 
 @dataclass(frozen=True)
 class LastCommit:
-    """The newest `commit` that is sound and that the run may go on from, a line of `notes` for each that was passed
-    over; `unsound` says of each why it cannot be read. `left_out`: a sound one was not to be used."""
+    """The result of `last_commit`."""
 
     commit: CommitManifest | None
+    """The newest sound commit that the run may continue from, None without one."""
     notes: list[str]
+    """A line for each commit that was passed over."""
     unsound: dict[int, str]
+    """Why a commit cannot be read, by step."""
     left_out: bool
+    """Whether a sound commit was passed over because the run may not use it."""
 
 
 def last_commit(
     stores: Sequence[Store], bad: Set[int], is_usable: Callable[[CommitManifest], bool]
 ) -> LastCommit:
-    """The newest commit of the stores, the durable one last, but those of the steps `bad`, which are damaged, and those
-    that are not usable."""
-    notes, unsound = list[str](), dict.fromkeys(bad, "a rank found it damaged")
-    at_most, left_out = None, False
+    """Find the newest commit that is sound and usable.
+
+    Args:
+        stores: where to look, the durable store last.
+        bad: steps of commits that are known to be damaged.
+        is_usable: returns whether the run may continue from a commit.
+    """
+    notes: list[str] = []
+    unsound = dict.fromkeys(bad, "a rank found it damaged")
+    at_most = None
+    left_out = False
     while True:
-        found = newest_commit(stores, at_most, deep=False)
+        newest = newest_commit(stores, at_most, deep=False)
         unsound |= stores[-1].skipped
-        skipped = found[2] if found else [f"step {step}: {why}" for step, why in stores[-1].skipped]
+        skipped = newest[2] if newest else [f"step {step}: {why}" for step, why in stores[-1].skipped]
         notes += [note for note in map(passed_over, skipped) if note not in notes]
-        if found is None:
+        if newest is None:
             return LastCommit(None, notes, unsound, left_out)
-        commit = found[1]
+        commit = newest[1]
         if commit.step not in bad:
             if is_usable(commit):
                 return LastCommit(commit, notes, unsound, left_out)
@@ -50,30 +60,39 @@ def last_commit(
 
 
 def refuse_anew(run: RunDir, newest: CommitManifest | None) -> None:
-    """Raise InputError as `refuse_lost` if a run that is to go on would begin anew; `newest` is its commit, as far as
-    one was known. A run that is done needs none."""
+    """Raise InputError, as `refuse_lost` does, if a run that had commits would start from the beginning.
+
+    Call it only for a run that will train. `newest` is the run's newest sound commit, None if none was found.
+    """
     store = Store(run.commits)
     if newest is None and store.latest(deep=False) is None:
         refuse_lost(run, dict(store.skipped))
 
 
 def refuse_lost(run: RunDir, unsound: Mapping[int, str]) -> None:
-    """Raise InputError if a run that has no sound commit has ever made one, before what begins anew removes what is
-    left of it; `unsound` says of each step why it cannot be read. That of another run which it began with can be had
-    from there again."""
-    begun = int(run.read_json_or_empty(ORIGIN).get("step", 0))
+    """Raise InputError if a run without a sound commit ever made one. Starting again would remove what is left of it.
+
+    A commit that was copied from another run does not count, because it can be copied again.
+
+    Args:
+        run: the run directory.
+        unsound: why a commit cannot be read, by step.
+    """
+    first_step = int(run.read_json_or_empty(ORIGIN).get("step", 0))
     where = run.at("checkpoints")
-    if ours := sorted((step, why) for step, why in unsound.items() if step > begun):
-        told = "; ".join(f"step {step}: {why}" for step, why in ours)
-        raise InputError(f"no commit of the run is sound ({told})", where, HINT)
-    # The store is asked once more after the rows: a run at work may have made its first commit in between.
-    if (step := _newest_published(run)) > begun and not Store(run.commits).steps():
+    if ours := sorted((step, why) for step, why in unsound.items() if step > first_step):
+        reasons = "; ".join(f"step {step}: {why}" for step, why in ours)
+        raise InputError(f"no commit of the run is sound ({reasons})", where, HINT)
+    # The store is listed after the rows are read, because a running job may make its first commit in between.
+    if (step := _newest_published(run)) > first_step and not Store(run.commits).steps():
         raise InputError(f"the commits of the run are gone, of which one was at step {step}", where, HINT)
 
 
 def _newest_published(run: RunDir) -> int:
-    """The newest commit in storage that a row tells of, 0 if none does; rows of what never was are gone. The steps at
-    which the run has started do not count: it may have started from the memory of other nodes."""
+    """The step of the newest commit that a row reports as published, 0 without one.
+
+    The steps at which attempts started do not count, because an attempt may start from the memory of other nodes.
+    """
     published = (
         save["step"]
         for row in run.log(METRICS).newest()

@@ -1,6 +1,7 @@
-"""The manifest of a commit: which tensors it holds, where every byte lies, and every checksum. Torch-free JSON.
+"""The manifest of a commit: its tensors, where each byte of them is stored, and all checksums.
 
-The file ends with its own checksum over the bytes before it, so that a flipped bit anywhere is found.
+The file is JSON and ends with a checksum of the bytes before it, so a flipped bit anywhere is found. The module does
+not import torch.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from orchestrator.storage.file_names import MANIFEST
 
 
 def tiling_problem(shape: tuple[int, ...], boxes: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> str:
-    """Why boxes (start, extent) do not tile `shape` exactly; empty if they do.
+    """Return why boxes (start, extent) do not tile `shape` exactly; empty if they do.
 
-    Boxes inside the shape that do not overlap and whose volumes add up to it leave no hole. A sweep over the first
-    dimension avoids comparing all pairs.
+    Boxes tile the shape if they lie inside it, do not overlap, and their volumes add up to its volume. A sweep over the
+    first dimension avoids comparing all pairs.
     """
     for start, extent in boxes:
         if not len(start) == len(extent) == len(shape):
@@ -51,20 +52,21 @@ TAIL_BYTES = len(b',"checksum":""}\n') + 32
 
 
 def commit_folder(step: int) -> str:
-    """The folder of a step's commit."""
+    """Return the folder of the commit of a step."""
     return f"step-{step:08d}"
 
 
 def published_steps(paths: Iterable[str]) -> list[int]:
-    """Steps that have a manifest among `paths`."""
+    """Return the steps that have a manifest among `paths`."""
     folders = (path[: -len(MANIFEST) - 1] for path in paths if path.endswith("/" + MANIFEST))
     return [int(found[1]) for name in folders if (found := FOLDER.fullmatch(name))]
 
 
 class CorruptCommit(Exception):
-    """What is stored is not what was committed; the line says which part of which commit.
+    """The stored bytes differ from the committed ones. The message names the part and the commit.
 
-    `step` is that of the commit, -1 if it is not known.
+    Attributes:
+        step: the step of the commit, -1 if unknown.
     """
 
     kind = "corrupt_commit"
@@ -76,19 +78,22 @@ class CorruptCommit(Exception):
 
 @dataclass(frozen=True)
 class Chunk:
-    """A box of a tensor: its file and byte `offset` there, its `start` and `shape` in the tensor, a checksum per
-    block."""
+    """A box of a tensor, which is stored contiguously in one file."""
 
     file: str
     offset: int
+    """The first byte in the file."""
     start: tuple[int, ...]
+    """The offset of the box in the tensor, for each dimension."""
     shape: tuple[int, ...]
+    """The extent of the box."""
     blocks: tuple[str, ...]
+    """The checksum of each block."""
 
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """A global tensor: its shape, its dtype in safetensors' names, and the chunks that tile it."""
+    """A global tensor: its shape, its dtype by safetensors' name, and the chunks that tile it."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -97,7 +102,7 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class FileEntry:
-    """A shard file: its size in bytes, and the size and checksum of its header; chunks cover the rest."""
+    """A shard file: its size in bytes, and the size and checksum of its header. Chunks cover the rest."""
 
     size: int
     header_bytes: int
@@ -112,8 +117,12 @@ class CommitManifest:
         step: optimiser steps done.
         position: samples consumed, counted over the whole run.
         receipt: rolling hash over the ids of all samples used.
-        meta: layout, engine, seed, identity of the job and anything else that JSON can hold.
+        created: when it was published, in ISO format.
+        meta: layout, engine, seed, identity of the job and other JSON values.
         block_bytes: size of a block; each block has a checksum.
+        files: the shard files, by name.
+        tensors: the global tensors, by name.
+        schema: the version of this format.
     """
 
     step: int
@@ -132,7 +141,7 @@ class CommitManifest:
         return sum(entry.size for entry in self.files.values())
 
     def wrong_files(self, sizes: Mapping[str, int]) -> list[str]:
-        """A line for each file that is missing or of the wrong size, given the sizes of the stored files by path."""
+        """Return a line for each file that is missing or has the wrong size. `sizes` has the stored files by path."""
         lines = []
         for name, entry in self.files.items():
             size = sizes.get(f"{commit_folder(self.step)}/{name}")
@@ -143,12 +152,12 @@ class CommitManifest:
         return lines
 
     def to_bytes(self) -> bytes:
-        """The content of manifest.json."""
+        """Return the content of manifest.json."""
         body = json.dumps(asdict(self), separators=(",", ":"), sort_keys=True).encode()
         return body[:-1] + b',"checksum":"' + digest(body).encode() + b'"}\n'
 
     def check_shapes(self, shapes: Mapping[str, tuple[int, ...]], prefix: str = "model.") -> None:
-        """Check that the commit is of this model.
+        """Check that the commit belongs to this model.
 
         Args:
             shapes: global shapes of the model's tensors, by name.
@@ -178,8 +187,8 @@ def parse_manifest(raw: bytes, where: str) -> CommitManifest:
     """Parse the content of a manifest.json; `where` is for messages.
 
     Raises:
-        CorruptCommit: the bytes are not those that were written.
-        InputError: they are, but this version cannot read them, or they contradict themselves.
+        CorruptCommit: the bytes differ from those that were written.
+        InputError: they do not differ, but this version cannot read them, or they contradict themselves.
     """
     tail = TAIL.fullmatch(raw[-TAIL_BYTES:])
     body = raw[:-TAIL_BYTES] + b"}"
@@ -246,7 +255,7 @@ def check_manifest(manifest: CommitManifest, where: str) -> None:
     """Check that a manifest does not contradict itself and names only files of its own folder.
 
     Raises:
-        InputError: one line.
+        InputError: it does not hold.
     """
 
     def refuse(what: str) -> InputError:

@@ -1,4 +1,4 @@
-"""What a rank saves: named pieces of global tensors."""
+"""Named pieces of global tensors, which ranks save."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class TensorPiece:
     data: torch.Tensor
 
     def raw(self) -> RawPiece:
-        """The piece as bytes. A contiguous CPU tensor is not copied and must not change until it is written."""
+        """Return the piece as bytes. A contiguous CPU tensor is not copied and must not change until it is written."""
         flat = self.data.detach().cpu().contiguous().reshape(-1)
         return self.raw_with(flat.view(torch.uint8).numpy().data)
 
     def raw_with(self, data: memoryview) -> RawPiece:
-        """The piece with bytes that are held elsewhere.
+        """Return the piece with bytes that are held elsewhere.
 
         Raises:
             InputError: the safetensors format has no such dtype.
@@ -56,5 +56,5 @@ class TensorPiece:
 
 
 def full_piece(name: str, tensor: torch.Tensor) -> TensorPiece:
-    """A piece that is a full tensor."""
+    """Return a piece that is a full tensor."""
     return TensorPiece(name, tuple(tensor.shape), (0,) * tensor.dim(), tensor)

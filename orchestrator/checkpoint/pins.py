@@ -1,6 +1,6 @@
-"""Holds on commits: what needs one puts a file into its folder, and no removal of old commits takes it away.
+"""Holds on commits: a file in a commit's folder that protects the commit from the removal of old commits.
 
-Torch-free. The file says who needs the commit; whoever needs the room more may remove it.
+The file names the holder, so a person who needs the room can decide to remove it. The module does not import torch.
 """
 
 from __future__ import annotations
@@ -15,36 +15,47 @@ from orchestrator.checkpoint.manifest import FOLDER, commit_folder, published_st
 from orchestrator.checkpoint.store import Store
 
 HOLD = re.compile(r"held-[0-9a-f]{16}\.json(\.[0-9a-f]{32}\.tmp)?")
-"""A hold, or the draft of one that a crash leaves."""
+"""The name of a hold, or of a draft of one that a crash left behind."""
 
 
 def hold(store: Store, step: int, by: str) -> bool:
-    """Hold the commit of a step until `release`, and no other by the same; `by` is who needs it, in words. Whether it
-    was there to be held. Raises what storage raises, as where nothing may be written."""
+    """Hold the commit of a step until `release`. A holder holds one commit at a time, so its other holds end.
+
+    Args:
+        store: the store that has the commit.
+        step: the step of the commit.
+        by: the holder, for people.
+
+    Returns:
+        Whether the commit exists and is held.
+
+    Raises:
+        OSError: storage refuses the file, for example because it is read-only.
+    """
     name = _name(by)
     paths = store.retry(store.backend.list)
     for other in _steps(path for path in paths if path.endswith(f"/{name}")) - {step}:
-        release(store, other, by)  # what held it was killed
+        release(store, other, by)  # left by a process that was killed
     if step not in published_steps(paths):
         return False
     if f"{commit_folder(step)}/{name}" in paths:
         return True
-    told = json.dumps({"by": by}).encode() + b"\n"
-    store.retry(store.backend.replace, f"{commit_folder(step)}/{name}", told)
-    if step in store.steps():  # else it was removed just before
+    content = json.dumps({"by": by}).encode() + b"\n"
+    store.retry(store.backend.replace, f"{commit_folder(step)}/{name}", content)
+    if step in store.steps():  # otherwise it was removed just before the hold
         return True
     release(store, step, by)
     return False
 
 
 def release(store: Store, step: int, by: str) -> None:
-    """End the hold of `by`, if there is one. Raises what storage raises."""
+    """End the hold of `by`, if it exists. Raises what storage raises."""
     store.retry(store.backend.remove, f"{commit_folder(step)}/{_name(by)}")
-    store.retry(store.backend.remove_folder, commit_folder(step))  # if nothing is in it any more
+    store.retry(store.backend.remove_folder, commit_folder(step))  # only if it is empty
 
 
 def hold_if_allowed(store: Store, step: int, by: str) -> None:
-    """As `hold`, where that may be written. Raises FileNotFoundError if the commit is gone."""
+    """Hold a commit if storage allows it. Raises FileNotFoundError if the commit is gone."""
     try:
         is_there = hold(store, step, by)
     except OSError:
@@ -55,7 +66,7 @@ def hold_if_allowed(store: Store, step: int, by: str) -> None:
 
 @contextlib.contextmanager
 def holding(store: Store, step: int, by: str) -> Iterator[None]:
-    """Hold the commit of a step within the block, see `hold_if_allowed`."""
+    """Hold the commit of a step for the length of the block, see `hold_if_allowed`."""
     hold_if_allowed(store, step, by)
     try:
         yield
@@ -65,24 +76,24 @@ def holding(store: Store, step: int, by: str) -> Iterator[None]:
 
 
 def held(paths: Iterable[str]) -> set[int]:
-    """The steps of the commits that are held, of a store with these paths."""
+    """Return the steps of the commits that are held, in a store with these paths."""
     known = list(paths)
     return _steps(filter(_is_hold, known)) & set(published_steps(known))
 
 
 def holders(store: Store, step: int) -> list[str]:
-    """Who holds the commit of a step, in words."""
-    found = list[str]()
+    """Return the holders of the commit of a step."""
+    names: list[str] = []
     for path in sorted(store.retry(store.backend.list, commit_folder(step))):
         if _is_hold(path):
             with contextlib.suppress(ValueError, LookupError, FileNotFoundError):
-                found.append(str(json.loads(store.retry(store.backend.read, path))["by"]))
-    return found
+                names.append(str(json.loads(store.retry(store.backend.read, path))["by"]))
+    return names
 
 
 def _is_hold(path: str) -> bool:
-    found = HOLD.fullmatch(path.partition("/")[2])
-    return found is not None and found[1] is None
+    match = HOLD.fullmatch(path.partition("/")[2])
+    return match is not None and match[1] is None
 
 
 def _steps(paths: Iterable[str]) -> set[int]:

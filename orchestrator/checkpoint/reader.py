@@ -1,5 +1,4 @@
-"""Reading any slice of a commit's tensors: only the blocks that it lies in are read, and each is verified before
-use."""
+"""Read any slice of a commit's tensors. Only the blocks that hold it are read, and each is verified before use."""
 
 from __future__ import annotations
 
@@ -19,20 +18,32 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]  # start, extent
 
 
 class Reader:
-    """Slices of the tensors of one commit."""
+    """Reads slices of the tensors of one commit.
+
+    Attributes:
+        manifest: the manifest of the commit.
+        bytes_read: how many bytes have been read from storage.
+    """
 
     def __init__(self, backend: Backend, retry: Retry, folder: str, manifest: CommitManifest) -> None:
-        self._backend, self._retry, self._folder = backend, retry, folder
+        self._backend = backend
+        self._retry = retry
+        self._folder = folder
         self.manifest = manifest
         self.bytes_read = 0
 
     def read(
         self, name: str, start: tuple[int, ...] | None = None, shape: tuple[int, ...] | None = None
     ) -> torch.Tensor:
-        """A slice of a tensor (the full tensor by default), on the CPU, in the stored dtype.
+        """Return a slice of a tensor, on the CPU, in the stored dtype.
+
+        Args:
+            name: the name of the tensor.
+            start: the offset of the slice for each dimension, the origin by default.
+            shape: the shape of the slice, everything from `start` on by default.
 
         Raises:
-            InputError: no such tensor, or the slice reaches outside it.
+            InputError: the tensor does not exist, or the slice reaches outside it.
             CorruptCommit: a checksum is wrong twice, or bytes are missing or cannot be read.
         """
         entry = self.manifest.tensors.get(name)
@@ -69,7 +80,7 @@ class Reader:
         return begin, extent
 
     def _part(self, name: str, chunk: Chunk, part: Box, dtype: str) -> torch.Tensor:
-        """The intersection `part` (global start, extent), read from one chunk."""
+        """Read the box `part` (start in the tensor, extent) from the chunk that contains it."""
         item, block = ITEM_BYTES[dtype], self.manifest.block_bytes
         local = tuple(at - b for at, b in zip(part[0], chunk.start, strict=True))
         strides = [math.prod(chunk.shape[d + 1 :]) for d in range(len(chunk.shape))]
@@ -85,7 +96,7 @@ class Reader:
         return typed.as_strided(part[1], strides, first - base // item)
 
     def _fill(self, name: str, chunk: Chunk, target: memoryview, block: int) -> None:
-        """Read full blocks into `target`, from number `block` on, and verify them; after a mismatch, once more."""
+        """Read full blocks into `target`, from number `block` on, and verify them. Read them again after a mismatch."""
         for last in (False, True):
             problem = self._read_blocks(chunk, target, block)
             if not problem:
@@ -94,6 +105,7 @@ class Reader:
                 raise CorruptCommit(f"step {self.manifest.step}: {chunk.file}: {name}: {problem}")
 
     def _read_blocks(self, chunk: Chunk, target: memoryview, block: int) -> str:
+        """Read and verify full blocks. Return what is wrong with them, empty if nothing is."""
         size = self.manifest.block_bytes
         path = f"{self._folder}/{chunk.file}"
         try:
@@ -113,7 +125,7 @@ class Reader:
 
 
 def _overlap(one: Box, other: Box) -> Box | None:
-    """The intersection of two boxes; None if it has no element."""
+    """Return the intersection of two boxes; None if it is empty."""
     start = tuple(max(a, b) for a, b in zip(one[0], other[0], strict=True))
     stop = [min(a + n, b + m) for a, n, b, m in zip(*one, *other, strict=True)]
     extent = tuple(end - at for at, end in zip(start, stop, strict=True))
@@ -123,7 +135,7 @@ def _overlap(one: Box, other: Box) -> Box | None:
 def _block_ranges(
     extent: tuple[int, ...], strides: list[int], first: int, item: int, block: int
 ) -> Iterator[tuple[int, int]]:
-    """Half-open ranges of the blocks that hold a strided slice of a row-major chunk; adjacent ranges are merged."""
+    """Yield half-open ranges of the blocks that hold a strided slice of a row-major chunk, adjacent ones merged."""
     depth = len(extent)
     while depth and (depth == len(extent) or extent[depth] * strides[depth] == strides[depth - 1]):
         depth -= 1

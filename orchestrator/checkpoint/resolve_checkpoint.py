@@ -1,4 +1,4 @@
-"""The commit that a command reads, of a run that may be at work and remove it meanwhile."""
+"""Choose the commit that a command reads, although a running job may remove it meanwhile."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from orchestrator.config.errors import InputError
 
 T = TypeVar("T")
 TRIES = 3
-"""Commits that are chosen one after another, each removed while it was read."""
+"""How many commits are tried in turn when each is removed while it is read."""
 
 
 def chosen(store: Store, step: int | None) -> int:
-    """The step itself if it is committed; by default that of the newest sound commit. Raises InputError if there is
-    none."""
+    """Return `step` if it is committed, or the step of the newest sound commit if `step` is None.
+
+    Raises:
+        InputError: the commit does not exist.
+    """
     if step is not None:
         if step not in (steps := store.steps()):
             raise InputError("there is no such commit", f"{store.uri} step {step}", f"steps: {steps}")
@@ -32,17 +35,31 @@ def read_chosen(
     read: Callable[[int], T],
     choose: Callable[[Store, int | None], int] = chosen,
 ) -> T:
-    """What `read` returns of the step that is chosen: of another one if its commit was removed meanwhile, unless a
-    `step` is asked for. Raises InputError if it was removed, and what `read` raises of one that is still there."""
+    """Choose a commit and return what `read` returns for its step.
+
+    If the commit is removed while it is read, another one is chosen, unless the caller asks for a `step`.
+
+    Args:
+        store: the commits of the run.
+        step: the step to read, None to choose one.
+        read: reads the commit of a step.
+        choose: returns the step to read, see `chosen`.
+
+    Raises:
+        InputError: the commit was removed while it was read.
+        Exception: what `read` raises for a commit that still exists.
+    """
     for _ in range(TRIES if step is None else 1):
-        here, before = choose(store, step), set(store.steps())
+        chosen_step = choose(store, step)
+        before = set(store.steps())
         try:
-            return read(here)
+            return read(chosen_step)
         except Exception as error:
-            after, last = set(store.steps()), error
-            # Of a mean of commits it may be an earlier one that is gone.
-            if here in before & after and (before <= after or isinstance(error, InputError)):
+            last_error = error
+            after = set(store.steps())
+            # A mean of commits also fails if an earlier commit is removed.
+            is_there = chosen_step in before & after
+            if is_there and (before <= after or isinstance(error, InputError)):
                 raise
-    raise InputError(
-        f"a run at work has removed step {here} while it was read", store.location, KEEP_MORE
-    ) from last
+    message = f"a run at work has removed step {chosen_step} while it was read"
+    raise InputError(message, store.location, KEEP_MORE) from last_error

@@ -1,4 +1,4 @@
-"""Which commits are kept, and the removal of the others: the manifest first, and never the newest sound commit."""
+"""Decide which commits are kept, and remove the others, manifest first. The newest sound commit is always kept."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # the process that writes commits imports this module and no 
     from orchestrator.config.spec import JobSpec
 
 DOCUMENT = re.compile(r"(manifest|evaluation|records-[0-9]{5,}-[0-9a-z]+)\.json(\.[0-9a-f]{32}\.tmp)?")
-"""The manifest, the evaluation and the writers' records, and the drafts of these that a crash leaves."""
+"""The names of manifests, evaluations and writers' notes, and of their drafts that a crash left behind."""
 LATEST_DRAFT = re.compile(r"LATEST\.[0-9a-f]{32}\.tmp")
 
 
@@ -36,12 +36,12 @@ class Retention:
     """Which commits `prune` keeps.
 
     Attributes:
-        keep: the newest so many sound commits, at least one; None keeps all commits.
-        every: and those whose step is a multiple of this.
-        best: and the best sound one by this metric, see `rate`.
-        before: and the newest sound one that is not after this step.
-        unevaluated: and those that are to be evaluated and have not been.
-        averaged: and so many regular ones before the newest, the best and the unevaluated, for the mean of the weights.
+        keep: how many of the newest sound commits, at least one; None keeps all commits.
+        every: also commits whose step is a multiple of this.
+        best: also the best sound commit by this metric, see `rate`.
+        before: also the newest sound commit up to this step.
+        unevaluated: also commits that wait to be evaluated.
+        averaged: also this many regular commits before the newest, the best and the waiting ones, for means of weights.
         regular: a commit is regular if its step is a multiple of this.
     """
 
@@ -55,10 +55,17 @@ class Retention:
 
 
 def rate(store: Store, commit: CommitManifest, metric: str) -> tuple[float | None, Any]:
-    """A number that is least for the best commit, None for one without that metric; and how it was measured, None if
-    that is not known.
+    """Rate a commit by a metric.
 
-    `metric` is of an evaluation after the commit's step, as in validation.loss; empty for the loss of training.
+    Args:
+        store: the store that has the commit.
+        commit: the commit.
+        metric: a metric of the evaluation after the commit's step, such as validation.loss; empty for the training
+            loss.
+
+    Returns:
+        A number that is smallest for the best commit, None for a commit without the metric; and how it was measured,
+        None if that is unknown.
     """
     if not metric:
         return commit.meta.get("loss"), None
@@ -68,23 +75,25 @@ def rate(store: Store, commit: CommitManifest, metric: str) -> tuple[float | Non
 
 
 def retention_of(spec: JobSpec) -> Retention:
-    """The retention that the job asks for, and the commit before a decay, from which the run can be extended."""
+    """Return the retention that the job asks for. It includes the commit before a decay, to extend the run from."""
     checkpoint = spec.checkpoint
     metric = checkpoint.best_metric or ("" if checkpoint.keep_best else None)
     return Retention(
-        checkpoint.keep,
-        checkpoint.keep_every,
-        metric,
-        spec.train.decay_from,
-        spec.evaluates_beside,
-        checkpoint.averaged,
-        checkpoint.every,
+        keep=checkpoint.keep,
+        every=checkpoint.keep_every,
+        best=metric,
+        before=spec.train.decay_from,
+        unevaluated=spec.evaluates_beside,
+        averaged=checkpoint.averaged,
+        regular=checkpoint.every,
     )
 
 
 def best_commit(store: Store, metric: str) -> int | None:
-    """The step of the best sound commit by a metric, the earliest of equals; None if none has it. Those that were
-    measured otherwise than the newest that has it are left out, as where evaluate.batches has changed."""
+    """Return the step of the best sound commit by a metric, the earliest of equals; None if no commit has it.
+
+    Only commits that were measured like the newest of them count, for example with the same `evaluate.batches`.
+    """
     return _best(store, _sound(store, store.retry(store.backend.list), limit=None), metric)
 
 
@@ -97,15 +106,24 @@ def _best(store: Store, sound: Mapping[int, CommitManifest], metric: str) -> int
 
 
 def prune(store: Store, retention: Retention, spared: Collection[int] = ()) -> list[int]:
-    """Remove the commits that `retention` does not keep, but those that are `spared` or held, and files that
-    interrupted attempts left behind.
+    """Remove the commits that `retention` does not keep, and files that interrupted attempts left behind.
 
-    Only what is older than the newest sound commit is removed, and nothing while there is none. Damaged commits do not
-    count towards `keep`. Returns the steps whose commits were removed.
+    Only commits before the newest sound one are removed, and nothing if no commit is sound. Held commits stay (see
+    `pins`). Damaged commits do not count towards `keep`.
+
+    Args:
+        store: the store.
+        retention: what to keep.
+        spared: steps of further commits to keep.
+
+    Returns:
+        The steps whose commits were removed.
     """
     if retention.keep is None:
         return []
-    keep, every, best = max(retention.keep, 1), retention.every, retention.best
+    keep = max(retention.keep, 1)
+    every = retention.every
+    best = retention.best
     sizes = store.retry(store.backend.list)
     sound = _sound(store, sizes, limit=keep if best is None and not retention.unevaluated else None)
     if not sound:
@@ -115,7 +133,7 @@ def prune(store: Store, retention: Retention, spared: Collection[int] = ()) -> l
         step for step in published_steps(sizes) if every and step % every == 0
     }
     averaged = {newest, *spared, *held(sizes)}
-    if retention.unevaluated:  # before the best is looked for: one may be evaluated just now
+    if retention.unevaluated:  # before the search for the best, because an evaluation may end just now
         asked = sound.keys() - (set() if retention.averaged else kept)
         averaged |= {step for step in asked if awaits(store, sound[step])}
     if best is not None and (chosen := _best(store, sound, best)) is not None:
@@ -137,8 +155,10 @@ def prune(store: Store, retention: Retention, spared: Collection[int] = ()) -> l
 
 
 def rewind(store: Store, step: int) -> list[int]:
-    """Remove all that is newer than `step`, newest first, so that those steps can be committed again. Returns the steps
-    whose commits were removed."""
+    """Remove everything after `step`, newest first, so that those steps can be committed again.
+
+    Returns the steps whose commits were removed.
+    """
     sizes = store.retry(store.backend.list)
     gone = [newer for newer in _present(sizes) if newer > step]
     for newer in reversed(gone):
@@ -147,16 +167,16 @@ def rewind(store: Store, step: int) -> list[int]:
 
 
 def discard(store: Store, step: int) -> None:
-    """Remove what this attempt wrote of a step that is not published; files of other attempts stay."""
+    """Remove what this attempt wrote for a step that is not published. Files of other attempts stay."""
     sizes = store.retry(store.backend.list, commit_folder(step))
     if f"{commit_folder(step)}/{MANIFEST}" not in sizes:
         remove(store, step, [path for path in sizes if f"-{store.attempt}" in path])
 
 
 def remove(store: Store, step: int, paths: Iterable[str]) -> None:
-    """Remove those of `paths` that belong to the commit of a step, and its folder if nothing else is in it.
+    """Remove the files among `paths` that belong to the commit of a step, and its folder if it is empty then.
 
-    The manifest goes first, so that no manifest is ever without its shards. Files that no store has written stay.
+    The manifest is removed first, so no manifest is ever without its shards. Files that no store wrote stay.
     """
     ours = [path for path in paths if path.startswith(commit_folder(step) + "/") and _is_ours(path)]
     for path in sorted(ours, key=lambda path: not path.endswith("/" + MANIFEST)):
@@ -171,7 +191,7 @@ def _is_ours(path: str) -> bool:
 
 
 def _sound(store: Store, sizes: dict[str, int], limit: int | None) -> dict[int, CommitManifest]:
-    """The newest `limit` commits (None: all) whose manifest and file sizes are right, by step."""
+    """The newest `limit` commits (all if None) with a correct manifest and correct file sizes, by step."""
     found: dict[int, CommitManifest] = {}
     for step in sorted(published_steps(sizes), reverse=True):
         if len(found) == limit:

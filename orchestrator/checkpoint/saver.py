@@ -1,6 +1,6 @@
-"""Asynchronous saves: the training step waits for a copy to shared host memory only; another process writes it.
+"""Asynchronous saves: training waits only for a copy to shared host memory, which another process writes to storage.
 
-The memory is reused and has two generations: while one is being written, the next save fills the other.
+The memory is reused and has two generations. While one is being written, the next save fills the other.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from orchestrator.checkpoint.store import Store
 
 
 class Saver:
-    """Writer `writer` of `writers`, each in its own process, saving the same steps to the same store.
+    """One of several writers, each in its own process, that save the same steps to the same store.
 
-    Only writer 0 publishes: the chunks of all writers together must tile every tensor. The stores of all writers must
-    have the same `attempt`. A storage error never raises here: `poll` returns the outcome of each save.
+    Only writer 0 publishes. The chunks of all writers together must tile every tensor, and their stores must have the
+    same `attempt`. Storage errors do not raise here: `poll` returns the outcome of each save.
     """
 
     def __init__(
@@ -52,11 +52,11 @@ class Saver:
             store: where commits go. Only its settings are used: the writing process opens its own.
             writer: this process's number, from 0.
             writers: number of processes that save.
-            peers: snapshots go here first, into the memory of other nodes; the last two are kept.
-            retention: what writer 0 keeps after each commit to the store.
+            peers: a store in the memory of other nodes, which gets snapshots first; it keeps the last two.
+            retention: which commits writer 0 keeps after each new one.
             patience: seconds without progress of the other writers before writer 0 gives up, see `Committer`.
-            max_wait: seconds that a save waits for a generation that is still being written, before it is given up; and
-                without an answer of the writing process, before that is replaced.
+            max_wait: seconds after which a save is given up because its generation is still being written, and after
+                which a writing process that does not answer is replaced.
         """
         self._settings: dict[str, Any] = {
             "store": store.settings(),
@@ -66,22 +66,30 @@ class Saver:
             "retention": asdict(retention or Retention()),
             "patience": patience,
         }
-        self._location, self._max_wait = store.location, max_wait
+        self._location = store.location
+        self._max_wait = max_wait
         self._buffers = (SharedBuffer(), SharedBuffer())
-        self._busy: dict[int, int] = {}  # generation -> the step being written from it
+        self._busy: dict[int, int] = {}
+        """The step that is being written from each busy generation."""
         self._next_generation = 0
         self._outcomes: list[CommitOutcome] = []
+        """Outcomes that `poll` has not returned yet."""
         self._failed: list[int] = []
-        self._told: Sequence[int] = ()
+        """Steps whose save to the store failed."""
+        self._failed_by_writer: Sequence[int] = ()
+        """The `failed_step` of each writer, as last sent to the writing process."""
         self._sidecar = self._start()
         self._preparing: threading.Thread | None = None
+        """Pins memory, see `prepare`."""
 
     def _start(self) -> _Sidecar:
         return _Sidecar(self._settings, self._buffers, self._max_wait)
 
     def prepare(self, pieces: Iterable[TensorPiece]) -> None:
-        """Pin the memory of saves like this one while training goes on, if the pieces are on a device: that takes
-        seconds for every 10 GB, in each process anew."""
+        """Pin host memory for saves of pieces like these, in the background. Does nothing for pieces on the CPU.
+
+        Pinning takes seconds for every 10 GB, in each process.
+        """
         size, on_device = room_for(pieces)
         if on_device:
             self._preparing = threading.Thread(
@@ -90,17 +98,17 @@ class Saver:
             self._preparing.start()
 
     def _make_room(self, size: int, device: int) -> None:
-        torch.cuda.set_device(device)  # which a thread has of its own
+        torch.cuda.set_device(device)  # the current device is set for each thread
         for buffer in self._buffers:
             buffer.make_room(size, pin=True)
 
     @property
     def is_prepared(self) -> bool:
-        """Whether a save now would not wait for `prepare`."""
+        """Whether a save could begin now without waiting for `prepare`."""
         return self._preparing is None or not self._preparing.is_alive()
 
     def wait_until_prepared(self) -> None:
-        """Wait for `prepare`, which is no part of what a save costs."""
+        """Wait for `prepare`, so that its time does not count as the time of a save."""
         if self._preparing is not None:
             self._preparing.join()
             self._preparing = None
@@ -117,10 +125,10 @@ class Saver:
 
         Args:
             step: optimiser steps done; higher than in the last call.
-            pieces: what this rank writes of which tensors; on any device.
-            meta: as in `Store.publish`; only writer 0's is used.
-            durable: write to the store.
-            snapshot: write to the peers, if there are any.
+            pieces: the pieces that this rank writes, on any device.
+            meta: as in `Store.publish`. Only writer 0 uses it.
+            durable: whether to write to the store.
+            snapshot: whether to write to the peers, if any.
 
         Returns:
             Seconds spent waiting for an earlier save. If `max_wait` was not enough, the save is given up and `poll`
@@ -137,7 +145,8 @@ class Saver:
         request = self._buffers[generation].fill(list(pieces))
         if self._sidecar.ended:
             self._sidecar.end(patience=0.0)
-            self._sidecar, self._told = self._start(), ()
+            self._sidecar = self._start()
+            self._failed_by_writer = ()
         self._busy[generation] = step
         request |= {
             "step": step,
@@ -151,25 +160,27 @@ class Saver:
 
     @property
     def failed_step(self) -> int:
-        """The last step whose save to the store failed, -1 for none. A save that was given up counts when those before
-        it, which are still being written, have ended."""
+        """The last step whose save to the store failed, -1 for none.
+
+        A save that was given up counts once the earlier saves that are still being written have ended.
+        """
         first = min(self._busy.values(), default=math.inf)
         return max((step for step in self._failed if step <= first), default=-1)
 
     def tell_failed(self, steps: Sequence[int]) -> None:
-        """The `failed_step` of each writer: writer 0 waits for none of their notes up to it any more."""
-        if self._settings["writer"] == 0 and steps != self._told:
-            self._told = steps
+        """Tell writer 0 the `failed_step` of each writer, so it no longer waits for their notes up to that step."""
+        if self._settings["writer"] == 0 and steps != self._failed_by_writer:
+            self._failed_by_writer = steps
             self._sidecar.send({"failed": list(steps)})
 
     def poll(self) -> list[CommitOutcome]:
-        """The outcomes of the saves that ended since the last call."""
+        """Return the outcomes of the saves that ended since the last call."""
         self._receive(0.0)
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
 
     def close(self, timeout: float = 120.0) -> list[CommitOutcome]:
-        """Wait for the saves under way, end the writing process, and return what `poll` would."""
+        """Wait for the saves in progress, end the writing process, and return the outcomes as `poll` does."""
         self.wait_until_prepared()
         self._sidecar.send(None)
         self._wait(lambda: not self._busy, timeout)
@@ -180,13 +191,14 @@ class Saver:
         return outcomes
 
     def abandon(self) -> None:
-        """Kill the writing process and wait for nothing; what is being written is lost, and the memory stays."""
+        """Kill the writing process at once. Saves in progress are lost; the shared memory stays."""
         self._sidecar.process.kill()
 
     def _wait(self, done: Callable[[], bool], timeout: float) -> float:
         self._receive(0.0)
         if not done():
-            self._sidecar.send({"ask": True})  # whether it is there: all sent before may have been answered
+            # Tests that the process is alive, since all earlier requests may be answered.
+            self._sidecar.send({"ask": True})
         began = time.monotonic()
         while not done() and (left := began + timeout - time.monotonic()) > 0:
             self._receive(left)
@@ -212,13 +224,18 @@ class Saver:
 class _Sidecar:
     """The writing process and the two pipes to it.
 
-    It answers every request at once, whatever storage does. One that gives no answer for `patience` seconds is stopped
-    or hangs, and is killed.
+    The process answers every request at once, whatever storage does. If it gives no answer for `patience` seconds, it
+    is stopped or hangs, and is killed.
+
+    Attributes:
+        process: the process.
+        ended: whether it has ended.
+        why_ended: why, for people.
     """
 
     def __init__(self, settings: dict[str, Any], buffers: Iterable[SharedBuffer], patience: float) -> None:
         memory = [buffer.fd for buffer in buffers]
-        # it is started anew, not forked: threads and accelerator contexts do not survive a fork
+        # a fresh process, not a fork, because threads and accelerator contexts do not survive a fork
         self.process = subprocess.Popen(
             command_of("orchestrator.checkpoint.sidecar"),
             stdin=subprocess.PIPE,
@@ -227,28 +244,38 @@ class _Sidecar:
             env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )
         assert self.process.stdin is not None
-        os.set_blocking(self.process.stdin.fileno(), False)  # a stopped process empties no pipe
-        self.ended, self.why_ended = False, ""
-        self._patience, self._has_started = patience, False
-        self._unanswered, self._since = 0, 0.0  # requests, and since when none of them is answered
+        os.set_blocking(self.process.stdin.fileno(), False)  # a stopped process does not empty the pipe
+        self.ended = False
+        self.why_ended = ""
+        self._patience = patience
+        self._has_started = False
+        """Whether the process has answered once."""
+        self._unanswered = 0
+        """The number of requests without an answer."""
+        self._since = 0.0
+        """The monotonic time of the last answer, or of the first unanswered request after it."""
         self._partial = b""
-        # not an argument: any user of the machine may read those
+        """The beginning of an answer that has not fully arrived."""
+        # not passed as arguments, which every user of the machine may read
         self.send(settings | {"memory": memory, "parent": os.getpid()})
 
     def send(self, request: dict[str, Any] | None) -> None:
+        """Send a request, None to end the process. Waits only while the pipe is full, and for a bounded time."""
         assert self.process.stdin is not None
-        pipe, now = self.process.stdin.fileno(), time.monotonic()
-        self._since = self._since if self._unanswered else now
+        pipe = self.process.stdin.fileno()
+        now = time.monotonic()
+        if not self._unanswered:
+            self._since = now
         self._unanswered += 1
         data = memoryview(json.dumps(request, separators=(",", ":")).encode() + b"\n")
         end = now + self._limit
-        # that the process has ended, or takes no more, is noticed by `receive`
+        # `receive` notices a process that has ended or takes no more requests
         with contextlib.suppress(BrokenPipeError):
             while data and select.select([], [pipe], [], max(end - time.monotonic(), 0.0))[1]:
                 data = data[os.write(pipe, data) :]
 
     def receive(self, timeout: float) -> list[dict[str, Any]]:
-        """The answers that come within `timeout` seconds; returns as soon as there are any."""
+        """Return the answers that arrive within `timeout` seconds, as soon as there are any."""
         assert self.process.stdout is not None
         data = b""
         while not self.ended:
@@ -262,7 +289,8 @@ class _Sidecar:
         *lines, self._partial = (self._partial + data).split(b"\n")
         answers = [json.loads(line) for line in lines]
         if answered := answers.count({}):
-            self._unanswered, self._since = self._unanswered - answered, time.monotonic()
+            self._unanswered -= answered
+            self._since = time.monotonic()
             self._has_started = True
         if not self.ended and self._left() <= 0:
             self.why_ended = f"the writing process gave no answer for {self._limit:.3g} s and was ended"
@@ -272,7 +300,7 @@ class _Sidecar:
 
     @property
     def _limit(self) -> float:
-        """Seconds until an answer is late; a process that starts has longer."""
+        """Seconds after which an answer is late. A process that is starting has longer."""
         return self._patience if self._has_started else START_TIMEOUT
 
     def _left(self) -> float:

@@ -1,8 +1,8 @@
-"""The bytes of one shard file: a safetensors file, written as a stream, with a checksum for every block.
+"""The bytes of one shard file: a safetensors file with a checksum for every block.
 
-Torch-free, so that the process that writes commits starts fast. The header is built here because the safetensors
-library writes complete files from `bytes` only: it can neither stream from shared memory, nor write to an object store,
-nor compute checksums of ranges.
+The module does not import torch, so the process that writes commits starts fast. It builds the header itself, because
+the safetensors library writes complete files from `bytes` only. The library cannot stream from shared memory, write to
+an object store, or compute checksums of ranges.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Any
 
 import xxhash
 
-# bytes an element takes, by the dtype names of the safetensors format
 ITEM_BYTES = {
     "F64": 8, "I64": 8, "U64": 8, "C64": 8, "F32": 4, "I32": 4, "U32": 4,
     "F16": 2, "BF16": 2, "I16": 2, "U16": 2, "I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1,
 }  # fmt: skip
+"""Bytes of an element, by the dtype names of the safetensors format."""
 
 
 @dataclass(frozen=True)
 class RawPiece:
-    """A piece of a tensor as bytes: `shape` is global, `start` and `extent` say which part `data` holds."""
+    """A piece of a tensor as bytes. `shape` is that of the global tensor; `start` and `extent` locate `data` in it."""
 
     name: str
     dtype: str
@@ -36,20 +36,20 @@ class RawPiece:
 
 
 def digest(data: bytes | memoryview) -> str:
-    """xxh3_128 in 32 hexadecimal digits."""
+    """Return the xxh3_128 hash in 32 hexadecimal digits."""
     return xxhash.xxh3_128_hexdigest(data)
 
 
 def block_digests(data: memoryview, block_bytes: int) -> list[str]:
-    """A checksum for each block of `block_bytes` (the last may be shorter), so that a part can be verified alone."""
+    """Return a checksum for each block of `block_bytes`, so a part can be verified alone. The last may be shorter."""
     return [digest(data[at : at + block_bytes]) for at in range(0, len(data), block_bytes)]
 
 
 def panels(piece: RawPiece, block_bytes: int) -> list[RawPiece]:
-    """A large matrix split along its last dimension into 2, 4 or 8 panels of at least a block each.
+    """Split a large matrix along its last dimension into 2, 4 or 8 panels of at least a block each.
 
-    A load under column-wise tensor parallelism then reads its own panels only. Done here and not in the trainer,
-    because rearranging the bytes takes as long as copying them.
+    A load under column-wise tensor parallelism then reads its own panels only. The writing process does this, not the
+    trainer, because rearranging the bytes takes as long as copying them.
     """
     last = piece.extent[-1] if len(piece.extent) > 1 else 0
     count = max(n for n in (1, 2, 4, 8) if n == 1 or (n <= len(piece.data) // block_bytes and n * 64 <= last))
@@ -73,7 +73,7 @@ def panels(piece: RawPiece, block_bytes: int) -> list[RawPiece]:
 
 
 def group_pieces(pieces: Iterable[RawPiece], limit: int) -> Iterator[list[RawPiece]]:
-    """Group pieces into files of at most `limit` bytes, a larger piece alone. A file is what a retry writes again."""
+    """Group pieces into files of at most `limit` bytes; a larger piece gets its own. A retry repeats one file."""
     group: list[RawPiece] = []
     size = 0
     for piece in pieces:
@@ -89,7 +89,7 @@ def group_pieces(pieces: Iterable[RawPiece], limit: int) -> Iterator[list[RawPie
 def file_content(
     file: str, pieces: list[RawPiece], block_bytes: int
 ) -> tuple[list[bytes | memoryview], dict[str, Any]]:
-    """The content of one safetensors file: its buffers in order, and its record for the manifest.
+    """Return the content of one safetensors file: its buffers in order, and its record for the manifest.
 
     Pieces with larger elements come first, so that every piece is aligned to its element size without padding.
     """

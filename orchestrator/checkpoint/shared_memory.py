@@ -1,4 +1,4 @@
-"""Shared host memory: the trainer fills it, the process that writes commits reads it."""
+"""Shared host memory, which the trainer fills and the process that writes commits reads."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ import torch
 from orchestrator.checkpoint.pieces import TensorPiece
 
 ALIGN = 64
+"""Each piece begins at a multiple of this many bytes."""
 
 
 @contextlib.contextmanager
 def _copying(on_device: bool) -> Iterator[None]:
-    """Run the copies within on a CUDA stream of their own, after the work already queued; they are finished at the end.
+    """Run the copies in the block on their own CUDA stream, after the work that is queued already, and wait for them.
 
-    The step waits for these copies only, and not for other streams, which may be reading the next batch.
+    The step waits for these copies only, not for other streams, which may be reading the next batch.
     """
     if not on_device:
         yield
@@ -35,13 +36,14 @@ def _copying(on_device: bool) -> Iterator[None]:
 
 @cache
 def _stream(device: int) -> torch.cuda.Stream:
-    """The one of all copies: torch keeps memory apart for each stream that was ever given some."""
+    """Return the one stream for all copies. Torch caches memory for each stream separately."""
     return torch.cuda.Stream(device)
 
 
 def room_for(pieces: Iterable[TensorPiece]) -> tuple[int, bool]:
-    """The bytes that these pieces take, and whether any is on a device."""
-    size, on_device = 0, False
+    """Return the bytes that these pieces take, and whether any piece is on a device."""
+    size = 0
+    on_device = False
     for piece in pieces:
         size += -(-piece.data.numel() * piece.data.element_size() // ALIGN) * ALIGN
         on_device = on_device or piece.data.is_cuda
@@ -49,7 +51,7 @@ def room_for(pieces: Iterable[TensorPiece]) -> tuple[int, bool]:
 
 
 def _forget_error() -> None:
-    """Take the error that CUDA keeps of a call that failed; the next launch of a kernel would raise it as its own."""
+    """Clear the error that CUDA keeps of a failed call. Otherwise the next kernel launch would raise it."""
     with contextlib.suppress(RuntimeError):
         torch.zeros(1, device="cuda")
 
@@ -57,7 +59,10 @@ def _forget_error() -> None:
 class SharedBuffer:
     """Memory for one save, in an anonymous file that grows as needed and is reused.
 
-    Not named shared memory, which is limited to 64 MB in many containers and outlives a killed process.
+    Named shared memory would not do: it is limited to 64 MB in many containers and outlives a killed process.
+
+    Attributes:
+        fd: the file descriptor, which the writing process inherits.
     """
 
     def __init__(self) -> None:
@@ -71,7 +76,7 @@ class SharedBuffer:
         self._pinned = False
 
     def fill(self, pieces: Sequence[TensorPiece]) -> dict[str, Any]:
-        """Copy the pieces in. Returns, for the writing process, the size and where each piece lies."""
+        """Copy the pieces in. Return the size and the place of each piece, for the writing process."""
         entries: list[tuple[Any, ...]] = []
         size = 0
         for piece in pieces:
@@ -88,7 +93,7 @@ class SharedBuffer:
         return {"bytes": max(size, ALIGN), "pieces": entries}
 
     def make_room(self, size: int, pin: bool) -> None:
-        """Have memory for so many bytes, and if asked pin it, of which the first time takes seconds."""
+        """Make room for `size` bytes, and `pin` the memory on request. The first time takes seconds."""
         self._grow(max(size, ALIGN), pin)
 
     def close(self) -> None:

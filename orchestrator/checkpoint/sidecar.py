@@ -1,9 +1,8 @@
-"""The process that writes commits beside training, so that writing never holds the trainer's interpreter lock.
+"""The process that writes commits, so that writing never holds the trainer's interpreter lock.
 
-It reads its settings and then one JSON line per save from standard input, finds the bytes in shared memory that it
-inherited, and answers in JSON lines: at once with an empty answer to each line, whatever storage does, so that it is
-known not to be stuck, and later with what became of the save. It imports no torch, runs at low priority and exits with
-its parent.
+It reads its settings and then one JSON line per save from standard input. The bytes are in shared memory that it
+inherited. It answers in JSON lines: at once with an empty answer, which shows that it is alive whatever storage does,
+and later with the outcome of the save. It does not import torch, runs at low priority and exits with its parent.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from orchestrator.storage.retry import Retry
 
 PR_SET_PDEATHSIG = 1
 PEER_PATIENCE = 10.0
-"""As `patience`, for snapshots: the memory of a peer is fast, or the peer is gone."""
+"""The `patience` for snapshots, in seconds: the memory of a peer is fast, unless the peer is gone."""
 
 
 def main() -> None:
@@ -36,8 +35,9 @@ def main() -> None:
     settings = json.loads(sys.stdin.readline())
     _die_with(settings["parent"])
     os.nice(5)
-    # what a library prints must not mix with the answers
-    pipe, one_at_a_time = os.fdopen(os.dup(1), "w"), threading.Lock()
+    # output of libraries goes to standard error, so that it does not mix with the answers
+    pipe = os.fdopen(os.dup(1), "w")
+    one_at_a_time = threading.Lock()
     os.dup2(2, 1)
 
     def answer(value: dict[str, Any]) -> None:
@@ -52,14 +52,15 @@ def main() -> None:
             mmap.mmap(settings["memory"][request["generation"]], request["bytes"], prot=mmap.PROT_READ)
         )
         pieces = [_piece(memory, *entry) for entry in request["pieces"]]
-        for committer in [*(peers if request["snapshot"] else []), *(durable if request["durable"] else [])]:
+        committers = [*(peers if request["snapshot"] else []), *(durable if request["durable"] else [])]
+        for committer in committers:
             outcome = committer.commit(request["step"], pieces, request["meta"])
             answer(asdict(outcome))
         answer({"free": request["generation"]})
 
 
 def _committers(settings: dict[str, Any]) -> tuple[list[Committer], list[Committer]]:
-    """The committers for the memory of peers, if there are any, and for the durable store."""
+    """Return the committers for the memory of peers, if any, and for the durable store."""
 
     def opened(name: str, retention: Retention, patience: float) -> list[Committer]:
         if settings[name] is None:
@@ -75,6 +76,8 @@ def _committers(settings: dict[str, Any]) -> tuple[list[Committer], list[Committ
 
 
 def _die_with(parent: int) -> None:
+    """Exit when the parent process ends."""
+
     def gone(*_: object) -> None:
         # the kernel also sends the signal when only the thread that started this process ends
         if os.getppid() != parent:
@@ -88,8 +91,11 @@ def _die_with(parent: int) -> None:
 
 
 def _requests(durable: list[Committer], answer: Callable[[dict[str, Any]], None]) -> Iterator[dict[str, Any]]:
-    """Saves until null; each line has its empty `answer` at once, and which saves of other writers have failed is told
-    to the committers. If the pipe ends before null, the parent is dead and this process exits at once."""
+    """Yield requests to save until null arrives. Each line gets an empty `answer` at once.
+
+    Lines about failed saves of other writers go to the committers. If the pipe ends before null, the parent is dead,
+    and this process exits at once.
+    """
     inbox: queue.Queue[dict[str, Any] | None] = queue.Queue()
 
     def receive() -> None:

@@ -1,7 +1,7 @@
 """The storage backend of snapshots: files in the memory of snapshot servers on several nodes.
 
-A shard is stored on the servers that its writer uses, a manifest on all of them. What was on a lost node is missing,
-which makes those commits unsound; earlier ones or the durable store are then used.
+A shard is stored on the servers that its writer uses, a manifest on all servers. If a node is lost, the commits that it
+had shards of are unsound, and a run restores an earlier one or one in the durable store.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from orchestrator.storage.backend import Buffers
 CONNECT_TIMEOUT = 2.0
 """Seconds for a server to accept a connection."""
 UNRESPONSIVE_SECONDS = 10.0
-"""Seconds for which a server that timed out is not asked again: its node may be cut off from the network."""
+"""Seconds for which a server that timed out is not asked again, because its node may be cut off from the network."""
 
 
 def peers_uri(token: str, servers: list[str], write_to: list[str]) -> str:
-    """The URI of a store in the memory of these servers, of which this process writes its shards to `write_to`."""
+    """Return the URI of a store in the memory of `servers`. This process writes its shards to those in `write_to`."""
     return f"peers://{token}@{','.join(servers)}?to={','.join(write_to)}"
 
 
 class PeerBackend:
-    """See `Backend`: the files of all servers that answer, as one tree.
+    """A `Backend` that shows the files of all servers that answer as one tree.
 
-    A read takes the first server that has the file. A write fails if one of its servers fails; publishing and removing
-    fail only if all do.
+    A read uses the first server that has the file. A write fails if one of its servers fails. Publishing and removing
+    fail only if all servers fail.
     """
 
     def __init__(self, uri: str, timeout: float) -> None:
@@ -41,7 +41,8 @@ class PeerBackend:
         self._servers = names.split(",")
         self._write_to = parse_qs(parts.query)["to"][0].split(",")
         self._timeout = timeout
-        self._unresponsive: dict[str, float] = {}  # when a server timed out, monotonic seconds
+        self._unresponsive: dict[str, float] = {}
+        """The monotonic time at which a server timed out, by address."""
 
     def list(self, folder: str = "") -> dict[str, int]:
         found: dict[str, int] = {}
@@ -80,11 +81,12 @@ class PeerBackend:
         self._ask_all({"do": "remove", "path": path})
 
     def remove_folder(self, folder: str) -> None:
-        """Nothing to do: there are no folders."""
+        """Do nothing, because this backend has no folders."""
 
     def _ask_all(self, request: dict[str, Any], buffers: Buffers = ()) -> Sequence[dict[str, Any]]:
-        """The answers of all servers that can be reached; raises the last error if none can."""
-        answers, error = [], OSError("there are no snapshot servers")
+        """Return the answers of all reachable servers. Raises the last error if no server is reachable."""
+        answers = []
+        error = OSError("there are no snapshot servers")
         for server in self._servers:
             try:
                 answers.append(self._ask(server, request, buffers))

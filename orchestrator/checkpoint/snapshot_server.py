@@ -1,12 +1,11 @@
-"""The snapshot server: a process that keeps the latest snapshots of other nodes in memory, so that trainers are
-disposable.
+"""The snapshot server: a process that keeps the latest snapshots of other nodes in memory.
 
     echo '{"token": "...", "host": "10.0.0.7", "limit_bytes": 1000000000}' |
         python -m orchestrator.checkpoint.snapshot_server
 
 It prints its address and serves until its standard input ends. A connection carries one request: a length, JSON of that
-length, and for writes the bytes; the answer has the same form. A request without the right token is closed unanswered.
-The bytes are not encrypted, so `host` should be an address of the cluster's own network.
+length, and for writes the bytes. The answer has the same form. The server closes a connection without the right token.
+The bytes are not encrypted, so `host` should be an address in the cluster's own network.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ import threading
 from typing import Any
 
 LIMIT = 8 << 30
-"""Default of `limit_bytes`."""
+"""The default of `limit_bytes`."""
 ERRNO = {"missing": errno.ENOENT, "exists": errno.EEXIST, "full": errno.ENOSPC, "malformed": errno.EPROTO}
 
 
 def send(connection: socket.socket, message: dict[str, Any], *buffers: bytes | memoryview) -> None:
-    """Send a JSON message and the bytes that follow it; its "size" is their number."""
+    """Send a JSON message and the bytes that follow it. Its "size" is their number."""
     head = json.dumps(message | {"size": sum(map(len, buffers))}).encode()
     connection.sendall(len(head).to_bytes(4, "little") + head)
     for buffer in buffers:
@@ -34,7 +33,7 @@ def send(connection: socket.socket, message: dict[str, Any], *buffers: bytes | m
 
 
 def receive(connection: socket.socket, into: memoryview) -> memoryview:
-    """Fill `into` and return it. Raises ConnectionError if the connection ends before."""
+    """Fill `into` and return it. Raises ConnectionError if the connection ends too early."""
     done = 0
     while done < len(into):
         count = connection.recv_into(into[done:])
@@ -57,9 +56,11 @@ class SnapshotServer:
 
     def __init__(self, token: str, host: str = "127.0.0.1", port: int = 0, limit_bytes: int = LIMIT) -> None:
         self._files: dict[str, bytearray] = {}
-        self._arriving = 0  # bytes of writes under way
+        self._arriving = 0
+        """Bytes of the writes in progress."""
         self._lock = threading.Lock()
-        self._token, self._limit = token, limit_bytes
+        self._token = token
+        self._limit = limit_bytes
         outer = self
 
         class Request(socketserver.BaseRequestHandler):
@@ -91,7 +92,9 @@ class SnapshotServer:
     def _answer(
         self, connection: socket.socket, request: dict[str, Any]
     ) -> tuple[dict[str, Any], memoryview]:
-        nothing, path = memoryview(b""), request.get("path", "")
+        """Carry out a request. Return the answer and the bytes that follow it."""
+        nothing = memoryview(b"")
+        path = request.get("path", "")
         match request["do"]:
             case "list":
                 with self._lock:
@@ -117,7 +120,7 @@ class SnapshotServer:
             full = size + self._arriving + sum(map(len, self._files.values())) > self._limit
             self._arriving += 0 if full else size
         if full:
-            # received and dropped: an answer sent before all bytes are read would be lost with the connection
+            # the bytes are received and dropped, because an answer before that would be lost with the connection
             scratch = memoryview(bytearray(min(size, 1 << 20)))
             for at in range(0, size, len(scratch) or 1):
                 receive(connection, scratch[: size - at])
@@ -136,7 +139,7 @@ class SnapshotServer:
 
 
 def main() -> None:
-    """Serve until standard input ends, as it does when the parent exits."""
+    """Serve until standard input ends, which happens when the parent exits."""
     settings = json.loads(sys.stdin.readline())
     print(SnapshotServer(**settings).address, flush=True)
     sys.stdin.read()

@@ -1,4 +1,4 @@
-"""Stores in the memory of other nodes, and the choice of the store to restore from."""
+"""Stores in the memory of other nodes, and the search for the newest commit among several stores."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from orchestrator.storage.retry import Retry
 
 
 def peer_store(token: str, servers: list[str], write_to: list[str], attempt: str = "") -> Store:
-    """A store in the memory of snapshot servers. It gives up quickly, since the durable store has its commits too.
+    """Return a store in the memory of snapshot servers. It gives up quickly, because there is also the durable store.
 
     Args:
         token: the token that the servers were started with.
         servers: the addresses of all of them, nearest first.
-        write_to: those that keep this writer's shards; they should be on other nodes.
+        write_to: the servers that keep this writer's shards; they should be on other nodes.
         attempt: as in `Store`.
     """
     retry = Retry(attempts=2, first=0.05, deadline=10.0)
@@ -26,14 +26,14 @@ def peer_store(token: str, servers: list[str], write_to: list[str], attempt: str
 
 
 def rewind_memory(peers: Store | None, step: int) -> None:
-    """Remove what is newer than `step` from the memory of peers, of those that can be reached."""
+    """Remove everything after `step` from the memory of the peers that are reachable."""
     if peers is not None:
         with contextlib.suppress(OSError):
             rewind(peers, step)
 
 
 def rewind_all(peers: Store | None, durable: Store, step: int) -> None:
-    """Remove what is newer than `step` from the memory of peers, see `rewind_memory`, and from the durable store."""
+    """Remove everything after `step` from the memory of reachable peers and from the durable store."""
     rewind_memory(peers, step)
     rewind(durable, step)
 
@@ -41,14 +41,13 @@ def rewind_all(peers: Store | None, durable: Store, step: int) -> None:
 def newest_commit(
     stores: Sequence[Store], at_most: int | None = None, deep: bool = True
 ) -> tuple[Store, CommitManifest, list[str]] | None:
-    """The newest sound commit of several stores; of equally new ones that of the first store.
+    """Return the newest sound commit of several stores. For equally new ones the first store wins.
 
-    Give peer memory first and the durable store last. A store that cannot be reached is skipped, except the last one,
-    whose error is raised. For `at_most` and `deep` see `Store.latest`.
+    Give peer memory first and the durable store last. An unreachable store is skipped, except the last one, whose error
+    is raised. For `at_most` and `deep` see `Store.latest`.
 
     Returns:
-        The store, the manifest, and a line for every store or commit that was skipped; None if there is no sound
-        commit.
+        The store, the manifest, and a line for every store or commit that was skipped; None without a sound commit.
     """
     best: tuple[Store, CommitManifest] | None = None
     notes: list[str] = []

@@ -1,4 +1,4 @@
-"""The store of a run's commits: written by many processes, published once, found again after any crash."""
+"""The store of a run's commits. Many processes write a commit, one publishes it, and then it survives any crash."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 def merge_records(
     step: int, records: list[dict[str, Any]], meta: dict[str, Any], where: str
 ) -> CommitManifest:
-    """The manifest of a commit, checked, from the writers' records (see `shard.file_content`).
+    """Make and check the manifest of a commit from the writers' records (see `shard.file_content`).
 
     Raises:
         InputError: chunks overlap or leave holes, writers disagree, or `meta` lacks something.
@@ -85,13 +85,15 @@ def _tensors(records: list[dict[str, Any]], where: str) -> dict[str, TensorEntry
     return {name: TensorEntry(*kinds[name], tuple(chunks[name])) for name in sorted(chunks)}
 
 
-READ_BYTES = 16 << 20  # bytes read at once
+READ_BYTES = 16 << 20
+"""Bytes that are read at once to verify a file."""
 
-Span = tuple[int, int, str, str]  # first byte, byte after the last, checksum, what it covers
+Span = tuple[int, int, str, str]
+"""A range of bytes with a checksum: the first byte, the byte after the last, the checksum, and what it covers."""
 
 
 def checksummed_ranges(commit: CommitManifest) -> dict[str, list[Span]]:
-    """All ranges that have a checksum, in order, by file; together they cover the file."""
+    """Return all ranges that have a checksum, in order, by file. Together they cover the file."""
     found = {
         name: [(0, entry.header_bytes, entry.header, "the header")] for name, entry in commit.files.items()
     }
@@ -109,8 +111,10 @@ def checksummed_ranges(commit: CommitManifest) -> dict[str, list[Span]]:
 def damaged_ranges(
     backend: Backend, retry: Retry, commit: CommitManifest, file: str, ranges: list[Span]
 ) -> list[str]:
-    """A line for each range of a file whose checksum is wrong, up to one that cannot be read. A missing file is not
-    reported here, see `wrong_files`."""
+    """Return a line for each range of a file whose checksum is wrong. Stops at a range that cannot be read.
+
+    A missing file is not reported here, see `CommitManifest.wrong_files`.
+    """
     size = commit.files[file].size
     lines: list[str] = []
     base, held = 0, memoryview(b"")
@@ -132,16 +136,19 @@ def damaged_ranges(
 
 
 KEEP_MORE = "let the run keep more by checkpoint.keep or checkpoint.keep_every, or wait for its end"
-"""What to do about a commit that a run at work has removed."""
+"""The hint of errors about a commit that a running job has removed."""
 LOOKS = 5
-"""Most newest commits that are looked at one after another, each of which a run at work removes meanwhile."""
+"""How often the newest commit is looked for again when a running job removes commits meanwhile."""
 
 
 class Store:
-    """Commits below one path or fsspec URI (`<run>/checkpoints`). Every storage call is retried within bounds.
+    """The commits below one path or fsspec URI (`<run>/checkpoints`). Every storage call is retried within bounds.
 
-    A commit exists when its manifest does. Every shard file has a unique name, so that a writer that outlives its
-    attempt cannot touch what a later attempt published. Removing commits is `retention`'s.
+    A commit exists once its manifest exists. Every shard file has a unique name, so a writer that outlives its attempt
+    cannot touch what a later attempt published. The module `retention` removes commits.
+
+    Attributes:
+        skipped: the step of each commit that the last call of `latest` passed over, and why.
     """
 
     def __init__(
@@ -166,7 +173,7 @@ class Store:
             timeout: seconds for a small call to a remote store; large ones get more, by their size.
         """
         self.uri = uri
-        # for messages: the URI of peers contains their token
+        # shown in messages, because the URI of peers contains their token
         self.location = "peer memory" if uri.startswith("peers://") else uri.rstrip("/")
         self.attempt = attempt or uuid.uuid4().hex[:12]
         self.backend: Backend
@@ -177,7 +184,7 @@ class Store:
         self.timeout = timeout
 
     def settings(self) -> dict[str, Any]:
-        """The arguments of an equal store in another process, as JSON."""
+        """Return the arguments to open an equal store in another process, as JSON."""
         return {
             "uri": self.uri,
             "attempt": self.attempt,
@@ -191,12 +198,12 @@ class Store:
     # -- writing
 
     def write_shard(self, step: int, shard: int, pieces: Iterable[TensorPiece]) -> list[dict[str, Any]]:
-        """Write one writer's pieces durably; the returned records go to `publish`.
+        """Write one writer's pieces durably, and return the records for `publish`.
 
         Args:
             step: optimiser steps done.
             shard: any number, distinct between writers. It is part of file names only.
-            pieces: the pieces of tensors; of replicas only one writer writes.
+            pieces: the pieces of tensors. Of replicas, only one writer writes.
 
         Returns:
             One record per file, as JSON: its name, size, checksums and chunks.
@@ -204,10 +211,10 @@ class Store:
         return self.write_raw(step, shard, [piece.raw() for piece in pieces])
 
     def write_raw(self, step: int, shard: int, pieces: Iterable[shards.RawPiece]) -> list[dict[str, Any]]:
-        """`write_shard` with the pieces as bytes."""
+        """Do what `write_shard` does, with the pieces as bytes."""
 
         def write(group: list[shards.RawPiece]) -> dict[str, Any]:
-            # every try writes a new file, so that a delayed request of an earlier try cannot damage it
+            # every try writes a new file, so a delayed request of an earlier try cannot damage it
             def attempt() -> dict[str, Any]:
                 name = f"shard-{shard:05d}-{self.attempt}-{uuid.uuid4().hex[:8]}.safetensors"
                 cut = [panel for piece in group for panel in shards.panels(piece, self.block_bytes)]
@@ -224,7 +231,7 @@ class Store:
             return list(pool.map(write, groups))
 
     def publish(self, step: int, records: list[dict[str, Any]], meta: dict[str, Any]) -> CommitManifest:
-        """Publish the commit: write its manifest. Called once, after all writers are done.
+        """Publish a commit by writing its manifest. Call it once, after all writers are done.
 
         Args:
             step: optimiser steps done.
@@ -252,13 +259,15 @@ class Store:
         return commit
 
     def fence(self, attempt: int) -> None:
-        """Allow only that attempt of the run, and later ones, to publish. The gang of an earlier attempt may go on
-        behind a network partition, where it cannot be stopped, and still reach this store. A commit's attempt is in
-        `meta["attempt"]`."""
+        """Allow only this attempt of the run, and later ones, to publish.
+
+        The gang of an earlier attempt may still run behind a network partition, where it cannot be stopped, and reach
+        this store. A commit's attempt is in `meta["attempt"]`.
+        """
         self.retry(self.backend.replace, ATTEMPT_FILE, f"{attempt}\n".encode())
 
     def fenced(self) -> int:
-        """The first attempt that may publish; 0 if there is no fence or its file is damaged."""
+        """Return the first attempt that may publish; 0 without a fence, or if its file is damaged."""
         try:
             return int(self.retry(self.backend.read, ATTEMPT_FILE))
         except (FileNotFoundError, IsADirectoryError, ValueError):
@@ -271,8 +280,11 @@ class Store:
             raise InputError(f"attempt {fence} has taken over", self._where(commit.step), hint)
 
     def _publish_over(self, commit: CommitManifest, path: str, data: bytes) -> None:
-        """Publish where there is a manifest already. It may be ours, if the answer to the put was lost; damaged; of an
-        earlier attempt that published just before it was fenced; or another sound one, which is an error."""
+        """Publish although a manifest exists already.
+
+        It may be our own, if the answer to the first request was lost. A damaged one, or one that an earlier attempt
+        published just before it was fenced, is replaced. Any other sound manifest is an error.
+        """
         if self.retry(self.backend.read, path) == data:
             return
         if not self.verify(commit.step) and not self._is_from_earlier_attempt(commit):
@@ -282,22 +294,22 @@ class Store:
         self.retry(self.backend.publish, path, data)
 
     def _is_from_earlier_attempt(self, commit: CommitManifest) -> bool:
-        """Whether the published commit of that step is of an earlier attempt of the same run."""
+        """Whether the published commit of this step belongs to an earlier attempt of the run."""
         published, ours = self.manifest(commit.step).meta.get("attempt"), commit.meta.get("attempt")
         return published is not None and ours is not None and published < ours
 
     # -- reading
 
     def steps(self) -> list[int]:
-        """The steps that have a manifest, sound or not, ascending."""
+        """Return the steps that have a manifest, sound or not, in ascending order."""
         return sorted(published_steps(self.retry(self.backend.list)))
 
     def manifest(self, step: int) -> CommitManifest:
-        """The manifest of a step.
+        """Return the manifest of a step.
 
         Raises:
             CorruptCommit: it is damaged or cannot be read.
-            InputError: there is none, or this version cannot read it.
+            InputError: it does not exist, or this version cannot read it.
         """
         try:
             return self._manifest(step)
@@ -305,7 +317,7 @@ class Store:
             raise InputError("there is no commit", self._where(step), f"steps: {self.steps()}") from None
 
     def _manifest(self, step: int) -> CommitManifest:
-        """As `manifest`; raises FileNotFoundError where there is none."""
+        """As `manifest`, but raises FileNotFoundError if it does not exist."""
         try:
             raw = read_stored(self.retry, self.backend.read, f"{commit_folder(step)}/{MANIFEST}")
         except LostBytes as error:
@@ -317,15 +329,15 @@ class Store:
         return found
 
     def latest(self, at_most: int | None = None, deep: bool = True) -> CommitManifest | None:
-        """The newest sound commit, None if there is none. Unsound ones are skipped and listed in `skipped`.
+        """Return the newest sound commit, None without one. Unsound ones are skipped and listed in `skipped`.
 
         Args:
             at_most: consider only this step and earlier ones.
-            deep: verify every byte by its checksum; otherwise only the manifest and the sizes of files.
+            deep: whether to verify every byte by its checksum, instead of only the manifest and the sizes of files.
 
         Raises:
-            InputError: the newest is undamaged but cannot be read: newer schema, or files outside its folder; or one
-                after the other was removed by a run at work while it was looked at.
+            InputError: the newest commit is undamaged, but this version cannot read it, because of a newer schema or
+                files outside its folder; or a running job removed one commit after another while they were read.
         """
         for _ in range(LOOKS):
             found, is_gone = self._newest(at_most, deep)
@@ -334,7 +346,7 @@ class Store:
         raise InputError("a run at work removes each commit while it is read", self.location, KEEP_MORE)
 
     def _newest(self, at_most: int | None, deep: bool) -> tuple[CommitManifest | None, bool]:
-        """As `latest`, and whether a run at work has removed one that was listed: what stands in its place is not."""
+        """As `latest`, and whether a running job removed a listed commit, so that the list must be read again."""
         self.skipped = []
         sizes = self.retry(self.backend.list)
         for step in sorted(published_steps(sizes), reverse=True):
@@ -343,7 +355,7 @@ class Store:
             try:
                 found = self._manifest(step)
             except FileNotFoundError:
-                # A run at work has removed it since, and what stands in its place may not have been listed.
+                # A running job has removed it, and the commit that replaces it may not have been listed.
                 if step not in self.steps():
                     return None, True
                 self.skipped.append((step, f"{self._where(step)}: the manifest is no file"))
@@ -360,8 +372,10 @@ class Store:
         return None, False
 
     def verify(self, step: int) -> list[str]:
-        """A line for every damaged block and every cut, missing or unreadable file of a commit; empty if it is
-        sound."""
+        """Return a line for every damaged block and every short, missing or unreadable file of a commit.
+
+        The list is empty for a sound commit.
+        """
         try:
             found = self.manifest(step)
         except CorruptCommit as error:
@@ -370,8 +384,8 @@ class Store:
         return found.wrong_files(sizes) + self._check_bytes(found)
 
     def reader(self, manifest: CommitManifest) -> Reader:
-        """Reads slices of a commit's tensors."""
-        # imported here because it brings torch, which the process that writes commits does not load
+        """Return a reader of the commit's tensors."""
+        # imported here because it imports torch, which the process that writes commits must not load
         from orchestrator.checkpoint.reader import Reader
 
         return Reader(self.backend, self.retry, commit_folder(manifest.step), manifest)

@@ -1,5 +1,5 @@
-"""What happens when, and why: `decide` is a pure function, `controller` observes, acts and records.
+"""Drive one run: `decide` is a pure function that makes the decisions, `controller` observes, acts and records.
 
-It computes nothing of the training itself: it gives a task to a gang and hears of it. No torch, and Ray only through
-`cluster`.
+The gang does all training; the controller gives it a task and polls it. The package imports neither torch nor Ray; it
+uses Ray through `cluster`.
 """

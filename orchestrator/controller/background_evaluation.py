@@ -1,7 +1,7 @@
-"""Evaluations of commits on a worker of their own, one at a time and in order, while the run trains on.
+"""Evaluate commits on a separate worker, one at a time and in order, while the run trains on.
 
-`decide` says which is evaluated when. What waits follows from the commits and the rows of evals.jsonl alone, so that a
-controller that dies loses nothing: the next finds the same.
+`decide` says which commit is evaluated when. The waiting commits follow from the store and evals.jsonl alone, so the
+next controller finds the same ones.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from orchestrator.train.task import ENTRY, EVALUATION_PATIENCE, Task
 SILENCE = 60.0
 """Seconds without a heartbeat after which the process counts as dead."""
 PLACEMENT = START_TIMEOUT + 60.0
-"""Seconds for a worker to be placed and to have all imports done."""
+"""Seconds for a worker to be placed and to finish its imports."""
 
 
 @dataclass(frozen=True)
 class WaitingCommit:
-    """A commit that is to be evaluated: its step, its attempt, and the micro-batch of its layout."""
+    """A commit that waits to be evaluated: its step, its attempt, and the micro-batch of its layout."""
 
     step: int
     attempt: int
@@ -44,31 +44,46 @@ class WaitingCommit:
 class EvaluationBeside:
     """The commits that wait to be evaluated, and the process that evaluates the first of them.
 
-    `failed` says why the last try has just failed, empty otherwise.
+    Attributes:
+        failed: why the evaluation has just failed, as of the last `look`; empty if it has not.
     """
 
     def __init__(self, cluster: Cluster, spec: JobSpec, run: RunDir, faults: tuple[str, ...] = ()) -> None:
         """`faults` are injected, for tests."""
-        self._cluster, self._spec, self._run, self._faults = cluster, spec, run, faults
+        self._cluster = cluster
+        self._spec = spec
+        self._run = run
+        self._faults = faults
         self._bundle = spec.resources.per_worker.bundle
-        # Never changed in place: what asks for the status reads it from another thread.
+        # Replaced, never changed in place, because `status` reads it from another thread.
         self._waiting: dict[int, WaitingCommit] = {}
+        """The waiting commits by step, including the one in evaluation."""
         self._gang: Gang | None = None
-        self._step: int | None = None  # that is evaluated by a process
-        self._batches, self._moved = 0, 0.0
-        self._waits = ""
-        self._told: list[str] = []
+        """The worker, while there is one."""
+        self._step: int | None = None
+        """The step in evaluation, None while no process evaluates."""
+        self._batches = 0
+        """How many batches the process has evaluated."""
+        self._moved = 0.0
+        """The monotonic time of the last progress: a batch, a start, or the request for a worker."""
+        self._waits_for = ""
+        """What an evaluation waits for, as last reported."""
+        self._news: list[str] = []
+        """Lines that `news` has not returned yet."""
         self._tried: set[int] = set()
-        self._failure = self.failed = ""
+        """Steps whose evaluation was started at least once."""
+        self._failure = ""
+        """Why the evaluation failed since the last `look`."""
+        self.failed = ""
 
     @property
     def waiting(self) -> tuple[int, ...]:
-        """The steps of the commits that wait, that which is evaluated included, in order."""
+        """The steps of the waiting commits in order, including the one in evaluation."""
         return tuple(self._waiting)
 
     @property
     def text(self) -> str:
-        """What is evaluated and what waits, in a line; empty if nothing does."""
+        """A line about the commit in evaluation and those that wait; empty without any."""
         waiting = self.waiting
         if not waiting:
             return ""
@@ -79,26 +94,29 @@ class EvaluationBeside:
         return f"step {first} {how}" + (f"; {len(others)} more wait" if others else "")
 
     def news(self, phase: Phase) -> list[str]:
-        """A line for each thing that happened since the last call and that a user should know; none in phases of which
-        a further event would tell that they begin."""
+        """Return a line for each thing that happened since the last call and that a user should know.
+
+        Returns nothing in phases other than BEGINS, where an event would look like the begin of the phase.
+        """
         if phase not in BEGINS:
             return []
-        told, self._told = self._told, []
-        return told
+        news, self._news = self._news, []
+        return news
 
     def held(self) -> int:
-        """How many workers it occupies."""
+        """Return how many workers the evaluation occupies."""
         return self._gang.held() if self._gang is not None else 0
 
     def find(self, history: RunHistory) -> None:
-        """Find the commits that wait; what is evaluated goes on if it is one of them.
+        """Find the waiting commits. An evaluation in progress goes on if its commit is still among them.
 
-        A commit that does not have the row which evals.jsonl has of it is given that.
+        If evals.jsonl has the row of a commit that does not hold it, the row is attached to the commit.
         """
         if not self._spec.evaluates_beside:
             return
-        store, found = history.store, dict[int, WaitingCommit]()
-        known = {row["step"]: row for row in history.evaluations.rows.newest()}
+        store = history.store
+        waiting: dict[int, WaitingCommit] = {}
+        evaluated = {row["step"]: row for row in history.evaluations.rows.newest()}
         for step in store.steps():
             try:
                 commit = store.manifest(step)
@@ -106,24 +124,26 @@ class EvaluationBeside:
                 continue
             if not awaits(store, commit):
                 continue
-            if (row := known.get(step)) is not None and is_of(row, commit):
+            if (row := evaluated.get(step)) is not None and is_of(row, commit):
                 attach(store, row)
                 continue
             layout = Layout.from_json(commit.meta["layout"])
-            found[step] = WaitingCommit(step, commit.meta["attempt"], layout.micro_batch)
-        if self._step is not None and found.get(self._step) != self._waiting.get(self._step):
+            waiting[step] = WaitingCommit(step, commit.meta["attempt"], layout.micro_batch)
+        if self._step is not None and waiting.get(self._step) != self._waiting.get(self._step):
             self.stop()
-        self._waiting = found
+        self._waiting = waiting
 
     def settle(self, history: RunHistory) -> None:
-        """Have all results stored, so that it is known what waits and which commit is the best, and remove what is not
-        kept; called while no ranks run."""
+        """Store all results, find the waiting commits, and remove commits that are not kept.
+
+        Call it while no ranks run. With all results stored it is known which commit is the best.
+        """
         history.settle()
         self.find(history)
         prune(history.store, retention_of(self._spec))
 
     def published(self, step: int, state: State) -> None:
-        """Hear of a commit of the attempt in `state`; it waits from now on if the job asks for its evaluation."""
+        """Note a new commit of the attempt in `state`. It waits from now on if the job asks for its evaluation."""
         if self._spec.is_due_beside(step) and step not in self._waiting:
             assert state.layout is not None
             commit = WaitingCommit(step, state.attempt, state.layout.micro_batch)
@@ -137,21 +157,28 @@ class EvaluationBeside:
         base: dict[str, Any] | None = None,
         folder_config: dict[str, Any] | None = None,
     ) -> None:
-        """Evaluate the commit that `state` says and no other, or nothing, on the held-out text in `data`, whose digest
-        is `shards`; `base` are the weights that the run began with, and `folder_config` what it has kept of a folder's
-        configuration.
+        """Evaluate the commit that `state.evaluating` names, and stop any other evaluation.
 
-        Returns at once: a worker is placed, and the process started in it, in later calls.
+        Returns at once. Later calls place a worker and start the process in it.
+
+        Args:
+            state: the state that was decided on.
+            data: the prepared data, which includes the held-out text.
+            shards: its digest.
+            base: the pretrained weights that the run began with.
+            folder_config: the configuration of a pretrained folder, as the run keeps it.
         """
-        if state.evaluation_waits and not self._waits:
-            self._told.append(f"{self.text}: there is no {state.evaluation_waits}")
-        step, self._waits = state.evaluating, state.evaluation_waits
+        if state.evaluation_waits and not self._waits_for:
+            self._news.append(f"{self.text}: there is no {state.evaluation_waits}")
+        step = state.evaluating
+        self._waits_for = state.evaluation_waits
         if step is None or (self._step is not None and self._step != step):
             self.stop()
         if step is None or self._step is not None or step not in self._waiting:
             return
         if self._gang is None:
-            self._gang, self._moved = self._cluster.gang(), time.monotonic()
+            self._gang = self._cluster.gang()
+            self._moved = time.monotonic()
             self._gang.prewarm(1, self._bundle, ENTRY)
         self._gang.poll(0)
         if self._gang.ready():
@@ -162,26 +189,30 @@ class EvaluationBeside:
             except TimeoutError as error:
                 self._fail(step, str(error))
                 return
-            self._step, self._batches, self._moved = step, 0, time.monotonic()
+            self._step = step
+            self._batches = 0
+            self._moved = time.monotonic()
         elif time.monotonic() - self._moved > PLACEMENT:
             self._fail(step, f"no worker was ready for it within {PLACEMENT:.0f} s")
 
     def look(self, history: RunHistory) -> None:
-        """See how the evaluation goes; the row of one that has ended is added to the history."""
+        """Poll the evaluation. Add its row to the history when it has ended."""
         if self._gang is not None and self._step is not None:
             self._look(history, self._gang.poll(0), self._step)
-        self.failed, self._failure = self._failure, ""
+        self.failed = self._failure
+        self._failure = ""
 
     def _look(self, history: RunHistory, status: GangStatus, step: int) -> None:
         rank = status.ranks[0]
         if rank.evaluated_batches != self._batches:
-            self._batches, self._moved = rank.evaluated_batches, time.monotonic()
+            self._batches = rank.evaluated_batches
+            self._moved = time.monotonic()
         if rank.state == "done":
             self._step = None
             self._forget(step)
             history.evaluated(rank.result["evaluation"])
-        elif why := self._wrong(rank, status.at):
-            if rank.cause.kind == "corrupt_commit":  # it has no result: nothing is gained by another try
+        elif why := self._problem_of(rank, status.at):
+            if rank.cause.kind == "corrupt_commit":  # another try would fail, too
                 self._forget(step)
             self._fail(step, why)
 
@@ -189,7 +220,7 @@ class EvaluationBeside:
         self._waiting = {other: commit for other, commit in self._waiting.items() if other != step}
 
     def stop(self) -> None:
-        """End what is evaluated, and give back the worker."""
+        """Stop the evaluation in progress, and free the worker."""
         self._step = None
         if self._gang is not None:
             self._gang.close()
@@ -203,10 +234,9 @@ class EvaluationBeside:
         base: dict[str, Any] | None,
         folder_config: dict[str, Any] | None,
     ) -> Task:
-        """The task of one process, which writes nothing."""
-        faults = (
-            () if commit.step in self._tried else self._faults
-        )  # in the first try, as in the first attempt
+        """Return the task of the evaluating process."""
+        # Faults are injected in the first try only, as in the first attempt of a run.
+        faults = () if commit.step in self._tried else self._faults
         self._tried.add(commit.step)
         return Task.of_evaluation(
             self._spec,
@@ -222,8 +252,8 @@ class EvaluationBeside:
             folder_config=folder_config,
         )
 
-    def _wrong(self, rank: RankStatus, at: float) -> str:
-        """Why the process gives no result, as seen at that time; empty if it may yet."""
+    def _problem_of(self, rank: RankStatus, at: float) -> str:
+        """Return why the process will give no result, as of the monotonic time `at`; empty if it still may."""
         if rank.state in FINISHED:
             return rank.error or "its process ended"
         if at - rank.last_heartbeat > SILENCE:
@@ -234,5 +264,5 @@ class EvaluationBeside:
     def _fail(self, step: int, why: str) -> None:
         self._failure = why if step in self._waiting else ""
         again = "" if step in self._waiting else "; it stays without one"
-        self._told.append(f"the evaluation of step {step} failed: {why}{again}")
+        self._news.append(f"the evaluation of step {step} failed: {why}{again}")
         self.stop()

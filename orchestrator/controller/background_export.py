@@ -1,4 +1,4 @@
-"""Exports in a process beside training, one at a time."""
+"""Export commits and evaluate tasks in a process beside training, one at a time."""
 
 from __future__ import annotations
 
@@ -19,52 +19,63 @@ from orchestrator.storage.row_types import EvaluationRow
 from orchestrator.storage.run_directory import RunDir
 
 LONGEST_TASKS = 7200.0
-"""Seconds that the evaluation may take; a longer one has the command `evaluate --tasks`."""
+"""Seconds that the evaluation of tasks may take. The command `evaluate --tasks` runs longer ones."""
 
 
 class FinalTasks:
-    """Evaluates the commit that a run ends with, or the best one where the job keeps it. `tell` hears, in a line,
-    of the row, which comes as `tasks`, or of an evaluation that failed: it takes nothing from the run."""
+    """Evaluates the tasks of a job on the run's last commit, or on its best one if the job keeps that.
+
+    A failure is reported and does not fail the run.
+
+    Attributes:
+        done: whether the evaluation has ended, or there are no tasks.
+    """
 
     def __init__(self, cluster: Cluster, spec: JobSpec, run: RunDir, tell: Callable[..., None]) -> None:
-        self._cluster, self._run, self._tell = cluster, run, tell
+        """`tell` gets a line about the outcome, and the row of a success as `tasks`."""
+        self._cluster = cluster
+        self._run = run
+        self._tell = tell
         self._paths = list(spec.evaluate.tasks) if spec.evaluate else []
         self._best = spec.checkpoint.best_metric is not None
-        self._under_way: RemoteTask | None = None
+        self._task: RemoteTask | None = None
+        """The evaluation in progress."""
         self._began = 0.0
+        """The monotonic time at which it began."""
         self.done = not self._paths
 
     def advance(self, step: int) -> None:
-        """Go on with the evaluation of a run that ends at that step."""
-        if self._under_way is None:
+        """Start the evaluation of a run that ends at `step`, or take its result if it has ended."""
+        if self._task is None:
             self._began = time.monotonic()
-            arguments = self._run.uri, step, self._paths, self._best
-            self._under_way = self._cluster.run_task(evaluate_commit_on_tasks, *arguments)
+            self._task = self._cluster.run_task(
+                evaluate_commit_on_tasks, self._run.uri, step, self._paths, self._best
+            )
             return
         late = time.monotonic() - self._began > LONGEST_TASKS
-        if not self._under_way.done() and not late:
+        if not self._task.done() and not late:
             return
         self.done = True
         try:
             if late:
                 raise TimeoutError(f"it was not done after {LONGEST_TASKS:.0f} s")
-            row: EvaluationRow = self._under_way.result()
+            row: EvaluationRow = self._task.result()
             self._tell(f"tasks at step {row['step']}: {in_words(row)}", tasks=row)
-        except Exception as error:  # whatever it is, the run is trained
+        except Exception as error:  # any error, since the training itself has succeeded
             why = " ".join(str(error).split())[:300]
             self._tell(f"the tasks were not evaluated: {type(error).__name__}: {why}")
         finally:
             self.stop()
 
     def stop(self) -> None:
-        """End the evaluation that is under way, if there is one."""
-        if self._under_way is not None:
-            self._under_way.cancel()
-            self._under_way = None
+        """Stop the evaluation in progress, if any."""
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
 
 
 def in_words(row: EvaluationRow) -> str:
-    """The first metric of each task."""
+    """Return the first metric of each task as text."""
     return ", ".join(
         f"{name} {next(iter(metrics))} {next(iter(metrics.values())):.4g}"
         for name, metrics in row["sets"].items()
@@ -72,80 +83,102 @@ def in_words(row: EvaluationRow) -> str:
 
 
 LONGEST = 7200.0
-"""Seconds that an export may take: a hundred billion parameters are read and written within, at 200 MB a second."""
+"""Seconds that an export may take. That is enough for a hundred billion parameters at 200 MB a second."""
 OF_THE_FOLDER = ("receipt", "run", "evaluation", "files")
-"""What export.json holds beside what `export` returns."""
+"""Keys of export.json that `export` does not return."""
 
 
 def export_commit(run_uri: str, step: int, target: str) -> dict[str, Any]:
-    """Export the commit at `step` of a run that trains on; where that is removed already, the newest. As `export`."""
+    """Export a commit of a run that is still training. For the result see `export`.
+
+    Args:
+        run_uri: the run directory.
+        step: the step of the commit. If it has been removed meanwhile, the newest commit is exported.
+        target: the folder to write.
+    """
 
     def choose(store: Store, _: int | None) -> int:
         newest = None if step in store.steps() else store.latest(deep=False)
         return newest.step if newest else step
 
-    def write(there: int) -> dict[str, Any]:
-        return export.export(run_uri, there, target)
+    def write(chosen_step: int) -> dict[str, Any]:
+        return export.export(run_uri, chosen_step, target)
 
     return read_chosen(Store(RunDir(run_uri).commits), None, write, choose)
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is to be exported: the commit at `step`, or the `best` of those that were evaluated up to there."""
+    """What to export: the commit at `step`, or with `best` the best commit up to there."""
 
     step: int
     best: bool = False
 
 
 class BackgroundExport:
-    """Writes commits of a run where its job says. `tell` hears, in a line, of an export that failed; `tasks` are
-    evaluated after the last one."""
+    """Exports commits of a run to the folder that its job names.
+
+    Attributes:
+        done: what `export` returned for the last export, empty before the first.
+        tasks: evaluates the tasks of the job after the last export.
+    """
 
     def __init__(self, cluster: Cluster, spec: JobSpec, run: RunDir, tell: Callable[..., None]) -> None:
-        self._cluster, self._checkpoint, self._run, self._tell = cluster, spec.checkpoint, run, tell
+        """`tell` gets a line about each export that failed."""
+        self._cluster = cluster
+        self._checkpoint = spec.checkpoint
+        self._run = run
+        self._tell = tell
         self._target = spec.checkpoint.export_to or run.at("export")
-        self._under_way: tuple[Wanted, RemoteTask] | None = None
-        self._began, self._before = 0.0, ""
+        self._task: tuple[Wanted, RemoteTask] | None = None
+        """The export in progress."""
+        self._began = 0.0
+        """The monotonic time at which it began."""
+        self._mark_before = ""
+        """The mark of the target folder before it, see `mark_of`."""
         self._failures: dict[Wanted, str] = {}
+        """Why exports failed."""
         self._exported: Wanted | None = None
+        """The last successful export."""
         self.done: dict[str, Any] = {}
         self.tasks = FinalTasks(cluster, spec, run, tell)
 
     def has_last(self, step: int) -> bool:
-        """Whether what was exported last is the model of a run that ends at that step."""
+        """Whether the last export is the final model of a run that ends at `step`."""
         return self._exported == self._last(step)
 
     def failed(self, step: int) -> str:
-        """Why the export of a run that ends at that step failed, empty if it did not."""
+        """Return why the export of a run that ends at `step` failed; empty if it did not."""
         return self._failures.get(self._last(step), "")
 
     def published(self, step: int) -> None:
-        """Hear of a commit; it is exported if the job wants each of them."""
+        """Note a new commit. It is exported if the job wants an export of each."""
         if self._checkpoint.export and self._checkpoint.export_at == "commit":
             self._advance(Wanted(step), beside=True)
 
     def advance(self, step: int) -> None:
-        """Go on with the export of a run that ends at that step: its last commit, or the best by an evaluation."""
+        """Start or continue the export of a run that ends at `step`: its last commit, or the best by an evaluation."""
         self._advance(self._last(step))
 
     def _last(self, step: int) -> Wanted:
         return Wanted(step, best=self._checkpoint.best_metric is not None)
 
     def try_again(self) -> None:
-        """Forget the failures so far."""
+        """Forget earlier failures, so that a failed export is tried again."""
         self._failures.clear()
 
     def settle(self, step: int) -> bool:
-        """End what is under way, and tell whether the model of a run that ends at that step is there: it may have been
-        published in this very moment, while its process was still to say so."""
-        if self._under_way is not None:
-            wanted, run_task = self._under_way
-            if run_task.done():
+        """Stop the export in progress. Return whether the final model of a run that ends at `step` is exported.
+
+        The process may have published the folder without having reported that yet, which the folder's mark shows.
+        """
+        if self._task is not None:
+            wanted, task = self._task
+            if task.done():
                 self._advance(wanted)
                 return self.has_last(step)
             self.stop()
-            if (mark := mark_of(self._target)) not in ("", self._before):
+            if (mark := mark_of(self._target)) not in ("", self._mark_before):
                 facts = json.loads(mark)
                 self.done = {"uri": self._target, "sample": None}
                 self.done |= {key: value for key, value in facts.items() if key not in OF_THE_FOLDER}
@@ -153,38 +186,47 @@ class BackgroundExport:
         return self.has_last(step)
 
     def stop(self) -> None:
-        """End what is under way, if there is something: an export leaves nothing in its place."""
+        """Stop the export and the evaluation in progress, if any. A stopped export leaves its target unchanged."""
         self.tasks.stop()
-        if self._under_way is not None:
-            self._under_way[1].cancel()
-            self._under_way = None
+        if self._task is not None:
+            _, task = self._task
+            task.cancel()
+            self._task = None
 
     def _advance(self, wanted: Wanted, beside: bool = False) -> None:
-        """Take the result of an export that has ended, and start what is wanted unless one is under way; `beside`
-        training, a later one does as well."""
-        if self._under_way is not None:
-            exported, run_task = self._under_way
+        """Take the result of an export that has ended, and start the wanted one unless one is in progress.
+
+        Args:
+            wanted: what to export.
+            beside: whether the run is still training. A later export then serves as well.
+        """
+        if self._task is not None:
+            exported, task = self._task
             late = time.monotonic() - self._began > LONGEST
-            if not run_task.done() and not late:
+            if not task.done() and not late:
                 return
             try:
                 if late:
                     self.stop()
                     raise TimeoutError(f"it was not done after {LONGEST:.0f} s")
-                self.done = run_task.result()
+                self.done = task.result()
                 self._exported = exported if exported.best else Wanted(self.done["step"])
                 self._failures.pop(exported, None)
-            except Exception as error:  # whatever it is, training goes on
+            except Exception as error:  # any error, since training goes on
                 why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
                 self._failures[exported] = why
                 self._tell(f"the export of step {exported.step} failed: {why}")
                 if exported == wanted:
                     return
             finally:
-                self._under_way = None
+                self._task = None
         if self._exported == wanted or (beside and self._exported and wanted.step < self._exported.step):
             return
-        self._began, self._before = time.monotonic(), mark_of(self._target)
-        arguments = self._run.uri, wanted.step, self._target
-        call = (export_commit, *arguments) if beside else (export.export, *arguments, wanted.best)
-        self._under_way = (wanted, self._cluster.run_task(*call))
+        self._began = time.monotonic()
+        self._mark_before = mark_of(self._target)
+        uri, step, target = self._run.uri, wanted.step, self._target
+        if beside:
+            task = self._cluster.run_task(export_commit, uri, step, target)
+        else:
+            task = self._cluster.run_task(export.export, uri, step, target, wanted.best)
+        self._task = (wanted, task)

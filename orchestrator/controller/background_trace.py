@@ -1,4 +1,4 @@
-"""What the layout that trains needs by the trace of its program, found while it trains and written into plan.json."""
+"""Predict the memory of layouts by tracing their program, in a process of its own, and write plan.json."""
 
 from __future__ import annotations
 
@@ -19,38 +19,45 @@ from orchestrator.planner.plan import Verdict
 from orchestrator.planner.planner import Planner
 
 AFTER = 120.0
-"""Seconds that a layout has trained before it is traced, which takes some seconds of a processor: too many for a short
-run."""
+"""Seconds that a layout trains before it is traced. A trace takes seconds of CPU time, too much for a short run."""
 AT_END = 5.0
-"""Seconds that the end of a run waits for a trace that is under way."""
+"""Seconds that the end of a run waits for a trace in progress."""
 BEFORE = 90.0
-"""Seconds that a start waits for the traces of layouts that may be too large."""
+"""Seconds that a start waits for traces of layouts that may not fit in memory."""
 LOOK = 0.2
-"""Seconds between two looks at them."""
+"""Seconds between two polls of those traces."""
 
 
 def verdicts_before(
     spec: JobSpec, machine: Machine, is_stopped: Callable[[], bool], workers: int
 ) -> dict[Layout, Verdict]:
-    """What traces say of layouts for so many workers, which a process of its own makes; nothing
-    where it fails, takes too long, or the run `is_stopped`: then the formula decides."""
-    asked = {"job": dump(spec), "workers": workers, "machine": dataclasses.asdict(machine)}
+    """Trace layouts before a start, in a process of its own, and return the verdicts.
+
+    Returns nothing if the process fails or takes too long, or if the run is stopped. The formula decides then.
+
+    Args:
+        spec: the job.
+        machine: one worker.
+        is_stopped: returns whether the run is to stop.
+        workers: the number of workers to plan for.
+    """
+    request = {"job": dump(spec), "workers": workers, "machine": dataclasses.asdict(machine)}
     end = time.monotonic() + BEFORE
     with tempfile.TemporaryFile() as answer:
         try:
-            process = _asked(asked, answer)
+            process = _start_tracer(request, answer)
         except OSError:
             return {}
         while process.poll() is None and time.monotonic() < end and not is_stopped():
             time.sleep(LOOK)
         process.kill()
         process.wait()
-        found = _read(answer).get("verdicts", [])
-    return {Layout.from_json(layout): Verdict(**verdict) for layout, verdict in found}
+        verdicts = _read(answer).get("verdicts", [])
+    return {Layout.from_json(layout): Verdict(**verdict) for layout, verdict in verdicts}
 
 
-def _asked(asked: dict[str, Any], answer: IO[bytes]) -> subprocess.Popen[bytes]:
-    """Start `orchestrator.planner.trace.background_tracer`; it writes its reply to `answer`."""
+def _start_tracer(request: dict[str, Any], answer: IO[bytes]) -> subprocess.Popen[bytes]:
+    """Start `orchestrator.planner.trace.background_tracer`. It writes its reply to the file `answer`."""
     process = subprocess.Popen(
         command_of("orchestrator.planner.trace.background_tracer", str(os.getpid())),
         stdin=subprocess.PIPE,
@@ -59,54 +66,72 @@ def _asked(asked: dict[str, Any], answer: IO[bytes]) -> subprocess.Popen[bytes]:
         env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
     )
     assert process.stdin is not None
-    with process.stdin as given:
-        given.write(json.dumps(asked).encode())
+    with process.stdin as pipe:
+        pipe.write(json.dumps(request).encode())
     return process
 
 
 def _read(answer: IO[bytes]) -> dict[str, Any]:
-    """What the process has said; empty if it has failed."""
+    """Return the reply of the process, empty if it has failed."""
     answer.seek(0)
     try:
-        found: dict[str, Any] = json.loads(answer.read().splitlines()[-1])
+        reply: dict[str, Any] = json.loads(answer.read().splitlines()[-1])
     except (IndexError, ValueError):
         return {}
-    return found
+    return reply
 
 
 class TraceBeside:
-    """Predicts the layout that starts, and traces once each that trains for long enough. `write` is given what
-    plan.json is to hold."""
+    """Writes the plan of the layout that starts, and traces each layout once it has trained for long enough."""
 
     def __init__(self, spec: JobSpec, write: Callable[[dict[str, Any]], None]) -> None:
-        self._spec, self._write = spec, write
-        self._document: dict[str, Any] = {}
-        self._asked: dict[str, Any] = {}
+        """`write` gets the content of plan.json."""
+        self._spec = spec
+        self._write = write
         self._layout = Layout()
-        self._known: dict[Layout, dict[str, Any]] = {}
-        self._process: subprocess.Popen[bytes] | None = None
-        self._answer: IO[bytes] | None = None
+        """The layout that starts or trains."""
+        self._document: dict[str, Any] = {}
+        """Its plan by the formula."""
+        self._request: dict[str, Any] = {}
+        """The request to trace it."""
         self._trains_since: float | None = None
+        """The monotonic time of its first step, None before that."""
+        self._traced: dict[Layout, dict[str, Any]] = {}
+        """The results of traces."""
         self._tried: set[Layout] = set()
+        """Layouts whose trace was started."""
+        self._process: subprocess.Popen[bytes] | None = None
+        """The trace in progress."""
+        self._answer: IO[bytes] | None = None
+        """The file with its reply."""
 
     def begin(self, planner: Planner, attempt: int, workers: int) -> None:
-        """Write the plan for so many workers, with its trace if there is one already."""
+        """Write the plan of a layout that starts, with its trace if it was traced before.
+
+        Args:
+            planner: plans the layout.
+            attempt: the attempt that starts.
+            workers: the number of its workers.
+        """
         self.stop()
         plan = planner.plan(workers)
-        self._layout, self._trains_since = plan.chosen.layout, None
+        self._layout = plan.chosen.layout
+        self._trains_since = None
         self._document = {"attempt": attempt, **planner.document(plan)}
-        self._asked = {
+        self._request = {
             "job": dump(self._spec),
             "layout": self._layout.to_json(),
             "by_stage": plan.by_stage,
             "formula": plan.chosen.memory,
             "memory": plan.machine.memory,
         }
-        self._tell()
+        self._write_plan()
 
     def look(self, trains: bool) -> None:
-        """Trace the layout once it has trained for a while, and write what was found; called often, `trains` where it
-        has made a step."""
+        """Trace the layout once it has trained for AFTER seconds, and write the result. Call it often.
+
+        `trains` says that the layout has made a step since the last call.
+        """
         if self._process is not None:
             if self._process.poll() is not None:
                 self._take()
@@ -114,13 +139,13 @@ class TraceBeside:
         now = time.monotonic()
         if trains and self._trains_since is None:
             self._trains_since = now
-        if self._trains_since is None or self._layout in self._tried or self._layout in self._known:
+        if self._trains_since is None or self._layout in self._tried or self._layout in self._traced:
             return
         if now - self._trains_since >= AFTER:
             self._start()
 
     def end(self) -> None:
-        """At the end of the run: wait a little for a trace that is under way."""
+        """Wait a little for a trace in progress, at the end of the run."""
         if self._process is None:
             return
         try:
@@ -131,7 +156,7 @@ class TraceBeside:
             self._take()
 
     def stop(self) -> None:
-        """End the trace that is under way; the layout may be traced when it starts again."""
+        """Stop the trace in progress. The layout may be traced again when it starts again."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -142,28 +167,28 @@ class TraceBeside:
         self._tried.add(self._layout)
         self._answer = tempfile.TemporaryFile()  # noqa: SIM115
         try:
-            self._process = _asked(self._asked, self._answer)
-        except OSError:  # it says no more than the formula does
+            self._process = _start_tracer(self._request, self._answer)
+        except OSError:  # the formula stands
             self.stop()
             self._tried.add(self._layout)
 
     def _take(self) -> None:
-        """Write the plan with what the process has found; if it has failed, the formula's figures stay."""
+        """Write the plan with the result of the trace. If the trace has failed, the formula's figures stay."""
         assert self._answer is not None
-        found = _read(self._answer)
+        result = _read(self._answer)
         self._close()
-        if found:
-            self._known[self._layout] = found
-            self._tell()
+        if result:
+            self._traced[self._layout] = result
+            self._write_plan()
 
     def _close(self) -> None:
         if self._answer is not None:
             self._answer.close()
         self._process = self._answer = None
 
-    def _tell(self) -> None:
+    def _write_plan(self) -> None:
         document = dict(self._document)
-        if traced := self._known.get(self._layout):
+        if traced := self._traced.get(self._layout):
             document["predicted"] = {**document["predicted"], **traced["predicted"]}
             document["memory"] = traced["memory"]
         self._write(document)

@@ -1,7 +1,7 @@
-"""Observe, decide, act, record: the life of one run from job file to summary.
+"""The controller of one run: it observes, decides, acts and records, from job file to summary.
 
-The controller decides nothing itself (`decide` does, which owns the run's state) and computes nothing (the gang does).
-All that it needs to go on after its own death stands in the run directory.
+`decide` makes every decision and owns the run's state; the gang does all computation. Everything that the next
+controller needs after the death of this one is in the run directory.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from orchestrator.observe.step_parts import StepParts, latest, why_slow
 from orchestrator.parallel.layout import Layout
 from orchestrator.planner.machines import told
 from orchestrator.planner.planner import Planner
-from orchestrator.resolve.base import NO_BASE, base_json, same_base
+from orchestrator.resolve.base import NO_BASE, Base, base_json, same_base
 from orchestrator.resolve.continued import begun_from, take_over
 from orchestrator.resolve.kept_config import config_json, kept_config
 from orchestrator.resolve.pinned_base import bases_of
@@ -67,8 +67,9 @@ if TYPE_CHECKING:
 
 
 EVENTS_SHOWN = 3
+"""Events in status.json."""
 STATUS_EVERY = 1.0
-"""Seconds between writings of status.json."""
+"""Seconds between two writes of status.json."""
 
 
 def status_of(
@@ -80,10 +81,20 @@ def status_of(
     note: str,
     evaluation: str = "",
 ) -> dict[str, Any]:
-    """Phase, step, attempt, layout and ranks, what is evaluated beside them, the time left in seconds while the run
-    trains up to `until`, and what the run has cost so far."""
+    """Return the content of status.json.
+
+    Args:
+        spec: the job.
+        state: the state of the run.
+        history: the record of the run, None before it is open.
+        ranks: the ranks that run.
+        until: the last step to train to, which gives the remaining time.
+        note: what the controller does at present, for people.
+        evaluation: what is evaluated beside the run, for people.
+    """
     rows = history.recent if history else ()
-    last, recent = rows[-1] if rows else {}, latest(rows)
+    last = rows[-1] if rows else {}
+    recent = latest(rows)
     parts = StepParts(recent)
     left = (until - state.step) * (history.step_seconds if history else 0.0)
     return {
@@ -122,7 +133,7 @@ def status_of(
 
 
 def _validation(history: RunHistory) -> dict[str, Any] | None:
-    """The step and the losses of the last evaluation that this controller knows of."""
+    """The step and the losses of the last evaluation that this controller stored."""
     row = history.evaluations.latest
     if row is None:
         return None
@@ -131,7 +142,7 @@ def _validation(history: RunHistory) -> dict[str, Any] | None:
 
 
 def _goodput(history: RunHistory) -> float | None:
-    """About the share of the time since the run began that its steps took: the summary has it exactly."""
+    """An estimate of the share of the time since the run began that went into its steps. The summary has it exactly."""
     events = history.events
     until = events[-1]["time"] if events and events[-1]["phase"] in ENDED else wall()
     passed = until - events[0]["time"] if events else 0.0
@@ -150,8 +161,19 @@ def _shown(event: Row) -> dict[str, Any]:
 def training_task(
     spec: JobSpec, run: RunDir, data: PreparedData, state: State, commit: CommitManifest | None, **more: Any
 ) -> Task:
-    """The task of the attempt that `state` is at, from that commit; `more` are other fields of it. Raises InputError if
-    the user's own code has changed."""
+    """Return the task of the attempt that `state` describes.
+
+    Args:
+        spec: the job.
+        run: the run directory.
+        data: the prepared data.
+        state: gives the attempt, the layout and the samples that are left out.
+        commit: the commit to start from, None to start from the beginning.
+        more: further fields of the task.
+
+    Raises:
+        InputError: the user's own code has changed since the commit.
+    """
     assert state.layout is not None
     if commit is not None:  # the files may have been edited since the last attempt
         check_same_code(spec, commit.meta.get(CODE) or {}, run.uri)
@@ -172,29 +194,33 @@ def training_task(
 
 
 RATIO = 1.5
-"""Times the lower median of all ranks that one must take to be slow."""
+"""A rank is slow if it takes this many times the lower median of all ranks."""
 LEAST = 0.02
-"""Seconds by which it must be slower: less is noise."""
+"""A rank is slow only if it takes this many seconds more than the median: less is noise."""
 STEADY = 5
-"""Steps in a row after which it is told."""
+"""Steps in a row for which a rank must be the slowest before it is reported."""
 
 
 class Stragglers:
-    """Looks at step after step."""
+    """Finds a rank that is slow step after step."""
 
     def __init__(self) -> None:
-        self._rank, self._steps = -1, 0
+        self._rank = -1
+        """The slow rank of the last step, -1 without one."""
+        self._steps = 0
+        """For how many steps it has been the slow rank."""
 
     def see(self, busy: Sequence[float]) -> tuple[int, float] | None:
-        """The rank that has been slowest for STEADY steps, and how many times the median it took; told once.
+        """Return the rank that has now been slow for STEADY steps, and its ratio to the median. Reports it once.
 
         Args:
-            busy: seconds of each rank in one step; empty or zeros where the layout does not tell.
+            busy: seconds of each rank in one step; empty or zeros under layouts that do not report it.
         """
         middle = statistics.median_low(busy) if len(busy) > 1 else 0.0
         slowest = max(busy, default=0.0)
         if not middle or slowest < RATIO * middle or slowest - middle < LEAST:
-            self._rank, self._steps = -1, 0
+            self._rank = -1
+            self._steps = 0
             return None
         rank = list(busy).index(slowest)
         self._steps = self._steps + 1 if rank == self._rank else 1
@@ -203,7 +229,7 @@ class Stragglers:
 
 
 class Controller:
-    """Drives one run in the calling thread; `status` and `request_stop` may be called from others."""
+    """Drives one run in the calling thread. Other threads may call `status` and `request_stop`."""
 
     def __init__(
         self,
@@ -216,58 +242,110 @@ class Controller:
         died: bool = False,
         launched: float = 0.0,
     ) -> None:
-        """`faults` are injected, for tests. With a `queue` the run shares its cluster with others. `died` says that
-        this controller takes the place of one that died, `launched` when the command was given, unix seconds."""
-        self._spec, self._run, self._faults, self._died, self._queue = spec, run, faults, died, queue
+        """Prepare to drive a run. Nothing is written before `drive`.
+
+        Args:
+            spec: the job.
+            run: the run directory.
+            until: a step to stop at before the job's last one, None for none.
+            cluster: where to run.
+            faults: faults to inject, for tests.
+            queue: the queue of a cluster that the run shares with other jobs, None if it has the cluster to itself.
+            died: whether this controller replaces one that died.
+            launched: unix time of the command that started the run, 0 if unknown.
+        """
+        self._spec = spec
+        self._run = run
         self._until = min(until or spec.train.steps, spec.train.steps)
+        self._faults = faults
+        self._queue = queue
+        self._died = died
+        self._launched = launched
         self.log = ControllerLog(run.uri)
-        self._opened = lambda: RunHistory(spec, run, died, self.log, launched)
-        self._workers = Workers(spec, cluster, run)
-        self._useful, self._stragglers = spec.resources.workers.max, Stragglers()
         self._history: RunHistory | None = None
+        """The record of the run, opened by `drive`."""
+
         self._state = State(phase="queue" if queue else "prepare")
-        self._policy = Policy(spec, lambda workers: None)
+        self._policy = Policy(spec, choose=lambda workers: None)
+        """What `decide` plans by. Has no layouts before the data is prepared."""
         self._planner: Planner | None = None
-        self._data, self._shards, self._base = PreparedData(), "", NO_BASE
-        self._kept: FolderConfig | None = None
-        self._stored = StorageWait(spec, lambda: self._stop is not None, self._tell)
-        self._preparing = DataPreparation(spec, run, self._stored, self._tell)
-        self._exports = BackgroundExport(cluster, spec, run, self._tell_export)
-        self._beside = EvaluationBeside(cluster, spec, run, faults)
+        self._useful_workers = spec.resources.workers.max
+        """The most workers that any layout of the job uses."""
         self._stop: Stop | None = None
+        """Why the run was asked to stop."""
         self._restored: int | None = None
-        self._placement_failed, self._note, self._written = "", "", 0.0
+        """The step of the commit that the gang started from; None except in the turn after a start."""
+        self._placement_failed = ""
+        """Why the gang could not be placed; empty except in the turn after that."""
+
+        self._data = PreparedData()
+        self._shards = ""
+        """The digest of the token shards."""
+        self._base: Base | None = NO_BASE
+        """The pretrained weights that the run began with."""
+        self._folder_config: FolderConfig | None = None
+        """The configuration of a pretrained folder, as the run keeps it."""
+
+        self._workers = Workers(spec, cluster, run)
+        self._retry_storage = StorageWait(spec, give_up=self._is_stopped, tell=self._set_note)
+        """Calls a function that needs storage, again and again until storage answers."""
+        self._preparing = DataPreparation(spec, run, self._retry_storage, tell=self._set_note)
+        self._exports = BackgroundExport(cluster, spec, run, tell=self._export_event)
+        self._evaluations = EvaluationBeside(cluster, spec, run, faults)
+        self._stragglers = Stragglers()
+
+        self._note = ""
+        """What the controller does at present, for people."""
+        self._status_written = 0.0
+        """The monotonic time at which status.json was last written."""
 
     def request_stop(self, reason: str) -> None:
-        """Commit at the next step boundary and end."""
+        """Ask the run to commit at the next step boundary and end."""
         self._stop = Stop("request", reason)
-        if self._workers.running:  # at once: the controller itself may be waiting for storage
+        # The gang is asked directly, because the controller may be waiting for storage.
+        if self._workers.running:
             self._workers.request_stop()
 
     def status(self) -> dict[str, Any]:
-        """Phase, step, attempt, layout and ranks, as `orchestrator status` shows them."""
-        ranks, beside = self._workers.ranks, self._beside.text
-        return status_of(self._spec, self._state, self._history, ranks, self._until, self._note, beside)
+        """Return the phase, step, attempt, layout and ranks, as `orchestrator status` shows them."""
+        return status_of(
+            self._spec,
+            self._state,
+            self._history,
+            ranks=self._workers.ranks,
+            until=self._until,
+            note=self._note,
+            evaluation=self._evaluations.text,
+        )
 
     def drive(self) -> dict[str, Any]:
-        """Run to an end. Returns the summary; whatever happens, no gang is left behind.
+        """Drive the run to its end and return the summary. No gang is left behind, whatever happens.
 
-        Raises InputError if the job turns out to be wrong once its data is seen.
+        Raises:
+            InputError: the job turns out to be wrong once its data is read.
         """
-        history = self._history = self._stored(self._opened)
-        past = history.event_history
-        self._state = resume(self._spec.limits, history.state(self._state.phase), past.died_last)
-        if self._died and past.stop_asked:  # who asked may be gone
-            self._stop = Stop("request", past.stop_asked)
+        history = self._history = self._retry_storage(self._open_history)
+        events = history.event_history
+        self._state = resume(self._spec.limits, history.state(self._state.phase), events.died_last)
+        if self._died and events.stop_asked:  # whoever asked the dead controller may be gone
+            self._stop = Stop("request", events.stop_asked)
         self._write_status(force=True)
         try:
             while self._state.phase not in ENDED:
                 self._advance(history)
             self._workers.stop()
-            rows = self._stored(lambda: history.counted(self._state.attempt, self._state.step))
+            rows = self._retry_storage(lambda: history.counted(self._state.attempt, self._state.step))
             self._event(self._state.phase, self._note)
-            ended = self._spec, self._run, history, self._data.uri, self._exports.done, rows
-            summary = self._stored(lambda: finish.finish(*ended))
+            summary = self._retry_storage(
+                lambda: finish.finish(
+                    self._spec,
+                    self._run,
+                    history,
+                    data=self._data.uri,
+                    exported=self._exports.done,
+                    rows=rows,
+                )
+            )
             self._write_status(force=True)
             return summary
         except Exception as error:
@@ -283,46 +361,58 @@ class Controller:
         finally:
             self._preparing.close()
             self._exports.stop()
-            self._beside.stop()
+            self._evaluations.stop()
             self._workers.close()
             history.close()
 
+    def _open_history(self) -> RunHistory:
+        return RunHistory(self._spec, self._run, died=self._died, log=self.log, launched=self._launched)
+
+    def _is_stopped(self) -> bool:
+        return self._stop is not None
+
     def _advance(self, history: RunHistory) -> None:
-        """One turn of the loop: observe, decide, act, record."""
-        before, observation = self._state, self._observe(history)
+        """Run one turn of the loop: observe, decide, act, record."""
+        before = self._state
+        observation = self._observe(history)
         self._state, action = decide(self._policy, before, observation)
-        self._placement_failed, self._restored = "", None
-        self._workers.want(WORKERS.get(self._state.phase, self._useful))
+        self._placement_failed = ""
+        self._restored = None
+        self._workers.want(WORKERS.get(self._state.phase, self._useful_workers))
         self._evaluate(history, before)
         self._act(history, action, before)
         self._write_status(force=self._state.phase != before.phase)
 
     def _observe(self, history: RunHistory) -> Observation:
-        workers, growing = self._workers, self._preparing.goes_on(self._workers.running, self.request_stop)
+        workers, exports = self._workers, self._exports
+        is_preparing = self._preparing.goes_on(workers.running, self.request_stop)
         self._record(history, workers.poll(history.saved))
         if self._queue is not None:
             self._queue.report_nodes([rank.node for rank in workers.ranks])
         now = workers.status.at if workers.running else time.monotonic()
-        capacity = workers.capacity(self._state.phase, self._state.failures, now, self._beside.held)
+        capacity = workers.capacity(self._state.phase, self._state.failures, now, self._evaluations.held)
         may_start = self._state.phase == "wait" and capacity >= self._spec.resources.workers.min
-        if may_start and not (growing or is_whole(self._data)):  # a wait may be long, its files many
+        if may_start and not (is_preparing or is_whole(self._data)):  # files may be lost during a long wait
             self._data = PreparedData()
         hours, usd = history.spending.count(history.recent, wall())
-        self._beside.look(history)
-        stops_export = self._stop is not None and self._state.phase == "export"
-        is_exported = self._exports.settle if stops_export else self._exports.has_last
+        self._evaluations.look(history)
         for ceiling in history.spending.near():
             self._event(self._state.phase, str(ceiling), ceiling=dataclasses.asdict(ceiling))
+        step = self._state.step
+        if self._is_stopped() and self._state.phase == "export":
+            is_exported = exports.settle(step)
+        else:
+            is_exported = exports.has_last(step)
         return Observation(
             now=now,
             admission=self._queue.admission if self._queue else None,
             restored=self._restored,
             recorded=history.step,
             prepared=bool(self._data.uri),
-            data_moved=self._preparing.moved if growing else 0.0,
-            exported=is_exported(self._state.step),
-            tasks_done=self._exports.tasks.done,
-            export_failed=self._exports.failed(self._state.step) if self._state.phase == "export" else "",
+            data_moved=self._preparing.moved if is_preparing else 0.0,
+            exported=is_exported,
+            tasks_done=exports.tasks.done,
+            export_failed=exports.failed(step) if self._state.phase == "export" else "",
             capacity=capacity,
             ready=workers.ready(),
             ranks=workers.ranks,
@@ -334,17 +424,18 @@ class Controller:
             restart_seconds=history.event_history.restart_seconds or FIRST_RESTART,
             spent_hours=hours,
             spent_usd=usd,
-            unevaluated=self._beside.waiting,
-            evaluation_failed=self._beside.failed,
+            unevaluated=self._evaluations.waiting,
+            evaluation_failed=self._evaluations.failed,
         )
 
     def _record(self, history: RunHistory, rows: tuple[Row, ...]) -> None:
-        """Store rows, report stragglers and saves that failed, and export beside training what was published."""
+        """Store rows, report stragglers and failed saves, and pass on new commits for export and evaluation."""
         history.take(rows)
         history.nodes.add(self._workers.take_readings(), self._state.attempt)
-        for slow in filter(None, [self._stragglers.see(row.get("busy_seconds", ())) for row in rows]):
-            where = f"rank {slow[0]} on {self._workers.ranks[slow[0]].node}"
-            self._event("train", f"{where} is slow: {slow[1]:.1f} times the median of the ranks")
+        for straggler in filter(None, [self._stragglers.see(row.get("busy_seconds", ())) for row in rows]):
+            rank, ratio = straggler
+            node = self._workers.ranks[rank].node
+            self._event("train", f"rank {rank} on {node} is slow: {ratio:.1f} times the median of the ranks")
         for save in (save for row in rows for save in row.get("saves", ())):
             if line := history.saves.note(save):
                 self._note = f"saving pauses: {save['reason']}" if save["state"] == "failed" else ""
@@ -352,18 +443,22 @@ class Controller:
             if save["state"] == "published":
                 history.tracker.committed()
                 self._exports.published(save["step"])
-                self._beside.published(save["step"], self._state)
+                self._evaluations.published(save["step"], self._state)
 
     def _evaluate(self, history: RunHistory, before: State) -> None:
-        """Evaluate beside the run what was decided on, and tell of it in a phase that goes on."""
+        """Follow the decision on evaluations beside the run, and report what happened to them."""
         phase = self._state.phase
-        self._beside.follow(
-            self._state, self._data, self._shards, base_json(self._base), config_json(self._kept)
+        self._evaluations.follow(
+            self._state,
+            self._data,
+            self._shards,
+            base=base_json(self._base),
+            folder_config=config_json(self._folder_config),
         )
-        for line in self._beside.news(phase):
+        for line in self._evaluations.news(phase):
             self._event(phase, line)
         if phase != before.phase and "evaluate" in (phase, before.phase):
-            self._stored(lambda: self._beside.settle(history))
+            self._retry_storage(lambda: self._evaluations.settle(history))
 
     def _act(self, history: RunHistory, action: Action, before: State) -> None:
         match action.do:
@@ -374,29 +469,39 @@ class Controller:
             case "prepare":
                 self._prepare(history, action.reason)
             case "wait":
-                begun: EventFields = {"data": self._data.uri, "base": base_json(self._base)}
-                self._pause(history, "wait", action.reason, **begun | {"sets": self._data.sets})
+                self._pause(
+                    history,
+                    "wait",
+                    action.reason,
+                    data=self._data.uri,
+                    base=base_json(self._base),
+                    sets=self._data.sets,
+                )
             case "start":
                 assert action.layout is not None
                 self._start(history, action.layout, before.layout)
             case "watch" if before.phase == "start" and self._state.phase == "train":
                 self._note_first_step(history)
-            case "prewarm" | "finish":
+            case "prewarm":
                 self._note = action.reason
-                if action.do == "prewarm":
-                    self._workers.prewarm(action.workers)
+                self._workers.prewarm(action.workers)
+            case "finish":
+                self._note = action.reason
             case "ask_stop":
                 self._note = f"stopping: {action.reason}"
                 self._event(self._state.phase, self._note, stopping=action.reason)
                 self._workers.request_stop()
             case "halt":
                 self._halt(history, action, before)
-            case "export" | "tasks":
-                (self._exports if action.do == "export" else self._exports.tasks).advance(self._state.step)
+            case "export":
+                self._exports.advance(self._state.step)
+                self._pause(history, "export", action.reason)
+            case "tasks":
+                self._exports.tasks.advance(self._state.step)
                 self._pause(history, "export", action.reason)
 
     def _pause(self, history: RunHistory, phase: Phase, reason: str, **more: Unpack[EventFields]) -> None:
-        """Nothing to do but wait; the first time, it is recorded."""
+        """Wait for one turn. The first turn of a phase adds an event instead."""
         self._note = reason
         if history.events[-1]["phase"] == phase:
             time.sleep(POLL)
@@ -404,50 +509,66 @@ class Controller:
             self._event(phase, reason, **more)
 
     def _make_room(self, reason: str) -> None:
-        """Give back all that the run holds on the cluster, and queue behind those that wait already."""
+        """Free everything that the run holds on the cluster, and join the end of the queue."""
         assert self._queue is not None
         self._event("queue", reason)
         self._workers.give_back()
         self._queue.requeue()
 
     def _prepare(self, history: RunHistory, reason: str) -> None:
-        """Data first, in a thread, so that a stop is heard; then what can be planned only over its vocabulary."""
+        """Prepare the data, and then the plan, which needs the size of the vocabulary.
+
+        The data is prepared in a thread, so this returns soon and a stop is noticed in time.
+        """
         if history.events[-1]["phase"] != "prepare":
             self._note = reason
             self._event("prepare", reason)
-            self._workers.give_back_processors()  # of the last gang: data that is made again needs them
+            self._workers.give_back_processors()  # the preparation needs the CPUs that the last gang occupied
         self._data = self._preparing.look(history, POLL)
         if not self._data.uri:
             return
-        self._workers.prewarm_first(self._useful)  # what follows takes seconds
-        source, commit = self._stored(lambda: begun_from(self._spec, self._run, history.newest))
-        self._base, needed = self._stored(lambda: bases_of(self._spec, history.base, commit, self._run))
-        kept = kept_config(commit) or self._kept
-        shape, self._kept, shards, notes = self._stored(
-            lambda: self._workers.resolved(self._data, needed, source, kept)
+        self._workers.prewarm_first(self._useful_workers)  # imports overlap with the seconds that follow
+        source, commit = self._retry_storage(lambda: begun_from(self._spec, self._run, history.newest))
+        self._base, base_to_read = self._retry_storage(
+            lambda: bases_of(self._spec, history.base, commit, self._run)
+        )
+        kept = kept_config(commit) or self._folder_config
+        shape, self._folder_config, shards, notes = self._retry_storage(
+            lambda: self._workers.resolved(self._data, base_to_read, source, kept)
         )
         self._shards = history.same_shards(shards, self._data.uri)
-        first = self._planner is None
-        planner = self._planner = self._workers.planner(shape, lambda: self._stop is not None)
+        is_first = self._planner is None
+        planner = self._planner = self._workers.planner(shape, self._is_stopped)
         for line in (*notes, *told(planner.machine, planner.spec.train.dtype)):
             self._event(self._state.phase, line)
-        planner.plan(self._spec.resources.workers.max)  # what is illegal is told before anything starts
+        # Raises InputError if no layout is legal, before anything starts.
+        planner.plan(self._spec.resources.workers.max)
         self._policy = Policy(self._spec, planner.choose, planner.seconds)
-        if widest := self._policy.choose(self._useful):
-            self._useful = widest.world
-        if first:
+        if widest := self._policy.choose(self._useful_workers):
+            self._useful_workers = widest.world
+        if is_first:
             history.track()
             keep_excerpt(self._run, self._data.uri)
 
     def _start(self, history: RunHistory, layout: Layout, layout_before: Layout | None) -> None:
-        """Roll back to the last sound commit, write the plan, start a gang from there."""
+        """Roll back to the last sound commit, write the plan, and start a gang from there."""
         assert self._planner is not None
-        state, begun = self._state, (self._run, self._shards, self._data, self._base, self._kept)
-        commit, notes = self._stored(lambda: history.roll_back(state.bad_commits, state.attempt))
+        state = self._state
+        commit, notes = self._retry_storage(lambda: history.roll_back(state.bad_commits, state.attempt))
         for note in notes:
             self._event("wait", note)
-        commit = commit or self._stored(lambda: take_over(self._spec, *begun))
-        self._stored(lambda: self._beside.find(history))
+        if commit is None:  # the job may begin with the commit of another run
+            commit = self._retry_storage(
+                lambda: take_over(
+                    self._spec,
+                    self._run,
+                    shards=self._shards,
+                    data=self._data,
+                    base=self._base,
+                    kept=self._folder_config,
+                )
+            )
+        self._retry_storage(lambda: self._evaluations.find(history))
         self._restored = commit.step if commit else 0
         history.trace.begin(self._planner, state.attempt, layout.world)
         reason, fields = start_event(self._spec, layout, layout_before, commit, self._planner.refused)
@@ -461,55 +582,74 @@ class Controller:
 
     def _task(self, history: RunHistory, commit: CommitManifest | None) -> Task:
         assert self._planner is not None
-        told = self._workers.snapshots(self._planner.shape)
-        history.use_holders(told["snapshot_token"], told["snapshot_servers"])
-        told |= {"until": self._until, "faults": self._faults, "shards": self._shards, **self._planner.flops}
-        told["base"] = base_json(self._stored(lambda: same_base(self._spec, self._base)))
-        told["folder_config"] = config_json(self._kept)
-        return training_task(self._spec, self._run, self._data, self._state, commit, **told)
+        snapshots = self._workers.snapshots(self._planner.shape)
+        history.use_holders(snapshots["snapshot_token"], snapshots["snapshot_servers"])
+        base = self._retry_storage(lambda: same_base(self._spec, self._base))
+        return training_task(
+            self._spec,
+            self._run,
+            self._data,
+            self._state,
+            commit,
+            until=self._until,
+            faults=self._faults,
+            shards=self._shards,
+            base=base_json(base),
+            folder_config=config_json(self._folder_config),
+            **snapshots,
+            **self._planner.flops,
+        )
 
     def _note_first_step(self, history: RunHistory) -> None:
-        self._note, attempt = "", self._state.attempt
-        here, unpriced = market(self._spec.limits, self._workers.machines(), history.training_began(attempt))
-        self._event("train", f"the first step of attempt {attempt} is done{unpriced}", **here)
+        self._note = ""
+        attempt = self._state.attempt
+        machines = self._workers.machines()
+        fields, problem = market(self._spec.limits, machines, history.training_began(attempt))
+        self._event("train", f"the first step of attempt {attempt} is done{problem}", **fields)
 
     def _halt(self, history: RunHistory, action: Action, before: State) -> None:
-        """End the gang; after a fault, count what must be done again."""
+        """Stop the gang. After a fault, also record which steps must be repeated."""
         self._record(history, self._workers.poll(history.saved, wait=0.0))
-        step, printed = max(self._state.step, history.step), self._workers.printed(action.fault)
+        step = max(self._state.step, history.step)
+        printed = self._workers.printed(action.fault)
         self._workers.stop()
         if action.fault is None:
             self._note = action.reason
             self._event("stop", action.reason, step=step)
             if self._state.phase in ("evaluate", "export"):
                 self._exports.try_again()
-                self._workers.free()  # what it occupied is for others while the model is evaluated and written
+                self._workers.free()  # other jobs may use the workers while the model is evaluated and exported
                 if self._queue is not None:
                     self._queue.leave()
             return
         self._note = f"recovering: {action.fault.text}"
         self._write_status(force=True)
-        # A rank may be a step further than the last row that was seen.
+        # A rank may be a step ahead of the last row that arrived.
         self._faults = remaining_faults(self._faults, step + 2)
         history.leave_out(self._workers.lost_nodes())
-        commit, _ = self._stored(lambda: history.last_commit(self._state.bad_commits))
-        lost = self._stored(lambda: history.beyond(commit.step if commit else 0))
+        commit, _ = self._retry_storage(lambda: history.last_commit(self._state.bad_commits))
+        lost = self._retry_storage(lambda: history.beyond(commit.step if commit else 0))
         reason, fields = fault_event(before, self._state, action.fault, lost, printed)
         self._event("stop", reason, step=step, **fields)
 
-    def _tell(self, note: str) -> None:
-        self._note = self._note if self._state.phase in ENDED else note
+    def _set_note(self, note: str) -> None:
+        if self._state.phase not in ENDED:
+            self._note = note
 
-    def _tell_export(self, line: str, **more: Unpack[EventFields]) -> None:
-        self._event("export" if self._state.phase == "export" else "train", line, **more)
+    def _export_event(self, line: str, **more: Unpack[EventFields]) -> None:
+        phase = "export" if self._state.phase == "export" else "train"
+        self._event(phase, line, **more)
 
     def _event(self, phase: str, reason: str, step: int | None = None, **more: Unpack[EventFields]) -> None:
+        """Add an event of the present attempt, at the present step unless `step` is given."""
         assert self._history is not None
-        at = self._state.step if step is None else step
-        self._history.event(self._state.attempt, at, phase, reason, **more)
+        if step is None:
+            step = self._state.step
+        self._history.event(self._state.attempt, step, phase, reason, **more)
 
     def _write_status(self, force: bool = False) -> None:
+        """Write status.json, at most every STATUS_EVERY seconds unless `force` is set."""
         assert self._history is not None
-        if force or time.monotonic() - self._written > STATUS_EVERY:
-            self._written = time.monotonic()
+        if force or time.monotonic() - self._status_written > STATUS_EVERY:
+            self._status_written = time.monotonic()
             self._history.document("status.json", self.status())

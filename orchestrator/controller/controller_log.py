@@ -1,4 +1,4 @@
-"""What a controller does and prints, in the run directory: `logs/controller/<when it began>.log`."""
+"""The log of a controller in the run directory, with its events and output: `logs/controller/<when it began>.log`."""
 
 from __future__ import annotations
 
@@ -16,23 +16,32 @@ from orchestrator.config.outcome import Outcome
 from orchestrator.observe.rank_log import output_of_controller
 
 LOGGER = "orchestrator"
-"""The logger whose messages are kept: those of the tasks that prepare data among them."""
+"""The logger whose messages are kept, including those of the tasks that prepare data."""
 
 
 class ControllerLog:
-    """Lines with time and step, kept in memory until `keep` says that the run is one that can run: what is found wrong
-    before leaves no file behind."""
+    """Lines with time and step. They stay in memory until `keep`, so a job that is refused leaves no file behind.
+
+    Attributes:
+        step: the step that lines show; they show none if it is 0.
+    """
 
     def __init__(self, run: str) -> None:
-        """Of the run at that URI. `step` is the number that lines have, none if it is 0."""
-        self._run, self.step = run, 0
+        """`run` is the URI of the run directory."""
+        self._run = run
+        self.step = 0
         self._output: RankOutput | None = None
+        """Copies the log to the run directory; None before `keep`."""
         self._stream: StampedStream | None = None
-        self._file, self._closed, self._lock = -1, False, threading.RLock()
+        """Stamps lines and writes them to the file in memory."""
+        self._file = -1
+        """The file in memory, or its copy after `keep`."""
+        self._closed = False
+        self._lock = threading.RLock()
         self._handler = LogHandler(self.write)
 
     def keep(self) -> None:
-        """From now on there is a file."""
+        """Write the log to the run directory from now on, including all lines so far."""
         with self._lock:
             if self._output is not None or self._closed:
                 return
@@ -47,7 +56,7 @@ class ControllerLog:
             logging.getLogger(LOGGER).addHandler(self._handler)
 
     def write(self, text: str) -> None:
-        """Add a text of whole lines, or part of one."""
+        """Add text, which may be whole lines or a part of one."""
         with self._lock:
             if not self._closed:
                 self._open().write(text)
@@ -59,18 +68,18 @@ class ControllerLog:
         return self._stream
 
     def event(self, step: int, phase: str, reason: str) -> None:
-        """Add a line for an event of the run; a run that has failed keeps the log in any case."""
+        """Add a line for an event of the run. The log of a failed run is kept in any case."""
         self.step = step
         self.write(f"{phase}: {reason}\n")
         if phase == Outcome.FAILED:
             self.keep()
 
     def capture(self) -> None:
-        """Have all that this process prints from now on; it goes where it went before too."""
+        """Also log everything that this process prints from now on."""
         sys.stdout, sys.stderr = Tee(sys.stdout, self.write), Tee(sys.stderr, self.write)
 
     def close(self) -> None:
-        """Copy the rest, for some seconds at most."""
+        """Copy the rest to the run directory, within some seconds, and end the log."""
         with self._lock:
             self._closed = True
             logging.getLogger(LOGGER).removeHandler(self._handler)
@@ -84,7 +93,7 @@ class ControllerLog:
 
 
 class LogHandler(logging.Handler):
-    """Hands on the text of each message."""
+    """Passes the text of each message on."""
 
     def __init__(self, write: Callable[[str], None]) -> None:
         super().__init__()
@@ -96,10 +105,11 @@ class LogHandler(logging.Handler):
 
 
 class Tee(io.TextIOBase):
-    """A stream whose text goes to two places; the second never fails the first."""
+    """A stream that also passes its text on to a function, whose errors are ignored."""
 
     def __init__(self, stream: IO[str], write: Callable[[str], None]) -> None:
-        self._first, self._second = stream, write
+        self._first = stream
+        self._second = write
 
     encoding = "utf-8"
 

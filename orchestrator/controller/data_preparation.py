@@ -1,4 +1,4 @@
-"""What a controller waits for before it trains: the data, and storage that does not answer."""
+"""Wait before training: for the data to be prepared, and for storage to answer."""
 
 from __future__ import annotations
 
@@ -18,19 +18,26 @@ from orchestrator.storage.run_directory import RunDir
 
 T = TypeVar("T")
 LOOK = 0.1
-"""Seconds between two looks for the beginning of data that is streamed."""
+"""Seconds between two checks for the beginning of streamed data."""
 
 
 class StorageWait:
-    """Calls that need storage, made while no gang runs: tried again for as long as a gang may go on without commits, or
-    until `give_up`, which is when the run is to stop. `tell` hears what is waited for."""
+    """Calls functions that need storage, again and again for up to `limits.unsaved` seconds, while no gang runs."""
 
     def __init__(self, spec: JobSpec, give_up: Callable[[], bool], tell: Callable[[str], None]) -> None:
+        """Configure the retries.
+
+        Args:
+            spec: the job.
+            give_up: returns whether to try no more, because the run is to stop.
+            tell: gets a line about what the controller waits for.
+        """
         retry = patient(spec.limits.unsaved, give_up)
-        self._retry, self._tell = dataclasses.replace(retry, until_repaired=True), tell
+        self._retry = dataclasses.replace(retry, until_repaired=True)
+        self._tell = tell
 
     def __call__(self, call: Callable[[], T]) -> T:
-        """What the call returns. Raises what storage raised last."""
+        """Return what `call` returns. Raises the last error of storage when it gives up."""
 
         def attempt() -> T:
             try:
@@ -44,25 +51,52 @@ class StorageWait:
 
 
 class Abandoned(Exception):
-    """The run has ended before its data was prepared."""
+    """The run ended before its data was prepared."""
 
 
 class DataPreparation:
-    """The job's data, held-out sets included, prepared in a thread, so that a stop is heard meanwhile. Data that is
-    streamed is prepared further while the run trains."""
+    """Prepares the job's data and held-out sets in a thread, so the controller notices a stop meanwhile.
+
+    Streamed data is prepared further while the run trains.
+
+    Attributes:
+        moved: the monotonic time at which a part was last prepared.
+    """
 
     def __init__(self, spec: JobSpec, run: RunDir, stored: StorageWait, tell: Callable[[str], None]) -> None:
-        self._spec, self._run, self._stored, self._tell = spec, run, stored, tell
+        """Prepare nothing yet, see `look`.
+
+        Args:
+            spec: the job.
+            run: the run directory.
+            stored: retries calls that need storage.
+            tell: gets a line about the progress.
+        """
+        self._spec = spec
+        self._run = run
+        self._stored = stored
+        self._tell = tell
         self._work: Future[PreparedData] | None = None
+        """The preparation in progress."""
         self._begun: PreparedData | None = None
+        """Streamed data whose beginning is prepared."""
         self._ended = False
+        """Whether the run has ended."""
         self._failed: InputError | None = None
+        """The error to raise once no rank trains any more."""
         self.moved = 0.0
-        """When a part was last done, monotonic seconds."""
 
     def goes_on(self, training: bool, stop: Callable[[str], None]) -> bool:
-        """Whether more of the data is being prepared. Raises what has ended that; while ranks are `training` and it is
-        an error of the input, it calls `stop`, so that they commit, and raises it when none trains any more."""
+        """Return whether more of the data is being prepared.
+
+        Args:
+            training: whether ranks are training.
+            stop: asks the ranks to commit and end. It is called if the preparation fails while they train.
+
+        Raises:
+            InputError: the data is wrong. While ranks train, the error waits until they have committed and ended.
+            Exception: any other error of the preparation.
+        """
         if self._failed and not training:
             raise self._failed
         if self._work is None or not self._work.done():
@@ -78,9 +112,17 @@ class DataPreparation:
         return False
 
     def look(self, history: RunHistory, seconds: float) -> PreparedData:
-        """Where the data is that the run began with, nowhere if it is not there within so many seconds.
+        """Start the preparation unless it runs, and wait up to `seconds` for the data.
 
-        Raises InputError.
+        Args:
+            history: says which data the run began with.
+            seconds: how long to wait.
+
+        Returns:
+            The prepared data, or an empty `PreparedData` if it is not ready.
+
+        Raises:
+            InputError: the data is wrong, or differs from what the run began with.
         """
         if self._work is None:
             commit = history.newest.meta.get("sets", {}) if history.newest else {}
@@ -103,7 +145,7 @@ class DataPreparation:
         return self._begun or PreparedData()
 
     def close(self) -> None:
-        """End the thread after the part that is made now."""
+        """End the thread after the part in progress."""
         self._ended = True
 
     def _begin(self, data: PreparedData) -> None:

@@ -1,8 +1,8 @@
-"""What to do next: a pure function of the job, the state and what is observed. The controller acts on it.
+"""Decide what a run does next: a pure function of the job, the state and an observation. The controller acts on it.
 
-Failure, resize, making room for another job, stop and the end of training take one road: stop the gang, look at what is
-there, choose a layout, start from the last commit. All state of a run is here, waiting in the cluster's queue included.
-Nothing here reads a clock, a file or a cluster.
+A fault, a resize, making room for another job, a stop and the end of training all take the same path: stop the gang,
+count the workers, choose a layout, start from the last commit. The state covers the whole run, including its time in
+the cluster's queue. This module reads no clock, no file and no cluster.
 """
 
 from __future__ import annotations
@@ -20,57 +20,75 @@ from orchestrator.controller.state import Action, Observation, Phase, Policy, St
 from orchestrator.data.samples.skips import next_skip
 
 RETRY = 10.0
-"""Seconds after a failed try before the next, and twice as many after each further one."""
+"""Seconds between the first failed evaluation of a commit and the next try. Each further failure doubles them."""
 LONGEST_PAUSE = 600.0
-"""Most seconds between two tries."""
+"""The longest pause between two tries, in seconds."""
 TRIES = 3
-"""Failed tries after which a run that is otherwise done fails."""
+"""Failed evaluations of one commit after which a run that has done all its steps fails."""
 BEGINS = frozenset({"train", "evaluate"})
-"""Phases in which an evaluation may begin."""
+"""Phases in which an evaluation beside the run may begin."""
 GOES_ON = BEGINS | {"start", "stop", "wait"}
-"""Phases in which one that was begun may go on."""
+"""Phases in which an evaluation that has begun may go on."""
 
 
 def with_evaluation(policy: Policy, state: State, seen: Observation, action: Action) -> State:
-    """The state, with what is evaluated now; `state` and `action` are what was decided of training."""
+    """Decide what is evaluated beside the run.
+
+    The first waiting commit is evaluated if training leaves a worker for it. A failed evaluation is tried again after a
+    growing pause.
+
+    Args:
+        policy: the job and its planner.
+        state: the state that was decided for training.
+        seen: the observation.
+        action: the action that was decided for training.
+
+    Returns:
+        `state` with its evaluation fields updated.
+    """
     first = seen.unevaluated[0] if seen.unevaluated else None
     if first is None or state.phase not in GOES_ON or state.outcome is not None:
-        return _with(state, None, failures=0 if first is None else state.evaluation_failures)
-    failures, after = state.evaluation_failures, state.evaluation_after
+        failures = 0 if first is None else state.evaluation_failures
+        return _with(state, None, failures=failures)
     evaluating = state.evaluating
+    failures = state.evaluation_failures
+    after = state.evaluation_after
     if seen.evaluation_failed:
-        evaluating, failures = None, failures + 1
+        evaluating = None
+        failures += 1
         after = seen.now + min(RETRY * 2 ** (failures - 1), LONGEST_PAUSE)
-    elif evaluating != first:
-        failures = 0 if evaluating is not None else failures
-        after, evaluating = (0.0, None) if evaluating is not None else (after, None)
-    waits = state.evaluation_waits if state.phase not in BEGINS else ""
-    if _left(policy, state, seen, action) < 1:
+    elif evaluating is not None and evaluating != first:  # the last one has ended
+        evaluating = None
+        failures = 0
+        after = 0.0
+    waits_for = state.evaluation_waits if state.phase not in BEGINS else ""
+    if _spare_workers(policy, state, seen, action) < 1:
         evaluating = None
         if state.phase in BEGINS:
-            waits = f"room for one more worker of {policy.spec.resources.per_worker.bundle}"
-    elif state.phase in BEGINS and seen.now >= after:
-        evaluating = evaluating if evaluating is not None or state.roomy else first
-    since = (state.evaluation_since or seen.now) if waits else 0.0
-    return _with(state, evaluating, waits, since, failures, after)
+            waits_for = f"room for one more worker of {policy.spec.resources.per_worker.bundle}"
+    elif state.phase in BEGINS and seen.now >= after and evaluating is None and not state.roomy:
+        evaluating = first  # not while `roomy`: the gang is about to grow into the room
+    since = (state.evaluation_since or seen.now) if waits_for else 0.0
+    return _with(state, evaluating, waits_for=waits_for, since=since, failures=failures, after=after)
 
 
-def _left(policy: Policy, state: State, seen: Observation, action: Action) -> int:
-    """How many workers there are beside those that training has, or could use."""
+def _spare_workers(policy: Policy, state: State, seen: Observation, action: Action) -> int:
+    """How many workers there are beyond those that training has or could use."""
     workers, layout = policy.spec.resources.workers, state.layout
     if state.phase == "evaluate":
         return seen.capacity
-    between = state.phase in ("stop", "wait") or bool(state.resizing)
-    if layout is None or (layout.tp > 1 and (between or action.do == "start")):
-        return 0  # a group of workers that must share a node may find none with room beside an evaluation
-    training = max(layout.world, action.workers, workers.max if between else 0)
+    is_between_gangs = state.phase in ("stop", "wait") or bool(state.resizing)
+    if layout is None or (layout.tp > 1 and (is_between_gangs or action.do == "start")):
+        return 0  # an evaluation could take the room that workers which must share a node need
+    training = max(layout.world, action.workers, workers.max if is_between_gangs else 0)
     return seen.room - training - policy.spec.resources.spares
 
 
 def _with(
     state: State,
     evaluating: int | None,
-    waits: str = "",
+    *,
+    waits_for: str = "",
     since: float = 0.0,
     failures: int = 0,
     after: float = 0.0,
@@ -78,7 +96,7 @@ def _with(
     return dataclasses.replace(
         state,
         evaluating=evaluating,
-        evaluation_waits=waits,
+        evaluation_waits=waits_for,
         evaluation_since=since,
         evaluation_failures=failures,
         evaluation_after=after,
@@ -86,19 +104,22 @@ def _with(
 
 
 SETTLE = 3.0
-"""Seconds to wait for more workers once the smallest gang fits: nodes and freed resources arrive one by one."""
+"""Seconds to wait for more workers once the smallest gang fits, because nodes and freed resources arrive one by one."""
 ROOMY = 10.0
-"""Seconds for which there must be room for more workers before the gang grows."""
+"""Seconds for which there must be room for a larger gang before the gang grows."""
 WORTH = 2.0
-"""Times its cost that growing must save over the rest of the run."""
+"""The gang grows only if that saves this many times its cost over the rest of the run."""
 
 
 def resume(limits: LimitSpec, state: State, controller_died: bool) -> State:
-    """Where a controller that takes up a run at `state` begins: at the run's end, if controllers died too often.
+    """Return the state in which a controller resumes a run. It is the run's end if controllers died too often.
 
-    `controller_died` says that the one before died and that nobody asked for this one: Ray starts a controller again
-    for ever, and the job may be what ends it, by filling the memory of its node. `state.failures` has a failure for
-    each such death since the newest commit.
+    Ray restarts a dead controller without limit, and the job itself may kill it by filling its node's memory.
+
+    Args:
+        limits: the limits of the job.
+        state: the state on record. Its `failures` include each death of a controller since the newest commit.
+        controller_died: whether Ray started this controller because the one before died.
     """
     if not controller_died or len(state.failures) <= limits.restarts:
         return state
@@ -108,7 +129,7 @@ def resume(limits: LimitSpec, state: State, controller_died: bool) -> State:
 
 
 def decide(policy: Policy, state: State, seen: Observation) -> tuple[State, Action]:
-    """The next state and the action that leads there."""
+    """Return the next state and the action that leads there."""
     after, action = _decide(policy, state, seen)
     return with_evaluation(policy, after, seen, action), action
 
@@ -134,7 +155,7 @@ def _enter(state: State, phase: Phase, seen: Observation, **changes: Any) -> Sta
 
 
 def _queue(policy: Policy, state: State, seen: Observation) -> tuple[State, Action]:
-    """Wait for admission; for a cluster on which the run would never fit, as long as for workers."""
+    """Wait for admission. On a cluster that is too small for the run, wait no longer than `limits.wait`."""
     if seen.stop:
         return _finish(state, seen, Outcome.STOPPED, seen.stop.text)
     if seen.admission is None or seen.admission.go:
@@ -142,22 +163,24 @@ def _queue(policy: Policy, state: State, seen: Observation) -> tuple[State, Acti
         if seen.prepared:
             return _enter(admitted, "wait", seen), Action("wait", "the run is admitted")
         return _enter(admitted, "prepare", seen), Action("prepare", "the run is admitted")
-    what = seen.admission.waits_for
+    waits_for = seen.admission.waits_for
     too_small = 0.0 if seen.admission.possible else state.too_small or seen.now
     waited = seen.now - too_small if too_small else 0.0
     if waited > policy.spec.limits.wait:
-        text = f"waited {waited:.0f} s for {what}; lower resources.workers.min or add machines"
+        text = f"waited {waited:.0f} s for {waits_for}; lower resources.workers.min or add machines"
         return _finish(state, seen, Outcome.FAILED, text)
-    return dataclasses.replace(state, too_small=too_small), Action("queue", f"waits for its turn: {what}")
+    return dataclasses.replace(state, too_small=too_small), Action(
+        "queue", f"waits for its turn: {waits_for}"
+    )
 
 
 def _yields_to(seen: Observation) -> str:
-    """The job that this one must make room for; empty if for none."""
+    """The job that this one must make room for; empty without one."""
     return seen.admission.yield_to if seen.admission else ""
 
 
 def _requeue(state: State, seen: Observation, other: str) -> tuple[State, Action]:
-    """No gang holds places: go back into the queue at once."""
+    """Return to the queue at once, since no gang runs."""
     text = f"makes room for {other}"
     return _enter(state, "queue", seen, yielding="", resizing=""), Action("leave_queue", text)
 
@@ -182,16 +205,25 @@ def _wait(policy: Policy, state: State, seen: Observation) -> tuple[State, Actio
         return _enter(state, "prepare", seen), Action("prepare", "the data is gone, and is made again")
     waited = seen.now - state.since
     room = min(seen.room, workers.max)
-    # Later attempts take what is there at once: time without a gang is lost, and one that is too small can grow.
+    # Later attempts start at once on the workers there are: waiting costs time, and a small gang can grow later.
     settle = SETTLE if state.layout is None or room < workers.min else 0.0
     if room < workers.max and waited < settle:
         return state, Action("wait", f"room for {room} of {workers.max} workers")
     layout = policy.choose(room) if room >= workers.min else None
     if layout is not None and layout.world >= workers.min:
         reason = f"{layout.world} workers, layout {layout}"
-        changes = {"attempt": state.attempt + 1, "layout": layout, "moved": seen.now}
-        changes |= {"resizing": "", "suspected": 0.0, "roomy": 0.0}
-        return _enter(state, "start", seen, **changes), Action("start", reason, layout)
+        started = _enter(
+            state,
+            "start",
+            seen,
+            attempt=state.attempt + 1,
+            layout=layout,
+            moved=seen.now,
+            resizing="",
+            suspected=0.0,
+            roomy=0.0,
+        )
+        return started, Action("start", reason, layout)
     if room == workers.max and waited >= settle:
         text = f"no legal layout uses {workers.min} to {workers.max} workers"
         return _finish(state, seen, Outcome.FAILED, text + "; change resources.workers or train.global_batch")
@@ -206,16 +238,16 @@ def _wait(policy: Policy, state: State, seen: Observation) -> tuple[State, Actio
 
 def _train(policy: Policy, state: State, seen: Observation) -> tuple[State, Action]:
     if state.phase == "start" and seen.restored is not None:
-        # What was damaged is gone with all that came after this commit, and will be committed anew.
+        # The rollback removed the damaged commits, and later saves write these steps again.
         state = dataclasses.replace(state, step=seen.restored, bad_commits=frozenset())
     if seen.placement_failed:
-        unplaced = Failure(seen.now, state.step, "", seen.placement_failed, Cause("unplaced"))
+        unplaced = Failure(seen.now, state.step, where="", why=seen.placement_failed, cause=Cause("unplaced"))
         return _failed(policy, state, seen, unplaced)
     step = max((r.step for r in seen.ranks), default=-1)
-    # Of some ranks there may be news that is later than the look.
+    # A heartbeat may be newer than the observation.
     heard = max((seen.now, *(r.last_heartbeat for r in seen.ranks)))
     if step >= 0 and state.phase == "start":
-        # Said before anything else, a fault included, so that every step belongs to a training phase.
+        # Entered before anything else, even a fault, so that every step belongs to a training phase.
         return _enter(state, "train", seen, step=step, moved=heard), Action("watch")
     if step > state.step:
         state = dataclasses.replace(state, step=step, moved=heard)
@@ -223,7 +255,7 @@ def _train(policy: Policy, state: State, seen: Observation) -> tuple[State, Acti
     if evaluated != state.evaluated_batches:
         state = dataclasses.replace(state, evaluated_batches=evaluated, moved=heard)
     if (waits := any(r.waiting for r in seen.ranks)) != state.waited:
-        # The step that waited for storage has its time from the end of that on.
+        # The time limit of a step starts again when its wait for storage ends.
         state = dataclasses.replace(state, waited=waits, moved=state.moved if waits else heard)
     if any(r.state == "failed" for r in seen.ranks) and not state.suspected:
         state = dataclasses.replace(state, suspected=seen.now)
@@ -240,7 +272,7 @@ def _train(policy: Policy, state: State, seen: Observation) -> tuple[State, Acti
 
 
 def _resize(policy: Policy, state: State, seen: Observation) -> tuple[State, Action]:
-    """Make room for another job, leave nodes in time that are taken away, use room for more workers where that pays."""
+    """Replace the gang to make room for another job, to leave nodes that will be taken away, or to grow if it pays."""
     if other := _yields_to(seen):
         reason = f"makes room for {other}"
         return dataclasses.replace(state, resizing=reason, yielding=other), Action("ask_stop", reason)
@@ -268,16 +300,16 @@ def _resize(policy: Policy, state: State, seen: Observation) -> tuple[State, Act
 
 
 def _ended(policy: Policy, state: State, seen: Observation) -> tuple[State, Action]:
-    """All ranks are done, with a commit in place."""
+    """All ranks are done, and their last commit is published."""
     result = seen.ranks[0].result
     if result["ended"] == "steps":
         rest: Phase = "evaluate" if policy.spec.evaluates_beside else "export"
-        again = {"evaluation_failures": 0, "evaluation_after": 0.0}
-        return _enter(state, rest, seen, step=result["step"], **again), Action("halt", "all steps are done")
+        done = _enter(state, rest, seen, step=result["step"], evaluation_failures=0, evaluation_after=0.0)
+        return done, Action("halt", "all steps are done")
     if result["ended"] == "plateau" and policy.spec.stop_when:
         text = str(policy.spec.stop_when)
         return _enter(state, "export", seen, step=result["step"], reason=text), Action("halt", text)
-    # The gang hears a stop at once, and may have ended before it is seen here.
+    # A stop reaches the gang directly, so the ranks may have ended before this function sees it.
     stopping = state.stopping or seen.stop
     if state.resizing and not stopping and result["ended"] == "stop":
         return _enter(state, "stop", seen, step=result["step"]), Action("halt", state.resizing)
@@ -289,25 +321,27 @@ def _ended(policy: Policy, state: State, seen: Observation) -> tuple[State, Acti
         "reason": stop.text,
     }
     if stop.kind == "limit" and result["step"] > 0:
-        # Nobody may come back for it: what there is is written for others.
+        # A run at its ceiling may never be resumed, so its model is exported now.
         return _enter(state, "export", seen, **ending), Action("halt", stop.text)
     return _enter(state, "stop", seen, **ending), Action("halt", stop.text)
 
 
 def _failed(policy: Policy, state: State, seen: Observation, fault: Failure) -> tuple[State, Action]:
+    """Decide what follows from a fault: another attempt from the last commit, or the end of the run."""
     limits = policy.spec.limits
     recent = [f for f in state.failures if seen.now - f.time < limits.restart_window]
-    cause, same = fault.cause, fault.repeats(recent)
+    cause = fault.cause
+    is_repeated = fault.repeats(recent)
     changes: dict[str, Any] = {"failures": (*recent, fault)}
     is_corrupt = cause.kind == "corrupt_commit" and cause.step >= 0
     if is_corrupt:
         changes["bad_commits"] = state.bad_commits | {cause.step}
     if is_corrupt and not any(f.cause == cause for f in recent):
-        pass  # the budget is for what ends gangs, and the next one starts from another commit
+        pass  # not counted against `limits.restarts`: the next gang starts from another commit
     elif cause.kind == "unstable":
         changes |= _skip_samples(policy, state, fault)
-    elif cause.kind == "input" or (same and not is_corrupt):
-        why = "it would repeat" if same else "the input is wrong"
+    elif cause.kind == "input" or (is_repeated and not is_corrupt):
+        why = "it would repeat" if is_repeated else "the input is wrong"
         text = f"{fault.text}; {why}, so the run stops here: {hint_for(cause)}"
         changes |= {"outcome": Outcome.FAILED, "reason": text}
     elif len(recent) >= limits.restarts:
@@ -320,7 +354,10 @@ def _failed(policy: Policy, state: State, seen: Observation, fault: Failure) -> 
 
 
 def _skip_samples(policy: Policy, state: State, fault: Failure) -> dict[str, Any]:
-    """Ranks raise before they commit, so that the last commit is before the fault: from there, without its samples."""
+    """Leave out the samples of an unstable step, from the last commit on. Fail the run once its retries are spent.
+
+    Ranks raise an instability before they commit, so the last commit is before it.
+    """
     stability, cause = policy.spec.train.stability, fault.cause
     skip = next_skip(stability, policy.spec.train.global_batch, state.skips, cause.step, cause.position)
     if skip is not None:
@@ -331,7 +368,7 @@ def _skip_samples(policy: Policy, state: State, fault: Failure) -> dict[str, Any
 
 
 def _stopped(policy: Policy, state: State, seen: Observation) -> tuple[State, Action]:
-    """The gang is gone: end here, make room for another job, or start again."""
+    """The gang is stopped: end the run, make room for another job, or start again."""
     state = dataclasses.replace(state, step=max(state.step, seen.recorded))
     if state.outcome is not None:
         return _finish(state, seen, state.outcome, state.reason)
@@ -341,10 +378,11 @@ def _stopped(policy: Policy, state: State, seen: Observation) -> tuple[State, Ac
 
 
 def _evaluate(policy: Policy, state: State, seen: Observation) -> tuple[State, Action]:
-    """All steps are done; what waits to be evaluated is waited for."""
+    """All steps are done: wait until every waiting commit is evaluated."""
     if not seen.unevaluated:
         return _export(policy, _enter(state, "export", seen), seen)
-    first, hint = seen.unevaluated[0], "all commits are in place, and the same command evaluates again"
+    first = seen.unevaluated[0]
+    hint = "all commits are in place, and the same command evaluates again"
     if stop := seen.stop or _limit(policy, seen):
         return _finish(
             state, seen, Outcome.STOPPED, f"{stop.text}; step {first} is not evaluated yet; {hint}"
@@ -360,6 +398,7 @@ def _evaluate(policy: Policy, state: State, seen: Observation) -> tuple[State, A
 
 
 def _export(policy: Policy, state: State, seen: Observation) -> tuple[State, Action]:
+    """Export the model if the job asks for it, then evaluate its tasks, then end the run."""
     if seen.export_failed:
         text = f"the export failed: {seen.export_failed}; all commits are in place, and the same command exports again"
         return _finish(state, seen, Outcome.FAILED, text)
@@ -370,18 +409,21 @@ def _export(policy: Policy, state: State, seen: Observation) -> tuple[State, Act
             f"{(state.stopping or seen.stop).text}; the model is not exported, and the same command does it"
         )
         return _finish(state, seen, Outcome.STOPPED, text)
-    left = ""
+    not_evaluated = ""
     if policy.spec.evaluate and policy.spec.evaluate.tasks and not seen.tasks_done:
         if not seen.stop:
             return state, Action("tasks", "the tasks of the job")
-        left = "; its tasks are not evaluated, and `orchestrator evaluate --tasks` does it"
+        not_evaluated = "; its tasks are not evaluated, and `orchestrator evaluate --tasks` does it"
     if state.outcome == Outcome.STOPPED:
-        return _finish(state, seen, Outcome.STOPPED, state.reason + left)
-    return _finish(state, seen, Outcome.DONE, (state.reason or f"{state.step} steps are done") + left)
+        return _finish(state, seen, Outcome.STOPPED, state.reason + not_evaluated)
+    return _finish(
+        state, seen, Outcome.DONE, (state.reason or f"{state.step} steps are done") + not_evaluated
+    )
 
 
 def _finish(state: State, seen: Observation, outcome: Outcome, text: str) -> tuple[State, Action]:
-    phase: Phase = "done" if outcome == Outcome.DONE else "failed" if outcome == Outcome.FAILED else "stopped"
+    phases: dict[Outcome, Phase] = {Outcome.DONE: "done", Outcome.FAILED: "failed"}
+    phase = phases.get(outcome, "stopped")
     return _enter(state, phase, seen, outcome=outcome, reason=text), Action("finish", text)
 
 
@@ -403,7 +445,7 @@ def _fault(policy: Policy, state: State, seen: Observation) -> Failure | None:
 
 
 def _limit(policy: Policy, seen: Observation) -> Stop | None:
-    """The ceiling of the job that is reached, if one is."""
+    """The stop for a ceiling of the job that is reached, None below all ceilings."""
     limits = policy.spec.limits
     if limits.hours is not None and seen.spent_hours >= limits.hours:
         return Stop("limit", f"limits.hours {limits.hours:g} is reached")

@@ -1,4 +1,7 @@
-"""The events of a run, and what is asked of them again and again: known without reading all of them each time."""
+"""The events of a run: what each event stores, and facts that follow from all of them.
+
+`EventHistory` updates these facts with every event, so that no caller has to read all events again.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ from orchestrator.storage.row_log import missing_numbers
 from orchestrator.storage.row_types import EventFields
 
 COUNT_EVERY = 10.0
-"""Seconds between countings of what the job has spent."""
+"""Seconds between two updates of what the job has spent."""
 
 
 def start_event(
@@ -38,60 +41,80 @@ def start_event(
     commit: CommitManifest | None,
     refused: int = 0,
 ) -> tuple[str, EventFields]:
-    """The reason and the fields of the event with which a gang of that layout starts, from a commit or anew; so many
-    layouts were `refused` since their traces do not fit."""
-    gang = f"{layout.world} workers in {spec.train.dtype}"
-    old = str(layout_before) if layout_before else None
-    fields: EventFields = {"layout": layout.to_json(), "layout_after": str(layout), "layout_before": old}
-    fields["precision"] = spec.train.dtype
-    layouts = f"{refused} layout{'s do' if refused > 1 else ' does'}"
-    why = f"; {layouts} not fit by the trace, see plan.json" if refused else ""
+    """Return the reason and the fields of the event with which a gang starts.
+
+    Args:
+        spec: the job.
+        layout: the layout of the gang.
+        layout_before: the layout of the previous gang, None for the first.
+        commit: the commit that the gang starts from, None to start from the beginning.
+        refused: how many layouts were rejected because their traces do not fit in memory.
+    """
+    reason = f"{layout.world} workers in {spec.train.dtype}"
+    fields: EventFields = {
+        "layout": layout.to_json(),
+        "layout_after": str(layout),
+        "layout_before": str(layout_before) if layout_before else None,
+        "precision": spec.train.dtype,
+    }
     if commit is None:
-        return f"{gang} from the beginning{why}", fields
-    told = commit.meta.get(CONTINUED)
-    place = f" of {told['run']}" if told and told["step"] == commit.step else ""
-    fields |= {"continued": told} if told else {}
-    return f"{gang} from the commit at step {commit.step}{place}{why}", fields
+        reason += " from the beginning"
+    else:
+        reason += f" from the commit at step {commit.step}"
+        if continued := commit.meta.get(CONTINUED):
+            fields["continued"] = continued
+            if continued["step"] == commit.step:
+                reason += f" of {continued['run']}"
+    if refused:
+        layouts = f"{refused} layouts do" if refused > 1 else f"{refused} layout does"
+        reason += f"; {layouts} not fit by the trace, see plan.json"
+    return reason, fields
 
 
 class EventHistory:
-    """Events in order, the newest last."""
+    """All events of a run in order, and facts that follow from them."""
 
     def __init__(self, events: Sequence[Row], notifier: Notifier | None = None) -> None:
-        """`notifier` is told of what is recorded from now on."""
+        """Start from `events`. The `notifier` hears of each event that is recorded after them."""
         self.notifier = notifier
         self.events: list[Row] = []
-        self.attempts = 0
-        """Attempts that there have been."""
-        self.data = ""
-        """The prepared data that the run began with, empty before it has any."""
-        self.sets: dict[str, str] = {}
-        """The prepared data of each set of held-out text of its own, as first read."""
-        self.base: dict[str, Any] = {}
-        """The weights that the run began with, empty if it began anew or has not begun."""
-        self.restart_seconds = 0.0
-        """From the end of an attempt to the first step of the next, as last measured; 0 if there was none."""
-        self.skips: tuple[Skip, ...] = ()
-        """Samples that are left out."""
-        self.missing: list[list[int]] = []
-        """Steps whose rows are lost: the first and the last of each gap."""
+        """All events, the newest last."""
         self.number = 0
         """The number of the newest event, counted from 1."""
-        self.missing_told: list[list[int]] = []
-        """Numbers of lost events that another event tells of: the first and the last of each gap."""
-        self.ceilings: set[tuple[str, float]] = set()
-        """Ceilings, by key and limit, that are recorded to be near."""
+        self.attempts = 0
+        """The number of attempts so far."""
+        self.attempt_start = 0
+        """The index in `events` of the last start of an attempt, 0 before the first."""
         self.length: int | None = None
-        """Steps of the run since it was last extended, None before."""
-        self.begun = 0
-        """The number of the event with which the last attempt began."""
-        self._stopped: float | None = None
+        """The steps of the run since it was last extended, None if it never was."""
+
+        self.data = ""
+        """The URI of the run's prepared data, empty before it has any."""
+        self.sets: dict[str, str] = {}
+        """The URI of the prepared data of each held-out set with its own text, as first read."""
+        self.base: dict[str, Any] = {}
+        """The pretrained weights that the run began with; empty without any, or before the run begins."""
+        self.skips: tuple[Skip, ...] = ()
+        """Samples that are left out after an instability."""
+
+        self.restart_seconds = 0.0
+        """Seconds from the end of an attempt to the first step of the next, as last measured; 0 before that."""
+        self._stopped_at: float | None = None
+        """When the last attempt ended, unix seconds; None once the next one has made a step."""
+
+        self.missing: list[list[int]] = []
+        """Steps whose rows are lost: the first and the last step of each gap."""
+        self.missing_reported: list[list[int]] = []
+        """Numbers of lost events that an event reports: the first and the last of each gap."""
+        self.ceilings: set[tuple[str, float]] = set()
+        """Ceilings, by key and limit, that an event already reports as near."""
         for event in events:
             self.add(event)
 
     def add(self, event: Row) -> None:
-        """What happened."""
+        """Update everything with one more event."""
         self.events.append(event)
+        self.number = max(self.number, event.get("number") or self.number + 1)
         self.attempts = max(self.attempts, event["attempt"])
         self.data = self.data or event.get("data") or ""
         self.sets = {**(event.get("sets") or {}), **self.sets}
@@ -99,58 +122,88 @@ class EventHistory:
         self.skips = on_record([event], self.skips)
         if event.get("missing_rows") is not None:
             self.missing = event["missing_rows"]
-        self.number = max(self.number, event.get("number") or self.number + 1)
-        self.missing_told = event.get("missing_events") or self.missing_told
+        self.missing_reported = event.get("missing_events") or self.missing_reported
         if extended := event.get("extended"):
             self.length = extended["after"]
         if ceiling := event.get("ceiling"):
             self.ceilings.add((ceiling["key"], ceiling["limit"]))
         if event["phase"] == "start" and not event.get("stopping"):
-            self.begun = len(self.events) - 1
+            self.attempt_start = len(self.events) - 1
         elif event["phase"] == "stop":
-            self._stopped = event["time"]
-        elif event["phase"] == "train" and self._stopped is not None:  # later ones tell of saves
-            self.restart_seconds, self._stopped = max(event["time"] - self._stopped, 0.0), None
+            self._stopped_at = event["time"]
+        elif event["phase"] == "train" and self._stopped_at is not None:
+            # Only the first event of the phase counts; later ones report saves.
+            self.restart_seconds = max(event["time"] - self._stopped_at, 0.0)
+            self._stopped_at = None
 
     def record(self, attempt: int, step: int, phase: str, reason: str, more: EventFields) -> Row:
-        """Add what happens now; returns its row."""
-        row: Row = {"time": wall(), "attempt": attempt, "phase": phase, "reason": reason, "step": step}
-        row |= {"number": self.number + 1, "seconds_lost": None, "layout_before": None, "layout_after": None}
-        row |= {"first_fault": None, **more}
+        """Add an event that happens now.
+
+        Args:
+            attempt: the attempt that it belongs to.
+            step: the step that it belongs to.
+            phase: the phase that begins or goes on.
+            reason: a line for people.
+            more: further fields, which replace those that every event has.
+
+        Returns:
+            The row to store.
+        """
+        row: Row = {
+            "time": wall(),
+            "attempt": attempt,
+            "phase": phase,
+            "reason": reason,
+            "step": step,
+            "number": self.number + 1,
+            "seconds_lost": None,
+            "layout_before": None,
+            "layout_after": None,
+            "first_fault": None,
+            **more,
+        }
         self.add(row)
         if self.notifier is not None:
             self.notifier.event(row)
         return row
 
     def untold(self) -> list[list[int]]:
-        """Numbers of lost events, the first and the last of each gap; empty if another event tells of them."""
+        """Return the numbers of lost events, the first and the last of each gap; empty if an event reports them."""
         lost = missing_numbers(self.events)
-        return lost if lost != self.missing_told else []
+        return lost if lost != self.missing_reported else []
 
     def failures(self, window: float, date: float, now: float, commit: int = 0) -> tuple[Failure, ...]:
-        """The faults of the last `window` seconds, at the unix time `date` and the monotonic time `now`. What an
-        earlier command ended with does not count against the next one, nor does a death of the controller since which
-        there was a `commit`, the step of the newest one."""
-        found = []
+        """Return the recent faults that count against `limits.restarts`, oldest first.
+
+        Faults before the end of an earlier command do not count. A death of the controller counts only until the next
+        commit.
+
+        Args:
+            window: seconds before `date` that count as recent.
+            date: the present unix time.
+            now: the present monotonic time.
+            commit: the step of the newest commit.
+        """
+        failures = []
         for event in reversed(self.events):
             if event["phase"] in ENDED:
                 break
-            if date - event["time"] > window:
+            ago = date - event["time"]
+            if ago > window:
                 continue
             if event.get("first_fault"):
-                found.append(Failure.on_record(event, date - event["time"], now))
+                failures.append(Failure.on_record(event, ago, now))
             elif event.get("controller_died") == commit:
-                since = now - max(date - event["time"], 0.0)
-                found.append(Failure(since, event["step"], "", event["reason"].removeprefix("resumed: ")))
-        return tuple(reversed(found))
+                reason = event["reason"].removeprefix("resumed: ")
+                failures.append(Failure(now - max(ago, 0.0), event["step"], where="", why=reason))
+        return tuple(reversed(failures))
 
     @property
     def stop_asked(self) -> str:
-        """Why the run is to end, as its controllers were told since somebody gave the command; empty if they were
-        not."""
+        """Why the run was asked to stop since the last command began; empty if it was not."""
         for event in reversed(self.events):
-            anew = "last_seen" in event and event.get("controller_died") is None
-            if anew or event["phase"] in ENDED:
+            is_new_command = "last_seen" in event and event.get("controller_died") is None
+            if is_new_command or event["phase"] in ENDED:
                 break
             if event.get("stopping"):
                 return str(event["stopping"])
@@ -158,16 +211,21 @@ class EventHistory:
 
     @property
     def died_last(self) -> bool:
-        """Whether the last that happened is that the controller died."""
+        """Whether the newest event is the death of a controller."""
         return bool(self.events) and self.events[-1].get("controller_died") is not None
 
 
 def fault_event(
     before: State, after: State, fault: Failure, lost: Sequence[Row], printed: Sequence[str]
 ) -> tuple[str, EventFields]:
-    """Reason and fields of the event of a fault that took a run from state `before` to `after`.
+    """Return the reason and the fields of the event that ends an attempt after a fault.
 
-    `lost` are the rows of steps that must be done again, `printed` the last lines of the rank at fault.
+    Args:
+        before: the state in which the fault was seen.
+        after: the state that was decided on.
+        fault: the fault.
+        lost: the rows of the steps that must be repeated.
+        printed: the last lines that the rank at fault printed.
     """
     fields: EventFields = {
         **fault.to_json(),
@@ -186,68 +244,104 @@ def fault_event(
 
 
 def market(limits: LimitSpec, machines: Sequence[Mapping[str, str]], began: float) -> tuple[EventFields, str]:
-    """What an event tells of the machines that a gang is on: type, market, zone, and USD an hour if known, of all and
-    by zone and market, and when training on them `began`, unix seconds. And what is wrong with limits.prices, which
-    was a table of prices when the run began: training goes on without it."""
+    """Return the fields that describe the machines of a gang and their price, and a problem with the price table.
+
+    The table at limits.prices was valid when the run began. If it no longer is, training goes on without prices.
+
+    Args:
+        limits: the limits of the job.
+        machines: the type, market and zone of each machine.
+        began: unix time at which training on them began.
+
+    Returns:
+        The fields, with USD an hour where it is known, in all and by zone and market; and the problem as a clause for
+        the event's reason, empty without one.
+    """
+    problem = ""
     try:
-        table, told = prices.load(limits.prices), ""
+        table = prices.load(limits.prices)
     except InputError as error:
-        table, told = {}, f"; what its machines cost is not known: {error}"
-    zones = prices.by_zone(machines, table)
+        table = {}
+        problem = f"; the price of its machines is unknown: {error}"
     fields: EventFields = {
         "machines": list(machines),
-        "zones": zones,
+        "zones": prices.by_zone(machines, table),
         "usd_per_hour": prices.rate(machines, table),
         "time": began,
     }
-    return fields, told
+    return fields, problem
 
 
 def memory_seen(status: Mapping[str, Any]) -> str:
-    """How full its node was, as the controller said last: Ray's monitor may end it in the place of a rank."""
+    """Return how full the memory of a dead controller's node was, from its last status.json.
+
+    Ray's memory monitor may kill the controller instead of a rank, so this hints at the cause of its death.
+    """
     percent = status.get("memory_percent")
-    return f"with {percent:.0f} % of its node's memory in use" if is_number(percent) else "and nobody saw how"
+    return (
+        f"with {percent:.0f} % of its node's memory in use" if is_number(percent) else "for an unknown reason"
+    )
 
 
 class Spending:
-    """Hours and USD of a job, counted now and then."""
+    """Counts the hours and the USD of a job, at intervals.
+
+    Attributes:
+        spent: hours and USD at the last count.
+    """
 
     def __init__(self, limits: LimitSpec, history: EventHistory) -> None:
-        self._limits, self._history = limits, history
-        self._counted = 0.0
-        # Of the events before that number, which change no more; and the latest time of theirs, in microseconds.
-        self._before, self._from, self._latest = (0.0, 0.0), 0, 0
+        self._limits = limits
+        self._history = history
+        self._counted_at = 0.0
+        """Unix time of the last count."""
+        # The events of ended attempts change no more, so their sum is kept.
+        self._closed_spending = (0.0, 0.0)
+        """Hours and USD of the events before index `_closed_events`."""
+        self._closed_events = 0
+        self._closed_until = 0
+        """The latest time of those events, in microseconds."""
         self.spent = (0.0, 0.0)
 
     def count(self, recent: Sequence[Row], now: float) -> tuple[float, float]:
-        """Hours and USD so far, as of at most some seconds ago. A clock that was set back counts nothing twice."""
+        """Return hours and USD so far, at most some seconds old. A clock that is set back counts no time twice.
+
+        Args:
+            recent: the latest rows of metrics.jsonl.
+            now: the present unix time.
+        """
         limits, history = self._limits, self._history
-        every = min(COUNT_EVERY, 36.0 * (limits.hours or 1.0))  # a hundredth of the ceiling at the latest
-        if not 0 <= now - self._counted <= every:
-            if history.begun > self._from:
-                closed = history.events[self._from : history.begun + 1]
-                hours, usd = self._of(closed, recent, None)
-                self._before = (self._before[0] + hours, self._before[1] + usd)
-                self._from = history.begun
-                self._latest = max([self._latest, *(micros(event["time"]) for event in closed[:-1])])
-            open_ = self._of(history.events[self._from :], recent, now)
-            self.spent = (self._before[0] + open_[0], self._before[1] + open_[1])
-            self._counted = now
+        interval = min(COUNT_EVERY, 36.0 * (limits.hours or 1.0))  # at most a hundredth of the ceiling
+        if 0 <= now - self._counted_at <= interval:
+            return self.spent
+        if history.attempt_start > self._closed_events:
+            closed = history.events[self._closed_events : history.attempt_start + 1]
+            hours, usd = self._spent_in(closed, recent, None)
+            self._closed_spending = (self._closed_spending[0] + hours, self._closed_spending[1] + usd)
+            self._closed_events = history.attempt_start
+            self._closed_until = max([self._closed_until, *(micros(event["time"]) for event in closed[:-1])])
+        hours, usd = self._spent_in(history.events[self._closed_events :], recent, now)
+        self.spent = (self._closed_spending[0] + hours, self._closed_spending[1] + usd)
+        self._counted_at = now
         return self.spent
 
     def near(self) -> list[prices.Ceiling]:
-        """Each ceiling of the job that has come near and is not yet recorded to be so."""
-        limits, (hours, usd) = self._limits, self.spent
+        """Return each ceiling of the job that is near and that no event reports yet."""
+        limits = self._limits
         if not (limits.hours or limits.cost_usd):
             return []
+        hours, usd = self.spent
         spent = {"hours": hours, "cost_usd": usd}
         ceilings = {"hours": limits.hours, "cost_usd": limits.cost_usd}
         return prices.near(ceilings, spent, self._history.ceilings)
 
-    def _of(self, events: Sequence[Row], recent: Sequence[Row], now: float | None) -> tuple[float, float]:
-        """Of these events: up to `now`, or without the last one."""
+    def _spent_in(
+        self, events: Sequence[Row], recent: Sequence[Row], now: float | None
+    ) -> tuple[float, float]:
+        """Return the hours and USD of these events: up to `now`, or up to the last event if `now` is None."""
         rows = tally(events, reversed(recent))
-        phases = timeline(events, rows, now, self._latest)
-        phases = phases if now is not None else phases[:-1]
+        phases = timeline(events, rows, now, self._closed_until)
+        if now is None:
+            phases = phases[:-1]
         hours = sum(phase.seconds for phase in phases if phase.name not in ("launch", "down", "queue")) / 3600
         return hours, cost(phases, rows, events, self._limits.usd_per_worker_hour) or 0.0

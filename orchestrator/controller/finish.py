@@ -1,4 +1,4 @@
-"""The end of a run: summary and report written, MLflow brought up to date."""
+"""Finish a run: write its summary and its report, and bring MLflow up to date."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from orchestrator.storage.row_line import EVENTS
 from orchestrator.storage.run_directory import RunDir
 
 SERVER_PATIENCE = 20.0
-"""Seconds that the end of a run waits for a tracking server; what it missed can be sent by `orchestrator report`."""
+"""Seconds that the end of a run waits for a tracking server. `orchestrator report` can send the rest later."""
 DATABASE_PATIENCE = 120.0
-"""Seconds for a database file: this process makes its tables itself, which takes a busy machine long."""
+"""Seconds to wait for a database file. This process creates its tables, which takes long on a busy machine."""
 
 
 def finish(
@@ -38,28 +38,38 @@ def finish(
     exported: dict[str, Any],
     rows: RunTotals,
 ) -> dict[str, Any]:
-    """Write summary.json and report.html, deliver what MLflow lacks, and return the summary."""
+    """Write summary.json and report.html, deliver what MLflow lacks, and return the summary.
+
+    Args:
+        spec: the job.
+        run: the run directory.
+        history: the record of the run.
+        data: the URI of the prepared data, empty if the run never had any.
+        exported: what the last export returned, empty without one.
+        rows: the totals of all rows.
+    """
     history.trace.end()
     history.settle()
-    commit = history.store.latest(deep=False)  # not of the memory of nodes, which ends with the run
+    # Snapshots in memory do not count, because they end with the run.
+    commit = history.store.latest(deep=False)
     tracker = history.tracker
-    found = summarise(spec, run, commit, data, exported, rows)
-    if found["state"] == Outcome.DONE:
+    result = summarise(spec, run, commit, data, exported, rows)
+    if result["state"] == Outcome.DONE:
         release_base(spec, run, history.base)
-    found["problem"] = found["reason"] if found["state"] == Outcome.FAILED else None
-    run.write_json("summary.json", found)
+    result["problem"] = result["reason"] if result["state"] == Outcome.FAILED else None
+    run.write_json("summary.json", result)
     not_drawn = draw(run, lambda run: _report(run, rows))
-    found["problem"] = found["problem"] or not_drawn
+    result["problem"] = result["problem"] or not_drawn
     tracker.document("summary.json")
     tracker.document("report.html")
-    tracker.status(MLFLOW_STATUS[found["state"]])
+    tracker.status(MLFLOW_STATUS[result["state"]])
     delivery = tracker.close(_patience(spec))
     problem = delivery.problem or register_export(spec, run)
     refused = {"refused": delivery.line} if delivery.line else {}
-    found["tracking"] = {"missing_rows": delivery.missing, "problem": problem, **refused}
-    found["ledger"] = with_end(found["ledger"], finish=wall() - (found["ended"] or wall()))
-    run.write_json("summary.json", found)
-    return found
+    result["tracking"] = {"missing_rows": delivery.missing, "problem": problem, **refused}
+    result["ledger"] = with_end(result["ledger"], finish=wall() - (result["ended"] or wall()))
+    run.write_json("summary.json", result)
+    return result
 
 
 def _patience(spec: JobSpec) -> float:
@@ -68,7 +78,7 @@ def _patience(spec: JobSpec) -> float:
 
 
 def draw(run: RunDir, report: Callable[[RunDir], str]) -> str | None:
-    """Write report.html; what went wrong if it could not be drawn, since telemetry may not fail a run or a search."""
+    """Write report.html. Return why that failed, None if it did not: a report must not fail a run or a search."""
     try:
         run.write_text("report.html", report(run))
     except Exception as error:
@@ -90,14 +100,14 @@ def summarise(
     exported: dict[str, Any],
     rows: RunTotals,
 ) -> dict[str, Any]:
-    """The summary of what stands in the run directory."""
+    """Return the summary of a run from its directory. For the arguments see `finish`; `commit` is the newest commit."""
     entropy = None
     if data:
         from orchestrator.resolve.prepared_data import data_of
 
-        found_data = data_of(run, data).manifest
-        entropy = None if found_data.own else found_data.entropy
-    found = summary(
+        manifest = data_of(run, data).manifest
+        entropy = None if manifest.own else manifest.entropy
+    result = summary(
         spec,
         run.read_json_or_empty("plan.json") or None,
         run.rows(EVENTS),
@@ -106,21 +116,21 @@ def summarise(
         unigram_entropy=entropy,
         sample=exported.get("sample"),
     )
-    found["commit"] = commit.step if commit else None
-    found["export"] = {k: v for k, v in exported.items() if k != "sample"} or None
-    found["best_without_commit"] = best_without_commit(spec, run, rows)
-    return found
+    result["commit"] = commit.step if commit else None
+    result["export"] = {k: v for k, v in exported.items() if k != "sample"} or None
+    result["best_without_commit"] = best_without_commit(spec, run, rows)
+    return result
 
 
 def best_without_commit(spec: JobSpec, run: RunDir, rows: RunTotals) -> str | None:
-    """A line about a better evaluation than that of the best commit, if its step was not committed."""
+    """Return a line about a step that was better than the best commit but was not committed; None without one."""
     metric, measured = spec.checkpoint.best_metric, measure_of(spec)
     if metric is None or (kept := best_commit(Store(run.commits), metric)) is None:
         return None
     sign = -1.0 if larger_is_better(metric) else 1.0
     alike = [row for row in rows.evaluations if row.get("measured", measured) == measured]
-    told: dict[int, Any] = {row["step"]: by_name(row["sets"]).get(metric) for row in alike}
-    values = {step: value for step, value in told.items() if is_number(value)}
+    measured_values: dict[int, Any] = {row["step"]: by_name(row["sets"]).get(metric) for row in alike}
+    values = {step: value for step, value in measured_values.items() if is_number(value)}
     best = min(values, key=lambda step: (sign * values[step], step), default=kept)
     if kept not in values or sign * values[best] >= sign * values[kept]:
         return None

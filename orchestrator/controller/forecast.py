@@ -1,7 +1,7 @@
-"""The life of a run on machines that are not here: `decide` itself, on a cluster whose failures are drawn.
+"""Simulate a run on a cluster whose failures are drawn at random. The simulated run makes its decisions by `decide`.
 
-Time goes from event to event: a failure, a repair, room for more workers, the last step. Pure, by the random numbers of
-a seed. Snapshots in the memory of other nodes are not counted on: a failure goes back to the last published commit.
+This is a discrete-event simulation: time advances to the next failure, repair, growth or end. It is pure, given a seed.
+It assumes no snapshots in the memory of other nodes, so a failure goes back to the last published commit.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from orchestrator.controller.state import Action, Observation, Policy, State
 
 HOUR = 3600.0
 MOST = 10**6
-"""Decisions after which a run that does not come to an end is given up."""
+"""Decisions after which the simulation of a run without end stops."""
 
 
 ENDS = {
@@ -27,58 +27,71 @@ ENDS = {
     "software": "its process ended",
     "taken": "its node was taken without notice",
 }
-"""What is told of a rank that was lost."""
+"""The error message of a lost rank, by the kind of failure."""
 
 
 @dataclass(frozen=True)
 class Fleet:
-    """The nodes of a cluster, spares included, and what befalls each.
-
-    `breaks` and `software` are failures an hour; after the former a node is away for `repair` seconds. `taken` are
-    interruptions of a spot market an hour, `returns` seconds until another node is there. A commit keeps a step waiting
-    for `stall` seconds and is published `write` seconds later; `restart` is what a new gang costs.
-    """
+    """A cluster and its rates of failure."""
 
     nodes: int
+    """Nodes, spares included."""
     per_node: int
+    """Workers on a node."""
     breaks: float
+    """Hardware failures of a node an hour."""
     software: float
+    """Software failures of a node an hour, after which it is available at once."""
     repair: float
+    """Mean seconds of a repair after a hardware failure."""
     restart: float
+    """Seconds that a new gang takes to start."""
     stall: float
+    """Seconds that a commit delays a step."""
     write: float
+    """Seconds from there until the commit is published."""
     taken: float = 0.0
+    """Interruptions of a node by the spot market an hour."""
     returns: float = HOUR
+    """Mean seconds until another node replaces an interrupted one."""
 
 
 @dataclass
 class Life:
-    """How a run went: its outcome, seconds in all and by what they were for, failures of nodes in use, starts, and the
-    hours of nodes that were there."""
+    """How a simulated run went."""
 
     outcome: Outcome | None = None
     reason: str = ""
     seconds: float = 0.0
+    """The duration of the run."""
     parts: dict[str, float] = field(
         default_factory=lambda: dict.fromkeys(("steps", "lost", "commits", "restarts", "waiting"), 0.0)
     )
+    """How the duration divides."""
     failures: int = 0
+    """Failures of nodes in use."""
     attempts: int = 0
     node_hours: float = 0.0
+    """Hours of all available nodes, which is what they cost."""
 
     @property
     def goodput(self) -> float:
-        """The share of the time in which steps were computed that were kept."""
+        """The share of the time that went into steps that were kept."""
         return self.parts["steps"] / self.seconds if self.seconds else 0.0
 
 
 def young_daly(stall: float, between: float) -> float:
-    """Seconds between commits that lose least: sqrt(2 x stall x seconds between failures) (Young, 1974; Daly, 2006)."""
+    """Return the best interval between commits in seconds, sqrt(2 * stall * between) (Young, 1974; Daly, 2006).
+
+    Args:
+        stall: seconds that a commit costs.
+        between: mean seconds between failures.
+    """
     return math.sqrt(2.0 * stall * between)
 
 
 def live(policy: Policy, fleet: Fleet, seed: int) -> Life:
-    """The life of a run under `policy` on such a fleet. Its job is to have no export and no evaluation."""
+    """Simulate a run under `policy` on a fleet. Its job must have no export and no evaluation."""
     run = _Run(policy, fleet, random.Random(seed))
     for _ in range(MOST):
         if run.advance():
@@ -88,30 +101,43 @@ def live(policy: Policy, fleet: Fleet, seed: int) -> Life:
 
 
 class _Run:
+    """A run in simulation. One `RankStatus` stands for the whole gang."""
+
     def __init__(self, policy: Policy, fleet: Fleet, draw: random.Random) -> None:
-        self.policy, self.fleet, self.draw, self.life = policy, fleet, draw, Life()
-        self.state, self.now, self.up = State(), 0.0, fleet.nodes
-        self.back: list[float] = []  # when nodes that are away return
+        self.policy = policy
+        self.fleet = fleet
+        self.draw = draw
+        self.life = Life()
+        self.state = State()
+        self.now = 0.0
+        """Simulated seconds since the run began."""
+        self.up = fleet.nodes
+        """Nodes that are available."""
+        self.back: list[float] = []
+        """When unavailable nodes return, as a heap."""
         self.rank: RankStatus | None = None
+        """The gang, None while none runs."""
         self.restored: int | None = None
-        self.step, self.begun, self.since = (
-            0.0,
-            0,
-            0.0,
-        )  # the attempt began at step `begun`, at the time `since`
+        """The step that the gang started from; None except right after a start."""
+        self.step = 0.0
+        """Steps done, fractions included."""
+        self.begun = 0
+        """The step at which the attempt began."""
+        self.since = 0.0
+        """The time at which the attempt began."""
         self.committed = 0
+        """The step of the last commit."""
         self.seconds = 1.0
+        """Seconds of a step under the present layout."""
 
     def advance(self) -> bool:
-        """One decision and what follows of it; whether the run is over."""
+        """Make one decision and follow it. Return whether the run is over."""
         before = self.state.phase
         self.state, action = decide(self.policy, self.state, self._seen())
         if self.state.phase in ENDED:
-            self.life.outcome, self.life.reason, self.life.seconds = (
-                self.state.outcome,
-                self.state.reason,
-                self.now,
-            )
+            self.life.outcome = self.state.outcome
+            self.life.reason = self.state.reason
+            self.life.seconds = self.now
             return True
         if action.do == "start":
             self._start(action)
@@ -128,19 +154,30 @@ class _Run:
     def _seen(self) -> Observation:
         room = self.up * self.fleet.per_node
         return Observation(
-            self.now, prepared=True, exported=True, tasks_done=True, capacity=room, ready=room,
-            ranks=(self.rank,) if self.rank else (), restored=self.restored, recorded=int(self.step),
-            step_seconds=self.seconds, longest_step=self.seconds, gap=1.0, restart_seconds=self.fleet.restart,
-        )  # fmt: skip
+            now=self.now,
+            prepared=True,
+            exported=True,
+            tasks_done=True,
+            capacity=room,
+            ready=room,
+            ranks=(self.rank,) if self.rank else (),
+            restored=self.restored,
+            recorded=int(self.step),
+            step_seconds=self.seconds,
+            longest_step=self.seconds,
+            gap=1.0,
+            restart_seconds=self.fleet.restart,
+        )
 
-    def _pass(self, until: float, what: str) -> None:
-        """Let time go on; nodes that are repaired meanwhile are there again."""
+    def _pass(self, until: float, part: str) -> None:
+        """Advance the time and count it towards `part`. Nodes that return meanwhile become available."""
         while self.back and self.back[0] <= until:
             self.life.node_hours += self.up * (self.back[0] - self.now) / HOUR
-            self.life.parts[what] += self.back[0] - self.now
-            self.now, self.up = heapq.heappop(self.back), self.up + 1
+            self.life.parts[part] += self.back[0] - self.now
+            self.now = heapq.heappop(self.back)
+            self.up += 1
         self.life.node_hours += self.up * (until - self.now) / HOUR
-        self.life.parts[what] += until - self.now
+        self.life.parts[part] += until - self.now
         self.now = until
 
     def _start(self, action: Action) -> None:
@@ -148,7 +185,9 @@ class _Run:
         self._pass(self.now + self.fleet.restart, "restarts")
         self.life.attempts += 1
         self.seconds = self.policy.predict(action.layout)
-        self.step, self.begun, self.since = float(self.committed), self.committed, self.now
+        self.step = float(self.committed)
+        self.begun = self.committed
+        self.since = self.now
         self.restored = self.committed
         self.rank = self._running("running")
 
@@ -157,10 +196,11 @@ class _Run:
 
     @property
     def _each(self) -> float:
-        """Seconds of a step with its share of a commit."""
+        """Seconds of a step, with its share of the stall of commits."""
         return self.seconds + self.fleet.stall / self.policy.spec.checkpoint.every
 
     def _train(self) -> None:
+        """Train until the next failure, return of a node, growth of the gang, or the last step."""
         fleet, layout = self.fleet, self.state.layout
         assert layout is not None
         in_use = math.ceil(layout.world / fleet.per_node)
@@ -185,6 +225,7 @@ class _Run:
             self._fail(rates, in_use)
 
     def _fail(self, rates: tuple[float, float, float], in_use: int) -> None:
+        """Draw a failure and let it hit a node, in proportion to `rates`. `in_use` nodes run ranks."""
         kind = self.draw.choices(("breaks", "software", "taken"), rates)[0]
         is_in_use = self.draw.random() < in_use / self.up
         away = {"breaks": self.fleet.repair, "software": 0.0, "taken": self.fleet.returns}[kind]
@@ -200,15 +241,22 @@ class _Run:
         self._lose()
         silence = limits_of(self.policy.spec.resources.per_worker.gpu).silence
         self._pass(self.now + silence, "restarts")
-        # Ranks differ from one failure to the next: the program is not their cause.
+        # Each failure hits another rank, so `decide` does not take the program to be the cause.
         number = self.life.failures
         self.rank = RankStatus(
-            number, "", 1, "dead", int(self.step), ENDS[kind], failed_at=self.now, last_heartbeat=self.now,
+            rank=number,
+            node="",
+            pid=1,
+            state="dead",
+            step=int(self.step),
+            error=ENDS[kind],
+            failed_at=self.now,
+            last_heartbeat=self.now,
             cause=Cause("lost"),
-        )  # fmt: skip
+        )
 
     def _lose(self) -> None:
-        """What was computed since the last published commit is lost."""
+        """Lose the steps since the last published commit."""
         every = self.policy.spec.checkpoint.every
         published = self.step - self.fleet.write / self._each
         self.committed = max(self.committed, self.begun, int(published // every * every))
@@ -217,7 +265,7 @@ class _Run:
         self.life.parts["steps"] -= lost
 
     def _stop(self) -> None:
-        """The gang ends behind the next step, with a commit."""
+        """Stop the gang after the next step, with a commit."""
         self.step += 1.0
         self._pass(self.now + self.seconds, "steps")
         self._pass(self.now + self.fleet.write, "restarts")
@@ -227,6 +275,7 @@ class _Run:
         self.rank = self._running("done", result={"ended": "stop", "step": self.committed})
 
     def _wait(self) -> None:
+        """Wait for more workers, at most as long as the job allows."""
         most = self.policy.spec.limits.wait + 1.0
         until = self.now + SETTLE
         if self.up * self.fleet.per_node < self.policy.spec.resources.workers.min:

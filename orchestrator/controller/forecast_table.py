@@ -1,4 +1,4 @@
-"""What a run would take on a cluster that need not be here: days, money, energy and goodput, by market and spares."""
+"""Forecast what a run takes on another cluster: days, money, energy and goodput, by market and number of spares."""
 
 from __future__ import annotations
 
@@ -19,13 +19,24 @@ from orchestrator.planner.plan import Plan
 from orchestrator.planner.planner import Planner
 
 SPARES = (0, 1, 2, 4, 8, 16, 32)
+"""The numbers of spare nodes that are tried if the cluster file names none."""
 LIVES = 5
-"""How many lives are drawn of each case."""
+"""How many runs are simulated for each case."""
 DAY = 24.0 * HOUR
 
 
 def forecast(spec: JobSpec, shape: ModelShape, plan: Plan, cluster: ClusterFile) -> dict[str, Any]:
-    """What the chosen layout of a plan takes on the cluster, as plain data."""
+    """Forecast the run of a plan's chosen layout on a cluster.
+
+    Args:
+        spec: the job.
+        shape: its model.
+        plan: its plan for the cluster's workers.
+        cluster: the cluster, with its rates of failure and its prices.
+
+    Returns:
+        The forecast as plain data.
+    """
     chosen, machine = plan.chosen, plan.machine
     pinned = _pinned(spec, chosen.layout)
     planner = Planner(pinned, shape, machine)
@@ -58,7 +69,7 @@ def forecast(spec: JobSpec, shape: ModelShape, plan: Plan, cluster: ClusterFile)
 
 
 def _market(policy: Policy, fleet: Fleet, cluster: ClusterFile, market: Market, plan: Plan) -> dict[str, Any]:
-    """What a run takes at the prices of a market, with as many spares as the file says, or are worth it."""
+    """Forecast the run in one market, with the spares of the cluster file, or with the cheapest number of spares."""
     taken, in_use = market.hours_between_interruptions, fleet.nodes
     fleet = dataclasses.replace(
         fleet,
@@ -94,7 +105,7 @@ def _market(policy: Policy, fleet: Fleet, cluster: ClusterFile, market: Market, 
 def _case(
     policy: Policy, fleet: Fleet, cluster: ClusterFile, market: Market, plan: Plan, spares: int
 ) -> dict[str, Any]:
-    """The mean of some lives with so many nodes beside the cluster's."""
+    """The mean of some simulated runs with `spares` nodes more than the cluster has."""
     lives = [live(policy, dataclasses.replace(fleet, nodes=cluster.nodes + spares), n) for n in range(LIVES)]
     worst = next((life for life in lives if life.outcome is not Outcome.DONE), lives[0])
     hours = _mean([life.node_hours for life in lives])
@@ -126,7 +137,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _pinned(spec: JobSpec, layout: Layout) -> JobSpec:
-    """The job under the degrees of that layout, without what comes before and after its steps."""
+    """The job with the layout pinned, without evaluations, exports and limits: the forecast covers its steps only."""
     limits = spec.limits.model_copy(update={"hours": None, "cost_usd": None})
     checkpoint = spec.checkpoint.model_copy(update={"export": None})
     return spec.model_copy(

@@ -1,4 +1,4 @@
-"""Whether a gang is well, from what its ranks say and how long they say nothing: pure, as `decide` is."""
+"""Find faults of a gang from the messages of its ranks and from their silence. Pure, as `decide` is."""
 
 from __future__ import annotations
 
@@ -12,58 +12,80 @@ from cluster.workers.gang import FINISHED, UNKNOWN, Cause, RankStatus
 from orchestrator.storage.row_types import EventFields
 
 GRACE = 1.0
-"""Seconds that a lost connection may wait for the death that explains it to be seen."""
+"""Seconds to wait, after a rank reports a lost connection, for the death of a peer that explains it."""
 STEP_FACTOR = 3.0
-"""As many of the longest steps of late may pass without a step, where that is longer than `DeviceLimits.hang`, or
-without a beat, than `DeviceLimits.silence`."""
+"""A gang may go this many times its longest recent step without a step or a heartbeat, if that is longer than
+`DeviceLimits.hang` or `DeviceLimits.silence`."""
 GAP_FACTOR = 4.0
-"""As many of the longest gaps between beats of late: on a machine that is short of processors, all is late."""
+"""A gang may go this many times its longest recent gap between heartbeats without one: a busy machine delays all."""
 FIRST_STEP = 900.0
-"""Seconds that a gang may take to its first step, or storage to answer: compilation, reading a checkpoint."""
+"""Seconds for the first step, which includes compilation and reading a checkpoint, or for storage to answer."""
 DEATHS = 3
-"""Deaths of one rank at one step, in the same way, after which the program is taken to be the cause."""
+"""Equal deaths of one rank at one step after which the program counts as the cause."""
 STRIKES = 3
-"""Failures of ranks on one node, within `limits.restart_window`, after which it gets none for a while."""
+"""Failures of ranks on one node, within `limits.restart_window`, after which the node gets no ranks for a while."""
 EXCLUSION = 300.0
-"""Seconds of that while, from its last failure on."""
+"""Seconds for which it gets none, from its last failure on."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """The first fault of an attempt, which ended after optimiser step `step`.
-
-    `cause` is what is decided by. `rank` and `node` are -1 and empty where none is known to be at fault. `time` is
-    monotonic seconds. `where` and `why` are for people: nothing reads them but to compare two of them.
-    """
+    """The first fault of an attempt."""
 
     time: float
+    """When it happened, monotonic seconds."""
     step: int
+    """The optimizer step after which the attempt ended."""
     where: str
+    """The rank and its node, for people."""
     why: str
+    """What happened, for people. Nothing decides by it, except that two of them are compared."""
     cause: Cause = UNKNOWN
+    """What is decided by."""
     node: str = ""
+    """The address of the node at fault, empty if none is known to be."""
     rank: int = -1
+    """The rank at fault, -1 if none is known to be."""
 
     @property
     def text(self) -> str:
-        """The first fault in one line."""
+        """The fault in one line."""
         return f"{self.where}: {self.why}" if self.where else self.why
 
     def to_json(self) -> EventFields:
-        """What an event tells of it, beside the time."""
-        told: EventFields = {"first_fault": self.text, "node": self.node, "rank": self.rank}
-        return {**told, "cause": dataclasses.asdict(self.cause)}
+        """Return the fields of an event that describe the fault, without its time."""
+        return {
+            "first_fault": self.text,
+            "node": self.node,
+            "rank": self.rank,
+            "cause": dataclasses.asdict(self.cause),
+        }
 
     @classmethod
     def on_record(cls, event: Mapping[str, Any], ago: float, now: float) -> Failure:
-        """The failure that an earlier controller told of, `ago` seconds before `now`; versions before had no cause."""
-        cause = Cause(**event["cause"]) if event.get("cause") else UNKNOWN
-        node, rank = event.get("node") or "", event.get("rank", -1)
-        return cls(now - max(ago, 0.0), event.get("step") or 0, "", event["first_fault"], cause, node, rank)
+        """Return the failure that an event describes. Events of earlier versions have no cause.
+
+        Args:
+            event: the row of the event.
+            ago: how long ago it happened, in seconds.
+            now: the present monotonic time.
+        """
+        return cls(
+            time=now - max(ago, 0.0),
+            step=event.get("step") or 0,
+            where="",
+            why=event["first_fault"],
+            cause=Cause(**event["cause"]) if event.get("cause") else UNKNOWN,
+            node=event.get("node") or "",
+            rank=event.get("rank", -1),
+        )
 
     def repeats(self, others: Sequence[Failure]) -> bool:
-        """Whether `others` show that it is the program's own: it raised the same at this step before, or this rank
-        ended at this step, in the same way, for the DEATHS-th time."""
+        """Whether earlier failures show that the program itself is the cause.
+
+        That is so if it raised the same exception at this step before, or if this rank ended at this step in the same
+        way for the DEATHS-th time.
+        """
         alike = [f for f in others if (f.step, f.cause) == (self.step, self.cause)]
         if self.cause.end == "raised":
             return self.cause.kind != "peer_lost" and any(f.why == self.why for f in alike)
@@ -71,7 +93,7 @@ class Failure:
 
 
 def excluded(failures: Sequence[Failure], now: float) -> Set[str]:
-    """The nodes that get no ranks for a while, since too many have failed there."""
+    """Return the nodes that get no ranks for a while, because too many ranks have failed there."""
     nodes = [f.node for f in failures if f.node]
     last = {f.node: f.time for f in failures}
     return frozenset(n for n in set(nodes) if nodes.count(n) >= STRIKES and now - last[n] < EXCLUSION)
@@ -79,46 +101,49 @@ def excluded(failures: Sequence[Failure], now: float) -> Set[str]:
 
 @dataclass(frozen=True)
 class Vitals:
-    """What tells whether a gang is well.
-
-    `moved` is when the last step was seen, and `suspected` since when a rank complains of a peer; all times are
-    monotonic, and this host's. `longest_step` is of the latest steps and `gap` of the latest beats, in seconds.
-    `starting` before the first step, `ending` once it was asked to. `limits` are those of what it computes on.
-    """
+    """The measurements by which the health of a gang is judged. All times are monotonic seconds of this host."""
 
     now: float
     ranks: tuple[RankStatus, ...]
     step: int
+    """The last step of any rank."""
     moved: float
+    """When the gang last made progress."""
     suspected: float
+    """Since when a rank has reported an error, 0 if none has."""
     longest_step: float
+    """Seconds of the longest recent step."""
     gap: float
+    """Seconds of the longest recent gap between heartbeats."""
     starting: bool
+    """Whether the first step is still to come."""
     ending: bool
+    """Whether the gang was asked to end."""
     limits: DeviceLimits = CPU
+    """The time limits of the device."""
 
     @property
     def patience(self) -> float:
-        """Seconds without a beat after which a gang in training is not well."""
+        """Seconds without a heartbeat after which a rank of a training gang counts as silent."""
         return max(self.limits.silence, STEP_FACTOR * self.longest_step, GAP_FACTOR * self.gap)
 
     @property
     def longest_wait(self) -> float:
-        """Seconds without a step after which it hangs, though its beats come."""
+        """Seconds without a step after which the gang counts as hanging, although heartbeats arrive."""
         return max(self.limits.hang, self.patience)
 
 
 def first_fault(seen: Vitals) -> Failure | None:
-    """The first fault of the gang: what was raised first, else who died, else who went silent or hangs."""
-    return _told(seen) or _died(seen) or _silent(seen) or _hangs(seen)
+    """Return the first fault of the gang: an exception, or else a death, a silence or a hang. None if it is healthy."""
+    return _raised(seen) or _died(seen) or _silent(seen) or _hangs(seen)
 
 
-def _told(seen: Vitals) -> Failure | None:
-    told = sorted((r for r in seen.ranks if r.state == "failed"), key=lambda r: r.failed_at)
-    root = next((r for r in told if r.cause.kind != "peer_lost"), None)
-    # A peer's death makes others raise connection errors: the death came first, whoever was heard first.
-    if root is None and told and seen.now - seen.suspected >= GRACE and not _died(seen):
-        root = told[0]
+def _raised(seen: Vitals) -> Failure | None:
+    failed = sorted((r for r in seen.ranks if r.state == "failed"), key=lambda r: r.failed_at)
+    root = next((r for r in failed if r.cause.kind != "peer_lost"), None)
+    # The death of a rank makes its peers raise connection errors, which may arrive before the death is seen.
+    if root is None and failed and seen.now - seen.suspected >= GRACE and not _died(seen):
+        root = failed[0]
     return _failure(seen, root, "", root.error, root.cause) if root else None
 
 
@@ -152,4 +177,6 @@ def _hangs(seen: Vitals) -> Failure | None:
 
 def _failure(seen: Vitals, rank: RankStatus, how: str, why: str, cause: Cause) -> Failure:
     where = f"rank {rank.rank} on {rank.node}{how}"
-    return Failure(seen.now, seen.step, where, why, cause, rank.node, rank.rank)
+    return Failure(
+        time=seen.now, step=seen.step, where=where, why=why, cause=cause, node=rank.node, rank=rank.rank
+    )

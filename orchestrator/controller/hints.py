@@ -1,4 +1,4 @@
-"""What a fault means and what to do about it, in one line for people. Nothing decides by it."""
+"""Explain a fault to people in one line: what it means and what to do. Nothing decides by it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EXITS: dict[int, tuple[str, str]] = {
     **dict.fromkeys((-11, -8, -4), ("native code crashed",
      "if it repeats, look at custom kernels and at the versions of torch and the driver")),
 }  # fmt: skip
-"""What an exit code means, negative for a signal, and a hint."""
+"""The meaning of an exit code, negative for a signal, and a hint."""
 ENDS: dict[End, tuple[str, str]] = {
     "starved": ("the machine's memory ended", "give workers more memory, or run fewer of them on a node"),
     "lost": ("the place is gone, or its whole node",
@@ -23,7 +23,7 @@ ENDS: dict[End, tuple[str, str]] = {
     "still": ("the ranks wait for each other", "if it repeats, see the stacks of the ranks with py-spy"),
     "unplaced": ("the cluster could not place the workers", "lower resources.workers.min, or add machines"),
 }  # fmt: skip
-"""What it means that a rank ended so, without an exit code or an exception, and a hint."""
+"""The meaning of an end without an exit code or an exception, and a hint."""
 ERRORS: dict[ErrorKind, tuple[str, str]] = {
     "gpu_memory": ("the GPU's memory ended",
      "raise parallel.zero or parallel.recompute, or lower parallel.micro_batch"),
@@ -37,11 +37,11 @@ ERRORS: dict[ErrorKind, tuple[str, str]] = {
     "input": ("the job is wrong", "change what the line names"),
     "": ("the program raised it", "its last line names the place"),
 }  # fmt: skip
-"""What it means that a rank raised an error of that kind, and a hint."""
+"""The meaning of an exception, by its kind, and a hint."""
 
 
 def hint_for(cause: Cause) -> str:
-    """What the end of a rank means and what to do about it: "meaning; hint"."""
+    """Return the meaning of the end of a rank and what to do about it, as "meaning; hint"."""
     if cause.end in ENDS:
         return "; ".join(ENDS[cause.end])
     if cause.end == "exited":

@@ -1,4 +1,8 @@
-"""What is written down of a run, and how it is taken up again: rows, events, commits, and their copy in MLflow."""
+"""The record of one run: its rows, events, documents and commits, and how a controller resumes from it.
+
+`RunHistory` is the entry point. It writes to the run directory from a background thread, so the controller's loop never
+blocks on storage.
+"""
 
 from __future__ import annotations
 
@@ -38,19 +42,34 @@ from orchestrator.storage.row_writer import HOLD, RowWriter
 from orchestrator.storage.run_directory import ORIGIN, RunDir
 
 SERVER_PATIENCE = 60.0
-"""Seconds that are given to a tracking server to tell what it has."""
+"""Seconds to wait for a tracking server to return the rows that it has."""
 MOST = 100_000
-"""Rows that are asked of it at most."""
+"""The largest number of rows to request from a tracking server."""
 
 Gaps = Sequence[tuple[int, int]]
+"""Ranges of steps, each as its first and its last step."""
 
 
 def find(
     spec: JobSpec, run: RunDir, log: RowLog, store: Store, events: Sequence[Row], missing: Gaps
 ) -> dict[int, Row]:
-    """Rows of missing steps: those that are in the file, but not in their place; as the kept commits carry them; and
-    else what MLflow has of them, which is their numbers."""
-    found = {row["step"]: row for row in log.rows() if _among(row["step"], missing)}
+    """Find copies of lost rows of metrics.jsonl.
+
+    Three sources are tried in order: rows that are in the file but out of place, the rows that the kept commits carry,
+    and the metrics in MLflow. MLflow holds numbers only, so the text fields of its rows come from events and commits.
+
+    Args:
+        spec: the job.
+        run: the run directory.
+        log: the row log of metrics.jsonl.
+        store: the commits of the run.
+        events: the rows of events.jsonl.
+        missing: the steps whose rows are lost.
+
+    Returns:
+        The rows that were found, by step.
+    """
+    rows = {row["step"]: row for row in log.rows() if _among(row["step"], missing)}
     receipts = {}
     for step in store.steps():
         try:
@@ -59,27 +78,29 @@ def find(
             continue
         receipts[step] = commit.receipt
         carried = commit.meta.get("rows") or []
-        found |= {row["step"]: row for row in carried if _among(row["step"], missing)}
-    left = without(missing, found)
+        rows |= {row["step"]: row for row in carried if _among(row["step"], missing)}
+    left = without(missing, rows)
     if left and spec.tracking and sum(last - first + 1 for first, last in left) <= MOST:
         layouts = {e["attempt"]: str(e["layout_after"]) for e in events if e.get("layout_after")}
         for row in rows_on_server(spec, run, left, SERVER_PATIENCE):
-            found[row["step"]] = _completed(row, layouts, receipts)
-    return found
+            rows[row["step"]] = _completed(row, layouts, receipts)
+    return rows
 
 
-def recovered(missing: Gaps, found: dict[int, Row]) -> tuple[list[list[int]], str]:
-    """The gaps that are left of the missing rows, and a line that tells of them."""
-    left = [list(gap) for gap in without(missing, found)]
-    reason = f"rows of step {steps_text(missing)} were lost from {METRICS}: {len(found)} are found again"
-    return left, reason + (f", and those of step {steps_text(left)} are not" if left else "")
+def recovered(missing: Gaps, rows: dict[int, Row]) -> tuple[list[list[int]], str]:
+    """Return the gaps that remain after `rows` were recovered, and a line for the event that reports them."""
+    left = [list(gap) for gap in without(missing, rows)]
+    reason = f"rows of step {steps_text(missing)} were lost from {METRICS}: {len(rows)} recovered"
+    if left:
+        reason += f"; step {steps_text(left)} cannot be recovered"
+    return left, reason
 
 
-def without(missing: Gaps, found: dict[int, Row]) -> list[tuple[int, int]]:
-    """What is still missing."""
+def without(missing: Gaps, rows: dict[int, Row]) -> list[tuple[int, int]]:
+    """Return the gaps in `missing` that `rows` do not fill."""
     left: list[tuple[int, int]] = []
     for first, last in missing:
-        for step in (step for step in range(first, last + 1) if step not in found):
+        for step in (step for step in range(first, last + 1) if step not in rows):
             if left and left[-1][1] == step - 1:
                 left[-1] = (left[-1][0], step)
             else:
@@ -88,9 +109,13 @@ def without(missing: Gaps, found: dict[int, Row]) -> list[tuple[int, int]]:
 
 
 def _completed(row: Row, layouts: dict[int, str], receipts: dict[int, str]) -> Row:
-    """A row of MLflow with what can be said of its texts."""
-    known: dict[str, Any] = {"samples": receipts.get(row["step"]), "layout": layouts.get(row["attempt"])}
-    return {**row, **known, "copied_from": "mlflow"}
+    """Add the text fields to a row from MLflow, which stores numbers only."""
+    return {
+        **row,
+        "samples": receipts.get(row["step"]),
+        "layout": layouts.get(row["attempt"]),
+        "copied_from": "mlflow",
+    }
 
 
 def _among(step: int, gaps: Gaps) -> bool:
@@ -98,66 +123,87 @@ def _among(step: int, gaps: Gaps) -> bool:
 
 
 class EvaluationRows:
-    """Writes `rows`; those of evaluations beside the run are added to their commits too, once they are stored."""
+    """Writes evals.jsonl. With evaluation beside the run, it also attaches each stored row to the commit it evaluates.
+
+    Attributes:
+        rows: the writer of evals.jsonl.
+        latest: the newest row that this controller has stored, None before the first.
+    """
 
     def __init__(self, spec: JobSpec, run: RunDir, store: Store, stored: Callable[[], None]) -> None:
-        """`stored` is called after rows of evaluations beside the run were."""
-        self._beside = spec.evaluates_beside
-        self._store, self._stored = store, stored
+        """`stored` is called after rows of evaluations beside the run are stored."""
+        self._is_beside = spec.evaluates_beside
+        self._store = store
+        self._on_stored = stored
         self.rows = RowWriter(run, EVALS, stored=self._attach)
         self.latest: Row | None = None
-        """The last one of this controller."""
 
     def withdraw(self, step: int) -> None:
-        """Remove the rows after that step; called before the commits beyond it are removed, so that nothing is added to
-        those any more."""
+        """Remove the rows after `step`.
+
+        Call it before the commits after `step` are removed, so that no row is attached to one of those.
+        """
         self.rows.cut(step, ())
 
     def cut(self, step: int, commit: CommitManifest | None, carried: Sequence[Row]) -> None:
-        """Go back to `step` and its commit. `carried` are the evaluations in the rows of the latest steps.
+        """Roll back to `step`.
 
-        One of the ranks of which the commit does not know is made again.
+        An evaluation by the ranks at `step` that the commit does not mention is removed, because it is run again.
+
+        Args:
+            step: the step to return to.
+            commit: the commit at `step`, None at step 0.
+            carried: the evaluations in the rows of the latest steps.
         """
-        known = self._beside or (commit is not None and commit.meta.get("last_evaluation_step") == step)
-        self.rows.cut(step if known else step - 1, carried)
+        is_known = self._is_beside or (commit is not None and commit.meta.get("last_evaluation_step") == step)
+        self.rows.cut(step if is_known else step - 1, carried)
 
     def _attach(self, rows: Sequence[Row]) -> None:
-        self.latest = rows[-1] if rows else self.latest  # a cut stores none
-        if not self._beside:
+        if rows:  # a cut stores none
+            self.latest = rows[-1]
+        if not self._is_beside:
             return
-        self._stored()
+        self._on_stored()
         try:
             for row in rows:
                 attach(self._store, row)
-        except Exception as error:  # the next who looks for what waits makes up for it
+        except Exception as error:  # the next search for waiting commits attaches the row
             if not storage_failed(error):
                 raise
 
 
 NODES_PATIENCE = 10.0
+"""Seconds that the end of a run waits until the readings of nodes are stored."""
 NODES_HOLD = 10.0
 """Seconds that rows are buffered on an object store, where every write makes an object."""
 
 
 class NodeRows:
-    """Numbers readings and writes them; `latest` has the last values of each node that the gang runs on.
+    """Numbers the readings of nodes and writes them to nodes.jsonl.
 
-    A number is that of the millisecond, or one more than that of the row before: so it also grows from one controller
-    to the next, which need not read what there is.
+    A row's number is the time of its reading in milliseconds, or the previous number plus one if that is larger. So
+    numbers also grow from one controller to the next, without reading the file.
+
+    Attributes:
+        rows: the writer of nodes.jsonl.
+        latest: the last values of each node that the gang runs on, by node.
     """
 
     def __init__(self, run: RunDir, stored: Callable[[Sequence[Row]], None]) -> None:
-        self.rows = RowWriter(run, NODES, 0.0 if run.local else NODES_HOLD, stored)
+        """`stored` is called with rows once they are stored."""
+        hold = 0.0 if run.local else NODES_HOLD
+        self.rows = RowWriter(run, NODES, hold=hold, stored=stored)
         self.latest: dict[str, dict[str, float]] = {}
-        self._number, self._attempt = 0, 0
+        self._number = 0
+        self._attempt = 0
 
     def add(self, readings: Sequence[dict[str, Any]], attempt: int) -> None:
-        """Add what a gang of that attempt reported."""
+        """Add the readings that the gang of `attempt` reported."""
         if not readings:
             return
         kept = self.latest if attempt == self._attempt else {}
         self._attempt = attempt
-        # A new one each time: what asks for the status reads it from another thread.
+        # A new dictionary each time, because `status` reads it from another thread.
         self.latest = kept | {reading["node"]: reading["values"] for reading in readings}
         rows: list[Row] = []
         for reading in readings:
@@ -166,55 +212,78 @@ class NodeRows:
         self.rows.add(rows)
 
     def settle(self) -> None:
-        """Have all stored, if storage takes it within some seconds: no run fails for want of these."""
+        """Wait up to NODES_PATIENCE until all rows are stored. Storage errors are ignored: no run fails over these."""
         with contextlib.suppress(OSError):
             self.rows.drain(NODES_PATIENCE)
 
 
 class SaveFailures:
-    """Sees the outcome of every save. A run whose saves fail for longer than `limit` seconds is to stop."""
+    """Follows the outcome of every save. Stops a run whose saves have failed for `limit` seconds."""
 
     def __init__(self, limit: float) -> None:
         self._limit = limit
-        self._failing: tuple[float, str] | None = None  # since when, and why the last one did
+        self._failing_since: float | None = None
+        """The monotonic time of the first failure in a row; None while saves succeed."""
+        self._last_failure = ""
+        """The reason of the last failure."""
         self._remark: str | None = None
+        """The problem that the last successful save reported."""
 
     def note(self, outcome: dict[str, Any]) -> str:
-        """What is to be told of a save that has ended; empty for one that went well, as the ones before."""
+        """Return the line to report for a save that ended; empty for a success that follows a success."""
+        step, reason = outcome["step"], outcome["reason"]
         if outcome["state"] == "failed":
-            self._failing = (self._failing[0] if self._failing else time.monotonic(), outcome["reason"])
-            return f"the save at step {outcome['step']} failed: {outcome['reason']}"
-        message = f"saving resumes with the commit at step {outcome['step']}" if self._failing else ""
-        self._failing = None
-        # The commit stands, and yet: old commits could not be removed. Told when it begins.
-        begins, self._remark = outcome["reason"] and not self._remark, outcome["reason"]
-        return message or (f"after the commit at step {outcome['step']} {self._remark}" if begins else "")
+            if self._failing_since is None:
+                self._failing_since = time.monotonic()
+            self._last_failure = reason
+            return f"the save at step {step} failed: {reason}"
+        resumes = self._failing_since is not None
+        self._failing_since = None
+        # A commit may succeed although old commits could not be removed. That is reported when it begins.
+        is_new_remark = reason and not self._remark
+        self._remark = reason
+        if resumes:
+            return f"saving resumes with the commit at step {step}"
+        return f"after the commit at step {step} {reason}" if is_new_remark else ""
 
     def stop(self) -> Stop | None:
-        """The stop of a run whose saves have failed for as long as the job allows; None before."""
+        """Return the stop of a run whose saves have failed for longer than the job allows; None before that."""
         now = time.monotonic()
-        since, why = self._failing or (now, "")
-        if now - since < self._limit:
+        failing = now - (self._failing_since if self._failing_since is not None else now)
+        if failing < self._limit:
             return None
-        text = (
-            f"limits.unsaved is reached: every save has failed for {now - since:.0f} s, the last one: {why}"
-        )
-        return Stop("limit", text)
+        text = f"limits.unsaved is reached: every save has failed for {failing:.0f} s, the last one: "
+        return Stop(kind="limit", text=text + self._last_failure)
 
 
 RECENT = 200
-"""Rows kept in memory, for a run may have millions."""
+"""Rows kept in memory, because a run may have millions."""
 PATIENCE = 60.0
 """Seconds that the end of a run waits for storage to take its last rows."""
 LONGEST_WRITE = 180.0
-"""Seconds after which the writing of rows and documents has ended, whatever storage does: each call has its bound."""
+"""Seconds after which a write of rows and documents has ended, whatever storage does, since each call is bounded."""
 
 
 class RunHistory:
-    """The history of one run in its directory, from all its controllers. Opening it adds an event.
+    """The record of one run in its directory, across all its controllers.
 
-    Rows, events and documents are written beside: who tells of them goes on while storage is silent. Whatever goes
-    back in the run waits for that.
+    A background thread writes rows, events and documents, so callers never block on storage. Methods that go back to a
+    commit do wait for it. Creating the object adds the event "begun" or "resumed".
+
+    Attributes:
+        store: the commits on storage.
+        newest: the newest commit when this controller started, None if the run had none.
+        recent: the last RECENT rows of metrics.jsonl.
+        saved: how many rows have been stored since the run last returned to a commit.
+        events_stored: the number of the newest event that is stored.
+        event_history: all events, with the facts that are derived from them.
+        evaluations: the rows of evals.jsonl.
+        nodes: the rows of nodes.jsonl.
+        saves: the outcomes of saves.
+        spending: the hours and USD that the job has used.
+        trace: the memory prediction for the layout that trains, which it writes to plan.json.
+        predicted_memory: predicted bytes of a rank under the present layout, None before the first plan.
+        tracker: the copy of the run in MLflow. It does nothing before `track`.
     """
 
     def __init__(
@@ -225,84 +294,135 @@ class RunHistory:
         log: ControllerLog | None = None,
         launched: float = 0.0,
     ) -> None:
-        """`died` and `launched` are as of `Controller`; `log` is told of events. Raises InputError, before anything is
-        written, if the directory is of another run."""
-        _ = spec.train.dtype  # raises here where nobody has chosen it: what is written keeps it for life
-        self._spec, self._run, self._log = spec, run, log or ControllerLog(run.uri)
+        """Open the record of a run, new or old.
+
+        Args:
+            spec: the job.
+            run: the run directory.
+            died: whether this controller replaces one that died.
+            log: the controller's log, which shows each event.
+            launched: unix time of the command that started the run, 0 if unknown.
+
+        Raises:
+            InputError: the directory belongs to another run. Nothing has been written then.
+        """
+        # Raises if the precision is not chosen yet. What is written below fixes it for good.
+        _ = spec.train.dtype
+        self._spec = spec
+        self._run = run
+        self._log = log or ControllerLog(run.uri)
         self.newest, extension = identity.take_up(spec, run)
-        commit = self.newest  # that there was
         self.store = Store(run.commits)
         self._doubted = Doubted(self.store)
         self._peers: Store | None = None
-        self._holders: tuple[str, tuple[Mapping[str, str], ...]] = ("", ())
-        self._metrics = RowWriter(run, METRICS, 0.0 if run.local else HOLD, self._stored)
-        self.evaluations = EvaluationRows(spec, run, self.store, lambda: self.tracker.evaluated())
-        self.nodes = NodeRows(run, lambda rows: self.tracker.nodes())
-        self._events, self._documents = RowWriter(run, EVENTS, stored=self._told), DocumentWriter(run)
-        # Rows come before the events that speak of them.
-        self._rows = self._metrics, self.evaluations.rows, self.nodes.rows, self._events
+        """Commits in the memory of other nodes (snapshot servers); None without any."""
+        self._peer_token = ""
+        self._peer_servers: tuple[Mapping[str, str], ...] = ()
+
+        self._metrics = RowWriter(run, METRICS, hold=0.0 if run.local else HOLD, stored=self._on_steps_stored)
+        self._events = RowWriter(run, EVENTS, stored=self._on_events_stored)
+        self.evaluations = EvaluationRows(spec, run, self.store, stored=self._on_evaluations_stored)
+        self.nodes = NodeRows(run, stored=self._on_readings_stored)
+        # Rows are written before the events that mention them.
+        self._row_writers = (self._metrics, self.evaluations.rows, self.nodes.rows, self._events)
+        self._documents = DocumentWriter(run)
         self._writer = BackgroundWriter(self._write)
-        self.saves = SaveFailures(spec.limits.unsaved)
+
         self._notifier = Notifier(spec.notify, spec.name, run.uri)
         self.event_history = EventHistory(run.rows(EVENTS), self._notifier)
-        # Never changed in place: what asks for the status reads it from another thread.
-        self.recent: tuple[Row, ...] = tuple(self._metrics.latest(RECENT))
-        self.trace = TraceBeside(spec, self.planned)
-        self.predicted_memory: float | None = None  # bytes of a rank under the present layout
-        self.saved = 0
-        """Rows since the last return to a commit that are stored."""
+        self.saves = SaveFailures(spec.limits.unsaved)
         self.spending = Spending(spec.limits, self.event_history)
-        # What commits tell is told by events too, unless those were lost.
-        self._committed = (commit.meta.get("attempt", 0), commit.meta.get("data", "")) if commit else (0, "")
-        self._fenced, self._shards = self.store.fenced(), ""
-        self._new = not (self.events or self.recent or commit or run.exists("job.yaml"))
+        self.trace = TraceBeside(spec, write=self.planned)
+        self.predicted_memory: float | None = None
+        # Replaced, never changed in place, because `status` reads it from another thread.
+        self.recent: tuple[Row, ...] = tuple(self._metrics.latest(RECENT))
+        self.saved = 0
+
+        # Commits repeat some facts of the events, in case events were lost.
+        self._committed_attempt = 0
+        self._committed_data = ""
+        if self.newest is not None:
+            self._committed_attempt = self.newest.meta.get("attempt", 0)
+            self._committed_data = self.newest.meta.get("data", "")
+        self._fenced_attempt = self.store.fenced()
+        """The last attempt that was allowed to commit, see `Store.fence`."""
+        self._shards = ""
+        """The digest of the run's token shards, empty until `same_shards`."""
+        self._is_new = not (self.events or self.recent or self.newest or run.exists("job.yaml"))
+        """Whether this object began the run, and the run is not yet known to be able to start."""
+        self._rows_checked = False
+        """Whether lost rows have been looked for."""
+
         status = run.read_json_or_empty("status.json")
         stored = status.get("events")  # the number of the newest event, which may be lost
         number = max(self.event_history.number, stored if isinstance(stored, int) else 0)
-        self.events_stored = self.event_history.number = number
-        self._metrics.mark, self._checked = status.get("rows"), False
-        begun = "resumed" if self.events or self.recent else "begun"
-        run.write_text("job.yaml", text := dump(spec), private=holds_secret(text))
-        nowhere = spec.model_copy(update={"tracking": None, "sinks": None})
-        self.tracker, self._sinks = Tracker(nowhere, run), SinkProcess(nowhere, run)
-        told: EventFields = {"last_seen": status["time"] if is_number(status.get("time")) else None}
-        told["launched"] = 0.0 if died else launched
+        self.event_history.number = number
+        self.events_stored = number
+        self._metrics.mark = status.get("rows")
+
+        text = dump(spec)
+        run.write_text("job.yaml", text, private=holds_secret(text))
+        untracked = spec.model_copy(update={"tracking": None, "sinks": None})
+        self.tracker = Tracker(untracked, run)
+        self._sinks = SinkProcess(untracked, run)
+        self._add_first_event(status, extension, died, launched)
+
+    def _add_first_event(
+        self, status: dict[str, Any], extension: identity.Extension | None, died: bool, launched: float
+    ) -> None:
+        """Add the event with which a controller takes up the run; `status` is the last status.json."""
+        fields: EventFields = {
+            "last_seen": status["time"] if is_number(status.get("time")) else None,
+            "launched": 0.0 if died else launched,
+        }
+        reason = "resumed" if self.events or self.recent else "begun"
         if died:
-            begun = f"resumed: the controller's process has ended, {memory_seen(status)}"
-            told["controller_died"] = commit.step if commit else 0
+            reason = f"resumed: the controller's process has ended, {memory_seen(status)}"
+            fields["controller_died"] = self.newest.step if self.newest else 0
         if extension is not None and self.event_history.length != extension.after:
-            begun, told["extended"] = f"{begun}: {extension}", dataclasses.asdict(extension)
-            told["lost_steps"] = max(self.step - extension.step, 0)
-        self.event(self.attempts, self.step, "prepare", begun, **told)
-        self._events.flush(now=True)  # MLflow is asked for the run that began, or was extended, with an event
+            reason = f"{reason}: {extension}"
+            fields["extended"] = dataclasses.asdict(extension)
+            fields["lost_steps"] = max(self.step - extension.step, 0)
+        self.event(self.attempts, self.step, "prepare", reason, **fields)
+        # Stored at once, because an event identifies the run, and its extension, to MLflow.
+        self._events.flush(now=True)
 
     @property
     def events(self) -> list[Row]:
-        """All that happened, the newest last."""
+        """All events, the newest last."""
         return self.event_history.events
 
     @property
     def attempts(self) -> int:
-        """Attempts that there have been; where events are lost, as many as rows and commits tell of. One that has
-        fenced the commits may not have come to tell of itself."""
-        rows = self.recent[-1]["attempt"] if self.recent else 0
-        return max(self.event_history.attempts, rows, self._committed[0], self._fenced)
+        """The number of attempts so far.
+
+        It is the largest number that events, rows, commits and the fence of the store show: events may be lost, and an
+        attempt that fenced the store may have ended before its first event.
+        """
+        newest_row = self.recent[-1]["attempt"] if self.recent else 0
+        return max(self.event_history.attempts, newest_row, self._committed_attempt, self._fenced_attempt)
 
     def state(self, phase: Phase) -> State:
-        """Where the run is when a controller takes it up, in that phase."""
-        now, past = time.monotonic(), self.event_history
+        """Return the state of the run in which a controller resumes it, in the given phase."""
+        now, history = time.monotonic(), self.event_history
         commit = self.newest.step if self.newest else 0
-        failures = past.failures(self._spec.limits.restart_window, wall(), now, commit)
-        return State(phase, now, self.attempts, step=self.step, failures=failures, skips=past.skips)
+        return State(
+            phase=phase,
+            since=now,
+            attempt=self.attempts,
+            step=self.step,
+            failures=history.failures(self._spec.limits.restart_window, wall(), now, commit),
+            skips=history.skips,
+        )
 
     @property
     def data(self) -> str:
-        """The prepared data that the run began with, empty before it has any."""
-        return next((event["data"] for event in self.events if event.get("data")), self._committed[1])
+        """The URI of the run's prepared data, empty before it has any."""
+        return next((event["data"] for event in self.events if event.get("data")), self._committed_data)
 
     @property
     def base(self) -> dict[str, Any]:
-        """The weights that the run began with, empty if it began anew or has not begun."""
+        """The pretrained weights that the run began with; empty without any, or before the run begins."""
         return (self.newest.meta.get(identity.BASE) if self.newest else None) or self.event_history.base
 
     @property
@@ -312,23 +432,32 @@ class RunHistory:
 
     @property
     def step(self) -> int:
-        """The last step on record."""
+        """The last step that has a row, 0 before the first."""
         recent = self.recent
         return recent[-1]["step"] if recent else 0
 
     @property
     def step_seconds(self) -> float:
-        """Median of the latest steps, 0 if there are none."""
+        """The median of the latest steps, 0 without any."""
         return median_step(self.recent)
 
     @property
     def longest_step(self) -> float:
-        """Seconds of the longest of the latest steps of the attempt that runs, 0 if there are none."""
+        """Seconds of the longest of the present attempt's latest steps, 0 without any."""
         return longest_step(self.recent)
 
     def event(self, attempt: int, step: int, phase: str, reason: str, **more: Unpack[EventFields]) -> None:
-        """Add a row to events.jsonl, without the secrets that an error's message may have."""
-        reason, fault = map(redact_message, (reason, more.get("first_fault") or ""))
+        """Add a row to events.jsonl. Secrets in error messages are removed first.
+
+        Args:
+            attempt: the attempt that the event belongs to.
+            step: the step that the event belongs to.
+            phase: the phase that begins or goes on.
+            reason: a line for people.
+            more: further fields of the row.
+        """
+        reason = redact_message(reason)
+        fault = redact_message(more.get("first_fault") or "")
         more["first_fault"] = fault or None
         self._log.event(step, phase, f"{reason}: {fault}" if fault else reason)
         self._metrics.hurry()
@@ -339,44 +468,52 @@ class RunHistory:
         self._writer.request()
 
     def planned(self, plan: dict[str, Any]) -> None:
-        """Write plan.json, for the layout that starts or trains."""
+        """Write plan.json for the layout that starts or trains."""
         self.predicted_memory = plan["predicted"]["memory_bytes"]
         self.document("plan.json", plan)
         self.tracker.document("plan.json")
 
     def document(self, name: str, value: Any) -> None:
-        """Replace a JSON document. Storage that refuses it is left alone for a while."""
+        """Replace a JSON document. After storage refuses one, the next try waits for a while."""
         self._documents.add(name, value)
         if self._documents.due:
             self._writer.request()
 
     def _write(self) -> None:
-        """Write what is due, and the latest of each document."""
-        for rows in self._rows:
-            rows.flush()
+        """Write the rows that are due, and the latest version of each document. Runs in the background thread."""
+        for writer in self._row_writers:
+            writer.flush()
         self._documents.flush()
 
-    def _stored(self, rows: Sequence[Row]) -> None:
+    def _on_steps_stored(self, rows: Sequence[Row]) -> None:
         self.saved += len(rows)
         self.evaluations.rows.add(evaluations_in(rows))
         self.tracker.rows(rows)
 
-    def _told(self, events: Sequence[Row]) -> None:
+    def _on_events_stored(self, events: Sequence[Row]) -> None:
         self.events_stored = events[-1]["number"]
 
+    def _on_evaluations_stored(self) -> None:
+        self.tracker.evaluated()
+
+    def _on_readings_stored(self, readings: Sequence[Row]) -> None:
+        self.tracker.nodes()
+
     def withdraw(self) -> bool:
-        """Remove what this very record has written of a run that never began, for the job was wrong, and nothing once
-        the run is known to be one that can run; whether it has been so."""
-        if not self._new:
+        """Remove the files of a run that this object began and that cannot start, because its job is wrong.
+
+        Returns whether they were removed. Does nothing after `track`, or for a run that existed before.
+        """
+        if not self._is_new:
             return False
-        self.close()  # else what is removed would be written after
+        self.close()  # so that nothing is written after the removal
         for name in ("status.json", EVENTS, "job.yaml"):
             with contextlib.suppress(OSError):
                 self._run.remove(name)
         return True
 
     def same_shards(self, digest: str, data: str) -> str:
-        """The digest itself. Raises InputError if the run reads other token shards."""
+        """Return `digest`, of the token shards at `data`. Raises InputError if the run began with other shards."""
         identity.check_shards(self.newest, digest, data)
         if self._shards not in ("", digest):
             raise identity.wrong_shards(data)
@@ -384,34 +521,40 @@ class RunHistory:
         return digest
 
     def track(self) -> None:
-        """Begin to copy the run to MLflow; from here on it is known to be one that can run."""
-        self._new = False
+        """Start to copy the run to MLflow and the job's sinks. Call it once the run is known to be able to start."""
+        self._is_new = False
         self._log.keep()
         self._sinks = SinkProcess(self._spec, self._run)
         self.tracker = Tracker(self._spec, self._run)
 
     def training_began(self, attempt: int) -> float:
-        """When the attempt's first step began, or the evaluation before it, unix seconds, as far as it is known."""
+        """Return the unix time at which the attempt began its first step, or the evaluation before that step.
+
+        Without a row of the attempt the present time is returned; the result is never before the newest event.
+        """
         first = next((row for row in self.recent if row["attempt"] == attempt), None)
-        seconds = first["step_seconds"] + first.get("evaluation_seconds", 0.0) if first else 0.0
-        return max(first["time"] - seconds if first else wall(), self.events[-1]["time"])
+        if first is None:
+            began = wall()
+        else:
+            began = first["time"] - (first["step_seconds"] + first.get("evaluation_seconds", 0.0))
+        return max(began, self.events[-1]["time"])
 
     def take(self, rows: Sequence[Row]) -> None:
-        """Add the rows that a gang reported to metrics.jsonl; called often, since it also writes what has waited."""
+        """Add the rows that a gang reported to metrics.jsonl. Call it often, because it also starts due writes."""
         self._metrics.add(rows)
         if rows:
             self.recent = (*self.recent, *rows)[-RECENT:]
         self.trace.look(bool(rows))
-        if any(rows.due for rows in self._rows):
+        if any(writer.due for writer in self._row_writers):
             self._writer.request()
 
     def evaluated(self, row: Row) -> None:
-        """Add the row of an evaluation that was made beside the run."""
+        """Add the row of an evaluation that ran beside the run."""
         self.evaluations.rows.add([row])
         self._writer.request()
 
     def close(self) -> None:
-        """Write nothing more than what is being written, and wait for that."""
+        """Wait for the write in progress, and write nothing more."""
         self.trace.stop()
         self._writer.close(LONGEST_WRITE)
         self._notifier.close(TELLING)
@@ -419,59 +562,83 @@ class RunHistory:
         self._log.close()
 
     def settle(self) -> None:
-        """Have everything stored. Raises OSError, in words, if storage refuses it."""
+        """Wait until everything is stored. Raises OSError with a plain message if storage refuses it."""
         self._writer.wait(LONGEST_WRITE)
-        for rows in self._metrics, self.evaluations.rows, self._events:
-            rows.drain(PATIENCE)
+        for writer in (self._metrics, self.evaluations.rows, self._events):
+            writer.drain(PATIENCE)
         self.nodes.settle()
 
     def use_holders(self, token: str, holders: Sequence[Mapping[str, str]]) -> None:
-        """Look for commits in the memory of these holders first, {"node", "address"} each."""
-        self._holders = token, tuple(holders)
+        """Look for commits in the memory of these snapshot servers first.
+
+        Args:
+            token: authenticates this run to the servers.
+            holders: {"node", "address"} of each server.
+        """
+        self._peer_token = token
+        self._peer_servers = tuple(holders)
         self.leave_out(frozenset())
 
     def leave_out(self, lost: Set[str]) -> None:
-        """Do not wait for the holders on these nodes, which do not answer."""
-        token, holders = self._holders
-        held = [holder["address"] for holder in holders if holder["node"] not in lost]
-        self._peers = peer_store(token, held, held[:1]) if held else None
+        """Do not wait for the snapshot servers on the `lost` nodes, which do not answer."""
+        addresses = [server["address"] for server in self._peer_servers if server["node"] not in lost]
+        self._peers = peer_store(self._peer_token, addresses, addresses[:1]) if addresses else None
 
     def last_commit(self, bad: frozenset[int] = frozenset()) -> tuple[CommitManifest | None, list[str]]:
-        """The newest commit but those in `bad` that are damaged indeed, those that have used samples which are to be
-        left out and those of a decay before the run was extended, and a line for each passed over or doubted."""
-        return (found := self._last_commit(bad))[0].commit, found[1]
+        """Return the newest commit that the run can start from, and a line for each that is passed over or doubted.
+
+        Passed over are damaged commits, commits that used samples which must be left out, and commits of the learning
+        rate's decay before an extension of the run.
+
+        Args:
+            bad: steps of commits that a rank reported as damaged. Each is verified first.
+        """
+        result, notes = self._last_commit(bad)
+        return result.commit, notes
 
     def _last_commit(self, bad: frozenset[int]) -> tuple[LastCommit, list[str]]:
-        bad, notes = self._doubted.damaged(bad)
-        found = last_commit(self._stores, bad, self._is_usable)
-        return found, notes + [note for note in found.notes if note not in notes]
+        damaged, notes = self._doubted.damaged(bad)
+        result = last_commit(self._stores, damaged, self._is_usable)
+        return result, notes + [note for note in result.notes if note not in notes]
 
     def roll_back(self, bad: frozenset[int], attempt: int) -> tuple[CommitManifest | None, list[str]]:
-        """Return to the last sound commit: what is beyond it never was. As `last_commit`; InputError as `refuse_lost`.
+        """Return to the last sound commit, and remove every row and commit after it.
 
-        From now on only that attempt may commit; what is left of earlier ones has lost its place.
+        From now on only `attempt` may commit: processes that are left of earlier attempts are fenced off.
+
+        Args:
+            bad: steps of commits that a rank reported as damaged.
+            attempt: the attempt that starts from the commit.
+
+        Returns:
+            As `last_commit`.
+
+        Raises:
+            InputError: the run had commits, and none of them can be used (see `refuse_lost`).
         """
         self._run.require_lock()
-        self._fenced = max(self._fenced, attempt)
+        self._fenced_attempt = max(self._fenced_attempt, attempt)
         self.store.fence(attempt)
-        if bad:  # the copy in memory may be what is damaged
+        if bad:  # the copy in memory may be the damaged one
             rewind_memory(self._peers, min(bad) - 1)
-        found, notes = self._last_commit(bad)
-        if (commit := found.commit) is None and not found.left_out:
-            refuse_lost(self._run, found.unsound)
+        result, notes = self._last_commit(bad)
+        commit = result.commit
+        if commit is None and not result.left_out:
+            refuse_lost(self._run, result.unsound)
         step = commit.step if commit else 0
         self.evaluations.withdraw(step)
         rewind_all(self._peers, self.store, step if commit else -1)
-        # Those of the steps before another run's commit, if it began with one, are that run's.
+
+        # A run that began with another run's commit carries rows of earlier steps, which belong to that run.
         first = int((self._run.read_json(ORIGIN) or {}).get("step", 0)) + 1
         carried = [row for row in commit.meta["rows"] if row["step"] >= first] if commit else []
-        missing = [] if self._checked else self._metrics.missing(self._metrics.mark, first, step)
+        missing = [] if self._rows_checked else self._metrics.missing(self._metrics.mark, first, step)
         self._metrics.cut(step, carried)
         if not self._metrics.problem:
-            self._checked = True
+            self._rows_checked = True
             self.restore(self._metrics.missing(None, first, step) if missing else (), attempt, step)
             if lost := self.event_history.untold():
-                reason = f"events {steps_text(lost)} were lost from {EVENTS}: what they told is in no figure"
+                reason = f"events {steps_text(lost)} were lost from {EVENTS}: no total includes them"
                 self.event(attempt, step, "wait", reason, missing_events=lost)
         self.recent = tuple(self._metrics.latest(RECENT))
         self.evaluations.cut(step, commit, evaluations_in(self.recent))
@@ -480,34 +647,54 @@ class RunHistory:
         return commit, notes
 
     def restore(self, missing: Sequence[tuple[int, int]], attempt: int, step: int) -> bool:
-        """Find rows again that storage has lost, and tell of those that are lost for good. Whether some were found."""
+        """Recover rows that storage has lost, and report those that are gone for good.
+
+        Args:
+            missing: the gaps in metrics.jsonl.
+            attempt: the attempt of the event that reports them.
+            step: the step of that event.
+
+        Returns:
+            Whether any row was recovered.
+        """
         if not missing or [list(gap) for gap in missing] == self.event_history.missing:
             return False
-        found = find(self._spec, self._run, self._metrics.log, self.store, self.events, missing)
-        if found:
-            self._metrics.restore(list(found.values()))
-        left, reason = recovered(missing, found)
+        rows = find(self._spec, self._run, self._metrics.log, self.store, self.events, missing)
+        if rows:
+            self._metrics.restore(list(rows.values()))
+        left, reason = recovered(missing, rows)
         self.event(attempt, step, "wait", reason, missing_rows=left)
-        return bool(found)
+        return bool(rows)
 
     def counted(self, attempt: int, step: int) -> RunTotals:
-        """The rows of the whole run; what was lost of them and can be found again is put back first. Raises OSError if
-        storage does not take what waits."""
+        """Return the totals of all rows of the run, after recovering lost rows.
+
+        Args:
+            attempt: the attempt of an event that reports lost rows.
+            step: the step of that event.
+
+        Raises:
+            OSError: storage does not take the waiting rows.
+        """
         self.settle()
-        rows = totals_of(self._run)
-        return totals_of(self._run) if self.restore(rows.missing, attempt, step) else rows
+        totals = totals_of(self._run)
+        return totals_of(self._run) if self.restore(totals.missing, attempt, step) else totals
 
     def beyond(self, step: int) -> list[Row]:
-        """Rows of steps after that one."""
+        """Return the rows of the steps after `step`."""
         recent = self.recent
         if recent and recent[0]["step"] <= step:
             return [row for row in recent if row["step"] > step]
         return list(itertools.takewhile(lambda row: row["step"] > step, self._metrics.newest()))[::-1]
 
     def _is_usable(self, commit: CommitManifest) -> bool:
-        skips, ours = merged(commit.meta.get("skips", ())), self.event_history.skips
-        return identity.is_shared(commit, self._spec) and is_before(commit.position, skips, ours)
+        """Whether the run may start from the commit: it belongs to the same job and leaves out the same samples."""
+        its_skips = merged(commit.meta.get("skips", ()))
+        return identity.is_shared(commit, self._spec) and is_before(
+            commit.position, its_skips, self.event_history.skips
+        )
 
     @property
     def _stores(self) -> list[Store]:
+        """The stores to look for commits in, the fastest first."""
         return [self._peers, self.store] if self._peers else [self.store]

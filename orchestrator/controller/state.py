@@ -1,6 +1,6 @@
-"""What the life of a run is described with: its state, what is observed of it, and what is done next.
+"""The data types of the controller's loop: the state of a run, an observation, and the next action.
 
-`decide` goes from a state and an observation to the next state and an action.
+`decide` maps a state and an observation to the next state and an action.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ Phase = Literal[
     "queue", "prepare", "wait", "start", "train", "stop", "evaluate", "export", "done", "failed", "stopped"
 ]
 FIRST_RESTART = 10.0
-"""Seconds that a change of the gang is taken to cost before one has been measured."""
+"""Seconds that a change of the gang is assumed to take before one has been measured."""
 WORKERS = dict.fromkeys((*ENDED, "export"), 0) | {"evaluate": 1}
-"""How many workers a run has a use for, in phases in which it does not train."""
+"""How many workers a run can use in each phase in which it does not train."""
 Do = Literal[
     "queue",
     "leave_queue",
@@ -43,9 +43,10 @@ Do = Literal[
 
 @dataclass(frozen=True)
 class Stop:
-    """Why a run is to end before its last step: `text` is for people.
+    """Why a run ends before its last step.
 
-    The user or a service asked for it, `--until` is reached, or a ceiling of the job under `limits` is.
+    `kind` is "request" if the user or a service asked for it, "until" if the step of `--until` is reached, "limit" if a
+    ceiling under `limits` is reached. `text` is for people.
     """
 
     kind: Literal["request", "until", "limit"]
@@ -54,85 +55,109 @@ class Stop:
 
 @dataclass(frozen=True)
 class State:
-    """Where the run is.
-
-    `since` is when the phase began, and `moved` when the last step was seen, or the last of the batches that are
-    `evaluated_batches`, or when the ranks no longer `waited` for storage. `stopping` says why the run is to end,
-    `resizing` why the gang is to be replaced though nothing failed, `yielding` which job the run makes room for.
-    `suspected` is since when a rank complains of a peer, `roomy` since when there has been room for more workers, and
-    `too_small` since when no node of the cluster's would do; 0 if it is not so. All times are monotonic seconds.
-    `outcome` is how the run ends or has ended, and `reason` says it for people.
-
-    `evaluating` is the step whose commit is evaluated beside the run now; None if none is, though some may wait: then
-    `evaluation_waits` says what for, since `evaluation_since`. `evaluation_failures` counts the tries of the first that
-    waits, which is not tried before `evaluation_after`.
-    """
+    """The state of a run. All times are monotonic seconds; 0 means that a condition does not hold."""
 
     phase: Phase = "prepare"
     since: float = 0.0
+    """When the phase began."""
     attempt: int = 0
+    """The number of the present or last attempt, counted from 1; 0 before the first."""
     layout: Layout | None = None
+    """The layout of the present or last attempt."""
     step: int = 0
+    """The last optimizer step that was seen."""
     evaluated_batches: int = 0
+    """How many batches of held-out text the ranks have evaluated."""
     moved: float = 0.0
+    """When the ranks last made progress: a step, an evaluated batch, or the end of a wait for storage."""
     waited: bool = False
+    """Whether a rank waited for storage when it was last seen."""
     stopping: Stop | None = None
+    """Why the run is asked to end."""
     resizing: str = ""
+    """Why the gang is to be replaced without a fault; empty if it is not."""
     yielding: str = ""
+    """The job that this run makes room for; empty without one."""
     suspected: float = 0.0
+    """Since when a rank has reported an error, which may be a lost connection to a dead peer."""
     roomy: float = 0.0
+    """Since when the cluster has had room for a larger gang that would pay off."""
     too_small: float = 0.0
+    """Since when the cluster has been too small for the run, however idle."""
     failures: tuple[Failure, ...] = ()
+    """The faults that count against `limits.restarts`."""
     bad_commits: frozenset[int] = frozenset()
+    """Steps of commits that a rank reported as damaged."""
     skips: tuple[Skip, ...] = ()
+    """Samples that are left out after an instability."""
     outcome: Outcome | None = None
+    """How the run ends or has ended, once that is decided."""
     reason: str = ""
+    """Why it ends so, for people."""
+
     evaluating: int | None = None
+    """The step of the commit that is being evaluated beside the run."""
     evaluation_waits: str = ""
+    """What the next evaluation waits for; empty if it does not wait."""
     evaluation_since: float = 0.0
+    """Since when it waits."""
     evaluation_failures: int = 0
+    """How often the evaluation of the first waiting commit has failed."""
     evaluation_after: float = 0.0
+    """The earliest time of its next try."""
 
 
 @dataclass(frozen=True)
 class Observation:
-    """What the controller observes, at the monotonic time `now`, which `RankStatus.last_heartbeat` is in too.
-
-    `admission` is what the cluster's queue says, None where the run does not share its cluster. `capacity` is how
-    many workers could run, without nodes that are excluded or will be taken away, that of an evaluation beside the
-    run included; `ready` for how many of them all imports are done. `restored` is the step of the commit that the
-    gang was started from, None but right after a start; `recorded` the last step of which there is a row.
-    `step_seconds` and `longest_step` are of the latest steps, `gap` between the latest heartbeats,
-    `restart_seconds` what the last change of the gang cost. `unevaluated` are the steps of commits that are to be
-    evaluated beside the run, in order, and `evaluation_failed` says why that of the first one has just failed.
-    `tasks_done` says that the job's tasks are evaluated, or cannot be. `spent_hours` and `spent_usd` are the whole
-    job's, all attempts together. `data_moved` is when a part of data that is still prepared was last done, 0 if all is
-    there: ranks may wait for it. `crashed` says what went wrong in the controller itself.
-    """
+    """What the controller observes in one turn of its loop."""
 
     now: float
+    """The monotonic time of the observation, by the same clock as `RankStatus.last_heartbeat`."""
     admission: Admission | None = None
+    """The answer of the cluster's queue, None if the run does not share its cluster."""
     crashed: str = ""
+    """The error that the controller itself raised."""
     restored: int | None = None
+    """The step of the commit that the gang was started from; None except right after a start."""
     recorded: int = 0
+    """The last step that has a row."""
     prepared: bool = False
+    """Whether the data is prepared, at least the beginning of streamed data."""
     data_moved: float = 0.0
+    """When a part of streamed data was last prepared, monotonic; 0 if all is there. Ranks may wait for the next."""
     exported: bool = False
+    """Whether the final model is exported."""
     export_failed: str = ""
+    """Why its export failed."""
     tasks_done: bool = False
+    """Whether the job's tasks have been evaluated, or cannot be."""
     capacity: int = 0
+    """How many workers could run, including the present ones and that of an evaluation beside the run, without nodes
+    that are excluded or will be taken away."""
     ready: int = 0
+    """How many of them have all imports done."""
     ranks: tuple[RankStatus, ...] = ()
+    """The ranks of the gang, empty while none runs."""
     gap: float = 0.0
+    """The longest recent gap between two heartbeats of a rank, in seconds."""
     placement_failed: str = ""
+    """Why the last gang could not be placed."""
     stop: Stop | None = None
+    """Why the run was asked to stop."""
     step_seconds: float = 0.0
+    """The median of the latest steps, in seconds."""
     longest_step: float = 0.0
+    """The longest of the latest steps, in seconds."""
     restart_seconds: float = 0.0
+    """How long the last change of the gang took."""
     spent_hours: float = 0.0
+    """Hours that the job has used, in all attempts."""
     spent_usd: float = 0.0
+    """USD that the job has used, in all attempts."""
     unevaluated: tuple[int, ...] = ()
+    """The steps of commits that wait to be evaluated beside the run, in order."""
     evaluation_failed: str = ""
+    """Why the evaluation of the first of them has just failed."""
 
     @property
     def room(self) -> int:
@@ -142,23 +167,25 @@ class Observation:
 
 @dataclass(frozen=True)
 class Action:
-    """What the controller does; `reason` is for people. `fault` is why a gang is halted, if one is."""
+    """What the controller does next."""
 
     do: Do
     reason: str = ""
+    """Why, for people."""
     layout: Layout | None = None
+    """The layout of the gang to start."""
     fault: Failure | None = None
+    """The fault for which a gang is halted, if any."""
     workers: int = 0
+    """How many workers to prewarm."""
 
 
 @dataclass(frozen=True)
 class Policy:
-    """What does not change during a run: the job, and how layouts are planned for its model.
-
-    `choose` gives the best layout on that many workers, or None, and `predict` the seconds that a step under a layout
-    takes.
-    """
+    """What stays the same during a run: the job, and the planner of its model."""
 
     spec: JobSpec
     choose: Callable[[int], Layout | None]
+    """Returns the best layout for a number of workers, None if no layout is legal and fits."""
     predict: Callable[[Layout], float] = lambda layout: 1.0 / layout.world
+    """Returns the seconds of a step under a layout."""

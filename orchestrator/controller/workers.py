@@ -1,4 +1,4 @@
-"""The workers of a run: its gang, and what runs on the nodes beside it."""
+"""The workers of a run: its gang, its snapshot servers and its preemption services."""
 
 from __future__ import annotations
 
@@ -34,179 +34,235 @@ from orchestrator.train.task import ENTRY, ENTRY_OF, PREEMPTION_NOTICES, SNAPSHO
 from workloads.hf.hf_config import FolderConfig
 
 REQUEST = "profiles/request.json"
-"""The last request: {"id", "ranks", "steps"}. Its results are in the folder beside it that has its id."""
-EVERY, EVERY_REMOTE = 1.0, 5.0
-"""Seconds between looks, on a local file system and at an object store."""
+"""The latest profile request: {"id", "ranks", "steps"}. Results go to the folder beside it that is named by the id."""
+EVERY = 1.0
+"""Seconds between two reads of the request on a local file system."""
+EVERY_REMOTE = 5.0
+"""Seconds between two reads of the request on an object store."""
 WAITS = 30.0
-"""Seconds that the end of a run waits at most for a look at storage that does not answer."""
+"""Seconds that the end of a run waits at most for a read that storage does not answer."""
 
 
 class ProfileRequests:
-    """Looks for requests in a thread of its own; each is given once."""
+    """Reads profile requests from the run directory in a background thread. Returns each request once."""
 
     def __init__(self, run: RunDir) -> None:
-        """A request that is there already is old: whoever made it asked another controller."""
-        self._run, self._every = run, EVERY if run.local else EVERY_REMOTE
-        self._seen, self._new = "", dict[str, Any]()
-        self._first, self._looked = True, 0.0
-        self._thread = BackgroundWriter(self._look)
+        """Start without a request: one that is already there was meant for an earlier controller."""
+        self._run = run
+        self._interval = EVERY if run.local else EVERY_REMOTE
+        self._read_at = 0.0
+        """The monotonic time of the last read."""
+        self._is_first_read = True
+        self._last_id = ""
+        """The id of the last request that was read."""
+        self._new: dict[str, Any] = {}
+        """The request that `take` has not returned yet."""
+        self._thread = BackgroundWriter(self._read)
 
     def take(self) -> dict[str, Any] | None:
-        """What was asked for since the last call, None without anything. Returns soon."""
-        if time.monotonic() - self._looked >= self._every:
-            self._looked = time.monotonic()
+        """Return the request that arrived since the last call, None without one. Does not wait for storage."""
+        if time.monotonic() - self._read_at >= self._interval:
+            self._read_at = time.monotonic()
             self._thread.request()
-        asked, self._new = self._new, {}
-        return asked or None
+        request, self._new = self._new, {}
+        return request or None
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop reading."""
         self._thread.close(WAITS)
 
-    def _look(self) -> None:
+    def _read(self) -> None:
         try:
-            found = self._run.read_json_or_empty(REQUEST)
-        except Exception:  # whatever a store raises: the next look may be answered
+            request = self._run.read_json_or_empty(REQUEST)
+        except Exception:  # whatever a store raises, the next read may succeed
             return
-        first, self._first = self._first, False
-        if found.get("id") in (None, self._seen) or not isinstance(found.get("ranks"), list):
+        is_first, self._is_first_read = self._is_first_read, False
+        if request.get("id") in (None, self._last_id) or not isinstance(request.get("ranks"), list):
             return
-        self._seen = str(found["id"])
-        if not first and isinstance(found.get("steps"), int):
-            self._new = found
+        self._last_id = str(request["id"])
+        if not is_first and isinstance(request.get("steps"), int):
+            self._new = request
 
 
 HELD = 2 + 1
-"""Snapshots that are held at a time: two generations, and the one that arrives."""
+"""Snapshots that the servers hold at once: two generations, and the one that arrives."""
 
 
 class SnapshotServers:
-    """The holders of one run. `token` is what they are known by."""
+    """The snapshot servers of one run, one on each node. Clients authenticate with `token`."""
 
     def __init__(self, spec: JobSpec, cluster: Cluster) -> None:
-        self._spec, self._every = spec, spec.checkpoint.snapshot_every
+        self._spec = spec
+        self._every = spec.checkpoint.snapshot_every
         self.token = secrets.token_hex(16)
         self._services = cluster.services(SNAPSHOT_SERVER, self.token) if self._every else None
 
     def places(self, shape: ModelShape, lost: Set[str] = frozenset()) -> list[dict[str, str]]:
-        """{"node", "address"} of each. Where the job leaves it open, none on a single node, whose loss takes all
-        along, and none where they would not have the memory. Not those on nodes that are `lost`, though Ray may not
-        know it yet."""
+        """Start missing servers, and return {"node", "address"} of each.
+
+        With `snapshot_every: auto` the result is empty on a single node, whose loss would take the snapshots along, and
+        on nodes without enough memory.
+
+        Args:
+            shape: the model, which says how large a snapshot is.
+            lost: addresses of nodes to leave out, because they do not answer; Ray may not know that yet.
+        """
         if self._services is None:
             return []
-        open_ = self._every == "auto"
-        found = [
-            p for p in self._services.ensure_running(min_nodes=2 if open_ else 1) if p["node"] not in lost
-        ]
-        fits = HELD * state_bytes(self._spec, shape) <= LIMIT * len(found)
-        return found if fits or not open_ else []
+        is_auto = self._every == "auto"
+        servers = self._services.ensure_running(min_nodes=2 if is_auto else 1)
+        servers = [server for server in servers if server["node"] not in lost]
+        fits = HELD * state_bytes(self._spec, shape) <= LIMIT * len(servers)
+        return servers if fits or not is_auto else []
 
     def stop(self) -> None:
-        """End them."""
+        """Stop the servers."""
         if self._services is not None:
             self._services.stop()
 
 
 COUNT_EVERY = 2.0
-"""Seconds between counts beside running ranks."""
+"""Seconds between two counts while ranks run."""
 
 
 class Capacity:
-    """Of a gang, for ranks of that size; nodes are left out in `avoid` only while the others hold `least` ranks."""
+    """Counts the workers that could run, for ranks of one size.
+
+    Attributes:
+        avoid: addresses of nodes that get no ranks because too many have failed there. Nodes are avoided only while the
+            others have room for `least` ranks.
+    """
 
     def __init__(self, gang: Gang, bundle: Bundle, least: int) -> None:
-        self._gang, self._bundle, self._least = gang, bundle, least
-        self._count, self._counted = 0, 0.0
+        self._gang = gang
+        self._bundle = bundle
+        self._least = least
+        self._count = 0
+        self._counted_at = 0.0
         self.avoid: Set[str] = frozenset()
 
     def count(self, phase: Phase, failures: Sequence[Failure], now: float, beside: Callable[[], int]) -> int:
-        """Workers that could run, those that are held `beside` included; the last count where it does not matter."""
-        waited = time.monotonic() - self._counted
+        """Return how many workers could run. In phases in which it does not matter, return the last count.
+
+        Args:
+            phase: the phase of the run.
+            failures: recent faults, which say what nodes to avoid.
+            now: monotonic time.
+            beside: returns how many workers an evaluation beside the run occupies; they are included.
+        """
+        waited = time.monotonic() - self._counted_at
         if phase == "wait" or (phase in ("train", "evaluate") and waited > COUNT_EVERY):
-            self._counted = time.monotonic()
+            self._counted_at = time.monotonic()
             self.avoid = excluded(failures, now)
-            held = beside()
-            self._count = self._gang.capacity(self._bundle, self.avoid) + held
+            occupied = beside()
+            self._count = self._gang.capacity(self._bundle, self.avoid) + occupied
             if self.avoid and self._count < self._least:
-                self.avoid, self._count = frozenset(), self._gang.capacity(self._bundle) + held
+                self.avoid = frozenset()
+                self._count = self._gang.capacity(self._bundle) + occupied
         return self._count
 
 
 DUMP = 0.5
-"""Seconds that the ranks of a gang that hangs have to tell where, before they are ended."""
+"""Seconds that the ranks of a hanging gang have to print their stacks before they are killed."""
 POLL = 0.1
-"""Seconds between looks at a gang that has no news."""
+"""Seconds between two polls of a gang without news."""
 
 
 class Workers:
-    """One gang after another, with snapshot servers and the services that hear of preemption.
+    """The gangs of a run, one after another, with its snapshot servers and the services that report preemption.
 
-    `running` says whether ranks run; `ranks` are as they were last seen, none while no ranks run.
+    Attributes:
+        bundle: what one rank occupies.
+        running: whether ranks run.
+        status: the last observation of the gang.
     """
 
     def __init__(self, spec: JobSpec, cluster: Cluster, run: RunDir) -> None:
-        self._spec, self._cluster, self._run, self._profiles = spec, cluster, run, ProfileRequests(run)
+        self._spec = spec
+        self._cluster = cluster
+        self._run = run
         self.bundle = spec.resources.per_worker.bundle
+        self.running = False
+        self.status = GangStatus()
+        self._profiles = ProfileRequests(run)
         self._snapshots = SnapshotServers(spec, cluster)
         source = spec.resources.notices
         self._notices = cluster.services(PREEMPTION_NOTICES, source) if source else None
-        self.running, self.status = False, GangStatus()
+        self._gang = cluster.gang()
+        self._capacity = self._new_capacity()
         self._readings: tuple[dict[str, Any], ...] = ()
-        self._open()
+        """Readings of nodes that `take_readings` has not returned yet."""
 
-    def _open(self) -> None:
+    def _new_capacity(self) -> Capacity:
+        return Capacity(self._gang, self.bundle, least=self._spec.resources.workers.min)
+
+    def _open_gang(self) -> None:
+        """Make a new gang after the previous one was closed."""
         self._gang = self._cluster.gang()
-        self._capacity = Capacity(self._gang, self.bundle, self._spec.resources.workers.min)
+        self._capacity = self._new_capacity()
 
     @property
     def ranks(self) -> tuple[RankStatus, ...]:
-        """The ranks that run."""
+        """The ranks as they were last seen; empty while none runs."""
         return self.status.ranks if self.running else ()
 
     def snapshots(self, shape: ModelShape) -> dict[str, Any]:
-        """What a task says of the snapshot servers, {"node", "address"} each. One that is missing is started."""
-        places = self._snapshots.places(shape, self._gang.lost_nodes())
-        return {"snapshot_servers": tuple(places), "snapshot_token": self._snapshots.token}
+        """Start missing snapshot servers, and return the fields of a `Task` that name them."""
+        servers = self._snapshots.places(shape, self._gang.lost_nodes())
+        return {"snapshot_servers": tuple(servers), "snapshot_token": self._snapshots.token}
 
     def lost_nodes(self) -> frozenset[str]:
-        """Addresses of nodes that were found to be gone lately."""
+        """Addresses of nodes that recently stopped answering."""
         return frozenset(self._gang.lost_nodes())
 
     def capacity(
         self, phase: Phase, failures: Sequence[Failure], now: float, beside: Callable[[], int]
     ) -> int:
-        """How many workers could run, see `Capacity.count`."""
+        """Return how many workers could run, see `Capacity.count`."""
         return self._capacity.count(phase, failures, now, beside)
 
     def ready(self) -> int:
-        """For how many workers all imports are done."""
+        """Return how many workers have all imports done."""
         return self._gang.ready()
 
     def poll(self, saved: int, wait: float = POLL) -> tuple[Row, ...]:
-        """Observe the ranks, if any run; the rows that they have reported. See `Gang.poll`."""
+        """Observe the ranks and return the rows that they have reported; empty while none runs. See `Gang.poll`."""
         if not self.running:
             return ()
-        if asked := self._profiles.take():
-            self._gang.ask_profile(asked)
+        if request := self._profiles.take():
+            self._gang.ask_profile(request)
         self.status = self._gang.poll(saved, wait)
         self._readings = (*self._readings, *self.status.nodes)
         return self.status.rows
 
     def take_readings(self) -> tuple[dict[str, Any], ...]:
-        """What polls have read of the nodes since the last call, see `GangStatus.nodes`."""
-        found, self._readings = self._readings, ()
-        return found
+        """Return the readings of nodes that arrived since the last call, see `GangStatus.nodes`."""
+        readings, self._readings = self._readings, ()
+        return readings
 
     def start(self, layout: Layout, task: Task) -> None:
-        """Start a gang on that task; what its ranks print is kept in the run directory. Raises TimeoutError, with no
-        rank left running, if it cannot be placed."""
+        """Start a gang on a task. What its ranks print goes to the run directory.
+
+        Args:
+            layout: the layout, which gives the number of ranks and the engine.
+            task: the task of every rank.
+
+        Raises:
+            TimeoutError: the ranks cannot be placed. No rank is left running.
+        """
         self.status = GangStatus()
         if self._notices is not None:
             self._notices.ensure_running()
-        entry, arguments = ENTRY_OF[layout.engine], task.to_json()
         try:
-            avoid, output = self._capacity.avoid, output_of_attempt(task.run, task.attempt)
-            self._gang.start(layout.world, self.bundle, entry, arguments, layout.tp, avoid, output)
+            self._gang.start(
+                layout.world,
+                self.bundle,
+                target=ENTRY_OF[layout.engine],
+                config=task.to_json(),
+                ranks_per_group=layout.tp,
+                avoid=self._capacity.avoid,
+                output=output_of_attempt(task.run, task.attempt),
+            )
             self.running = True
             self.prewarm(layout.world)
         except TimeoutError:
@@ -214,27 +270,33 @@ class Workers:
             raise
 
     def printed(self, fault: Failure | None) -> list[str]:
-        """The last lines of the rank at fault, or of the first one if none is known to be. Of a gang that hangs, the
-        Python stacks of one that is alive: they say what it waits for. Secrets are hidden."""
+        """Return the last lines that the rank at fault printed, without secrets.
+
+        If no rank is known to be at fault, these are the lines of rank 0. For a hanging gang they are the Python stacks
+        of a rank that is alive, which show what it waits for.
+        """
         if fault is None or fault.cause.end == "lost":
-            return []  # with its node: who asks would wait
+            return []  # the output is lost with its node, and asking for it would wait
         rank = max(fault.rank, 0)
         if fault.cause.end in ("silent", "still"):
             self._gang.print_stacks()
             time.sleep(DUMP)
         if fault.cause.end == "silent":
-            rank = int(rank == 0)  # it is frozen, and prints nothing
+            rank = int(rank == 0)  # the silent rank is frozen and prints nothing
         return last_lines(redact(self._gang.output(rank)))
 
     def prewarm_first(self, workers: int) -> None:
-        """Begin the imports of so many workers before there is a layout, unless it is known to want others."""
+        """Start the imports of `workers` workers before there is a layout.
+
+        Does nothing if the job pins a layout whose ranks share nodes or run another engine.
+        """
         pinned = self._spec.parallel
-        alone = pinned == "auto" or ((pinned.tp or 1) == 1 and ENTRY_OF[pinned.engine or "torch"] == ENTRY)
-        if alone and not (self.running or self._gang.held()):
+        fits = pinned == "auto" or ((pinned.tp or 1) == 1 and ENTRY_OF[pinned.engine or "torch"] == ENTRY)
+        if fits and not (self.running or self._gang.held()):
             self._gang.prewarm(workers, self.bundle, ENTRY)
 
     def prewarm(self, workers: int) -> None:
-        """Have so many workers ready, and the job's spares, as far as there is room."""
+        """Keep `workers` workers and the job's spares ready, as far as there is room."""
         self._gang.prewarm(workers + self._spec.resources.spares)
 
     def request_stop(self) -> None:
@@ -242,56 +304,71 @@ class Workers:
         self._gang.request_stop()
 
     def want(self, workers: int) -> None:
-        """Tell the cluster how many workers the run would use, so that one which can grow does."""
+        """Tell the cluster how many workers the run can use, so that an autoscaling cluster grows."""
         self._cluster.request_workers(self.bundle, workers)
 
     def machines(self) -> list[dict[str, str]]:
-        """The machines that the ranks are on."""
+        """Return the machines of the ranks: type, market and zone of each."""
         return self._cluster.machines(sorted({rank.node for rank in self.ranks}))
 
     def resolved(
         self, data: PreparedData, base: Base | None, source: Source | None, kept: FolderConfig | None
     ) -> tuple[ModelShape, FolderConfig | None, str, list[str]]:
-        """See `shape_over`: it imports torch, which the cluster may have done already."""
-        found = self._cluster.call(shape_over, self._spec, data, base, source, kept)
-        shape, kept, shards, notes = cast("tuple[ModelShape, FolderConfig | None, str, list[str]]", found)
+        """Return the model's shape, the folder's configuration, the digest of the token shards, and notes.
+
+        See `shape_over`. It runs through the cluster because it imports torch, which a process there may have done.
+        """
+        result = self._cluster.call(shape_over, self._spec, data, base, source, kept)
+        shape, kept, shards, notes = cast("tuple[ModelShape, FolderConfig | None, str, list[str]]", result)
         return shape, kept, shards, [*notes, *not_held(base, self._run)]
 
     def planner(self, shape: ModelShape, is_stopped: Callable[[], bool]) -> Planner:
-        """Plans by what the least of the workers has; what is traced for that ends when the run `is_stopped`. Raises
-        InputError if their memory cannot hold what is saved."""
+        """Return a planner for the smallest of the workers.
+
+        Args:
+            shape: the model.
+            is_stopped: returns whether the run is to stop, which ends traces of layouts.
+
+        Raises:
+            InputError: the host memory of the workers cannot hold the training state that a commit saves.
+        """
         offer = self._cluster.offer(self.bundle, self._spec.resources.workers.max)
         if offer:
             check_workers_memory(self._spec, shape, offer.memory)
         machine = machine_for(offer, self.bundle, self._spec.train.dtype)
-        confirm = partial(verdicts_before, self._spec, machine, is_stopped)
-        host = offer.memory if offer else None
-        return Planner(self._spec, shape, machine, host, confirm, lambda: self.running)
+        return Planner(
+            self._spec,
+            shape,
+            machine,
+            host=offer.memory if offer else None,
+            confirm=partial(verdicts_before, self._spec, machine, is_stopped),
+            is_busy=lambda: self.running,
+        )
 
     def stop(self) -> None:
-        """End the ranks; what they ran in stays ready."""
+        """Kill the ranks. Their workers stay ready for the next start."""
         self.running = False
         self._gang.stop()
 
     def free(self) -> None:
-        """End the ranks and give back what they occupied; no gang is started any more."""
+        """Kill the ranks and free their resources. No gang can be started after this."""
         self.running = False
         self._gang.close()
 
     def give_back(self) -> None:
-        """Give back all that the run holds on the cluster, until it starts a gang again."""
+        """Free everything that the run holds on the cluster. A gang can still be started later."""
         self.free()
         self._snapshots.stop()
-        self._open()
+        self._open_gang()
 
     def give_back_processors(self) -> None:
-        """Give back what its ranks occupied, until it starts a gang again."""
+        """Free the resources of the workers. A gang can still be started later."""
         if self._gang.held():
             self.free()
-            self._open()
+            self._open_gang()
 
     def close(self) -> None:
-        """End everything."""
+        """Kill the ranks and stop every service."""
         self.free()
         self._profiles.close()
         self._snapshots.stop()

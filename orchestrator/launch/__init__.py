@@ -1,4 +1,1 @@
-"""How a run is started: here, as a detached actor on a cluster, by submission, inside Ray Train, from manifests.
-
-Preflight is here too.
-"""
+"""Check a job before it runs (preflight), and start it: on this machine, on a cluster, by submission, in Ray Train."""

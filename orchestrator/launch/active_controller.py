@@ -1,4 +1,4 @@
-"""Whether somebody drives a run: another command of this machine, or anyone at all."""
+"""Find out whether a controller is active for a run, on this machine or anywhere."""
 
 from __future__ import annotations
 
@@ -9,44 +9,51 @@ from orchestrator.storage.lease import is_locked
 from orchestrator.storage.run_directory import RunDir
 
 LOOKS = 5.0
-"""Seconds within which a run that is trained tells how it is."""
+"""Seconds within which an active run writes its status."""
 EVERY = 0.25
+"""Seconds between two reads of the status."""
 SILENCE = 300.0
-"""Seconds without a sign of whoever drives a run after which nobody waits for it any more: while workers are placed and
-begin on new nodes there is none for minutes."""
+"""Seconds without a new status after which a run counts as abandoned. Placing workers on new nodes may take minutes."""
 
 
 class Signs:
-    """What was heard of a run by who waits for it."""
+    """Signs of life of a run, for a command that waits for it."""
 
     def __init__(self) -> None:
-        self._told: float | None = None
-        self._heard = time.monotonic()
+        self._status_time: float | None = None
+        """The time in the last status."""
+        self._changed_at = time.monotonic()
+        """When that time last changed."""
 
-    def are_gone(self, told: float | None) -> bool:
-        """Whether nobody drives the run any more, whose status now is of the time `told`."""
-        if told != self._told:
-            self._told, self._heard = told, time.monotonic()
-        return time.monotonic() - self._heard > SILENCE
+    def are_gone(self, status_time: float | None) -> bool:
+        """Whether no controller drives the run any more.
+
+        Args:
+            status_time: the time in the run's present status, None without one.
+        """
+        if status_time != self._status_time:
+            self._status_time = status_time
+            self._changed_at = time.monotonic()
+        return time.monotonic() - self._changed_at > SILENCE
 
 
 def not_driven(run: str) -> str:
-    """What is said of a run whose signs are gone."""
-    return f"nobody has driven {run} for {SILENCE:.0f} s"
+    """Return the message for a run without signs of life."""
+    return f"no controller has driven {run} for {SILENCE:.0f} s"
 
 
 def refuse_if_at_work(run_dir: RunDir, *stages: RunDir) -> None:
-    """Raise InputError if another command of this machine trains the run, or drives the chain of these `stages`: one
-    that is locked, and goes on telling how it is. The lock of a command that was just killed is held a little longer,
-    too."""
-    before, deadline = None, time.monotonic() + LOOKS
+    """Raise InputError if another command of this machine drives the run, or the chain with these `stages`.
+
+    Such a run is locked and its status changes. The lock alone proves nothing, because the lock of a command that was
+    just killed is held a little longer.
+    """
+    before = None
+    deadline = time.monotonic() + LOOKS
     while run_dir.local and is_locked(run_dir.path) and time.monotonic() < deadline:
-        told = [each.read_json_or_empty("status.json").get("time") for each in stages or (run_dir,)]
-        if before is not None and told != before:
-            what, hint = (
-                "another command trains this run",
-                "wait for its end, or press Ctrl-C in its terminal",
-            )
-            raise InputError(what, run_dir.uri, hint)
-        before = told
+        times = [each.read_json_or_empty("status.json").get("time") for each in stages or (run_dir,)]
+        if before is not None and times != before:
+            hint = "wait for its end, or press Ctrl-C in its terminal"
+            raise InputError("another command trains this run", run_dir.uri, hint)
+        before = times
         time.sleep(EVERY)

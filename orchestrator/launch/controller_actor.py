@@ -1,4 +1,4 @@
-"""The controller as a detached Ray actor: it outlives the command that started it and can be attached again."""
+"""The controller as a detached Ray actor. It outlives the command that started it, and commands can attach to it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from orchestrator.controller.controller import Controller
 from orchestrator.storage.run_directory import RunDir
 
 EVERY = 5.0
-"""Seconds between updates; Ray reports about as often."""
+"""Seconds between two updates of the metrics, about as often as Ray reports them."""
 GAUGES = {
     "orchestrator_step": "optimiser steps done",
     "orchestrator_steps": "optimiser steps that the job has",
@@ -34,21 +34,21 @@ GAUGES = {
     "orchestrator_eta_seconds": "seconds left while it trains",
     "orchestrator_ranks": "ranks that run",
 }
-"""Names and what they are."""
+"""The gauges of a run, with their descriptions."""
 PARTS = "orchestrator_step_part_seconds"
-"""Mean seconds of a late step that went to the part in the tag `part`."""
+"""The gauge of the mean seconds that recent steps spent in the part named by the tag `part`."""
 
 
 class RunMetrics:
-    """The gauges of one run."""
+    """The Ray gauges of one run."""
 
     def __init__(self, run: str) -> None:
         self._tags = {"run": run}
         self._gauges = {name: Gauge(name, text, ("run",)) for name, text in GAUGES.items()}
-        self._parts = Gauge(PARTS, "mean seconds of a late step, by part", ("run", "part"))
+        self._parts = Gauge(PARTS, "mean seconds of a recent step, by part", ("run", "part"))
 
     def update(self, status: Mapping[str, Any]) -> None:
-        """Set them from a status, see `orchestrator.controller.controller`; what is not known keeps its last value."""
+        """Set the gauges from a status (`controller.status_of`). A gauge without a value in it keeps its last one."""
         ranks = sum(rank.get("state") == "running" for rank in status.get("ranks") or ())
         for name, gauge in self._gauges.items():
             value = ranks if name == "orchestrator_ranks" else status.get(name.removeprefix("orchestrator_"))
@@ -59,12 +59,13 @@ class RunMetrics:
 
 
 def export(run: str, status: Callable[[], Mapping[str, Any]]) -> None:
-    """Update the metrics of a run from a thread of its own, as long as this process lives."""
+    """Update the metrics of a run in a background thread, for as long as this process lives."""
 
     def work() -> None:
-        metrics, pause = RunMetrics(run), threading.Event()
+        metrics = RunMetrics(run)
+        pause = threading.Event()
         while True:
-            with contextlib.suppress(Exception):  # telemetry may not end a run
+            with contextlib.suppress(Exception):  # telemetry must not end a run
                 metrics.update(status())
             pause.wait(EVERY)
 
@@ -72,15 +73,11 @@ def export(run: str, status: Callable[[], Mapping[str, Any]]) -> None:
 
 
 LINGER = 60.0
-"""Seconds that a controller whose run has ended waits for someone to read how."""
+"""Seconds that a controller lives on after its run has ended, so that a command can read the outcome."""
 
 
 class ControllerActor:
-    """One run. If Ray starts this actor again, it goes on from the run directory.
-
-    With a `priority` it shares the cluster with other runs, by the cluster's queue. `shared` names a process of this
-    machine that does the imports of ranks already.
-    """
+    """Drives one run. If Ray restarts this actor, the run continues from its directory."""
 
     def __init__(
         self,
@@ -92,19 +89,42 @@ class ControllerActor:
         launched: float = 0.0,
         shared: str = "",
     ) -> None:
-        self._job, self._until = job, until
-        spec, self._run, cluster = parse(job), RunDir(run_uri), on_ray(shared)
+        """Start to drive the run in a thread.
+
+        Args:
+            job: the job as plain data.
+            run_uri: the run directory.
+            until: a step to stop at, None for none.
+            faults: faults to inject, for tests.
+            priority: the run's priority in the cluster's queue; None if it has the cluster to itself.
+            launched: unix time of the command that started the run.
+            shared: the name of a process on this machine that has the imports of ranks done, empty without one.
+        """
+        self._job = job
+        self._until = until
+        self._run = RunDir(run_uri)
+        spec = parse(job)
+        cluster = on_ray(shared)
         self._queue: QueueClient | None = None
         if priority is not None:
-            workers, bundle = spec.resources.workers, spec.resources.per_worker.bundle
+            workers = spec.resources.workers
             most = workers.max + spec.evaluates_beside
+            bundle = spec.resources.per_worker.bundle
             queue = QueueClient(self._run.uri, priority, bundle, workers.min, most)
             cluster = dataclasses.replace(cluster, request_workers=lambda bundle, count: queue.want(count))
             self._queue = queue
-        # Ray has started this actor again: nobody asked for that, and it may go on for ever.
+        # Whether Ray has restarted this actor, which it does without limit.
         self._died = bool(ray.get_runtime_context().was_current_actor_reconstructed)
-        given = faults, self._queue, self._died, launched
-        self._controller = Controller(spec, self._run, until, cluster, *given)
+        self._controller = Controller(
+            spec,
+            self._run,
+            until,
+            cluster,
+            faults=faults,
+            queue=self._queue,
+            died=self._died,
+            launched=launched,
+        )
         self._controller.log.capture()
         self._summary: dict[str, Any] | None = None
         self._error: dict[str, Any] | None = None
@@ -112,27 +132,27 @@ class ControllerActor:
         export(spec.name, self._controller.status)
 
     def status(self) -> dict[str, Any]:
-        """The controller's status; with `summary` or `error` once it has ended."""
+        """Return the controller's status, with its `summary` or `error` once the run has ended."""
         return {**self._controller.status(), "summary": self._summary, "error": self._error}
 
     def job(self) -> tuple[dict[str, Any], int | None]:
-        """What this controller was started with."""
+        """Return the job and the `until` that this controller was started with."""
         return self._job, self._until
 
     def request_stop(self, reason: str) -> None:
-        """Commit at the next step boundary and end."""
+        """Ask the run to commit at the next step boundary and end."""
         self._controller.request_stop(reason)
 
     def _drive(self) -> None:
         try:
-            if self._died and self._run.is_gone():  # moved or removed after the run had ended, say
+            if self._died and self._run.is_gone():  # for example moved or removed after the run had ended
                 hint = "give the command again, with the directory where it is now"
                 raise InputError("the run directory is gone", self._run.uri, hint)
             with self._run.lock():
                 self._summary = self._controller.drive()
         except InputError as error:
             self._error = {"line": str(error), "input": True}
-        except BaseException as error:  # a controller that dies silently would be waited for
+        except BaseException as error:  # commands would wait for a controller that dies silently
             traceback.print_exc()
             self._error = {"line": f"{type(error).__name__}: {' '.join(str(error).split())}", "input": False}
         finally:
@@ -143,7 +163,7 @@ class ControllerActor:
 
 
 def controller_of(run: RunDir) -> Any | None:
-    """The handle of the controller that drives this run on the connected cluster, if there is one."""
+    """Return the handle of the controller that drives this run on the connected cluster, None without one."""
     try:
         return ray.get_actor(_name(run), namespace=NAMESPACE)
     except ValueError:
@@ -159,12 +179,30 @@ def start_controller(
     launched: float = 0.0,
     shared: str = "",
 ) -> Any:
-    """A new detached controller for the run, or the one that another command has just started."""
-    options: dict[str, Any] = {"name": _name(run), "namespace": NAMESPACE, "lifetime": "detached"}
-    options |= {"get_if_exists": True, "num_cpus": 0, "max_restarts": -1, "max_concurrency": 8}
-    options["resources"] = ON_HEAD
+    """Start a detached controller for the run, or return the one that another command has just started.
+
+    For the arguments see `ControllerActor`.
+    """
     remote: Any = ray.remote(ControllerActor)
-    return remote.options(**options).remote(job, run.uri, until, faults, priority, launched, shared)
+    actor = remote.options(
+        name=_name(run),
+        namespace=NAMESPACE,
+        lifetime="detached",
+        get_if_exists=True,
+        num_cpus=0,
+        max_restarts=-1,
+        max_concurrency=8,
+        resources=ON_HEAD,
+    )
+    return actor.remote(
+        job,
+        run.uri,
+        until,
+        faults=faults,
+        priority=priority,
+        launched=launched,
+        shared=shared,
+    )
 
 
 def _name(run: RunDir) -> str:

@@ -1,4 +1,4 @@
-"""What this machine can do."""
+"""Check what this machine has and what it lacks for runs."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from cluster.workers.machine import host_memory
 
 PACKAGES = ("torch", "ray", "transformers", "deepspeed", "mlflow", "fsspec", "s3fs", "tokenizers")
 LEAST_MEMORY = 6 * 2**30
+"""Bytes of memory below which a warning is given."""
 LEAST_DISK = 5 * 2**30
+"""Bytes of free disk below which a warning is given."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing looked at. `verdict` is ok, warning (a feature lacks something) or missing (nothing will run)."""
+    """The result of one check. `verdict` is ok, warning (some feature will not work) or missing (no run will work)."""
 
     verdict: str
     what: str
@@ -28,16 +30,16 @@ class Finding:
     hint: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """The finding as plain data."""
+        """Return the finding as plain data."""
         return asdict(self)
 
     def row(self) -> list[str]:
-        """The finding as a row of a table."""
+        """Return the finding as a row of a table."""
         return [self.verdict, self.what, self.found, self.hint]
 
 
 def examine() -> list[Finding]:
-    """Look at everything that a run needs."""
+    """Check everything that a run needs."""
     checks: tuple[Callable[[], Iterator[Finding]], ...] = (
         _python,
         _packages,

@@ -1,4 +1,4 @@
-"""Whether a run has done all that a job asks for, so that nothing is started for it."""
+"""Find out whether a run has done everything that a job asks for, so that nothing need be started."""
 
 from __future__ import annotations
 
@@ -23,62 +23,72 @@ from orchestrator.storage.run_directory import RunDir
 from orchestrator.train.progress import TrainingProgress
 
 OF_THE_EXPORT = NO_EXPORT.keys() - {"export_at"}
-"""Keys of `checkpoint` that say what is exported, and where to."""
+"""Keys of `checkpoint` that say what is exported, and where."""
 OF_THE_COURSE = (
     "evaluate", "stop_when", "checkpoint", "tracking", "sinks", "notify", "limits",
     "train.stability", "data.validation",
 )  # fmt: skip
-"""Parts of a job that say what a run does beside its steps, while it goes on."""
+"""Parts of a job that do not change its steps. A job file may change them while the run goes on."""
 
 
 def finished_summary(run_dir: RunDir) -> dict[str, Any] | None:
-    """The summary of a run that has ended, None if it has not."""
+    """Return the summary of a run that has ended, None if it has not."""
     return run_dir.read_json_or_empty("summary.json") or None
 
 
 def done_already(spec: JobSpec, run_dir: RunDir) -> dict[str, Any] | None:
-    """The summary of a run that is done and has its last commit, None if there is something to do.
+    """Return the summary of a run that has nothing left to do for the job, None if it has.
 
-    One whose last commit is damaged or gone goes on from the one before; where none is left, as where they were removed
-    to save space, it stays done. One of which the job asks for more is not done: for more steps, since it ended before
-    them on a plateau that is none by the job, or for an export that there is not. Raises InputError if the run is
-    another one, or its job.yaml is damaged.
+    - A run whose last commit is damaged or gone has steps to repeat from the commit before.
+    - A run without any commits stays done, because users remove commits to save space.
+    - A run is not done if the job asks for more steps, for an export that does not exist, or for steps after a plateau
+      that is no plateau by the present job.
+
+    Raises:
+        InputError: the directory belongs to another run, or its job.yaml is damaged.
     """
-    found = finished_summary(run_dir)
-    if not found or found.get("state") != "done":
+    summary = finished_summary(run_dir)
+    if not summary or summary.get("state") != "done":
         return None
     if run_dir.read_json_or_empty("status.json").get("phase", "done") != "done":
-        return None  # it was taken up again since
-    commit, last, steps = check_same_run(spec, run_dir), found.get("commit"), found.get("steps")
+        return None  # another command has resumed the run since
+    commit = check_same_run(spec, run_dir)
+    steps = summary.get("steps")
     if isinstance(steps, int) and steps < spec.train.steps:
         return None
     if commit is None:
-        return found
+        return summary
+    last = summary.get("commit")
     is_older = isinstance(last, int) and commit.step < last
-    return None if is_older or _has_steps_left(spec, commit) or _lacks_export(spec, run_dir, found) else found
+    if is_older or _has_steps_left(spec, commit) or _lacks_export(spec, run_dir, summary):
+        return None
+    return summary
 
 
 def finished_line(spec: JobSpec, run_dir: RunDir) -> str:
-    """A line that says that the run is done, and which keys the job file says otherwise since, to no effect."""
-    line, before = f"{run_dir.uri} is finished: nothing to do", read_job(run_dir)
+    """Return the line for a finished run. It names the keys that have changed in the job file without effect."""
+    line = f"{run_dir.uri} is finished: nothing to do"
+    before = read_job(run_dir)
     changed = _changed(spec, before) if before else []
     if not changed:
         return line
-    hint = "`orchestrator evaluate` and `generate` take its commits as they are"
-    return f"{line}; what the job file says since of {', '.join(changed)} is not used; {hint}"
+    hint = "`orchestrator evaluate` and `generate` work with its commits"
+    return f"{line}; changes of {', '.join(changed)} in the job file have no effect; {hint}"
 
 
 def _changed(spec: JobSpec, before: JobSpec) -> list[str]:
-    """The keys beside those of the run's identity in which two jobs differ, wherever files are."""
-    ours, theirs = (job.model_dump(mode="json") for job in (spec, before))
-    found = []
+    """The keys outside the run's identity in which two jobs differ. Locations of files are not compared."""
+    ours = spec.model_dump(mode="json")
+    theirs = before.model_dump(mode="json")
+    keys = []
     for section in OF_THE_COURSE:
-        new, old = (_names(_part(document, section)) for document in (ours, theirs))
+        new = _names(_part(ours, section))
+        old = _names(_part(theirs, section))
         if isinstance(new, dict) and isinstance(old, dict):
-            found += [f"{section}.{key}" for key in new if new[key] != old.get(key)]
+            keys += [f"{section}.{key}" for key in new if new[key] != old.get(key)]
         elif new != old:
-            found.append(section)
-    return found
+            keys.append(section)
+    return keys
 
 
 def _part(document: Any, section: str) -> Any:
@@ -88,7 +98,7 @@ def _part(document: Any, section: str) -> Any:
 
 
 def _names(value: Any) -> Any:
-    """A dumped value with the base names of its paths."""
+    """A dumped value with paths reduced to their base names."""
     if isinstance(value, dict):
         return {key: _names(each) for key, each in value.items()}
     if isinstance(value, list):
@@ -97,8 +107,10 @@ def _names(value: Any) -> Any:
 
 
 def beyond(spec: JobSpec, run_dir: RunDir, until: int) -> str:
-    """A line that says that the run has a commit after the step `until` from which it would go on; empty if it has
-    none. Raises InputError if the run is another one."""
+    """Return a line for a run that would continue from a commit after the step `until`; empty for other runs.
+
+    Raises InputError if the directory belongs to another run.
+    """
     commit = check_same_run(spec, run_dir)
     extension = extension_of(spec, run_dir, commit)
     step = extension.step if extension else commit.step if commit else 0
@@ -106,7 +118,7 @@ def beyond(spec: JobSpec, run_dir: RunDir, until: int) -> str:
 
 
 def put_back(spec: JobSpec, run_dir: RunDir) -> None:
-    """Write again what a run that is done has lost and its commits tell: job.yaml, and where it began."""
+    """Restore lost files of a finished run from its commits: job.yaml, and ORIGIN of a run that continued another."""
     commit = Store(run_dir.commits).latest(deep=False)
     restore_origin(run_dir, commit)
     if commit is not None and not run_dir.exists(JOB):
@@ -115,17 +127,18 @@ def put_back(spec: JobSpec, run_dir: RunDir) -> None:
 
 
 def _has_steps_left(spec: JobSpec, commit: CommitManifest) -> bool:
-    told = commit.step, commit.position, commit.receipt, commit.meta, ()
-    progress = TrainingProgress.of_commit(*told, measure_of(spec))
+    progress = TrainingProgress.of_commit(
+        commit.step, commit.position, commit.receipt, commit.meta, (), measured=measure_of(spec)
+    )
     return commit.step < spec.train.steps and not progress.is_on_plateau(spec.stop_when)
 
 
-def _lacks_export(spec: JobSpec, run_dir: RunDir, found: dict[str, Any]) -> bool:
-    """Whether the job asks for an export that the run, whose summary is `found`, has not made."""
+def _lacks_export(spec: JobSpec, run_dir: RunDir, summary: dict[str, Any]) -> bool:
+    """Whether the job asks for an export that the run has not made, by its summary."""
     before = read_job(run_dir)
     if spec.checkpoint.export is None:
         return False
-    if not found.get("export"):
+    if not summary.get("export"):
         return True
     return before is not None and any(
         getattr(spec.checkpoint, key) != getattr(before.checkpoint, key) for key in OF_THE_EXPORT

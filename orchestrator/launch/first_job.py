@@ -1,4 +1,4 @@
-"""A job file to start from: what can be told from the model's folder and the data is filled in."""
+"""Write a job file to start from. It is filled in from the model's folder and the data."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ from orchestrator.resolve.chat import TALKING
 from orchestrator.resolve.resolved_job import wrong_input
 
 LONGEST = 512
-"""Tokens of a sample for a model that takes more."""
+"""Tokens of a sample for models that accept longer ones."""
 NAME = "job"
-"""The name of a run whose job file's name has no letter or digit that a name can have."""
+"""The name of a run if its job file's name has no letter or digit that a run's name may have."""
 DROPOUTS = {
     "dropout": ("hidden_dropout_prob", "resid_pdrop", "dropout_rate", "dropout"),
     "attention_dropout": ("attention_probs_dropout_prob", "attn_pdrop", "dropout_rate", "attention_dropout"),
 }
-"""What configurations of transformers call the rates at which hidden states and shares of attention are dropped."""
+"""The keys of dropout rates in configurations of transformers, by the key in a job file."""
 GPUS = "/dev/nvidia[0-9]*"
+"""The device files of GPUs."""
 CHAT = """\
 {%- for message in messages -%}
 {{ message.role }}:
@@ -37,7 +38,7 @@ CHAT = """\
 {{ 'assistant:\\n' }}
 {%- endif -%}
 """
-"""A chat template for a model that has none: each message below the name of its role."""
+"""A chat template for models without one. It writes each message below the name of its role."""
 
 TEMPLATE = """\
 # A job: what to train, on what, and where. `orchestrator schema job` describes every key.
@@ -67,22 +68,32 @@ def job_text(
     tokenizer: str | None = None,
     template: str = "",
 ) -> str:
-    """The text of a job file that trains a small model on `data`, or goes on with the model in `folder`.
+    """Return the text of a job file that trains a small model, or fine-tunes the model in a folder.
 
-    `tokenizer` is a folder, by default that of the model. Conversations are written by the chat template in the file
-    `template` where that folder has none. Raises InputError if the folder has no model, or a file of
-    the data cannot be read.
+    Args:
+        name: the name of the run.
+        data: paths or URIs of the data.
+        folder: the folder of a pretrained model, None for a small new model.
+        tokenizer: the folder of the tokenizer, by default the model's.
+        template: a file with a chat template, for a tokenizer without one.
+
+    Raises:
+        InputError: the folder has no model, or a file of the data cannot be read.
     """
     gpus = len(glob(GPUS))
     rows = [rows_at(uri) for uri in data]
-    objective, length, model, dropout = "causal_lm", 128, "gpt-tiny", ""
+    objective = "causal_lm"
+    length = 128
+    model = "gpt-tiny"
+    dropout = ""
     if folder is not None:
         from workloads.describe import describe
         from workloads.model.config import TransformerConfig
 
         with wrong_input(folder):
             described = describe(f"hf:{folder}")
-        model, objective = f"hf:{folder}", objective_of(folder, described.architecture)
+        model = f"hf:{folder}"
+        objective = objective_of(folder, described.architecture)
         length = min(described.max_positions, LONGEST)
         if described.architecture == "encoder-decoder":
             rows = [each and each.as_pair() for each in rows]
@@ -96,11 +107,11 @@ def job_text(
     chosen = tokenizer or folder
     talk = ""
     if objective in TALKING and chosen:
-        found = find_template(chosen, None)
-        if found is None:
+        chat_template = find_template(chosen, None)
+        if chat_template is None:
             if any(each.talks for each in rows if each):
                 talk = f"\n  chat_template: {json.dumps(template, ensure_ascii=False)}"
-        elif asks_for_day(found[0]) or asks_for_day(find_tool_template(chosen, None)):
+        elif asks_for_day(chat_template[0]) or asks_for_day(find_tool_template(chosen, None)):
             talk = f"\n  chat_date: {date.today()}                       # what the chat template writes as today's"
     return TEMPLATE.format(
         name=json.dumps(name, ensure_ascii=False),
@@ -119,8 +130,11 @@ def job_text(
 
 
 def name_of(path: Path) -> str:
-    """A run's name from that of its job file: accents are dropped, what else no name can have becomes a dash. A name
-    of no letters, or of what cannot be printed, is a slip and stays as it is, to be refused."""
+    """Return a run's name from the name of its job file. Accents are dropped; other illegal characters become a dash.
+
+    A name without letters and digits, or with unprintable characters, is a mistake. It is returned as it is, so that
+    the check of the job refuses it.
+    """
     if not path.stem.isprintable() or not any(letter.isalnum() for letter in path.stem):
         return path.stem
     plain = unicodedata.normalize("NFKD", path.stem.replace("ß", "ss")).encode("ascii", "ignore").decode()
@@ -128,19 +142,19 @@ def name_of(path: Path) -> str:
 
 
 def _published_dropout(folder: str) -> dict[str, float]:
-    """The rates of dropout in the configuration of a folder, by their keys in a job file; not those that are 0."""
+    """The non-zero dropout rates in a folder's configuration, by their keys in a job file."""
     path = Path(folder)
     config = json.loads((path if path.is_file() else path / "config.json").read_text())
-    found = {}
+    dropout = {}
     for key, names in DROPOUTS.items():
         rates = [config[name] for name in names if isinstance(config.get(name), float)]
         if rates and 0.0 < rates[0] < 1.0:
-            found[key] = rates[0]
-    return found
+            dropout[key] = rates[0]
+    return dropout
 
 
 def write_job(path: Path, text: str) -> None:
-    """Write a new job file. Raises InputError if there is something already, or it cannot be written."""
+    """Write a new job file. Raises InputError if the path exists already, or cannot be written."""
     try:
         with path.open("x") as file:
             file.write(text)

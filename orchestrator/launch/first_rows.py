@@ -1,4 +1,4 @@
-"""What a job can read of some data, told by its first row: the objective, and the column of each thing."""
+"""Find out from the first row of data what a job can read: the objective, and the columns."""
 
 from __future__ import annotations
 
@@ -23,35 +23,35 @@ from orchestrator.storage.file_system import open_file_system
 from orchestrator.storage.input_files import TIMEOUT
 
 PEEK = 2**24
-"""Bytes of a file that are looked at."""
+"""Bytes of a file that are read at most."""
 USUAL = ("text", "content", "document", "body", "article", "code")
-"""Usual names of the column with the text; else it is that with the longest one."""
+"""Usual names of the column with the text. Without such a column it is the one with the longest text."""
 TALKS = ("messages", "conversations")
 """Usual names of the column with a conversation."""
 TOOLS = "tools"
-"""That of the column with the tools that a conversation may call."""
+"""The name of the column with the tools that a conversation may call."""
 ASKED = ("prompt", "instruction", "question")
-"""Usual names of the column with what is asked."""
+"""Usual names of the column with the question."""
 MORE = ("input", "context")
-"""Those of one with what that is about, which may be empty."""
+"""Usual names of the column with the context of a question, which may be empty."""
 ANSWERED = ("completion", "output", "response", "answer")
-"""Those of the column with the answer to it."""
+"""Usual names of the column with the answer."""
 SPOKEN = ({"role", "content"}, {"role", "tool_calls"}, {"from", "value"})
-"""Keys that a message has."""
+"""Sets of keys of which a message has one."""
 NOT_LOOKED_AT = (".txt", ".tar")
-"""Kinds of files that hold no rows, or whose columns are told by the names of their members."""
+"""Kinds of files without rows, or whose columns follow from the names of their members."""
 AS_MESSAGES = 'write them as {"role": "user", "content": "..."}'
 
 
 @dataclass(frozen=True)
 class Rows:
-    """What is taken of rows.
+    """What a job reads of rows.
 
     Attributes:
-        objective: what they fit; empty for text.
-        field: as in a source of a job; None if nothing need be said, as of text in the column text.
-        left: the columns that are not taken, or paths into them.
-        talks: whether they have turns, which a chat template writes.
+        objective: the objective that the rows fit; empty for plain text.
+        field: the `field` of a source in the job; None if the default does, for example for text in the column text.
+        left: the columns, or paths into them, that the job does not read.
+        talks: whether the rows have turns, which need a chat template.
     """
 
     objective: str
@@ -60,7 +60,7 @@ class Rows:
     talks: bool
 
     def as_pair(self) -> Rows:
-        """The same for an encoder-decoder, which reads what is asked and answers."""
+        """Return the rows as an encoder-decoder reads them: the question as its source, the answer as its target."""
         if not isinstance(self.field, dict) or self.field.keys() != {"prompt", "completion"}:
             return self
         field = {"source": self.field["prompt"], "target": self.field["completion"]}
@@ -68,19 +68,21 @@ class Rows:
 
 
 def rows_at(uri: str) -> Rows | None:
-    """What is taken of the rows of the data at `uri`, None if it has none or is not there yet. Raises InputError if
-    they fit nothing."""
+    """Return what a job reads of the rows at `uri`, None if the data has no rows or does not exist yet.
+
+    Raises InputError if the rows fit no objective.
+    """
     row = _first_row(uri)
     if row is None:
         return None
-    found = list(_leaves(row))
+    leaves = list(_leaves(row))
     objective, field = (
-        _compared(row, uri) or _talk(row, found, uri) or _answered(row) or _text(row, found, uri)
+        _compared(row, uri) or _talk(row, leaves, uri) or _answered(row) or _text(row, leaves, uri)
     )
     named = ["text"] if field is None else [field] if isinstance(field, str) else [*field.values()]
     taken = {column for each in named for column in columns_of(each)}
     # a message that stands alone, such as chosen, has leaves of its own
-    left = [path for path, _, _ in found if not {path, path.partition(".")[0]} & taken]
+    left = [path for path, _, _ in leaves if not {path, path.partition(".")[0]} & taken]
     talks = objective == "conversation" or any(
         isinstance(row.get(name), list | Mapping) for name in taken - {TOOLS}
     )
@@ -92,7 +94,7 @@ Taken = tuple[str, str | dict[str, str] | None]
 
 
 def _compared(row: Mapping[str, Any], uri: str) -> Taken | None:
-    """Of answers that people prefer."""
+    """Rows with preferences between answers."""
     tools = {TOOLS: TOOLS} if TOOLS in row else {}
     if {"prompt", "completion", "label"} <= row.keys() and str(row["label"]).lower() in ("true", "false"):
         return "kto", {name: name for name in ("prompt", "completion", "label")} | tools
@@ -112,21 +114,21 @@ def _compared(row: Mapping[str, Any], uri: str) -> Taken | None:
     }  # fmt: skip
 
 
-def _talk(row: Mapping[str, Any], found: list[tuple[str, str, Any]], uri: str) -> Taken | None:
-    """Of a conversation, however deep it lies."""
-    for path, name, value in found:
+def _talk(row: Mapping[str, Any], leaves: list[tuple[str, str, Any]], uri: str) -> Taken | None:
+    """Rows with a conversation, at any depth."""
+    for path, name, value in leaves:
         if name not in TALKS or not isinstance(value, list):
             continue
         first = value[0] if value else {"role": "", "content": ""}
         if not isinstance(first, Mapping) or not any(keys <= first.keys() for keys in SPOKEN):
-            told = ", ".join(first) if isinstance(first, Mapping) else type(first).__name__
-            raise InputError(f"the first of its {path} is no message but has {told}", uri, AS_MESSAGES)
+            content = ", ".join(first) if isinstance(first, Mapping) else type(first).__name__
+            raise InputError(f"the first of its {path} is no message but has {content}", uri, AS_MESSAGES)
         return "conversation", {"messages": path, **({TOOLS: TOOLS} if TOOLS in row else {})}
     return None
 
 
 def _answered(row: Mapping[str, Any]) -> Taken | None:
-    """Of two columns, what is asked and the answer to it; what that is about stands below the question."""
+    """Rows with a question and an answer in two columns. A context, if any, is put below the question."""
     asked = [name for name in ASKED if isinstance(row.get(name), str | list)]
     answered = [name for name in ANSWERED if isinstance(row.get(name), str | list)]
     if not asked or not answered:
@@ -138,8 +140,8 @@ def _answered(row: Mapping[str, Any]) -> Taken | None:
     return "conversation", {"prompt": prompt, "completion": answered[0]}
 
 
-def _text(row: Mapping[str, Any], found: list[tuple[str, str, Any]], uri: str) -> Taken:
-    texts = {path: (name, value) for path, name, value in found if isinstance(value, str)}
+def _text(row: Mapping[str, Any], leaves: list[tuple[str, str, Any]], uri: str) -> Taken:
+    texts = {path: (name, value) for path, name, value in leaves if isinstance(value, str)}
     if not texts:
         raise InputError(f"its first row has no text, only {', '.join(row)}", uri, "give files with texts")
     usual = [path for name in USUAL for path in texts if texts[path][0] == name]
@@ -148,7 +150,7 @@ def _text(row: Mapping[str, Any], found: list[tuple[str, str, Any]], uri: str) -
 
 
 def _leaves(row: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
-    """The path, the name and the value of everything in a row that is no mapping, what lies less deep first."""
+    """Yield the path, the name and the value of everything in a row that is not a mapping, the shallowest first."""
     level = [("", row)]
     while level:
         deeper = []
@@ -162,18 +164,18 @@ def _leaves(row: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
 
 
 def _first_row(uri: str) -> Mapping[str, Any] | None:
-    """The first row of the first file, None if it holds no rows or there is none yet."""
+    """The first row of the first file, None if the file has no rows or does not exist yet."""
     try:
         fs, path = open_file_system(uri, TIMEOUT)
-        found = sorted(name for name in fs.glob(path) if fs.isfile(name))
-    except Exception as error:  # every file system has its own kind
+        names = sorted(name for name in fs.glob(path) if fs.isfile(name))
+    except Exception as error:  # every file system raises its own kind
         what = f"cannot be listed ({' '.join(str(error).split())[:200]})"
         raise InputError(what, uri, "check the address and credentials") from None
     try:
-        kind = kind_of(found[0], None) if found else None
+        kind = kind_of(names[0], None) if names else None
         if kind is None or kind.kind in NOT_LOOKED_AT:
             return None
-        row = _row_of(fs, found[0], *kind)
+        row = _row_of(fs, names[0], kind.kind, kind.compression)
     except (OSError, ValueError, csv.Error) as error:
         what = f"its first row cannot be read ({' '.join(str(error).split())[:200]})"
         raise InputError(what, uri, "write the file anew") from None
@@ -181,7 +183,7 @@ def _first_row(uri: str) -> Mapping[str, Any] | None:
 
 
 def _row_of(fs: Any, name: str, kind: str, compression: str) -> Mapping[str, Any] | None:
-    """The first row of a file as its data is read. Raises ValueError and InputError."""
+    """The first row of a file. Raises ValueError or InputError if the file is wrong."""
     with fs.open(name, "rb") as raw:
         if kind in TABLES:
             return _row_of_table(raw, kind)
@@ -190,7 +192,7 @@ def _row_of(fs: Any, name: str, kind: str, compression: str) -> Mapping[str, Any
             text = io.TextIOWrapper(file, "utf-8-sig", newline="")
             return next(csv.DictReader(text, delimiter="\t" if kind == ".tsv" else ","), None)
         while (line := file.readline(PEEK)).strip() == b"" and line:
-            pass  # as reading it passes over them
+            pass  # empty lines are skipped, as when the data is read
         if not line:
             raise InputError("is empty", name, "give a file with rows")
         row = _first_of_list(line + file.read(PEEK)) if begins_list(line) else json.loads(line)
@@ -208,7 +210,7 @@ def _row_of_table(file: Any, kind: str) -> Mapping[str, Any] | None:
 
 
 def _first_of_list(text: bytes) -> Any:
-    """The first object of a list of JSON. Raises ValueError."""
+    """The first object of a JSON list. Raises ValueError."""
     begin = text.index(b"[") + 1
-    whole = text[begin:].decode("utf-8", "ignore").lstrip()  # whose end may be cut within a character
+    whole = text[begin:].decode("utf-8", "ignore").lstrip()  # the end may be cut within a character
     return None if whole.startswith("]") else json.JSONDecoder().raw_decode(whole)[0]

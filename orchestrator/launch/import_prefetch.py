@@ -1,4 +1,4 @@
-"""What a run on this machine begins before Ray is there: the imports of its ranks."""
+"""Start the imports of ranks early: while the job is checked and Ray starts on this machine."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from orchestrator.train.task import ENTRY_OF
 
 @contextlib.contextmanager
 def imports_begun(spec: JobSpec, embedded: bool) -> Iterator[str]:
-    """The name of a process in which the imports of ranks begin now, while the job is checked and Ray starts; it ends
-    with this. Empty if the ranks are not to run on this machine."""
+    """Start a process that does the imports of ranks, and yield its name. The process ends with the block.
+
+    Yields an empty name if the ranks will not run on this machine. `embedded` says that they will.
+    """
     if not (embedded and is_supported()):
         yield ""
         return

@@ -1,4 +1,4 @@
-"""What a run begins with is there, and fits the job: checked before anything is started or written."""
+"""Check that the weights or the commit that a run begins with exist and fit the job, before anything is written."""
 
 from __future__ import annotations
 
@@ -25,13 +25,17 @@ if TYPE_CHECKING:
 
 
 def check_begins(job: ResolvedJob, run_dir: RunDir, commit: CommitManifest | None = None) -> None:
-    """What the job begins with is there and fits; it has a `commit` of its own if it has begun."""
+    """Check what the job begins with. `commit` is the run's own newest commit, None if the run has not begun."""
     check_base(job, commit or check_continues(job, run_dir))
 
 
 def check_base(job: ResolvedJob, commit: CommitManifest | None) -> None:
-    """The weights of workload.init_from are there and fit; of a run with a `commit`, they are those that it began
-    with. An adapter has weights that it is for. No token has rows that begin anew and are never trained."""
+    """Check the weights of workload.init_from.
+
+    - They exist and fit the model. For a run with a `commit` they are also the ones that the run began with.
+    - An adapter has base weights.
+    - Every token whose rows are not in the weights has rows that are trained.
+    """
     spec = job.spec
     if commit is None:
         _check_read(spec)
@@ -55,7 +59,8 @@ def check_base(job: ResolvedJob, commit: CommitManifest | None) -> None:
                 model,
             )
         return
-    begun, where = (commit.meta.get(BASE) if commit else None) or {}, spec.workload.init_from
+    begun = (commit.meta.get(BASE) if commit else None) or {}
+    where = spec.workload.init_from
     if commit is None or spec.needs_base:
         vocabulary = vocabulary_before_data(job)
 
@@ -70,7 +75,7 @@ def check_base(job: ResolvedJob, commit: CommitManifest | None) -> None:
 
 
 def _check_read(spec: JobSpec) -> None:
-    """What holds the weights in the folder that the job names is what is read of it."""
+    """Check that all weight files in the folder that the job names are read."""
     from workloads.hf.hf_config import ADAPTER, FOLDER, root
     from workloads.hf.weights import check_none_unread
 
@@ -93,8 +98,14 @@ def _check_tables(spec: JobSpec, workload: Workload, where: str) -> None:
 def check_rows(
     spec: JobSpec, workload: TransformerWorkload, there: Mapping[str, Sequence[int]], where: str
 ) -> None:
-    """Tokens of which the weights at `where`, of these shapes, have no rows get ones that are trained. Raises
-    InputError."""
+    """Raise InputError if a frozen table has rows for tokens that the weights do not have.
+
+    Args:
+        spec: the job.
+        workload: the model of the job.
+        there: the shapes of the tables in the weights, by name.
+        where: names the weights in messages.
+    """
     for name in sorted(workload.tables & workload.frozen - workload.thawed_after.keys()):
         rows = workload.shapes[name][0]
         have = there[name][0] if name in there else rows
@@ -105,7 +116,10 @@ def check_rows(
 
 
 def check_continues(job: ResolvedJob, run_dir: RunDir) -> CommitManifest | None:
-    """The commit of another run that the job goes on from is there, and its weights are those of the job's model."""
+    """Check the commit of another run that the job continues from, and return it; None if the job names none.
+
+    Raises InputError if it does not exist, or if its weights do not fit the job's model.
+    """
     source = source_of(job.spec, run_dir)
     if source is None:
         return None

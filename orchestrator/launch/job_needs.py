@@ -1,4 +1,4 @@
-"""Which optional libraries a job needs, and by which extra each is installed."""
+"""The optional libraries that a job needs, and the extra that installs each."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ IMAGES = "orchestrator.data.images:Images"
 
 @dataclass(frozen=True)
 class Need:
-    """A library that a key of the job needs; of no extra if the default install has it, and an image of ranks may do
-    without."""
+    """A library that a key of the job needs. `extra` is empty if the default install has the library."""
 
     key: str
     library: str
@@ -28,7 +27,7 @@ class Need:
 
     @property
     def finding(self) -> Finding:
-        """Whether it is here."""
+        """Whether the library is installed here."""
         what = f"{self.key} needs {self.library}"
         try:
             version = importlib.metadata.version(self.library)
@@ -39,13 +38,13 @@ class Need:
 
 
 def store_libraries(uri: str) -> Iterator[Need]:
-    """The library that reads and writes the store of a URI, if it is none of the default install's."""
+    """Yield the library for the store of a URI, if the default install does not have it."""
     if store := LIBRARIES.get(protocol_of(uri)):
         yield Need(f"{protocol_of(uri)}://", store.library, store.extra)
 
 
 def needed_libraries(spec: JobSpec) -> Iterator[Need]:
-    """The libraries that the job needs beside those of every rank, component by component."""
+    """Yield the libraries that the job needs in addition to those of every rank."""
     for uri in named(spec):
         yield from store_libraries(uri)
     yield from _data_libraries(spec.data)

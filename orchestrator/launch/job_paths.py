@@ -1,4 +1,4 @@
-"""Paths of a job that machines of a cluster have no part in."""
+"""The paths and URIs that a job reads and writes, and those of them that exist on one machine only."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from orchestrator.config.spec import JobSpec
 
 
 def reads(spec: JobSpec, mounted: str = "") -> list[str]:
-    """What workers must find where they are: paths without a protocol, but those under `mounted`."""
+    """Return the local paths that workers read, except those under `mounted`. Every worker must have them."""
     return [path for path in _read(spec) if _is_local(path, mounted)]
 
 
 def writes(spec: JobSpec, mounted: str = "") -> list[str]:
-    """What would be written on one machine and go with it."""
+    """Return the keys with local paths that are written, except those under `mounted`. A lost node takes them along."""
     return [text for text, path in _written(spec) if _is_local(path, mounted)]
 
 
 def named(spec: JobSpec) -> list[str]:
-    """Every path and URI that the job reads or writes."""
+    """Return every path and URI that the job reads or writes."""
     return _read(spec) + [path for _, path in _written(spec)]
 
 
@@ -38,7 +38,7 @@ def _read(spec: JobSpec) -> list[str]:
 
 
 def _written(spec: JobSpec) -> Iterator[tuple[str, str]]:
-    """The key with its value, and the path in it."""
+    """Yield each key with its value, and the path in it."""
     if spec.tracking:
         uri = spec.tracking.uri
         path = uri.removeprefix("sqlite:///") if uri.startswith("sqlite:") else uri

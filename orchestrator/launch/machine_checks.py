@@ -1,6 +1,6 @@
-"""What is checked of the machine that a job runs on: its labels, its GPUs, and room in memory and on the disk.
+"""Check the machine that a job runs on: its labels, its GPUs, its memory and its disk.
 
-Every check raises InputError, as those of `preflight`.
+Every check raises InputError, as those of `preflight` do.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from orchestrator.storage.uri import is_local, local_path
 
 
 def check_space(spec: JobSpec, shape: ModelShape, uri: str) -> None:
-    """Raise InputError if the disk of a local run directory has no room for a commit. The folder need not be there."""
+    """Raise InputError if the disk of a local run directory has no room for a commit. The folder need not exist."""
     if not is_local(uri) or not spec.resources.must_fit:
         return
     folder = local_path(uri)
@@ -35,14 +35,17 @@ def check_space(spec: JobSpec, shape: ModelShape, uri: str) -> None:
 
 
 def check_room(job: ResolvedJob, run_dir: RunDir, address: str | None) -> None:
-    """There is room for the run: on the disk for a commit and, if it runs here, in memory for its workers."""
+    """Check that the disk has room for a commit and, if the job runs here, memory for its workers.
+
+    `address` is the cluster that the job runs on, None for this machine.
+    """
     check_space(job.spec, job.shape, run_dir.uri)
     if address is None:
         check_memory(job, worker_here(job.spec))
 
 
 def check_memory(job: ResolvedJob, machine: Machine) -> None:
-    """A job is not predicted to run out of memory on such workers, unless it says that this does not matter."""
+    """Check that the job is not predicted to run out of memory on such workers, unless `must_fit` is off."""
     if job.spec.resources.must_fit:
         from orchestrator.planner.trace.layout_memory import check_fits
 
@@ -50,29 +53,31 @@ def check_memory(job: ResolvedJob, machine: Machine) -> None:
 
 
 def check_machine(spec: JobSpec, address: str | None) -> None:
-    """This machine has the labels and the GPUs that the job asks for, if it runs here."""
+    """Check that this machine has the labels and GPUs that the job asks for, if it runs here (`address` is None)."""
     check_labels(spec, address)
     if address is None and spec.resources.per_worker.gpu:
         gpus_here(spec)
 
 
 def gpus_here(spec: JobSpec) -> int:
-    """GPUs that an embedded cluster may claim, with one for an evaluation beside the run if there is one.
+    """Return how many GPUs an embedded cluster claims, including one for an evaluation beside the run.
 
     Raises InputError if this machine has too few.
     """
     import torch
 
-    least, most, there = spec.resources.workers.min, spec.resources.workers.max, torch.cuda.device_count()
-    if there < least:
+    least = spec.resources.workers.min
+    most = spec.resources.workers.max
+    available = torch.cuda.device_count()
+    if available < least:
         gpus = f"{least} GPU{'s' * (least > 1)}"
-        what = f"the smallest gang needs {gpus}, and this machine has {there or 'none'}"
+        what = f"the smallest gang needs {gpus}, and this machine has {available or 'none'}"
         raise InputError(what, "resources.per_worker.gpu", "set it to 0, or name a cluster with --address")
-    return min(most + spec.evaluates_beside * int(spec.resources.per_worker.gpu), there)
+    return min(most + spec.evaluates_beside * int(spec.resources.per_worker.gpu), available)
 
 
 def check_labels(spec: JobSpec, address: str | None) -> None:
-    """Raise InputError if the job asks for nodes with labels where there is only this machine, which has none."""
+    """Raise InputError if the job asks for labelled nodes but runs on this machine, which has no labels."""
     if address is None and spec.resources.per_worker.labels:
         hint = "--set 'resources.per_worker.labels={}' leaves them out; or name a cluster with --address"
         raise InputError("only a cluster's nodes have labels", "resources.per_worker.labels", hint)

@@ -1,5 +1,4 @@
-"""What is checked of a job that is planned for machines that are not here, where its text and its tokenizer need not be
-either."""
+"""Check a job that is planned for other machines. Its text and its tokenizer need not exist on this one."""
 
 from __future__ import annotations
 
@@ -20,8 +19,10 @@ from orchestrator.resolve.resolved_job import ResolvedJob, resolve, wrong_input
 
 
 def check_on_paper(spec: JobSpec) -> tuple[ResolvedJob, list[str]]:
-    """The job, resolved, and what is assumed of it, a line each. Raises InputError for what is wrong with it wherever
-    it runs, but for its text, and for a vocabulary that nothing tells."""
+    """Return the resolved job, and a line for each assumption about it.
+
+    Raises InputError for everything that would be wrong on any machine except the text, and for an unknown vocabulary.
+    """
     problems = Problems()
     assumed: list[str] = []
     for check in (check_records, check_preferences, check_cleaning, prices.check):
@@ -41,22 +42,32 @@ def check_on_paper(spec: JobSpec) -> tuple[ResolvedJob, list[str]]:
 def with_vocabulary(
     spec: JobSpec, is_there: Callable[[str], bool] | None = None
 ) -> tuple[JobSpec, list[str]]:
-    """The job with a tokenizer of as many tokens as its model has where that which it names is not here, and a line
-    that says so; `is_there` tells, by default as the run would look for it. Raises InputError where the model has no
-    number of its own either."""
+    """Replace a tokenizer that does not exist here by one with as many tokens as the model has.
+
+    Args:
+        spec: the job.
+        is_there: returns whether a tokenizer exists, by default as the run looks for it.
+
+    Returns:
+        The job, and a line if the tokenizer was replaced.
+
+    Raises:
+        InputError: the size of the vocabulary does not follow from the model either.
+    """
     from orchestrator.data.encoding import tokenizer
     from workloads.describe import describe
     from workloads.own.object_reference import is_object_reference
 
-    named, asked = spec.data.tokenizer, spec.workload
+    named = spec.data.tokenizer
+    workload = spec.workload
     if spec.data.samples is not None or not isinstance(named, str) or (is_there or tokenizer.is_there)(named):
         return spec, []
-    if is_object_reference(asked.model):  # its size is what it is given
+    if is_object_reference(workload.model):  # its vocabulary is as large as the tokenizer
         hint = "write data.tokenizer: {train_bpe: N} with the size of its vocabulary"
         raise InputError("is not here, and an own model has as many tokens", f"data.tokenizer {named}", hint)
     with wrong_input("workload.model"):
-        size = describe(asked.model, asked.changes, implementation=asked.implementation).vocab_size
+        size = describe(workload.model, workload.changes, implementation=workload.implementation).vocab_size
     size += len(spec.data.add_tokens)
     data = spec.data.model_copy(update={"tokenizer": TrainBpe(train_bpe=max(size, 300)), "add_tokens": []})
-    line = f"the tokenizer {named} is not here, and taken to have the {size:,} tokens of {asked.model}"
+    line = f"the tokenizer {named} is not here, and taken to have the {size:,} tokens of {workload.model}"
     return spec.model_copy(update={"data": data}), [line]

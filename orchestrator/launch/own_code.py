@@ -1,4 +1,4 @@
-"""What is checked of the user's own code before a run starts."""
+"""Check the user's own code before a run starts."""
 
 from __future__ import annotations
 
@@ -16,14 +16,19 @@ from orchestrator.resolve.resolved_job import ResolvedJob, wrong_input
 from orchestrator.resolve.small_config import narrow
 
 TRIED_TOKENS = 64
-"""Of a text, of which own metrics are tried."""
+"""Tokens of the text that own metrics are tried on."""
 
 
 def check_own_code(job: ResolvedJob, workload: Any, prepared: str = "") -> None:
-    """Every `module:name` of the job is there, has its source, and does what its protocol says on a first sample, which
-    is read from where samples were `prepared`, if they were.
+    """Check that every `module:name` of the job exists, has its source, and follows its protocol on a first sample.
 
-    Raises InputError with the key of the job file.
+    Args:
+        job: the job.
+        workload: its model and objective.
+        prepared: the folder with prepared samples, empty if they are not prepared.
+
+    Raises:
+        InputError: with the key of the job file.
     """
     from workloads.own.model import OwnModel
 
@@ -48,8 +53,10 @@ def check_own_code(job: ResolvedJob, workload: Any, prepared: str = "") -> None:
 
 
 def _check_metrics(job: ResolvedJob, workload: Any, prepared: str) -> None:
-    """The metrics are there and give a number for each of two samples; of a model that transformers runs, and of the
-    user's own, which is tried whole later, only the former."""
+    """Check that the metrics exist and return a number for each of two samples.
+
+    The samples are tried only for models of this package. A user's own model is tried later, as a whole.
+    """
     import torch
 
     from workloads.model.config import TransformerConfig
@@ -69,7 +76,7 @@ def _check_metrics(job: ResolvedJob, workload: Any, prepared: str) -> None:
 
 
 def _tried_batch(spec: JobSpec, workload: Any, prepared: str) -> Any:
-    """Two samples, short ones of text."""
+    """Two samples; text is cut short."""
     from orchestrator.data.samples.own_samples import first_samples
     from orchestrator.planner.trace.sample_batch import sample_batch
 
@@ -128,13 +135,13 @@ def _check_model(job: ResolvedJob, workload: Any, prepared: str) -> None:
 
 
 def _check_divided(spec: JobSpec, workload: Any, batch: Any) -> None:
-    """What the model declares of stages and sharding holds."""
+    """Check that the model's declared stages and sharding are correct."""
     from orchestrator.parallel.own_check import check_handed, check_sharding, check_stages, least_ways
     from workloads.own.check import shaken
 
-    asked = 1 if spec.parallel == "auto" else spec.parallel.tp
-    fits = workload.config.cut % asked == workload.config.whole_heads % asked == 0
-    ways = {least_ways(workload), asked if fits else 1} - {1}
+    tp = 1 if spec.parallel == "auto" else spec.parallel.tp
+    fits = workload.config.cut % tp == workload.config.whole_heads % tp == 0
+    ways = {least_ways(workload), tp if fits else 1} - {1}
     if not ways and not workload.config.stages:
         return
     model = shaken(workload, batch, spec.seed)
@@ -154,7 +161,7 @@ def _limits(spec: JobSpec, prepared: str) -> dict[str, int]:
 
 
 def _first(job: ResolvedJob, workload: Any, prepared: str) -> Any:
-    """Two samples; of text, what the objective makes of words that stand for it."""
+    """Two samples. For text, the objective makes them from the ids of ordinary tokens in turn."""
     spec = job.spec
     if spec.data.samples is not None:
         from orchestrator.data.samples.own_samples import first_samples

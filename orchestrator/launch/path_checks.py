@@ -1,4 +1,4 @@
-"""The places that a job names: all processes see them, and those that are written can be."""
+"""Check the paths and URIs of a job: all processes see them, and those that are written are writable."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from orchestrator.storage.uri import check_uri, is_local, local_path, unwritable
 
 
 def check_written(spec: JobSpec, run_dir: RunDir, address: str | None) -> None:
-    """The folders that a run writes can be written; those that only its workers write, if they are here."""
+    """Raise InputError if a folder that the run writes is not writable.
+
+    Folders that only workers write are checked if the workers run here (`address` is None).
+    """
     problems = Problems()
     if why := unwritable(run_dir.uri):
         with problems.noted():
@@ -24,7 +27,8 @@ def check_written(spec: JobSpec, run_dir: RunDir, address: str | None) -> None:
     with problems.noted():
         run_dir.check_ours()
     target = spec.checkpoint.export_to
-    beside = os.path.dirname(target) if target and is_local(target) else target  # an export is drafted there
+    # An export is drafted beside its target.
+    beside = os.path.dirname(target) if target and is_local(target) else target
     for where, uri in {"data.cache": spec.data.cache, "checkpoint.export_to": beside}.items():
         if address is None and uri and (why := unwritable(uri)):
             with problems.noted():
@@ -34,7 +38,7 @@ def check_written(spec: JobSpec, run_dir: RunDir, address: str | None) -> None:
 
 
 def check_places(spec: JobSpec, run_dir: RunDir) -> None:
-    """Refuse places that only one process would see. Raises InputError."""
+    """Raise InputError for paths and URIs that are malformed, or that only one process would see."""
     places = {
         "--run-dir": run_dir.uri,
         "data.cache": spec.data.cache,
@@ -63,6 +67,6 @@ def check_places(spec: JobSpec, run_dir: RunDir) -> None:
 
 
 def sources_of(spec: JobSpec) -> list[tuple[str, Source]]:
-    """All sources, those of held-out text too, each with its key in the job file."""
+    """Return all sources with their keys in the job file, those of held-out text too."""
     groups = [("data.sources", spec.data.sources), *spec.set_sources.values()]
     return [(f"{where}.{number}", source) for where, group in groups for number, source in enumerate(group)]

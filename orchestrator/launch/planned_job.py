@@ -1,5 +1,4 @@
-"""The plan that a user asks for, with all that is checked of its job before: on this machine, or on one that is not
-here."""
+"""Check a job and plan it, for this machine or for another one."""
 
 from __future__ import annotations
 
@@ -35,15 +34,15 @@ class PlannedJob:
     """A job with its plan.
 
     Attributes:
-        job: resolved, in the precision that is chosen.
-        machine: a worker.
-        must_fit: whether a layout is an error that does not fit.
+        job: the resolved job, in the chosen precision.
+        machine: one worker.
+        must_fit: whether a layout that does not fit is an error.
         plan: the plan.
-        traced: memory of the chosen layout by its trace.
-        choice: why the precision is what it is, of a job that leaves it open.
-        verdicts: what traces said of layouts, see `confirmed`.
-        assumed: what is taken of what is not here, a line each.
-        refused: why `run` would refuse the job in the run directory of its name, empty where it would not.
+        traced: the memory of the chosen layout by its trace.
+        choice: why the precision was chosen; None for a job that names it.
+        verdicts: the results of traces of layouts, see `confirmed`.
+        assumed: a line for each assumption about things that do not exist here.
+        refused: why `run` would refuse the job in its run directory, empty if it would not.
     """
 
     job: ResolvedJob
@@ -58,11 +57,11 @@ class PlannedJob:
 
     @property
     def on_cpu(self) -> bool:
-        """Whether it trains on processors."""
+        """Whether the job trains on CPUs."""
         return not self.job.spec.resources.per_worker.gpu
 
     def to_json(self) -> dict[str, Any]:
-        """The plan as plain data."""
+        """Return the plan as plain data."""
         more: dict[str, Any] = {"assumed": list(self.assumed)} if self.assumed else {}
         more |= {"streaming": fed.to_json()} if (fed := feed(self.job.spec, self.plan)) else {}
         more |= {"precision": self.choice.to_json()} if self.choice else {}
@@ -70,13 +69,20 @@ class PlannedJob:
 
 
 def with_workers(spec: JobSpec, workers: int) -> JobSpec:
-    """The job with at most so many workers, as many as it wants at least if there are so many."""
+    """Return the job limited to `workers` workers. Its minimum is lowered to that number if it is larger."""
     return on_workers(spec, min(spec.resources.workers.min, workers), workers)
 
 
 def planned_on_paper(spec: JobSpec, device: str) -> PlannedJob:
-    """The plan for workers of such a device, as `a100-80`, or as a profile's file. A layout given by hand is predicted
-    though it may not fit. Raises InputError."""
+    """Plan a job for workers with another device. A layout that the job pins is predicted even if it does not fit.
+
+    Args:
+        spec: the job.
+        device: the name of a device, such as `a100-80`, or the file of a profile.
+
+    Raises:
+        InputError: the job is wrong, or the device is unknown.
+    """
     job, assumed = check_on_paper(on_paper(spec, device))
     job = in_chosen_precision(job, partial(worker_on_paper, device=device))
     found = _planned(spec, job, worker_on_paper(job.spec, device), job.spec.searches_layout)
@@ -84,7 +90,10 @@ def planned_on_paper(spec: JobSpec, device: str) -> PlannedJob:
 
 
 def planned_here(spec: JobSpec, run: RunDir | None) -> PlannedJob:
-    """The plan for a run on this machine; with a `run` directory all that `run` checks is. Raises InputError."""
+    """Plan a run on this machine. With a `run` directory, check everything that the command `run` checks.
+
+    Raises InputError.
+    """
     asked = spec
     if run is not None:
         check_places(spec, run)
@@ -95,8 +104,16 @@ def planned_here(spec: JobSpec, run: RunDir | None) -> PlannedJob:
 
 
 def planned_of(asked: JobSpec, job: ResolvedJob, machine: Machine | None = None) -> PlannedJob:
-    """The plan of a job that is checked, which was `asked` for, for such workers, or for those of this machine.
-    Raises InputError."""
+    """Plan a job that is checked already.
+
+    Args:
+        asked: the job as the user wrote it.
+        job: the same job, resolved.
+        machine: one worker, by default of this machine.
+
+    Raises:
+        InputError: no layout is legal, or none fits.
+    """
     return _planned(asked, job, machine or worker_here(job.spec), True)
 
 
@@ -107,8 +124,11 @@ def _planned(asked: JobSpec, job: ResolvedJob, machine: Machine, must_fit: bool)
 
 
 def _refused(job: ResolvedJob, run: RunDir) -> str:
-    """What `run` would refuse beside the job itself. A run of its name that has begun is another matter: the plan may
-    be for another directory, so that what does not fit that run is only told. Raises InputError."""
+    """Return why `run` would refuse the job in a directory whose run has begun; empty if it would not.
+
+    The plan may be meant for another directory, so a conflict with that run is reported but is no error. Without a run
+    in the directory, a problem raises InputError.
+    """
     if not run.exists("job.yaml"):
         check_begins(job, run)
         check_room(job, run, None)

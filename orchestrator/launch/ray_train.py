@@ -1,10 +1,10 @@
-"""The rank program inside a Ray Train (V2) `TorchTrainer`, by its public API, for those who live there.
+"""Run a job inside a Ray Train (V2) `TorchTrainer`, by Ray Train's public API.
 
     config = loop_config(load("job.yaml"))
     TorchTrainer(train_func, train_loop_config=config, scaling_config=ScalingConfig(num_workers=2)).fit()
 
-Ray Train starts the workers, sees failures and starts all workers again; the workers go on from the last commit in
-the run directory, which is the one that `orchestrator run` writes and can take up.
+Ray Train starts the workers, detects failures and restarts all workers. The workers continue from the last commit in
+the run directory. The command `orchestrator run` can continue the same directory.
 """
 
 from __future__ import annotations
@@ -69,10 +69,16 @@ def loop_config(
     report_every: int | None = None,
     faults: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """The `train_loop_config` of a job: checked, its data prepared with Ray Data. Ray must be initialised.
+    """Check a job, prepare its data with Ray Data, and return its `train_loop_config`. Ray must be initialised.
 
-    `run_dir` is the run directory, runs/<name> by default, which all nodes must see; `report_every` how many steps
-    lie between reports to Ray Train, checkpoint.every by default. Raises InputError.
+    Args:
+        spec: the job.
+        run_dir: the run directory, which all nodes must see; runs/<name> by default.
+        report_every: steps between two reports to Ray Train; checkpoint.every by default.
+        faults: faults to inject, for tests.
+
+    Raises:
+        InputError: the job is wrong.
     """
     spec = resolve_paths(spec, Path.cwd())
     if spec.evaluates_beside:
@@ -100,18 +106,29 @@ def loop_config(
 
 
 def train_func(config: dict[str, Any]) -> None:
-    """The `train_loop_per_worker`: one rank, from the last commit to the end of the job. See `loop_config`."""
-    run, code, roots = RunDir(config["run"]), config["code"], tuple(config["code_roots"])
+    """Run one rank from the last commit to the end of the job: the `train_loop_per_worker`. See `loop_config`."""
+    run = RunDir(config["run"])
+    code = config["code"]
+    roots = tuple(config["code_roots"])
     find_code(parse(config["job"]), code, roots)
-    context, node = ray.train.get_context(), ray.util.get_node_ip_address()
-    rank, world = context.get_world_rank(), context.get_world_size()
+    context = ray.train.get_context()
+    node = ray.util.get_node_ip_address()
+    rank = context.get_world_rank()
+    world = context.get_world_size()
     if dist.is_initialized():
         dist.destroy_process_group()  # the rank program makes its own, over its own store
     with _history_of(config, run) if rank == 0 else contextlib.nullcontext() as history:
         store = serve_store(node) if history else None
-        told = {"host": node, "port": store.port, **history.begin(world)} if history and store else None
-        told = broadcast_from_rank_zero(told)
-        rank_info = RankInfo(rank, world, context.get_local_rank(), told.pop("host"), told.pop("port"), node)
+        attempt = {"host": node, "port": store.port, **history.begin(world)} if history and store else None
+        attempt = broadcast_from_rank_zero(attempt)
+        rank_info = RankInfo(
+            rank=rank,
+            world_size=world,
+            local_rank=context.get_local_rank(),
+            host=attempt.pop("host"),
+            port=attempt.pop("port"),
+            node=node,
+        )
         task = Task(
             job=config["job"],
             run=run.uri,
@@ -122,7 +139,7 @@ def train_func(config: dict[str, Any]) -> None:
             code=code,
             code_roots=roots,
             skips=tuple(skip.to_json() for skip in on_record(run.rows("events.jsonl"))),
-            **told,
+            **attempt,
         )
         main(task.to_json(), RayTrainContext(rank_info, store, history, config["report_every"]))
         if history is None:
@@ -134,15 +151,16 @@ def train_func(config: dict[str, Any]) -> None:
 
 
 class RayTrainContext(WorkerContext):
-    """A link whose rows go into the run directory and, every so many steps, to Ray Train.
+    """A context that writes rows to the run directory and reports to Ray Train every `every` steps.
 
-    Ray Train wants a report of every rank, and holds each until its controller has looked: a report a step would make
-    a step as long as its polling interval.
+    Ray Train needs a report of every rank, and blocks each until its controller polls. With a report in every step, a
+    step would take at least the polling interval.
     """
 
     def __init__(self, rank_info: RankInfo, store: Any, history: RankZeroHistory | None, every: int) -> None:
         super().__init__(rank_info, store)
-        self._history, self._every = history, every
+        self._history = history
+        self._every = every
 
     def report(self, step: int, row: Row | None = None) -> None:
         """See `WorkerContext.report`."""
@@ -155,20 +173,22 @@ class RayTrainContext(WorkerContext):
 
 
 class RankZeroHistory:
-    """What rank 0 writes down, as the controller of `orchestrator run` would."""
+    """Writes the history of the run at rank 0, as the controller of `orchestrator run` does."""
 
     def __init__(self, config: dict[str, Any], run: RunDir) -> None:
-        self._spec, self._data = parse(config["job"]), PreparedData(config["data"], config["sets"])
-        self._run, self._history = run, RunHistory(self._spec, run)
+        self._spec = parse(config["job"])
+        self._data = PreparedData(config["data"], config["sets"])
+        self._run = run
+        self._history = RunHistory(self._spec, run)
         self._attempt = 0
 
     @property
     def saved(self) -> int:
-        """Rows of this attempt that are stored."""
+        """How many rows of this attempt are stored."""
         return self._history.saved
 
     def begin(self, world: int) -> dict[str, Any]:
-        """Roll back to the last sound commit and choose a layout; what a task says of that."""
+        """Roll back to the last sound commit, choose a layout, and return the fields of a `Task` for both."""
         bundle = self._spec.resources.per_worker.bundle
         source, begun = begun_from(self._spec, self._run, self._history.newest)
         base, needed = bases_of(self._spec, self._history.base, begun, self._run)
@@ -184,9 +204,9 @@ class RankZeroHistory:
         self._attempt = self._history.attempts + 1
         commit, _ = self._history.roll_back(frozenset(), self._attempt)
         commit = commit or take_over(self._spec, self._run, shards, self._data, base, job.kept)
-        told: EventFields = {"data": self._data.uri, "sets": self._data.sets, "base": base_json(base)}
+        data_fields: EventFields = {"data": self._data.uri, "sets": self._data.sets, "base": base_json(base)}
         reason, fields = start_event(self._spec, layout, None, commit)
-        self._tell("start", reason, **told | fields)
+        self._event("start", reason, **data_fields | fields)
         return {
             "layout": layout.to_json(),
             "attempt": self._attempt,
@@ -204,7 +224,7 @@ class RankZeroHistory:
         self._history.take([row])
         if first:
             began = self._history.training_began(self._attempt)
-            self._tell("train", f"the first step of attempt {self._attempt} is done", time=began)
+            self._event("train", f"the first step of attempt {self._attempt} is done", time=began)
 
     @property
     def last_row(self) -> Row:
@@ -212,32 +232,41 @@ class RankZeroHistory:
         return self._history.recent[-1]
 
     def last_commit(self) -> dict[str, Any]:
-        """Where the last commit is: Ray Train has this in place of a checkpoint, for it would copy one."""
+        """Return the place of the last commit. Ray Train gets this instead of a checkpoint, which it would copy."""
         commit, _ = self._history.last_commit()
         assert commit is not None
         return {"step": commit.step, "uri": f"{self._history.store.uri}/{commit_folder(commit.step)}"}
 
     def end(self) -> None:
-        """All steps are done."""
-        self._tell("done", f"{self._history.step} steps are done")
+        """Record that all steps are done."""
+        self._event("done", f"{self._history.step} steps are done")
         release_base(self._spec, self._run, self._history.base)
 
     def fail(self, error: Exception) -> None:
-        """Record what ended the attempt and what follows from it, as `decide` says."""
-        history, now = self._history, time.monotonic()
-        past, cause = history.event_history, cause_of(error)
+        """Record the error that ended the attempt and what `decide` makes of it."""
+        history = self._history
+        now = time.monotonic()
+        past = history.event_history
         failures = past.failures(self._spec.limits.restart_window, wall(), now)
         before = State(
             phase="train",
             step=history.step,
             moved=now,
-            suspected=now - GRACE,  # Ray Train has waited for what explains it
+            suspected=now - GRACE,  # Ray Train has already waited for a death that explains the error
             failures=failures,
             skips=past.skips,
         )
         node = ray.util.get_node_ip_address()
         failed = RankStatus(
-            0, node, 0, "failed", history.step, describe(error), now, last_heartbeat=now, cause=cause
+            rank=0,
+            node=node,
+            pid=0,
+            state="failed",
+            step=history.step,
+            error=describe(error),
+            failed_at=now,
+            last_heartbeat=now,
+            cause=cause_of(error),
         )
         policy = Policy(self._spec, lambda workers: None)
         after, action = decide(policy, before, Observation(now=now, ranks=(failed,)))
@@ -245,19 +274,19 @@ class RankZeroHistory:
         lost = history.beyond(commit.step if commit else 0)
         assert action.fault is not None
         reason, fields = fault_event(before, after, action.fault, lost, ())
-        self._tell("stop", reason, **fields)
+        self._event("stop", reason, **fields)
 
     def close(self) -> None:
         """Write nothing more."""
         self._history.close()
 
-    def _tell(self, phase: str, reason: str, **more: Unpack[EventFields]) -> None:
+    def _event(self, phase: str, reason: str, **more: Unpack[EventFields]) -> None:
         self._history.event(self._attempt, self._history.step, phase, reason, **more)
 
 
 @contextlib.contextmanager
 def _history_of(config: dict[str, Any], run: RunDir) -> Iterator[RankZeroHistory]:
-    """The history of a run, which nobody else keeps meanwhile."""
+    """Open the history of a run, locked against other commands, and record how the block ends."""
     with run.lock():
         history = RankZeroHistory(config, run)
         try:

@@ -1,4 +1,4 @@
-"""One run from the outside: check the job, find or start its controller, watch it to the end."""
+"""Drive one run from a command: check the job, find or start its controller, and watch it to the end."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from orchestrator.resolve.resolved_job import ResolvedJob
 from orchestrator.storage.run_directory import RunDir, remove_empty
 
 REFRESH = 0.25
-"""Seconds between looks at the controller."""
+"""Seconds between two questions to the controller."""
 LOOK = 5.0
-"""Seconds for one answer of the controller, after which it is looked whether Ray is there at all."""
+"""Seconds to wait for one answer of the controller before checking whether Ray still runs."""
 FIRST_LOOK = 1.0
-"""Seconds for one answer of a controller that may still be starting."""
+"""Seconds to wait for one answer of a controller that may still be starting."""
 ENDED_TOGETHER = 0.5
-"""Seconds after the end of Ray within which this process may be told to end too."""
+"""Seconds after Ray's end within which the signal that ended Ray may also reach this process."""
 SILENCE = 120.0
-"""Seconds that a controller may be silent: Ray starts a dead one again meanwhile."""
+"""Seconds that a controller may be silent. Ray restarts a dead one within that time."""
 
 STOPPED = "stopped by the user"
 STOPPING = "Ctrl-C: the run commits and ends; once more, and it ends at once"
@@ -46,13 +46,15 @@ STOPPING = "Ctrl-C: the run commits and ends; once more, and it ends at once"
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """How a command ended, the run's summary if there is one, and a line for the user, of which secrets are hidden;
-    which process of the Ray that it had started is gone, if that is why."""
+    """How a command that drove a run ended."""
 
     outcome: Outcome
     summary: dict[str, Any] | None
+    """The run's summary, None without one."""
     line: str = ""
+    """A line for the user, without secrets."""
     fallen: str = ""
+    """The process of this command's own Ray whose death ended the run; empty otherwise."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "line", redact_message(self.line))
@@ -68,10 +70,20 @@ def run(
     priority: int = 0,
     launched: float = 0.0,
 ) -> RunOutcome:
-    """Drive a run to its end, or on from where it is. `show` gets the status several times a second,
-    and before there is one what is waited for. The ledger begins when it was `launched`, unix seconds; now if 0.
+    """Drive a run to its end, from the beginning or from its last commit.
 
-    Raises InputError before anything is written if the job is wrong or belongs to another run.
+    Args:
+        spec: the job.
+        run_dir: the run directory.
+        until: a step to stop at, None for none.
+        address: the cluster to run on, None to start Ray on this machine.
+        show: gets the status several times a second, and before the first one what the command waits for.
+        faults: faults to inject, for tests.
+        priority: the priority in the cluster's queue.
+        launched: unix time at which the run's ledger begins, 0 for now.
+
+    Raises:
+        InputError: the job is wrong or belongs to another run. Nothing has been written then.
     """
     if address is None:
         refuse_if_at_work(run_dir)
@@ -90,13 +102,22 @@ def run(
             shared = stack.enter_context(imports_begun(spec, embedded=address is None))
 
         show({"phase": "check", "note": "reading the job's sources and model"})
-        mark = preflight_cache.mark_of(
-            spec, run_dir
-        )  # before it runs: of code that changes meanwhile it tells nothing
+        # Made before the checks, so it does not cover code that changes meanwhile.
+        mark = preflight_cache.mark_of(spec, run_dir)
         job = preflight(spec, run_dir, until, address, begin, preflight_cache.is_known(mark))
         if choice := choice_of(spec, job):
             show({"phase": "check", "note": f"precision {choice}"})
-        outcome = _run(job, run_dir, until, address, show, faults, priority, launched, shared)
+        outcome = _run(
+            job,
+            run_dir,
+            until,
+            address,
+            show,
+            faults=faults,
+            priority=priority,
+            launched=launched,
+            shared=shared,
+        )
         if outcome.outcome is Outcome.DONE:
             preflight_cache.note(mark)
         return outcome
@@ -113,18 +134,21 @@ def _run(
     launched: float,
     shared: str,
 ) -> RunOutcome:
-    """Drive a run that was checked; `shared` names the process that has the imports of ranks, if there is one."""
+    """Drive a run after its checks. `shared` names the process with the imports of ranks, empty without one."""
     from cluster.local.ray_session import NoCluster, NotStarted, connected_ray
 
-    spec, queue = job.spec, None if address is None else priority
+    spec = job.spec
+    queue = None if address is None else priority
     workers, worker = spec.resources.workers, spec.resources.per_worker
     most = workers.max + spec.evaluates_beside
     gpus = gpus_here(spec) if address is None and worker.gpu else workers.max * worker.gpu
 
     def begin() -> WatchedRun:
-        found = attach(spec, run_dir, until, faults, queue, launched, shared)
+        watched = attach(
+            spec, run_dir, until, faults=faults, priority=queue, launched=launched, shared=shared
+        )
         record_choice(job, run_dir)
-        return found
+        return watched
 
     made = run_dir.create()
     where = "starting Ray on this machine" if address is None else f"connecting to Ray at {address}"
@@ -146,58 +170,73 @@ def _run(
 
 
 def _closed(outcome: RunOutcome, run_dir: RunDir, embedded: bool) -> RunOutcome:
-    """The outcome with the seconds in its ledger that the end of Ray took, if that was this command's; they are
-    written down too, unless the run goes on already."""
-    found = outcome.summary
-    if not (embedded and found and found.get("ended") and found.get("ledger")):
+    """Add the seconds that Ray took to end to the ledger, if this command had started Ray.
+
+    They are also written to summary.json, unless another command has resumed the run already.
+    """
+    summary = outcome.summary
+    if not (embedded and summary and summary.get("ended") and summary.get("ledger")):
         return outcome
-    ended = found["ended"] + found["ledger"]["seconds"].get("finish", 0.0)
-    found = {**found, "ledger": with_end(found["ledger"], shutdown=wall() - ended)}
-    with contextlib.suppress(OSError):  # it is one line of a ledger
-        if (finished_summary(run_dir) or {}).get("ended") == found["ended"]:
-            run_dir.write_json("summary.json", found)
-    return dataclasses.replace(outcome, summary=found)
+    finished = summary["ended"] + summary["ledger"]["seconds"].get("finish", 0.0)
+    summary = {**summary, "ledger": with_end(summary["ledger"], shutdown=wall() - finished)}
+    with contextlib.suppress(OSError):  # a missing line in the ledger is no failure
+        if (finished_summary(run_dir) or {}).get("ended") == summary["ended"]:
+            run_dir.write_json("summary.json", summary)
+    return dataclasses.replace(outcome, summary=summary)
 
 
 class WatchedRun:
-    """A run that a controller drives, as it is seen from the outside. `status` is the last one that it gave."""
+    """A run that a command watches while its controller drives it."""
 
     def __init__(self, controller: Any, run_dir: RunDir, begun_with: str = "") -> None:
-        """`begun_with` is the job of a controller that this command has just started, as text. Another command may have
-        started it at the same moment with another job: then this is not our run."""
+        """Watch a run.
+
+        Args:
+            controller: the handle of its controller.
+            run_dir: the run directory.
+            begun_with: the job of a controller that this command has just started, as text; empty for an older one.
+                Another command may have started the controller at the same moment with another job.
+        """
         self.status: dict[str, Any] = {}
+        """The controller's last status, empty before the first."""
         self.stopping = False
-        """Whether the user wants it to stop."""
+        """Whether the user wants the run to stop."""
         self.wrong: Exception | None = None
-        """What `show` has raised: the run ends with a commit, as after Ctrl-C."""
+        """The error that `show` raised. It stops the run with a commit, as Ctrl-C does."""
         self._controller = controller
         self._run_dir = run_dir
-        self._unsure = begun_with
-        self._began, self._heard = time.time(), time.monotonic()
-        self._request: Any = None  # the stop that was asked of the controller since it last was silent
+        self._unconfirmed_job = begun_with
+        """The job that the controller should have, until it has confirmed that; empty then."""
+        self._began = time.time()
+        """When this object was made, unix seconds."""
+        self._answered_at = time.monotonic()
+        """The monotonic time of the controller's last answer."""
+        self._request: Any = None
+        """The request to stop that the controller was sent; None again after it was silent."""
 
     def look(self) -> RunOutcome | None:
-        """How it has ended; None while it is at work, or while Ray starts its controller, once more too."""
+        """Ask the controller once. Return how the run has ended, None while it has not."""
         import ray
         from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
         from cluster.workers.ray_internals import full_folder
 
         try:
-            if self._unsure:
-                if _as_text(ray.get(self._controller.job.remote(), timeout=FIRST_LOOK)) != self._unsure:
+            if self._unconfirmed_job:
+                job = _as_text(ray.get(self._controller.job.remote(), timeout=FIRST_LOOK))
+                if job != self._unconfirmed_job:
                     return RunOutcome(Outcome.WRONG_INPUT, None, str(_another_job(self._run_dir)))
-                self._unsure = ""
+                self._unconfirmed_job = ""
             if self.stopping and self._request is None:
                 self._request = self._controller.request_stop.remote(STOPPED)
             self.status = ray.get(self._controller.status.remote(), timeout=LOOK)
-            self._heard = time.monotonic()
+            self._answered_at = time.monotonic()
             return _outcome(self.status) if self.status["summary"] or self.status["error"] else None
         except (RayActorError, GetTimeoutError) as error:
-            self._request = None  # Ray starts a dead controller again, and that one knows of no stop
+            self._request = None  # Ray may have restarted the controller, which then knows of no stop
             if (ended := self._ended()) is not None:
                 return ended
-            if time.monotonic() - self._heard <= SILENCE:
+            if time.monotonic() - self._answered_at <= SILENCE:
                 return None
             folder = full_folder()
             why = (
@@ -214,8 +253,7 @@ class WatchedRun:
             return RunOutcome(Outcome.FAILED, None, line)
 
     def leave(self) -> None:
-        """Watch it no longer. A controller that has heard of the stop ends by itself; one that does not hear of it, as
-        it has not even started, is ended."""
+        """Stop watching. A controller that confirms the stop ends by itself; one that does not answer is killed."""
         import ray
         from ray.exceptions import RayError
 
@@ -226,8 +264,10 @@ class WatchedRun:
                 ray.kill(self._controller)
 
     def left_by_ray(self, gone: str) -> RunOutcome:
-        """How a run has ended that was to stop when Ray's process `gone` ended too, as where a job manager ends all
-        processes of a job. Raises KeyboardInterrupt if nothing was committed."""
+        """Return how a stopping run has ended after Ray's process `gone` died too.
+
+        That happens when a job manager ends all processes of a job. Raises KeyboardInterrupt without any commit.
+        """
         if (ended := self._ended()) is not None:
             return ended
         commit = Store(self._run_dir.commits).latest(deep=False)
@@ -237,7 +277,7 @@ class WatchedRun:
         return RunOutcome(Outcome.STOPPED, None, line)
 
     def _ended(self) -> RunOutcome | None:
-        """How it has ended, if its controller has written that since it is watched."""
+        """How the run has ended, if its controller wrote a summary since this object was made."""
         summary = finished_summary(self._run_dir)
         if summary and (summary["ended"] or 0.0) > self._began:
             return RunOutcome(Outcome(summary["state"]), summary, summary["reason"] or "")
@@ -245,8 +285,11 @@ class WatchedRun:
 
 
 def _watch(begin: Callable[[], WatchedRun], show: Callable[[dict[str, Any]], None]) -> RunOutcome:
-    """How a run ends that `begin` gives. It may go on without this process: from its beginning on, an interruption is
-    a stop that is waited for."""
+    """Begin a run and watch it to its end.
+
+    The run goes on without this process. So from its beginning on, the first interruption asks the run to stop and
+    waits for that.
+    """
     run: WatchedRun | None = None
     while True:
         try:
@@ -266,8 +309,10 @@ def _watch(begin: Callable[[], WatchedRun], show: Callable[[dict[str, Any]], Non
 
 
 def _turn(run: WatchedRun, show: Callable[[dict[str, Any]], None]) -> RunOutcome | None:
-    """Look at a run once and show it: how it has ended, None while it goes on. Raises what `show` has raised, once the
-    run has ended."""
+    """Ask for the status of a run and show it. Return how the run has ended, None while it goes on.
+
+    Raises what `show` has raised, once the run has ended.
+    """
     from cluster.workers.ray_internals import dead_main_process
 
     if gone := dead_main_process():
@@ -277,24 +322,23 @@ def _turn(run: WatchedRun, show: Callable[[dict[str, Any]], None]) -> RunOutcome
         try:
             show({"phase": "connect", **run.status, "note": _note(run)})
         except Exception as error:  # whatever the caller's function raises
-            run.wrong, run.stopping = error, True
+            run.wrong = error
+            run.stopping = True
     if outcome is None:
         return None
     if run.wrong is not None:
         raise run.wrong
     if run.stopping and outcome.outcome == Outcome.FAILED and _is_without_commit(outcome):
-        raise KeyboardInterrupt  # as before the run had begun: nothing is lost, and nothing has failed
+        raise KeyboardInterrupt  # without a commit nothing is lost, so this is as before the run began
     return outcome
 
 
 def _fallen(run: WatchedRun, gone: str, show: Callable[[dict[str, Any]], None]) -> RunOutcome:
-    """How a run has ended whose Ray on this machine has lost its process `gone`."""
+    """Return how a run has ended after Ray's process `gone` on this machine died."""
     if run.wrong is not None:
         raise run.wrong
     if not run.stopping:
-        time.sleep(
-            ENDED_TOGETHER
-        )  # what has ended it may be about to end this process: then this is asked again
+        time.sleep(ENDED_TOGETHER)  # a signal that ended Ray may also interrupt this process now
         show({**run.status, "phase": "wait", "note": f"Ray's {gone} has died; Ray is started again"})
         line = f"Ray's {gone} on this machine has died; the same command goes on from the last commit"
         return RunOutcome(Outcome.FAILED, None, line, fallen=gone)
@@ -302,7 +346,7 @@ def _fallen(run: WatchedRun, gone: str, show: Callable[[dict[str, Any]], None]) 
 
 
 def _note(run: WatchedRun) -> str:
-    """What the run says of itself, such as why it cannot save, after what its user asked for."""
+    """Return the note to show: the stop that the user asked for, and the controller's own note."""
     notes = [STOPPING if run.stopping else "", run.status.get("note") or ""]
     return "; ".join(note for note in notes if note)
 
@@ -314,7 +358,7 @@ def _is_without_commit(outcome: RunOutcome) -> bool:
 
 
 def _answer(method: Any) -> Any:
-    """What a method of a controller returns; one that Ray is starting again is asked until it is there."""
+    """Return what a method of a controller returns. Asks again while Ray is restarting the controller."""
     import ray
     from ray.exceptions import ActorUnavailableError
 
@@ -337,10 +381,22 @@ def attach(
     launched: float = 0.0,
     shared: str = "",
 ) -> WatchedRun:
-    """The run by its controller: the one that is at work with the same job, else a new one. `shared` names a process of
-    this machine with the imports of ranks, if there is one: see `imports_begun`.
+    """Attach to the controller that drives the run with the same job, or start a new one without waiting for it.
 
-    The new one is not waited for. Whoever asks for it holds interruptions until it is watched."""
+    The caller must hold interruptions until the run is watched.
+
+    Args:
+        spec: the job.
+        run_dir: the run directory.
+        until: a step to stop at, None for none.
+        faults: faults to inject, for tests.
+        priority: the priority in the cluster's queue, None if the run has the cluster to itself.
+        launched: unix time of the command.
+        shared: the name of a process on this machine that has the imports of ranks done, see `imports_begun`.
+
+    Raises:
+        InputError: the run is running with another job.
+    """
     import ray
 
     from orchestrator.launch.controller_actor import controller_of, start_controller
@@ -351,7 +407,7 @@ def attach(
         status = _answer(controller.status)
         same = _as_text(_answer(controller.job)) == _as_text([job, until])
         if same and status["summary"] and status["summary"]["state"] == "done":
-            return WatchedRun(controller, run_dir)  # it ended a moment ago, and can tell
+            return WatchedRun(controller, run_dir)  # it has just ended, and still answers
         if not (status["summary"] or status["error"]):
             if not same:
                 raise _another_job(run_dir)
@@ -360,12 +416,14 @@ def attach(
         deadline = time.monotonic() + 10
         while controller_of(run_dir) is not None and time.monotonic() < deadline:
             time.sleep(0.1)
-    started = start_controller(job, run_dir, until, faults, priority, launched, shared)
+    started = start_controller(
+        job, run_dir, until, faults=faults, priority=priority, launched=launched, shared=shared
+    )
     return WatchedRun(started, run_dir, _as_text([job, until]))
 
 
 def _as_text(value: Any) -> str:
-    """The value as JSON text. Texts are compared because 1, 1.0 and true are equal in Python."""
+    """Return the value as JSON text. Texts are compared, because 1, 1.0 and true are equal in Python."""
     return json.dumps(value, sort_keys=True)
 
 
@@ -377,12 +435,10 @@ def _another_job(run_dir: RunDir) -> InputError:
 def _outcome(status: dict[str, Any]) -> RunOutcome:
     if error := status["error"]:
         return RunOutcome(Outcome.WRONG_INPUT if error["input"] else Outcome.FAILED, None, error["line"])
-    found = status["summary"]
-    outcome, line = Outcome(found["state"]), found["reason"] or ""
-    if (
-        outcome == Outcome.STOPPED and found.get("commit") is None
-    ):  # a command ends so with a commit in place only
-        return RunOutcome(
-            Outcome.FAILED, found, f"{line}; there is no commit yet, and the same command begins anew"
-        )
-    return RunOutcome(outcome, found, line)
+    summary = status["summary"]
+    outcome = Outcome(summary["state"])
+    line = summary["reason"] or ""
+    if outcome == Outcome.STOPPED and summary.get("commit") is None:  # "stopped" promises a commit
+        line = f"{line}; there is no commit yet, and the same command begins anew"
+        return RunOutcome(Outcome.FAILED, summary, line)
+    return RunOutcome(outcome, summary, line)

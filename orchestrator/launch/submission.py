@@ -1,4 +1,4 @@
-"""A run as a job of a cluster: what is submitted, and what is known of it from the outside."""
+"""Submit a run as a job of a cluster, and find it again."""
 
 from __future__ import annotations
 
@@ -22,17 +22,21 @@ if TYPE_CHECKING:
     from cluster.jobs.ray_jobs import Jobs, Submission
 
 END_OF_JOB = "END-OF-JOB"
+"""The line that ends the job file within the submitted shell command."""
 READABLE = 2**15
-"""Characters of a job that whoever lists jobs may read; a longer one is packed."""
+"""A job file with more characters is compressed. Shorter ones stay readable in the list of jobs."""
 LONGEST = 2**17 - 1
-"""Bytes of a command that a shell can be given on Linux."""
+"""The longest argument of a command on Linux, in bytes."""
 PROGRAM = "orchestrator"
 ENDING = 150.0
-"""Seconds within which the job of a run that has ended ends too: a tracking server may have to be waited for."""
+"""Seconds to wait for the job of a run that has ended. It may still wait for a tracking server."""
 
 
 def jobs_at(address: str | None) -> Jobs:
-    """The Jobs API at an address, or where Ray's variables and the local cluster say. Raises InputError."""
+    """Return the Jobs API at an address, by default the one that Ray's variables or the local cluster name.
+
+    Raises InputError if no cluster is found.
+    """
     from cluster.jobs.ray_jobs import Jobs
     from cluster.local.address import NoCluster, resolve_address
 
@@ -43,7 +47,7 @@ def jobs_at(address: str | None) -> Jobs:
 
 
 def no_cluster(error: Exception, address: str | None) -> InputError:
-    """What to tell when a cluster does not answer."""
+    """Return the error for a cluster that does not answer."""
     from cluster.local.address import Connected, NoAddress, WrongToken
 
     if isinstance(error, Connected):
@@ -58,9 +62,18 @@ def no_cluster(error: Exception, address: str | None) -> InputError:
 
 
 def sent_along(folder: Path, exclude: Sequence[str], where: str) -> dict[str, Any]:
-    """A Ray runtime environment with this folder as working directory. Raises InputError if something in it would be
-    taken for this program, for a module of Python or for a package that is needed: Ray puts the folder before all
-    others on Python's path."""
+    """Return a Ray runtime environment with this folder as its working directory.
+
+    Ray puts the folder first on Python's path, so a file in it could hide this program or another module.
+
+    Args:
+        folder: the working directory.
+        exclude: patterns of files to leave out.
+        where: the option that names the folder, for messages.
+
+    Raises:
+        InputError: something in the folder would hide this program, a module of Python, or an installed package.
+    """
     from cluster.jobs.ray_jobs import working_tree
     from cluster.workers.program import hidden_modules
 
@@ -82,10 +95,17 @@ def sent_along(folder: Path, exclude: Sequence[str], where: str) -> dict[str, An
 
 
 def entrypoint(spec: JobSpec | ChainSpec, run: RunDir, until: int | None, priority: int) -> str:
-    """The shell command that drives the run on the cluster, the job file included.
+    """Return the shell command that drives the run on the cluster. It contains the job file.
 
-    Raises InputError if the job or the address of the run directory carries a credential: whoever may list jobs could
-    read it; and if the job is too long for a command.
+    Args:
+        spec: the job or the chain.
+        run: the run directory.
+        until: a step to stop at, None for none.
+        priority: the priority in the cluster's queue.
+
+    Raises:
+        InputError: the job or the run directory's address carries a credential, which everyone who lists jobs could
+            read; or the job is too long for a command.
     """
     document = spec.document() if isinstance(spec, ChainSpec) else spec.model_dump(mode="json")
     hint = "take it out, and set it in the environment of the cluster's nodes"
@@ -96,26 +116,18 @@ def entrypoint(spec: JobSpec | ChainSpec, run: RunDir, until: int | None, priori
         raise InputError(what, f"{spec.name}: {where}", hint)
     if (shown := redact(run.uri)) != run.uri:
         raise InputError("carries a credential, and a submitted job can be read by many", shown, hint)
-    words = [
-        "python",
-        "-P",
-        "-m",
-        "orchestrator",
-        "run",
-        "/dev/stdin",
-        "--address",
-        "auto",
-        "--run-dir",
-        run.uri,
-    ]
+    words = ["python", "-P", "-m", "orchestrator", "run", "/dev/stdin"]
+    words += ["--address", "auto", "--run-dir", run.uri]
     words += ["--until", str(until)] if until is not None else []
     words += ["--priority", str(priority)] if priority else []
-    # The shell becomes the command, which then gets the signal when the job is stopped.
-    # As YAML it reads back as it is; JSON's 1e-06 would be a text.
-    text, end = yaml.safe_dump(document, sort_keys=False).rstrip("\n"), f"'{END_OF_JOB}'"
+    # YAML, not JSON: YAML would read JSON's 1e-06 as text.
+    text = yaml.safe_dump(document, sort_keys=False).rstrip("\n")
+    end = f"'{END_OF_JOB}'"  # quoted, so that the shell expands nothing in the job
     if len(text) > READABLE:
         packed = base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
-        text, end = f"$(echo {packed} | base64 -d | gzip -d)", END_OF_JOB  # which the shell puts in here
+        text = f"$(echo {packed} | base64 -d | gzip -d)"
+        end = END_OF_JOB  # unquoted, so that the shell unpacks the job
+    # `exec`, so that the command itself gets the signal when the job is stopped.
     command = f"exec {shlex.join(words)} <<{end}\n{text}\n{END_OF_JOB}"
     if len(command.encode()) > LONGEST:
         what = f"is too long to be submitted: {len(command.encode()) // 1024} KB packed, of {LONGEST // 1024}"
@@ -131,11 +143,16 @@ def submit(
     priority: int,
     runtime_env: dict[str, Any],
 ) -> tuple[Submission, bool]:
-    """The job's submission, and whether it is new: one that is at work already is found again, while one whose run has
-    ended is given time to end.
+    """Submit a job, or find its submission if it is running already.
 
-    Raises InputError if it is at work with another job file. Where it is interrupted after the job was submitted, the
-    KeyboardInterrupt says so.
+    A job whose run has ended gets time to end first.
+
+    Returns:
+        The submission, and whether it is new.
+
+    Raises:
+        InputError: the job is running with another job file.
+        KeyboardInterrupt: with a message, if the job was submitted before the interruption.
     """
     from cluster.local.address import NoCluster
 
@@ -151,12 +168,11 @@ def submit(
     try:
         return jobs.get(jobs.submit(spec.name, run.uri, command, runtime_env, priority)), True
     except KeyboardInterrupt:
-        found = jobs.find(spec.name)
-        if found is None or (before is not None and found.id == before.id):
+        submitted = jobs.find(spec.name)
+        if submitted is None or (before is not None and submitted.id == before.id):
             raise
-        raise KeyboardInterrupt(
-            f"{found.id} is submitted; `orchestrator stop {found.name}` ends it"
-        ) from None
+        message = f"{submitted.id} is submitted; `orchestrator stop {submitted.name}` ends it"
+        raise KeyboardInterrupt(message) from None
     except NoCluster as error:
         raise no_cluster(error, None) from None
     except (RuntimeError, ValueError) as error:
@@ -166,7 +182,7 @@ def submit(
 
 
 def _is_ending(job: Submission, run: RunDir) -> bool:
-    """Whether a job has nothing more to do than to end."""
+    """Whether the run of a job has ended, so that the job itself is about to end."""
     if job.has_ended or job.run_dir != run.uri:
         return False
     status = run.read_json_or_empty("status.json")
@@ -174,12 +190,15 @@ def _is_ending(job: Submission, run: RunDir) -> bool:
 
 
 def existing(jobs: Jobs, name: str) -> Submission:
-    """The newest submission of a job by name, number or run directory. Raises InputError if there is none, Absent where
-    what is named can be no job's name."""
-    found = jobs.find(name) or jobs.find(str(Path(name).absolute()))
-    if found is None:
+    """Return the newest submission of a job by its name, number or run directory.
+
+    Raises:
+        InputError: it does not exist. Absent, a subclass, if `name` cannot be the name of a job.
+    """
+    job = jobs.find(name) or jobs.find(str(Path(name).absolute()))
+    if job is None:
         names = sorted({job.name for job in jobs.all()})
         known = f"choose from: {', '.join(names)}" if names else "none has been submitted there"
         kind = Absent if "/" in name else InputError
         raise kind("there is no such job on the cluster", name, known)
-    return found
+    return job

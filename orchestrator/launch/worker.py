@@ -1,4 +1,4 @@
-"""A worker of a job that is to run, as the planner sees it: on this machine, or on a cluster."""
+"""Describe one worker of a job to the planner: on this machine, or on a cluster."""
 
 from __future__ import annotations
 
@@ -20,27 +20,28 @@ from orchestrator.planner.profile import of_accelerator
 
 
 def worker_at(address: str | None) -> MachineOf:
-    """What tells a worker of a job: one of the cluster at an address, see `worker_there`; without one, of this
-    machine."""
+    """Return a function that describes a worker of a job on the cluster at `address`, or on this machine if None."""
     return worker_here if address is None else partial(worker_there, address=address)
 
 
 def worker_here(spec: JobSpec) -> Machine:
-    """A worker of a run on this machine, which its workers share."""
+    """Describe a worker on this machine. Workers without a GPU share the memory of the machine."""
     worker = spec.resources.per_worker
     machine = machine_for(None, worker.bundle, spec.train.dtype)
     if not worker.gpu:
         return replace(machine, memory=machine.memory / spec.resources.workers.max)
     import torch
 
-    if not torch.cuda.is_available():  # that it has none is told where it matters
+    if not torch.cuda.is_available():  # `gpus_here` refuses a run without GPUs
         return machine
     return replace(machine, memory=float(torch.cuda.get_device_properties(0).total_memory))
 
 
 def worker_named(spec: JobSpec) -> MachineOf | None:
-    """What tells a worker of a job on the accelerator that its label asks for; None without one, or if no profile is
-    known of it."""
+    """Return a function that describes a worker with the accelerator that the job's label asks for.
+
+    Returns None without such a label, or if the accelerator has no profile.
+    """
     worker = spec.resources.per_worker
     name = worker.labels.get(ACCELERATOR, "")
     if not worker.gpu or of_accelerator(name) is None:
@@ -49,9 +50,10 @@ def worker_named(spec: JobSpec) -> MachineOf | None:
 
 
 def worker_there(spec: JobSpec, address: str) -> Machine:
-    """A worker as the job names it, else as the cluster has it, which is connected to for that.
+    """Describe a worker by the job's label, or else by connecting to the cluster.
 
-    Raises InputError if the cluster does not answer, or has none yet and nothing tells on which GPU it would be.
+    Raises:
+        InputError: the cluster does not answer, or it has no such worker yet and the GPU is unknown.
     """
     if (named := worker_named(spec)) is not None:
         return named(spec)
@@ -67,7 +69,7 @@ def worker_there(spec: JobSpec, address: str) -> Machine:
 def _offer(bundle: Bundle, most: int, address: str) -> Offer | None:
     from cluster.local.ray_session import NoCluster, connected_ray
 
-    if "ray" in sys.modules:  # to be imported, it has to know whether it asks for a token
+    if "ray" in sys.modules:  # not imported here, because Ray reads its token settings on import
         import ray
 
         if ray.is_initialized():

@@ -1,4 +1,4 @@
-"""What a render for Kubernetes is given, and what an API server says of it."""
+"""Check the options of a render for Kubernetes, and check the manifests with an API server."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from orchestrator.config.redact import redact
 from orchestrator.render.manifests import no_password, yaml_of
 
 SECONDS = 60
-"""So long an API server may take."""
+"""Seconds that an API server may take."""
 QUEUES = {"kueue": "localqueues.kueue.x-k8s.io", "volcano": "queues.scheduling.volcano.sh"}
-"""What each scheduler calls its queues, as kubectl does."""
+"""The resource of each scheduler's queues, as kubectl names it."""
 HOST = r"([A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])"
 PORT = r"(6553[0-5]|655[0-2]\d|65[0-4]\d\d|6[0-4]\d{3}|[1-5]\d{4}|[1-9]\d{0,3})"
-"""A number of a port: 1 to 65535."""
+"""A port number: 1 to 65535."""
 
 
 def counted(resource: str) -> tuple[str, int]:
-    """Name and number of a device plugin's resource, written NAME or NAME=N. Raises InputError."""
+    """Parse a device plugin's resource, NAME or NAME=N. Return its name and number. Raises InputError."""
     found = re.fullmatch(r"([a-z0-9.-]+/[A-Za-z0-9._-]+)(?:=([1-9][0-9]{0,3}))?", resource)
     if not found:
         hint = "write DOMAIN/NAME or DOMAIN/NAME=N"
@@ -31,7 +31,7 @@ def counted(resource: str) -> tuple[str, int]:
 
 
 def redis_at(given: str) -> str:
-    """The address of a Redis. Raises InputError for what Ray would not read as one, or if it carries a credential."""
+    """Check the address of a Redis and return it. Raises InputError if Ray would refuse it or it has a credential."""
     if not re.fullmatch(rf"(rediss?://)?{HOST}:{PORT}", no_password(given, "--redis")):
         hint = "write HOST:PORT, or rediss://HOST:PORT for TLS"
         raise InputError(f"{given!r} is no address of a Redis", "--redis", hint)
@@ -39,7 +39,7 @@ def redis_at(given: str) -> str:
 
 
 def store_at(given: str) -> str:
-    """The URL of a store, empty for none. Raises InputError for what is none, or if it carries a credential."""
+    """Check the URL of a store and return it; empty for none. Raises InputError if it is wrong or has a credential."""
     if given and not re.fullmatch(rf"https?://{HOST}(:{PORT})?(/\S*)?", no_password(given, "--endpoint")):
         raise InputError(
             f"{given!r} is no URL of a store", "--endpoint", "write http://HOST:PORT or https://HOST"
@@ -48,8 +48,8 @@ def store_at(given: str) -> str:
 
 
 def settings(given: Iterable[str]) -> dict[str, str]:
-    """Environment variables, each written NAME=VALUE. Raises InputError for one that is not, or is given twice."""
-    found: dict[str, str] = {}
+    """Parse environment variables, each NAME=VALUE. Raises InputError for wrong, secret and repeated ones."""
+    variables: dict[str, str] = {}
     for text in given:
         name, equals, value = text.partition("=")
         if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
@@ -57,41 +57,59 @@ def settings(given: Iterable[str]) -> dict[str, str]:
         if redact({name: value}) != {name: value}:
             what = f"{name} carries its value, a credential that manifests would show"
             raise InputError(what, "--env", f"put it into the Secret and give --secret-env {name}")
-        if name in found:
+        if name in variables:
             raise InputError(f"{name} is given twice", "--env", "give each once")
-        found[name] = value
-    return found
+        variables[name] = value
+    return variables
 
 
 def secret_settings(given: Iterable[str], plain: Iterable[str]) -> dict[str, str]:
-    """The key in the Secret by environment variable, each written NAME or NAME=KEY. Raises InputError for one that is
-    not, is given twice, or is among those with a `plain` value."""
-    found: dict[str, str] = {}
+    """Parse variables from the Secret, each NAME or NAME=KEY. Return the key of each.
+
+    Args:
+        given: the options.
+        plain: variables with plain values, which may not appear here, too.
+
+    Raises:
+        InputError: an option is wrong or repeated.
+    """
+    keys: dict[str, str] = {}
     for text in given:
         written = re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]*)(?:=([A-Za-z0-9._-]{1,253}))?", text)
-        if not written:  # which may be a value, given by mistake
+        if not written:  # not shown, because it may be a secret value, given by mistake
             raise InputError("is no variable with its key", "--secret-env", "write NAME or NAME=KEY")
         name, key = written[1], written[2] or written[1]
-        if name in found or name in plain:
+        if name in keys or name in plain:
             raise InputError(f"{name} is given twice", "--secret-env", "give each once, here or by --env")
-        found[name] = key
-    return found
+        keys[name] = key
+    return keys
 
 
 def ask_server(files: dict[str, Any], kubeconfig: Path) -> None:
-    """Have the API server that a kubeconfig names check the manifests as if they were applied, unknown fields included;
-    it keeps nothing. Raises InputError with the first thing that it refuses."""
+    """Let an API server check the manifests as if they were applied (a dry run), including unknown fields.
+
+    Raises InputError with the first problem.
+
+    Args:
+        files: the manifests by file name.
+        kubeconfig: the kubeconfig that names the API server.
+    """
     words = ["apply", "--filename=-", "--server-side", "--force-conflicts", "--dry-run=server"]
     words += ["--validate=strict", "--field-manager=orchestrator"]
-    # One by one: a refusal says of which it is.
+    # One by one, so that the error names the file.
     for name, manifest in files.items():
-        if said := _kubectl(kubeconfig, words, yaml_of(manifest)):
-            raise InputError(said, f"{name}, by the API server of {kubeconfig}", "mend what it names")
+        if refusal := _kubectl(kubeconfig, words, yaml_of(manifest)):
+            raise InputError(refusal, f"{name}, by the API server of {kubeconfig}", "mend what it names")
 
 
 def check_queue(queue: str, namespace: str, kubeconfig: Path | None) -> None:
-    """Raise InputError for a --queue that is no queue's name, or which the API server of a kubeconfig, if there is one,
-    does not know: a job would wait for it without end."""
+    """Raise InputError if `queue` is malformed, or unknown to the API server: a job would wait for it forever.
+
+    Args:
+        queue: the option --queue.
+        namespace: the namespace of the queue.
+        kubeconfig: names the API server; None to skip that check.
+    """
     found = re.fullmatch(r"(kueue|volcano):([a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?)", queue)
     if found is None:
         hint = "write kueue:NAME or volcano:NAME, in small letters, digits, dots and dashes"
@@ -99,14 +117,14 @@ def check_queue(queue: str, namespace: str, kubeconfig: Path | None) -> None:
     if kubeconfig is None:
         return
     kind = QUEUES[found[1]]
-    if said := _kubectl(kubeconfig, ["get", kind, found[2], "--namespace", namespace, "--output=name"]):
+    if refusal := _kubectl(kubeconfig, ["get", kind, found[2], "--namespace", namespace, "--output=name"]):
         raise InputError(
-            f"there is no such queue ({said})", f"--queue {queue}", f"see `kubectl get {kind} -A`"
+            f"there is no such queue ({refusal})", f"--queue {queue}", f"see `kubectl get {kind} -A`"
         )
 
 
 def _kubectl(kubeconfig: Path, words: list[str], text: str = "") -> str:
-    """What kubectl says to a command that fails; empty if it does not. Raises InputError where it cannot be asked."""
+    """Run kubectl. Return its error message, empty for success. Raises InputError if kubectl cannot run."""
     if not kubeconfig.is_file():
         raise InputError(f"there is no file {kubeconfig}", "--kubeconfig", "give the file of a cluster")
     command = ["kubectl", "--kubeconfig", str(kubeconfig), f"--request-timeout={SECONDS}s", *words]
@@ -119,5 +137,5 @@ def _kubectl(kubeconfig: Path, words: list[str], text: str = "") -> str:
         raise InputError(f"the API server said nothing for {2 * SECONDS} s", "--kubeconfig", hint) from None
     if not done.returncode:
         return ""
-    said = " ".join(done.stderr.split()).removeprefix("error: ")[:400]
-    return said or f"exit code {done.returncode}"
+    message = " ".join(done.stderr.split()).removeprefix("error: ")[:400]
+    return message or f"exit code {done.returncode}"

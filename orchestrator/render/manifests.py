@@ -1,4 +1,4 @@
-"""What leaves as a rendered file: nothing secret in it, held against rules and schemas before it is written."""
+"""Write rendered files, after checks for secrets and against rules and schemas."""
 
 from __future__ import annotations
 
@@ -19,28 +19,27 @@ from orchestrator.launch.job_needs import needed_libraries, store_libraries
 from orchestrator.launch.job_paths import reads, writes
 
 NOT_TEXT = re.compile(r"[yYnN]|[-+]?\.?\d[\d_.:]*([eE][-+]?\d*)?|0[xXoObB][\da-fA-F_]+")
-"""Text that kubectl's reader of YAML may take for something else, such as n for no and 1e6 for a number, though
-Python's does not."""
+"""Text that kubectl's YAML parser may read as another type, unlike Python's: n as no, 1e6 as a number."""
 MARK = "# written by `orchestrator cluster render`, which may write it anew"
-"""The first line of a file that this may replace."""
+"""The first line of a file that this command may replace."""
 
 
 def refuse_secrets(spec: JobSpec, path: Path) -> None:
-    """Raise InputError, with the key, if the job carries a credential: rendered files are read by many and kept."""
+    """Raise InputError, with the key, if the job has a credential. Rendered files are read by many and kept."""
     if where := hidden_at(spec.model_dump(mode="json")):
         hint = "take it out; the pods get credentials from a Secret"
         raise InputError("carries a credential, and rendered files must not", f"{path}: {where}", hint)
 
 
 def refuse_labels(spec: JobSpec, system: str, unit: str) -> None:
-    """Raise InputError if the job asks for labelled nodes, which that system starts none of."""
+    """Raise InputError if the job asks for labelled nodes, which `system` cannot start."""
     if spec.resources.per_worker.labels:
         where, hint = "resources.per_worker.labels", f"leave it out: all nodes of the {unit} are the job's"
         raise InputError(f"nodes of {system} are started without labels", where, hint)
 
 
 def warn_of_local_paths(spec: JobSpec, mounted: str = "") -> None:
-    """A path without a protocol is of one machine; what is under `mounted`, all of them share."""
+    """Print a note about local paths, which exist on one machine only. Paths under `mounted` are shared by all."""
     place = f"a path under {mounted}" if mounted else "a URI"
     if local := reads(spec, mounted):
         note(f"every worker reads {', '.join(local)} where it is: the image must hold it, or give {place}")
@@ -49,7 +48,7 @@ def warn_of_local_paths(spec: JobSpec, mounted: str = "") -> None:
 
 
 def warn_of_libraries(spec: JobSpec, runs: str = "") -> None:
-    """Optional libraries that the job, or the store of its `runs`, needs are not in every image."""
+    """Print a note about optional libraries that the job, or the store of its `runs`, needs in the image."""
     needs = [need for need in (*store_libraries(runs), *needed_libraries(spec)) if need.extra]
     if needs:
         why = ", ".join(dict.fromkeys(f"{need.key} needs {need.library}" for need in needs))
@@ -58,20 +57,20 @@ def warn_of_libraries(spec: JobSpec, runs: str = "") -> None:
 
 
 def note(text: str) -> None:
-    """A line for whoever renders, beside the files; none for an empty text."""
+    """Print a note to standard error; nothing for an empty text."""
     if text:
         print(f"note: {text}", file=sys.stderr)
 
 
 def no_password(text: str, option: str) -> str:
-    """What was given for the `option`. Raises InputError if it carries a credential."""
+    """Return the value of an option. Raises InputError if it has a credential."""
     if redact(text) != text:
         raise InputError("carries a credential, and rendered files must not", option, "take it out of it")
     return text
 
 
 def check(files: dict[str, Any], crds: Path | None) -> None:
-    """Hold the manifests against our own rules and, if its files are given, KubeRay's schema. Raises InputError."""
+    """Check the manifests by our own rules and, with its CRD files, by KubeRay's schema. Raises InputError."""
 
     try:
         schemas = load_schemas(crds) if crds else {}
@@ -83,7 +82,7 @@ def check(files: dict[str, Any], crds: Path | None) -> None:
 
 
 def _is_rendered(path: Path) -> bool:
-    """Whether a file is one that `write` has written."""
+    """Whether `write` has written a file."""
     if not path.is_file():
         return False
     with path.open("rb") as file:
@@ -91,7 +90,7 @@ def _is_rendered(path: Path) -> bool:
 
 
 def write_text(name: str, text: str, to: Path | None) -> None:
-    """A file with MARK in its second line into the folder `to`, or on standard output. Raises InputError as `write`."""
+    """Write a text with MARK in its second line to a folder or standard output. Raises InputError as `write` does."""
     if to is None:
         print(text, end="")
         return
@@ -107,7 +106,7 @@ def write_text(name: str, text: str, to: Path | None) -> None:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes each part where it is used, and all text so that any reader takes it for text."""
+    """Writes no aliases, and quotes text that a parser could read as another type."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -122,14 +121,14 @@ _Dumper.add_representer(
 
 
 def yaml_of(document: Any) -> str:
-    """A manifest as YAML."""
+    """Return a manifest as YAML."""
     return str(yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=110))
 
 
 def write(files: dict[str, Any], to: Path | None) -> None:
-    """Each file into `to`, or all of them as one stream on standard output.
+    """Write each file to the folder `to`, or all files as one stream to standard output.
 
-    Raises InputError, with nothing written, if a file of such a name is there that this has not written.
+    Raises InputError if a file exists that this command did not write. Nothing is written then.
     """
     texts = {name: yaml_of(document) for name, document in files.items()}
     if to is None:

@@ -1,4 +1,4 @@
-"""Host memory of the workers that machines are rendered for."""
+"""Choose the host memory of workers for rendered machines."""
 
 from __future__ import annotations
 
@@ -13,14 +13,22 @@ from orchestrator.planner.host_memory import worker_bytes
 from orchestrator.render.model import resolved_here
 
 PROCESS_GIB = 4
-"""Of a worker's memory, for all but what it saves: processes with their libraries, CUDA's contexts, batches."""
+"""GiB of a worker's memory for everything but the saved state: processes, libraries, CUDA contexts, batches."""
 
 
 def with_host_memory(spec: JobSpec, needs: ClusterNeeds, given: float | None) -> tuple[ClusterNeeds, str]:
-    """The needs with the memory of a worker: `given` in GiB, else what the planner counts for the fewest workers that
-    the job may have. With it a line for whoever renders, empty if there is nothing to say.
+    """Set the memory of a worker.
 
-    Raises InputError if the run would refuse what is given, or the job's model.
+    Args:
+        spec: the job.
+        needs: what the job needs of its machines.
+        given: the memory in GiB, None for what the planner computes for the smallest number of workers.
+
+    Returns:
+        The needs, and a note for the user, empty without one.
+
+    Raises:
+        InputError: the run would refuse the given memory, or the job's model is wrong.
     """
     if not needs.gpu:
         return dataclasses.replace(needs, memory_gib=given or PROCESS_GIB), ""

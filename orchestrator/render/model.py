@@ -1,4 +1,4 @@
-"""The model of a job that machines are rendered for, as far as it is known here."""
+"""Check the model of a job for rendered machines, as far as this machine knows it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ from workloads.hf.hf_config import FOLDER
 
 
 def check_could_run(spec: JobSpec) -> None:
-    """Raise InputError, as `plan` does, for a job that could run on no machines: its model is unknown, is not for the
-    objective, or has no legal layout on as many workers as it wants. Of the user's own code, which may differ there,
-    nothing is refused."""
+    """Raise InputError, as `plan` does, for a job that could not run on any machine.
+
+    Its model is unknown or does not fit the objective, or it has no legal layout on its workers. A user's own code is
+    not checked, because it may differ on the other machines.
+    """
     job = resolved_here(spec)
     if isinstance(job, ResolvedJob) and not used_by(spec):
         check_objective(job)
@@ -28,10 +30,12 @@ def check_could_run(spec: JobSpec) -> None:
 
 
 def resolved_here(spec: JobSpec) -> ResolvedJob | InputError:
-    """The job, resolved, or why it is not here, where that may be there: a folder, the user's own code. Raises
-    InputError for what is wrong there too."""
+    """Resolve a job. Return the error instead if it concerns a folder or own code, which may exist on other machines.
+
+    Raises InputError for everything that would also be wrong there.
+    """
     try:
-        # A tokenizer on a store is not asked for its size: who renders need not reach the store.
+        # A tokenizer on a store is not read, because this machine need not reach the store.
         known, _ = with_vocabulary(spec, lambda uri: is_local(uri) and tokenizer.is_there(uri))
         return in_chosen_precision(resolve(known), lambda spec: BOUNDLESS)
     except InputError as error:

@@ -1,4 +1,4 @@
-"""What a job needs of machines that are rendered for it; what these could never give is refused."""
+"""Compute what a job needs of rendered machines, and refuse what they could never provide."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec
 
 IMAGE = "training-orchestrator:"
-"""The image that infra/Dockerfile builds, but for its tag: cpu or cuda."""
+"""The image that infra/Dockerfile builds, without its tag, cpu or cuda."""
 CLOUDS = {"eks": "aws", "gke": "gcp", "aks": "azure"}
-"""Where a platform of Kubernetes runs; Karpenter runs on several."""
+"""The cloud of each Kubernetes platform. Karpenter runs on several clouds."""
 
 
 def needed_machines(
@@ -22,7 +22,18 @@ def needed_machines(
     per_node: int | None,
     accelerators: tuple[str, ...],
 ) -> ClusterNeeds:
-    """The job seen by the machines; image and per_node None for what follows from it. Raises InputError."""
+    """Return what a job needs of its machines.
+
+    Args:
+        spec: the job.
+        image: the container image, None for the default.
+        spot: whether workers are spot machines.
+        per_node: workers on a node, None for the size of a tensor-parallel group.
+        accelerators: the device types.
+
+    Raises:
+        InputError: the options do not fit the job.
+    """
     worker, workers = spec.resources.per_worker, spec.resources.workers
     if accelerators and not worker.gpu:
         raise InputError(
@@ -32,9 +43,19 @@ def needed_machines(
         raise InputError("a device type is given twice", "--accelerator", "give each once")
     most = workers.max + spec.evaluates_beside
     needs = ClusterNeeds(
-        dns_name(spec.name), _image(image, bool(worker.gpu)), workers.min, most, worker.cpu, int(worker.gpu), 0.0,
-        _per_node(spec, per_node), accelerators, spot, worker.labels, spec.resources.notices in CLOUDS.values(),
-    )  # fmt: skip
+        name=dns_name(spec.name),
+        image=_image(image, bool(worker.gpu)),
+        min_workers=workers.min,
+        max_workers=most,
+        cpu=worker.cpu,
+        gpu=int(worker.gpu),
+        memory_gib=0.0,
+        per_node=_per_node(spec, per_node),
+        accelerators=accelerators,
+        spot=spot,
+        labels=worker.labels,
+        notices=spec.resources.notices in CLOUDS.values(),
+    )
     one_value(spec, [label for label in worker.labels if not label.startswith("ray.io/")])
     groups = [group.labels for group in needs.groups()]
     known = Bundle(labels={key: wanted for key, wanted in worker.labels.items() if key in groups[0]})
@@ -54,7 +75,7 @@ def _image(given: str | None, gpu: bool) -> str:
 
 
 def _per_node(spec: JobSpec, given: int | None) -> int:
-    """Workers on a node. Raises InputError if a tensor-parallel group, which must share one, would not fit."""
+    """Workers on a node. Raises InputError if a tensor-parallel group, which must share a node, would not fit."""
     tp = 1 if spec.parallel == "auto" else spec.parallel.tp
     if given is not None and given % tp:
         raise InputError(
@@ -66,7 +87,7 @@ def _per_node(spec: JobSpec, given: int | None) -> int:
 
 
 def of_one_cloud(spec: JobSpec, cloud: str | None) -> None:
-    """Raise InputError if the job asks for notices of another cloud; None is any."""
+    """Raise InputError if the job asks for notices of another cloud. `cloud` None means any."""
     notices = spec.resources.notices
     if cloud is not None and notices in CLOUDS.values() and notices != cloud:
         raise InputError(
@@ -77,7 +98,7 @@ def of_one_cloud(spec: JobSpec, cloud: str | None) -> None:
 
 
 def one_value(spec: JobSpec, labels: Iterable[str]) -> None:
-    """Raise InputError if one of those labels is wanted with any of several values: a group of nodes has one."""
+    """Raise InputError if the job allows several values of one of these labels, since a group of nodes has one."""
     for label in labels:
         if spec.resources.per_worker.labels.get(label, "").startswith("in("):
             where, hint = f"resources.per_worker.labels.{label}", "name one of them"

@@ -1,1 +1,1 @@
-"""Hyperparameter search on Ray Tune: each trial is a run of its own, driven by the same controller."""
+"""Hyperparameter search on Ray Tune. Each trial is a separate run, which the ordinary controller drives."""

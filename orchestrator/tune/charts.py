@@ -1,6 +1,7 @@
-"""Geometry of the charts in a search's report: parallel coordinates and learning curves, in SVG units. Pure.
+"""The geometry of the charts in a search's report: parallel coordinates and learning curves, in SVG units. Pure.
 
-search_report.html.j2 draws them. A line's `kind` is its style there: best, full (trained to the end) or part.
+The template search_report.html.j2 draws them. The `kind` of a line is its style there: best, full (trained to the end)
+or part.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from orchestrator.observe.charts import Axes, Point, Scale, Tick, axes, path, th
 
 WIDTH, HEIGHT = 1040.0, 320.0
 SIDE, ABOVE, BELOW = 40.0, 14.0, 34.0
-"""Space around the parallel axes; the labels of the last one stand to the right of it."""
+"""The space around the parallel axes. The labels of the last axis are to its right."""
 WEAKEST = 0.3
-"""Opacity of the worst of the trials that were trained to the end; the best of them has 1."""
+"""The opacity of the worst trial that was trained to the end; the best has 1."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """One trial: the `d` of its path and the text shown when the pointer is on it."""
+    """The line of one trial: the `d` of its path, and the text shown when the pointer is on it."""
 
     kind: str
     path: str
@@ -32,7 +33,7 @@ class Line:
 
 @dataclass(frozen=True)
 class ParallelAxis:
-    """A vertical axis: of a key of the search, or the metric."""
+    """A vertical axis, for a key of the search or for the metric."""
 
     x: float
     name: str
@@ -61,7 +62,7 @@ class Curves:
 
 @dataclass(frozen=True)
 class Curve:
-    """What a trial's learning curve is drawn from: its state and (step, value) of the metric."""
+    """The data of a trial's learning curve: its state, and (step, value) of the metric."""
 
     trial: str
     state: str
@@ -71,10 +72,14 @@ class Curve:
 def parallel(
     trials: Sequence[Mapping[str, Any]], kinds: Mapping[str, str], metric: str, mode: str, best: str
 ) -> Parallel:
-    """A line a trial over one axis a key, the metric last.
+    """Return the parallel coordinates: one axis for each key and the metric, one line for each trial.
 
-    `trials` are those of sweep.json that have a value; `kinds` says by key how its values are drawn from, and
-    loguniform ones have a logarithmic axis.
+    Args:
+        trials: the trials of sweep.json that have a value.
+        kinds: how the values of each key are drawn; loguniform ones get a logarithmic axis.
+        metric: the name of the metric.
+        mode: min or max.
+        best: the name of the best trial.
     """
     keys = [*kinds, metric]
     y = Scale(0.0, 1.0, HEIGHT - BELOW, ABOVE)
@@ -100,7 +105,7 @@ def parallel(
 
 
 def curves(found: Sequence[Curve], best: str) -> Curves | None:
-    """The metric over steps, the best trial drawn last; None where nothing finite was measured."""
+    """Return the metric over steps, the best trial last; None without any finite value."""
     frame = axes([point for curve in found for point in curve.points], WIDTH, HEIGHT)
     if frame is None:
         return None
@@ -115,7 +120,7 @@ def curves(found: Sequence[Curve], best: str) -> Curves | None:
 
 
 def short_key(key: str) -> str:
-    """The last two parts of a dotted key."""
+    """Return the last two parts of a dotted key."""
     return ".".join(key.split(".")[-2:])
 
 
@@ -124,7 +129,7 @@ def _kind(trial: str, state: str, best: str) -> str:
 
 
 def _order(line: Line) -> tuple[int, float]:
-    """What is drawn later lies above."""
+    """The order of drawing: later lines lie above earlier ones."""
     return ("part", "full", "best").index(line.kind), line.opacity
 
 

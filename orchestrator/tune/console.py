@@ -1,4 +1,4 @@
-"""The progress of a search, shown on standard error while it runs."""
+"""Show the progress of a search on standard error while it runs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from typing import IO, Any
 from orchestrator.observe.formatting import duration
 
 LINE_SECONDS = 10.0
+"""Seconds between two lines without news, where there is no terminal."""
 
 
 class SearchDisplay:
-    """One line, printed again when a trial ends and every ten seconds; on a terminal it is overwritten in place."""
+    """One line about the search. On a terminal it is updated in place; elsewhere it is printed again now and then."""
 
     def __init__(self, stream: IO[str] | None = None) -> None:
         self._stream = stream or sys.stderr
@@ -33,14 +34,15 @@ class SearchDisplay:
             print(file=self._stream)
 
     def update(self, progress: Mapping[str, Any]) -> None:
-        """Show the state of the search, as `SearchProgress.to_json` gives it."""
+        """Show the state of the search, as `SearchProgress.to_json` returns it."""
         news = (progress.get("ended"), progress.get("note"))
         recent = time.monotonic() - self._printed_at < LINE_SECONDS
         if not self._terminal and news == self._last_news and recent:
             return
-        self._last_news, self._printed_at = news, time.monotonic()
+        self._last_news = news
+        self._printed_at = time.monotonic()
         text = line(progress)
-        with contextlib.suppress(BrokenPipeError):  # who reads it has enough: the search goes on
+        with contextlib.suppress(BrokenPipeError):  # the reader has gone; the search goes on
             print(
                 f"\r\x1b[2K{text}" if self._terminal else text,
                 end="" if self._terminal else "\n",
@@ -50,7 +52,7 @@ class SearchDisplay:
 
 
 def line(progress: Mapping[str, Any]) -> str:
-    """The state of a search in one line, or the note of what it is waiting for."""
+    """Return the state of a search in one line, or the note about what it waits for."""
     if progress.get("note"):
         return str(progress["note"])
     parts = [f"{progress['ended']} of {progress['trials']} trials ended"]

@@ -1,6 +1,6 @@
-"""The runs of a trial: its first one, and after each exploit (PBT) a new one that starts from another trial's commit.
+"""The runs of a trial: its first run, and a new run after each exploit (PBT), which starts from another trial's commit.
 
-A run that starts so has a file origin.json that names the donor run and the step of the commit taken from it.
+Such a run has a file origin.json, which names the donor run and the step of its commit.
 """
 
 from __future__ import annotations
@@ -26,42 +26,50 @@ from orchestrator.storage.run_directory import ORIGIN, RunDir
 from orchestrator.tune.space import Config, job_of
 
 RUN = re.compile(r"(\d{4,})(?:-(\d+))?")
+"""The name of a run: the trial, and the number of its exploit."""
 
 
 def trial_of(run: str) -> str:
-    """The trial that a run belongs to: 0003 for the run 0003-1."""
+    """Return the trial that a run belongs to: 0003 for the run 0003-1."""
     return run.split("-")[0]
 
 
 def runs_of(sweep: RunDir, trial: str) -> list[str]:
-    """The names of a trial's runs, oldest first; the first may not have started yet."""
-    found = [trial]
-    while at(sweep, following := f"{trial}-{len(found)}").exists(ORIGIN):
-        found.append(following)
-    return found
+    """Return the names of a trial's runs, oldest first. The first may not have started yet."""
+    runs = [trial]
+    while at(sweep, following := f"{trial}-{len(runs)}").exists(ORIGIN):
+        runs.append(following)
+    return runs
 
 
 def at(sweep: RunDir, run: str) -> RunDir:
-    """The run directory of a run of the search."""
+    """Return the directory of a run of the search."""
     return RunDir(sweep.at(run))
 
 
 def origin(sweep: RunDir, run: str) -> dict[str, Any] | None:
-    """The origin of a run that started from another run's commit: {donor, asked, step, config}; None for any other."""
+    """Return {donor, asked, step, config} of a run that started from another run's commit; None for other runs."""
     found = at(sweep, run).read_json(ORIGIN)
     return dict(found) if found else None
 
 
 def config_of(sweep: RunDir, trial: str, drawn: Config) -> Config:
-    """The current values of a trial: those of its last exploit, or `drawn` if there was none."""
+    """Return the current values of a trial: those of its last exploit, or `drawn` before the first."""
     begun = origin(sweep, runs_of(sweep, trial)[-1])
     return dict(begun["config"]) if begun else drawn
 
 
 def exploit(sweep: RunDir, trial: str, donor: str, step: int, config: Config) -> str:
-    """Create a run of the trial that starts from the donor run's commit at `step`, and return its name.
+    """Create a run of the trial that starts from another run's commit, and return its name.
 
-    If the donor no longer has that commit, the oldest later one is taken. A repeated call changes nothing.
+    A repeated call changes nothing.
+
+    Args:
+        sweep: the directory of the search.
+        trial: the trial.
+        donor: the run to take the commit from.
+        step: the step of the commit. If it has been removed, the oldest later commit is taken.
+        config: the new values of the trial.
     """
     runs = runs_of(sweep, trial)
     last = origin(sweep, runs[-1])
@@ -75,19 +83,19 @@ def exploit(sweep: RunDir, trial: str, donor: str, step: int, config: Config) ->
     base = read_job(sweep)
     own = {IDENTITY: job_of(base, config).identity()} if base else {}
     target = Store(run.commits)
-    rewind(target, -1)  # a copy that was interrupted, maybe of another commit
+    rewind(target, -1)  # removes an interrupted copy, which may be of another commit
     copy_commit(source, taken, target, {"attempt": 0, **own})
     run.write_json(ORIGIN, {"donor": donor, "asked": step, "step": taken, "config": config})
     return name
 
 
 def history(sweep: RunDir, run: str) -> list[Row]:
-    """Metrics rows of all steps behind a run's weights, ascending: its own, and the donor's before the commit taken."""
+    """Return the metrics rows of all steps behind a run's weights: the donor's up to its commit, then the run's own."""
     return list(_newest(sweep, run))[::-1]
 
 
 def latest(sweep: RunDir, run: str, step: int, count: int) -> list[Row]:
-    """The last `count` rows of `history` up to `step`, ascending. Files are read from their end on."""
+    """Return the last `count` rows of `history` up to `step`, ascending. Reads files from their end."""
     before = itertools.dropwhile(lambda row: row["step"] > step, _newest(sweep, run))
     return list(itertools.islice(before, count))[::-1]
 
@@ -102,13 +110,13 @@ def _newest(sweep: RunDir, run: str) -> Iterator[Row]:
 
 
 def own_steps(sweep: RunDir, run: str, step: int) -> int:
-    """Optimiser steps that a run at `step` has computed itself, without those of its donor."""
+    """Return how many optimizer steps a run at `step` has computed itself, without its donor's."""
     begun = origin(sweep, run)
     return max(step - (begun["step"] if begun else 0), 0)
 
 
 def spent(sweep: RunDir, run: str) -> tuple[int, float]:
-    """Optimiser steps computed and USD spent by a run so far, from the rows in its directory."""
+    """Return the optimizer steps and USD of a run so far, from the rows in its directory."""
     directory = at(sweep, run)
     text = directory.read_text("job.yaml")
     last = next(directory.log(METRICS).newest(), None)

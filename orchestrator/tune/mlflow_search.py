@@ -1,4 +1,4 @@
-"""A search on an MLflow server: a parent run, its trials nested, the best model registered."""
+"""Copy a search to an MLflow server: a parent run with its trials nested, and the best model registered."""
 
 from __future__ import annotations
 
@@ -22,24 +22,27 @@ from orchestrator.tune.trial_records import TrialRecords
 JOB = "job.yaml"
 DOCUMENTS = (JOB, "sweep.json", "report.html", "best.yaml")
 PATIENCE = 300.0
-"""Seconds that the end of a search waits for a server; what it missed is sent by the same command."""
+"""Seconds that the end of a search waits for a server. The same command sends the rest later."""
 
 
 class LiveSearch:
-    """What a search that is at work says of itself, for its run on an MLflow server."""
+    """Keeps the MLflow run of a search up to date while the search runs."""
 
     def __init__(self, spec: JobSpec, sweep: RunDir, records: TrialRecords) -> None:
-        self._spec, self._sweep, self._records = spec, sweep, records
+        self._spec = spec
+        self._sweep = sweep
+        self._records = records
         self._news: Mapping[str, Any] = {}
+        """The last state of the search."""
         self._settled: set[str] = set()
-        """Trials that have ended and are nested."""
+        """Trials that have ended and whose runs are nested."""
 
     def tell(self, news: Mapping[str, Any]) -> None:
-        """Take over the state of the search, as `SearchProgress.to_json` gives it."""
+        """Take the state of the search, as `SearchProgress.to_json` returns it."""
         self._news = news
 
     def follower(self) -> Follower:
-        """What keeps the run up to date."""
+        """Return the thread that keeps the MLflow run up to date."""
         return Follower(self._begin, self._update)
 
     def _begin(self) -> ParentRun:
@@ -63,7 +66,7 @@ class LiveSearch:
 
 
 def publish(spec: JobSpec, sweep: RunDir, found: dict[str, Any]) -> str | None:
-    """Bring the MLflow server up to date with sweep.json. Never raises: returns what went wrong in a line, or None."""
+    """Bring the MLflow server up to date with sweep.json. Never raises: returns a line about what failed, or None."""
     if spec.tracking is None:
         return None
     registers = spec.tune is not None and spec.tune.register_as
@@ -104,7 +107,7 @@ def _publish(spec: JobSpec, sweep: RunDir, found: dict[str, Any]) -> None:
 def _log(
     parent: ParentRun, tune: TuneSpec, ended: int, failed: int, steps: int, best: Mapping[str, Any] | None
 ) -> None:
-    """The figures of a search; their step is the number of trials that have ended."""
+    """Log the figures of a search. Their step is the number of trials that have ended."""
     figures = {"trials_ended": ended, "trials_failed": failed, "steps": steps}
     chosen = {f"best_{tune.metric}": best["value"]} if best else {}
     parent.log_figures(figures | chosen, ended, **({"best_trial": best["trial"]} if best else {}))

@@ -1,8 +1,8 @@
-"""PB2's explore step: the values that a Gaussian process believes would gain most, or knows least of.
+"""PB2's explore step: choose values by the upper confidence bound of a Gaussian process.
 
-Parker-Holder et al., 2020, "Provably Efficient Online Hyperparameter Optimization with Population-Based Bandits". What
-is learnt is the gain of a trial from one decision to the next, as a function of its values and of when that was: here
-the step is a further input of the kernel, where the paper has a rate of forgetting.
+Parker-Holder et al., 2020, "Provably Efficient Online Hyperparameter Optimization with Population-Based Bandits". The
+process models the gain of a trial from one decision to the next as a function of its values and of the step. The step
+is a further input of the kernel, in place of the paper's rate of forgetting.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from orchestrator.config.tune import Dimension, TuneSpec
 from orchestrator.tune.space import Config, draw, perturbed
 
 CANDIDATES = 500
+"""Points at which the upper bound is evaluated."""
 KAPPA = 2.0
-"""Standard deviations that the upper bound of a gain lies above its mean."""
+"""The upper bound of a gain is this many standard deviations above its mean."""
 LEAST = 4
-"""Gains before a process is fitted; values are drawn anew until then."""
+"""The number of gains from which on a process is fitted. Values are drawn at random until then."""
 
 
 @dataclass(frozen=True)
 class Gain:
-    """Improvement of the metric of a trial with these values, from the decision before to `step`; more is better."""
+    """The improvement of a trial's metric from one decision to the next, with these values. More is better."""
 
     step: int
     config: Mapping[str, Any]
@@ -38,19 +39,25 @@ class Gain:
 def explored(
     tune: TuneSpec, current: Mapping[str, Any], gains: Sequence[Gain], step: int, source: random.Random
 ) -> Config:
-    """New values for a trial that takes over the donor's commit at `step`.
+    """Return new values for a trial that takes over a donor's commit.
 
-    `current` are the donor's values. Keys with listed values change as under PBT; those with a range get the candidate
-    with the highest upper bound of its gain.
+    Keys with listed values change as under PBT. Keys with a range get the candidate with the highest upper bound.
+
+    Args:
+        tune: the search.
+        current: the donor's values.
+        gains: the gains so far.
+        step: the step of the commit.
+        source: the random numbers.
     """
     ranges = {key: dimension for key, dimension in tune.space.items() if dimension.listed is None}
-    found = perturbed(tune, current, source)
+    changed = perturbed(tune, current, source)
     drawn = [{key: draw(dimension, source) for key, dimension in ranges.items()} for _ in range(CANDIDATES)]
     usable = [gain for gain in gains if math.isfinite(gain.value)]
     if len(usable) < LEAST:
-        return found | drawn[0]
+        return changed | drawn[0]
     best = _upper_bounds(ranges, usable, step, drawn, source).argmax()
-    return found | drawn[int(best)]
+    return changed | drawn[int(best)]
 
 
 def _upper_bounds(
@@ -72,9 +79,8 @@ def _upper_bounds(
     kernel = RBF(np.full(known.shape[1], 0.5), (0.05, 5.0)) + WhiteKernel(0.1, (1e-3, 1.0))
     process = GaussianProcessRegressor(kernel, random_state=source.randrange(2**31))
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", ConvergenceWarning
-        )  # a length scale at its bound is as good as any beyond it
+        # A length scale at its bound is as good as any beyond it.
+        warnings.simplefilter("ignore", ConvergenceWarning)
         process.fit(known, (values - values.mean()) / spread)
     mean, deviation = process.predict(asked, return_std=True)
     return mean + KAPPA * deviation

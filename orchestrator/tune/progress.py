@@ -1,4 +1,4 @@
-"""The state of a search: results of trials are recorded, counted against the limits and shown."""
+"""The state of a search: record the results of trials, count them against the limits, and show them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ NOTE_EVERY = 30.0 / 3600
 
 
 class SearchProgress:
-    """The state of one search over all commands that continued it.
+    """The state of one search, over all commands that continued it.
 
-    `hours` is what earlier commands took, for records of a version that did not write it down.
+    Attributes:
+        spent: optimizer steps and USD, by run.
     """
 
     def __init__(
@@ -36,26 +37,51 @@ class SearchProgress:
         hours: float,
         show: Callable[[dict[str, Any]], None],
     ) -> None:
+        """Continue from the records of a search.
+
+        Args:
+            spec: the job.
+            sweep: the directory of the search.
+            records: its records.
+            wanted: the number of its trials.
+            hours: hours that earlier commands took, for records of versions that did not store them.
+            show: gets `to_json` when it changes.
+        """
         assert spec.tune is not None
-        self._spec, self._tune, self._sweep, self._records = spec, spec.tune, sweep, records
-        self._wanted, self._hours, self._show = wanted, max(hours, records.hours), show
-        self._began, self._shown, self._recorded_hours = time.monotonic(), 0.0, self._hours
+        self._spec = spec
+        self._tune = spec.tune
+        self._sweep = sweep
+        self._records = records
+        self._wanted = wanted
+        self._show = show
+        self._hours = max(hours, records.hours)
+        """Hours that earlier commands took."""
+        self._recorded_hours = self._hours
+        """The hours in the last record of them."""
+        self._began = time.monotonic()
+        """The monotonic time at which this command began."""
+        self._launched = time.time()
+        """The same in unix seconds."""
+        self._shown = 0.0
+        """When the display was last updated, unix seconds."""
         self._reported = dict(records.reported)
+        """The last result of each run."""
         self._running: set[str] = set()
+        """The trials that are being trained."""
         self.spent: dict[str, tuple[int, float]] = {}
-        """Optimiser steps and USD by run."""
         self.recount()
         self._steps_before = self.steps
-        self._launched = time.time()
-        self._training_since = self._last_result = (
-            0.0  # unix seconds, 0 before the first result of this command
-        )
+        """The steps of earlier commands."""
+        self._training_since = 0.0
+        """When the first step of this command began, unix seconds; 0 before its first result."""
+        self._last_result = 0.0
+        """When the last new result arrived, unix seconds; 0 before the first."""
 
     # -- limits
 
     @property
     def hours(self) -> float:
-        """Wall-clock hours, all commands together."""
+        """Wall-clock hours of all commands together."""
         return self._hours + (time.monotonic() - self._began) / 3600
 
     @property
@@ -69,24 +95,23 @@ class SearchProgress:
         return float(sum(usd for _, usd in self.spent.values()))
 
     def recount(self) -> None:
-        """Count again from the records and the run directories, which also know of steps after the last rung."""
+        """Count again from the records and the run directories. The latter also have the steps after the last rung."""
         for result in self._records.reported.values():
             self._spend(result)
         for name in self._records.configs:
             for run in lineage.runs_of(self._sweep, name):
-                with contextlib.suppress(
-                    InputError, OSError
-                ):  # one that cannot be read has spent what it told
+                # A run that cannot be read counts with what it has reported.
+                with contextlib.suppress(InputError, OSError):
                     steps, usd = lineage.spent(self._sweep, run)
                     self._spend({"run": run, "own_steps": steps, "cost_usd": usd})
 
     def _spend(self, result: dict[str, Any]) -> None:
-        """Count a run's steps and USD. A result reported again, of an earlier rung, subtracts nothing."""
+        """Count a run's steps and USD. A repeated result of an earlier rung subtracts nothing."""
         steps, usd = self.spent.get(result["run"], (0, 0.0))
         self.spent[result["run"]] = max(steps, result["own_steps"]), max(usd, result["cost_usd"])
 
     def limit(self) -> str:
-        """Which limit of the search is reached, as a sentence; empty if none is."""
+        """Return which limit of the search is reached, as a sentence; empty if none is."""
         limits = self._tune.limits
         for name, spent, ceiling in (
             ("steps", self.steps, limits.steps),
@@ -98,14 +123,14 @@ class SearchProgress:
         return ""
 
     def deadline(self) -> float | None:
-        """When the limit on hours is reached, in unix seconds; None without that limit."""
+        """Return the unix time at which the limit on hours is reached; None without that limit."""
         hours = self._tune.limits.hours
         return None if hours is None else time.time() + (hours - self.hours) * 3600
 
     # -- what Ray Tune reports
 
     def on_result(self, result: dict[str, Any]) -> None:
-        """A trial has reported its result at a rung."""
+        """Record the result that a trial reports at a rung."""
         self._reported[result["run"]] = result
         self._spend(result)
         if self.steps > self._steps_before:
@@ -117,7 +142,7 @@ class SearchProgress:
         self.show()
 
     def on_end(self, trial: str, result: dict[str, Any] | None) -> None:
-        """A trial has ended; `result` is its last one, None if its process died."""
+        """Record the end of a trial. `result` is its last result, None if its process died."""
         run = lineage.runs_of(self._sweep, trial)[-1]
         if result is None:
             steps, usd = lineage.spent(self._sweep, run)
@@ -140,8 +165,10 @@ class SearchProgress:
         self._show(self.to_json())
 
     def tick(self, running: set[str]) -> None:
-        """Update the display and record the hours, each if it is due. Called after every step of Tune's loop, with the
-        trials that are being trained."""
+        """Update the display and record the hours, each if it is due. Call it after every step of Tune's loop.
+
+        `running` are the trials that are being trained.
+        """
         self._running = running
         if self.hours - self._recorded_hours > NOTE_EVERY:
             self._recorded_hours = self.hours
@@ -150,12 +177,12 @@ class SearchProgress:
             self.show()
 
     def to_json(self) -> dict[str, Any]:
-        """What the display shows. `eta_seconds` is an upper bound: as if no further trial were stopped early."""
+        """Return what the display shows. `eta_seconds` is an upper bound: it assumes that no more trials stop early."""
         return {
             "trials": self._wanted,
             "ended": len(self._records.ended),
             "failed": sum(e.state == "failed" for e in self._records.ended.values()),
-            # One that has ended reports again what it had reported.
+            # A trial that ended under an earlier command runs briefly to report its results again.
             "running": sorted(self._running - self._records.ended.keys()),
             "steps": self.steps,
             "best": self.best(),
@@ -164,8 +191,11 @@ class SearchProgress:
         }
 
     def _eta(self) -> float | None:
-        """Seconds until the last trial has ended, at the pace from the first step of this command to its last result:
-        what came before the first step comes once. None before there is one."""
+        """Seconds until the last trial has ended, None before the first result of this command.
+
+        The pace is taken from the first step to the last result, because the preparation before the first step happens
+        only once.
+        """
         if not self._training_since:
             return None
         new = self.steps - self._steps_before
@@ -174,29 +204,31 @@ class SearchProgress:
         return max(pace * left - (time.time() - self._last_result), 0.0) if left else 0.0
 
     def _first_step(self, run: str) -> float:
-        """When the first step of a run began that was computed since this command was given, unix seconds."""
+        """The unix time at which the first step of a run under this command began."""
         rows = lineage.at(self._sweep, run).log(METRICS).rows()
         began = (row["time"] - row["step_seconds"] for row in rows if row["time"] >= self._launched)
         return next(began, self._launched)
 
     def best(self) -> dict[str, Any] | None:
-        """The best trial so far: {trial, run, step, value}; None before the first result. One that has failed later is
-        none, whatever it was at a rung: its job does not come to its end."""
-        found = [
+        """Return the best trial so far as {trial, run, step, value}; None before the first result.
+
+        A trial that failed does not count, however good it was at a rung, because its job does not reach its end.
+        """
+        results = [
             {"trial": r["trial"], "run": r["run"], "step": r["step"], "value": r["value"]}
             for r in self._reported.values()
         ]
-        found += [
+        results += [
             {"trial": name, "run": e.run, "step": e.step, "value": e.value}
             for name, e in self._records.ended.items()
         ]
         failed = {name for name, end in self._records.ended.items() if end.state == "failed"}
-        found = [f for f in found if f["value"] is not None and math.isfinite(f["value"])]
-        found = [f for f in found if f["trial"] not in failed]
+        results = [r for r in results if r["value"] is not None and math.isfinite(r["value"])]
+        results = [r for r in results if r["trial"] not in failed]
         sign = 1 if self._tune.direction == "min" else -1
-        # Of a trial's runs only the last one counts, and of equal values the longer training.
-        last = {f["trial"]: f for f in sorted(found, key=lambda f: f["step"])}
-        return min(last.values(), key=lambda f: (sign * f["value"], -f["step"]), default=None)
+        # Only the last result of a trial counts. Of equal values, the longer training wins.
+        last = {r["trial"]: r for r in sorted(results, key=lambda r: r["step"])}
+        return min(last.values(), key=lambda r: (sign * r["value"], -r["step"]), default=None)
 
     def _names(self) -> list[str]:
         return [name_of(number) for number in range(self._wanted)]

@@ -36,7 +36,7 @@ class TrialCallback(Callback):
         self._progress.on_end(trial.config["assignment"]["trial"], None)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {}  # Tune pickles its callbacks; all state of this one is in the search's directory
+        return {}  # Tune pickles its callbacks; the state of this one is in the search's directory
 
 
 class LimitStopper(Stopper):
@@ -46,7 +46,7 @@ class LimitStopper(Stopper):
         self._progress = progress
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        """See Ray. No single trial is stopped here; that is the scheduler's."""
+        """See Ray. The scheduler stops single trials, not this."""
         return False
 
     def stop_all(self) -> bool:

@@ -1,4 +1,4 @@
-"""The report of a search: one HTML page with nothing outside it."""
+"""Write the report of a search: one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from orchestrator.tune import charts, lineage
 from orchestrator.tune.space import Config, distribution_of
 
 LEAST_TRIALS = 4
-"""Fewer say nothing."""
+"""Importance is computed from this many trials on."""
 
 
 def importance(
     space: Mapping[str, Dimension], configs: Sequence[Config], values: Sequence[float]
 ) -> dict[str, float]:
-    """Share of the variance of the values, 0 to 1, that each key explains by itself; the shares sum to 1.
+    """Return the share of the variance of the values, 0 to 1, that each key explains by itself. The shares sum to 1.
 
     fANOVA (Hutter et al., 2014, "An Efficient Approach for Assessing Hyperparameter Importance") as Optuna computes
-    it, most important key first. Empty for too few trials, or where all values are equal.
+    it, most important key first. Empty for too few trials, or if all values are equal.
     """
     if len(values) < LEAST_TRIALS or len(set(values)) < 2:
         return {}
@@ -45,13 +45,14 @@ def importance(
         ]
     )
     evaluator = optuna.importance.FanovaImportanceEvaluator(seed=0)
-    found = optuna.importance.get_param_importances(study, evaluator=evaluator)
-    return {key: float(share) for key, share in found.items()}
+    shares = optuna.importance.get_param_importances(study, evaluator=evaluator)
+    return {key: float(share) for key, share in shares.items()}
 
 
 def report(sweep: RunDir) -> str:
-    """The page for the results in the directory of a search. Raises InputError if there is no search there."""
-    job, found = read_job(sweep), sweep.read_json_or_empty("sweep.json")
+    """Return the page for the search in a directory. Raises InputError if the directory has none."""
+    job = read_job(sweep)
+    found = sweep.read_json_or_empty("sweep.json")
     if job is None or job.tune is None or not found:
         raise InputError("there is no search here", sweep.uri, "give its job file or directory")
     tune = job.tune
@@ -75,7 +76,7 @@ def report(sweep: RunDir) -> str:
 
 
 def _charts(sweep: RunDir, tune: TuneSpec, trained: list[dict[str, Any]], best: str) -> dict[str, Any]:
-    """The charts of the trials that have a value of the metric, for the template."""
+    """The charts of the trials that have a value, for the template."""
     rows = {t["trial"]: _with_metric(_history(sweep, t["runs"][-1]), tune.metric) for t in trained}
     trained = [t for t in trained if rows[t["trial"]]]
     if not trained:
@@ -105,7 +106,7 @@ def _charts(sweep: RunDir, tune: TuneSpec, trained: list[dict[str, Any]], best: 
 
 
 def _history(sweep: RunDir, run: str) -> list[Row]:
-    """The rows behind a run's weights; none of one that cannot be read, which has no curve: the others have theirs."""
+    """The rows behind a run's weights; none for a run that cannot be read, so that the others keep their curves."""
     try:
         return lineage.history(sweep, run)
     except (InputError, OSError):
@@ -113,11 +114,11 @@ def _history(sweep: RunDir, run: str) -> list[Row]:
 
 
 def _with_metric(rows: list[Row], metric: str) -> list[Row]:
-    """The rows that have the metric, those of evaluations among them."""
+    """The rows that have the metric, including those of evaluations."""
     every = [*rows, *({**row, **by_name(row.get("sets") or {})} for row in evaluations_in(rows))]
     return [row for row in every if isinstance(row.get(metric), int | float)]
 
 
 def _smooth(values: list[float], window: int) -> list[float]:
-    """At each step the mean of the last `window` values, which is what schedulers compare."""
+    """The mean of the last `window` values at each step, which schedulers compare."""
     return [statistics.fmean(values[max(0, n + 1 - window) : n + 1]) for n in range(len(values))]

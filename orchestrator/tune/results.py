@@ -1,4 +1,4 @@
-"""The results of a search in its directory: sweep.json, report.html and best.yaml, the best job ready to run."""
+"""Write the results of a search: sweep.json, report.html, and best.yaml, which is the best job ready to run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from orchestrator.tune.trial_records import TrialRecords
 
 
 def finish(spec: JobSpec, sweep: RunDir, records: TrialRecords, progress: SearchProgress) -> dict[str, Any]:
-    """Write sweep.json, best.yaml and report.html and bring MLflow up to date. Returns what sweep.json holds."""
+    """Write sweep.json, best.yaml and report.html, bring MLflow up to date, and return the content of sweep.json."""
     progress.recount()
     found = summarise(spec, sweep, records, progress)
     sweep.write_json("sweep.json", found)
@@ -44,7 +44,7 @@ def _report(sweep: RunDir) -> str:
 def summarise(
     spec: JobSpec, sweep: RunDir, records: TrialRecords, progress: SearchProgress
 ) -> dict[str, Any]:
-    """What sweep.json holds: the best trial, all trials with values and outcome, and what the search has cost."""
+    """Return the content of sweep.json: the best trial, all trials with values and outcomes, and the cost."""
     assert spec.tune is not None
     best = progress.best()
     trials = [_trial(sweep, name, records, progress) for name in sorted(records.configs)]
@@ -67,14 +67,16 @@ def summarise(
 def _trial(sweep: RunDir, name: str, records: TrialRecords, progress: SearchProgress) -> dict[str, Any]:
     runs = lineage.runs_of(sweep, name)
     ended = records.ended.get(name)
-    told = records.reported.get(runs[-1], {})
-    value = told.get("value")
+    last = records.reported.get(runs[-1], {})
+    value = last.get("value")
+    if value is not None and not math.isfinite(value):
+        value = None
     return {
         "trial": name,
         "config": lineage.config_of(sweep, name, records.configs[name]),
         "state": ended.state if ended else "not ended",
-        "value": ended.value if ended else value if value is not None and math.isfinite(value) else None,
-        "step": ended.step if ended else told.get("step", 0),
+        "value": ended.value if ended else value,
+        "step": ended.step if ended else last.get("step", 0),
         "reason": ended.reason if ended else "",
         "runs": runs,
         "steps": sum(steps for run, (steps, _) in progress.spent.items() if run in runs),

@@ -1,5 +1,4 @@
-"""Whether a search goes on with what its trials so far have been trained on and measured by: one table compares all of
-them, so that a trial on other text is no trial of the same search."""
+"""Check that a continued search trains and measures its trials as before, because one table compares all of them."""
 
 from __future__ import annotations
 
@@ -21,14 +20,19 @@ from orchestrator.storage.run_directory import RunDir
 from workloads.hf.hf_config import FolderConfig
 
 INPUTS = "inputs.json"
-"""In the directory of a search: what its first trials have read, by the keys of the job file."""
-TEXTS, BASE = "texts", "base"
+"""The file in a search's directory with the inputs of its first trials, by the keys of the job file."""
+TEXTS = "texts"
+"""Its key for the digests of texts."""
+BASE = "base"
+"""Its key for the digest of the pretrained weights."""
 HINT = "put it back as it was, or search under another name"
 
 
 def measured_otherwise(spec: JobSpec, before: JobSpec) -> Iterator[tuple[str, Any, Any]]:
-    """The keys that decide what a value of an evaluation means and are no part of a run's identity: each with its value
-    `before` and now, where they differ."""
+    """Yield the keys in which two jobs measure evaluations differently, each with the value `before` and now.
+
+    These keys are not part of a run's identity, see `measure_of`.
+    """
     was, now = measure_of(before), measure_of(spec)
     for key, name in (("evaluate.batches", "batches"), ("checkpoint.average.last", "averaged")):
         if is_other(was[name], now[name]):
@@ -36,34 +40,43 @@ def measured_otherwise(spec: JobSpec, before: JobSpec) -> Iterator[tuple[str, An
 
 
 def check_same_inputs(spec: JobSpec, sweep: RunDir, data: PreparedData) -> None:
-    """Raise InputError, at the keys of the job file, if a file that the job names is not what the trials of this search
-    have read; the first call writes down what that is. `data` is the job's prepared data.
+    """Raise InputError if a file that the job names differs from what the trials of this search have read.
 
-    What is searched over is not compared. A search that an earlier version began has nothing written down before.
+    The first call stores the digests in the search's directory. Keys that are searched over are not compared.
+
+    Args:
+        spec: the job.
+        sweep: the directory of the search.
+        data: the prepared data of the job.
+
+    Raises:
+        InputError: with the key of each differing file.
     """
-    known, found = sweep.read_json(INPUTS) or {}, _inputs_of(spec, data)
+    known = sweep.read_json(INPUTS) or {}
+    inputs = _inputs_of(spec, data)
     problems = Problems()
-    for where, digest in found[TEXTS].items():
+    for where, digest in inputs[TEXTS].items():
         if known.get(TEXTS, {}).get(where, digest) != digest:
             with problems.noted():
                 raise InputError("is not the text that this search has read so far", where, HINT)
-    if known.get(BASE, found[BASE]) != found[BASE]:
+    if known.get(BASE, inputs[BASE]) != inputs[BASE]:
         with problems.noted():
             where = "workload.init_from" if spec.workload.init_from else "workload.model"
             raise InputError("the weights are not those that this search's trials begin with", where, HINT)
     with problems.noted():
         check_same_code(spec, known.get(CODE) or {}, sweep.uri)
-    if known.get(KEPT) and found[KEPT]:
+    if known.get(KEPT) and inputs[KEPT]:
         with problems.noted():
             check_config(spec, FolderConfig(**known[KEPT]), sweep.uri)
     problems.raise_noted()
-    texts = {**found[TEXTS], **known.get(TEXTS, {})}
-    if (told := {**found, **known, TEXTS: texts}) != known:
-        sweep.write_json(INPUTS, told)
+    texts = {**inputs[TEXTS], **known.get(TEXTS, {})}
+    updated = {**inputs, **known, TEXTS: texts}
+    if updated != known:
+        sweep.write_json(INPUTS, updated)
 
 
 def _inputs_of(spec: JobSpec, data: PreparedData) -> dict[str, Any]:
-    """What the trials read, as plain data; None for the weights where the search is over models."""
+    """The inputs of the trials as plain data. The weights are None if the search is over models."""
     key = "data.samples" if spec.data.samples is not None else "data.sources"
     texts = {key: digest_of(spec, Tokens.open(data.uri, keep=0))}
     for name, (where, _) in spec.set_sources.items():

@@ -1,6 +1,6 @@
-"""Schedulers (which trials continue) and samplers (which values are tried), on Ray Tune's interfaces.
+"""Schedulers, which decide what trials continue, and samplers, which choose values, for Ray Tune's interfaces.
 
-They decide by the trial's own step: Tune's count of results starts again with every restore.
+They decide by the trial's own step, because Tune's count of results starts again with every restore.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from orchestrator.tune.trial_records import TrialRecords
 
 
 def scheduler_of(tune: TuneSpec, steps: int, seed: int) -> TrialScheduler:
-    """The scheduler of a job's search, for trials of `steps` optimiser steps."""
+    """Return the scheduler of a search, for trials of `steps` optimizer steps."""
     if tune.scheduler == "asha":
         return Asha(asha_rungs(tune, steps), tune.reduction, tune.direction)
     if tune.scheduler == "hyperband":
@@ -41,18 +41,20 @@ def scheduler_of(tune: TuneSpec, steps: int, seed: int) -> TrialScheduler:
 
 
 class Asha(FIFOScheduler):
-    """ASHA (Li et al., 2018, algorithm 2): of the trials that reached a rung the best 1/reduction continue.
+    """ASHA (Li et al., 2018, algorithm 2): the best 1/reduction of the trials that reached a rung continue.
 
-    The others are paused there with their commits, until more have arrived and they are among the best. Tune's own
-    variant decides at once and for good, by the trials that happened to arrive first, and so trains these to the end.
-    When no new trials are left and none may continue, the search is over; the leader is trained to the end if none was.
+    The others pause there with their commits, until more trials have arrived and they are among the best. Tune's own
+    variant decides at once and for good, so it trains the trials that happen to arrive first to the end. When no new
+    trials are left and none may continue, the search is over. The leader is trained to the end if no trial was.
     """
 
     def __init__(self, rungs: Sequence[int], reduction: int, mode: str) -> None:
         super().__init__()
-        self._reduction, self._sign, self._last = reduction, 1.0 if mode == "min" else -1.0, rungs[-1]
+        self._reduction = reduction
+        self._sign = 1.0 if mode == "min" else -1.0
+        self._last = rungs[-1]
         self._values: dict[int, dict[Any, float]] = {rung: {} for rung in rungs}
-        """By rung, the metric of each trial that reached it; less is better."""
+        """The metric of each trial that reached a rung, by rung; less is better."""
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
         """See Ray."""
@@ -61,7 +63,7 @@ class Asha(FIFOScheduler):
         return self.CONTINUE if goes_on else self.PAUSE
 
     def on_trial_complete(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:
-        """See Ray. The last result of a trial, and of one that ended before this command, comes only here."""
+        """See Ray. The last result of a trial arrives only here, also if it ended under an earlier command."""
         self._note(trial, result)
 
     def choose_trial_to_run(self, tune_controller: Any) -> Any:
@@ -84,14 +86,11 @@ class Asha(FIFOScheduler):
     def _note(self, trial: Any, result: dict[str, Any]) -> None:
         if result["failed"]:
             return
-        # A run that has ended itself between two rungs is compared at the next one.
-        at = (
-            next((rung for rung in self._values if rung >= result[STEP]), None)
-            if result.get("ended")
-            else result[STEP]
-        )
-        if at in self._values:
-            self._values[at][trial] = self._sign * result[VALUE]
+        reached: int | None = result[STEP]
+        if result.get("ended"):  # a run that ended by itself between two rungs is compared at the next one
+            reached = next((rung for rung in self._values if rung >= result[STEP]), None)
+        if reached in self._values:
+            self._values[reached][trial] = self._sign * result[VALUE]
 
     def _best(self, rung: int) -> list[Any]:
         values = self._values[rung]
@@ -103,27 +102,28 @@ class Asha(FIFOScheduler):
 
 
 class Pbt(PopulationBasedTraining):
-    """PBT (Jaderberg et al., 2017) that explores within the job's search space, and leaves a trial its name.
+    """PBT (Jaderberg et al., 2017) that explores within the job's search space and keeps the names of trials.
 
-    A decision waits until all trials are at the same step: a loss falls with time, so those that are further would seem
+    A decision waits until all trials are at the same step. A loss falls with time, so trials that are ahead would seem
     better than the others.
 
-    Ray offers no public way to do this, nor to explore by trial, so four private names of `PopulationBasedTraining`
-    are used: `_perturbation_interval`, `_next_perturbation_sync`, `_trial_state` and `_get_new_config`. PB2 needs no
-    others. If Ray renames one, PBT decides at its own steps or loses the trial's name; tests of both fail then.
+    Ray has no public interface for this, so four private names of `PopulationBasedTraining` are used:
+    `_perturbation_interval`, `_next_perturbation_sync`, `_trial_state` and `_get_new_config`. If Ray renames one, PBT
+    decides at its own steps or loses the name of a trial; tests of both fail then.
     """
 
     def __init__(self, tune: TuneSpec, interval: int, seed: int) -> None:
-        self._space, self._source = tune, random.Random(seed)
+        self._space = tune
+        self._source = random.Random(seed)
         super().__init__(
             time_attr=STEP,
             perturbation_interval=interval,
             synch=True,
-            custom_explore_fn=lambda config: config,  # what Tune asks for; `_get_new_config` explores
+            custom_explore_fn=lambda config: config,  # required by Tune; `_get_new_config` explores
         )
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
-        """See Ray. In a search that is continued some trials are ahead; the others catch up first."""
+        """See Ray. In a continued search some trials are ahead; the others catch up first."""
         if result[STEP] % self._perturbation_interval:
             return str(self.CONTINUE)  # the step of a promotion, where nothing is decided
         self._next_perturbation_sync = max(self._next_perturbation_sync, result[STEP])
@@ -135,7 +135,7 @@ class Pbt(PopulationBasedTraining):
         return str(super().on_trial_result(tune_controller, trial, result))
 
     def choose_trial_to_run(self, tune_controller: Any) -> Any:
-        """See Ray. If the last trial to reach a decision failed, nobody decides, and all continue as they are."""
+        """See Ray. If the last trial before a decision failed, no decision is made, and all trials continue."""
         chosen = super().choose_trial_to_run(tune_controller)
         live = [trial for trial in tune_controller.get_trials() if not trial.is_finished()]
         if chosen is None and live and all(trial.status == "PAUSED" for trial in live):
@@ -153,13 +153,13 @@ class Pbt(PopulationBasedTraining):
 
 
 class Pb2(Pbt):
-    """PB2: as PBT, with new values from `pb2.explored`. What was learnt is not kept when a search is continued."""
+    """PB2: PBT with new values from `pb2.explored`. The gains so far are lost when a search is continued."""
 
     def __init__(self, tune: TuneSpec, interval: int, seed: int) -> None:
         super().__init__(tune, interval, seed)
         self._gains: list[Gain] = []
         self._before: dict[str, tuple[int, float]] = {}
-        """Step and value of each trial at its last result."""
+        """The step and the value of each trial at its last result."""
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
         """See Ray."""
@@ -177,10 +177,9 @@ class Pb2(Pbt):
 
 
 class Tpe(Searcher):
-    """Optuna's tree-structured Parzen estimator (Bergstra et al., 2011); trials of earlier commands come first.
+    """Optuna's tree-structured Parzen estimator (Bergstra et al., 2011). Trials of earlier commands come first.
 
-    A trial counts with its last result, also while it is paused at a rung. `assignment_of` makes a trial's config from
-    its name and values; a trial is on record before Tune knows of it. `names` are the trials to continue.
+    A trial counts with its last result, also while it is paused at a rung. A trial is recorded before Tune knows it.
     """
 
     def __init__(
@@ -191,22 +190,33 @@ class Tpe(Searcher):
         names: list[str],
         assignment_of: Callable[[str, Config], dict[str, Any]],
     ) -> None:
+        """Continue from the records of a search.
+
+        Args:
+            tune: the search.
+            seed: the seed of the job.
+            records: the records.
+            names: the trials to continue.
+            assignment_of: makes a trial's config from its name and its values.
+        """
         super().__init__(metric=VALUE, mode=tune.direction)
         self._seed = seed
         self._distributions = {key: distribution_of(value) for key, value in tune.space.items()}
-        self._records, self._names, self._assignment_of = records, names, assignment_of
+        self._records = records
+        self._names = names
+        self._assignment_of = assignment_of
         self._configs: dict[str, Config] = {}
         self._reported: dict[str, dict[str, Any] | None] = {}
-        """By Tune's id of a trial: its last result, None if it failed."""
+        """The last result of each trial by Tune's id, None if it failed."""
 
     def suggest(self, trial_id: str) -> dict[str, Any]:
-        """See Ray. The next trial: one that is on record, or else a new one."""
+        """See Ray. Return the next recorded trial, or else a new one."""
         name = self._names.pop(0) if self._names else self._records.draw([self._drawn()])[0]
         self._configs[trial_id] = self._records.configs[name]
         return {"assignment": self._assignment_of(name, self._configs[trial_id])}
 
     def _drawn(self) -> Config:
-        """New values, a function of the seed and of the results so far."""
+        """Draw new values, which depend on the seed and on the results so far."""
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -233,18 +243,18 @@ class Tpe(Searcher):
         return create_trial(state=state, value=value, params=params, distributions=self._distributions)
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
-        """See Ray. A trial has reported its result at a rung."""
+        """See Ray. Note the result of a trial at a rung."""
         self._reported[trial_id] = result
 
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
-        """See Ray. For a trial that is stopped while it is paused, Tune gives no result."""
+        """See Ray. Tune passes no result for a trial that is stopped while it is paused."""
         last = result or self._reported.get(trial_id)
         self._reported[trial_id] = None if error or not last or last.get("failed") else last
 
     def __getstate__(self) -> dict[str, Any]:
-        return {}  # Tune pickles it for a restore of its own; the records hold open files and locks
+        return {}  # Tune pickles its searchers; the records hold open files and locks
 
     def save(self, checkpoint_path: str) -> None:
         """See Ray. Nothing to do: all state is in trials.jsonl."""

@@ -1,4 +1,4 @@
-"""A search from start to end: check it, draw its trials, let Ray Tune drive them, write the results."""
+"""Run a search: check it, draw its trials, let Ray Tune drive them, and write the results."""
 
 from __future__ import annotations
 
@@ -42,19 +42,23 @@ from workloads.own.object_reference import is_object_reference
 
 SAME = ("space", "metric", "window", "sampler", "scheduler", "grace", "reduction", "interval")
 """Keys of `tune` that must not change when a search is continued; trials, limits and layouts may."""
-BEST_JOB, SUMMARY = "best.yaml", "sweep.json"
+BEST_JOB = "best.yaml"
+SUMMARY = "sweep.json"
 TUNE_FOLDER = "_tune"
-"""Folder of Ray Tune's own files, removed at the end; nothing is read from them."""
-TUNE_HEEDS, TUNE_ENDS = "TUNE_DISABLE_SIGINT_HANDLER", signal.SIGUSR1
-"""Tune's variable that keeps it from taking SIGINT for itself, and the signal that it takes as well, always."""
-HEAD, HEAD_SHARE = "node:__internal_head__", 0.99
-"""Resource that only the head node has. Trials are driven there, as other runs are; the share of it that each takes
-limits how many run at once."""
+"""The folder of Ray Tune's own files. Nothing is read from it, and it is removed at the end."""
+TUNE_HEEDS = "TUNE_DISABLE_SIGINT_HANDLER"
+"""The variable that keeps Tune from handling SIGINT."""
+TUNE_ENDS = signal.SIGUSR1
+"""The signal that Tune always handles as it handles SIGINT."""
+HEAD = "node:__internal_head__"
+"""A resource that only the head node has. Trials are driven there, as other runs are."""
+HEAD_SHARE = 0.99
+"""The amount of it that all trials share, which limits how many run at once."""
 
 
 @dataclass(frozen=True)
 class SearchOutcome:
-    """How a search ended, what sweep.json holds, and a line for the user."""
+    """How a search ended, the content of sweep.json, and a line for the user."""
 
     outcome: Outcome
     summary: dict[str, Any]
@@ -64,9 +68,16 @@ class SearchOutcome:
 def tune(
     spec: JobSpec, sweep: RunDir, address: str | None, show: Callable[[dict[str, Any]], None]
 ) -> SearchOutcome:
-    """Run a search, or continue one from its records. `show` gets `SearchProgress.to_json()` when it changes.
+    """Run a search, or continue one from its records.
 
-    Raises InputError before anything is written if the job or its search is wrong, or the directory is another's.
+    Args:
+        spec: the job with its search.
+        sweep: the directory of the search.
+        address: the cluster to run on, None to start Ray on this machine.
+        show: gets `SearchProgress.to_json()` when it changes.
+
+    Raises:
+        InputError: the job or its search is wrong, or the directory belongs to another. Nothing is written then.
     """
     spec = as_its_run(spec, sweep)
     search = check_space(spec)
@@ -96,7 +107,7 @@ def tune(
 
 
 def _as_registered(spec: JobSpec, trial: JobSpec) -> JobSpec:
-    """The job of a trial as it is checked: its model can be exported, if the best one is to be registered."""
+    """The job of a trial for the checks. It has an export if the best model is to be registered."""
     if spec.tune is None or spec.tune.register_as is None or trial.checkpoint.export:
         return trial
     form = "safetensors" if is_object_reference(trial.workload.model) else "hf"
@@ -104,7 +115,7 @@ def _as_registered(spec: JobSpec, trial: JobSpec) -> JobSpec:
 
 
 def _at_work(sweep: RunDir) -> list[RunDir]:
-    """The runs of the trials that have not ended, of which those that are trained tell how they are."""
+    """The runs of the trials that have not ended. Those that train keep their status up to date."""
     rows = sweep.rows(TRIALS)
     ended = {row["trial"] for row in rows if row["event"] == "ended"}
     names = [row["trial"] for row in rows if row["event"] == "drawn" and row["trial"] not in ended]
@@ -112,8 +123,10 @@ def _at_work(sweep: RunDir) -> list[RunDir]:
 
 
 def check_same_sweep(spec: JobSpec, sweep: RunDir) -> None:
-    """Raise InputError if the directory holds a run, or a search with another job, other keys of `tune` or values that
-    are measured otherwise; each key is named."""
+    """Raise InputError if the directory holds a run, or a search that differs from this one. It names every key.
+
+    A search differs by its job, by the keys SAME of `tune`, or by how its values are measured.
+    """
     before = read_job(sweep)
     if before is None:
         return
@@ -175,8 +188,10 @@ def _search(
 
 
 def _prepare(spec: JobSpec, sweep: RunDir, show: Callable[[dict[str, Any]], None]) -> None:
-    """Prepare the token shards once, before all trials; a trial whose data keys differ prepares its own. Raises
-    InputError if they are not those of the trials so far."""
+    """Prepare the token shards once, before all trials. A trial with other data keys prepares its own.
+
+    Raises InputError if they differ from those of the trials so far.
+    """
     line = StageLine(lambda text: show({"note": f"preparing {text}"}))
     check_same_inputs(spec, sweep, prepared_data.prepare(spec, sweep, line))
 
@@ -251,18 +266,18 @@ def _fit(
 
 @contextlib.contextmanager
 def _ends_as_ctrl_c() -> Iterator[None]:
-    """Whatever asks this process to end is Ctrl-C: on that Tune returns, with what the trials have reported; a second
-    time this raises KeyboardInterrupt. What the process ignores it goes on to ignore, as a script's shell has it for
-    SIGINT in the background."""
-    told: list[int] = []
+    """Handle SIGTERM and SIGHUP as Ctrl-C: Tune returns with the results so far. A second one raises KeyboardInterrupt.
+
+    Signals that the process ignores stay ignored, as a shell ignores SIGINT for background jobs of a script.
+    """
+    received: list[int] = []
 
     def end(number: int, frame: FrameType | None) -> None:
-        told.append(number)
+        received.append(number)
         tune = signal.getsignal(TUNE_ENDS)
-        pressed = (
-            signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        )  # which Tune puts back after the first
-        if len(told) > 1 or pressed or not callable(tune):
+        # Tune restores the default handler after the first interruption.
+        pressed = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        if len(received) > 1 or pressed or not callable(tune):
             raise KeyboardInterrupt
         tune(number, frame)
 
@@ -279,7 +294,7 @@ def _ends_as_ctrl_c() -> Iterator[None]:
 
 
 def _is_settled(name: str, search: TuneSpec, records: TrialRecords) -> bool:
-    """Whether a trial has ended and neither scheduler nor sampler would learn anything from its results."""
+    """Whether a trial has ended, and its results would not matter to the scheduler or the sampler."""
     ended = records.ended.get(name)
     if ended is None:
         return False

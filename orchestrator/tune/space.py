@@ -1,4 +1,4 @@
-"""The search space: values are drawn from it, perturbed, and put into jobs. Pure; no torch and no Ray."""
+"""The search space: draw values from it, perturb them, and put them into jobs. Pure; imports neither torch nor Ray."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from orchestrator.storage.row_types import StepRow
 from workloads.own.object_reference import is_object_reference
 
 COORDINATES = {"step", "attempt", "time"}
+"""Keys of a row that say when it was written, which are no metrics."""
 OF_STEPS = {
     key for key, kind in get_type_hints(StepRow).items() if kind in (int, float, float | None)
 } - COORDINATES
@@ -32,13 +33,13 @@ OF_HEADS = {
     "discriminator_accuracy",
     "replaced",
 }
-"""Of objectives with a second loss."""
+"""The metrics of objectives with a second loss."""
 OF_PRECISION = {"loss_scale", "skipped"}
 NAMED_FIRST = ("loss", "grad_norm", "tokens_per_second", "step_seconds")
 
 
 def check_metric(spec: JobSpec, metric: str) -> None:
-    """Raise InputError if no row of a step can have the metric. Own code may give any."""
+    """Raise InputError if no row of a step can have the metric. A user's own code may report any metric."""
     objective = spec.workload.objective
     is_own = (
         objective == SAMPLES or is_object_reference(spec.workload.model) or is_object_reference(objective)
@@ -61,15 +62,16 @@ Config = dict[str, Any]
 """Values by dotted key of the job."""
 
 FACTORS = (0.8, 1.2)
-"""Factors that PBT multiplies a value with, one chosen at random (Jaderberg et al., 2017, section 4)."""
+"""The factors by which PBT multiplies a value, one at random (Jaderberg et al., 2017, section 4)."""
 RESAMPLE = 0.25
-"""Probability that PBT draws a new value instead."""
-PRECISION, STEPS = "train.precision", "train.steps"
+"""The probability that PBT draws a new value instead."""
+PRECISION = "train.precision"
+STEPS = "train.steps"
 NOT_SEARCHED = ("name", "tune", "tracking", "checkpoint", "limits")
 
 
 def draw(dimension: Dimension, source: random.Random) -> Any:
-    """One value drawn at random."""
+    """Draw one value at random."""
     if dimension.listed is not None:
         return source.choice(dimension.listed)
     low, high = dimension.ends
@@ -79,14 +81,13 @@ def draw(dimension: Dimension, source: random.Random) -> Any:
 
 
 def distribution_of(dimension: Dimension) -> Any:
-    """Optuna's distribution over the values of a key."""
+    """Return Optuna's distribution over the values of a key."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     if dimension.listed is not None:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # of values that cannot be stored in Optuna's own database, as lists
+            # Optuna warns of values that its database cannot store, such as lists.
+            warnings.simplefilter("ignore")
             return CategoricalDistribution(dimension.listed)
     low, high = dimension.ends
     if dimension.integer is not None:
@@ -95,38 +96,44 @@ def distribution_of(dimension: Dimension) -> Any:
 
 
 def drawn(tune: TuneSpec, seed: int, number: int) -> Config:
-    """The values of trial `number` in a random search: a function of (seed, number) alone."""
+    """Draw the values of trial `number` in a random search. They depend on (seed, number) alone."""
     source = random.Random(f"{seed}/{number}")
     return {key: draw(dimension, source) for key, dimension in tune.space.items()}
 
 
 def grid(tune: TuneSpec) -> list[Config]:
-    """Every point of a grid, the last key fastest."""
+    """Return every point of a grid; the last key varies fastest."""
     values = [dimension.listed or [] for dimension in tune.space.values()]
     return [dict(zip(tune.space, point, strict=True)) for point in itertools.product(*values)]
 
 
 def perturbed(tune: TuneSpec, config: Mapping[str, Any], source: random.Random) -> Config:
-    """PBT's explore step: each value a little lower or higher, or drawn anew, always within its range."""
-    found = dict(config)
+    """PBT's explore step: make each value a little lower or higher, or draw a new one, always within its range."""
+    values = dict(config)
     for key, dimension in tune.space.items():
-        value = found[key]
+        value = values[key]
         if source.random() < RESAMPLE:
-            found[key] = draw(dimension, source)
+            values[key] = draw(dimension, source)
         elif dimension.listed is not None:
             index = dimension.listed.index(value) + source.choice((-1, 1))
-            found[key] = dimension.listed[min(max(index, 0), len(dimension.listed) - 1)]
+            values[key] = dimension.listed[min(max(index, 0), len(dimension.listed) - 1)]
         else:
             low, high = dimension.ends
             moved = min(max(value * source.choice(FACTORS), low), high)
-            found[key] = round(moved) if dimension.integer else moved
-    return found
+            values[key] = round(moved) if dimension.integer else moved
+    return values
 
 
 def job_of(spec: JobSpec, config: Mapping[str, Any], **more: Any) -> JobSpec:
-    """The job of a trial: `spec` without its search, with the values of `config` and of `more` (__ stands for a dot).
+    """Return the job of a trial.
 
-    Raises InputError if the result is no valid job.
+    Args:
+        spec: the job with the search.
+        config: the values of the trial, by dotted key.
+        more: further values, by key with __ in place of the dots.
+
+    Raises:
+        InputError: the result is not a valid job.
     """
     document = spec.model_dump(mode="json") | {"tune": None}
     for key, value in config.items():
@@ -137,7 +144,7 @@ def job_of(spec: JobSpec, config: Mapping[str, Any], **more: Any) -> JobSpec:
 
 
 def check(spec: JobSpec) -> TuneSpec:
-    """The search of a job. Raises InputError if there is none, or if a value or a step of it does not fit the job."""
+    """Check the search of a job and return it. Raises InputError without one, or if a value or a step does not fit."""
     tune = spec.tune
     if tune is None:
         raise InputError("there is no search", "tune", "say which keys to search, see `orchestrator schema`")

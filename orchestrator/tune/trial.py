@@ -1,7 +1,7 @@
-"""A trial inside Ray Tune: a run of its own, driven by the same controller from one rung to the next.
+"""A trial inside Ray Tune: a separate run, which the ordinary controller drives from one rung to the next.
 
-Between two rungs no rank runs, so no step is computed that the scheduler did not ask for. Worker processes with all
-imports done are kept for the next rung and for the next trial in this process.
+No rank runs between two rungs, so no step is computed that the scheduler did not ask for. Workers with all imports done
+are kept for the next rung and for the next trial in this process.
 """
 
 from __future__ import annotations
@@ -39,21 +39,27 @@ from orchestrator.tune.rungs import interval_of, rungs
 from orchestrator.tune.space import job_of
 
 FAILED = "failed.json"
+"""The file of a run that failed, with its reason."""
 COMMIT = "commit.json"
-STEP, VALUE = "step", "value"
-"""Keys of a result that schedulers decide by: Tune's own count of results restarts with every restore."""
+"""The file of Tune's checkpoint, which names a commit."""
+STEP = "step"
+"""The key of a result's step. Schedulers decide by it, because Tune's own count restarts with every restore."""
+VALUE = "value"
+"""The key of a result's metric."""
 
 
 class RunFailed(RuntimeError):
-    """The run of a trial failed; the message says why."""
+    """The run of a trial failed. The message says why."""
 
 
 class Trial(ray_tune.Trainable):
     """Tune's trial. Its config has one key, "assignment": {sweep, trial, params, ended, deadline}.
 
-    `sweep` is the URI of the search's directory, `params` the values by key. `ended` is the step at which the trial
-    ended before this command, or None: such a trial trains nothing and reports its recorded results again, so that
-    scheduler and sampler know them. `deadline` (unix seconds or None) is when the search must end.
+    - `sweep`: the URI of the search's directory.
+    - `params`: the values of the trial, by key.
+    - `ended`: the step at which the trial ended under an earlier command, None if it did not. Such a trial trains
+      nothing. It reports its recorded results again for the scheduler and the sampler.
+    - `deadline`: the unix time at which the search must end, or None.
     """
 
     def setup(self, config: dict[str, Any]) -> None:
@@ -67,29 +73,32 @@ class Trial(ray_tune.Trainable):
         return True
 
     def _begin(self, assignment: dict[str, Any]) -> None:
-        self._assignment, self._trial = assignment, assignment["trial"]
+        self._assignment = assignment
+        self._trial = assignment["trial"]
         self._sweep = RunDir(assignment["sweep"])
         base = read_job(self._sweep)
         assert base is not None
         assert base.tune is not None
-        self._base, self._tune = base, base.tune
+        self._base = base
+        self._tune = base.tune
         self._name = lineage.runs_of(self._sweep, self._trial)[-1]
         self._at = self._first() if base.tune.scheduler in POPULATION else 0
 
     def _first(self) -> int:
-        """The rung before the last one reached: PBT, when continued, must not compare results of long ago."""
+        """The rung before the last one that was reached, so that a continued PBT does not compare old results."""
         committed = _committed(lineage.at(self._sweep, self._name))
         reached = [step for step in rungs(self._tune, self._base.train.steps) if step <= committed]
         return reached[-2] if len(reached) > 1 else 0
 
     def step(self) -> dict[str, Any]:
-        """Train to the next rung. A failed run is a result too: for an exception Tune would start the trial again."""
+        """Train to the next rung. A failed run returns a result, since Tune restarts a trial that raises."""
         run = lineage.at(self._sweep, self._name)
         try:
             spec = self._job()
             every = rungs(self._tune, spec.train.steps)
             rung = reached = next((step for step in every if step > self._at), every[-1])
-            limited, ended = False, ""
+            limited = False
+            ended = ""
             if (reason := run.read_json_or_empty(FAILED).get("reason")) is not None:
                 return self._failed(str(reason))
             if self._assignment["ended"] is None and _committed(run) < rung:
@@ -104,8 +113,10 @@ class Trial(ray_tune.Trainable):
         return self._failed(reason)
 
     def _job(self) -> JobSpec:
-        """The job of the run: the values of the trial put in, without exports and tasks, which trials do not need, and
-        with an evaluation at each rung, if it is decided by one."""
+        """The job of the run, with the values of the trial and without exports and tasks.
+
+        It has an evaluation at each rung if the metric is of an evaluation.
+        """
         base = self._base
         evaluate = without_tasks(base.evaluate, base.set_names)
         unregistered = {"tracking__register_as": None} if base.tracking else {}
@@ -121,15 +132,18 @@ class Trial(ray_tune.Trainable):
             at = sorted({*spec.evaluate.at, *rungs(self._tune, spec.train.steps)})
             spec = spec.model_copy(update={"evaluate": spec.evaluate.model_copy(update={"at": at})})
         if self._tune.scheduler in POPULATION:
-            # When another trial takes over a commit, this one may be two decisions further.
+            # When another trial takes over a commit, this trial may be two decisions ahead of it.
             kept = 1 + 3 * math.ceil(interval_of(self._tune, spec.train.steps) / spec.checkpoint.every)
             checkpoint = spec.checkpoint.model_copy(update={"keep": max(kept, spec.checkpoint.keep)})
             spec = spec.model_copy(update={"checkpoint": checkpoint})
         return spec
 
     def _drive(self, spec: JobSpec, run: RunDir, rung: int) -> tuple[int, str, bool]:
-        """Train to the rung, or until a limit is reached or the run ends itself; returns the step reached, why it ended
-        there, and whether the hours of the search have ended it. Raises RunFailed."""
+        """Train to the rung, or until a limit is reached or the run ends by itself.
+
+        Returns the step reached, why it ended there, and whether the search's limit on hours ended it. Raises
+        RunFailed.
+        """
         document = spec.model_dump(mode="json")
         for promotion in self._tune.promote:
             if promotion.at <= self._at:
@@ -154,15 +168,18 @@ class Trial(ray_tune.Trainable):
         return reached, str(found["reason"] or ""), limited
 
     def _hours(self, spec: JobSpec, run: RunDir) -> float:
-        """Hours that the run has taken so far, counted as `limits.hours` does."""
+        """The hours of the run so far, counted like `limits.hours`."""
         found = summary(spec, None, run.rows("events.jsonl"), totals_of(run))["ledger"]
         return float(found["wall_seconds"] - found["seconds"].get("down", 0.0)) / 3600
 
     def _result(
         self, spec: JobSpec, run: RunDir, rung: int, reached: int, limited: bool, why: str
     ) -> dict[str, Any]:
-        """The result that the scheduler decides by, from the metrics rows up to the rung. `limited`: the search's hours
-        ended it, and it goes on with the next command; else a run that ended before the rung has ended for good."""
+        """The result that the scheduler decides by, from the rows up to the rung.
+
+        If `limited`, the search's limit on hours ended the run, and the next command continues it. Otherwise a run that
+        ended before the rung has ended for good, and `why` is the reason.
+        """
         ended = self._assignment["ended"]
         try:
             value = self._evaluated(spec, rung) if "." in self._tune.metric else self._trained(rung)
@@ -187,8 +204,8 @@ class Trial(ray_tune.Trainable):
         }
 
     def _trained(self, rung: int) -> float:
-        """The mean of a number of metrics.jsonl over the last steps."""
-        # Early on, a mean over many steps would measure how fast the loss fell rather than where it is.
+        """The mean of the metric over the last steps."""
+        # Early in training a mean over many steps would measure how fast the loss fell, not its level.
         window = min(self._tune.window, max(rung // 4, 1))
         recent = lineage.latest(self._sweep, self._name, rung, window)
         if not any(self._tune.metric in row for row in recent):
@@ -200,7 +217,7 @@ class Trial(ray_tune.Trainable):
         return statistics.fmean(found) if found else math.nan
 
     def _evaluated(self, spec: JobSpec, rung: int) -> float:
-        """The metric of the last evaluation: that of the rung, but for a run that has ended itself before it."""
+        """The metric of the last evaluation, which is that of the rung unless the run ended before it."""
         assert spec.evaluate is not None
         every, (name, _, metric) = spec.evaluate.every, self._tune.metric.partition(".")
         found = evaluations_in(lineage.latest(self._sweep, self._name, rung, every + 1))
@@ -209,7 +226,7 @@ class Trial(ray_tune.Trainable):
         return float(found[-1]["sets"][name].get(metric, math.nan))  # none where nothing is predicted
 
     def _failed(self, reason: str) -> dict[str, Any]:
-        """The result of a failed trial: the worst possible value, and the steps and USD it has spent."""
+        """The result of a failed trial: the worst possible value, and the steps and USD that it used."""
         steps, usd = lineage.spent(self._sweep, self._name)
         result = {
             STEP: self._at,
@@ -229,16 +246,16 @@ class Trial(ray_tune.Trainable):
 
     @property
     def _worst(self) -> float:
-        """The value of a trial that failed or has diverged: no scheduler and no sampler orders what is not a number."""
+        """The value of a trial that failed or diverged. Infinite, because schedulers cannot order NaN."""
         return math.inf if self._tune.direction == "min" else -math.inf
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Write down which commit the last result belongs to. The weights stay where they are."""
+        """Write which commit the last result belongs to. The weights stay where they are."""
         commit = {"run": self._name, "step": self._at}
         (Path(checkpoint_dir) / COMMIT).write_text(json.dumps(commit))
 
     def load_checkpoint(self, checkpoint: Any) -> None:
-        """Continue: the same run after a pause, a new one from the donor's commit after an exploit."""
+        """Continue the same run after a pause, or a new run from the donor's commit after an exploit."""
         commit = json.loads((Path(checkpoint) / COMMIT).read_text())
         if lineage.trial_of(commit["run"]) != self._trial:
             params = self._assignment["params"]
@@ -255,7 +272,7 @@ class Trial(ray_tune.Trainable):
 
 
 class ReusedGang:
-    """A gang whose worker processes outlive a run, for the next one."""
+    """A gang whose workers stay for the next run."""
 
     def __init__(self, gang: Gang) -> None:
         self._gang = gang
@@ -264,7 +281,7 @@ class ReusedGang:
         return getattr(self._gang, name)
 
     def close(self) -> None:
-        """Stop the ranks, and keep the worker processes."""
+        """Stop the ranks, and keep the workers."""
         self._gang.stop()
 
     def shut_down(self) -> None:
@@ -273,5 +290,5 @@ class ReusedGang:
 
 
 def _committed(run: RunDir) -> int:
-    """The step of the last commit of a run, 0 if there is none."""
+    """The step of the run's last commit, 0 before the first."""
     return max(Store(run.commits).steps(), default=0)

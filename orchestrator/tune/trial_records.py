@@ -1,11 +1,11 @@
-"""The records of a search in its directory: which trials there are, with which values, and how they ended.
+"""The records of a search in its directory: its trials, their values, and how they ended.
 
-    <sweep>/job.yaml       as resolved
-    <sweep>/trials.jsonl   a row when a trial is drawn, one when it reports at a rung (event "told"), one when it has
-                           ended; first of all and now and then one with the hours that the search has taken
-    <sweep>/0003/          the run of trial 0003; 0003-1 is the one in which it continued after its first exploit
+    <sweep>/job.yaml       the resolved job
+    <sweep>/trials.jsonl   a row when a trial is drawn, when it reports at a rung (event "told"), and when it has ended;
+                           and at the beginning and at intervals a row with the hours of the search
+    <sweep>/0003/          the run of trial 0003; 0003-1 is its run after its first exploit
 
-These rows and the run directories are all that the next command needs to continue after any failure.
+The next command continues from these rows and the run directories alone, after any failure.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from orchestrator.storage.run_directory import RunDir
 from orchestrator.tune.space import Config
 
 PATIENCE = 60.0
-"""Seconds for which a write that the search depends on is retried."""
+"""Seconds for which an essential write is retried."""
 REPORTED = ("run", "step", "value", "own_steps", "cost_usd")
-"""Keys of a result at a rung that are recorded."""
+"""The keys of a result at a rung that are recorded."""
 
 
 @dataclass(frozen=True)
 class TrialEnd:
-    """How a trial ended: done, stopped by the scheduler, or failed; `value` of the metric at `step`."""
+    """How a trial ended. `state` is done, stopped (by the scheduler) or failed; `value` is the metric at `step`."""
 
     state: str
     run: str
@@ -38,9 +38,15 @@ class TrialEnd:
 
 
 class TrialRecords:
-    """The rows of trials.jsonl. One process writes them, under the lock of the sweep.
+    """The rows of trials.jsonl. One process writes them, under the lock of the search's directory.
 
-    Raises OSError if a draw or an end cannot be written within PATIENCE; results between wait for storage to return.
+    Raises OSError if a draw or an end cannot be written within PATIENCE. Results may wait for storage longer.
+
+    Attributes:
+        configs: the values of each trial.
+        ended: how each trial ended.
+        reported: the last result that was reported for each run.
+        hours: the hours of the search, as last recorded.
     """
 
     def __init__(self, sweep: RunDir) -> None:
@@ -48,16 +54,14 @@ class TrialRecords:
         self.configs: dict[str, Config] = {}
         self.ended: dict[str, TrialEnd] = {}
         self.reported: dict[str, dict[str, Any]] = {}
-        """By run: the last result that its trial reported."""
         self.hours = 0.0
-        """Hours that the search has taken, as last recorded."""
         self._is_begun = False
         for row in sweep.rows(TRIALS):
             self._read(row)
             self._is_begun = True
 
     def _read(self, row: Row) -> None:
-        """Read one row; an incomplete one is ignored."""
+        """Read one row. An incomplete one is ignored."""
         trial, event = row["trial"], row["event"]
         self.hours = max(self.hours, row.get("hours") or 0.0)
         if event == "drawn" and row.get("config") is not None:
@@ -68,7 +72,7 @@ class TrialRecords:
             self.ended[trial] = TrialEnd(**{key: row[key] for key in TrialEnd.__dataclass_fields__})
 
     def begin(self) -> None:
-        """Record when the search began, unless it has: the time of the first row is that of its birth."""
+        """Record that the search begins, unless it has begun. The time of the first row is the time of its begin."""
         if not self._is_begun:
             self.record_hours(0.0)
             self._rows.drain(PATIENCE)
@@ -76,13 +80,13 @@ class TrialRecords:
 
     def draw(self, configs: Iterable[Config]) -> list[str]:
         """Record further trials before they begin, and return their names."""
-        first, new = len(self.configs), list(configs)
-        found = {name_of(first + number): config for number, config in enumerate(new)}
+        first = len(self.configs)
+        drawn = {name_of(first + number): config for number, config in enumerate(configs)}
         now = time.time()
-        self._rows.add([{"trial": n, "event": "drawn", "config": c, "time": now} for n, c in found.items()])
+        self._rows.add([{"trial": n, "event": "drawn", "config": c, "time": now} for n, c in drawn.items()])
         self._rows.drain(PATIENCE)
-        self.configs |= found
-        return list(found)
+        self.configs |= drawn
+        return list(drawn)
 
     def report(self, result: dict[str, Any], hours: float) -> None:
         """Record a result at a rung, unless it equals the last one of that run."""
@@ -93,13 +97,13 @@ class TrialRecords:
             self.reported[result["run"]] = row
 
     def record_hours(self, hours: float) -> None:
-        """Record how long the search has taken."""
+        """Record the hours of the search."""
         self._rows.add([{"trial": "", "event": "hours", "time": time.time(), "hours": hours}])
         self._rows.flush()
         self.hours = hours
 
     def end(self, trial: str, ended: TrialEnd) -> None:
-        """Record how a trial ended; the first call for a trial counts."""
+        """Record how a trial ended. Only the first call for a trial counts."""
         if trial in self.ended:
             return
         row: dict[str, Any] = {"trial": trial, "event": "ended", "time": time.time(), **vars(ended)}
@@ -109,5 +113,5 @@ class TrialRecords:
 
 
 def name_of(number: int) -> str:
-    """The name of a trial, which is also that of its first run's directory."""
+    """Return the name of a trial, which is also the directory of its first run."""
     return f"{number:04d}"

@@ -135,7 +135,7 @@ def test_a_rank_that_is_killed_meanwhile(
         start = lasting_gang("evaluator").start
 
         def halted(*given: Any, halt: Any = halt, seen: Any = under_way, by: Any = controller) -> None:
-            seen.append(by._beside._step)
+            seen.append(by._evaluations._step)
             halt(*given)
 
         def started(*given: Any, start: Any = start, seen: Any = begun, **named: Any) -> None:

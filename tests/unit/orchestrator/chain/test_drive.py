@@ -59,7 +59,7 @@ def driven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tup
     begun: list[str] = []
     scripts: Mapping[str, Script] = {}
 
-    def attach(spec: Any, run: RunDir, *_: Any) -> Scripted:
+    def attach(spec: Any, run: RunDir, *_: Any, **__: Any) -> Scripted:
         begun.append(run.name)
         return Scripted(run.name, scripts[run.name])
 
@@ -152,9 +152,9 @@ def test_a_stop_while_the_controller_of_a_stage_is_asked_for_reaches_it(
     driver, begun = driven(base=lambda run: stopped(4) if run.stopping else None)
     attach = drive.attach
 
-    def interrupted(*given: Any) -> Any:
+    def interrupted(*given: Any, **more: Any) -> Any:
         os.kill(os.getpid(), signal.SIGINT)
-        return attach(*given)
+        return attach(*given, **more)
 
     monkeypatch.setattr(drive, "attach", interrupted)
     driver.drive()

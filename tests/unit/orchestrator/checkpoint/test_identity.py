@@ -183,12 +183,12 @@ def test_other_token_shards_under_the_same_name_are_refused(copy: tuple[JobSpec,
     assert commit is not None
     check_shards(commit, commit.meta[SHARDS], "data")
     with pytest.raises(
-        InputError, match="data: these token shards are not those that the run began with; remove"
+        InputError, match="data: the token shards differ from those that the run began with; remove"
     ):
         check_shards(commit, "0" * 32, "data")
     retold(run, lambda meta: {**meta, SHARDS: "0" * 32})
     before = Store(run.at("checkpoints")).steps()
-    with pytest.raises(InputError, match="these token shards are not those"):
+    with pytest.raises(InputError, match="the token shards differ from those"):
         drive(spec, run.uri)
     assert Store(run.at("checkpoints")).steps() == before
 

@@ -181,7 +181,7 @@ def test_attach_does_not_wait_for_a_run_that_nobody_drives(
     replace(path, json.loads(path.read_text()) | {"phase": "train"})
     said = command("attach", "runs/half")
     assert said.code == 1
-    assert "nobody has driven " in said.err
+    assert "no controller has driven " in said.err
 
 
 def replace(path: Path, value: dict[str, Any]) -> None:

@@ -707,7 +707,7 @@ def test_no_gang_is_left_when_something_breaks(runs: Runs) -> None:
 
 
 def test_no_gang_is_left_when_its_start_breaks(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(self: FakeGang, *arguments: Any) -> None:
+    def start(self: FakeGang, *arguments: Any, **more: Any) -> None:
         self._attempt = Attempt(2, {})
         runs.training.gangs.append(self._attempt)
         raise OSError("too many processes")

@@ -80,8 +80,8 @@ def test_a_gap_is_told_once_with_what_a_commit_had_of_it(run: RunDir) -> None:
     lose(run, {3, 4, 9, 18, 19, 22})
     record = resumed(run)
     assert told(record) == [
-        "rows of step 3 to 4, 9, 18 to 19 were lost from metrics.jsonl: 2 are found again, and those of step 3 to 4, 9 "
-        "are not"
+        "rows of step 3 to 4, 9, 18 to 19 were lost from metrics.jsonl: 2 recovered; step 3 to 4, 9 "
+        "cannot be recovered"
     ]
     assert record.event_history.missing == [[3, 4], [9, 9]]
     assert run.rows(METRICS) == [row(n) for n in range(1, 21) if n not in (3, 4, 9)]
@@ -111,7 +111,7 @@ def test_a_row_that_was_altered_in_its_place_is_missed_at_the_end(tmp_path: Path
     assert told(record) == []
     assert record.counted(2, 20).missing == [(8, 8)]
     assert told(record) == [
-        "rows of step 8, 19 were lost from metrics.jsonl: 1 are found again, and those of step 8 are not"
+        "rows of step 8, 19 were lost from metrics.jsonl: 1 recovered; step 8 cannot be recovered"
     ]
     assert run.rows(METRICS) == [row(n) for n in range(1, 21) if n != 8]
 
@@ -151,7 +151,7 @@ def test_a_lost_event_is_told_once(run: RunDir, lost: set[int], gaps: list[list[
         assert lost_events(record) == [gaps]
         assert record.events_stored == record.event_history.number
     steps = f"{gaps[0][0]} to {gaps[0][1]}" if len(lost) > 1 else str(gaps[0][0])
-    reason = f"events {steps} were lost from events.jsonl: what they told is in no figure"
+    reason = f"events {steps} were lost from events.jsonl: no total includes them"
     assert reason in [event["reason"] for event in run.rows(EVENTS)]
 
 
@@ -181,7 +181,7 @@ def test_mlflow_has_the_numbers_of_what_is_lost(tmp_path: Path) -> None:
     run = begun(RunDir(str(tmp_path / "run")), spec)
     lose(run, set(range(1, 25)) - {5, 6})
     record = resumed(run, spec)
-    assert told(record) == ["rows of step 1 to 4, 7 to 16 were lost from metrics.jsonl: 14 are found again"]
+    assert told(record) == ["rows of step 1 to 4, 7 to 16 were lost from metrics.jsonl: 14 recovered"]
     found = rows(tmp_path / "run")
     assert [r["step"] for r in found] == list(range(1, 21))
     texts = {"samples": None, "copied_from": "mlflow"}

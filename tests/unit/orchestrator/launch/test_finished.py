@@ -184,4 +184,4 @@ def test_a_finished_run_says_what_has_no_effect_any_more(document: dict[str, Any
     }
     assert finished_line(parse(document), run_dir) == f"{run_dir.uri} is finished: nothing to do"
     line = finished_line(changed(document, **changes), run_dir)
-    assert "notify, limits.hours, train.stability.retries, data.validation is not used" in line
+    assert "changes of notify, limits.hours, train.stability.retries, data.validation in the job file" in line

@@ -239,7 +239,7 @@ def test_a_finished_run_is_not_run_again(document: dict[str, Any], run_dir: RunD
     more = changed(document, evaluate={"samples": {"prompts": ["a"]}}, sinks={"tensorboard": True})
     line = runs.run(more, run_dir, None, None, lambda status: None).line
     assert line.startswith(
-        f"{run_dir.uri} is finished: nothing to do; what the job file says since of evaluate, sinks is"
+        f"{run_dir.uri} is finished: nothing to do; changes of evaluate, sinks in the job file have"
     )
     with pytest.raises(InputError, match="seed is 3"):
         runs.run(changed(document, seed=4), run_dir, None, None, lambda status: None)
