@@ -269,7 +269,7 @@ def recompute(blocks: Sequence[nn.Module], layout: Layout, compiled: bool = Fals
         SAC_IGNORED_OPS.update(PROFILED)
         options["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
     own = _OwnCode()
-    for layer in blocks[:again]:
+    for layer in blocks[:recomputed]:
         # A checkpoint is not compiled, nor what is around it: what is compiled stands inside. Of one shape both passes
         # take the same program; one for all shapes, made between the two, keeps other tensors.
         forward = torch.compile(own.of(layer), dynamic=False) if compiled else layer.forward
