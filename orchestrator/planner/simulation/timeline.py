@@ -55,8 +55,7 @@ def _interleaved(rank: int, ranks: int, parts: int, chunks: int, split: bool) ->
     """Interleaved 1F1B (Narayanan et al., 2021, section 2.2); with `split` W fills the bubble (ZB-1P, Qi et al., 2024).
 
     Rank r has the stages r, r + p, r + 2p, ... It runs `each` micro-batches through one of them before it goes on to
-    the next. Warm-up: (v - 1) each + 2 (p - 1 - r) forward passes; half of the last term with `split`, because the
-    stage before needs only I.
+    the next. Warm-up: (v - 1) each + 2 (p - 1 - r) forward passes, with `split` (v - 1) each + (p - 1 - r).
     """
     each = parts // max(1, parts // ranks)
     total = chunks * parts  # forward passes of this rank
