@@ -360,7 +360,7 @@ def _variants(
     pins: Mapping[str, Any],
     room: Room,
 ) -> Iterator[Layout]:
-    """Yield the legal variants of a layout: on DeepSpeed, and with offloaded state if a GPU's memory does not suffice."""
+    """Yield the legal variants of a layout: on DeepSpeed, and with offloaded state if a GPU's memory is too small."""
     gpu = spec.resources.per_worker.gpu and spec.train.determinism != "bitwise"
     tight = gpu and "offload" not in pins and room.is_tight(layout)
     offloads = _choices(pins, "offload", ("none", "optimizer", "parameters") if tight else ("none",))
