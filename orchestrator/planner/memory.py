@@ -44,8 +44,8 @@ COPIES = {0: 0.0, 1: 1.3, 2: 2.0, 3: 1.8}
 NF4 = 4.5 / 8
 """Bytes of a weight in 4 bits, its share of a scale included."""
 SCORE_BYTES = {"none": {4: 9.0, 2: 8.0}, "selective": {4: 5.0, 2: 3.0}, "full": {4: 0.0, 2: 0.0}}
-"""Bytes that a layer without a fused kernel keeps for each score until the backward pass, by recomputation and bytes of a
-number. SCORE_BYTES_AT_ONCE are the bytes while the layer computes. Both are fitted to traces of GPT-2 with
+"""Bytes that a layer without a fused kernel keeps for each score until the backward pass, by recomputation and bytes of
+a number. SCORE_BYTES_AT_ONCE are the bytes while the layer computes. Both are fitted to traces of GPT-2 with
 attention dropout and of Llama with capped scores."""
 SCORE_BYTES_AT_ONCE = {"none": 8.0, "selective": 12.0, "full": 18.0}
 BIAS_BYTES: Mapping[Bias, Mapping[int, float]] = {
@@ -288,7 +288,7 @@ def _layer(spec: JobSpec, shape: ModelShape, layout: Layout, tokens: float) -> f
 
     `residual` is in bytes per hidden number; f is 1 or 2 (kept input and output of the activation), doubled if gated.
     Sequence parallelism divides the residual part by tp, except for what it gathers. Full recomputation keeps the
-    fp32 input only: 4 x hidden. Fitted to traces of GPT-2, Llama and Qwen3. Norms and residuals stay in fp32 in 16 bits.
+    fp32 input only: 4 x hidden. Fitted to traces of GPT-2, Llama and Qwen3. Norms and residuals are always in fp32.
     """
     full = spec.train.dtype == "fp32"
     width = 4.0 if full else 2.0
