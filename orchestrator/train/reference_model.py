@@ -1,4 +1,4 @@
-"""The reference model's log-probabilities of all answers, for objectives such as DPO. The initial model is the reference.
+"""Log-probabilities of all answers under the reference (the initial model), for objectives such as DPO.
 
 The ranks compute them under their layout before the first step, and they are stored next to the data. Ranks can hold
 any model that can be trained, and already have the reference's weights, so no separate task is needed. Once all values
