@@ -37,9 +37,9 @@ def cut_parameters(
         if cut.extent != tuple(parameter.shape):
             parts[parameter] = nn.Parameter(torch.empty(cut.extent, device="meta"), parameter.requires_grad)
     for module in model.modules():
-        for leaf, parameter in module._parameters.items():
-            if parameter is not None and parameter in parts:
-                module._parameters[leaf] = parts[parameter]
+        for leaf, whole in module._parameters.items():
+            if whole is not None and whole in parts:
+                module._parameters[leaf] = parts[whole]
     return cuts
 
 
