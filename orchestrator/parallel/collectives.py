@@ -1,7 +1,18 @@
-"""Collectives that the backward pass goes through, on plain local tensors.
+"""Collectives with a backward pass, on plain local tensors.
 
-copy and reduce are f and g of Shoeybi et al., 2019, Megatron-LM (figure 3); gather, scatter and split are those
-of Korthikanti et al., 2022 (section 4.2.2). A group of one rank does nothing.
+`copy` and `reduce` are f and g of Shoeybi et al., 2019, Megatron-LM (figure 3). `gather` and `scatter` are those of
+sequence parallelism (Korthikanti et al., 2022, section 4.2.2). With n ranks:
+
+    function   forward          backward         shape along dim
+    copy       identity         all-reduce       L -> L
+    reduce     all-reduce       identity         L -> L
+    gather     all-gather       reduce-scatter   L -> n L
+    scatter    reduce-scatter   all-gather       L -> L / n
+    split      this rank's part all-gather       L -> L / n
+    join       all-gather       this rank's part L -> n L
+    exchange   all-to-all       all-to-all       rows sent -> rows received
+
+A group of one rank does nothing.
 """
 
 from __future__ import annotations
@@ -42,18 +53,21 @@ def split(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
 
 
 def join(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
-    """Forward: all-gather; backward: this rank's part. For what all ranks then compute alike; the inverse of
-    `split`."""
+    """Forward: all-gather; backward: this rank's part. The inverse of `split`.
+
+    For a result that all ranks then use in the same computation: each has the full gradient, so a sum would count it
+    once per rank.
+    """
     return x if group.size == 1 else _Join.apply(x, dim, group)
 
 
 def exchange(x: Tensor, received: Sequence[int], sent: Sequence[int], group: ProcessGroup) -> Tensor:
-    """Send `sent[i]` rows to rank i and return the `received[i]` rows that come from it, in rank order."""
+    """Send the next `sent[i]` rows to rank i; return the `received[i]` rows that come from each, in rank order."""
     return x if group.size == 1 else _Exchange.apply(x, list(received), list(sent), group)
 
 
 def summed(x: Tensor, group: ProcessGroup) -> Tensor:
-    """The sum over the group; no gradient."""
+    """Return the sum over the group, without a gradient."""
     if group.size == 1:
         return x
     total = x.clone(memory_format=torch.contiguous_format)
@@ -63,7 +77,7 @@ def summed(x: Tensor, group: ProcessGroup) -> Tensor:
 
 
 def gathered(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
-    """All parts along `dim` in rank order; no gradient. The parts are of one size."""
+    """Return the equal parts of all ranks along `dim`, in rank order, without a gradient."""
     if group.size == 1:
         return x
     part = x.movedim(dim, 0).contiguous()

@@ -1,8 +1,13 @@
-"""Context parallelism: each rank holds a part of every sequence; attention sees all of it.
+"""Context parallelism: each rank holds a part of every sequence, and attention sees all of it.
 
-Keys and values are gathered over the group, which is exact for any mask (Llama 3, section 3.3.2). The sequence
-is cut into 2 x ranks chunks of which rank r holds chunks r and 2 x ranks - 1 - r, so that every rank has the
-same share of a causal mask.
+Keys and values are all-gathered over the group before each attention, which is exact for any mask (Grattafiori et al.,
+2024, "The Llama 3 Herd of Models", section 3.3.2). They are not passed around a ring.
+
+With n ranks a sequence of L tokens is cut into 2n chunks of L / 2n tokens. Rank r holds chunks r and 2n - 1 - r, so
+that its queries have the same number of visible keys under a causal mask on every rank. For n = 2:
+
+    chunk   0  1  2  3
+    rank    0  1  1  0
 """
 
 from __future__ import annotations
@@ -36,30 +41,40 @@ ALONG_LENGTH = ("tokens", "labels", "token_types", "task_types", "padding", SEGM
 
 
 def positions_of(length: int, cp: ProcessGroup, device: torch.device) -> Tensor:
-    """The positions that this rank holds, int64 [length / ranks], ascending."""
+    """Return the positions that this rank holds, int64 [length / ranks], ascending."""
     chunks = torch.arange(length, device=device).chunk(2 * cp.size)
     return torch.cat((chunks[cp.index], chunks[2 * cp.size - 1 - cp.index]))
 
 
 def slice_batch(batch: Batch, config: TransformerConfig, cp: ProcessGroup) -> Batch:
-    """This rank's part of a batch of whole sequences.
+    """Return this rank's part of a batch of whole sequences: entries [B, L, ..] become [B, L / ranks, ..].
 
-    Masks, if they are more than causal, are made from the whole batch: `visible` bool [B, L / ranks, L], see
-    `self_mask`; but isolated documents stay as they are, WHOLE_SEGMENTS, and rows without any need none for a window,
-    WHOLE_TOKENS.
+    A causal mask needs no tensor. Other masks depend on the whole sequence, and are made here from the whole batch in
+    the cheapest form that suffices:
+
+    - isolated documents: the segments of all L positions (WHOLE_SEGMENTS)
+    - a sliding window alone: the tokens of all L positions (WHOLE_TOKENS)
+    - any other: `visible` bool [B, L / ranks, L], see `self_mask`; layers with full attention have
+      `visible_in_full`
     """
     if cp.size == 1:
         return batch
-    length = batch["tokens"].shape[1]
+    rows, length = batch["tokens"].shape[:2]
     mine = positions_of(length, cp, batch["tokens"].device)
-    sliced = {k: v.index_select(1, mine) if k in ALONG_LENGTH else v for k, v in batch.items()}
-    places = batch_positions(config, batch)
-    places = places if "positions" in batch else places.expand(len(batch["tokens"]), -1)
-    sliced["positions"] = places.index_select(-1, mine)
-    sliced[PLACES] = mine.expand(len(batch["tokens"]), -1)
+    sliced = {
+        name: tensor.index_select(1, mine) if name in ALONG_LENGTH else tensor
+        for name, tensor in batch.items()
+    }
+    positions = batch_positions(config, batch)
+    if "positions" not in batch:
+        positions = positions.expand(rows, -1)
+    sliced["positions"] = positions.index_select(-1, mine)
+    # Dropout is a function of the position in the whole sequence.
+    sliced[PLACES] = mine.expand(rows, -1)
     sliced.pop("attention", None)
     if "padding" in batch:
         sliced.setdefault(REAL, batch["padding"])
+    # Whether what a query sees is one run of keys, which kernels take as bounds in place of a mask.
     in_runs = config.causal and "attention" not in batch and not config.is_sparse
     if SEGMENTS in batch and in_runs:
         sliced[WHOLE_SEGMENTS] = batch[SEGMENTS]
@@ -76,7 +91,7 @@ def slice_batch(batch: Batch, config: TransformerConfig, cp: ProcessGroup) -> Ba
             continue
         whole = mask.dense(length, batch["tokens"].device)
         assert whole is not None
-        allowed = whole.expand(len(batch["tokens"]), 1, length, length)
+        allowed = whole.expand(rows, 1, length, length)
         sliced[name] = allowed[:, 0].index_select(1, mine)
         sliced.pop("padding", None)
         sliced.pop(SEGMENTS, None)
@@ -85,7 +100,7 @@ def slice_batch(batch: Batch, config: TransformerConfig, cp: ProcessGroup) -> Ba
 
 
 def apply_context(model: nn.Module, cp: ProcessGroup) -> None:
-    """Replace every attention core by one that sees the whole sequence, and let routers judge it whole."""
+    """Replace every attention core and router by one that sees the whole sequence."""
     for module in list(model.modules()):
         for leaf, child in list(module.named_children()):
             if isinstance(child, AttentionCore):
@@ -95,11 +110,12 @@ def apply_context(model: nn.Module, cp: ProcessGroup) -> None:
 
 
 class ContextCore(nn.Module):
-    """`AttentionCore` whose queries are of this rank's positions and whose keys are gathered."""
+    """An `AttentionCore` for this rank's queries and the gathered keys and values of all ranks."""
 
     def __init__(self, whole: AttentionCore, cp: ProcessGroup) -> None:
         super().__init__()
-        self._whole, self._cp = whole, cp
+        self._whole = whole
+        self._cp = cp
 
     def forward(
         self,
@@ -111,22 +127,29 @@ class ContextCore(nn.Module):
         keys: Tensor | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """[B, heads, L / ranks, D of the values]."""
+        """Return [B, heads, L / ranks, D of the values]; query, key and value are [B, heads, L / ranks, D] each."""
         assert bias is None
-        key, value = (in_order(gather(t, 2, self._cp), 2, self._cp) for t in (key, value))
+        # [B, heads, L, D], in the order of the sequence; their gradients are reduce-scattered.
+        key = in_order(gather(key, 2, self._cp), 2, self._cp)
+        value = in_order(gather(value, 2, self._cp), 2, self._cp)
         if mask.documents is not None:
             return self._of_documents(query, key, value, mask.documents, keys, sinks)
         if not mask.causal or mask.allowed is not None:
             return self._whole.attend(query, key, value, mask.allowed, False, keys, sinks)
-        # Two chunks of queries, each with the keys up to its own end.
+        # Each of the two chunks of queries attends to the keys up to its own end: later ones are masked for all of it.
         chunk = query.shape[2] // 2
         parts = []
         for half, number in enumerate(self._chunks()):
-            mine, end = slice(half * chunk, (half + 1) * chunk), (number + 1) * chunk
-            rows, drawn = query[:, :, mine], None if keys is None else keys[:, mine]
-            before = self._until_own_end(rows, end, self._whole.drops(keys))
-            read = key[:, :, :end], value[:, :, :end]
-            parts.append(self._whole.attend(rows, *read, before, False, drawn, sinks))
+            mine = slice(half * chunk, (half + 1) * chunk)
+            end = (number + 1) * chunk
+            rows = query[:, :, mine]
+            dropout_keys = None if keys is None else keys[:, mine]
+            allowed = self._until_own_end(rows, end, self._whole.drops(keys))
+            parts.append(
+                self._whole.attend(
+                    rows, key[:, :, :end], value[:, :, :end], allowed, False, dropout_keys, sinks
+                )
+            )
         return torch.cat(parts, dim=2)
 
     def _of_documents(
@@ -138,36 +161,51 @@ class ContextCore(nn.Module):
         keys: Tensor | None,
         sinks: Tensor | None,
     ) -> Tensor:
-        length, device, plain = key.shape[2], query.device, not (self._whole.cap or self._whole.drops(keys))
-        if plain and sinks is None and documents.bounds is not None:
-            chunk, parts = length // (2 * self._cp.size), list[Tensor]()
+        """Attend within documents: by a kernel that takes their bounds if there is one, else by a mask."""
+        length = key.shape[2]
+        device = query.device
+        is_plain = not (self._whole.cap or self._whole.drops(keys))
+        if is_plain and sinks is None and documents.bounds is not None:
+            chunk = length // (2 * self._cp.size)
+            parts: list[Tensor] = []
             for half, number in enumerate(self._chunks()):
-                mine, end = slice(half * chunk, (half + 1) * chunk), (number + 1) * chunk
-                rows, bounds = query[:, :, mine], bounds_of_chunk(documents.starts(length), end - chunk, end)
-                read = key[:, :, :end], value[:, :, :end]
-                mixed = attend_flash(rows, *read, *bounds, documents.window, self._whole.scale)
-                if mixed is None:
+                rows = query[:, :, half * chunk : (half + 1) * chunk]
+                end = (number + 1) * chunk
+                query_bounds, key_bounds = bounds_of_chunk(documents.starts(length), end - chunk, end)
+                mixed = attend_flash(
+                    rows,
+                    key[:, :, :end],
+                    value[:, :, :end],
+                    query_bounds,
+                    key_bounds,
+                    documents.window,
+                    self._whole.scale,
+                )
+                if mixed is None:  # no such kernel here
                     break
                 parts.append(mixed)
             else:
                 return torch.cat(parts, dim=2)
 
-        def of_mine() -> Tensor:
+        def rows_of_mask() -> Tensor:
             return documents.dense(length, device).index_select(2, positions_of(length, self._cp, device))
 
-        return self._whole.attend(query, key, value, documents.once(of_mine), False, keys, sinks)
+        return self._whole.attend(query, key, value, documents.once(rows_of_mask), False, keys, sinks)
 
     def _chunks(self) -> tuple[int, int]:
+        """Return the numbers of this rank's two chunks, ascending."""
         return self._cp.index, 2 * self._cp.size - 1 - self._cp.index
 
     def _until_own_end(self, queries: Tensor, end: int, dropped: bool) -> Tensor:
-        """The mask of the last positions of `end`, each of which sees what is not after it: causal, aligned at the
-        lower right. On CUDA that has a fused kernel and needs no tensor, unless scores are capped or dropped."""
+        """Return the causal mask [queries, end] of the last positions before `end`: key j is visible to query i if
+        j <= end - queries + i.
+
+        On CUDA a fused kernel needs no tensor for this mask, unless scores are capped or dropped.
+        """
         rows = queries.shape[2]
         if queries.is_cuda and not (self._whole.cap or dropped):
-            from torch.nn.attention.bias import (
-                causal_lower_right,
-            )  # imports torch's compiler: a second of every start
+            # Imported on demand: it imports torch's compiler, which takes a second.
+            from torch.nn.attention.bias import causal_lower_right
 
             return causal_lower_right(rows, end)
         steps = torch.arange(end, device=queries.device)
@@ -175,30 +213,44 @@ class ContextCore(nn.Module):
 
 
 def bounds_of_chunk(starts: Tensor, first: int, end: int) -> tuple[Tensor, Tensor]:
-    """Where the documents with these STARTS begin among the queries from position `first` to `end` of all rows, and
-    among the keys before `end`, int32 [documents + 1] each. A document has the keys up to its last query; those before
-    the chunk have keys and no query."""
-    found = []
+    """Return the bounds of documents in one chunk, as kernels for sequences of varying length take them.
+
+    All rows are laid end to end: queries [rows x (end - first)], keys [rows x end]. Document d has the queries
+    bounds[d] .. bounds[d + 1] and the keys of the same range in the second result. A document that ends before the
+    chunk has keys and no queries.
+
+    Args:
+        starts: first position of each document, int [rows, documents].
+        first: first position of the chunk's queries.
+        end: position after the last query, and after the last key.
+
+    Returns:
+        Bounds among the queries and among the keys, int32 [rows x documents + 1] each.
+    """
+    bounds = []
     for base in (first, 0):
         width = end - base
         rows = torch.arange(len(starts), dtype=torch.int32, device=starts.device) * width
         inside = (starts - base).clamp(0, width) + rows[:, None]
-        found.append(torch.nn.functional.pad(inside.flatten(), (0, 1), value=len(starts) * width))
-    return found[0], found[1]
+        bounds.append(torch.nn.functional.pad(inside.flatten(), (0, 1), value=len(starts) * width))
+    return bounds[0], bounds[1]
 
 
 class GlobalRouter:
     """Routes the whole sequence on every rank and keeps this rank's part.
 
-    Balance and capacity are of a sequence, so that a part of it cannot tell. The balancing loss comes out alike
-    on every rank; the share that each contributes is the trainer's to divide.
+    Load balance and capacity are defined for a whole sequence, so a part of it does not suffice. Every rank computes
+    the same balancing loss; `StepLosses.of` divides it by the number of ranks.
     """
 
     def __init__(self, router: Router, cp: ProcessGroup) -> None:
         self._whole, self._cp = router.forward, cp
 
     def forward(self, hidden: Tensor, real: Tensor | None = None) -> Routes:
-        """As `Router.forward`, for hidden [B, L / ranks, hidden] and real [B, L]."""
+        """Return the routes of this rank's tokens, like `Router.forward`.
+
+        hidden [B, L / ranks, hidden]; real bool [B, L], False for padding.
+        """
         routes = self._whole(in_order(gather(hidden, 1, self._cp), 1, self._cp), real)
         mine = positions_of(routes.experts.shape[1], self._cp, hidden.device)
         return Routes(
@@ -210,7 +262,7 @@ class GlobalRouter:
 
 
 def in_order(whole: Tensor, dim: int, cp: ProcessGroup) -> Tensor:
-    """Chunks gathered by rank, put in the order of the sequence."""
+    """Reorder 2 x ranks chunks along `dim` from the order of ranks (0, 2n-1, 1, 2n-2, ..) to that of the sequence."""
     chunks: list[Any] = [None] * (2 * cp.size)
     for number, chunk in enumerate(whole.chunk(2 * cp.size, dim)):
         rank, second = divmod(number, 2)

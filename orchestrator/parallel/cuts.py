@@ -1,5 +1,7 @@
-"""Where a pipeline is cut, and where it may be: the layers that embedding and head count as, by which stages are dealt
-out evenly."""
+"""The cuts of a pipeline into stages.
+
+Embedding and head count as a number of layers each; with these the layers are divided evenly.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +13,20 @@ from orchestrator.parallel.layout import Layout
 from orchestrator.parallel.stages import layers_by_stage
 
 MOST = 3
-"""Cuts that are tried of a layout, besides that which leaves the first rank fewest layers: it holds most
-micro-batches."""
+"""Number of cuts tried for a layout, besides the one that gives the first rank, which holds most micro-batches, the
+fewest layers."""
 EMBEDDING = 2
-"""Layers that the embedding counts as at most."""
+"""Maximum number of layers that the embedding counts as."""
 
 
 @lru_cache(maxsize=4096)
 def cuts(
     layers: int, pp: int, schedule: str, virtual: int, first: float, head: float
 ) -> tuple[tuple[int, int], ...]:
-    """(first_less, last_less) of the cuts to try, those first whose busiest rank has least to compute; `first` and
-    `head` tell how many times as long as a layer embedding and head take. Of equal ones that which is usual."""
+    """Return (first_less, last_less) of the cuts to try, those first whose busiest rank has least to compute.
+
+    `first` and `head` are the times of embedding and head in layers. Of equal cuts the usual one comes first.
+    """
     by_rank: dict[tuple[int, ...], tuple[int, int]] = {}
     usual = Layout(pp, schedule=schedule, virtual=virtual)
     for less in [(0, 1), *itertools.product(range(EMBEDDING + 1), range(math.ceil(head) + 2))]:
@@ -40,7 +44,7 @@ def cuts(
 
 
 def layers_by_rank(layers: int, layout: Layout) -> tuple[int, ...]:
-    """Layers of each rank of the pipeline."""
+    """Return the number of layers of each rank of the pipeline."""
     return _by_rank(layers, layout.pp, layout.schedule, layout.virtual, layout.first_less, layout.last_less)
 
 

@@ -1,9 +1,9 @@
 """Gradients whose bits do not depend on the data-parallel width.
 
-The global batch is a fixed number of virtual shards, each computed alone as one micro-batch. Their gradients are
-summed in a binary tree over the shards' order: first those of a rank, which are neighbours, then over the ranks.
-An all-to-all gives every rank one slice of all partial sums, which it adds up in the same tree, and an all-gather
-brings the sums back: together the bytes of a ring all-reduce.
+The global batch is a fixed number of virtual shards, each computed as one micro-batch. Their gradients are summed in a
+binary tree over the order of the shards: first those of a rank, which are neighbours, then over the ranks. An
+all-to-all gives every rank one slice of all ranks' partial sums, which it adds in the same tree, and an all-gather
+returns the sums. Together they send the bytes of a ring all-reduce.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from orchestrator.parallel.parameters import Held
 
 
 class DeterministicReduction:
-    """See `DataParallel`. Every rank holds all parameters."""
+    """A `DataParallel` in which every rank holds and updates all parameters."""
 
     def __init__(self, held: list[Held], mesh: Mesh, device: torch.device) -> None:
         self._group = mesh.data
@@ -48,11 +48,16 @@ class DeterministicReduction:
         self._computed = True
 
     def finish(self) -> None:
-        """See `DataParallel.finish`. Raises ValueError if the rank's shards are not a power of two."""
+        """See `DataParallel.finish`.
+
+        Raises:
+            ValueError: if the number of the rank's virtual shards is not a power of two.
+        """
         self._bank()
         if len(self._sums) != 1:
             raise ValueError("a rank's virtual shards must be a power of two")
-        (_, total), ways = self._sums.pop(), self._group.size
+        _, total = self._sums.pop()
+        ways = self._group.size
         if ways == 1:
             self._flat.copy_(total)
             return
@@ -62,13 +67,14 @@ class DeterministicReduction:
         dist.all_gather_single(self._flat, mine, group=self._group.handle)
 
     def publish(self) -> None:
-        """Nothing to do: every rank has made the same update."""
+        """Do nothing: every rank has made the same update."""
 
     def _bank(self) -> None:
-        """Put the last shard's gradients into the tree; like a binary counter, it holds one sum for each level."""
+        """Add the last shard's gradients to the tree, which holds at most one sum per level, like a binary counter."""
         if not self._computed:
             return
-        level, total = 0, self._flat.clone()
+        level = 0
+        total = self._flat.clone()
         while self._sums and self._sums[-1][0] == level:
             total.add_(self._sums.pop()[1])
             level += 1
@@ -77,9 +83,9 @@ class DeterministicReduction:
 
 
 def tree_sum(parts: Tensor) -> Tensor:
-    """The sum over the first dimension, neighbours first, then neighbouring sums; the last of an odd number waits.
+    """Return the sum over the first dimension: neighbours first, then neighbouring sums.
 
-    For a power of two, any cut into equal powers of two gives the same bits.
+    The last of an odd number moves up a level. For a power of two, any cut into equal powers of two gives equal bits.
     """
     while len(parts) > 1:
         even = len(parts) // 2 * 2

@@ -52,9 +52,14 @@ CARDS = Path("/dev/infiniband")
 class Device:
     """A rank's device, its compute dtype, and the process group of all ranks.
 
-    With `keeps_casts` a weight is cast once, and the copy is kept to the end of the forward pass: of weights that are
-    gathered only for as long as they are needed (ZeRO 3) that would keep them all. With `keeps_weights` all
-    micro-batches of a step have the same tensors; under ZeRO 2 and 3 FSDP makes others, whose gradients it sums.
+    Attributes:
+        device: the device.
+        compute: dtype of matrix products.
+        group: all ranks.
+        keeps_casts: whether a weight's cast is kept until the forward pass ends. Under ZeRO 3 that would keep casts of
+            all weights, although each is gathered only for as long as it is needed.
+        keeps_weights: whether all micro-batches of a step use the same weight tensors. Under ZeRO 2 and 3 FSDP2 gathers
+            new ones.
     """
 
     device: torch.device
@@ -71,12 +76,14 @@ class Device:
 
     @contextlib.contextmanager
     def casting_once(self) -> Iterator[None]:
-        """Context manager for several forward passes with the same weights: what one of them has cast the others use,
-        in place of a copy of all weights for each that waits for its backward pass."""
+        """Context manager for several forward passes with the same weights: they share the casts of weights.
+
+        Otherwise every micro-batch that waits for its backward pass holds a cast of all weights.
+        """
         if self.compute is torch.float32 or not self.keeps_weights:
             yield
             return
-        torch.autocast_increment_nesting()  # the copies are forgotten where the outermost context ends
+        torch.autocast_increment_nesting()  # autocast clears its cache when the outermost context ends
         try:
             with casts.kept():
                 yield
@@ -85,9 +92,9 @@ class Device:
                 torch.clear_autocast_cache()
 
     def pinned(self, batch: Batch) -> Batch:
-        """The batch where the device can fetch it while it computes; itself on a CPU.
+        """Return the batch in page-locked memory, from which a GPU copies while it computes; unchanged on a CPU.
 
-        For any thread: each has a current device of its own, to which what it pins belongs.
+        Any thread may call it. The current device is per thread, so it is set here.
         """
         if self.device.type != "cuda":
             return batch

@@ -1,7 +1,7 @@
-"""Expert parallelism: experts are shared out over data-parallel ranks, and tokens travel to them.
+"""Expert parallelism: data-parallel ranks divide the experts, and tokens travel to them.
 
-Lepikhin et al., 2021, GShard (section 3.2): an all-to-all takes rows to the ranks that hold their experts and
-another one takes the results back. Nothing is padded; each rank sends as many rows as were routed.
+One all-to-all sends rows to the ranks that hold their experts, and a second one returns the results (Lepikhin et al.,
+2021, GShard, section 3.2). Nothing is padded: each rank sends exactly the rows that were routed.
 """
 
 from __future__ import annotations
@@ -16,38 +16,46 @@ from workloads.model.moe import Experts
 
 
 def apply_expert(model: nn.Module, group: ProcessGroup) -> None:
-    """Wrap the experts of every layer, whose parameters are sharded already, in the exchange of tokens."""
+    """Wrap the experts of every layer in the exchange of tokens. Their parameters must be cut to this rank already."""
     for module in model.modules():
         if isinstance(module, Experts):
             module.forward = Exchange(module, group).forward  # type: ignore[method-assign]
 
 
 def rows_by_rank(sent: Tensor, received: Tensor, rows: Tensor) -> tuple[list[int], list[int]]:
-    """How many of `rows` go to each rank, and how many rows come from each, of counts [ranks, experts of a rank].
+    """Return how many rows go to each rank and how many come from each.
 
-    A trace, in which counts have no values, puts a function in this one's place that goes by the number of `rows`."""
-    to, come = torch.stack((sent.sum(1), received.sum(1))).tolist()  # one wait for the device
-    return to, come
+    A trace replaces this function by one that assumes equal loads, because fake tensors have no values.
+
+    Args:
+        sent: rows that this rank has for each expert, int64 [ranks, experts of a rank].
+        received: rows that each rank has for this rank's experts, of the same shape.
+        rows: the rows to send, [R, hidden]. Only a trace reads their number.
+    """
+    outgoing, incoming = torch.stack((sent.sum(1), received.sum(1))).tolist()  # one synchronisation for both
+    return outgoing, incoming
 
 
 class Exchange:
-    """All-to-all of rows to the ranks of their experts and back."""
+    """Sends rows to the ranks of their experts, applies the experts there, and returns the results."""
 
     def __init__(self, experts: Experts, group: ProcessGroup) -> None:
-        self._local, self._group = experts.forward, group
+        self._local = experts.forward
+        self._group = group
 
     def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
-        """As `Experts.forward`: rows [R, hidden] sorted by expert, counts [all experts]."""
+        """Return [R, hidden] like `Experts.forward`, for rows [R, hidden] sorted by expert and counts [all experts]."""
         sent = counts.view(self._group.size, -1)
         received = torch.empty_like(sent)
         with self._group.communicating():
             dist.all_to_all_single(received, sent.contiguous(), group=self._group.handle)
-        to, come = rows_by_rank(sent, received, rows)
-        arrived = exchange(rows, come, to, self._group)
-        # They come by rank and, of each rank, by expert; experts want them by expert.
-        local = torch.arange(received.shape[1], device=rows.device).repeat(self._group.size)
-        order = local.repeat_interleave(received.flatten(), output_size=sum(come)).argsort(stable=True)
-        done = self._local(arrived[order], received.sum(0))
-        back = torch.empty_like(order)
-        back[order] = torch.arange(len(order), device=order.device)
-        return exchange(done[back], to, come, self._group)
+        outgoing, incoming = rows_by_rank(sent, received, rows)
+        arrived = exchange(rows, incoming, outgoing, self._group)
+        # Rows arrive sorted by (rank, expert), and the experts need them sorted by (expert, rank). Each arrived row
+        # gets the number of its expert; a stable sort by it keeps the ranks in order.
+        experts = torch.arange(received.shape[1], device=rows.device).repeat(self._group.size)
+        order = experts.repeat_interleave(received.flatten(), output_size=sum(incoming)).argsort(stable=True)
+        results = self._local(arrived[order], received.sum(0))
+        inverse = torch.empty_like(order)
+        inverse[order] = torch.arange(len(order), device=order.device)
+        return exchange(results[inverse], outgoing, incoming, self._group)

@@ -1,7 +1,7 @@
-"""Gradients (ZeRO 2) and parameters too (ZeRO 3) sharded over the replicas, by torch's FSDP2.
+"""Gradients (ZeRO 2) and also parameters (ZeRO 3) sharded over the replicas, by torch's FSDP2.
 
-Rajbhandari et al., 2020, sections 5.2 and 5.3; Zhao et al., 2023, "PyTorch FSDP". A parameter is sharded over
-its first dimension, where the layout says so in each of several copies, between which gradients are summed (HSDP).
+Rajbhandari et al., 2020, sections 5.2 and 5.3; Zhao et al., 2023, "PyTorch FSDP". A parameter is sharded over its first
+dimension. With several copies of the model (HSDP) each copy is sharded, and gradients are summed between copies.
 """
 
 from __future__ import annotations
@@ -33,22 +33,32 @@ from workloads.model.transformer import Layer
 from workloads.own.network import OwnNetwork
 
 MATRICES = (nn.Linear, Float8Linear, RowLinear, Experts)
-"""Modules whose parameters serve in matrix products alone."""
+"""Modules whose parameters are used in matrix products only."""
 
 
 def shard_fully(model: nn.Module, blocks: Iterable[nn.Module], mesh: Mesh, zero: int, device: Device) -> None:
-    """Hand the parameters of `model` to FSDP2: experts, then the matrices of each of its blocks, then what else is in a
-    block, then the rest.
+    """Hand the parameters of `model` to FSDP2.
 
-    Token embeddings stay in the last group, since a tied head reads their weight outside of their module; so do blocks
-    of which another module has a parameter too.
+    FSDP2 gathers parameters in groups. The groups of a block are its experts, its matrices, and its other parameters.
+    The last group has the rest of the model. Token embeddings belong to it, because a tied head reads their weight
+    outside of their module, and so do blocks that share a parameter with another module.
+
+    Args:
+        model: a stage of the model, on the meta device and already cut to this rank.
+        blocks: its layers.
+        mesh: the process groups.
+        zero: 2 or 3.
+        device: this rank's device and compute dtype.
     """
-    kind, compute = device.device.type, device.compute
-    dense, free = _device_mesh(mesh, mesh.data, mesh.shard, kind), zero == 3
+    kind = device.device.type
+    compute = device.compute
+    dense = _device_mesh(mesh, mesh.data, mesh.shard, kind)
+    free = zero == 3  # whether gathered parameters are freed after a forward pass
+    # `low` gathers parameters in the compute dtype and reduces gradients in fp32; `full` does both in fp32.
     low = MixedPrecisionPolicy(compute, torch.float32, cast_forward_inputs=False)
     full = MixedPrecisionPolicy(cast_forward_inputs=False)
-    # A weight that serves several times, or whose gradient waits outside of autograd, has its gradients summed in the
-    # type in which it was gathered.
+    # Gradients of a weight that is used several times, or that come from outside autograd (the W of zero-bubble
+    # schedules), are summed in the dtype of the gathered weight. That weight must then be fp32.
     defers = mesh.layout.pp > 1 and mesh.layout.schedule in SPLIT
     shares = getattr(getattr(model, "config", None), "shared_layers", False)
     lowers = compute is torch.bfloat16 and free and not (defers or shares)
@@ -56,52 +66,56 @@ def shard_fully(model: nn.Module, blocks: Iterable[nn.Module], mesh: Mesh, zero:
     if isinstance(model, OwnNetwork | HuggingFaceNetwork) and not defers:
         inside = {module for layer in apart for module in layer.modules()}
         for layer in apart:
-            layer.register_forward_hook(_Reaches(set()))
-        model.register_forward_hook(_Reaches(inside))
+            layer.register_forward_hook(_ZeroGradients(set()))
+        model.register_forward_hook(_ZeroGradients(inside))
     for layer in apart:
         if isinstance(model, OwnNetwork):
             layer.register_forward_hook(_without_views)
         experts = getattr(getattr(layer, "feedforward", None), "experts", None)
         if experts is not None and mesh.expert.size > 1 and mesh.expert_data.size > 1:
-            whole = _unsharded_frozen(experts, free)
-            of_experts = _device_mesh(mesh, mesh.expert_data, mesh.expert_shard, kind)
-            policy = low if lowers and isinstance(layer, Layer) else full
             fully_shard(
-                experts, mesh=of_experts, reshard_after_forward=free, ignored_params=whole, mp_policy=policy
+                experts,
+                mesh=_device_mesh(mesh, mesh.expert_data, mesh.expert_shard, kind),
+                reshard_after_forward=free,
+                ignored_params=_unsharded_frozen(experts, free),
+                mp_policy=low if lowers and isinstance(layer, Layer) else full,
             )
-        left = _left(layer, mesh, free)
-        matrices = _matrices(layer, left) if lowers else []
+        ignored = _unsharded(layer, mesh, free)
+        matrices = _matrices(layer, ignored) if lowers else []
         if matrices:
-            fully_shard(matrices, mesh=dense, reshard_after_forward=free, ignored_params=left, mp_policy=low)
-        fully_shard(layer, mesh=dense, reshard_after_forward=free, ignored_params=left, mp_policy=full)
-    left = _left(model, mesh, free)
-    fully_shard(model, mesh=dense, reshard_after_forward=free, ignored_params=left, mp_policy=full)
+            fully_shard(
+                matrices, mesh=dense, reshard_after_forward=free, ignored_params=ignored, mp_policy=low
+            )
+        fully_shard(layer, mesh=dense, reshard_after_forward=free, ignored_params=ignored, mp_policy=full)
+    ignored = _unsharded(model, mesh, free)
+    fully_shard(model, mesh=dense, reshard_after_forward=free, ignored_params=ignored, mp_policy=full)
     for module in model.modules():
         if isinstance(module, FSDPModule):
-            # Gradients are sums here: the loss is already divided by the tokens of the global batch.
+            # Sum gradients, do not average them: the loss is already divided by the labels of the global batch.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
-            if kind == "cpu":  # elsewhere they are queued
+            if kind == "cpu":  # on a GPU collectives are queued, so their calls take no time
                 module.set_custom_all_gather(_TimedAllGather(mesh.shard))
                 module.set_custom_reduce_scatter(_TimedReduceScatter(mesh.shard))
 
 
-class _Reaches:
-    """A forward hook by which every trained parameter of the module, but for those of the modules `apart`, has a
-    gradient in each backward pass, of zeros where the samples of this rank do not reach it.
+class _ZeroGradients:
+    """A forward hook that gives every trained parameter of a module a gradient in each backward pass.
 
-    FSDP2 sums the gradients that there are, in order: those of different parameters with each other, where the ranks'
-    samples have not reached the same ones.
+    FSDP2 concatenates the gradients that exist and reduces them together. If the samples of two ranks use different
+    parameters of a user's model, gradients of different parameters would be summed. Unused parameters therefore get
+    gradients of zeros.
     """
 
-    def __init__(self, apart: set[nn.Module]) -> None:
-        self._apart = apart
+    def __init__(self, excluded: set[nn.Module]) -> None:
+        """`excluded`: inner modules whose parameters belong to another group."""
+        self._excluded = excluded
 
     def __call__(self, module: nn.Module, _: Any, output: Any) -> Any:
         trained = [
             parameter
             for inner in module.modules()
-            if inner not in self._apart
+            if inner not in self._excluded
             for parameter in inner._parameters.values()
             if parameter is not None and parameter.requires_grad
         ]
@@ -114,7 +128,7 @@ class _Reaches:
 
 
 class _WithZeros(torch.autograd.Function):
-    """A copy of a tensor, whose backward pass gives the parameters behind it gradients of zeros too."""
+    """A copy of a tensor whose backward pass also gives the listed parameters gradients of zeros."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, *parameters: Tensor) -> Tensor:
@@ -124,18 +138,18 @@ class _WithZeros(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:
-        """The gradient as it is, and zeros that take no memory."""
+        """Return the gradient unchanged, and zeros that are expanded from one element."""
         zeros = (gradient.new_zeros((), dtype=dtype).expand(shape) for shape, dtype in ctx.parameters)
         return gradient, *zeros
 
 
 def _without_views(_: nn.Module, __: Any, output: Any) -> Any:
-    """A layer's output that may be changed in place: of a view FSDP2 would not hear when its backward pass begins."""
+    """Clone the views in a layer's output: an in-place change of a view would remove FSDP2's backward hook."""
     return tree_map_only(torch.Tensor, lambda tensor: tensor.clone() if tensor._is_view() else tensor, output)
 
 
 def _apart(model: nn.Module, blocks: Iterable[nn.Module]) -> Iterator[nn.Module]:
-    """The blocks whose parameters no other module has."""
+    """Yield the blocks that share no parameter with a module outside of them."""
     places = Counter(p for module in model.modules() for p in module._parameters.values() if p is not None)
     for block in blocks:
         inside = Counter(
@@ -145,24 +159,25 @@ def _apart(model: nn.Module, blocks: Iterable[nn.Module]) -> Iterator[nn.Module]
             yield block
 
 
-def _matrices(layer: nn.Module, left: set[nn.Parameter]) -> list[nn.Module]:
-    """The modules of a layer whose parameters serve in matrix products alone, so that they may be gathered in the
-    compute dtype, to which such a product casts them anyway: half the bytes, and no second copy that outlives them.
+def _matrices(layer: nn.Module, ignored: set[nn.Parameter]) -> list[nn.Module]:
+    """Return the modules of a layer whose parameters are used in matrix products only.
 
-    Only of our own layers, of which that is known, and not beside adapters, which read weights in other ways.
+    They may be gathered in the compute dtype, because the product casts them to it anyway. That halves the bytes sent,
+    and no cast outlives the gathered weight. Only our own layers qualify, whose use of parameters is known, and no
+    layer with adapters, which read weights in other ways.
     """
     if not isinstance(layer, Layer) or any(isinstance(module, LoraLinear) for module in layer.modules()):
         return []
-    found = [module for module in layer.modules() if type(module) in MATRICES]
+    candidates = [module for module in layer.modules() if type(module) in MATRICES]
     return [
         module
-        for module in found
-        if not isinstance(module, FSDPModule) and not left.issuperset(module.parameters())
+        for module in candidates
+        if not isinstance(module, FSDPModule) and not ignored.issuperset(module.parameters())
     ]
 
 
 class _TimedAllGather(DefaultAllGather):
-    """What FSDP2 gathers parameters by, its time known to be exposed."""
+    """FSDP2's all-gather of parameters, timed as communication."""
 
     def __init__(self, group: ProcessGroup) -> None:
         self._timed = group
@@ -174,7 +189,7 @@ class _TimedAllGather(DefaultAllGather):
 
 
 class _TimedReduceScatter(DefaultReduceScatter):
-    """What FSDP2 sums gradients by, in the same way."""
+    """FSDP2's reduce-scatter of gradients, timed as communication."""
 
     def __init__(self, group: ProcessGroup) -> None:
         self._timed = group
@@ -185,26 +200,26 @@ class _TimedReduceScatter(DefaultReduceScatter):
             return super().__call__(*given, **rest)
 
 
-def _left(module: nn.Module, mesh: Mesh, free: bool) -> set[nn.Parameter]:
-    """The parameters that FSDP2 does not shard; those without dimensions it cannot."""
+def _unsharded(module: nn.Module, mesh: Mesh, free: bool) -> set[nn.Parameter]:
+    """Return the parameters that FSDP2 must ignore; it cannot shard scalars."""
     scalars = {p for p in module.parameters() if not p.dim()}
     return scalars | _unsharded_experts(module, mesh) | _unsharded_frozen(module, free)
 
 
 def _unsharded_frozen(module: nn.Module, free: bool) -> set[nn.Parameter]:
-    """Under ZeRO 2 frozen parameters, of which there are no gradients, stay whole, so that they are never gathered."""
+    """Under ZeRO 2 frozen parameters stay whole: they have no gradient to shard, and need no gather then."""
     return set() if free else {p for p in module.parameters() if not p.requires_grad}
 
 
 def _unsharded_experts(module: nn.Module, mesh: Mesh) -> set[nn.Parameter]:
-    """Experts that no other rank holds are sharded by expert parallelism already."""
+    """Return experts that no other rank holds: expert parallelism has sharded them already."""
     if mesh.expert.size == 1 or mesh.expert_data.size > 1:
         return set()
     return {p for name, p in module.named_parameters() if ".experts." in f".{name}"}
 
 
 def _device_mesh(mesh: Mesh, group: ProcessGroup, shard: ProcessGroup, device: str) -> DeviceMesh:
-    """The ranks of `group` as FSDP2 has them, of two dimensions if there are several copies."""
+    """Return `group` as a mesh for FSDP2: [shard], or with several copies [copies, shard]."""
     assert shard.handle is not None
     if mesh.copies.size == 1:
         return DeviceMesh.from_group(shard.handle, device)
@@ -216,10 +231,12 @@ def _device_mesh(mesh: Mesh, group: ProcessGroup, shard: ProcessGroup, device: s
 
 
 class Fsdp:
-    """See `DataParallel`. FSDP2 reduce-scatters the gradients, and sums them over the copies of the model."""
+    """A `DataParallel` by FSDP2, which reduce-scatters gradients and sums them over the copies of the model."""
 
     def __init__(self, models: Iterable[nn.Module], held: list[Held], mesh: Mesh) -> None:
-        self._models, self._has_copies, self._data = list(models), mesh.copies.size > 1, mesh.data
+        self._models = list(models)
+        self._has_copies = mesh.copies.size > 1
+        self._data = mesh.data
         self._keeps_weights = mesh.layout.zero == 2
         self._parameters: list[nn.Parameter] = []
         self.shards: list[ParameterShard] = []
@@ -229,10 +246,20 @@ class Fsdp:
                 continue
             mine = nn.Parameter(local)
             self._parameters.append(h.parameter)
-            one = h.original and (h.cut.over_tp or mesh.tp.index == 0)
-            same = mesh.copies if local.dim() else mesh.data
+            # Copies on other stages (tied) or tensor-parallel ranks (not cut) are neither counted nor saved.
+            is_first = h.original and (h.cut.over_tp or mesh.tp.index == 0)
+            # FSDP2 leaves scalars whole, so all ranks hold them.
+            replicas = mesh.copies if local.dim() else mesh.data
             self.shards.append(
-                ParameterShard(h.name, h.cut, mine, _rows(h), same, one and same.index == 0, one)
+                ParameterShard(
+                    name=h.name,
+                    cut=h.cut,
+                    parameter=mine,
+                    boxes=_rows(h),
+                    replica_group=replicas,
+                    counted=is_first and replicas.index == 0,
+                    saved=is_first,
+                )
             )
 
     def begin(self) -> None:
@@ -244,8 +271,11 @@ class Fsdp:
             shard.parameter.grad = None
 
     def micro_batch(self, last: bool) -> None:
-        """Every micro-batch's gradients are reduce-scattered and added to the shard's; over copies, the last sums.
-        Under ZeRO 2 weights are gathered for the first alone: after a forward pass all of them are there anyway."""
+        """See `DataParallel.micro_batch`.
+
+        Every micro-batch's gradients are reduce-scattered and added to the shard's. The sum over copies is made once,
+        in the last micro-batch. ZeRO 2 keeps the weights that the first micro-batch gathered until the last one ends.
+        """
         for model in self._models:
             assert isinstance(model, FSDPModule)
             if self._has_copies:
@@ -266,42 +296,57 @@ class Fsdp:
                     dist.all_reduce(shard.parameter.grad, group=self._data.handle)
 
     def publish(self) -> None:
-        """Weights are gathered when they are needed. Those that an evaluation under ZeRO 2 has left, where no backward
-        pass frees them, are stale after a step; and a step that begins with them has wrong gradients from then on."""
+        """Free gathered weights; the next forward pass gathers the updated shards.
+
+        An evaluation under ZeRO 2 leaves gathered weights, because no backward pass frees them. They are stale after
+        the next update, and a step that starts with them has wrong gradients.
+        """
         for model in self._models:
             reshard(model)
 
 
 def reshard(model: nn.Module) -> None:
-    """Forget the weights that were gathered, which a forward pass without a graph may have left."""
+    """Free the gathered weights that a forward pass without a graph may have left."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
 
 
 def frozen_shards(held: Iterable[Held], mesh: Mesh) -> list[ParameterShard]:
-    """This rank's parts of the parameters that are not trained, which are neither counted nor saved."""
+    """Return this rank's parts of the frozen parameters, which are neither counted in norms nor saved."""
     alone = ProcessGroup((mesh.rank,), 0, None)
-    found = []
+    shards = []
     for h in held:
         local = local_of(h.parameter)
         if not h.parameter.requires_grad and local.numel():
             mine = nn.Parameter(local, requires_grad=False)
-            found.append(ParameterShard(h.name, h.cut, mine, _rows(h), alone, False, False))
-    return found
+            shards.append(
+                ParameterShard(
+                    name=h.name,
+                    cut=h.cut,
+                    parameter=mine,
+                    boxes=_rows(h),
+                    replica_group=alone,
+                    counted=False,
+                    saved=False,
+                )
+            )
+    return shards
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a tensor, the same memory."""
+    """Return this rank's part of a tensor, in the same memory."""
     return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()
 
 
 def _rows(held: Held) -> tuple[Box, ...]:
-    """The box of this rank's rows."""
-    cut, parameter = held.cut, held.parameter
+    """Return the boxes of this rank's rows: FSDP2 gives rank i the rows i x ceil(rows / ranks) and following."""
+    cut = held.cut
+    parameter = held.parameter
     if not isinstance(parameter, DTensor):
         return boxes_of(cut, 0, parameter.numel())
-    ways, index = parameter.device_mesh.size(-1), parameter.device_mesh.get_local_rank(-1)
-    rows = -(-cut.extent[0] // ways) * index
-    row = parameter.numel() // cut.extent[0]
-    return boxes_of(cut, rows * row, rows * row + local_of(parameter).numel())
+    ways = parameter.device_mesh.size(-1)
+    index = parameter.device_mesh.get_local_rank(-1)
+    first_row = -(-cut.extent[0] // ways) * index
+    row = parameter.numel() // cut.extent[0]  # elements of a row
+    return boxes_of(cut, first_row * row, first_row * row + local_of(parameter).numel())

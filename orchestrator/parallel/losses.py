@@ -1,4 +1,4 @@
-"""Losses of the micro-batches of a step: what to differentiate, and the sums to report."""
+"""Losses of the micro-batches of a step: the scalar to differentiate, and the sums to report."""
 
 from __future__ import annotations
 
@@ -27,23 +27,26 @@ from workloads.objectives.preferences import BASELINE, DIVERGENCE, log_probabili
 from workloads.own.metrics import OwnMetrics
 from workloads.workload import Batch, Loss, Workload
 
-SUM, COUNT = "sum", "count"
-"""What the names of further sums begin with."""
+SUM = "sum"
+"""Prefix of the name of a further metric's sum."""
+COUNT = "count"
+"""Prefix of the name of how many values that sum has."""
 EXACT = 2.0**-20
-"""To a multiple of this many nats the loss of a micro-batch is rounded in an evaluation."""
+"""In an evaluation each micro-batch's loss is rounded to a multiple of this many nats."""
 
 
 @dataclass(frozen=True)
 class EvaluationSums:
-    """Sums over the tokens that were predicted, the same bits on every rank, under any layout.
+    """Sums over the predicted tokens, with the same bits on every rank and under any layout.
 
     Attributes:
-        loss: of the cross-entropy, in nats.
-        tokens: how many were predicted.
-        correct: how many of them were predicted right.
-        routed: what each router did, as `Workload.routing` counts it.
-        sums: other metrics of the workload, each a sum and of how many it is.
-        predictions: prediction and label of each sample, float64 [n, 2], where the job asks for metrics of them.
+        loss: sum of the cross-entropy, in nats.
+        tokens: number of predicted tokens.
+        correct: number of tokens predicted correctly.
+        routed: load of each router, as `Workload.routing` counts it.
+        sums: other metrics of the workload by name, each as (sum, number of values).
+        predictions: prediction and label of each sample, float64 [n, 2]; empty unless the job asks for metrics of
+            predictions.
     """
 
     loss: float = 0.0
@@ -54,36 +57,56 @@ class EvaluationSums:
     predictions: Tensor = field(default_factory=lambda: torch.empty(0, 2, dtype=torch.float64))
 
     def __add__(self, other: EvaluationSums) -> EvaluationSums:
-        routed = {name: seen + self.routed.get(name, 0.0) for name, seen in other.routed.items()}
+        routed = {name: load + self.routed.get(name, 0.0) for name, load in other.routed.items()}
         none = (0.0, 0.0)
         sums = {
-            name: (a + self.sums.get(name, none)[0], b + self.sums.get(name, none)[1])
-            for name, (a, b) in other.sums.items()
+            name: (total + self.sums.get(name, none)[0], count + self.sums.get(name, none)[1])
+            for name, (total, count) in other.sums.items()
         }
         return EvaluationSums(
-            self.loss + other.loss,
-            self.tokens + other.tokens,
-            self.correct + other.correct,
-            routed,
-            sums,
-            torch.cat([self.predictions, other.predictions]),
+            loss=self.loss + other.loss,
+            tokens=self.tokens + other.tokens,
+            correct=self.correct + other.correct,
+            routed=routed,
+            sums=sums,
+            predictions=torch.cat([self.predictions, other.predictions]),
         )
 
 
 class StepLosses:
-    """Prepares micro-batches, takes their losses, and sums over micro-batches and ranks.
+    """Computes the losses of a step's micro-batches and sums them over micro-batches and ranks.
 
-    The sum of losses is divided by the tokens that a full batch predicts before the backward pass, so that
-    gradients have their usual size in any type, and corrected to the true count after it. `scale` multiplies what
-    is differentiated, not what is reported. `chunks_head` says whether a head computes the loss in chunks of tokens.
+    The number of labels in the global batch is known only after the forward pass. The backward pass therefore divides
+    the sum of losses by `expected`, the number of labels in a full batch, which keeps gradients in their usual range
+    in any dtype. The engine then multiplies the gradients by expected / count.
+
+    The instance is in one of four modes, set by the last `begin*` call: training, evaluation, prediction (logits at
+    labels) or reference (log-probabilities of answers).
+
+    Attributes:
+        scale: loss scale of fp16. It multiplies what is differentiated; reported losses exclude it.
+        expected: number of labels (of answers, if the objective compares them) that the loss is divided by.
+        chunks_head: whether the head may compute the loss in chunks of tokens.
+        has_baseline: whether rewards are measured from a baseline (KTO).
+        baseline: mean divergence of the policy from the reference over the global batch, at least 0. KTO subtracts it
+            from the log-ratio of every answer.
     """
 
     def __init__(self, spec: JobSpec, workload: Workload, layout: Layout, mesh: Mesh, device: Device) -> None:
-        self._workload, self._layout, self._mesh, self._device = workload, layout, mesh, device
-        self._compares = getattr(workload.objective, "compares", False)
-        self.has_baseline, self.baseline = workload.objective.name == "kto", 0.0
-        self.expected = float(spec.train.global_batch * (1 if self._compares else spec.data.sequence_length))
         config = workload.config
+        self._workload = workload
+        self._layout = layout
+        self._mesh = mesh
+        self._device = device
+        # Whether the objective compares answers (DPO and its kin): its loss counts answers, not tokens.
+        self._compares = getattr(workload.objective, "compares", False)
+        self.has_baseline = workload.objective.name == "kto"
+        self.baseline = 0.0
+        self.scale = 1.0
+        self.chunks_head = True
+        labels_per_sample = 1 if self._compares else spec.data.sequence_length
+        self.expected = float(spec.train.global_batch * labels_per_sample)
+        # Whether the loss has a term that is a mean over tokens (router balance, sentence head, generator).
         self._has_means = bool(
             config.moe
             or getattr(config, "balanced", False)
@@ -91,165 +114,221 @@ class StepLosses:
             or getattr(config, "generator", 0)
         )
         table = workload.shapes.get("tokens.weight")
+        # Size of the vocabulary if tensor parallelism splits the logits over it, else 0.
         vocabulary = table[0] if mesh.tp.size > 1 and table else 0
         self._token_loss = VocabularyLoss(vocabulary, mesh.tp, spec.train.z_loss, spec.train.label_smoothing)
-        # What compares answers has the sum over all of an answer's tokens on each rank that has some of them.
-        self._of_tokens = self._of_answer if self._compares and mesh.cp.size > 1 else self._token_loss
-        self._measures = mesh.tp.index == 0  # tensor-parallel ranks measure the same
-        self._counts = self._measures and (mesh.cp.index == 0 or not self._compares)
-        self.scale = 1.0
-        self.chunks_head = True
-        self._own = OwnMetrics(spec.evaluate.own_metrics if spec.evaluate else ())
+        # Context parallelism splits an answer's tokens over ranks; a comparison needs their sum on each of them.
+        is_answer_split = self._compares and mesh.cp.size > 1
+        self._loss_of_logits = self._answer_loss if is_answer_split else self._token_loss
+        # Ranks with the same values must enter a sum once. Tensor-parallel ranks have equal losses; context-parallel
+        # ranks have equal losses only if the objective compares answers.
+        self._is_first_of_tp = mesh.tp.index == 0
+        self._is_counted = self._is_first_of_tp and (mesh.cp.index == 0 or not self._compares)
+        self._own_metrics = OwnMetrics(spec.evaluate.own_metrics if spec.evaluate else ())
         self._tokens_at_once = HEAD_TOKENS[device.device.type]
+        # Values of each metric, one scalar fp64 tensor per micro-batch.
         self._parts: dict[str, list[Tensor]] = {}
+        # Names of the metrics that all ranks agreed on, in training (False) and in evaluation (True).
         self._names: dict[bool, list[str]] = {}
-        self._evaluating = False
-        self._marked: list[tuple[int, Tensor]] | None = None  # in a prediction
-        # in an evaluation, where all predictions are asked for
-        self._each: list[Tensor] | None = [] if spec.evaluate and spec.evaluate.of_predictions else None
-        self._said: list[Tensor] | None = None  # while log-probabilities are computed
+        self._is_evaluation = False
+        # Mode "prediction": each label with the logits [vocabulary] at its position.
+        self._label_logits: list[tuple[int, Tensor]] | None = None
+        # Mode "reference": log-probabilities [B, 2] of each micro-batch.
+        self._answers: list[Tensor] | None = None
+        # Mode "evaluation": predictions and labels [n, 2] of each micro-batch, if the job asks for metrics of them.
+        keeps_predictions = spec.evaluate is not None and spec.evaluate.of_predictions
+        self._predictions: list[Tensor] | None = [] if keeps_predictions else None
 
     def begin(self, micro_batches: Sequence[Batch]) -> None:
-        """Forget the last step, and count what the next one predicts where the loss is more than a sum over tokens."""
-        self._forget()
-        self._evaluating = self._token_loss.counts_correct = False
+        """Start a training step.
+
+        Counts the labels of the global batch first if the loss has a term besides the sum over tokens.
+        """
+        self._reset()
+        self._is_evaluation = self._token_loss.counts_correct = False
         if self._has_means:
             self.expected = max(float(self._count(micro_batches)), 1.0)
 
     def begin_evaluation(self) -> None:
-        """Forget the last step; what follows is not differentiated, and right predictions are counted."""
-        self._forget()
-        self._evaluating = self._token_loss.counts_correct = True
+        """Start an evaluation: losses are not differentiated, and correct predictions are counted."""
+        self._reset()
+        self._is_evaluation = self._token_loss.counts_correct = True
 
     def begin_prediction(self) -> None:
-        """Forget the last step; of what follows, the logits at labels are taken."""
-        self._forget()
-        self._marked = []
+        """Start a prediction: keep the logits at the labels."""
+        self._reset()
+        self._label_logits = []
 
     def begin_reference(self) -> None:
-        """Forget the last step; of what follows, the log-probabilities of answers are taken."""
-        self._forget()
-        self._said = []
+        """Start a pass of the reference model: keep the log-probabilities of answers."""
+        self._reset()
+        self._answers = []
 
-    def said(self, here: bool = False) -> list[Tensor]:
-        """The log-probabilities since then, fp32 [B, 2] of each micro-batch; on one of the ranks that computed it, or
-        with `here` on each of them."""
-        assert self._said is not None
-        return self._said if self._counts or here else []
+    def answer_log_probabilities(self, on_every_rank: bool = False) -> list[Tensor]:
+        """Return the log-probabilities since `begin_reference`, fp32 [B, 2] of each micro-batch.
 
-    def _forget(self) -> None:
-        self._parts, self._marked, self._said = {}, None, None
-        self._each = None if self._each is None else []
+        Several ranks compute the same values. One of them returns the list and the others an empty one, unless
+        `on_every_rank` is set.
+        """
+        assert self._answers is not None
+        return self._answers if self._is_counted or on_every_rank else []
 
     def predicted(self) -> list[tuple[int, Tensor]]:
-        """Each label since then, and the logits there: fp32 [vocabulary]; every one on one rank."""
-        assert self._marked is not None
-        return self._marked if self._mesh.tp.index == 0 else []
+        """Return each label since `begin_prediction` with its logits, fp32 [vocabulary], each on one rank only."""
+        assert self._label_logits is not None
+        return self._label_logits if self._is_first_of_tp else []
+
+    def _reset(self) -> None:
+        self._parts = {}
+        self._label_logits = None
+        self._answers = None
+        if self._predictions is not None:
+            self._predictions = []
 
     def _count(self, micro_batches: Sequence[Batch]) -> int:
-        """Labels in the global batch: with them known, a mean beside the sum (of a router, of a sentence head) keeps
-        its weight whatever share of the tokens is predicted."""
-        place = self._mesh.coordinate
-        mine = place["pp"] == place["cp"] == place["tp"] == 0
+        """Return the number of labels in the global batch.
+
+        The engine rescales all gradients by expected / count. With `expected` equal to the count, that factor is 1 and
+        a mean beside the sum (router balance, sentence head) keeps its weight, whatever share of tokens is predicted.
+        """
+        coordinate = self._mesh.coordinate
+        # Ranks of a tensor, context or pipeline group read the same batch, so one of them counts it.
+        is_first = coordinate["pp"] == coordinate["cp"] == coordinate["tp"] == 0
         if self._compares:
             labels = sum(int(batch["compared"].sum()) for batch in micro_batches)
         else:
             of_spans = getattr(self._workload.config, "head", "") == "span"
-            labels = sum(_predicted(batch, of_spans) for batch in micro_batches)
-        total = torch.tensor([labels if mine else 0])
+            labels = sum(_labels_in(batch, of_spans) for batch in micro_batches)
+        total = torch.tensor([labels if is_first else 0])
         if self._layout.world > 1:
             dist.all_reduce(total)
         return int(total)
 
     def take_baseline(self, sums: EvaluationSums) -> None:
-        """Count rewards from now on from what an evaluation of the same samples has found."""
+        """Set `baseline` from an evaluation of the same samples."""
         total, count = sums.sums[DIVERGENCE]
         self.baseline = max(total / max(count, 1.0), 0.0)
 
     def prepare(self, batch: Batch) -> Batch:
-        """This rank's part of a micro-batch, on its device."""
-        batch = {k: v.to(self._device.device, non_blocking=True) for k, v in batch.items()}
+        """Move a micro-batch to the device and cut it to this context-parallel rank's positions."""
+        batch = {name: tensor.to(self._device.device, non_blocking=True) for name, tensor in batch.items()}
         if self.has_baseline:
             batch[BASELINE] = torch.full((), self.baseline, device=self._device.device)
-        return slice_batch(batch, self._workload.config, self._mesh.cp) if self._mesh.cp.size > 1 else batch
+        if self._mesh.cp.size > 1:
+            return slice_batch(batch, self._workload.config, self._mesh.cp)
+        return batch
 
     @property
     def in_chunks(self) -> ChunkedLoss | None:
-        """How the head computes the loss of the next micro-batch; None if logits are wanted: where they are read
-        themselves, and where answers are compared, whose loss is no sum over tokens."""
-        if not self.chunks_head or self._compares or self._marked is not None:
-            return None
-        if self._evaluating and self._own:
-            return None
-        return ChunkedLoss(self._token_loss, self._tokens_at_once, self._weighed)
+        """How the head computes the loss of the next micro-batch in chunks; None if it must return logits.
 
-    def _weighed(self, total: Tensor) -> Tensor:
-        """What is differentiated of a sum of losses."""
+        Logits are needed when they are the result (prediction), when the job's own metrics read them, and when answers
+        are compared, because that loss is not a sum over tokens.
+        """
+        if not self.chunks_head or self._compares or self._label_logits is not None:
+            return None
+        if self._is_evaluation and self._own_metrics:
+            return None
+        return ChunkedLoss(self._token_loss, self._tokens_at_once, self._weighted)
+
+    def _weighted(self, total: Tensor) -> Tensor:
+        """Return what is differentiated for a sum of losses: total / expected x scale."""
         total = total / self.expected
         return total * self.scale if self.scale != 1.0 else total
 
     def of(self, output: Any, batch: Batch, parts: int) -> Tensor:
-        """The loss of a forward pass as the backward pass wants it, of one of `parts` micro-batches."""
-        if self._marked is not None:
-            return self._workload.criterion(output, batch, self._mark).total
-        if self._said is not None:
-            self._said.append(log_probabilities(output.logits, batch["labels"], self._of_tokens))
-            return self._said[-1].sum()
-        loss: Loss = self._workload.criterion(output, batch, self._of_tokens)
-        if self._evaluating:
-            return self._add_exactly(self._own.beside(loss, output, batch) if self._own else loss)
+        """Return the scalar loss to differentiate for one of `parts` micro-batches, and add up its metrics.
+
+        loss = (total / expected + extra / (parts x dp x cp)) x scale, where `total` is a sum over tokens and `extra` a
+        mean, which is averaged over micro-batches and data-parallel ranks. Gradients of all ranks are summed later.
+        """
+        if self._label_logits is not None:
+            return self._workload.criterion(output, batch, self._keep_label_logits).total
+        if self._answers is not None:
+            self._answers.append(log_probabilities(output.logits, batch["labels"], self._loss_of_logits))
+            return self._answers[-1].sum()
+        loss: Loss = self._workload.criterion(output, batch, self._loss_of_logits)
+        if self._is_evaluation:
+            return self._add_exactly(
+                self._own_metrics.beside(loss, output, batch) if self._own_metrics else loss
+            )
         share = 1.0 / (parts * self._layout.dp * self._layout.cp)
-        self._add({"loss": loss.total.detach(), "count": loss.count, **_flat(loss)}, float(self._counts))
-        self._add(loss.metrics, share if self._measures else 0.0)
+        self._add(
+            {"loss": loss.total.detach(), "count": loss.count, **_flat(loss)}, weight=float(self._is_counted)
+        )
+        self._add(loss.metrics, weight=share if self._is_first_of_tp else 0.0)
         total = loss.total / self.expected
         total = total if loss.extra is None else total + loss.extra * share
         return total * self.scale if self.scale != 1.0 else total
 
-    def _mark(self, logits: Tensor, labels: Tensor) -> Loss:
-        assert self._marked is not None
-        at = labels != IGNORED
-        self._marked += zip(labels[at].tolist(), self._token_loss.whole(logits[at]), strict=True)
+    def _keep_label_logits(self, logits: Tensor, labels: Tensor) -> Loss:
+        """Stand in for the token loss: keep the logits [.., vocabulary] at the labels [..] that are not ignored."""
+        assert self._label_logits is not None
+        is_label = labels != IGNORED
+        whole = self._token_loss.whole(logits[is_label])
+        self._label_logits += zip(labels[is_label].tolist(), whole, strict=True)
         nothing = torch.zeros((), device=logits.device)
         return Loss(nothing, nothing)
 
-    def _of_answer(self, logits: Tensor, labels: Tensor) -> Loss:
-        found, cp = self._token_loss(logits, labels), self._mesh.cp
-        return Loss(reduce(found.total, cp), reduce(found.count, cp))
+    def _answer_loss(self, logits: Tensor, labels: Tensor) -> Loss:
+        """Return the token loss summed over the context-parallel ranks, which hold parts of each answer."""
+        loss = self._token_loss(logits, labels)
+        group = self._mesh.cp
+        return Loss(reduce(loss.total, group), reduce(loss.count, group))
 
     def _add_exactly(self, loss: Loss) -> Tensor:
-        """Sums of multiples of one small number have no rounding: how batches are cut and added changes no bit."""
+        """Add a micro-batch of an evaluation, rounded so that its sums are exact.
+
+        fp64 adds multiples of 2^-20 without rounding as long as the sum is below 2^33. The sum is then independent of
+        how samples are cut into micro-batches and of the order in which they are added.
+        """
         correct = torch.zeros_like(loss.count) if loss.correct is None else loss.correct
-        if self._each is not None and loss.each is not None and self._counts:
-            self._each.append(loss.each.double())
+        if self._predictions is not None and loss.each is not None and self._is_counted:
+            self._predictions.append(loss.each.double())
         summed = {"loss": loss.total, **_flat(loss)}
         exact = {name: (value.double() / EXACT).round() * EXACT for name, value in summed.items()}
-        self._add({**exact, "count": loss.count, "correct": correct}, float(self._counts))
+        self._add({**exact, "count": loss.count, "correct": correct}, weight=float(self._is_counted))
         return loss.total
 
-    def _add(self, values: Mapping[str, Tensor], share: float) -> None:
+    def _add(self, values: Mapping[str, Tensor], weight: float) -> None:
         for name, value in values.items():
-            self._parts.setdefault(name, []).append(value.detach().double() * share)
+            self._parts.setdefault(name, []).append(value.detach().double() * weight)
 
     def over_ranks(self, square: Tensor) -> tuple[float | None, dict[str, float], float, float]:
-        """(mean loss, means of other metrics, tokens predicted or 1, sum of `square`), the same bits on every rank;
-        where nothing is predicted there is no mean."""
-        total, named = self._sums(square)
-        loss, count = named.pop("loss"), named.pop("count")
+        """Sum the metrics of a training step over all ranks, together with a squared gradient norm.
+
+        Args:
+            square: this rank's part of the squared norm, a scalar.
+
+        Returns:
+            (mean loss in nats, means of the other metrics, predicted tokens or 1, sum of `square`), with the same bits
+            on every rank. The mean loss is None if nothing is predicted.
+        """
+        total, metrics = self._sums(square)
+        loss = metrics.pop("loss")
+        count = metrics.pop("count")
         mean = loss / count if count else None
-        return mean, {**means(_summed(named)), **named}, max(count, 1.0), total
+        return mean, {**means(_summed(metrics)), **metrics}, max(count, 1.0), total
 
     def evaluated(self, routed: Mapping[str, Tensor]) -> EvaluationSums:
-        """The sums over all ranks of an evaluation, in which routers did what `routed` says."""
-        sums = self._sums(torch.zeros(()))[1]
-        loss, count, correct = (sums.pop(name) for name in ("loss", "count", "correct"))
-        return EvaluationSums(loss, count, correct, routed, _summed(sums), self._predictions())
+        """Return the sums of an evaluation over all ranks; `routed` is the load of the routers in it."""
+        _, sums = self._sums(torch.zeros(()))
+        return EvaluationSums(
+            loss=sums.pop("loss"),
+            tokens=sums.pop("count"),
+            correct=sums.pop("correct"),
+            routed=routed,
+            sums=_summed(sums),
+            predictions=self._gather_predictions(),
+        )
 
-    def _predictions(self) -> Tensor:
-        """Predictions and labels of all samples, float64 [n, 2]; of those that are no sample, none."""
+    def _gather_predictions(self) -> Tensor:
+        """Return predictions and labels of all ranks' samples, float64 [n, 2], without padding samples."""
         none = torch.empty(0, 2, dtype=torch.float64)
-        if self._each is None:
+        if self._predictions is None:
             return none
-        mine = torch.cat([none, *(each.cpu() for each in self._each)])
+        mine = torch.cat([none, *(part.cpu() for part in self._predictions)])
+        # An all-gather needs equal parts: pad each rank's rows with NaN to the longest rank's.
         longest = torch.tensor(len(mine))
         dist.all_reduce(longest, dist.ReduceOp.MAX)
         everyone = mine.new_full((dist.get_world_size() * int(longest), 2), math.nan)
@@ -266,36 +345,46 @@ class StepLosses:
         if self._layout.world > 1:
             everyone = mine.new_empty(self._layout.world * len(mine))
             dist.all_gather_single(everyone, mine)
-        # Added here in rank order, and in a tree: every rank and every data-parallel width has the same bits.
+        # [world, 1 + metrics]. Each rank adds the rows itself, in rank order and in a tree: an all-reduce may add them
+        # in another order, and this way every rank and every data-parallel width has the same bits.
         total, *values = tree_sum(everyone.view(-1, len(mine))).tolist()
         return total, dict(zip(names, values, strict=True))
 
     def _agreed_names(self) -> list[str]:
-        """What is measured; only the last stage of a pipeline sees it, and tells the others once."""
-        if self._evaluating not in self._names:
+        """Return the names of the metrics, equal on all ranks.
+
+        Only the last stage of a pipeline computes the loss, so it sends the names to the others, once for each mode.
+        """
+        if self._is_evaluation not in self._names:
             mine = list(self._parts)
             everyone = gather_json(mine) if self._layout.pp > 1 else [mine]
-            self._names[self._evaluating] = list(dict.fromkeys(name for names in everyone for name in names))
-        return self._names[self._evaluating]
+            self._names[self._is_evaluation] = list(
+                dict.fromkeys(name for names in everyone for name in names)
+            )
+        return self._names[self._is_evaluation]
 
 
-def _predicted(batch: Batch, of_spans: bool = False) -> int:
-    """Labels in a micro-batch as its loss counts them: the first token and the last of a span are one."""
+def _labels_in(batch: Batch, of_spans: bool = False) -> int:
+    """Count the labels of a micro-batch as its loss does: the first and last token of a span count as one label."""
     labels = batch.get("labels", batch.get("sequence_labels"))
     if labels is None:
         return 0
-    known = ~labels.isnan() if labels.is_floating_point() else labels != IGNORED
-    return int((known.all(-1) if of_spans else known).sum())
+    is_label = ~labels.isnan() if labels.is_floating_point() else labels != IGNORED
+    if of_spans:
+        is_label = is_label.all(-1)
+    return int(is_label.sum())
 
 
 def _flat(loss: Loss) -> dict[str, Tensor]:
-    """The further sums of a loss by name, and how many each is of."""
-    return {
-        f"{kind}:{name}": pair[i] for name, pair in loss.sums.items() for i, kind in enumerate((SUM, COUNT))
-    }
+    """Return the further sums of a loss as `sum:<name>` and `count:<name>`."""
+    flat: dict[str, Tensor] = {}
+    for name, (total, count) in loss.sums.items():
+        flat[f"{SUM}:{name}"] = total
+        flat[f"{COUNT}:{name}"] = count
+    return flat
 
 
 def _summed(values: dict[str, float]) -> dict[str, tuple[float, float]]:
-    """The inverse of `_flat`; what it finds is taken from `values`."""
+    """Undo `_flat`: return (sum, count) by name, and remove these entries from `values`."""
     names = [name.removeprefix(f"{SUM}:") for name in values if name.startswith(f"{SUM}:")]
     return {name: (values.pop(f"{SUM}:{name}"), values.pop(f"{COUNT}:{name}")) for name in names}

@@ -13,7 +13,10 @@ from orchestrator.parallel.parameter_shard import ParameterShard
 
 
 def squared_norm(shards: Iterable[ParameterShard]) -> Tensor:
-    """This rank's summand of the squared global norm of the gradients, fp64 scalar."""
+    """Return this rank's part of the squared global norm of the gradients, an fp64 scalar.
+
+    The norm is sqrt of the sum over ranks. Each element is counted on one rank only (`ParameterShard.counted`).
+    """
     counted = [s.parameter.grad for s in shards if s.counted and s.parameter.grad is not None]
     if not counted:
         return torch.zeros((), dtype=torch.float64)
@@ -21,25 +24,37 @@ def squared_norm(shards: Iterable[ParameterShard]) -> Tensor:
 
 
 class GlobalNorms:
-    """The norm of each full parameter, of a stack of experts that of each, under any layout, by one small all-reduce
-    over all ranks.
+    """Computes the norm of each full parameter under any layout, and of each matrix in a stack of experts.
 
-    `counts` says how many norms each parameter has, those of other pipeline stages too, by its canonical name, so that
-    every rank brings a vector of the same length. `device` is that of the shards, of which a rank may have none.
+    Each rank adds the squares of its parts to a vector with one entry per norm, and one small all-reduce over all
+    ranks sums the vectors.
     """
 
     def __init__(
         self, shards: Sequence[ParameterShard], counts: Mapping[str, int], device: torch.device
     ) -> None:
+        """Create the vector's index.
+
+        Args:
+            shards: this rank's shards.
+            counts: number of norms of each parameter by canonical name, those of other pipeline stages included, so
+                that the vectors of all ranks have the same length.
+            device: the device of the shards; a rank may have none.
+        """
         first = dict(zip(counts, accumulate(counts.values(), initial=0), strict=False))
-        places = [[first[s.name] + n for n in _numbers(s)] for s in shards]
-        counted = [float(s.counted) for s, found in zip(shards, places, strict=True) for _ in found]
-        self._shards, self._size, self._lengths = shards, sum(counts.values()), list(map(len, places))
-        self._places = torch.tensor([n for found in places for n in found], dtype=torch.int64, device=device)
+        entries = [[first[s.name] + n for n in _numbers(s)] for s in shards]
+        counted = [float(s.counted) for s, of_shard in zip(shards, entries, strict=True) for _ in of_shard]
+        self._shards = shards
+        self._size = sum(counts.values())
+        self._lengths = [len(of_shard) for of_shard in entries]
+        # The vector's entry of each slice of this rank, and whether the slice counts (1.0) or is a copy (0.0).
+        self._places = torch.tensor(
+            [n for of_shard in entries for n in of_shard], dtype=torch.int64, device=device
+        )
         self._counted = torch.tensor(counted, dtype=torch.float64, device=device)
 
     def __call__(self, parts: Sequence[Tensor]) -> list[Tensor]:
-        """fp32 norms for each shard in their order, one for each of its `slices`."""
+        """Return fp32 norms for each shard in their order, one for each of its `slices`; `parts` are as large."""
         squares = torch.zeros(self._size, dtype=torch.float64, device=self._counted.device)
         slices = [
             each for shard, part in zip(self._shards, parts, strict=False) for each in shard.slices(part)
@@ -52,7 +67,7 @@ class GlobalNorms:
 
 
 def _numbers(shard: ParameterShard) -> Iterable[int]:
-    """Those of the experts that the shard's slices are of; 0 of what is no stack."""
+    """Return the numbers of the experts that the shard's slices belong to; (0,) if it is not a stack."""
     if not shard.cut.stack:
         return (0,)
     return [n for box in shard.boxes for n in range(box.start[0], box.start[0] + box.extent[0])]

@@ -1,4 +1,4 @@
-"""Optimiser state and the weights that it updates in host memory (Ren et al., 2021, ZeRO-Offload)."""
+"""Optimizer state and the master weights in host memory (Ren et al., 2021, ZeRO-Offload)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from orchestrator.parallel.parameter_shard import DataParallel, ParameterShard
 
 
 class Offload:
-    """See `DataParallel`. Copies of the shards are updated on the CPU; gradients are copied there, weights back."""
+    """A `DataParallel` that updates copies of the shards on the CPU: gradients are copied there, and weights back."""
 
     def __init__(self, inner: DataParallel) -> None:
         self._inner = inner

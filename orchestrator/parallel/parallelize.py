@@ -1,7 +1,7 @@
-"""Applying every kind of parallelism to the plain model, in one order.
+"""Apply every kind of parallelism to the plain model, in a fixed order.
 
-Cut the pipeline, cut tensors and experts, spread the context, recompute, compile, shard over the replicas. Each
-step is a function of the module that the ones before it left.
+The order is: cut the pipeline, cut tensors and experts, spread the context, recompute, compile, shard over the
+replicas. Each step transforms the module that the steps before it returned.
 """
 
 from __future__ import annotations
@@ -60,20 +60,29 @@ SAVED = (
     "_efficient_attention",
     "_varlen_attn",
 )
-"""Operators whose results selective recomputation keeps: what is dear to compute."""
+"""Prefixes of operators whose results selective recomputation keeps, because they are expensive to compute."""
 ROUTERS = {"gate", "router", "classifier", "shared_expert_gate"}
-"""How classes of transformers call a linear layer that chooses experts, which 8 bits would have choose others."""
+"""Names of linear layers of Hugging Face classes that choose experts. They stay in 16 bits: rounding to 8 bits would
+change the choice."""
 PROFILED = (
     torch.ops.profiler._record_function_enter_new.default,
     torch.ops.profiler._record_function_exit._RecordFunction,
 )
-"""Operators that compute nothing."""
+"""Operators of the profiler, which compute nothing."""
 
 
 @dataclass(frozen=True)
 class Parallel:
-    """The pipeline stages that this rank runs, in order, the cuts of their trained parameters by name, how gradients
-    are reduced, and this rank's parts of the parameters that are not trained; of those in 4 bits with their cuts."""
+    """This rank's part of a model.
+
+    Attributes:
+        stages: the pipeline stages that this rank runs, in order; one without a pipeline.
+        cuts: this rank's part of each trained parameter, by name.
+        shared: sums the gradients of parameters that several stages hold.
+        data: reduces gradients over the replicas.
+        frozen: this rank's parts of the parameters that are not trained.
+        quantised: the weights in 4 bits by name, each with its cut.
+    """
 
     stages: list[nn.Module]
     cuts: dict[str, Cut]
@@ -84,25 +93,39 @@ class Parallel:
 
 
 def parallelize(workload: Workload, layout: Layout, mesh: Mesh, device: Device, train: TrainSpec) -> Parallel:
-    """This rank's part of the workload's model, with uninitialised memory."""
-    at = _stages_with(workload, layout)
+    """Build this rank's part of the workload's model, in uninitialised memory.
+
+    Args:
+        workload: the model and its objective.
+        layout: how the ranks divide the work.
+        mesh: the process groups of the layout.
+        device: this rank's device and compute dtype.
+        train: the job's training options; read for determinism, dtype and compilation.
+    """
+    stages_by_name = _stages_with(workload, layout)
     stages: list[nn.Module] = []
     every: list[Held] = []
     quantised: dict[str, tuple[Cut, QuantisedWeight]] = {}
     for number in layout.stages_of(mesh.coordinate["pp"]):
         stage, cuts = _stage(workload, layout, mesh, device, train, number)
         stages.append(stage)
-        small = {n: m for n, m in stage.named_modules() if isinstance(m, QuantisedWeight)}
-        quantised |= {name: (cuts[name], weight) for name, weight in small.items()}
-        every += held_by(stage, cuts, {name for name, numbers in at.items() if numbers[0] < number})
+        quantised |= {
+            name: (cuts[name], module)
+            for name, module in stage.named_modules()
+            if isinstance(module, QuantisedWeight)
+        }
+        earlier = {name for name, numbers in stages_by_name.items() if numbers[0] < number}
+        every += held_by(stage, cuts, earlier)
     held = [h for h in every if h.parameter.requires_grad]
-    # In the order of the names, since groups are made by all ranks together.
-    places = {
-        name: frozenset(layout.pipeline_rank_of(n) for n in at[name])
-        for name in sorted(at)
-        if len(at[name]) > 1 and name not in workload.frozen
+    # Sorted by name, because all ranks must create the groups in the same order.
+    tied_ranks = {
+        name: frozenset(layout.pipeline_rank_of(number) for number in stages_by_name[name])
+        for name in sorted(stages_by_name)
+        if len(stages_by_name[name]) > 1 and name not in workload.frozen
     }
-    shared = TiedGradients(held, mesh, {name: mesh.of_stages(ranks) for name, ranks in places.items()})
+    shared = TiedGradients(held, mesh, {name: mesh.of_stages(ranks) for name, ranks in tied_ranks.items()})
+    # Buckets may be reduced during the backward pass only if nothing adds to a gradient after it: a schedule decides
+    # itself which micro-batch is last, and tied gradients are summed over stages first.
     overlap = layout.pp == 1 and not shared.any
     sharded = layout.zero if mesh.data.size > 1 else 0
     data: DataParallel
@@ -115,13 +138,20 @@ def parallelize(workload: Workload, layout: Layout, mesh: Mesh, device: Device, 
     else:
         data = Ddp(held, mesh, overlap)
     data = data if layout.offload == "none" else Offload(data)
-    frozen = frozen_shards(every, mesh)
-    return Parallel(stages, {h.name: h.cut for h in held}, shared, data, frozen, quantised)
+    return Parallel(
+        stages=stages,
+        cuts={h.name: h.cut for h in held},
+        shared=shared,
+        data=data,
+        frozen=frozen_shards(every, mesh),
+        quantised=quantised,
+    )
 
 
 def _stage(
     workload: Workload, layout: Layout, mesh: Mesh, device: Device, train: TrainSpec, number: int
 ) -> tuple[nn.Module, dict[str, Cut]]:
+    """Build stage `number` and return it with the cut of every parameter."""
     styles = workload.sharding()
     model = plain_stage(workload, layout, number)
     freeze(model, workload)
@@ -146,32 +176,36 @@ def _stage(
 
 
 def freeze(model: nn.Module, workload: Workload) -> None:
-    """Have no gradients computed of the parameters that the workload does not train."""
+    """Turn off the gradients of the parameters that the workload does not train."""
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name not in workload.frozen)
 
 
 def keep_in_4_bits(model: nn.Module, names: Container[str], cuts: Mapping[str, Cut]) -> None:
-    """Have those weights of a model on the meta device in 4 bits, which are no parameters then."""
+    """Replace the named weights of a model on the meta device by weights in 4 bits, which are buffers."""
     for name, parameter in list(model.named_parameters()):
         if name not in names:
             continue
-        where = name.rpartition(".")[0]
-        layer, columns = model.get_submodule(where), cuts[name].slices()[1]
+        path = name.rpartition(".")[0]
+        layer = model.get_submodule(path)
+        columns = cuts[name].slices()[1]
         weight = QuantisedWeight(len(parameter), columns)
         weight.to("meta")
         if isinstance(layer, nn.Linear):
-            parent, _, leaf = where.rpartition(".")
+            parent, _, leaf = path.rpartition(".")
             setattr(model.get_submodule(parent), leaf, QuantisedLinear(weight, layer.bias))
         else:
             assert isinstance(layer, LoraLinear | RowLinear)
             del layer.weight
-            layer.weight, layer.product = weight, product
+            layer.weight = weight
+            layer.product = product
 
 
 def multiply_in_8_bits(blocks: Iterable[nn.Module]) -> None:
-    """Have the linear layers of blocks compute in 8 bits, those of which a rank has sizes for that: what is made of
-    linear layers by users is their own, and experts are no linear layers."""
+    """Let the linear layers of blocks multiply in 8 bits if this rank's part has sizes that allow it.
+
+    Routers, experts and classes that users derive from linear layers are excluded.
+    """
     for name, module in (each for block in blocks for each in block.named_modules()):
         weight = getattr(module, "weight", None)
         if not isinstance(weight, nn.Parameter) or weight.dim() != 2 or not float8.fits(weight):
@@ -183,55 +217,59 @@ def multiply_in_8_bits(blocks: Iterable[nn.Module]) -> None:
 
 
 def plain_stage(workload: Workload, layout: Layout, number: int) -> nn.Module:
-    """Stage `number` of the workload's model, on the meta device."""
+    """Return stage `number` of the workload's model, uncut, on the meta device."""
     with torch.device("meta"):
         model = workload.build()
     return _kept(model, workload, layout, number) if layout.pp > 1 else model
 
 
 def _kept(model: nn.Module, workload: Workload, layout: Layout, number: int) -> nn.Module:
-    """The model cut down to the layers of a stage."""
+    """Reduce the model to the layers of a stage."""
     start, count = layout.layers_of(len(workload.stages()) + 1, number)
     model.keep(start, start + count)  # type: ignore[operator]
     return model
 
 
 def _stages_with(workload: Workload, layout: Layout) -> dict[str, list[int]]:
-    """The stages that hold each parameter, ascending."""
-    found: dict[str, list[int]] = {}
+    """Return the numbers of the stages that hold each parameter, ascending; empty without a pipeline."""
+    stages: dict[str, list[int]] = {}
     if layout.pp == 1:
-        return found
+        return stages
     with torch.device("meta"):
         whole = workload.build()
-    foreign = isinstance(whole, OwnNetwork | HuggingFaceNetwork)  # whose layers may be changed within
+    # Layers of these models may change when the model is cut, so every stage is built anew.
+    is_foreign = isinstance(whole, OwnNetwork | HuggingFaceNetwork)
     same = {id(each): each for each in (*workload.blocks(whole), *whole.parameters(), *whole.buffers())}
     for number in range(layout.stages):
-        # What takes long is to build the layers, of which a stage keeps some as they are.
+        # Building layers is slow. A stage keeps some of them unchanged, so a copy of the model shares its layers.
         stage = (
             plain_stage(workload, layout, number)
-            if foreign
+            if is_foreign
             else _kept(copy.deepcopy(whole, dict(same)), workload, layout, number)
         )
         for name, _ in stage.named_parameters():
-            found.setdefault(name, []).append(number)
-    return found
+            stages.setdefault(name, []).append(number)
+    return stages
 
 
 def recompute(blocks: Sequence[nn.Module], layout: Layout, compiled: bool = False) -> None:
-    """Keep of each block that the layout recomputes only its input, or where it is selective also the results of matrix
-    products and attention (Chen et al., 2016; Korthikanti et al., 2022, section 5). All are compiled if that is asked
-    for; what is compiled by Inductor keeps attention alone."""
-    again = 0 if layout.recompute == "none" else layout.recompute_layers or len(blocks)
-    for layer in blocks[again:] if compiled else ():
-        layer.compile()
-    # Dropout counts instead of drawing, so there is no random state to put back.
+    """Recompute the activations of blocks in the backward pass, and compile all blocks if asked.
+
+    A recomputed block keeps only its input (Chen et al., 2016). With `selective` it also keeps the results of matrix
+    products and attention (Korthikanti et al., 2022, section 5); if it is compiled, of attention only.
+    """
+    recomputed = 0 if layout.recompute == "none" else layout.recompute_layers or len(blocks)
+    if compiled:
+        for layer in blocks[recomputed:]:
+            layer.compile()
+    # Dropout is a function of counters and draws no random numbers, so there is no random state to restore.
     options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
     if layout.recompute == "selective":
         # FSDP2 names what it does in experts within a layer for profilers, more often where they are computed again.
         SAC_IGNORED_OPS.update(PROFILED)
         options["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
     own = _OwnCode()
-    for layer in blocks[:again]:
+    for layer in blocks[:recomputed]:
         # A checkpoint is not compiled, nor what is around it: what is compiled stands inside. Of one shape both passes
         # take the same program; one for all shapes, made between the two, keeps other tensors.
         forward = torch.compile(own.of(layer), dynamic=False) if compiled else layer.forward
@@ -242,17 +280,18 @@ def recompute(blocks: Sequence[nn.Module], layout: Layout, compiled: bool = Fals
 
 
 class _OwnCode:
-    """The forwards of layers, with code of its own for each kind of them, as those of experts beside dense ones.
+    """Gives each kind of layer (dense, with experts, ..) a copy of the code object of its forward.
 
-    Dynamo has a list of programs for each code, and takes the first whose guards hold: one that was made of the
-    beginning of another kind's forward also serves this one, in the second pass if it was not there in the first.
+    Dynamo keeps compiled programs per code object and uses the first whose guards hold. A program that was compiled
+    from the start of another kind's forward may match this kind too. If it is compiled between the forward pass and
+    its recomputation, the two passes would run different programs.
     """
 
     def __init__(self) -> None:
         self._code: dict[tuple[tuple[str, type], ...], CodeType] = {}
 
     def of(self, layer: nn.Module) -> Callable[..., Any]:
-        """The layer's forward."""
+        """Return the layer's forward, with the code object of its kind."""
         forward = layer.forward
         if not isinstance(forward, MethodType):
             return forward
@@ -271,8 +310,11 @@ def _of_micro_batch(
     *given: Any,
     **named: Any,
 ) -> Any:
-    """A block whose dropouts are told the keys of a micro-batch: another one may be told them before it is computed
-    again, so that they are among what a checkpoint keeps."""
+    """Run a block with dropout under recomputation.
+
+    The keys of its dropouts depend on the micro-batch. A later micro-batch may set new ones before this block is
+    recomputed, so they are passed as an argument, which the checkpoint keeps.
+    """
     inside = partial(_with_own_casts, partial(_of_rows, forward, dropouts))
     return checkpoint(inside, dropouts[0].rows, *given, **options, **named)
 
@@ -290,10 +332,11 @@ def _of_rows(
 
 
 def _with_own_casts(forward: Callable[..., Any], *given: Any, **named: Any) -> Any:
-    """Run a block without autocast's memory of what is cast already.
+    """Run a block without autocast's cache of casts.
 
-    What several blocks read (a decoder's memory that came from another stage, shared weights) is else cast by the first
-    of them alone, but by each when it is computed again, and selective recomputation matches the two by counting.
+    Several blocks may read one tensor (an encoder's output, shared weights). With the cache only the first of them
+    casts it in the forward pass, but each does when it is recomputed. Selective recomputation matches the operators of
+    both passes by counting them, so their numbers must be equal.
     """
     kind = next(each for each in tree_leaves((given, named)) if isinstance(each, torch.Tensor)).device.type
     with torch.autocast(
@@ -303,7 +346,8 @@ def _with_own_casts(forward: Callable[..., Any], *given: Any, **named: Any) -> A
 
 
 def _policy(_: object, op: torch._ops.OpOverload, *args: object, **kwargs: object) -> CheckpointPolicy:
+    """Decide whether selective recomputation keeps the result of an operator."""
     kept = any(op.__name__.split(".")[0].startswith(name) for name in SAVED)
-    # What is compiled hands products the memory that they write, which it uses for others after them.
+    # Compiled code passes products a buffer to write to, and reuses that buffer afterwards.
     kept = kept and not op._schema.is_mutable
     return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE

@@ -37,12 +37,15 @@ class Box:
 
 @dataclass(frozen=True)
 class ParameterShard:
-    """What the optimiser updates: a plain tensor, whose `grad` is set once the step's gradients are reduced.
+    """The part of a parameter that this rank's optimizer updates: a plain tensor, whose `grad` is the reduced gradient.
 
     Attributes:
-        boxes: where the shard's elements are in the global tensor.
-        replica_group: the ranks with the same shard, because data parallelism does not shard it.
-        counted: whether this rank counts the shard in norms, where each element counts once.
+        name: canonical name of the parameter.
+        cut: this rank's part of the parameter, before data-parallel sharding.
+        parameter: the shard.
+        boxes: positions of the shard's elements in the global tensor.
+        replica_group: the ranks that hold the same shard, because data parallelism does not divide it.
+        counted: whether this rank counts the shard in norms; each element must count once.
         saved: whether a rank of `replica_group` saves it.
     """
 
@@ -60,19 +63,19 @@ class ParameterShard:
         return self.cut.matrix
 
     def views(self, tensor: Tensor) -> Iterator[tuple[Box, Tensor]]:
-        """The boxes with their views of `tensor`, which has the shard's size (weights or optimiser state)."""
-        flat = tensor.view(-1)  # never a copy: what is written into the views has to arrive
+        """Yield the boxes with their views of `tensor`, which has the shard's size (weights or optimizer state)."""
+        flat = tensor.view(-1)  # `view` never copies, so that writes to the views change `tensor`
         for box in self.boxes:
             yield box, flat[box.offset : box.offset + box.size].view(box.extent)
 
     def slices(self, tensor: Tensor) -> list[Tensor]:
-        """`tensor`, which has the shard's size; of a stack of experts the part of each, box by box."""
+        """Return [tensor], or for a stack of experts each expert's part of it, box by box."""
         if not self.cut.stack:
             return [tensor]
         return [part for _, view in self.views(tensor) for part in view.unbind()]
 
     def multiply(self, tensor: Tensor, factors: Tensor) -> Tensor:
-        """`tensor` after each of its `slices` is multiplied in place by its factor."""
+        """Multiply each of the `slices` of `tensor` in place by its factor, and return `tensor`."""
         if not self.cut.stack:
             return tensor.mul_(factors[0])
         first = 0
@@ -83,7 +86,7 @@ class ParameterShard:
 
 
 class DataParallel(Protocol):
-    """How the replicas of a model divide the update: what each rank updates, and how gradients are reduced."""
+    """How the replicas of a model divide an update: the shards of each rank, and the reduction of gradients."""
 
     shards: list[ParameterShard]
 
@@ -94,22 +97,23 @@ class DataParallel(Protocol):
         """Called before a micro-batch's forward and backward pass; `last` is the last one of the step."""
 
     def finish(self) -> None:
-        """Leave in every shard's `grad` the sum over all ranks with different tokens."""
+        """Set every shard's `grad` to the sum over all ranks with different tokens."""
 
     def publish(self) -> None:
         """Send updated shards to all ranks that compute with them."""
 
 
 def boxes_of(cut: Cut, begin: int, end: int) -> tuple[Box, ...]:
-    """The elements [begin, end) of a cut's flattened part, as boxes of the global tensor.
+    """Return the elements [begin, end) of a cut's flattened part as boxes of the global tensor.
 
-    A range of a row-major tensor is part of a row, whole rows, and part of a row, in every dimension again.
+    A range of a row-major tensor consists of a part of a row, whole rows, and a part of a row; and each part of a row
+    consists of the same, one dimension lower.
     """
-    found: list[Box] = []
+    boxes: list[Box] = []
 
     def add(start: tuple[int, ...], extent: tuple[int, ...]) -> None:
-        offset = sum(box.size for box in found)
-        found.append(Box(tuple(a + b for a, b in zip(cut.start, start, strict=True)), extent, offset))
+        offset = sum(box.size for box in boxes)
+        boxes.append(Box(tuple(a + b for a, b in zip(cut.start, start, strict=True)), extent, offset))
 
     def walk(prefix: tuple[int, ...], rest: tuple[int, ...], low: int, high: int) -> None:
         if low >= high:
@@ -130,4 +134,4 @@ def boxes_of(cut: Cut, begin: int, end: int) -> tuple[Box, ...]:
         walk((*prefix, last), rest[1:], 0, high - last * row)
 
     walk((), cut.extent, begin, end)
-    return tuple(found)
+    return tuple(boxes)

@@ -16,8 +16,8 @@ from orchestrator.parallel.partition import Cut, cut_of
 class Held:
     """A parameter of this rank under its canonical name.
 
-    `original` is False where an earlier pipeline stage holds the parameter too (a tied embedding, a relative
-    bias): it is updated alike, but neither counted nor saved.
+    `original` is False if an earlier pipeline stage holds the parameter too (a tied embedding, a relative bias). Both
+    stages make the same update, but this copy is neither counted in norms nor saved.
     """
 
     name: str
@@ -29,20 +29,21 @@ class Held:
 def cut_parameters(
     model: nn.Module, styles: Mapping[str, str], mesh: Mesh, stacks: Container[str]
 ) -> dict[str, Cut]:
-    """Shrink every parameter of a model on the meta device to this rank's part, wherever it stands."""
-    cuts, parts = {}, {}
+    """Shrink every parameter of a model on the meta device to this rank's part; return the cuts by name."""
+    cuts = {}
+    parts = {}
     for name, parameter in list(model.named_parameters()):
         cuts[name] = cut = cut_of(name, parameter.shape, styles, mesh, stacks)
         if cut.extent != tuple(parameter.shape):
             parts[parameter] = nn.Parameter(torch.empty(cut.extent, device="meta"), parameter.requires_grad)
     for module in model.modules():
-        for leaf, found in module._parameters.items():
-            if found is not None and found in parts:
-                module._parameters[leaf] = parts[found]
+        for leaf, whole in module._parameters.items():
+            if whole is not None and whole in parts:
+                module._parameters[leaf] = parts[whole]
     return cuts
 
 
 def held_by(model: nn.Module, cuts: Mapping[str, Cut], elsewhere: Container[str]) -> Iterator[Held]:
-    """The parameters of a model under their canonical names; `elsewhere` are names that an earlier stage holds."""
+    """Yield the parameters of a model under canonical names; `elsewhere` has the names that an earlier stage holds."""
     for name, parameter in model.named_parameters():
         yield Held(name, parameter, cuts[name], name not in elsewhere)

@@ -1,6 +1,6 @@
-"""Which part of every tensor a rank holds, from the styles that the workload declares.
+"""The part of every tensor that a rank holds, derived from the sharding styles that the workload declares.
 
-A pure function of names and shapes: initial weights, commits and gradients all ask it, so that they agree.
+It is a pure function of names and shapes. Initial weights, commits and gradients all use it, so they agree.
 """
 
 from __future__ import annotations
@@ -13,16 +13,21 @@ from orchestrator.parallel.mesh import Mesh
 from workloads.adapters.lora import EXPERTS_A, EXPERTS_B
 
 FIRST = ("column", "vocab", "joined", "stack", "own")
-"""Styles of modules all of whose tensors are cut over their first dimension."""
+"""Styles of modules whose tensors are all cut over their first dimension."""
 
 
 @dataclass(frozen=True)
 class Cut:
     """The part of a tensor that a rank holds before data-parallel sharding: `extent` at `start` of `shape`.
 
-    over_tp: other tensor-parallel ranks hold other parts. partial: all of them hold the same part, and the
-    gradient is the sum of theirs. expert: the part is shared out over the expert group. stack: it is of a stack of
-    experts, each of them a matrix or a vector of its own.
+    Attributes:
+        shape: shape of the whole tensor.
+        start: first index of the part in each dimension.
+        extent: size of the part in each dimension.
+        over_tp: whether tensor-parallel ranks hold different parts.
+        partial: whether all tensor-parallel ranks hold the same part, and its gradient is the sum of theirs.
+        expert: whether the expert group divides the tensor.
+        stack: whether the tensor is a stack of experts, each a matrix or vector of its own.
     """
 
     shape: tuple[int, ...]
@@ -35,7 +40,7 @@ class Cut:
 
     @property
     def matrix(self) -> bool:
-        """Whether the tensor is one or a stack of them: no vector such as a norm or a bias, nor experts' biases."""
+        """Whether the tensor is a matrix or a stack of matrices, as opposed to norms and biases."""
         return len(self.shape) > 1 + self.stack
 
     def slices(self) -> tuple[slice, ...]:
@@ -44,20 +49,20 @@ class Cut:
 
 
 def span(size: int, index: int, ways: int) -> tuple[int, int]:
-    """(start, length) of part `index` when `size` is cut into `ways` parts that differ by at most one."""
+    """Return (start, length) of part `index` of `size` elements in `ways` parts that differ by at most one."""
     start = size * index // ways
     return start, size * (index + 1) // ways - start
 
 
 def style_of(styles: Mapping[str, str], module: str) -> str | None:
-    """The style that the workload declares for a module."""
+    """Return the style that the workload declares for a module; None without one."""
     return next((style for pattern, style in styles.items() if fnmatchcase(module, pattern)), None)
 
 
 def is_sliced(module: str) -> bool:
-    """Whether a module stands on slices of the sequence under sequence parallelism.
+    """Whether a module sees slices of the sequence under sequence parallelism.
 
-    Shared experts do not: the router beside them judges the whole sequence.
+    Shared experts do not, because the router next to them needs the whole sequence.
     """
     return ".shared." not in f"{module}."
 
@@ -65,8 +70,15 @@ def is_sliced(module: str) -> bool:
 def cut_of(
     name: str, shape: Sequence[int], styles: Mapping[str, str], mesh: Mesh, stacks: Container[str] = ()
 ) -> Cut:
-    """The part of the tensor `name` of that global shape which this rank holds; `stacks` are those of
-    `Workload.stacks`."""
+    """Return this rank's part of a tensor.
+
+    Args:
+        name: canonical name of the tensor.
+        shape: its global shape.
+        styles: sharding styles by pattern of module names.
+        mesh: the process groups.
+        stacks: names of stacks of experts, see `Workload.stacks`.
+    """
     module, _, leaf = name.rpartition(".")
     style = style_of(styles, module)
     start, extent = [0] * len(shape), list(shape)
@@ -75,11 +87,13 @@ def cut_of(
     def take(dim: int, index: int, ways: int) -> None:
         start[dim], extent[dim] = span(shape[dim], index, ways)
 
-    tp, over = mesh.tp, False
+    tp = mesh.tp
+    over = False
     if style == "expert":
         take(0, mesh.expert.index, mesh.expert.size)
-        # Inside an expert the inner dimension is cut: out of gate and up, in of down. So is, of the pair of an adapter
-        # beside such a weight, the one that has this dimension. The bias of down is added to the sum of all ranks.
+        # Experts are [experts, out, in]. Tensor parallelism cuts their inner dimension: out of gate and up, in of down.
+        # Of an adapter's pair the matrix with that dimension is cut too. The bias of down is added after the sum over
+        # ranks, so it is not cut.
         dim, narrow = (2, EXPERTS_B) if leaf.startswith("down") else (1, EXPERTS_A)
         if tp.size > 1 and not leaf.endswith(narrow) and dim < len(shape):
             take(dim, tp.index, tp.size)
@@ -90,4 +104,12 @@ def cut_of(
         over = True
     in_slices = mesh.layout.sequence and style in ("sequence", "row") and not over and is_sliced(module)
     partial = tp.size > 1 and (whole_in_parts or in_slices)
-    return Cut(tuple(shape), tuple(start), tuple(extent), over, partial, style == "expert", name in stacks)
+    return Cut(
+        shape=tuple(shape),
+        start=tuple(start),
+        extent=tuple(extent),
+        over_tp=over,
+        partial=partial,
+        expert=style == "expert",
+        stack=name in stacks,
+    )

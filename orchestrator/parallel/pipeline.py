@@ -1,8 +1,11 @@
-"""Pipeline parallelism: micro-batches through stages, in the order of a published schedule.
+"""Pipeline parallelism: micro-batches pass through stages in the order of a published schedule.
 
 GPipe (Huang et al., 2019), 1F1B and interleaved 1F1B (Narayanan et al., 2021), interleaved zero bubble and ZB-V
-(Qi et al., 2024), as `torch.distributed.pipelining` has them. Every rank of a pipeline reads the whole
-micro-batch, so that only hidden states travel.
+(Qi et al., 2024), each from `torch.distributed.pipelining`. Every rank of a pipeline reads the whole micro-batch, so
+ranks send each other hidden states and their gradients only.
+
+Zero-bubble schedules split the backward pass into I (gradient of the input, which the stage before waits for) and W
+(gradient of the weights, which nobody waits for and which fills the bubble). `DeferredGradients` is that split.
 """
 
 from __future__ import annotations
@@ -45,26 +48,28 @@ from workloads.own.network import Handed, through
 from workloads.workload import Batch, Workload
 
 Waiting = tuple[Tensor, Tensor, Tensor, Tensor | None]
-"""Input [.., in] and gradient of the output [.., out] of a linear map, its weight and its bias."""
+"""A linear map's input [.., in], the gradient of its output [.., out], its weight [out, in] and its bias [out]."""
 
 
 class DeferredGradients:
-    """The queue of one stage. Experts are not in it, nor what users derive from linear layers: the gradients of their
-    weights come with the backward pass."""
+    """Postpones the weight gradients of one stage's linear layers: the W of a zero-bubble schedule.
+
+    Experts and classes that users derive from linear layers are excluded: their weight gradients are computed in I.
+    """
 
     def __init__(self, stage: nn.Module) -> None:
         self._waiting: list[Waiting] = []
         for module in stage.modules():
-            # A class of its own computes something else, and a weight that is computed has no gradient of its own.
-            known = type(module) in (nn.Linear, Float8Linear)
-            if known and isinstance(module, nn.Linear) and isinstance(module.weight, nn.Parameter):
+            # A derived class may compute something else, and a parametrised weight is not a leaf with a gradient.
+            is_plain_linear = type(module) in (nn.Linear, Float8Linear)
+            if is_plain_linear and isinstance(module, nn.Linear) and isinstance(module.weight, nn.Parameter):
                 linear = partial(self.linear, in_8_bits=isinstance(module, Float8Linear))
-                module.forward = partial(_of, module, linear)  # type: ignore[method-assign]
+                module.forward = partial(_apply, module, linear)  # type: ignore[method-assign]
             elif isinstance(module, RowLinear | VocabularyProjection | LoraLinear | Factor):
                 module.product = partial(self.linear, in_8_bits=module.product is float8.linear)
 
     def take(self) -> Callable[[], None]:
-        """What is left to do for the backward pass that ended last: torch's `dw_builder`."""
+        """Return a function that computes the weight gradients of the last backward pass (torch's `dw_builder`)."""
         waiting = list(self._waiting)
         self._waiting.clear()
         return partial(_add_gradients, waiting)
@@ -76,21 +81,21 @@ class DeferredGradients:
         bias: Tensor | None = None,
         in_8_bits: bool = False,
     ) -> Tensor:
-        """As `torch.nn.functional.linear`, or `float8.linear`."""
+        """Compute x @ weight.T + bias, as `F.linear` or `float8.linear`, and postpone the weight's gradient."""
         if isinstance(weight, QuantisedWeight):
             return product(x, weight)
         if not (torch.is_grad_enabled() and weight.requires_grad):
             return (float8.linear if in_8_bits else F.linear)(x, weight, bias)
-        found: Tensor = _Linear.apply(x, weight, bias, self._waiting.append, in_8_bits)
-        return found
+        output: Tensor = _Linear.apply(x, weight, bias, self._waiting.append, in_8_bits)
+        return output
 
 
-def _of(module: nn.Linear, linear: Callable[..., Tensor], x: Tensor) -> Tensor:
+def _apply(module: nn.Linear, linear: Callable[..., Tensor], x: Tensor) -> Tensor:
     return linear(x, module.weight, module.bias)
 
 
 class _Linear(torch.autograd.Function):
-    """A linear map whose backward pass hands on the gradient of its input alone."""
+    """y = x @ W.T + b, whose backward pass returns dx = dy @ W and queues (x, dy) for dW = dy.T @ x and db = sum dy."""
 
     @staticmethod
     def forward(
@@ -105,8 +110,12 @@ class _Linear(torch.autograd.Function):
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
         x = x.to(dtype)
         ctx.save_for_backward(x)
-        # The parameters themselves: recomputation would give back a saved one as another tensor.
-        ctx.weight, ctx.bias, ctx.wait, ctx.in_8_bits = weight, bias, wait, in_8_bits
+        # Not through save_for_backward: recomputation would return another tensor than the parameter, whose `grad` is
+        # what the queue must fill.
+        ctx.weight = weight
+        ctx.bias = bias
+        ctx.wait = wait
+        ctx.in_8_bits = in_8_bits
         if in_8_bits:
             y = float8.forward(x, weight)
             return y if bias is None else y + bias.to(dtype)
@@ -116,20 +125,23 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         (x,) = ctx.saved_tensors
         ctx.wait((x, gradient, ctx.weight, ctx.bias))
-        back = float8.backward if ctx.in_8_bits else _of_input
-        return back(gradient, ctx.weight), None, None, None, None
+        of_input = float8.backward if ctx.in_8_bits else _gradient_of_input
+        return of_input(gradient, ctx.weight), None, None, None, None
 
 
-def _of_input(gradient: Tensor, weight: Tensor) -> Tensor:
+def _gradient_of_input(gradient: Tensor, weight: Tensor) -> Tensor:
     return gradient @ weight.to(gradient.dtype)
 
 
 @torch.no_grad()
 def _add_gradients(waiting: list[Waiting]) -> None:
-    """Into the parameters, in the order of the backward pass, with the products that autograd would make."""
+    """Add dW = dy.T @ x and db = sum dy to the parameters, in backward order and with autograd's own products.
+
+    The bits are then those of a schedule that does not split its backward pass.
+    """
     while waiting:
         x, gradient, weight, bias = waiting.pop(0)
-        rows = gradient.flatten(0, -2)
+        rows = gradient.flatten(0, -2)  # [tokens, out]
         _add(weight, rows.t() @ x.flatten(0, -2))
         if bias is not None and bias.requires_grad:
             _add(bias, rows.sum(0))
@@ -143,18 +155,22 @@ def _add(parameter: Tensor, gradient: Tensor) -> None:
 
 
 class Stage(PipelineStage):
-    """As `PipelineStage`, for plain tensors whose shapes were given.
+    """A `PipelineStage` that allocates receive buffers when they are needed and frees them after use.
 
-    Where a schedule sends each message in a batch of its own, `sends_alone`, the stage sends itself, and lets go of
-    what has arrived. Of gloo that is known only by waiting, which takes no time where the answer is here; what has none
-    is waited for at the end of the step.
+    torch allocates a buffer for every micro-batch of the step up front. Here a buffer lives from the receive to the
+    end of the pass that reads it, so memory follows the schedule's number of micro-batches in flight.
+
+    With `sends_alone` (schedules with several stages a rank send each message in a batch of its own) the stage sends
+    itself and drops outputs that have arrived. gloo knows that only after `wait`. The wait for an output's send is
+    therefore postponed until its gradient comes back, when it takes no time; sends of gradients get no answer and are
+    waited for at the end of the step.
     """
 
     def __init__(self, *given: Any, sends_alone: bool, **named: Any) -> None:
         super().__init__(*given, **named)
         self._sends_alone = sends_alone
-        self._outputs: dict[int, list[dist.Work]] = {}
-        self._gradients: list[dist.Work] = []
+        self._outputs: dict[int, list[dist.Work]] = {}  # sends of outputs, by micro-batch
+        self._gradients: list[dist.Work] = []  # sends of gradients
 
     def _setup_forward_recv_info(self, num_microbatches: int, has_backward: bool) -> None:
         super()._setup_forward_recv_info(1, has_backward)
@@ -170,56 +186,61 @@ class Stage(PipelineStage):
             self.grad_recv_info[number] = tuple(_without_buffer(info) for info in first)
 
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
-        """Receives of a micro-batch's input."""
+        """Return the receives of a micro-batch's input, into new buffers."""
         self._allocate(self.args_recv_info[fwd_chunk_id])
         return super().get_fwd_recv_ops(fwd_chunk_id)
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
-        """Sends of a micro-batch's output, if the schedule is to do them."""
+        """Return the sends of a micro-batch's output; empty if the stage has sent them itself."""
         ops = super().get_fwd_send_ops(fwd_chunk_id)
         if not self._sends_alone:
             return ops
-        self._outputs = {number: left for number, works in self._outputs.items() if (left := _left(works))}
-        self._outputs[fwd_chunk_id] = _begun(ops)
+        self._outputs = {
+            number: unfinished
+            for number, works in self._outputs.items()
+            if (unfinished := _unfinished(works))
+        }
+        self._outputs[fwd_chunk_id] = _start(ops)
         return []
 
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
-        """Sends of the gradient of a micro-batch's input, if the schedule is to do them."""
+        """Return the sends of the gradient of a micro-batch's input; empty if the stage has sent them itself."""
         ops = super().get_bwd_send_ops(bwd_chunk_id)
         if not self._sends_alone:
             return ops
-        self._gradients = [*_left(self._gradients), *_begun(ops)]
+        self._gradients = [*_unfinished(self._gradients), *_start(ops)]
         return []
 
     def wait_for_sends(self) -> None:
-        """Wait for all that this stage has sent in a step."""
+        """Wait for all sends of this stage in a step."""
         for work in [*(work for works in self._outputs.values() for work in works), *self._gradients]:
             work.wait()
-        self._outputs, self._gradients = {}, []
+        self._outputs = {}
+        self._gradients = []
 
     def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
-        """Receives of the gradient of a micro-batch's output."""
+        """Return the receives of the gradient of a micro-batch's output, into new buffers."""
         if self.has_backward and not self.is_last:
             self._allocate(self.grad_recv_info[bwd_chunk_id])
         return super().get_bwd_recv_ops(bwd_chunk_id)
 
     def set_local_bwd_input(self, next_stage_bwd_outputs: tuple[Tensor | None, ...], mb_index: int) -> None:
-        """The gradient of an output that another stage of this rank has read; zeros where there is none."""
+        """Take the gradients of an output that another stage of this rank has read; a missing one becomes zeros."""
         infos = zip(self.grad_recv_info[mb_index], next_stage_bwd_outputs, strict=True)
         self._allocate(tuple(info for info, gradient in infos if gradient is None))
         super().set_local_bwd_input(next_stage_bwd_outputs, mb_index)
 
     def forward_one_chunk(self, fwd_chunk_id: int, *given: Any, **named: Any) -> Any:
-        """The forward pass of a micro-batch; its input lives on in what the backward pass needs."""
+        """Run the forward pass of a micro-batch. Autograd holds its input from here on, so the buffer is dropped."""
         output = super().forward_one_chunk(fwd_chunk_id, *given, **named)
         _free(self.args_recv_info[fwd_chunk_id])
         return output
 
     def backward_one_chunk(self, bwd_chunk_id: int, *given: Any, **named: Any) -> None:
-        """The backward pass of a micro-batch."""
+        """Run the backward pass of a micro-batch, and drop its output and the gradient's buffer."""
         super().backward_one_chunk(bwd_chunk_id, *given, **named)
         for work in self._outputs.pop(bwd_chunk_id, ()):
-            work.wait()  # the gradient of what was sent is here
+            work.wait()  # returns at once: the output arrived, since its gradient is here
         if self.has_backward:
             _free(self.grad_recv_info[bwd_chunk_id])
 
@@ -232,18 +253,18 @@ class Stage(PipelineStage):
                 )
 
 
-def _begun(ops: list[dist.P2POp]) -> list[dist.Work]:
+def _start(ops: list[dist.P2POp]) -> list[dist.Work]:
     return list(schedules._batch_p2p(ops))
 
 
-def _left(works: list[dist.Work]) -> list[dist.Work]:
+def _unfinished(works: list[dist.Work]) -> list[dist.Work]:
     return [work for work in works if not work.is_completed()]
 
 
 def _without_buffer(info: Any) -> Any:
-    found = copy.copy(info)
-    found.buffer = None
-    return found
+    copied = copy.copy(info)
+    copied.buffer = None
+    return copied
 
 
 def _free(infos: tuple[Any, ...]) -> None:
@@ -252,36 +273,40 @@ def _free(infos: tuple[Any, ...]) -> None:
 
 
 class BetweenStages(Protocol):
-    """What a kind of model hands on."""
+    """The tensors that a kind of model passes from one stage to the next."""
 
     def pack(self, output: Any) -> tuple[Tensor, ...]:
-        """The tensors of a stage's output that are sent; neither views nor what was received, which the schedules
-        detach in place."""
+        """Return the tensors of a stage's output to send.
+
+        They must be neither views nor received tensors, because torch's schedules detach them in place.
+        """
 
     def unpack(self, received: tuple[Tensor, ...]) -> dict[str, Any]:
-        """The arguments of the next stage's forward pass, besides the batch."""
+        """Return the arguments of the next stage's forward pass, besides the batch."""
 
     def carried(self, layer: int, batch: Batch) -> tuple[Tensor, ...]:
-        """What enters a stage that begins with this layer, on the meta device. It is fp32 under any compute type."""
+        """Return what enters a stage whose first layer is `layer`, on the meta device; fp32 under any compute dtype."""
 
     def shapes(self, batch: Batch) -> tuple[Any, ...]:
-        """What of a batch decides the shapes of `carried`."""
+        """Return the shapes of a batch that decide those of `carried`."""
 
 
 class OfTransformer:
-    """Hidden states, the routers' loss if there are experts, the decoder's memory."""
+    """Hidden states [B, L, hidden], with experts the routers' loss [1], in a decoder the encoder's output."""
 
     def __init__(self, config: Any, ways: int, prompt: int) -> None:
-        """Sequences are cut into `ways`, and `prompt` positions stand before them."""
-        self._config, self._ways, self._prompt = config, ways, prompt
+        """`ways`: parts that sequence parallelism cuts sequences into. `prompt`: positions of a trained prompt."""
+        self._config = config
+        self._ways = ways
+        self._prompt = prompt
 
     def pack(self, output: Any) -> tuple[Tensor, ...]:
         """See `BetweenStages`."""
         extra = output.extra
         if self._config.moe:
-            if (
-                extra is None
-            ):  # no layer so far has experts; the sum starts at zero, and gradients may come back
+            if extra is None:
+                # No layer so far has experts. Start the sum at zero, but with a graph, since the next stage returns a
+                # gradient for every tensor.
                 extra = 0.0 * output.hidden.flatten()[0].float()
             extra = torch.stack([extra])
         memory = None if output.memory is None else output.memory.clone()
@@ -290,10 +315,12 @@ class OfTransformer:
     def unpack(self, received: tuple[Tensor, ...]) -> dict[str, Any]:
         """See `BetweenStages`."""
         parts = list(received)
-        found = {"hidden": parts.pop(0)}
+        arguments = {"hidden": parts.pop(0)}
         if self._config.moe:
-            found["extra"] = parts.pop(0).reshape(())
-        return found | ({"memory": parts.pop()} if parts else {})
+            arguments["extra"] = parts.pop(0).reshape(())
+        if parts:
+            arguments["memory"] = parts.pop()
+        return arguments
 
     def carried(self, layer: int, batch: Batch) -> tuple[Tensor, ...]:
         """See `BetweenStages`."""
@@ -314,7 +341,7 @@ class OfTransformer:
 
 
 class OfOwnModel:
-    """What its modules return, found by running them without memory."""
+    """The tensors that the modules of a user's model return; running them on the meta device finds their shapes."""
 
     def __init__(self, config: OwnModel) -> None:
         self._config = config
@@ -336,8 +363,8 @@ class OfOwnModel:
         """See `BetweenStages`."""
         with torch.no_grad(), torch.device("meta"):
             empty = {name: torch.empty_like(tensor, device="meta") for name, tensor in batch.items()}
-            found = through(stages_of(self._config.bare), empty, 0, layer)
-        return tuple(torch.empty(t.shape, device="meta").requires_grad_() for t in found)
+            outputs = through(stages_of(self._config.bare), empty, 0, layer)
+        return tuple(torch.empty(t.shape, device="meta").requires_grad_() for t in outputs)
 
     def shapes(self, batch: Batch) -> tuple[Any, ...]:
         """See `BetweenStages`."""
@@ -356,7 +383,7 @@ class OfHuggingFaceClass(OfOwnModel):
 
 
 def between_stages(config: Any, ways: int, prompt: int) -> BetweenStages:
-    """That of a model, see `OfTransformer`."""
+    """Return what a model passes between stages; `ways` and `prompt` as in `OfTransformer`."""
     if isinstance(config, HuggingFaceModel):
         return OfHuggingFaceClass(config)
     return OfOwnModel(config) if isinstance(config, OwnModel) else OfTransformer(config, ways, prompt)
@@ -372,7 +399,7 @@ SCHEDULES: dict[str, Any] = {
 
 
 class Pipeline:
-    """Runs this rank's stages for all micro-batches."""
+    """Runs this rank's stages for all micro-batches of a step."""
 
     def __init__(
         self,
@@ -384,16 +411,27 @@ class Pipeline:
         device: Device,
         clock: StepClock,
     ) -> None:
-        self._stages, self._workload, self._layout, self._mesh = stages, workload, layout, mesh
+        self._stages = stages
+        self._workload = workload
+        self._layout = layout
+        self._mesh = mesh
+        self._losses = losses
+        self._device = device
         self._clock = clock
+        # Ranks that differ in the other axes run the same actions, so one pipeline records them for a timeline.
         others = (mesh.coordinate[axis] for axis in mesh.coordinate if axis != "pp")
-        self._is_recorded = not any(others)  # one rank of those that do the same
-        self._losses, self._device = losses, device
-        ways, prompt = mesh.tp.size if layout.sequence else 1, getattr(stages[0], "prompt_length", 0)
-        self._between = between_stages(workload.config, ways, prompt)
+        self._is_recorded = not any(others)
+        self._between = between_stages(
+            workload.config,
+            ways=mesh.tp.size if layout.sequence else 1,
+            prompt=getattr(stages[0], "prompt_length", 0),
+        )
+        # Numbers of this rank's stages in the whole pipeline.
         self._numbers = layout.stages_of(mesh.coordinate["pp"])
+        # The micro-batches of the running step, and for each stage the ones that it has not yet run.
         self._batches: list[Batch] = []
         self._turns: dict[int, Iterator[Batch]] = {}
+        # Schedules with their stages, and what enters each stage, by shapes of a batch.
         self._schedules: dict[tuple[Any, ...], tuple[Any, list[Stage]]] = {}
         self._entering: dict[tuple[Any, ...], tuple[Tensor, ...]] = {}
         splits = layout.schedule in SPLIT
@@ -401,37 +439,37 @@ class Pipeline:
             n: DeferredGradients(s) for n, s in zip(self._numbers, stages, strict=True) if splits
         }
         for stage, number in zip(stages, self._numbers, strict=True):
-            # The stage itself must stay the module that FSDP2 wraps, so its forward is replaced in place.
+            # FSDP2 wraps this very module, so its forward is replaced in place and no wrapper put around it.
             stage.forward = self._forward_of(stage.forward, number)
 
     def train(self, micro_batches: Sequence[Batch]) -> None:
         """Compute this rank's gradients of the step."""
         self._begin(micro_batches)
         self._clock.switch(PIPELINE)
-        # The schedules cut a target into micro-batches; the losses read what they need of the batch.
         schedule, stages = self._schedule(self._batches[0])
         with self._device.casting_once():
+            # torch's schedules must cut a target into micro-batches. It is a dummy: `_forward_of` computes the loss.
             schedule.step(target=torch.empty(len(self._batches)), return_outputs=False)
         for stage in stages:
             stage.wait_for_sends()
         self._end()
 
     def evaluate(self, micro_batches: Sequence[Batch]) -> None:
-        """Losses only, in ticks: stage s computes micro-batch t - s in tick t, and after each tick all ranks send and
-        receive in one batch.
+        """Compute the losses only, in ticks.
 
-        What one rank sends in a tick the other receives in the same one, and messages of a batch do not wait for each
-        other: no order of theirs can block, on two stages a rank either. (Torch's ZB-V cannot run without backward.)
+        In tick t stage s computes micro-batch t - s, for t = 0 .. micro-batches + stages - 2. After each tick all
+        ranks send and receive in one batch, whose messages do not wait for each other. Every send has its receive in
+        the same tick, so no order of messages can deadlock, with several stages a rank either. torch's schedules are
+        not used here because its ZB-V cannot run without a backward pass.
         """
         self._begin(micro_batches)
         arrived: dict[int, tuple[Tensor, ...]] = {}
         for tick in range(len(self._batches) + self._layout.stages - 1):
-            left = {}
+            outputs = {}
             for stage, number in zip(self._stages, self._numbers, strict=True):
                 if 0 <= tick - number < len(self._batches):
-                    self._current = tick - number
-                    left[number] = stage(*arrived.pop(number, ()))
-            arrived = self._exchange(tick, left)
+                    outputs[number] = stage(*arrived.pop(number, ()))
+            arrived = self._exchange(tick, outputs)
         self._end()
 
     def _begin(self, micro_batches: Sequence[Batch]) -> None:
@@ -440,14 +478,17 @@ class Pipeline:
         self._turns = {number: iter(self._batches) for number in self._numbers}
 
     def _end(self) -> None:
-        self._batches, self._turns = [], {}
+        self._batches = []
+        self._turns = {}
 
-    def _exchange(self, tick: int, left: Mapping[int, tuple[Tensor, ...]]) -> dict[int, tuple[Tensor, ...]]:
-        """Send on what stages have computed in this tick; returns what they are to be given in the next one."""
+    def _exchange(
+        self, tick: int, outputs: Mapping[int, tuple[Tensor, ...]]
+    ) -> dict[int, tuple[Tensor, ...]]:
+        """Send the outputs of this tick; return the inputs of the next one, each by stage."""
         arrived: dict[int, tuple[Tensor, ...]] = {}
         sends: list[dist.P2POp] = []
         receives: list[dist.P2POp] = []
-        for number, output in left.items():
+        for number, output in outputs.items():
             if number + 1 < self._layout.stages:
                 target = self._rank_of(number + 1)
                 if target == self._mesh.rank:
@@ -479,11 +520,14 @@ class Pipeline:
 
         def run(*received: Tensor) -> Tensor | tuple[Tensor, ...]:
             batch = next(self._turns[number])
-            # Autocast takes a leaf that needs a gradient for a weight, and keeps its copy until the step ends.
+            # Received tensors are leaves that need gradients. Autocast would take them for weights and keep their casts
+            # until the step ends; a view is no leaf.
             received = tuple(tensor.view_as(tensor) for tensor in received)
             with self._computing(FORWARD), self._device.autocast():
-                how = {"in_chunks": self._losses.in_chunks} if last else {}
-                output = forward(batch, **({} if first else self._between.unpack(received)), **how)
+                arguments = {} if first else self._between.unpack(received)
+                if last:
+                    arguments["in_chunks"] = self._losses.in_chunks
+                output = forward(batch, **arguments)
                 if last:
                     return self._losses.of(output, batch, len(self._batches))
             return self._between.pack(output)
@@ -491,8 +535,10 @@ class Pipeline:
         return run
 
     def _schedule(self, batch: Batch) -> tuple[Any, list[Stage]]:
-        """The schedule for batches of this shape, and its stages; made once, since stages exchange what they send at
-        the start."""
+        """Return the schedule and its stages for batches of this shape.
+
+        They are built once per shape, because building them exchanges messages between stages.
+        """
         key = (len(self._batches), *self._between.shapes(batch))
         if key not in self._schedules:
             stages = [
@@ -510,10 +556,10 @@ class Pipeline:
         return self._schedules[key]
 
     def _pipeline_stage(self, stage: nn.Module, number: int, batch: Batch) -> Stage:
-        """Shapes are given, so that nothing is run, or pickled between ranks, to find them out."""
+        """Return torch's stage. Shapes are passed in; else torch runs the model and pickles shapes between ranks."""
         last = number == self._layout.stages - 1
         leaving = (torch.empty((), device="meta"),) if last else self._carried(number + 1, batch)
-        made = Stage(
+        pipeline_stage = Stage(
             stage,
             number,
             self._layout.stages,
@@ -524,40 +570,34 @@ class Pipeline:
             sends_alone=self._layout.schedule in SEVERAL_STAGES,
             dw_builder=self._deferred[number].take if number in self._deferred else None,
         )
-        made.forward_one_chunk = self._noting_number(made.forward_one_chunk)  # type: ignore[method-assign]
-        for name in ("backward_one_chunk", "backward_weight_one_chunk"):
-            setattr(made, name, self._computing(BACKWARD)(getattr(made, name)))
+        for method in ("backward_one_chunk", "backward_weight_one_chunk"):
+            setattr(pipeline_stage, method, self._computing(BACKWARD)(getattr(pipeline_stage, method)))
         for name, kind in (("forward", "F"), ("backward", "B"), ("backward_weight", "W")):
-            setattr(
-                made, f"{name}_one_chunk", self._recorded(kind, number, getattr(made, f"{name}_one_chunk"))
-            )
-        return made
+            method = f"{name}_one_chunk"
+            setattr(pipeline_stage, method, self._recorded(kind, number, getattr(pipeline_stage, method)))
+        return pipeline_stage
 
     def _recorded(self, kind: str, stage: int, call: Callable[..., Any]) -> Callable[..., Any]:
-        """The same call, which a timeline has if the step is recorded."""
+        """Wrap an action so that the timeline gets its time, if this step is recorded.
+
+        `kind` is F, B or W. A backward pass of the inputs alone is recorded as I.
+        """
 
         def run(part: int, *given: Any, **rest: Any) -> Any:
             timeline = self._clock.timeline
             if timeline is None or not self._is_recorded:
                 return call(part, *given, **rest)
-            began = timeline.now()
-            found = call(part, *given, **rest)
-            inputs_alone = kind == "B" and not rest.get("full_backward", True)
-            timeline.add("I" if inputs_alone else kind, stage, part, began)
-            return found
-
-        return run
-
-    def _noting_number(self, forward: Callable[..., Any]) -> Callable[..., Any]:
-        def run(number: int, *given: Any, **rest: Any) -> Any:
-            self._current = number
-            return forward(number, *given, **rest)
+            started = timeline.now()
+            output = call(part, *given, **rest)
+            is_inputs_alone = kind == "B" and not rest.get("full_backward", True)
+            timeline.add("I" if is_inputs_alone else kind, stage, part, started)
+            return output
 
         return run
 
     @contextlib.contextmanager
     def _computing(self, part: str) -> Iterator[None]:
-        """What a schedule computes; all else is the pipeline's time, if a step is timed at all."""
+        """Count the time within as computing; the clock counts all other time of a schedule as the pipeline's."""
         if not self._clock.runs:
             yield
             return
@@ -568,8 +608,10 @@ class Pipeline:
             self._clock.switch(before)
 
     def _carried(self, number: int, batch: Batch) -> tuple[Tensor, ...]:
-        """What enters stage `number`, on the meta device; found once for batches of this shape, since an own model is
-        run for it."""
+        """Return what enters stage `number`, on the meta device.
+
+        The result is kept for each shape of a batch, because a user's model must be run to find it.
+        """
         key = (number, *self._between.shapes(batch))
         if key not in self._entering:
             first, _ = self._layout.layers_of(len(self._workload.stages()) + 1, number)

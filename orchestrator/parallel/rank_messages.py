@@ -1,4 +1,4 @@
-"""Messages between ranks after every step, on the CPU process group so that no GPU is synchronised."""
+"""Messages between ranks after every step. They use the CPU process group, so that no GPU is synchronised."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from orchestrator.data.samples.receipt import add
 
 @dataclass(frozen=True)
 class Agreed:
-    """The same on all ranks after a step.
+    """Values that all ranks agree on after a step.
 
     Attributes:
         digest: the sum of the ranks' receipt digests, as `receipt.add`.
         stop: whether any rank was asked to stop.
-        failures: the most failed saves in a row on any rank.
+        failures: maximum over ranks of failed saves in a row.
         ready: whether all ranks are ready for a snapshot.
-        failed_steps: of each rank, see `Saver.failed_step`.
+        failed_steps: `Saver.failed_step` of each rank.
         busy: seconds that each rank computed without waiting for others.
-        memory: bytes that each rank has needed at most.
+        memory: peak bytes of each rank.
     """
 
     digest: int
@@ -53,19 +53,20 @@ def agree(
         dist.all_gather_single(everyone, mine)
     digests, stops, failed, readies, failed_steps, busies, memories = everyone.view(-1, len(mine)).T.tolist()
     return Agreed(
-        add(digests),
-        any(stops),
-        max(failed),
-        all(readies),
-        tuple(failed_steps),
-        tuple(microseconds / 1e6 for microseconds in busies),
-        tuple(memories),
+        digest=add(digests),
+        stop=any(stops),
+        failures=max(failed),
+        ready=all(readies),
+        failed_steps=tuple(failed_steps),
+        busy=tuple(microseconds / 1e6 for microseconds in busies),
+        memory=tuple(memories),
     )
 
 
 def gather_json(value: Any) -> list[Any]:
-    """Every rank's value, in rank order. Sent as JSON, since `all_gather_object` pickles."""
-    world, data = dist.get_world_size(), json.dumps(value).encode()
+    """Return every rank's value, in rank order. Values are sent as JSON, because `all_gather_object` pickles."""
+    world = dist.get_world_size()
+    data = json.dumps(value).encode()
     sizes = torch.empty(world, dtype=torch.int64)
     dist.all_gather_single(sizes, torch.tensor([len(data)], dtype=torch.int64))
     longest = int(sizes.max())

@@ -1,4 +1,4 @@
-"""How well the routers of a step spread tokens over experts, over all ranks and layers: the same under every layout."""
+"""How evenly the routers of a step spread tokens over experts, over all ranks and layers; equal under every layout."""
 
 from __future__ import annotations
 

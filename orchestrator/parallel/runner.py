@@ -1,4 +1,4 @@
-"""How the micro-batches of a step are run: through a pipeline, compared with each other, or one after the other."""
+"""Run the micro-batches of a step: one after the other, through a pipeline, or compared with each other."""
 
 from __future__ import annotations
 
@@ -24,8 +24,18 @@ from workloads.workload import Batch, Workload
 
 
 class WholeBatch:
-    """See `orchestrator.parallel.runner.Accumulation`. Samples are compared in the order of the global
-    batch, whatever the layout: each rank has a stretch of it."""
+    """Forward and backward passes for a loss that compares all samples of the global batch (contrastive losses).
+
+    The loss of a sample depends on the features of all G samples, so it is known only after every forward pass. To
+    hold one micro-batch's graph at a time, a step runs in three passes (gradient cache: Gao et al., 2021, section 3.2):
+
+    1. forward passes without graphs; the features fp32 [G, E] of all ranks are gathered
+    2. the losses [G] of all samples and their gradient with respect to the features, dL/df [G, E]
+    3. for each micro-batch the forward pass again, and a backward pass from f . dL/df
+
+    With one micro-batch a rank, the graph of the first pass is kept and the third skips its forward pass. Samples are
+    compared in the order of the global batch under any layout; each rank has a contiguous part of it.
+    """
 
     def __init__(
         self,
@@ -37,8 +47,13 @@ class WholeBatch:
         device: Device,
         clock: StepClock,
     ) -> None:
-        self._model, self._workload, self._group, self._data = model, workload, mesh.data, data
-        self._losses, self._device, self._clock = losses, device, clock
+        self._model = model
+        self._workload = workload
+        self._group = mesh.data
+        self._data = data
+        self._losses = losses
+        self._device = device
+        self._clock = clock
 
     def train(self, micro_batches: Sequence[Batch]) -> None:
         """Compute this rank's gradients of the step."""
@@ -47,7 +62,7 @@ class WholeBatch:
             self._data.micro_batch(last=True)
         batches, outputs = self._forward(micro_batches, keep=count == 1)
         losses, gradients = self._compare(batches, outputs)
-        # Not in the casts of the first pass, which have no graph.
+        # A new scope of casts: those of the first pass were made without a graph.
         with self._device.casting_once():
             for number, (batch, output) in enumerate(zip(batches, outputs, strict=True), start=1):
                 if count > 1:
@@ -55,24 +70,23 @@ class WholeBatch:
                     self._data.micro_batch(number == count)
                     with self._device.autocast():
                         output = self._model(batch)
+                # Zero in value, with the gradient dL/df for the features: [B, E] x [B, E] -> [B].
                 through = (output.losses.float() * gradients[number - 1]).sum(1)
-                its = losses[number - 1] + (
-                    through - through.detach()
-                )  # the loss, and the gradient of features
-                loss = self._losses.of(output._replace(losses=its), batch, count)
+                sample_losses = losses[number - 1] + (through - through.detach())
+                loss = self._losses.of(output._replace(losses=sample_losses), batch, count)
                 self._clock.switch(BACKWARD)
                 loss.backward()
 
     def evaluate(self, micro_batches: Sequence[Batch]) -> None:
         """Compute the losses only."""
         batches, outputs = self._forward(micro_batches, keep=False)
-        features, counted = self._everyone(batches, outputs)
-        found = self._mine(self._workload.compared(features, counted), batches)
-        for batch, output, its in zip(batches, outputs, found, strict=True):
-            self._losses.of(output._replace(losses=its), batch, len(batches))
+        features, counted = self._gather(batches, outputs)
+        losses = self._own_rows(self._workload.compared(features, counted), batches)
+        for batch, output, sample_losses in zip(batches, outputs, losses, strict=True):
+            self._losses.of(output._replace(losses=sample_losses), batch, len(batches))
 
     def _forward(self, micro_batches: Sequence[Batch], keep: bool) -> tuple[list[Batch], list[Losses]]:
-        """The batches on the device, and their features; with a graph if that is to be kept."""
+        """Return the batches on the device and their features [B, E]; `keep` keeps the graph for the backward pass."""
         self._clock.switch(FORWARD)
         batches = [self._losses.prepare(batch) for batch in micro_batches]
         outputs = []
@@ -80,39 +94,45 @@ class WholeBatch:
             with contextlib.nullcontext() if keep else torch.no_grad(), self._device.autocast():
                 outputs.append(self._model(batch))
         if not keep:
-            reshard(self._model)  # what follows with a graph gathers its own weights
+            reshard(self._model)  # the passes with a graph gather the weights themselves
         return batches, outputs
 
     def _compare(self, batches: list[Batch], outputs: list[Losses]) -> tuple[list[Tensor], list[Tensor]]:
-        """The losses of this rank's samples and the gradients of their features, by micro-batch."""
-        features, counted = self._everyone(batches, outputs)
+        """Return the losses [B] of this rank's samples and the gradients [B, E] of their features, by micro-batch."""
+        features, counted = self._gather(batches, outputs)
         features.requires_grad_()
         losses = self._workload.compared(features, counted)
         total = losses.masked_fill(~counted, 0.0).sum()
         (gradient,) = torch.autograd.grad(total, features)
-        return self._mine(losses.detach(), batches), self._mine(gradient, batches)
+        return self._own_rows(losses.detach(), batches), self._own_rows(gradient, batches)
 
-    def _everyone(self, batches: list[Batch], outputs: list[Losses]) -> tuple[Tensor, Tensor]:
-        """The features of the global batch, fp32 [G, E], and which samples count, bool [G]."""
-        mine = torch.cat([output.losses.detach().float() for output in outputs])
-        there = torch.cat([batch[COUNTED] for batch in batches]).to(torch.uint8)
-        whole = gathered(mine, 0, self._group)
-        return whole.detach(), gathered(there, 0, self._group).bool()
+    def _gather(self, batches: list[Batch], outputs: list[Losses]) -> tuple[Tensor, Tensor]:
+        """Return the features of the global batch, fp32 [G, E], and whether each sample counts, bool [G]."""
+        features = torch.cat([output.losses.detach().float() for output in outputs])
+        counted = torch.cat([batch[COUNTED] for batch in batches]).to(torch.uint8)
+        whole = gathered(features, 0, self._group)
+        return whole.detach(), gathered(counted, 0, self._group).bool()
 
-    def _mine(self, whole: Tensor, batches: list[Batch]) -> list[Tensor]:
-        """This rank's rows, by micro-batch."""
+    def _own_rows(self, whole: Tensor, batches: list[Batch]) -> list[Tensor]:
+        """Return this rank's rows of a tensor [G, ...], by micro-batch."""
         sizes = [len(batch[COUNTED]) for batch in batches]
         first = self._group.index * sum(sizes)
         return list(whole[first : first + sum(sizes)].split(sizes))
 
 
 class Accumulation:
-    """Forward and backward of every micro-batch; gradients add up in the parameters."""
+    """Forward and backward pass of one micro-batch after the other; gradients add up in the parameters.
+
+    Gradients are reduced over the replicas in the backward pass of the last micro-batch only (`DataParallel`).
+    """
 
     def __init__(
         self, model: nn.Module, data: DataParallel, losses: StepLosses, device: Device, clock: StepClock
     ) -> None:
-        self._model, self._data, self._losses, self._device = model, data, losses, device
+        self._model = model
+        self._data = data
+        self._losses = losses
+        self._device = device
         self._clock = clock
 
     def train(self, micro_batches: Sequence[Batch]) -> None:
@@ -150,9 +170,25 @@ def runner_of(
     device: Device,
     clock: StepClock,
 ) -> Runner:
-    """What runs the stages of this rank."""
+    """Return the runner of this rank's stages: a pipeline if the layout has one, else what the loss needs."""
     if layout.pp > 1:
-        return Pipeline(stages, workload, layout, mesh, losses, device, clock)
+        return Pipeline(
+            stages=stages,
+            workload=workload,
+            layout=layout,
+            mesh=mesh,
+            losses=losses,
+            device=device,
+            clock=clock,
+        )
     if isinstance(workload, OwnWorkload) and workload.compares:
-        return WholeBatch(stages[0], workload, mesh, data, losses, device, clock)
+        return WholeBatch(
+            model=stages[0],
+            workload=workload,
+            mesh=mesh,
+            data=data,
+            losses=losses,
+            device=device,
+            clock=clock,
+        )
     return Accumulation(stages[0], data, losses, device, clock)

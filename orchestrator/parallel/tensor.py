@@ -1,8 +1,9 @@
-"""Tensor parallelism in the way of Megatron-LM, from the styles that a workload declares.
+"""Megatron-LM's tensor parallelism, from the styles that a workload declares.
 
-Shoeybi et al., 2019, section 3: column then row, one sum forward and one backward for attention and for the
-feed-forward each; with `sequence`, norms and residuals work on slices of the sequence (Korthikanti et al., 2022,
-section 4.2.2). Weights are plain local tensors; where they lie in the whole is told by `cut_of`.
+Attention and the feed-forward block are each a column-parallel layer followed by a row-parallel one, with one sum
+forward and one backward (Shoeybi et al., 2019, section 3). With `sequence`, norms and residuals work on slices of the
+sequence (Korthikanti et al., 2022, section 4.2.2). Weights are plain local tensors; `cut_of` gives their position in
+the whole.
 """
 
 from __future__ import annotations
@@ -32,7 +33,14 @@ LENGTH = 1
 
 
 def apply_tensor(model: nn.Module, styles: Mapping[str, str], tp: ProcessGroup, sequence: bool) -> None:
-    """Insert the collectives into a model whose parameters are sharded already."""
+    """Insert the collectives into a model.
+
+    Args:
+        model: a stage whose parameters are already cut to this rank.
+        styles: sharding styles by pattern of module names.
+        tp: the tensor-parallel group.
+        sequence: whether norms and residuals work on slices of the sequence.
+    """
     entered: set[str] = set()
     for name, module in list(model.named_modules()):
         parent, _, leaf = name.rpartition(".")
@@ -45,14 +53,16 @@ def apply_tensor(model: nn.Module, styles: Mapping[str, str], tp: ProcessGroup, 
             setattr(model.get_submodule(parent), leaf, VocabularyEmbedding(module, tp))
         elif style == "vocab":
             module.register_forward_pre_hook(copy_first(tp))
-            if name.startswith("generator"):  # what samples from the logits needs all of them
+            if name.startswith(
+                "generator"
+            ):  # ELECTRA samples from the generator's logits, and needs all of them
                 module.register_forward_hook(lambda _, __, out: join(out, -1, tp))
         elif style == "column" and isinstance(module, nn.Linear | LoraLinear) and parent not in entered:
             entered.add(parent)
             _number_heads(model.get_submodule(parent), tp)
             model.get_submodule(parent).register_forward_pre_hook(_enter(tp, sliced))
         elif style == "column" and isinstance(module, CutRMSNorm):
-            # Every rank's part has a share in the gradient of the sum, as it has in the sum.
+            # Each rank's part adds to the sum of squares, and so gets the gradients of all ranks' uses of that sum.
             module.total = lambda squares: copy(reduce(squares, tp), tp)
         elif style == "expert":
             _inside_experts(module, tp)
@@ -71,14 +81,14 @@ class RowLinear(nn.Module):
         self.product: Callable[..., Tensor] = F.linear
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, L, in / group] to [B, L, out], or to this rank's slice of L."""
+        """Return [B, L, out], or this rank's slice of L, for x [B, L, in / ranks]."""
         partial = self.product(x, self.weight)
         y = scatter(partial, LENGTH, self._group) if self._sequence else reduce(partial, self._group)
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
 
 def sum_rows(module: LoraLinear, tp: ProcessGroup, sequence: bool) -> None:
-    """As `RowLinear`, of a layer with a low-rank adapter: products with the weight and with A are summed as one."""
+    """Make a layer with a low-rank adapter row-parallel, like `RowLinear`; one sum serves the weight and A."""
 
     def total(squares: Tensor) -> Tensor:
         torch.distributed.all_reduce(squares, group=tp.handle)
@@ -97,7 +107,7 @@ class VocabularyEmbedding(nn.Module):
         self._start, self._rows = span(whole.num_embeddings, group.index, group.size)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """int64 [B, L] to [B, L, hidden]."""
+        """Return [B, L, hidden] for tokens int64 [B, L]; rows of other ranks contribute zeros to the sum."""
         local = tokens - self._start
         outside = (local < 0) | (local >= self._rows)
         vectors = F.embedding(local.masked_fill(outside, 0), self.weight)
@@ -105,12 +115,12 @@ class VocabularyEmbedding(nn.Module):
 
 
 class VocabularyLoss:
-    """Cross-entropy of logits that are cut over the vocabulary, with PaLM's z-loss and label smoothing as options.
+    """Cross-entropy of logits that may be cut over the vocabulary, with optional z-loss and label smoothing.
 
-    z times the square of log Z pulls the softmax's normaliser towards one (Chowdhery et al., 2022, section 5).
-    Smoothing spreads that share of each label evenly over the vocabulary (Szegedy et al., 2016, section 7). Both are
-    differentiated but not reported in `total`, which stays the cross-entropy. With `counts_correct` it also
-    says how many tokens are predicted right; of equally likely ones the first counts.
+    The z-loss z x (log Z)^2 pulls the softmax's normaliser Z towards one (PaLM: Chowdhery et al., 2022, section 5).
+    Smoothing spreads a share of each label evenly over the vocabulary (Szegedy et al., 2016, section 7). Both are
+    differentiated but leave the value of `total`, which stays the cross-entropy. With `counts_correct` the loss also
+    has the number of tokens predicted correctly; of equally likely tokens the first one counts.
     """
 
     def __init__(self, vocabulary: int, tp: ProcessGroup, z: float, smoothing: float = 0.0) -> None:
@@ -119,7 +129,7 @@ class VocabularyLoss:
         self.counts_correct = False
 
     def __call__(self, logits: Tensor, labels: Tensor) -> Loss:
-        """As `losses.token_loss`: logits [B, L, V] or [predicted, V] and labels int64 [B, L]."""
+        """Return the sums of `losses.token_loss`, for logits [B, L, V] or [predicted, V] and labels int64 [B, L]."""
         labels = labels[labels != IGNORED] if logits.dim() == 2 else labels.flatten()
         logits = logits.flatten(0, -2).float()
         cut = self._tp.size > 1 and logits.shape[-1] < self._vocabulary
@@ -147,7 +157,7 @@ class VocabularyLoss:
         return reduce(logits.sum(-1), self._tp) / self._vocabulary if cut else logits.mean(-1)
 
     def whole(self, logits: Tensor) -> Tensor:
-        """Logits [n, V of this rank] over the whole vocabulary, fp32 [n, V]."""
+        """Return logits [n, V of this rank] completed over all ranks, fp32 [n, V]."""
         logits = logits.float()
         if self._tp.size == 1 or logits.shape[-1] >= self._vocabulary:
             return logits

@@ -1,4 +1,4 @@
-"""Gradients of parameters that several ranks hold and each sees only a part of."""
+"""Gradients of parameters that several ranks hold, each of which computes a part of the gradient."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from orchestrator.parallel.parameters import Held
 
 
 class TiedGradients:
-    """Sums, before data-parallel ones, over tensor-parallel ranks and over stages of a pipeline.
+    """Sums gradients over tensor-parallel ranks and over pipeline stages, before they are summed over replicas.
 
-    A norm inside a head, or on a slice of the sequence, sees part of the activations. A tied weight is the
-    embedding on one stage and the projection on another. `among` are the ranks of the stages that hold a name.
+    A norm inside an attention head, or on a slice of the sequence, sees a part of the activations. A tied weight is
+    the embedding on one stage and the output projection on another. `among` gives for each name the ranks of the
+    stages that hold it.
     """
 
     def __init__(self, held: Sequence[Held], mesh: Mesh, among: Mapping[str, ProcessGroup]) -> None:
@@ -28,12 +29,12 @@ class TiedGradients:
 
     @property
     def any(self) -> bool:
-        """Whether there is something to sum, so that data-parallel sums must wait for it."""
+        """Whether there is anything to sum. If so, the sums over replicas must wait for it."""
         return bool(self._partial or self._among)
 
     @torch.no_grad()
     def sum(self) -> None:
-        """Sum the gradients that stand in the parameters."""
+        """Sum the parameters' gradients in place."""
         _sum_over([_gradient(h) for h in self._partial], self._tp)
         for name, copies in self._copies.items():
             if copies:
@@ -52,7 +53,7 @@ def _gradient(held: Held) -> Tensor:
 
 
 def _sum_over(gradients: list[Tensor], group: ProcessGroup) -> None:
-    """In place, as one message."""
+    """Sum in place, as one message."""
     if not gradients or group.size == 1:
         return
     flat = torch.cat([g.flatten() for g in gradients])

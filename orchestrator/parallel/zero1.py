@@ -1,8 +1,9 @@
-"""Optimiser states sharded over the replicas (ZeRO 1: Rajbhandari et al., 2020, section 5.1).
+"""Optimizer states sharded over the replicas (ZeRO 1: Rajbhandari et al., 2020, section 5.1).
 
-Parameters and gradients of a bucket stand in flat memory, of which each rank updates an equal slice: gradients
-are reduce-scattered, weights gathered, together the bytes of one all-reduce. In `determinism: bitwise` every rank
-holds all of it instead (`deterministic_reduction`); DeepSpeed has a ZeRO 1 of its own.
+The parameters and the gradients of a bucket are flat tensors of the same length, and each rank updates an equal slice
+of them. Gradients are reduce-scattered and weights all-gathered, which together send the bytes of one all-reduce.
+Under `determinism: bitwise` every rank holds all optimizer states instead (`deterministic_reduction`). The DeepSpeed
+engine uses DeepSpeed's own ZeRO 1.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from orchestrator.parallel.parameters import Held
 
 
 class Zero1:
-    """Each rank updates a slice of every bucket; see `DataParallel`."""
+    """A `DataParallel` in which each rank updates a slice of every bucket."""
 
     def __init__(self, held: list[Held], mesh: Mesh, overlap: bool) -> None:
         self._overlap = overlap
@@ -56,10 +57,11 @@ class Zero1:
 
 
 class _Part:
-    """The buckets of parameters that are sharded over one group."""
+    """The buckets of the parameters that one group shards: all dense parameters, or all experts."""
 
     def __init__(self, held: list[Held], group: ProcessGroup, mesh: Mesh) -> None:
         self.group = group
+        # Padded to a multiple of the group's size, so that every rank has a slice of the same length.
         self.buckets = GradientBuckets([h.parameter for h in held], self._scatter, group, multiple=group.size)
         by_parameter = {id(h.parameter): h for h in held}
         alone = ProcessGroup((mesh.rank,), 0, None)
@@ -67,32 +69,49 @@ class _Part:
         self.shards: list[ParameterShard] = []
         for members, flat in zip(self.buckets.members, self.buckets.flats, strict=True):
             size = len(flat) // group.size
-            low, offset = group.index * size, 0
+            low = group.index * size  # this rank's slice is low .. low + size
+            offset = 0  # where the next parameter begins in the bucket
             weights = torch.zeros_like(flat)
             self._weights.append(weights)
             for parameter in members:
-                h, count = by_parameter[id(parameter)], parameter.numel()
+                h = by_parameter[id(parameter)]
+                count = parameter.numel()
                 parameter.data = weights[offset : offset + count].view_as(parameter)
-                begin, end = max(offset, low), min(offset + count, low + size)
+                # The part of the parameter that lies in this rank's slice; a slice may begin or end within a parameter.
+                begin = max(offset, low)
+                end = min(offset + count, low + size)
                 if begin < end:
                     mine = nn.Parameter(weights[begin:end])
                     mine.grad = flat[begin:end]
                     boxes = boxes_of(h.cut, begin - offset, end - offset)
-                    one = h.original and (h.cut.over_tp or mesh.tp.index == 0)
-                    self.shards.append(ParameterShard(h.name, h.cut, mine, boxes, alone, one, one))
+                    # Copies on other stages (tied) or tensor-parallel ranks (not cut) are neither counted nor saved.
+                    is_first = h.original and (h.cut.over_tp or mesh.tp.index == 0)
+                    self.shards.append(
+                        ParameterShard(
+                            name=h.name,
+                            cut=h.cut,
+                            parameter=mine,
+                            boxes=boxes,
+                            replica_group=alone,
+                            counted=is_first,
+                            saved=is_first,
+                        )
+                    )
                 offset += count
 
     def gather(self) -> list[dist.Work]:
-        """Begin to bring the updated slices to all ranks."""
-        found = []
-        for weights in self._weights if self.group.size > 1 else []:
+        """Start to all-gather the updated slices, in place; return the work to wait for."""
+        if self.group.size == 1:
+            return []
+        work = []
+        for weights in self._weights:
             mine = weights.chunk(self.group.size)[self.group.index]
-            found.append(dist.all_gather_single(weights, mine, group=self.group.handle, async_op=True))
-        return found
+            work.append(dist.all_gather_single(weights, mine, group=self.group.handle, async_op=True))
+        return work
 
     def _scatter(self, _: int, flat: Tensor) -> dist.Work | None:
         if self.group.size == 1:
             return None
-        # In place: a rank's sums come to stand where its slice of the gradients stood.
+        # In place: this rank's slice of the sum replaces its slice of the gradients.
         mine = flat.chunk(self.group.size)[self.group.index]
         return dist.reduce_scatter_single(mine, flat, group=self.group.handle, async_op=True)

@@ -1,4 +1,4 @@
-"""The layouts that a plan considers: the one given by hand, or all that agree with what is pinned. Torch-free."""
+"""The layouts that a plan considers: the one that the job gives, or all that agree with its pinned keys. Torch-free."""
 
 from __future__ import annotations
 
@@ -18,39 +18,43 @@ from orchestrator.parallel.legal_layouts import fit, shard_of
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 SEARCHED = ("1f1b", "interleaved", "zbv")
-"""Schedules that are searched: the others are slower than one of these, and need no less memory."""
+"""Schedules in a search: each other one is slower than one of these and needs no less memory."""
 VIRTUAL = 4
-"""Stages of a rank that interleaves them, in a search."""
+"""Stages per rank of interleaved schedules in a search."""
 SURE = 0.84
-"""Share of the memory that a layout may need which recomputes only some layers: a trace may say so much more than the
-formula (docs/predictions.md), and such a layout is made to need nearly all that it may."""
+"""Share of the offered memory that a layout with partial recomputation may need. Such a layout is built to use nearly
+all that it may, and a trace may find so much more than the formula (docs/predictions.md)."""
 
 
 BEYOND = 1.5
-"""A layout that needs so many times what is offered is tried with no other cut: it would move too few layers."""
+"""Ratio of needed to offered memory beyond which no other cut of the pipeline is tried: it moves too few layers."""
 
 
 @dataclass(frozen=True)
 class Room:
-    """What a search asks about a layout: which `share` of the memory that a worker offers it needs, and how many times
-    as long as a layer its embedding and its head take."""
+    """Questions of the search about a layout.
+
+    Attributes:
+        share: needed memory / offered memory.
+        ends: times of embedding and head, in layers.
+    """
 
     share: Callable[[Layout], float]
     ends: Callable[[Layout], tuple[float, float]]
 
     def is_tight(self, layout: Layout) -> bool:
-        """Whether it does not fit."""
+        """Whether the layout does not fit."""
         return self.share(layout) > 1.0
 
 
 @dataclass(frozen=True)
 class Family:
-    """Layouts that differ in what they shard, recompute, offload and how they cut the pipeline, and in their engine.
+    """Layouts that differ only in sharding, recomputation, offload, the cut of the pipeline and the engine.
 
     Attributes:
-        least: by each of their cuts, a layout of which no other computes and sends less in its passes; not always one
-            of them.
-        layouts: gives them.
+        least: for each cut a layout whose passes take the least time, for the lower bound; it need not be in the
+            family.
+        layouts: returns the layouts.
     """
 
     least: tuple[Layout, ...]
@@ -59,11 +63,11 @@ class Family:
 
 @dataclass(frozen=True)
 class Degrees:
-    """All families with the same degrees.
+    """All families with the same degrees of parallelism (pp, cp, tp, ep).
 
     Attributes:
-        least: layout of which no other computes and sends less in its passes, all ranks of a pipeline together.
-        families: gives them.
+        least: a layout whose passes take the least time over all ranks of a pipeline, for the lower bound.
+        families: returns the families.
     """
 
     least: Layout
@@ -78,21 +82,29 @@ def all_degrees(
     reject: Callable[[tuple[Layout, str]], None],
     room: Room,
 ) -> Iterator[Degrees]:
-    """Every layout to consider on at most `workers` ranks, `per_node` of which share a node. Degrees that divide the
-    workers and that the model cannot have are rejected with the reason; state is offloaded where there is no `room`."""
+    """Yield every layout to consider, by degrees.
+
+    Args:
+        spec: the job.
+        shape: the sizes of the model.
+        workers: maximum number of ranks.
+        per_node: ranks that share a node.
+        reject: called with degrees that divide the workers but that the model cannot have, and the reason.
+        room: says which layouts fit; state is offloaded only if a layout does not.
+    """
     batch = spec.train.global_batch
     virtual = spec.train.bitwise_shards
     micros = [batch // virtual] if virtual else [m for m in MICRO_BATCHES if m <= batch]
     asked = spec.parallel
     if isinstance(asked, ParallelSpec) and not asked.is_partial:
-        found = []
+        layouts = []
         for micro in [asked.micro_batch] if asked.micro_batch else micros:
             wide = Layout(**{**asked.pins, "micro_batch": micro})
-            # a layout that does not fit is yielded too, so that the error names the reason
+            # A layout that does not fit the workers is yielded too, so that the error names the reason.
             width = max(workers // (asked.pp * asked.cp * asked.tp), 1)
-            found.append(fit(wide, workers, batch, virtual) or wide.but(dp=width))
-        alone = [Family((each,), partial(iter, (each,))) for each in found]
-        yield Degrees(found[-1], partial(iter, alone))
+            layouts.append(fit(wide, workers, batch, virtual) or wide.but(dp=width))
+        families = [Family((layout,), partial(iter, (layout,))) for layout in layouts]
+        yield Degrees(layouts[-1], partial(iter, families))
         return
     pins = asked.pins if isinstance(asked, ParallelSpec) else {}
     micros = [pins["micro_batch"]] if "micro_batch" in pins else micros
@@ -101,6 +113,8 @@ def all_degrees(
 
 @dataclass(frozen=True)
 class _Families:
+    """Enumerates layouts; the fields are the arguments of `all_degrees` and what the job pins."""
+
     spec: JobSpec
     shape: ModelShape
     workers: int
@@ -114,8 +128,11 @@ class _Families:
         return self.spec.resources.per_worker.gpu > 0
 
     def all(self, reject: Callable[[tuple[Layout, str]], None]) -> Iterator[Degrees]:
-        """Those of all degrees."""
-        shape, workers, pins, gpu = self.shape, self.workers, self.pins, self._gpu
+        """Yield all degrees that the model and the workers allow."""
+        shape = self.shape
+        workers = self.workers
+        pins = self.pins
+        gpu = self._gpu
         axes = [_degrees(shape, workers, axis, pins, reject) for axis in ("pp", "cp", "tp", "ep")]
         recomputes = _choices(pins, "recompute", ("none",) if shape.no_recompute else _recomputes(gpu))
         some = pins.get("recompute_layers", 0)
@@ -123,7 +140,7 @@ class _Families:
         for pp, cp, tp, ep in itertools.product(*axes):
             if pp * cp * tp * ep > workers:
                 continue
-            # as fast as without in every prediction, with less memory
+            # Sequence parallelism is as fast in every prediction and needs less memory, so it is not searched.
             sliced = gpu and tp > 1 and not shape.no_sequence_split and shape.sequence_length % (tp * cp) == 0
             (sequence,) = _choices(pins, "sequence", (sliced,))
             degrees = Layout(pp=pp, cp=cp, tp=tp, ep=ep, sequence=sequence)
@@ -133,8 +150,10 @@ class _Families:
                 yield Degrees(widest, partial(self._with, widest, recomputes))
 
     def _widest(self, degrees: Layout) -> Layout | None:
-        """Of layouts with these degrees the widest that leaves enough micro-batches, all of the size that is pinned if
-        one is; with the largest of them."""
+        """Return the layout with these degrees and the largest dp that leaves enough micro-batches for the schedule.
+
+        It has the largest micro-batch that divides its share of the batch. None if the workers do not suffice.
+        """
         batch, virtual = self.spec.train.global_batch, self.spec.train.bitwise_shards
         least = self.micros[0] if batch % self.micros[0] == 0 else 1
         asked = degrees.but(micro_batch=1, schedule=self.pins.get("schedule", degrees.schedule))
@@ -144,14 +163,18 @@ class _Families:
         return degrees.but(dp=found.dp, micro_batch=_divisors_up_to(self.micros, batch // found.dp)[-1])
 
     def _with(self, widest: Layout, recomputes: Sequence[str]) -> Iterator[Family]:
-        """Those with the degrees of that layout: of all micro-batches and schedules."""
-        shape, pins, batch = self.shape, self.pins, self.spec.train.global_batch
+        """Yield the families with the degrees of `widest`: one for each micro-batch and schedule."""
+        shape = self.shape
+        pins = self.pins
+        batch = self.spec.train.global_batch
         too_large: dict[tuple[str, int, int, int], int] = {}
         for micro, (schedule, several) in itertools.product(
             _divisors_up_to(self.micros, batch // widest.dp), _schedules(shape, widest.pp, pins)
         ):
             layout = widest.but(micro_batch=micro, schedule=schedule, virtual=several)
-            if layout.problems(shape, batch):  # and so with any sharding
+            if layout.problems(
+                shape, batch
+            ):  # with any sharding; it is yielded so that the error names the reason
                 layout = layout.but(zero=pins.get("zero", 0))
                 if self._is_asked(layout):
                     yield Family((layout,), partial(iter, (layout,)))
@@ -174,9 +197,19 @@ class _Families:
         recomputes: Sequence[str],
         too_large: dict[tuple[str, int, int, int], int],
     ) -> Iterator[Layout]:
-        """The layouts of a family, whether they agree with what is pinned or not. `too_large` has, of those with the
-        same degrees, the least micro-batch that is known not to fit."""
-        shape, pins, room, gpu = self.shape, self.pins, self.room, self._gpu
+        """Yield the layouts of a family, whether or not they agree with the pinned keys.
+
+        Args:
+            layout: gives degrees, micro-batch and schedule.
+            ways: the cuts of the pipeline to try.
+            recomputes: kinds of recomputation, cheapest first.
+            too_large: by (schedule, virtual, zero, shard) the smallest micro-batch known not to fit; shared by the
+                families with the same degrees.
+        """
+        shape = self.shape
+        pins = self.pins
+        room = self.room
+        gpu = self._gpu
         alone = layout.dp * layout.cp == 1  # nothing to shard, but DeepSpeed can offload it
         zeros = _choices(pins, "zero", (0,) if alone and not gpu else range(4))
         shards = _choices(pins, "shard", _shards(layout, self.per_node) if gpu else (0,))
@@ -190,9 +223,9 @@ class _Families:
             if tight and room.is_tight(least) and not (gpu and _offloads(least, room)):
                 too_large[key] = layout.micro_batch
                 if not alone or zero == zeros[0]:
-                    yield least  # the others need more
+                    yield least  # the variant that needs least, for the error
                 continue
-            # what fits need not be recomputed, which only takes longer
+            # Recomputation only takes longer, so a layout that fits does without.
             for recompute in recomputes if tight else recomputes[:1]:
                 sharded = kept
                 if recompute != kept.recompute:
@@ -206,8 +239,11 @@ class _Families:
 
 
 def _schedules(shape: ModelShape, pp: int, pins: Mapping[str, Any]) -> list[tuple[str, int]]:
-    """The schedules to try, each with its stages a rank: of interleaved ones VIRTUAL where there are layers for so
-    many, since more make the bubble shorter and need less memory."""
+    """Return the schedules to try, each with its stages per rank.
+
+    Interleaved schedules get VIRTUAL stages per rank if the model has enough layers, else two: more stages make the
+    bubble shorter and need less memory.
+    """
     found: list[tuple[str, int]] = []
     for schedule in _choices(pins, "schedule", SEARCHED if pp > 1 else ("1f1b",)):
         several = pp > 1 and schedule in ("interleaved", "zero_bubble")
@@ -217,8 +253,10 @@ def _schedules(shape: ModelShape, pp: int, pins: Mapping[str, Any]) -> list[tupl
 
 
 def _cut(layout: Layout, ways: Sequence[tuple[int, int]], room: Room) -> Layout:
-    """The layout under the first of these cuts of its pipeline with which it fits; if it fits with none, under the
-    first. They are those whose busiest rank has least to compute first."""
+    """Return the layout with the first cut under which it fits, else with the first cut.
+
+    `ways` are sorted by the work of the busiest rank, least first.
+    """
     best = layout.but(first_less=ways[0][0], last_less=ways[0][1])
     if len(ways) == 1 or not 1.0 < room.share(best) <= BEYOND:
         return best
@@ -229,16 +267,19 @@ def _cut(layout: Layout, ways: Sequence[tuple[int, int]], room: Room) -> Layout:
 def _ways(
     shape: ModelShape, layout: Layout, pins: Mapping[str, Any], room: Room
 ) -> Sequence[tuple[int, int]]:
-    """The cuts to try of a pipeline."""
+    """Return the cuts of the pipeline to try, as (layers fewer on the first stage, on the last stage)."""
     if layout.pp == 1 or "first_less" in pins or "last_less" in pins or shape.stages not in (0, shape.layers):
         return ((pins.get("first_less", 0), pins.get("last_less", 1)),)
     return cuts(shape.layers, layout.pp, layout.schedule, layout.virtual, *room.ends(layout))
 
 
 def _recomputed(shape: ModelShape, layout: Layout, pins: Mapping[str, Any], room: Room) -> Layout:
-    """The layout with as few of its layers recomputed as there is room for, since more take longer. What a rank needs
-    falls with their number, and for the rank that needs most never more slowly at first than later: so what lies on
-    the line between none and all is enough."""
+    """Return the layout with the fewest recomputed layers that fit.
+
+    The needed memory falls with their number, for the fullest rank at first at least as fast as later. It is therefore
+    below the line from none to all layers: with n layers, needs N (none) and E (all) and SURE as the limit,
+    ceil(n (N - SURE) / (N - E)) recomputed layers are enough.
+    """
     if layout.recompute == "none" or {"recompute_layers", "recompute"} & set(pins):
         return layout
     most = -(-max(layers_by_rank(shape.layers, layout)) // (layout.stages // layout.pp))
@@ -250,12 +291,12 @@ def _recomputed(shape: ModelShape, layout: Layout, pins: Mapping[str, Any], room
 
 
 def _divisors_up_to(micros: Sequence[int], share: int) -> list[int]:
-    """The largest divisor of a rank's share of the batch up to each micro-batch, ascending."""
+    """Return for each micro-batch the largest divisor of `share` up to it, without duplicates, ascending."""
     return sorted({max(d for d in divisors(share) if d <= micro) for micro in micros})
 
 
 def _offloads(layout: Layout, room: Room) -> bool:
-    """Whether it would fit if all were in the host's memory that can be."""
+    """Whether the layout fits if everything possible is offloaded to the host's memory."""
     if layout.dp < layout.world:
         return not room.is_tight(layout.but(offload="optimizer"))
     return not room.is_tight(layout.but(engine="deepspeed", offload="parameters"))
@@ -266,8 +307,7 @@ def _choices(pins: Mapping[str, Any], key: str, otherwise: Sequence[Any]) -> Seq
 
 
 def _shards(layout: Layout, per_node: int) -> tuple[int, ...]:
-    """Over how many replicas ZeRO may divide: over all (0), and where it can be over those of a node, whose network is
-    faster than that between nodes."""
+    """Return over how many replicas ZeRO may shard: all (0), and those of one node, which have a faster network."""
     return tuple({0, shard_of(layout, per_node // layout.tp)})
 
 
@@ -282,8 +322,11 @@ def _degrees(
     pins: Mapping[str, Any],
     reject: Callable[[tuple[Layout, str]], None],
 ) -> list[int]:
-    """The degrees of an axis that the model can have, whatever the others are. Workers may be left over: of 63, 60 in
-    pipelines of 15 are more than all of them in pipelines of 7 that the batch does not divide into."""
+    """Return the degrees of an axis that the model can have, whatever those of the other axes.
+
+    Degrees need not divide the workers. Of 63 workers, 60 in pipelines of 15 may be more useful than all of them in
+    pipelines of 7, if the batch does not divide into the latter.
+    """
     asked = _choices(pins, axis, divisors(workers) if axis != "ep" else ())
     possible = {} if axis in pins else dict.fromkeys(_possible(shape, axis))
     found = []
@@ -300,7 +343,7 @@ def _degrees(
 
 
 def _possible(shape: ModelShape, axis: str) -> Sequence[int]:
-    """Degrees of an axis among which are all that the model can have."""
+    """Return a superset of the degrees of an axis that the model can have."""
     if axis == "ep":
         return divisors(shape.experts) if shape.experts else (1,)
     if axis == "pp":
@@ -317,11 +360,11 @@ def _variants(
     pins: Mapping[str, Any],
     room: Room,
 ) -> Iterator[Layout]:
-    """The legal variants of a layout: on DeepSpeed, and with state offloaded if a GPU's memory does not suffice."""
+    """Yield the legal variants of a layout: on DeepSpeed, and with offloaded state if a GPU's memory is too small."""
     gpu = spec.resources.per_worker.gpu and spec.train.determinism != "bitwise"
     tight = gpu and "offload" not in pins and room.is_tight(layout)
     offloads = _choices(pins, "offload", ("none", "optimizer", "parameters") if tight else ("none",))
-    # DeepSpeed is data parallel only, and shards at least optimiser state
+    # The DeepSpeed engine is data parallel only, and shards at least the optimizer state.
     engines = ("torch", "deepspeed") if layout.zero and layout.dp == layout.world else ("torch",)
     for engine, offload in itertools.product(engines, offloads):
         if engine == "torch" and offload in ("none", "parameters"):

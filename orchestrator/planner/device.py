@@ -1,4 +1,4 @@
-"""What the planner knows of a device: rates and links, in SI units. Standard library only."""
+"""The rates and links of a device, in SI units, and the seconds of its basic operations. Standard library only."""
 
 from __future__ import annotations
 
@@ -8,17 +8,21 @@ from functools import lru_cache
 from typing import Any
 
 SLOWEST_SHARE = 1e-3
-"""Least share of the peak that a matrix product is said to reach, however small."""
+"""Lower limit on the share of the peak that a matrix product reaches, however small it is."""
 
 
 TURN = 4e-3
-"""Seconds of computation beyond which a collective behind it takes no longer: about a turn of Linux's scheduler."""
+"""Seconds of computation beyond which a following collective gets no slower: about Linux's time slice."""
 
 
 @dataclass(frozen=True)
 class Link:
-    """A link that each rank has to its peers: seconds that a message takes by itself, and bytes per second that a rank
-    sends while its peers send too."""
+    """A rank's link to its peers.
+
+    Attributes:
+        latency: seconds of an empty message.
+        bandwidth: bytes/s that a rank sends while its peers send too.
+    """
 
     latency: float
     bandwidth: float
@@ -26,40 +30,40 @@ class Link:
 
 @dataclass(frozen=True)
 class Machine:
-    """One worker: its device and how it is joined to the others.
+    """One worker: its device, and its links to the other workers.
 
     Attributes:
         memory: bytes for the model.
         flops: peak of matrix products in 16-bit types, FLOP/s.
-        full_flops: the same in fp32; 0 for as many as `flops`.
-        eight_bit_flops: the same in 8 bits; 0 where they have no units of their own.
+        full_flops: the same in fp32; 0 if it equals `flops`.
+        eight_bit_flops: the same in 8 bits; 0 if the device has no units for it.
         matrix_share: share of the peak that large matrix products reach.
-        half_size: rows, columns or inner size at which a product reaches half of that, in each of the three alone.
-        half_area: rows x columns at which it reaches half, since there are not tiles enough for all its units.
+        half_size: size (rows, columns or inner) at which a product reaches half of that, for each of the three.
+        half_area: rows x columns at which it reaches half, because smaller products have too few tiles for all units.
         attention_share: share of the peak that the products of attention reach.
-        score_bytes: bytes that go through memory for each score in a forward pass; 0 if the kernel keeps them inside.
-        score_seconds: that each score takes beside its products, such as its exponential; a GPU hides it.
-        memory_bandwidth: bytes per second of the device's memory.
-        element_share: share of that which element-wise operations reach.
-        eager: how many times the bytes pass where a layer is not compiled, and its operations are not fused.
-        optimizer_share: share of that bandwidth which the optimizer reaches.
+        score_bytes: bytes read and written for each score in a forward pass; 0 if a fused kernel keeps scores inside.
+        score_seconds: seconds of a score besides its products, such as its exponential; a GPU hides them.
+        memory_bandwidth: bytes/s of the device's memory.
+        element_share: share of `memory_bandwidth` that element-wise operations reach.
+        eager: factor on the bytes of element-wise operations if a layer is not compiled.
+        optimizer_share: share of `memory_bandwidth` that the optimizer reaches.
         launch: seconds to launch an operation.
         launches_ahead: whether operations are launched while earlier ones run, as on a GPU.
-        collective: seconds in which a collective begins and ends, whatever its size and ranks.
-        waking: how much longer it takes behind computation, as a share of that: a processor that has computed for
-            longer has to wait for longer, see `behind`.
-        message: as `collective`, of what a stage of a pipeline sends to another.
+        collective: fixed seconds of a collective, whatever its size and ranks.
+        waking: how much slower a collective gets by computation before it, as a share of that time, see `behind`.
+        message: fixed seconds of a message between stages of a pipeline.
         per_node: workers on a node.
-        inside, between: the links between workers of a node and of different nodes.
-        crowding: how many times as long memory and the launch of operations take while other ranks of a node compute,
-            which share caches and the way to memory, but not what multiplies.
-        delay: how much longer than its least a rank takes by itself in the mean of its steps, as a share of that.
-        host_bandwidth: bytes per second between the device and its host's memory.
-        host_memory: bytes of that for each worker.
-        host_cores: processors of the host for each worker; 0 where that is not known.
+        inside: the link between workers of one node.
+        between: the link between workers of different nodes.
+        crowding: slowdown of memory and launches while the other ranks of a node compute: they share caches and
+            memory bandwidth, but not arithmetic units.
+        delay: mean delay of a rank's steps beyond its fastest ones, as a share of those.
+        host_bandwidth: bytes/s between the device and its host's memory.
+        host_memory: bytes of the host's memory for each worker.
+        host_cores: processors of the host for each worker; 0 if unknown.
         watts: power of the worker at full load.
-        name: of the profile that it is from.
-        stands_for: the device as which it is taken, of which there is no profile; empty if it is that of its profile.
+        name: name of the profile.
+        stands_for: the device that this profile is used for, if that device has no profile; else empty.
     """
 
     memory: float
@@ -95,13 +99,18 @@ class Machine:
 
     @property
     def peak(self) -> float:
-        """FLOP/s of matrix products in the precision in which they are fastest, by which a run's `mfu` is told."""
+        """FLOP/s of matrix products in the faster of 16 bits and fp32; a run's `mfu` refers to it."""
         return max(self.flops, self.full_flops)
 
     def matrix(self, rows: float, columns: float, inner: float, width: float, count: float = 1.0) -> float:
-        """Seconds of `count` products [rows, inner] x [inner, columns] of numbers of `width` bytes: bound by
-        arithmetic, which small sizes use badly, or by memory (the roofline of Williams et al., 2009). A processor does
-        one after the other: within a step, weights and what other operations have written are in no near cache."""
+        """Return the seconds of `count` products [rows, inner] x [inner, columns] of numbers of `width` bytes.
+
+        arithmetic = 2 rows columns inner / (peak x share), where small sizes reach a smaller share of the peak
+        memory     = (rows inner + inner columns + rows columns) x width / bandwidth
+
+        On a GPU the larger of the two counts (roofline: Williams et al., 2009). A CPU takes their sum: within a step
+        its operands are not in a near cache, so that it first loads them.
+        """
         share = self.matrix_share * rows * columns / (rows * columns + self.half_area)
         for size in (rows, columns, inner):
             share *= size / (size + self.half_size)
@@ -114,30 +123,45 @@ class Machine:
         return count * max(arithmetic, moved / self.memory_bandwidth)
 
     def scores(self, pairs: float, size: float, width: float) -> tuple[float, float]:
-        """Seconds of attention between `pairs` of a query and a key of `size` numbers each, over all heads: forward and
-        backward. A fused kernel computes the scores again in the backward pass (Dao et al., 2022, section 3.1), and
-        in 32 bits where 16 are slower."""
+        """Return the seconds of attention, forward and backward.
+
+        forward = 4 x pairs x size FLOPs (scores, and their product with the values) + memory traffic of the scores.
+        The backward pass has twice the products; a fused kernel computes the scores again, which makes it 2.5 times
+        (Dao et al., 2022, section 3.1). A device that is faster in fp32 computes attention in fp32.
+
+        Args:
+            pairs: pairs of a query and a key, over all heads.
+            size: numbers of a head.
+            width: bytes of a number.
+        """
         peak = self.peak if width < 4 else self.full_flops or self.flops
         products = 4.0 * pairs * size / (peak * self.attention_share)
         passed = pairs * (self.score_bytes * width / 2 / self.memory_bandwidth + self.score_seconds)
         return products + passed, (2.0 if self.score_bytes else 2.5) * products + 2.0 * passed
 
     def elements(self, moved: float) -> float:
-        """Seconds of element-wise operations that read and write so many bytes."""
+        """Return the seconds of element-wise operations that read and write `moved` bytes."""
         return moved / (self.memory_bandwidth * self.element_share)
 
     def launched(self, seconds: float, operations: float, more: float = 0.0) -> float:
-        """Seconds of so many operations that keep the device busy for `seconds`, and the process for `more` than their
-        launches."""
+        """Return the seconds of operations with their launches.
+
+        A GPU computes while the process launches, so the larger of both counts; a CPU takes their sum.
+
+        Args:
+            seconds: computation on the device.
+            operations: number of launches.
+            more: seconds of the process besides launches.
+        """
         launches = operations * self.launch + more
         return max(seconds, launches) if self.launches_ahead else seconds + launches
 
     def behind(self, seconds: float) -> float:
-        """How many seconds longer a collective takes that comes behind so many of computation."""
+        """Return by how many seconds a collective is slower after `seconds` of computation."""
         return self.waking * min(seconds, TURN)
 
     def among(self, ranks: int) -> Machine:
-        """A worker of a job of so many ranks, which compute at the same time: a node has no more of them."""
+        """Return this worker in a job of `ranks` ranks: a node has at most so many, and they slow each other down."""
         per_node = min(ranks, self.per_node)
         if per_node == 1 or (self.crowding == 1.0 and per_node == self.per_node):
             return self
@@ -145,12 +169,12 @@ class Machine:
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> Machine:
-        """The machine whose fields, as `dataclasses.asdict` has them, these are."""
+        """Return the machine with the given fields, in the form of `dataclasses.asdict`."""
         links = {name: Link(**data[name]) for name in ("inside", "between")}
         return Machine(**{**data, **links})
 
     def scaled(self, speed: float) -> Machine:
-        """A worker of so many of this one, as cores are."""
+        """Return a worker made of `speed` workers like this one, for example cores."""
         return replace(
             self,
             flops=self.flops * speed,

@@ -19,11 +19,11 @@ from workloads.own.object_reference import load
 
 WHERE = "parallel.cost"
 MOST_ASKED = 64
-"""Numbers of workers for which the function is tried before a run."""
+"""Numbers of workers for which the user's function is checked before a run."""
 
 
 class Cost(Protocol):
-    """`parallel.cost: module:name`: a function of its arguments alone, which gets its options as further arguments."""
+    """The user's function `parallel.cost: module:name`. It must be pure; its options are further arguments."""
 
     def __call__(self, layout: Layout, step: StepTime, memory: float) -> float | str:
         """Seconds of a step, from 0 on, that come on top of those that are predicted; or the reason, in a line, for
@@ -44,7 +44,11 @@ class Refusal:
 def with_own(
     named: ObjectReference | None, layout: Layout, step: StepTime, memory: float
 ) -> StepTime | Refusal:
-    """The step with the seconds that the user's cost adds. Raises InputError if it fails, or gives anything else."""
+    """Return the step with the seconds that the user's cost adds, or its refusal.
+
+    Raises:
+        InputError: if the function fails or returns anything else.
+    """
     if named is None:
         return step
     found = _asked(named, layout, step, memory)
@@ -59,8 +63,7 @@ def with_own(
 
 
 def check_cost(named: ObjectReference, workers: int) -> None:
-    """Raise InputError if the function is not there, fails for a number of workers, or answers the same question in two
-    ways."""
+    """Raise InputError if the function does not exist, fails, or returns two results for the same arguments."""
     step = StepTime(1.0, 0.1, 0.0, 0.1)
     for width in range(1, min(workers, MOST_ASKED) + 1):
         first, second = (with_own(named, Layout(dp=width), step, 2.0**30) for _ in range(2))

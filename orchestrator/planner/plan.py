@@ -1,7 +1,7 @@
 """The plan: enumerate layouts, reject the illegal ones with a reason, predict memory and time, choose the best.
 
-Memory is of `memory`, time of `simulation`. The search passes over what a bound from below on the time rules out, which
-cannot lose the best. Torch-free and ray-free.
+`memory` predicts memory and `simulation` time. `search` skips layouts that a lower bound on their time rules out, which
+never loses the best one. Torch-free and ray-free.
 """
 
 from __future__ import annotations
@@ -40,14 +40,18 @@ from orchestrator.planner.simulation.step import (
 )
 
 SHARES = (0.05, 0.5, 0.95)
-"""Of the steps, for which it is told what they take at most."""
+"""Shares of steps for which the plan gives an upper limit on their seconds."""
 NOTHING: Mapping[Layout, Verdict] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the trace of a layout says, whatever the formula does: the `reason` why it is not taken, empty if it fits,
-    and how many `times` as much as the formula says it needs."""
+    """The result of tracing a layout, which overrides the formula.
+
+    Attributes:
+        reason: why the layout is rejected; empty if it fits.
+        times: traced memory / memory by the formula.
+    """
 
     reason: str
     times: float
@@ -55,12 +59,19 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Plan:
-    """The chosen layout, the best ones in order, the rejected ones with a reason, and tokens per step.
+    """The chosen layout and the alternatives.
 
-    passed_over: how many legal layouts were found and not predicted in full, since they cannot be among the best. What
-        cannot because of its degrees, schedule and micro-batch alone was not looked at.
-    by_stage: the chosen layout's bytes of tensors at each index of the pipeline axis.
-    needed: the same with what a process takes beside its tensors, `on_cpu` that is all in one memory.
+    Attributes:
+        chosen: the chosen layout with its prediction.
+        candidates: the best layouts in order, the chosen one included.
+        rejected: the rejected layouts, each with the reason.
+        machine: one worker.
+        tokens: tokens per step.
+        by_stage: the chosen layout's bytes of tensors at each index of the pipeline axis.
+        needed: the same, with the memory of a process besides its tensors.
+        on_cpu: whether the job runs on CPUs, where copies share the memory of tensors.
+        passed_over: number of legal layouts that were not predicted in full, because they cannot be among the best.
+            Layouts that degrees, schedule and micro-batch rule out are not counted.
     """
 
     chosen: Candidate
@@ -80,7 +91,7 @@ class Plan:
 
     @property
     def quantiles(self) -> dict[str, float]:
-        """Seconds that a step takes at most in a share of the steps, by that share."""
+        """Upper limit on the seconds of a share of the steps, by that share."""
         chosen = self.chosen
         return {
             str(share): in_share_of_steps(chosen.time, chosen.layout.world, self.machine, share)
@@ -92,8 +103,9 @@ class Plan:
         return [round(size) for size in by_stage for _ in range(layout.world // layout.pp)]
 
     def to_json(self) -> dict[str, Any]:
-        """The content of plan.json. Memory is that of the closed formula."""
-        seconds, layout = self.chosen.seconds, self.chosen.layout
+        """Return the content of plan.json. Memory is that of the closed formula."""
+        seconds = self.chosen.seconds
+        layout = self.chosen.layout
         return {
             "chosen": layout.to_json() | {"text": str(layout)},
             "predicted": {
@@ -119,8 +131,11 @@ class Plan:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Without the search for cycles: a plan makes none, and among hundreds of thousands of layouts it takes a fifth
-    of the time."""
+    """Turn off the garbage collector within the context.
+
+    A plan creates no reference cycles, and searching hundreds of thousands of layouts for them takes a fifth of the
+    time.
+    """
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -139,13 +154,23 @@ def plan(
     must_fit: bool = True,
     verdicts: Mapping[Layout, Verdict] = NOTHING,
 ) -> Plan:
-    """The fastest legal layout on at most `workers` ranks that fits; without `must_fit`, or where the job says so, that
-    which needs least memory if none does. Of those that are searched it uses as many ranks as the job wants at least,
-    if there are so many. What the job's objective asks for, `planner.planned` says. Of traced
-    ones the `verdicts` count; where they do not fit, the formula is taken to be off by as much for all with their
-    degrees. One that fits rules out those on no more ranks that were not traced.
+    """Return the fastest legal layout that fits on at most `workers` ranks.
 
-    Raises InputError if a layout given by hand is illegal, or if none is legal and fits, with the reason.
+    A searched layout uses at least `workers.min` ranks if there are so many. A traced layout that fits rules out
+    layouts on no more ranks that were not traced. `planner.planned` applies the job's objective.
+
+    Args:
+        spec: the job.
+        shape: the sizes of its model.
+        workers: maximum number of ranks.
+        machine: one worker.
+        must_fit: whether a layout must fit. Otherwise, or if the job says so, the layout that needs least memory is
+            returned when none fits.
+        verdicts: results of traces, which override the formula. If a traced layout does not fit, the formula is
+            corrected by the same factor for all layouts with its degrees.
+
+    Raises:
+        InputError: if the layout that the job gives is illegal, or if no layout is legal and fits, with the reason.
     """
     offered = machine.memory * MEMORY_SHARE
     large: list[tuple[Layout, float]] = []
@@ -169,11 +194,13 @@ def plan(
     known = max(sure, key=lambda layout: layout.world, default=None)
 
     def size_of(layout: Layout) -> float:
-        found = sizes.get(layout)
-        if found is None:
-            found = peak_bytes(spec, shape, layout)
-            found = sizes[layout] = found * off.get(_degrees(layout), 1.0) if off else found
-        return found
+        size = sizes.get(layout)
+        if size is None:
+            size = peak_bytes(spec, shape, layout)
+            if off:
+                size *= off.get(_degrees(layout), 1.0)
+            sizes[layout] = size
+        return size
 
     def legal_of(family: Family) -> list[tuple[Layout, float]]:
         legal = []
@@ -219,7 +246,8 @@ def plan(
         small, large = ([each for each in large if (each[1] <= least) is kept] for kept in (True, False))
         search.add_legal(small)
         best = search.best(possible_of, legal_of)
-    rejected += impossible  # after what is wrong with layouts that the model can have: a refusal names the first reason
+    # Last, because a refusal names the first reason: problems of layouts that the model can have come before.
+    rejected += impossible
     for layout, memory in large:
         rejected.append((layout, f"needs {needs(memory, offered)}"))
     rejected += search.refused
@@ -229,18 +257,20 @@ def plan(
         raise no_layout(
             spec, shape, workers, search.refused or rejected, [] if search.refused else large, offered, widest
         )
-    layout, on_cpu = best[0].layout, not spec.resources.per_worker.gpu
-    by_stage, saved = tuple(peak_by_stage(spec, shape, layout)), saved_bytes(shape, layout, program.optimizer)
+    layout = best[0].layout
+    on_cpu = not spec.resources.per_worker.gpu
+    by_stage = tuple(peak_by_stage(spec, shape, layout))
+    saved = saved_bytes(shape, layout, program.optimizer)
     return Plan(
-        best[0],
-        tuple(best),
-        tuple(rejected),
-        machine,
-        batch * shape.sequence_length,
-        by_stage,
-        tuple(needed_bytes(layout, tensors, saved, on_cpu) for tensors in by_stage),
-        on_cpu,
-        search.passed_over,
+        chosen=best[0],
+        candidates=tuple(best),
+        rejected=tuple(rejected),
+        machine=machine,
+        tokens=batch * shape.sequence_length,
+        by_stage=by_stage,
+        needed=tuple(needed_bytes(layout, tensors, saved, on_cpu) for tensors in by_stage),
+        on_cpu=on_cpu,
+        passed_over=search.passed_over,
     )
 
 
@@ -249,21 +279,22 @@ def _degrees(layout: Layout) -> tuple[int, ...]:
 
 
 def _problem(spec: JobSpec, shape: ModelShape, layout: Layout, workers: int, machine: Machine) -> str:
-    """Why the job cannot run under the layout, memory of the device aside; empty if it can."""
+    """Return why the job cannot run under the layout, apart from the device's memory; empty if it can."""
     if problems := layout.problems(shape, spec.train.global_batch) or engine_problems(spec, layout):
         return problems[0]
     if layout.world > workers:
         return f"{layout} needs {layout.world} workers of {workers}; lower a degree or add workers"
-    if (there := offloaded_bytes(spec, shape, layout)) > machine.host_memory:
+    offloaded = offloaded_bytes(spec, shape, layout)
+    if offloaded > machine.host_memory:
         return (
-            f"offload {layout.offload} puts {there / 2**30:.0f} GiB of a rank into its host's memory, of which a "
+            f"offload {layout.offload} puts {offloaded / 2**30:.0f} GiB of a rank into its host's memory, of which a "
             f"worker has {machine.host_memory / 2**30:.0f} GiB; add workers, or set offload to none"
         )
     return ""
 
 
 def predict(spec: JobSpec, shape: ModelShape, layout: Layout, machine: Machine) -> Candidate:
-    """The predicted bytes per rank and seconds per step under `layout`."""
+    """Predict the bytes per rank and the seconds per step under `layout`."""
     memory = peak_bytes(spec, shape, layout)
     time = step_time(shape, layout, spec.train.global_batch, machine, program_of(spec))
     costed = with_own(cost_of(spec.parallel), layout, time, memory)
@@ -271,16 +302,16 @@ def predict(spec: JobSpec, shape: ModelShape, layout: Layout, machine: Machine) 
 
 
 def program_of(spec: JobSpec) -> Program:
-    """How the engine computes this job's steps. ZeRO gathers weights and sums gradients in fp32."""
+    """Return how the engine computes this job's steps. ZeRO gathers weights and sums gradients in fp32."""
     return _program(
-        4.0 if spec.train.dtype == "fp32" else 2.0,
-        2 if spec.train.dtype == "fp8" else 0,
-        spec.workload.dropouts[0] > 0,
-        spec.workload.dropouts[1] > 0,
-        spec.train.compile,
-        spec.checkpoint.every,
-        str(spec.train.optimizer.name),
-        spec.train.reference == "held",
+        width=4.0 if spec.train.dtype == "fp32" else 2.0,
+        in_8_bits=2 if spec.train.dtype == "fp8" else 0,
+        dropout=spec.workload.dropouts[0] > 0,
+        attention=spec.workload.dropouts[1] > 0,
+        compiled=spec.train.compile,
+        commit_every=spec.checkpoint.every,
+        optimizer=str(spec.train.optimizer.name),
+        reference=spec.train.reference == "held",
     )
 
 

@@ -1,4 +1,4 @@
-"""The plan that a job asks for, by its objective, and the planner of a run. Torch-free and ray-free."""
+"""The plan for a job's objective (time or cost), and the planner of a run. Torch-free and ray-free."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from orchestrator.planner.simulation.operators import needed_flops
 from orchestrator.planner.simulation.step import pipeline
 
 MOSTLY = 0.7
-"""A step that computes for more of its time than this is not faster on fewer workers: on half of them it computes for
-twice as long, or, where they share caches, for 1.4 times."""
+"""Share of computation in a step above which fewer workers are not faster: on half of them a step computes twice as
+long, or 1.4 times as long if workers share caches."""
 MOST_ACTIONS = 5000
 """Forward passes of a pipeline's step beyond which plan.json has no timeline."""
 
 
 NEAR = 2.5
-"""How many times what the formula says a layout may need."""
+"""Ratio up to which a layout may need more memory than the formula predicts."""
 OVER = 1.35
-"""How many times what a layout needs the formula may say: of small ones it was found to say 1.26
+"""Ratio up to which the formula may predict more memory than a layout needs: 1.26 was measured for small layouts
 (docs/predictions.md)."""
 
 
@@ -40,22 +40,27 @@ def planned(
     must_fit: bool = True,
     verdicts: Mapping[Layout, Verdict] = NOTHING,
 ) -> Plan:
-    """What the job's objective asks for on at most so many workers: the fastest layout; or of those on `workers.min`,
-    on twice as many and so on, that which takes least of all workers' time, if it is done within `limits.hours` as
-    predicted. If none is, the fastest. Of layouts that cost the same the faster one is taken.
+    """Return the plan for the job's objective on at most `workers` workers.
 
-    `verdicts` and InputError as of `plan`.
+    Objective `time`: the fastest layout. Objective `cost`: of the best layouts on `workers.min` workers, twice as many
+    and so on, the one that takes least worker time (seconds x workers) and finishes within `limits.hours` as
+    predicted; the fastest if none does. Of layouts with equal cost the faster one is chosen.
+
+    Arguments and errors are those of `plan`.
     """
     fastest = plan(spec, shape, workers, machine, must_fit, verdicts)
     if spec.resources.objective == "time" or not fastest.fits:
         return fastest
-    found = [fastest, *_narrower(spec, shape, fastest, must_fit, verdicts)]
-    return min(best_of(spec, found), key=_seconds)
+    plans = [fastest, *_narrower(spec, shape, fastest, must_fit, verdicts)]
+    return min(best_of(spec, plans), key=_seconds)
 
 
 def faster_on_fewer(spec: JobSpec, shape: ModelShape, found: Plan) -> Plan | None:
-    """Of plans on `workers.min`, twice as many and so on the fastest, if it is faster than this one, which is on more,
-    by more than predictions may be off; None if there is none, as of all steps that mostly compute."""
+    """Return the fastest plan on fewer workers if it is faster than `found` by more than TIE, else None.
+
+    The plans compared are those on `workers.min` workers, twice as many and so on. A step that mostly computes is
+    never faster on fewer workers, so nothing is compared then.
+    """
     computes = found.chosen.time.compute > MOSTLY * found.chosen.seconds
     if computes or not found.fits or not spec.searches_layout:
         return None
@@ -70,7 +75,7 @@ def _narrower(
     must_fit: bool = True,
     verdicts: Mapping[Layout, Verdict] = NOTHING,
 ) -> list[Plan]:
-    """Those that fit on `workers.min`, twice as many and so on, and on fewer than that plan."""
+    """Return the plans that fit on `workers.min` workers, twice as many and so on, but fewer than `found` has."""
     narrower = []
     for width in widths(spec.resources.workers.min, found.chosen.layout.world)[:-1]:
         try:
@@ -83,42 +88,46 @@ def _narrower(
 
 
 def best_of(spec: JobSpec, found: Sequence[Plan]) -> list[Plan]:
-    """Those of the plans, one at least, that count as equally good by the job's objective: in seconds, or in what all
-    workers take of those that are done within `limits.hours`, if any is."""
+    """Return the plans, at least one, that are equally good within TIE by the job's objective.
+
+    The measure is seconds per step. For objective `cost` it is worker time, among the plans that finish within
+    `limits.hours`, if there are any.
+    """
     measure = _seconds
     if spec.resources.objective == "cost":
         hours = spec.limits.hours or float("inf")
         if in_time := [each for each in found if spec.train.steps * _seconds(each) <= 3600.0 * hours]:
-            found, measure = in_time, _cost
+            found = in_time
+            measure = _cost
     least = min(map(measure, found))
     return [each for each in found if measure(each) <= least * (1.0 + TIE)]
 
 
 def is_roomy(spec: JobSpec, found: Plan) -> bool:
-    """Whether the chosen layout fits even if it needs NEAR times what the formula says: then it is not traced before it
-    starts."""
-    on_cpu, most = not spec.resources.per_worker.gpu, NEAR * found.chosen.memory
+    """Whether the chosen layout fits even if it needs NEAR times the predicted memory. It is then not traced."""
+    on_cpu = not spec.resources.per_worker.gpu
+    most = NEAR * found.chosen.memory
     return fits(needed_bytes(found.chosen.layout, most, most, on_cpu), found.machine, on_cpu)
 
 
 def may_fit(found: Plan) -> bool:
-    """Whether the chosen layout, which needs too much by the formula, may fit by its trace."""
+    """Whether the chosen layout, which is too large by the formula, may fit by its trace."""
     return found.chosen.memory <= OVER * found.machine.memory * MEMORY_SHARE
 
 
 def on_workers(spec: JobSpec, least: int, most: int) -> JobSpec:
-    """The job on so many workers, whatever it would take."""
+    """Return the job with `workers.min` and `workers.max` set to `least` and `most`."""
     asked = spec.resources.workers.model_copy(update={"min": least, "max": most})
     return spec.model_copy(update={"resources": spec.resources.model_copy(update={"workers": asked})})
 
 
 def widths(least: int, most: int) -> list[int]:
-    """Numbers of workers to compare: `least`, twice as many and so on, and `most`."""
-    found = []
+    """Return the numbers of workers to compare: `least`, twice as many and so on, and `most`."""
+    numbers = []
     while least < most:
-        found.append(least)
+        numbers.append(least)
         least *= 2
-    return [*found, most]
+    return [*numbers, most]
 
 
 def _seconds(found: Plan) -> float:
@@ -126,16 +135,25 @@ def _seconds(found: Plan) -> float:
 
 
 def _cost(found: Plan) -> float:
-    """Seconds of all workers in a step."""
+    """Return the worker time of a step: seconds x workers."""
     return found.chosen.seconds * found.chosen.layout.world
 
 
 @dataclass(frozen=True)
 class Planner:
-    """Plans for one job, which the controller asks for repeatedly: each number of workers is planned once. `host` is
-    how many bytes a worker has beside its GPU, None where that is not known. `confirm` is asked, once for each number
-    of workers, what the traces of layouts say, where the formula does not settle whether the chosen one fits; while the
-    controller `is_busy` with ranks it is not, and the formula decides until it is."""
+    """Plans for one job. The controller asks repeatedly, and each number of workers is planned once.
+
+    Attributes:
+        spec: the job.
+        shape: the sizes of its model.
+        machine: one worker.
+        host: bytes of a worker's host memory besides its GPU; None if unknown.
+        confirm: returns the traces' verdicts for a number of workers. It is called once for each number, if the formula
+            leaves open whether the chosen layout fits.
+        is_busy: whether the controller is busy with ranks. `confirm` is not called then, and the formula decides
+            for the time being.
+        verdicts: the verdicts so far.
+    """
 
     spec: JobSpec
     shape: ModelShape
@@ -149,7 +167,7 @@ class Planner:
     _known: dict[int, Layout | None] = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
     def plan(self, workers: int) -> Plan:
-        """See `planned`; with the layouts, and without them, of which it is known that their traces fit or do not."""
+        """Return the plan of `planned`, in view of the verdicts so far."""
         found = self._planned(workers, must_fit=False)
         if self._is_open(workers, found):
             if not self.is_busy():
@@ -158,7 +176,7 @@ class Planner:
         return found if found.fits else self._planned(workers)
 
     def _is_open(self, workers: int, found: Plan) -> bool:
-        """Whether traces have still to say that the chosen layout fits."""
+        """Whether traces must still confirm that the chosen layout fits."""
         if self.confirm is None or workers in self._confirmed:
             return False
         if found.fits:
@@ -181,30 +199,35 @@ class Planner:
 
     @property
     def refused(self) -> int:
-        """How many layouts were not taken since their traces do not fit."""
+        """Number of layouts whose traces do not fit."""
         return sum(bool(verdict.reason) for verdict in self.verdicts.values())
 
     def document(self, found: Plan) -> dict[str, Any]:
-        """The content of plan.json for such a plan, with the timeline of a pipeline's step under `timeline`: rank
-        of the pipeline, kind, stage, micro-batch, begin and end in seconds of each action."""
-        told = found.to_json()
-        told["memory"] = {"source": "formula"}
-        layout, batch = found.chosen.layout, self.spec.train.global_batch
-        parts = layout.accumulation(batch)
+        """Return the content of plan.json.
+
+        `timeline` has (rank of the pipeline, kind, stage, micro-batch, begin, end) of each action of a pipeline's step,
+        times in seconds. It is left out without a pipeline and for very long steps.
+        """
+        document = found.to_json()
+        document["memory"] = {"source": "formula"}
+        layout = found.chosen.layout
+        parts = layout.accumulation(self.spec.train.global_batch)
         if layout.pp == 1 or parts * layout.stages > MOST_ACTIONS:
-            return told
+            return document
         played = pipeline(self.shape, layout, parts, self.machine, program_of(self.spec), keep=True)
         actions = [(*action[:4], round(action[4], 6), round(action[5], 6)) for action in played.actions()]
-        return {**told, "timeline": actions}
+        return {**document, "timeline": actions}
 
     @property
     def flops(self) -> dict[str, float]:
-        """What a task says of FLOPs, see `orchestrator.train.task`."""
+        """The FLOPs that a task carries, see `orchestrator.train.task`."""
         return {"flops_per_token": needed_flops(self.shape), "peak_flops": self.machine.peak}
 
     def choose(self, workers: int) -> Layout | None:
-        """The best layout for that number of workers; None if there is no legal one, or so few cannot hold what is
-        saved."""
+        """Return the best layout for `workers` workers.
+
+        None if no layout is legal, or if the memory of so few hosts cannot hold what is saved.
+        """
         if workers not in self._known or (workers in self._unasked and not self.is_busy()):
             try:
                 self._known[workers] = self.plan(workers).chosen.layout if workers else None

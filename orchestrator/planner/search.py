@@ -1,5 +1,8 @@
-"""The fastest of the layouts that are legal and fit, found by bounds: best first, what a bound rules out is passed
-over, which cannot lose the best. Torch-free and ray-free."""
+"""Best-first search for the fastest legal layout that fits. Torch-free and ray-free.
+
+Each set of layouts has a lower bound on its step time that is cheap to compute. The search expands the set with the
+lowest bound first, and stops when every remaining bound exceeds the times found. It never loses the best layout.
+"""
 
 from __future__ import annotations
 
@@ -29,34 +32,38 @@ from orchestrator.planner.simulation.step import (
 def passes_time(
     shape: ModelShape, layout: Layout, global_batch: int, machine: Machine, program: Program
 ) -> float:
-    """A bound from below on the seconds of a step's passes, cheap to compute. In a pipeline the last rank waits for the
-    first forward pass of those before it and is followed by their last backward pass, and no rank is faster than its
-    own work."""
+    """Return a lower bound on the seconds of a step's passes.
+
+    It is max(work of the busiest rank, fill + work of the last rank + drain): the last rank of a pipeline waits for
+    the first forward pass of the ranks before it, and their last backward pass follows it.
+    """
     return max(_busy_and_filled(shape, layout, global_batch, machine, program))
 
 
 def _busy_and_filled(
     shape: ModelShape, layout: Layout, global_batch: int, machine: Machine, program: Program
 ) -> tuple[float, float]:
-    """Seconds of the busiest rank's work, and those of the last one of a pipeline with its fill."""
-    machine, parts = machine.among(layout.world), max(layout.accumulation(global_batch), 1)
+    """Return the seconds of the busiest rank's work, and those of a pipeline's last rank with fill and drain."""
+    machine = machine.among(layout.world)
+    parts = max(layout.accumulation(global_batch), 1)
     filled = 0.0 if layout.pp == 1 else _filled(shape, layout, parts, machine, program)
     return parts * busiest(shape, layout, machine, program), filled
 
 
 def _filled(shape: ModelShape, layout: Layout, parts: int, machine: Machine, program: Program) -> float:
-    """Seconds until the last rank of a pipeline can begin, of its work, and after its end."""
+    """Return the seconds until the last rank of a pipeline can begin, plus its work, plus those after its end."""
     inner = inner_layer(shape, layout, machine, program)
     each = inner.compute + inner.sent
     last = layers_by_rank(shape.layers, layout)[-1]
     ahead, _ = layout.layers_of(shape.layers, layout.pp - 1)
     if layout.schedule == "zbv":
-        # its last rank has the stages in the middle; only inputs' gradients have a way back
+        # The last rank has the two stages at the tip of the V, and only I must travel back up.
         way = ahead * (inner.forward + inner.sent_forward) + parts * last * each
         back = ahead * (inner.inputs + inner.again + inner.sent_backward) - parts * last * inner.weights
         return way + max(back, 0.0)
     _, head = ends(shape, machine, program, parts_of(layout))
-    # the weights' gradients may be what the last rank ends with, while the backward pass has gone on
+    # With a split backward pass the last rank may end with W while the ranks before it are done, so only the forward
+    # half of the way counts.
     way = inner.forward + inner.sent_forward if layout.schedule in SPLIT else each
     return ahead * way + parts * (last * each + head.compute + head.sent)
 
@@ -64,8 +71,11 @@ def _filled(shape: ModelShape, layout: Layout, parts: int, machine: Machine, pro
 def least_passes_time(
     shape: ModelShape, layout: Layout, global_batch: int, machine: Machine, program: Program
 ) -> float:
-    """A bound from below that is rougher still: what all ranks of a pipeline compute and send, evenly divided. It is
-    that of every cut, of every schedule, and of every smaller micro-batch, of which a sample takes no less."""
+    """Return a rougher lower bound: the work of all ranks of a pipeline, divided evenly.
+
+    seconds = micro-batches x (layers x layer + embedding + head) / p. It holds for every cut, every schedule, and every
+    smaller micro-batch, because a sample takes no less time in a smaller micro-batch.
+    """
     machine = machine.among(layout.world)
     inner = inner_layer(shape, layout, machine, program)
     first, head = ends(shape, machine, program, parts_of(layout))
@@ -76,28 +86,33 @@ def least_passes_time(
 def least_time(
     shape: ModelShape, layout: Layout, global_batch: int, machine: Machine, program: Program
 ) -> float:
-    """A bound from below on the seconds of a step, cheap to compute, by which a search passes over layouts; exact
-    without a pipeline."""
+    """Return a lower bound on the seconds of a step. It is exact without a pipeline."""
     if layout.pp == 1:
         return step_time(shape, layout, global_batch, machine, program).seconds
     busy, filled = _busy_and_filled(shape, layout, global_batch, machine, program)
-    machine, parts = machine.among(layout.world), max(layout.accumulation(global_batch), 1)
+    machine = machine.among(layout.world)
+    parts = max(layout.accumulation(global_batch), 1)
     inner = inner_layer(shape, layout, machine, program)
     sent = parts * max(layers_by_rank(shape.layers, layout)) * inner.sent
-    return with_update(
-        shape, layout, parts, machine, program, (busy - sent, sent, max(filled - busy, 0.0))
-    ).seconds
+    passes = (busy - sent, sent, max(filled - busy, 0.0))
+    return with_update(shape, layout, parts, machine, program, passes).seconds
 
 
 BEST = 10
-"""How many layouts are predicted in full at least, where as many are legal."""
+"""Minimum number of layouts that are predicted in full, if so many are legal."""
 TIE = 0.05
-"""Share of the step's time within which two layouts count as equally fast: predictions are no better than that."""
+"""Relative difference of step times within which two layouts count as equally fast: predictions are no more precise."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A layout with its prediction: memory in bytes of the rank that needs most, and the step's time by part."""
+    """A layout with its prediction.
+
+    Attributes:
+        layout: the layout.
+        memory: bytes of the rank that needs most.
+        time: the step's time by part.
+    """
 
     layout: Layout
     memory: float
@@ -118,41 +133,44 @@ class Candidate:
 
 
 class Search:
-    """The fastest layouts, in the order of what bounds their times from below: first that of all with the same degrees,
-    then those of their families, then those of their layouts. When a bound is above the times of the BEST so far, so
-    are all that follow.
+    """A queue of sets of layouts, ordered by the lower bound of their step times.
+
+    The sets are nested: all layouts with the same degrees, families of them, single layouts. Expanding a set replaces
+    it by its parts with their own, higher bounds. When the lowest bound exceeds the times of the BEST layouts so far,
+    so do all others.
 
     Attributes:
-        refused: what the user's `own` cost refuses, each with its reason.
+        refused: layouts that the user's own cost refuses, each with the reason.
     """
 
     def __init__(
         self, shape: ModelShape, batch: int, machine: Machine, program: Program, own: ObjectReference | None
     ) -> None:
         self.refused: list[tuple[Layout, str]] = []
-        self._of, self._own = (shape, batch, machine, program), own
+        self._inputs = (shape, batch, machine, program)
+        self._own = own
         self._queue: list[tuple[float, int, Degrees | Family | tuple[Layout, float]]] = []
-        self._number = itertools.count()
-        self._found: list[Candidate] = []
-        self._times: list[float] = []
+        self._number = itertools.count()  # order of equal bounds
+        self._candidates: list[Candidate] = []
+        self._times: list[float] = []  # seconds of the BEST fastest candidates, ascending
 
     @property
     def passed_over(self) -> int:
-        """How many legal layouts were not predicted in full; those of families that were not looked at do not count."""
+        """Number of legal layouts that were not predicted in full, without those of families that were not expanded."""
         return sum(isinstance(each, tuple) for _, _, each in self._queue)
 
     def add(self, degrees: Degrees) -> None:
-        """Degrees to look at."""
-        shape, batch, machine, program = self._of
+        """Add degrees to the search."""
+        shape, batch, machine, program = self._inputs
         self._push(least_passes_time(shape, degrees.least, batch, machine, program), degrees)
 
     def _add_family(self, family: Family) -> None:
-        shape, batch, machine, program = self._of
+        shape, batch, machine, program = self._inputs
         self._push(min(passes_time(shape, least, batch, machine, program) for least in family.least), family)
 
     def add_legal(self, layouts: list[tuple[Layout, float]]) -> None:
-        """Layouts that are legal, with the memory that they need."""
-        shape, batch, machine, program = self._of
+        """Add legal layouts, each with the bytes that it needs."""
+        shape, batch, machine, program = self._inputs
         for layout, memory in layouts:
             self._push(least_time(shape, layout, batch, machine, program), (layout, memory))
 
@@ -164,10 +182,18 @@ class Search:
         possible_of: Callable[[Degrees], Iterator[Family]],
         legal_of: Callable[[Family], list[tuple[Layout, float]]],
     ) -> list[Candidate]:
-        """The fastest layouts in order, but first, of those that are equally fast as the first, that with least
-        sharding."""
-        shape, batch, machine, program = self._of
-        found, times = self._found, self._times
+        """Run the search; return the candidates, fastest first.
+
+        One exception: of the layouts that are as fast as the fastest within TIE, the one with the lowest ZeRO stage
+        comes first.
+
+        Args:
+            possible_of: the families of degrees.
+            legal_of: the legal layouts of a family, each with the bytes that it needs.
+        """
+        shape, batch, machine, program = self._inputs
+        candidates = self._candidates
+        times = self._times
         while self._queue:
             bound, _, one = self._queue[0]
             if len(times) >= BEST and bound > max(times[BEST - 1], times[0] * (1.0 + TIE)):
@@ -185,12 +211,12 @@ class Search:
             if isinstance(time, Refusal):
                 self.refused.append((layout, time.reason))
                 continue
-            found.append(Candidate(layout, memory, time))
-            times[:] = sorted([*times, found[-1].seconds])[:BEST]
-        if not found:
+            candidates.append(Candidate(layout, memory, time))
+            times[:] = sorted([*times, candidates[-1].seconds])[:BEST]
+        if not candidates:
             return []
-        found.sort(key=lambda c: (c.seconds, c.layout.zero, c.memory))
-        equal = [c for c in found if c.seconds <= times[0] * (1.0 + TIE)]
+        candidates.sort(key=lambda c: (c.seconds, c.layout.zero, c.memory))
+        equal = [c for c in candidates if c.seconds <= times[0] * (1.0 + TIE)]
         first = min(equal, key=lambda c: (c.layout.zero, c.layout.engine != "torch", c.seconds, c.memory))
-        found.remove(first)
-        return [first, *found]
+        candidates.remove(first)
+        return [first, *candidates]

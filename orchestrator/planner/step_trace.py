@@ -1,7 +1,6 @@
-"""What one rank does in one optimiser step, operator by operator, and the memory that it takes: plain values.
+"""The operators, messages and memory of one rank in one optimizer step, as plain values. Torch-free.
 
-`orchestrator/planner/trace` fills them by running the engine's own step on tensors without memory. The time of a step
-is predicted from them. Torch-free.
+`orchestrator/planner/trace` creates them by running the engine's own step on tensors without memory.
 """
 
 from __future__ import annotations
@@ -11,21 +10,21 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Phase = Literal["forward", "backward", "optimizer"]
-"""What is recomputed is of the backward pass. Sums of gradients after it, norms and clipping are of the optimizer."""
+"""Recomputation belongs to the backward pass. Later sums of gradients, norms and clipping belong to the optimizer."""
 Kind = Literal["matmul", "attention", "elementwise", "copy", "optimizer"]
-"""matmul: products of matrices, grouped ones of experts too. attention: a fused kernel, forward or backward.
-elementwise: also reductions, norms, softmax, gathers by index: what is bound by memory. copy: one that changes place or
-type alone. optimizer: a fused or foreach update."""
+"""matmul: matrix products, grouped ones of experts included. attention: a fused kernel, forward or backward.
+elementwise: operators bound by memory, so also reductions, norms, softmax and gathers by index. copy: operators that
+only change place or dtype. optimizer: a fused or foreach update."""
 Message = Literal[
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "send", "receive"
 ]
 Axis = Literal["data", "tp", "cp", "pp", "expert", "expert_data", "world", "other"]
 """The process group of `orchestrator/parallel/mesh.py` that a collective runs over."""
 CATEGORIES = ("weights", "gradients", "optimizer", "activations", "communication", "other")
-"""What a byte of a step is for. weights: parameters of this rank as it keeps them, their compute-dtype copies not.
-gradients: `.grad` and flat buckets. optimizer: its slots, and a moving average of the weights. activations: what the
-forward pass made and the backward pass still reads, with what an operator returns for a moment. communication: gathered
-parameters, and buffers of collectives and pipelines. other: batches, counters, buffers of the model."""
+"""The use of a byte of memory. weights: this rank's parameters, without their casts to the compute dtype.
+gradients: `.grad` and flat buckets. optimizer: its slots, and a moving average of the weights. activations: results of
+the forward pass that the backward pass reads, and temporary results of operators. communication: gathered parameters,
+and buffers of collectives and pipelines. other: batches, counters, buffers of the model."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +33,13 @@ class Operation:
 
     Attributes:
         name: the ATen operator, as `aten.addmm`.
-        flops: floating-point operations, two of a multiply-add; 0 of what is bound by memory.
+        flops: floating-point operations, two for a multiply-add; 0 for operators bound by memory.
         read, written: bytes of its tensors.
-        shapes: of its tensor arguments, in order. Of a matmul: ([..., m, k], [k, n]) or as the operator takes them.
-        dtype: of its first floating-point tensor: "float32", "bfloat16", ...
-        stage, micro_batch: which pipeline stage and micro-batch it is of; None outside of both passes.
-        recomputed: in the backward pass, run there for a second time.
+        shapes: shapes of its tensor arguments, in order; for a matmul ([..., m, k], [k, n]) or as the operator takes
+            them.
+        dtype: dtype of its first floating-point tensor: "float32", "bfloat16", ...
+        stage, micro_batch: the pipeline stage and micro-batch that it belongs to; None outside of both passes.
+        recomputed: whether it repeats an operator of the forward pass in the backward pass.
     """
 
     kind: Kind
@@ -60,11 +60,11 @@ class Collective:
     """One message that this rank takes part in.
 
     Attributes:
-        bytes: of the whole tensor: what is reduced or gathered in full, or what this rank sends or receives.
+        bytes: bytes of the whole tensor that is reduced or gathered, or bytes that this rank sends or receives.
         size: ranks in the group.
-        asynchronous: the rank goes on; the `Wait` with the same `number` says where it needs the result.
-        number: of the messages of this step, in order.
-        peer: the other rank of a send or receive, None of others.
+        asynchronous: whether the rank continues; the `Wait` with the same `number` says where it needs the result.
+        number: index among the messages of this step.
+        peer: the other rank of a send or receive; None for collectives.
     """
 
     message: Message
@@ -82,7 +82,7 @@ class Collective:
 
 @dataclass(frozen=True)
 class Wait:
-    """The rank waits here for message `number`, which was asynchronous."""
+    """The rank waits for the asynchronous message `number`."""
 
     number: int
     phase: Phase
@@ -92,9 +92,9 @@ Event = Operation | Collective | Wait
 
 
 Place = tuple[Phase, int | None, int | None]
-"""A pass of a step: its phase, its pipeline stage and its micro-batch, None outside of both passes."""
+"""A pass of a step: phase, pipeline stage and micro-batch; the last two are None outside of both passes."""
 Crest = tuple[Place, int, tuple[int, ...]]
-"""The most bytes that are held around one operator: in which pass, how many, and by category."""
+"""The peak around one operator: its pass, the bytes, and the bytes by category."""
 
 
 @dataclass(frozen=True)
@@ -102,10 +102,10 @@ class Memory:
     """Bytes of tensors that this rank holds on its device.
 
     Attributes:
-        peak: the most at any time of a step, once the optimiser has its state.
-        at_peak: its parts then, by category, in the order of CATEGORIES; they sum to `peak`.
-        steady: held between two steps, by category.
-        phase, stage, micro_batch: when the peak is.
+        peak: largest number of bytes in a step, after the optimizer has created its state.
+        at_peak: bytes by category at that time, in the order of CATEGORIES; their sum is `peak`.
+        steady: bytes between two steps, by category.
+        phase, stage, micro_batch: the pass in which the peak occurs.
     """
 
     peak: int
@@ -118,14 +118,14 @@ class Memory:
 
 @dataclass(frozen=True)
 class StepTrace:
-    """One rank's step: `events` in the order in which it runs them; of micro-batches without a pipeline all of them.
+    """One rank's step: `events` in the order in which they run, for all micro-batches.
 
     Attributes:
-        memory_curve: (number of events before it, bytes held) at each new level worth drawing, ascending.
-        assumed: what depends on data and was assumed, one line each ("experts are equally loaded").
+        memory_curve: (number of events so far, bytes) whenever memory has changed visibly, ascending.
+        assumed: assumptions about the data, one line each ("experts are equally loaded").
         saved: bytes that this rank copies to the host's memory for a commit.
-        batch_bytes: of one micro-batch of what the step is given.
-        crests: the memory of the step around each operator.
+        batch_bytes: bytes of one micro-batch of the step's input.
+        crests: the peak of memory around each operator.
     """
 
     rank: int
@@ -140,12 +140,12 @@ class StepTrace:
 
     @property
     def operations(self) -> list[Operation]:
-        """The operators alone."""
+        """The operators among the events."""
         return [event for event in self.events if isinstance(event, Operation)]
 
     @property
     def collectives(self) -> list[Collective]:
-        """The messages alone."""
+        """The messages among the events."""
         return [event for event in self.events if isinstance(event, Collective)]
 
     def memory_json(self) -> dict[str, Any]:

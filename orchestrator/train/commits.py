@@ -1,7 +1,7 @@
 """A rank's commits: when they are due, what goes into them, and their outcomes.
 
-The step pays for a copy to host memory; a process beside the rank writes. Where the task names holders, snapshots go
-into the memory of other nodes too, as often as the job asks.
+A step is blocked only for a copy to host memory; another process writes that copy. If the task has snapshot servers,
+snapshots also go into the memory of other nodes, as often as the job asks.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ SNAPSHOT_SHARE = 0.01
 RETRY_EVERY = 2.0
 """Seconds between tries of the last commit."""
 MAX_SKIPPED = 8
-"""Most commits that are skipped after failed ones, before storage is tried again."""
+"""Maximum number of commits that are skipped after failures, before storage is tried again."""
 CARRIED = ("last_evaluation_step", "evaluation", "best", "stale", "best_of", CHUNKS_HEAD, CONTINUED)
-"""What of a run's progress a commit says in its meta under the same name."""
+"""Fields of a run's progress that a commit stores in its meta under the same names."""
 
 
 class Commits:
@@ -52,8 +52,11 @@ class Commits:
     def __init__(
         self, task: Task, spec: JobSpec, layout: Layout, context: WorkerContext, engine: Engine
     ) -> None:
-        self._task, self._spec, self._layout = task, spec, layout
-        self._context, self._engine = context, engine
+        self._task = task
+        self._spec = spec
+        self._layout = layout
+        self._context = context
+        self._engine = engine
         self._store = Store(f"{task.run}/{COMMITS}", attempt=task.token)
         self._peers = _peers(task, context) if task.snapshot_servers else None
         self._saver: Saver | None = None
@@ -67,10 +70,12 @@ class Commits:
         self.failures = 0
 
     def open(self, step: int) -> tuple[CommitManifest, Reader]:
-        """The commit of that step and its reader: from the memory of peers if it is complete there, else the store.
+        """Open the commit of a step: from the memory of other nodes if it is complete there, else from the store.
 
-        For an evaluation alone the reader gives the weights that the job evaluates. Raises CorruptCommit for one that
-        was in that memory alone, and is not given any more.
+        In a task that only evaluates, the reader returns the weights that the job evaluates.
+
+        Raises:
+            CorruptCommit: if the commit existed only in the memory of nodes, and they do not return it.
         """
         if self._peers is not None:
             with contextlib.suppress(OSError):  # lost nodes: the store has the commit too
@@ -115,13 +120,14 @@ class Commits:
         return prepared and time.monotonic() - self._snapshot_taken >= self._cost / SNAPSHOT_SHARE
 
     def before_training(self, progress: dict[str, Any]) -> None:
-        """Save the state before the first step, if that is to be evaluated beside the run and is not saved yet."""
+        """Save the initial state if a separate task evaluates it and it is not saved yet."""
         if self._saver is not None and self._task.restore is None and self._is_evaluated(progress):
             self._save(progress, None, durable=True)
 
     def after_step(self, progress: dict[str, Any], row: Row | None, agreed: Agreed, final: bool) -> float:
-        """Save if it is due. Returns the seconds for which the step was blocked."""
-        checkpoint, step = self._spec.checkpoint, progress["step"]
+        """Save if a save is due. Return the seconds for which the step was blocked."""
+        checkpoint = self._spec.checkpoint
+        step = progress["step"]
         if self._saver is not None:
             self._saver.tell_failed(agreed.failed_steps)
         self._losses += [row["loss"]] if row and row["loss"] is not None else []
@@ -141,26 +147,27 @@ class Commits:
         return self._save(progress, row, durable, snapshot=snapshot or every != "auto")
 
     def _is_evaluated(self, progress: Mapping[str, Any]) -> bool:
-        """Whether the commit of that state is to be evaluated beside the run."""
+        """Whether a separate task evaluates the commit of this state."""
         step = progress["step"]
         return progress["last_evaluation_step"] != step and self._spec.is_due_beside(step)
 
     def outcomes(self) -> list[dict[str, Any]]:
-        """The outcomes of the saves to the store that ended since the last call, as JSON."""
+        """Return the outcomes of the saves to the store that ended since the last call, as JSON."""
         if self._saver is not None:
             self._record_outcomes(self._saver.poll())
         ended, self._outcomes = self._outcomes, []
         return [asdict(outcome) for outcome in ended]
 
     def go_on(self, engine: Engine) -> None:
-        """Save the state of another engine from now on, after `finish`."""
+        """Save the state of another engine from now on. Call `finish` first."""
         self._engine = engine
         self.__enter__()
 
     def finish(self, progress: dict[str, Any]) -> None:
-        """Commit this state, and retry until that has succeeded or storage has failed for too long.
+        """Commit this state, and retry until the commit succeeds or storage has failed for too long.
 
-        Raises OSError with the reason if there is no such commit then.
+        Raises:
+            OSError: if the commit failed, with the reason.
         """
         if self._saver is None:
             return
@@ -187,7 +194,7 @@ class Commits:
             if failures and not late:
                 time.sleep(RETRY_EVERY)
                 tries += 1
-                # every try has an attempt name of its own, so that a late note of an earlier one is not mistaken for it
+                # Every try has its own attempt name, so that a late note of an earlier try is not mistaken for its own.
                 self._store = Store(self._store.uri, attempt=f"{tries}{self._task.token}")
                 self._saved, self._saver = -1, self._open_saver()
         self._context.set_waiting(False)
@@ -227,7 +234,7 @@ class Commits:
             CLEANED_BY: self._task.cleaned_by,
             TILES: True,
             "loss": sum(self._losses) / len(self._losses) if self._losses else None,
-            # rows that are not stored yet, so that none is lost if the run is killed right after this commit
+            # Rows that are not stored yet, so that none is lost if the run is killed right after this commit.
             "rows": [*self._context.unsaved_rows(), *([row] if row else [])]
             if self._context.rank_info.rank == 0
             else [],
@@ -245,7 +252,7 @@ class Commits:
         return took
 
     def _backs_off(self, failures: int) -> bool:
-        """Whether to skip a commit: after each further failure in a row, more of them are skipped."""
+        """Whether to skip a commit. Each further failure in a row doubles the interval, up to MAX_SKIPPED."""
         if not failures:
             self._skip = 0
             return False
@@ -264,7 +271,7 @@ class Commits:
 
 
 def _peers(task: Task, context: WorkerContext) -> Store:
-    """The store in the memory of other nodes' snapshot servers; of this node's own if there is no other."""
+    """Return the store in the memory of another node's snapshot server; of this node's if there is no other."""
     addresses = [server["address"] for server in task.snapshot_servers]
     others = [
         server["address"] for server in task.snapshot_servers if server["node"] != context.rank_info.node

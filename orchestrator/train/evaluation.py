@@ -1,7 +1,7 @@
-"""Evaluation between two steps of training: sums over all tokens of each held-out set, the same under any layout.
+"""Evaluation between two training steps: sums over all tokens of each held-out set, equal under any layout.
 
-A set is cut into micro-batches of the layout's size. A rank that has none left computes one of which nothing is
-predicted, since its peers need it.
+A set is cut into micro-batches of the layout's size. A rank without one left computes a micro-batch without labels,
+because the collectives of its peers need it.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from workloads.own.rows import COUNTED
 from workloads.workload import Batch
 
 ROUTED = ((REAL, "tokens", "padding"), (DECODER_REAL, "decoder_tokens", "decoder_padding"))
-"""A batch's entry with the tokens that are routed, what these are, and the padding among them."""
+"""Names of a batch's entries: the mask of routed tokens, the tokens, and the mask of padding."""
 LABELS = ("labels", "sequence_labels")
-"""What a batch has of what is to be predicted."""
+"""Names of a batch's entries with labels."""
 
 
 class Evaluator:
-    """Evaluates an engine's model on all sets; every rank makes one and calls it at the same steps."""
+    """Evaluates an engine's model on all held-out sets. Every rank has one and calls it at the same steps."""
 
     def __init__(
         self,
@@ -56,84 +56,111 @@ class Evaluator:
         inputs: TrainingInputs,
         between: Callable[[int], object] = lambda step: None,
     ) -> None:
-        """`between` is called with the step after each pass over a global batch; faults are injected there."""
-        self._spec, self._layout, self._context, self._engine = spec.evaluate, layout, context, engine
-        self._measured, self._stop_when = measure_of(spec), spec.stop_when
-        self._batch_size, self._steps, self._sets = spec.train.global_batch, spec.train.steps, inputs.sets
+        """`between` is called with the step after each pass over a global batch; tests inject faults there."""
+        self._spec = spec.evaluate
+        self._layout = layout
+        self._context = context
+        self._engine = engine
+        self._measured = measure_of(spec)
+        self._stop_when = spec.stop_when
+        self._batch_size = spec.train.global_batch
+        self._steps = spec.train.steps
+        self._sets = inputs.sets
         self._has_average = spec.checkpoint.ema is not None
         self._between = between
-        workload, asked = inputs.workload, spec.evaluate and spec.evaluate.samples
+        workload = inputs.workload
+        samples = spec.evaluate and spec.evaluate.samples
         self._has_routers = bool(workload.config.moe)
         self._metrics = spec.evaluate.metrics_for(workload.objective.name) if spec.evaluate else ()
-        self._is_own, self._classes = isinstance(workload.config, OwnModel), len(spec.data.labels)
-        length = spec.data.sequence_length
-        self._sampler = (
-            Sampler(inputs.prompts, asked, layout, context, engine, workload, self._batch_size, length)
-            if inputs.prompts is not None and asked
-            else None
-        )
+        self._is_own = isinstance(workload.config, OwnModel)
+        self._classes = len(spec.data.labels)
+        self._sampler: Sampler | None = None
+        if inputs.prompts is not None and samples:
+            self._sampler = Sampler(
+                prompts=inputs.prompts,
+                asked=samples,
+                layout=layout,
+                context=context,
+                engine=engine,
+                workload=workload,
+                global_batch=self._batch_size,
+                sequence_length=spec.data.sequence_length,
+            )
 
     def is_due(self, step: int) -> bool:
-        """Whether the job asks the ranks for an evaluation after that step."""
-        spec, has_any = self._spec, bool(self._sets) or self._sampler is not None
+        """Whether the job asks the ranks for an evaluation after `step`."""
+        spec = self._spec
+        has_any = bool(self._sets) or self._sampler is not None
         return has_any and spec is not None and spec.where == "gang" and spec.is_due(step, self._steps)
 
     def stop_when(self, step: int) -> StopWhen | None:
-        """What ends the run by the evaluation after that step, if that counts."""
-        counts = self._spec is not None and self._spec.is_regular(step, self._steps)
-        return self._stop_when if counts else None
+        """Return the rule of early stopping if the evaluation after `step` counts for it, else None."""
+        is_regular = self._spec is not None and self._spec.is_regular(step, self._steps)
+        return self._stop_when if is_regular else None
 
     def evaluate(self, step: int, attempt: int, heeds_stop: bool = True) -> EvaluationRow | None:
-        """The row of an evaluation after that step; None if it `heeds_stop`, and the gang was asked to stop.
+        """Evaluate after `step`, and return the row of the evaluation.
 
-        It is of the weights' moving average, if the job has one. An error leaves that in their place: the rank ends.
+        The moving average of the weights is evaluated if the job has one. After an error it stays in the place of the
+        weights, because the rank ends.
+
+        Args:
+            step: steps done.
+            attempt: number of the run's attempt.
+            heeds_stop: whether a stop cuts the evaluation short.
+
+        Returns:
+            The row; None if a stop cut the evaluation short.
         """
-        began = time.perf_counter()
+        started = time.perf_counter()
         if self._has_average:
             self._engine.swap_average()
-        found, said = self._metrics_of_sets(step, heeds_stop), None
-        if found is not None and self._sampler is not None:
-            self._context.set_waiting(not found)
-            said = self._sampler.say(heeds_stop, lambda: self._between(step))
+        metrics = self._metrics_of_sets(step, heeds_stop)
+        samples = None
+        if metrics is not None and self._sampler is not None:
+            self._context.set_waiting(not metrics)
+            samples = self._sampler.say(heeds_stop, lambda: self._between(step))
         if self._has_average:
             self._engine.swap_average()
-        if found is None or (said is None and self._sampler is not None):
+        if metrics is None or (samples is None and self._sampler is not None):
             return None
-        seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - started
         row: EvaluationRow = {
             "step": step,
             "attempt": attempt,
             "time": wall(),
             "seconds": seconds,
-            "sets": found,
+            "sets": metrics,
             "measured": self._measured,
         }
         if self._has_average:
             row["weights"] = "averaged"
-        if said is not None:
-            row["samples"] = said
+        if samples is not None:
+            row["samples"] = samples
         return row
 
     def _metrics_of_sets(self, step: int, heeds_stop: bool) -> dict[str, dict[str, float]] | None:
-        found = dict[str, dict[str, float]]()
+        metrics = dict[str, dict[str, float]]()
         for name, held_out in self._sets.items():
-            self._context.set_waiting(not found)  # the first forward pass may compile
+            self._context.set_waiting(not metrics)  # the first forward pass may compile
             sums = self._sums(held_out, step, heeds_stop)
-            if sums is not None and DIVERGENCE in sums.sums:  # known only after all samples
+            if sums is not None and DIVERGENCE in sums.sums:
+                # KTO's baseline is a mean over all samples, so the losses take a second pass.
                 self._engine.take_baseline(sums)
                 sums = self._sums(held_out, step, heeds_stop)
             self._context.set_waiting(False)
             if sums is None:
                 return None
             if self._is_own:
-                found[name] = {**_ratios_of(sums), "tokens": sums.tokens}
+                metrics[name] = {**_means_of_own(sums), "tokens": sums.tokens}
             else:
                 tokens_per_byte = held_out.tokens / max(held_out.bytes, 1)
-                found[name] = measures(sums, tokens_per_byte, self._metrics, self._classes)
-        return found
+                metrics[name] = measures(sums, tokens_per_byte, self._metrics, self._classes)
+        return metrics
 
     def _sums(self, held_out: HeldOut | OwnHeldOut, step: int, heeds_stop: bool) -> EvaluationSums | None:
-        samples, sums = _samples(held_out, self._spec, self._batch_size), EvaluationSums()
+        samples = _samples(held_out, self._spec, self._batch_size)
+        sums = EvaluationSums()
         rank = self._layout.coordinate(self._context.rank_info.rank)["dp"]
         passes = shares(samples, self._layout.micro_batch, self._batch_size, self._layout.dp, rank)
 
@@ -152,39 +179,47 @@ class Evaluator:
         return sums
 
     def _micro_batch(self, held_out: HeldOut | OwnHeldOut, part: int, samples: int) -> Batch:
-        """Micro-batch number `part`; of what is beyond the last sample nothing is predicted."""
+        """Return micro-batch number `part`. Rows beyond the last sample repeat sample 0, without labels."""
         size = self._layout.micro_batch
         numbers = torch.arange(part * size, (part + 1) * size)
-        there = numbers < samples
-        batch = held_out.batch(numbers.where(there, 0).tolist())
-        if bool(there.all()):
+        is_sample = numbers < samples
+        batch = held_out.batch(numbers.where(is_sample, 0).tolist())
+        if bool(is_sample.all()):
             return batch
         for name in () if COUNTED in batch else LABELS:
             if name in batch:
                 none = math.nan if batch[name].is_floating_point() else IGNORED
-                batch[name] = batch[name].masked_fill(_wide(~there, batch[name]), none)
+                batch[name] = batch[name].masked_fill(_wide(~is_sample, batch[name]), none)
         for name in ("compared", COUNTED):
             if name in batch:
-                batch[name] = batch[name] & there
-        for name, read, padding in ROUTED if self._has_routers else ():  # nor is it routed, which would count
+                batch[name] = batch[name] & is_sample
+        # Nor are these rows routed, since routers count their tokens.
+        for name, read, padding in ROUTED if self._has_routers else ():
             if read in batch:
                 real = batch.get(padding, torch.ones_like(batch[read], dtype=torch.bool))
-                batch[name] = real & _wide(there, real)
+                batch[name] = real & _wide(is_sample, real)
         return batch
 
 
-def _ratios_of(sums: EvaluationSums) -> dict[str, float]:
-    """The metrics of an own model: its loss, and the means of what else it gives."""
-    return {**({"loss": sums.loss / sums.tokens} if sums.tokens else {}), **means(sums.sums)}
+def _means_of_own(sums: EvaluationSums) -> dict[str, float]:
+    """Return the metrics of a user's model: its mean loss, and the means of its other sums."""
+    loss = {"loss": sums.loss / sums.tokens} if sums.tokens else {}
+    return {**loss, **means(sums.sums)}
 
 
 def measures(
     sums: EvaluationSums, tokens_per_byte: float, metrics: Iterable[str], classes: int = 0
 ) -> dict[str, float]:
-    """The metrics that these sums give, with the number of predicted tokens; none that is a mean of nothing.
+    """Return the metrics of an evaluation, and the number of predicted tokens. Means of no values are left out.
 
-    bits_per_byte: the loss of a token, in bits, times the tokens that a byte of text takes (The Pile, Gao et al., 2020,
-    section 3.1). Routers add how evenly they spread the tokens.
+    perplexity = exp(loss); bits_per_byte = loss / ln 2 x tokens per byte (The Pile, Gao et al., 2020, section 3.1).
+    Models with experts also have the balance of their routers.
+
+    Args:
+        sums: sums over the held-out set.
+        tokens_per_byte: tokens of the set per byte of its text.
+        metrics: names of the metrics that the job wants.
+        classes: number of classes of a classifier.
     """
     values = means(sums.sums)
     if sums.tokens:
@@ -206,11 +241,14 @@ def measures(
 
 
 def _of_predictions(metric: str, predictions: Tensor, classes: int) -> float:
-    from workloads.objectives.metrics import measure  # whose libraries no other run needs
+    from workloads.objectives.metrics import (
+        measure,
+    )  # imported on demand: only these metrics need its libraries
 
-    found = sorted(predictions.tolist())  # so that the order of samples changes no bit
+    rows = sorted(predictions.tolist())  # so that the order of samples changes no bit
     kind = float if metric == "spearman" else int
-    values, labels = ([kind(row[side]) for row in found] for side in (0, 1))
+    values = [kind(row[0]) for row in rows]
+    labels = [kind(row[1]) for row in rows]
     return measure(metric, values, labels, classes)
 
 
@@ -220,5 +258,5 @@ def _samples(held_out: HeldOut | OwnHeldOut, spec: EvaluateSpec | None, batch_si
 
 
 def _wide(rows: Tensor, like: Tensor) -> Tensor:
-    """bool [B] as [B, 1, ..], to be broadcast over `like`."""
+    """Return bool [B] as [B, 1, ..], to broadcast over `like`."""
     return rows.view(-1, *[1] * (like.dim() - 1))

@@ -1,4 +1,4 @@
-"""The rank program: take a device, build the model, restore a commit, train step by step, commit, end.
+"""The program of one rank: open a device, build the model, restore a commit, train step by step and commit.
 
 `main` is the entry point of every gang: Ray actors, local processes and torchrun.
 """
@@ -29,7 +29,7 @@ from orchestrator.data.samples.receipt import add, roll
 from orchestrator.data.samples.skips import lr_factor, merged, start_of
 from orchestrator.data.store.tokens import Tokens
 from orchestrator.optim.learning_rate import learning_rate
-from orchestrator.parallel.device import Device, close_device, make_ready, open_device, peak_memory  # noqa: F401  (standbys call it)
+from orchestrator.parallel.device import Device, close_device, make_ready, open_device, peak_memory  # noqa: F401  (standbys call make_ready)
 from orchestrator.parallel.layout import Layout
 from orchestrator.parallel.rank_messages import agree
 from orchestrator.resolve.base import Base, base_of
@@ -47,7 +47,7 @@ from orchestrator.train.progress import TrainingProgress
 from orchestrator.train.reference_model import References, references_of
 from orchestrator.train.sequence_warmup import shortened
 from orchestrator.train.task import Task
-from workloads import load as _load  # noqa: F401  (a fork of what has it imported begins sooner)
+from workloads import load as _load  # noqa: F401  (imported before the fork, so that ranks start sooner)
 from workloads.adapters.frozen import after
 from workloads.hf.hf_config import FolderConfig
 from workloads.model.dropout import KEYS, row_keys
@@ -56,9 +56,19 @@ from workloads.workload import Batch, Workload
 
 
 def make_engine(spec: JobSpec, workload: Workload, layout: Layout, device: Device, base: str = "") -> Engine:
-    """The engine that the layout names; `base` as in `TorchEngine`. Raises InputError if what it needs is not
-    installed."""
-    if layout.engine == "deepspeed":  # imported here because it takes seconds
+    """Return the engine that the layout names.
+
+    Args:
+        spec: the job.
+        workload: the model and its objective.
+        layout: how the ranks divide the work; it names the engine.
+        device: this rank's device.
+        base: checksum of the base weights, see `TorchEngine`.
+
+    Raises:
+        InputError: if a package that the engine needs is not installed.
+    """
+    if layout.engine == "deepspeed":  # imported on demand, because it takes seconds
         from orchestrator.train.engines.deepspeed_engine import DeepSpeedEngine
 
         return DeepSpeedEngine(spec, workload, layout, device)
@@ -66,17 +76,18 @@ def make_engine(spec: JobSpec, workload: Workload, layout: Layout, device: Devic
 
 
 class RankRecord:
-    """Memory, see `peak_memory`, which was `before` the model was built; the kernels of attention."""
+    """The fields of metric rows that describe this rank: its peak memory, machine and attention kernels."""
 
-    def __init__(self, before: int) -> None:
-        self._before = before
-        self._told: tuple[int, ...] = ()
+    def __init__(self, memory_before: int) -> None:
+        """`memory_before`: bytes in use before the model was built, see `peak_memory`."""
+        self._memory_before = memory_before
+        self._last_memory: tuple[int, ...] = ()  # of every rank, in the last row; empty before the first
         self._kernels: set[str] = set()
 
     @contextmanager
-    def first_step(self) -> Iterator[None]:
-        """Around every step: of the first it notes by which kernels attention is computed."""
-        if self._told:
+    def watch_step(self) -> Iterator[None]:
+        """Wrap every step. During the first one, note which kernels compute attention."""
+        if self._last_memory:
             yield
             return
         with noting() as self._kernels:
@@ -84,72 +95,99 @@ class RankRecord:
 
     @property
     def memory(self) -> int:
-        """Bytes that this rank has needed at most."""
-        return peak_memory(self._before)
+        """Peak memory of this rank so far, in bytes."""
+        return peak_memory(self._memory_before)
 
     def row(self, memory: tuple[int, ...]) -> dict[str, Any]:
-        """What a row tells, given the bytes of all ranks: of each where they have changed, and first of all on which
-        machine this rank is, and which kernels of attention it has."""
-        found: dict[str, Any] = {"memory_bytes": memory[0]}
-        if not self._told:
-            found["machine"] = this_machine()
-            found["attention_kernels"] = sorted(self._kernels)
-        if memory != self._told:
-            found["memory_bytes_by_rank"] = self._told = memory
-        return found
+        """Return the fields for a step's row, given the peak bytes of all ranks.
+
+        The first row also has the machine and the attention kernels. Later rows repeat the bytes of all ranks only
+        when they have changed.
+        """
+        fields: dict[str, Any] = {"memory_bytes": memory[0]}
+        if not self._last_memory:
+            fields["machine"] = this_machine()
+            fields["attention_kernels"] = sorted(self._kernels)
+        if memory != self._last_memory:
+            fields["memory_bytes_by_rank"] = memory
+            self._last_memory = memory
+        return fields
 
 
-LONGEST = 0.5
-"""Seconds between two looks, at most."""
+LONGEST_PAUSE = 0.5
+"""Maximum seconds between two checks for new samples."""
 
 
 def await_samples(prefetched: Prefetch[Any], context: WorkerContext) -> bool:
-    """Wait until all ranks have the samples of the next step. Returns False if any is to stop before; all ranks get the
-    same. The controller ends a gang that waits while no part is prepared."""
+    """Wait until all ranks have the samples of the next step.
+
+    The wait has no limit here: the controller ends a gang that waits while no data is being prepared.
+
+    Returns:
+        False if any rank must stop before the samples are ready. All ranks get the same answer.
+    """
     context.set_waiting(True)
-    pause = LONGEST / 128
+    pause = LONGEST_PAUSE / 128
     while not (agreed := agree(0, context.stop_requested(), ready=prefetched.is_ready)).ready:
         if agreed.stop:
             break
         time.sleep(pause)
-        pause = min(2 * pause, LONGEST)
+        pause = min(2 * pause, LONGEST_PAUSE)
     context.set_waiting(False)
     return agreed.ready
 
 
-def is_growing(streaming: bool, all_there: bool) -> bool:
-    """Whether data that is streamed is not all there for some rank; all ranks get the same."""
-    return streaming and not agree(0, False, ready=all_there).ready
+def is_growing(streaming: bool, is_complete: bool) -> bool:
+    """Whether streamed data is still incomplete on some rank. All ranks get the same answer."""
+    return streaming and not agree(0, False, ready=is_complete).ready
 
 
 def seed_step(seed: int, step: int, rank: int) -> None:
-    """Seed torch for a step: randomness is a function of (seed, step, rank), so that no random state must be saved."""
+    """Seed torch for a step. Randomness depends on (seed, step, rank) only, so commits need no random state."""
     torch.manual_seed(((seed * 1_000_003 + step) * 65_537 + rank) % 2**63)
 
 
 def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
-    """Train as one rank, up to a commit. Returns {"step", "ended"}; ended is "steps", "until" or "stop".
+    """Train as one rank, up to a commit.
 
-    What raises leaves the process group and the device's memory as they are, for the process is to end.
+    After an error the process group and the device's memory stay as they are: the caller must end the process.
+
+    Args:
+        config: the fields of a `Task`.
+        context: this rank's number, its store, and its connection to the controller.
+
+    Returns:
+        {"step", "ended"}. `ended` is "steps" (the job is complete), "until" (the task's last step), "plateau" or
+        "stop". A task that only evaluates returns {"step", "ended", "evaluation"}.
+
+    Raises:
+        InputError: if the job cannot run here.
     """
     task = Task(**config)
-    spec, layout = parse(task.job), Layout.from_json(task.layout)
+    spec = parse(task.job)
+    layout = Layout.from_json(task.layout)
     memory_before = peak_memory()
     find_code(spec, task.code, task.code_roots)
     device = open_device(spec, context)
     patience = patient(spec.limits.unsaved, context.stop_requested)
     tokens = Tokens.open(task.data, patience, spec.data.node_cache_bytes)
     if task.shards not in ("", digest_of(spec, tokens)):
-        raise InputError("these token shards are not the run's", task.data, "let all nodes see one folder")
+        raise InputError(
+            "these token shards differ from the run's (checksum)",
+            task.data,
+            "put data.cache on storage that all nodes share",
+        )
     task = dataclasses.replace(task, cleaned_by=tokens.manifest.code)
     base = Base(**task.base) if task.base else None
-    needed = base if task.restore is None or spec.needs_base else None
-    kept = FolderConfig(**task.folder_config) if task.folder_config else None
-    inputs = training_inputs(spec, tokens, task.sets, needed, kept)
+    # A restored run has its weights in the commit, and reads the base only if the job uses it beyond the start.
+    needed_base = base if task.restore is None or spec.needs_base else None
+    folder_config = FolderConfig(**task.folder_config) if task.folder_config else None
+    inputs = training_inputs(spec, tokens, task.sets, needed_base, folder_config)
     references = references_of(spec, task, inputs, base, patience)
-    if references and needed is None and base and not references.are_complete:
-        again = base_of(spec, dataclasses.asdict(base), False)
-        inputs = training_inputs(spec, tokens, task.sets, again, kept)
+    if references and needed_base is None and base and not references.are_complete:
+        # The base is the reference model, and some of its log-probabilities are still to be computed.
+        reopened_base = base_of(spec, dataclasses.asdict(base), False)
+        inputs = training_inputs(spec, tokens, task.sets, reopened_base, folder_config)
 
     def make(step: int) -> Engine:
         shared = base.digest if base and spec.reads_base else ""
@@ -158,23 +196,31 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
             engine.hold_reference(spec.seed)
         return engine
 
-    told = (
-        memory_before,
-        references,
-        device.pinned,
-        is_growing(spec.data.streaming, tokens.sections is None),
+    rank = Rank(
+        task=task,
+        spec=spec,
+        layout=layout,
+        context=context,
+        make=make,
+        inputs=inputs,
+        memory_before=memory_before,
+        references=references,
+        pinned=device.pinned,
+        growing=is_growing(spec.data.streaming, tokens.sections is None),
     )
-    rank = Rank(task, spec, layout, context, make, inputs, *told)
     result = rank.evaluate() if task.evaluate_only else rank.train()
-    # Nothing of this after an error: leaving the group may wait for ever behind what peers have not joined in, and the
-    # error would never be told. Whoever started this process ends it.
+    # Skipped after an error: leaving the process group may wait forever for collectives that peers have not joined,
+    # and the error would never be reported. The parent ends this process.
     rank.close()
     close_device()
     return result
 
 
 class Rank:
-    """One rank of a gang, from the restored commit to the end of its task."""
+    """One rank of a gang, from the restored commit to the end of its task.
+
+    All ranks take the same decisions at the same step, because each follows from values that `agree` has combined.
+    """
 
     def __init__(
         self,
@@ -189,32 +235,52 @@ class Rank:
         pinned: Callable[[Batch], Batch] = lambda batch: batch,
         growing: bool = False,
     ) -> None:
-        """`make` gives the engine that goes on after so many steps; `growing`: some of the data is still prepared."""
-        self._pinned, self._growing = pinned, growing
-        self._task, self._spec, self._layout, self._context = task, spec, layout, context
-        self._make, self._engine = make, make(task.restore or 0)
+        """Build the engine and restore the commit, or initialise the weights.
+
+        Args:
+            task: what this gang does, from which commit to which step.
+            spec: the job.
+            layout: how the ranks divide the work.
+            context: this rank's number and its connection to the controller.
+            make: returns the engine that continues after the given number of steps.
+            inputs: the workload and its batches.
+            memory_before: bytes in use before the model was built.
+            references: log-probabilities of the reference model, if the objective needs them.
+            pinned: moves a batch into page-locked memory if the device is a GPU.
+            growing: whether some of the data is still being prepared.
+        """
+        self._task = task
+        self._spec = spec
+        self._layout = layout
+        self._context = context
+        self._make = make
+        self._pinned = pinned
+        self._growing = growing
+        self._engine = make(task.restore or 0)
         self._faults = [FaultSpec.parse(text) for text in task.faults]
-        self._stopped = False
+        self._stopped = False  # whether a stop came while the reference's log-probabilities were computed
         if references is not None:
-            inputs = self._compared(inputs, references)
+            inputs = self._with_references(inputs, references)
         self._batches = inputs.batches
-        self._evaluates: Callable[[Engine], Evaluator] = lambda engine: Evaluator(
-            spec, layout, context, engine, inputs, lambda step: self._inject(step, True)
+        self._make_evaluator: Callable[[Engine], Evaluator] = lambda engine: Evaluator(
+            spec, layout, context, engine, inputs, lambda step: self._inject(step, in_evaluation=True)
         )
-        self._evaluator = self._evaluates(self._engine)
+        self._evaluator = self._make_evaluator(self._engine)
         self._last = min(task.until, spec.train.steps)
         self._record = RankRecord(memory_before)
         self._commits = Commits(task, spec, layout, context, self._engine)
-        self._weights: dict[str, Any] = {}  # what the row of an evaluation alone says of them
+        self._weight_facts: dict[
+            str, Any
+        ] = {}  # facts about the restored weights, for an evaluation-only row
         self._progress = self._origin = self._restore()
-        self._evaluations: list[EvaluationRow] = []  # since the last step's row
+        self._evaluations: list[EvaluationRow] = []  # evaluations since the last step's row
 
     def train(self) -> dict[str, Any]:
         """Train to the end of the task. The last commit is published when this returns."""
         profiler = self._profiler = StepProfiler(self._context, self._task, lambda: self._engine.clock)
-        made = Prefetch(self._samples, self._progress.step, self._batches.ahead, self._last)
-        with self._commits, profiler, made as prefetched:
-            # Before the first step, or when a stop came before it.
+        prefetch = Prefetch(self._samples, self._progress.step, self._batches.ahead, self._last)
+        with self._commits, profiler, prefetch as prefetched:
+            # An evaluation may be due now: before the first step, or because a stop cut it short in the last attempt.
             stop = self._stopped or (not self._is_over and not self._evaluate())
             if not self._is_over:
                 self._commits.before_training(dataclasses.asdict(self._progress))
@@ -225,8 +291,14 @@ class Rank:
                     self._thaw()
             self._commits.finish(dataclasses.asdict(self._progress))
         step = self._progress.step
-        plateau = "plateau" if self._progress.is_on_plateau(self._spec.stop_when) else "until"
-        ended = "steps" if step >= self._spec.train.steps else "stop" if stop else plateau
+        if step >= self._spec.train.steps:
+            ended = "steps"
+        elif stop:
+            ended = "stop"
+        elif self._progress.is_on_plateau(self._spec.stop_when):
+            ended = "plateau"
+        else:
+            ended = "until"
         return {"step": step, "ended": ended}
 
     def close(self) -> None:
@@ -234,35 +306,43 @@ class Rank:
         self._engine.close()
 
     def _thaw(self) -> None:
-        """Go on with more parameters, as another attempt would: from the commit of this step, which is waited for."""
+        """Continue with more trained parameters.
+
+        Waits for the commit of this step and restores it into a new engine, exactly as another attempt would.
+        """
         step = self._progress.step
         self._commits.finish(dataclasses.asdict(self._progress))
         self._context.set_waiting(True)
         self._engine.close()
         self._engine = self._make(step)
-        self._evaluator = self._evaluates(self._engine)
+        self._evaluator = self._make_evaluator(self._engine)
         self._commits.go_on(self._engine)
         self._engine.load(self._commits.open(step)[1])
         self._context.set_waiting(False)
 
-    def _compared(self, inputs: TrainingInputs, references: References) -> TrainingInputs:
-        """The inputs with the log-probabilities of the reference, computed now where they are missing. A stop cuts that
-        short: what is there is kept, and this gang only commits."""
+    def _with_references(self, inputs: TrainingInputs, references: References) -> TrainingInputs:
+        """Return the inputs with the reference's log-probabilities; compute the missing ones now.
+
+        A stop cuts the computation short. The values so far are kept, and this gang does not train.
+        """
         if not references.are_complete:
             self._engine.initialise(self._spec.seed)
-            heeds_stop = not self._task.evaluate_only
             references.compute(
-                self._engine, self._layout, self._context, heeds_stop, lambda: self._inject(0, True)
+                self._engine,
+                self._layout,
+                self._context,
+                not self._task.evaluate_only,
+                lambda: self._inject(0, in_evaluation=True),
             )
             self._stopped = not references.are_complete
         return references.joined(inputs)
 
     def evaluate(self) -> dict[str, Any]:
-        """Evaluate the commit that was restored, whether or not that is due."""
+        """Evaluate the restored commit, whether or not an evaluation is due."""
         step = self._progress.step
         row = self._evaluator.evaluate(step, self._task.attempt, heeds_stop=False)
-        found = {**(row or {}), **self._weights}
-        return {"step": step, "ended": "last_evaluation_step", "evaluation": found}
+        evaluation = {**(row or {}), **self._weight_facts}
+        return {"step": step, "ended": "last_evaluation_step", "evaluation": evaluation}
 
     @property
     def _is_over(self) -> bool:
@@ -278,39 +358,56 @@ class Rank:
             manifest, reader = self._commits.open(self._task.restore)
             check_same_code(self._spec, manifest.meta.get(CODE) or {}, self._task.run)
             self._engine.load(reader)
-            self._weights = facts_of(reader)
+            self._weight_facts = facts_of(reader)
         except CorruptCommit as error:
-            # The controller learns the step from the exception, and takes the commit before.
+            # The controller reads the step from the exception, and restores the commit before it.
             raise CorruptCommit(str(error), self._task.restore) from None
-        told = manifest.step, manifest.position, manifest.receipt, manifest.meta, self._task.skips
-        return TrainingProgress.of_commit(*told, measure_of(self._spec))
+        return TrainingProgress.of_commit(
+            step=manifest.step,
+            position=manifest.position,
+            receipt=manifest.receipt,
+            meta=manifest.meta,
+            skips=self._task.skips,
+            measured=measure_of(self._spec),
+        )
 
     def _step(self, prefetched: Prefetch[StepSamples]) -> bool:
-        """One optimiser step, its row of metrics and, if due, its commit. Returns whether to stop now."""
-        began, at = time.perf_counter(), self._progress.step
-        self._inject(at + 1)
-        self._profiler.next(at + 1)
+        """Do one optimizer step, write its row and, if due, evaluate and commit. Return whether to stop now."""
+        started = time.perf_counter()
+        done = self._progress.step  # steps before this one
+        self._inject(done + 1)
+        self._profiler.next(done + 1)
         self._context.set_waiting(True)
         micro_batches, digest, padding = prefetched.next()
         self._context.set_waiting(False)
-        waited = time.perf_counter() - began
-        train, begin = self._spec.train, self._progress.schedule_from(self._spec.train)
-        lr = learning_rate(train.optimizer, at, train.steps, begin)
-        lr *= lr_factor(at + 1, self._progress.skips)
-        seed_step(self._spec.seed, at, self._context.rank_info.rank)
+        waited = time.perf_counter() - started
+        train = self._spec.train
+        lr = learning_rate(train.optimizer, done, train.steps, self._progress.schedule_from(train))
+        lr *= lr_factor(done + 1, self._progress.skips)
+        seed_step(self._spec.seed, done, self._context.rank_info.rank)
         metrics = self._compute(micro_batches, lr)
         parts = self._engine.clock.take()
         computed = time.perf_counter()
         busy = waited + metrics.busy_seconds if metrics.busy_seconds else 0.0
-        commits, stopping = self._commits, self._context.stop_requested()
-        told = commits.failures, commits.ready, commits.failed_step
-        agreed = agree(digest, stopping, *told, busy, self._record.memory)
-        parts |= {"agreement": time.perf_counter() - computed} if len(agreed.busy) > 1 else {}
+        # One small all-gather on the CPU. After it every rank knows the same, and so decides the same.
+        agreed = agree(
+            digest=digest,
+            stop=self._context.stop_requested(),
+            failures=self._commits.failures,
+            ready=self._commits.ready,
+            failed_step=self._commits.failed_step,
+            busy=busy,
+            memory=self._record.memory,
+        )
+        if len(agreed.busy) > 1:
+            parts["agreement"] = time.perf_counter() - computed
         self._refuse_unstable(metrics)
         self._advance(agreed.digest, metrics.loss)
-        row = self._row(metrics, lr, time.perf_counter() - began, waited)
-        row |= {} if padding is None else {"padding": padding}
-        row |= {"busy_seconds": agreed.busy if busy else (), **self._record.row(agreed.memory)}
+        row = self._row(metrics, lr, time.perf_counter() - started, waited)
+        if padding is not None:
+            row["padding"] = padding
+        row["busy_seconds"] = agreed.busy if busy else ()
+        row |= self._record.row(agreed.memory)
         row |= {f"{part}_seconds": round(seconds, 6) for part, seconds in parts.items()}
         stop = agreed.stop
         if not stop or self._progress.step == self._last:
@@ -318,7 +415,8 @@ class Rank:
             row["time"] = wall()
         row["evaluation_seconds"] = sum(each["seconds"] for each in self._evaluations)
         if self._evaluations:
-            row["evaluations"], self._evaluations = self._evaluations, []
+            row["evaluations"] = self._evaluations
+            self._evaluations = []
         progress = dataclasses.asdict(self._progress)
         row["commit_seconds"] = self._commits.after_step(progress, row, agreed, stop or self._is_over)
         row["saves"] = self._commits.outcomes()
@@ -326,13 +424,18 @@ class Rank:
         return stop
 
     def _evaluate(self) -> bool:
-        """Evaluate if it is due after this step, and has not been done. Returns whether no stop has cut it short, of
-        which all ranks know: training must then end at this very step, whose commit is evaluated later."""
+        """Evaluate if an evaluation is due after this step and not done yet.
+
+        Returns:
+            False if a stop cut the evaluation short, on all ranks alike. Training must then end at this step, and the
+            next attempt evaluates its commit.
+        """
         step = self._progress.step
-        due = self._task.commit and self._evaluator.is_due(step)  # a replay is about training
-        if not due or self._progress.last_evaluation_step == step:
+        # A task that does not commit is a replay, which compares training only.
+        is_due = self._task.commit and self._evaluator.is_due(step)
+        if not is_due or self._progress.last_evaluation_step == step:
             return True
-        # That of the last step has no other chance.
+        # No attempt follows the last step, so a stop does not cut its evaluation short.
         row = self._evaluator.evaluate(step, self._task.attempt, heeds_stop=step < self._last)
         if row is not None:
             self._evaluations.append(row)
@@ -340,15 +443,16 @@ class Rank:
         return row is not None
 
     def _inject(self, step: int, in_evaluation: bool = False) -> None:
-        rank, world = self._context.rank_info.rank, self._context.rank_info.world_size
+        """Apply the injected faults of this rank and step. A fault that asks for it sets the weights to NaN."""
+        info = self._context.rank_info
         for fault in self._faults:
-            if fault.apply(rank, world, step, self._task.attempt, in_evaluation):
+            if fault.apply(info.rank, info.world_size, step, self._task.attempt, in_evaluation):
                 self._engine.poison()
 
     def _compute(self, micro_batches: list[Batch], lr: float) -> Metrics:
-        """The engine's step; errors get a note with the step and pipeline stage."""
+        """Run the engine's step; add a note with the step and the pipeline stage to an error."""
         try:
-            with self._record.first_step():
+            with self._record.watch_step():
                 return self._engine.train_step(micro_batches, lr)
         except Exception as error:
             stage = self._layout.coordinate(self._context.rank_info.rank)["pp"]
@@ -356,8 +460,11 @@ class Rank:
             raise
 
     def _samples(self, step: int) -> StepSamples:
-        """This rank's samples of a step. The ranks of a tensor, context or pipeline group read the same ones; only the
-        first has a digest. Padding is told here, since one thread at a time may ask for the order of samples."""
+        """Return this rank's samples of a step. `Prefetch` calls this in a background thread.
+
+        The ranks of a tensor, context or pipeline group read the same samples, so only the first of them counts the
+        digest. The share of padding is computed here too, because the order of samples is not thread-safe.
+        """
         size = self._spec.train.global_batch
         coordinate = self._layout.coordinate(self._context.rank_info.rank)
         origin = self._origin
@@ -369,21 +476,24 @@ class Rank:
                 batch[KEYS] = row_keys(self._spec.seed, position, count)
         if length := self._row_length(step):
             parts = [(shortened(batch, length), digest) for batch, digest in parts]
-        counts = coordinate["pp"] == coordinate["cp"] == coordinate["tp"] == 0
-        told = self._batches.packed and self._context.rank_info.rank == 0
+        is_first = coordinate["pp"] == coordinate["cp"] == coordinate["tp"] == 0
+        reports_padding = self._batches.packed and self._context.rank_info.rank == 0
         return StepSamples(
-            [self._pinned(batch) for batch, _ in parts],
-            add(digest for _, digest in parts) if counts else 0,
-            self._batches.padding(start, size) if told else None,
+            batches=[self._pinned(batch) for batch, _ in parts],
+            digest=add(digest for _, digest in parts) if is_first else 0,
+            padding=self._batches.padding(start, size) if reports_padding else None,
         )
 
     def _row_length(self, step: int) -> int | None:
-        """Tokens of a row in the step after `step` steps, None where they are those of a sample all along."""
+        """Return the tokens of a row in the step after `step` steps; None without a warm-up of the sequence length."""
         warmup = self._spec.train.sequence_warmup
         return warmup.at(step, self._spec.data.sequence_length) if warmup else None
 
     def _advance(self, digest: int, loss: float | None) -> None:
-        size, before, stability = self._spec.train.global_batch, self._progress, self._spec.train.stability
+        """Count the step that was just done."""
+        size = self._spec.train.global_batch
+        before = self._progress
+        stability = self._spec.train.stability
         losses = before.losses if loss is None else (*before.losses, loss)
         self._progress = dataclasses.replace(
             before,
@@ -395,9 +505,17 @@ class Rank:
         )
 
     def _refuse_unstable(self, metrics: Metrics) -> None:
-        train, before = self._spec.train, self._progress
-        step, position = before.step + 1, start_of(before.position, 0, train.global_batch, before.skips)
-        check_stable(metrics.loss, metrics.grad_norm, before.losses, train.stability, step, position)
+        """Raise NonFinite or LossSpike if the step's numbers show that training is unstable."""
+        train = self._spec.train
+        before = self._progress
+        check_stable(
+            loss=metrics.loss,
+            grad_norm=metrics.grad_norm,
+            before=before.losses,
+            stability=train.stability,
+            step=before.step + 1,
+            position=start_of(before.position, 0, train.global_batch, before.skips),
+        )
 
     def _row(self, metrics: Metrics, lr: float, seconds: float, data_seconds: float) -> Row:
         tokens = self._spec.train.global_batch * self._spec.data.sequence_length
@@ -417,8 +535,11 @@ class Rank:
             "time": wall(),
         }
         if self._task.flops_per_token:
-            padded = (self._row_length(self._progress.step - 1) or 0) / self._spec.data.sequence_length or 1.0
-            flops = self._task.flops_per_token * row["tokens_per_second"] * padded
+            # Shorter rows during the warm-up of the sequence length cost their share of a full row's FLOPs.
+            shortening = (
+                self._row_length(self._progress.step - 1) or 0
+            ) / self._spec.data.sequence_length or 1.0
+            flops = self._task.flops_per_token * row["tokens_per_second"] * shortening
             row["model_flops_per_second"] = flops
             if self._task.peak_flops:
                 row["mfu"] = flops / (self._task.peak_flops * self._layout.world)

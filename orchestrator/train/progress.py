@@ -1,4 +1,4 @@
-"""The progress of a run between two steps: all that goes on from a commit besides weights and optimiser state."""
+"""The progress of a run between two steps: the state of a commit besides weights and optimizer state."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ CHUNKS_HEAD = "chunks_head"
 
 @dataclasses.dataclass(frozen=True)
 class TrainingProgress:
-    """Where a run is, the same on every rank.
+    """The progress of a run, equal on every rank.
 
     Attributes:
-        step: optimiser steps done.
+        step: optimizer steps done.
         position: samples consumed or skipped.
         tokens: tokens consumed.
         receipt: see `orchestrator.data.samples.receipt`.
-        losses: the last losses, if the job asks for loss spikes to be detected.
-        skips: the windows of samples that are skipped.
-        last_evaluation_step: the step after which the last evaluation was, -1 before the first.
-        evaluation: its metrics by name, as in validation.loss.
-        best: the best value so far of the metric of `stop_when`, None before the first evaluation.
-        stale: evaluations since then.
-        best_of: that metric, empty before the first evaluation and in commits of earlier versions; a job that goes on
-            may name another, whose values are not to be compared with it.
-        chunks_head: whether heads compute the loss in chunks of tokens, as they did not before; their sums have other
-            bits.
-        continued_from: the commit of another run that this one goes on from, see `checkpoint.identity.CONTINUED`.
+        losses: the last losses, if the job detects loss spikes.
+        skips: windows of samples that are skipped.
+        last_evaluation_step: step of the last evaluation; -1 before the first one.
+        evaluation: metrics of the last evaluation by name, for example validation.loss.
+        best: best value so far of the metric of `stop_when`; None before the first evaluation.
+        stale: evaluations since the best value.
+        best_of: name of that metric; empty before the first evaluation and in commits of earlier versions. A resumed
+            job may name another metric, whose values must not be compared with it.
+        chunks_head: whether heads compute the loss in chunks of tokens. Earlier versions did not, and their sums have
+            other bits.
+        continued_from: the commit of another run that this run continues, see `checkpoint.identity.CONTINUED`.
     """
 
     step: int = 0
@@ -65,8 +65,16 @@ class TrainingProgress:
         skips: Sequence[Any],
         measured: Mapping[str, Any] | None = None,
     ) -> TrainingProgress:
-        """What a commit says, which leaves out `skips` too. Commits of earlier versions have no evaluation. `measured`
-        is how the job that goes on measures: its values are not compared with those that were measured otherwise."""
+        """Return the progress that a commit stores. Commits of earlier versions have no evaluation.
+
+        Args:
+            step: step of the commit.
+            position: its samples consumed or skipped.
+            receipt: its receipt.
+            meta: its other fields.
+            skips: additional windows of samples to skip.
+            measured: how this job evaluates. Values that were measured otherwise are not compared with new ones.
+        """
         comparable = meta.get(MEASURED) in (None, measured)
         return cls(
             step=step,
@@ -85,14 +93,18 @@ class TrainingProgress:
         )
 
     def schedule_from(self, train: TrainSpec) -> int:
-        """The step from which the learning-rate schedule counts."""
-        asked, begun = train.continue_from, self.continued_from
-        return begun["step"] if begun and asked and asked.schedule == "restart" else 0
+        """Return the step from which the learning-rate schedule counts."""
+        if not (self.continued_from and train.continue_from):
+            return 0
+        if train.continue_from.schedule != "restart":
+            return 0
+        step: int = self.continued_from["step"]
+        return step
 
     def with_evaluation(
         self, sets: Mapping[str, Mapping[str, float]], stop_when: StopWhen | None
     ) -> TrainingProgress:
-        """After an evaluation whose metrics are these, by set."""
+        """Return the progress after an evaluation with the given metrics by set."""
         values = by_name(sets)
         best, stale, best_of = self.best, self.stale, self.best_of
         if stop_when is not None:
@@ -112,9 +124,9 @@ class TrainingProgress:
         )
 
     def is_on_plateau(self, stop_when: StopWhen | None) -> bool:
-        """Whether the run has gained nothing for as long as `stop_when` allows."""
+        """Whether the metric of `stop_when` has not improved for `patience` evaluations."""
         return stop_when is not None and self._gained(stop_when)[1] >= stop_when.patience
 
     def _gained(self, stop_when: StopWhen) -> tuple[float | None, int]:
-        """`best` and `stale` by the metric of `stop_when`."""
+        """Return `best` and `stale` if they refer to the metric of `stop_when`, else (None, 0)."""
         return (self.best, self.stale) if self.best_of in ("", stop_when.metric) else (None, 0)

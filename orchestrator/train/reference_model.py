@@ -1,8 +1,8 @@
-"""The reference of objectives that compare the model with the one that the run began with: its log-probabilities of all
-answers, computed by the ranks under their layout before the first step, and kept beside the data.
+"""Log-probabilities of all answers under the reference (the initial model), for objectives such as DPO.
 
-The ranks do it, and no task of the data stage, because they can hold any model that can be trained, and have its
-weights already: the reference is what the run begins with. Where all are there, the base is not needed any more.
+The ranks compute them under their layout before the first step, and they are stored next to the data. Ranks can hold
+any model that can be trained, and already have the reference's weights, so no separate task is needed. Once all values
+are stored, the base is not read any more.
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ from orchestrator.train.eval_sharding import shares
 from orchestrator.train.task import Task
 
 TRAINING = ""
-"""The name of the samples of training, among those of the sets."""
+"""Name of the training samples among the names of held-out sets."""
 
 
 class References:
-    """The reference of all samples of a task; every rank makes one, and only rank 0 reads and writes files."""
+    """The reference's log-probabilities of all samples of a task. Every rank has one; rank 0 reads and writes files."""
 
     def __init__(self, spec: JobSpec, task: Task, inputs: TrainingInputs, base: Base, retry: Retry) -> None:
-        self._spec, self._readers = spec, _readers(task, inputs)
+        self._spec = spec
+        self._readers = _readers(task, inputs)
         self._tables = {}
         for name, read in self._readers.items():
             data = task.sets.get(name, task.data)
@@ -49,7 +50,7 @@ class References:
 
     @property
     def are_complete(self) -> bool:
-        """Whether nothing is left to compute; the same on every rank."""
+        """Whether all values are computed; equal on every rank."""
         return all(bool(values.isfinite().all()) for values in self._values.values())
 
     def compute(
@@ -60,15 +61,23 @@ class References:
         heeds_stop: bool,
         between: Callable[[], object] = lambda: None,
     ) -> None:
-        """Compute what is missing; the engine has the weights of the base. Less, if it `heeds_stop`, and the gang was
-        asked to stop. `between` is called after each part; faults are injected there."""
+        """Compute the missing values, part by part, and store each part.
+
+        Args:
+            engine: an engine with the weights of the base.
+            layout: its layout.
+            context: this rank's number and its connection to the controller.
+            heeds_stop: whether a stop ends the computation early.
+            between: called after each part; tests inject faults there.
+        """
         rank = layout.coordinate(context.rank_info.rank)["dp"]
         for name, table in self._tables.items():
-            read, values = self._readers[name], self._values[name]
+            read = self._readers[name]
+            values = self._values[name]
             for number, part in enumerate(table.parts):
                 if bool(values[part.start : part.stop].isfinite().all()):
                     continue
-                found = torch.zeros(len(part), 2)
+                computed = torch.zeros(len(part), 2)  # zeros for the samples of other ranks
                 for mine in shares(
                     len(part), layout.micro_batch, self._spec.train.global_batch, layout.dp, rank
                 ):
@@ -76,52 +85,58 @@ class References:
                     if agree(0, heeds_stop and context.stop_requested()).stop:
                         context.set_waiting(False)
                         return
-                    self._compute_pass(engine, read, part, mine, layout.micro_batch, found)
+                    self._compute_pass(engine, read, part, mine, layout.micro_batch, computed)
                     context.set_waiting(False)
                     context.progressed()
-                dist.all_reduce(found)
-                values[part.start : part.stop] = found
+                dist.all_reduce(computed)
+                values[part.start : part.stop] = computed
                 if context.rank_info.rank == 0:
-                    table.write(number, found.numpy())
+                    table.write(number, computed.numpy())
                 dist.barrier()
                 between()
 
     def joined(self, inputs: TrainingInputs) -> TrainingInputs:
-        """The inputs whose samples have their reference."""
-        found = {
+        """Return the inputs with the log-probabilities added to every sample."""
+        readers = {
             name: read.beside("reference", self._values[name].numpy())
             for name, read in _all_readers(inputs).items()
             if name in self._values
         }
         batches, sets = inputs.text
-        if TRAINING in found:
-            batches = batches.reading(found[TRAINING])
+        if TRAINING in readers:
+            batches = batches.reading(readers[TRAINING])
         sets = {
-            name: dataclasses.replace(held, read=found[name]) if name in found else held
+            name: dataclasses.replace(held, read=readers[name]) if name in readers else held
             for name, held in sets.items()
         }
         return dataclasses.replace(inputs, batches=batches, sets=sets)
 
     @staticmethod
     def _compute_pass(
-        engine: Engine, read: SampleReader, part: range, mine: range, size: int, found: torch.Tensor
+        engine: Engine, read: SampleReader, part: range, mine: range, size: int, computed: torch.Tensor
     ) -> None:
-        """The micro-batches of one pass; those beyond the part's last sample are computed for the other ranks' sake."""
+        """Compute the micro-batches `mine` of a part, each of `size` samples, into `computed` [samples of the part, 2].
+
+        Rows beyond the part's last sample repeat it: other ranks need this rank's collectives.
+        """
         numbers = [
             [part.start + min(n, len(part) - 1) for n in range(each * size, (each + 1) * size)]
             for each in mine
         ]
-        said = engine.log_probabilities([read.collate(ids, 0) for ids in numbers])
-        for each, values in zip(mine, said, strict=bool(said)):
-            there = max(min(len(part) - each * size, size), 0)
-            found[each * size : each * size + there] = values[:there].float().cpu()
+        answers = engine.log_probabilities([read.collate(ids, 0) for ids in numbers])
+        for each, values in zip(mine, answers, strict=bool(answers)):
+            count = max(min(len(part) - each * size, size), 0)
+            computed[each * size : each * size + count] = values[:count].float().cpu()
 
 
 def references_of(
     spec: JobSpec, task: Task, inputs: TrainingInputs, base: Base | None, retry: Retry
 ) -> References | None:
-    """The reference of a job whose objective compares the model with one, unless the engine holds it. Raises
-    InputError if there is none."""
+    """Return the reference of a job whose objective needs one; None if not, or if the engine holds the reference.
+
+    Raises:
+        InputError: if the objective needs a reference and the run has no base.
+    """
     if spec.workload.objective not in REFERENCED:
         return None
     if base is None:
@@ -136,15 +151,15 @@ def _all_readers(inputs: TrainingInputs) -> dict[str, SampleReader]:
 
 
 def _readers(task: Task, inputs: TrainingInputs) -> Mapping[str, SampleReader]:
-    """The samples that a task reads, by the names of their sets."""
-    found = _all_readers(inputs)
+    """Return the readers of the samples that a task reads, by the names of their sets."""
+    readers = _all_readers(inputs)
     if task.evaluate_only:
-        del found[TRAINING]
-    return found
+        del readers[TRAINING]
+    return readers
 
 
 def _read(table: ReferenceTable) -> torch.Tensor:
-    """What is there of a table, as rank 0 finds it."""
+    """Return a table's values, NaN where missing; rank 0 reads the file and broadcasts it."""
     values = torch.zeros(table.samples, 2)
     if dist.get_rank() == 0:
         values = torch.from_numpy(np.array(table.read(), dtype=np.float32))
@@ -153,17 +168,19 @@ def _read(table: ReferenceTable) -> torch.Tensor:
 
 
 def _key(spec: JobSpec, base: Base, name: str | None) -> str:
-    """A hash of what, beside the data in whose folder they are, determines the log-probabilities of the samples of a
-    set; `name` is that of a part of the data, such as what is held out of it."""
+    """Return a hash of everything that determines a set's log-probabilities besides the data.
+
+    The data is identified by the folder in which the values are stored. `name` is the name of a part of that data,
+    such as its held-out part, else None.
+    """
     workload, data = spec.workload, spec.data
     share = data.validation.share if data.validation and name is not None else None
     model = "" if workload.model.startswith("hf:") else workload.model
-    adapter = workload.adapter and workload.adapter.model_dump(
-        mode="json"
-    )  # which may begin with more than nothing
-    known = [
+    # An adapter's initial values may change the model.
+    adapter = workload.adapter and workload.adapter.model_dump(mode="json")
+    inputs = [
         *(base.digest, name, share, model, workload.changes),
         *(workload.objective, workload.options.get("truncate"), workload.mup, adapter),
         *(data.sequence_length, spec.seed, spec.train.dtype),
     ]
-    return xxhash.xxh3_64_hexdigest(json.dumps(known, sort_keys=True).encode())
+    return xxhash.xxh3_64_hexdigest(json.dumps(inputs, sort_keys=True).encode())

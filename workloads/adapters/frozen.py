@@ -1,4 +1,4 @@
-"""Parameters that are not trained, by patterns of their names."""
+"""Frozen parameters, selected by patterns of their names."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ from workloads.errors import WorkloadError
 from workloads.workload import Workload
 
 SHOWN = 3
-"""Most names that a message proposes."""
+"""Maximum number of names that a message suggests."""
 ALL = "all-linear"
-"""What peft calls all linear layers."""
+"""peft's word for all linear layers."""
 
 
 class Unmatched(WorkloadError):
-    """`pattern` matches none of `names`, which are those of `what` was looked for."""
+    """`pattern` matches none of `names`; `what` says what they are names of, for the message."""
 
     def __init__(self, pattern: str, what: str, names: Collection[str]) -> None:
-        self.pattern, self.what, self.names = pattern, what, names
+        self.pattern = pattern
+        self.what = what
+        self.names = names
         near = ", ".join(get_close_matches(pattern, names, SHOWN, 0.0))
         longer = [
             each
@@ -37,43 +39,47 @@ class Unmatched(WorkloadError):
 
 
 def parameters_of(workload: Workload) -> list[str]:
-    """The names of the model's parameters; buffers are none."""
+    """Return the names of the model's parameters, without buffers."""
     with torch.device("meta"):
         model: nn.Module = workload.build()
     return [name for name, _ in model.named_parameters()]
 
 
 def matching(patterns: Iterable[str], names: Collection[str], what: str) -> frozenset[str]:
-    """The names that any of the patterns (fnmatch) matches. Raises Unmatched, which says `what` was looked for, if one
-    of them matches none."""
-    found: set[str] = set()
+    """Return the names that at least one of the patterns (fnmatch) matches.
+
+    Raises:
+        Unmatched: if a pattern matches no name. Its message says `what` the names are.
+    """
+    matches: set[str] = set()
     for pattern in patterns:
         matched = {name for name in names if fnmatchcase(name, pattern)}
         if not matched:
             raise Unmatched(pattern, what, names)
-        found |= matched
-    return frozenset(found)
+        matches |= matched
+    return frozenset(matches)
 
 
 def thawed_after(thaw: Mapping[int, Sequence[str]], frozen: Collection[str]) -> dict[str, int]:
-    """The step after which a frozen parameter is trained, of those that patterns in `thaw` match; of several the first.
+    """Return the step after which each thawed parameter is trained: the first whose patterns in `thaw` match it.
 
-    Raises WorkloadError if a pattern matches none.
+    Raises:
+        WorkloadError: if a pattern matches no frozen parameter.
     """
-    found: dict[str, int] = {}
+    steps: dict[str, int] = {}
     for step, patterns in sorted(thaw.items(), reverse=True):
-        found |= dict.fromkeys(matching(patterns, sorted(frozen), "frozen parameter"), step)
-    return found
+        steps |= dict.fromkeys(matching(patterns, sorted(frozen), "frozen parameter"), step)
+    return steps
 
 
 def after(workload: Workload, step: int) -> Workload:
-    """The workload as it is trained after `step` steps."""
+    """Return the workload with the parameters that are still frozen after `step` steps."""
     left = frozenset(name for name in workload.frozen if workload.thawed_after.get(name, math.inf) > step)
     return workload if left == workload.frozen else replace(workload, frozen=left)  # type: ignore[type-var]
 
 
 def check_groups(groups: Iterable[Sequence[str]], workload: Workload) -> None:
-    """Raise WorkloadError if a pattern of a group matches no trained parameter that none of the groups before has."""
+    """Raise WorkloadError if a pattern matches no trained parameter that is not already in an earlier group."""
     still = workload.frozen - workload.thawed_after.keys()
     left = {name for name in parameters_of(workload) if name not in still} if groups else set()
     for patterns in groups:
@@ -81,7 +87,11 @@ def check_groups(groups: Iterable[Sequence[str]], workload: Workload) -> None:
 
 
 def frozen_by(patterns: Collection[str], workload: Workload) -> frozenset[str]:
-    """The parameters of a workload that `patterns` freeze. Raises WorkloadError if one matches none, or all are."""
+    """Return the parameters that `patterns` freeze.
+
+    Raises:
+        WorkloadError: if a pattern matches no parameter, or if all parameters would be frozen.
+    """
     if not patterns:
         return frozenset()
     names = parameters_of(workload)

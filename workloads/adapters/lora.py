@@ -16,7 +16,7 @@ from workloads.adapters.nf4 import QuantisedWeight
 from workloads.model.moe import Experts
 
 EXPERTS_A, EXPERTS_B = "_lora_a", "_lora_b"
-"""How the names of the tensors end that stand beside a stacked weight of experts."""
+"""Suffixes of the names of a low-rank pair next to a stacked weight of experts."""
 
 
 class Factor(nn.Module):
@@ -40,7 +40,7 @@ class Magnitude(nn.Module):
         self.weight = nn.Parameter(torch.empty(out))
 
     def forward(self, norms: Tensor) -> Tensor:
-        """By what rows of these norms are multiplied: [out] to the same."""
+        """Return the factor of each row, [out], for the norms [out] of the rows."""
         return self.weight / norms
 
 
@@ -74,7 +74,7 @@ class LoraLinear(nn.Module):
 
     @torch.no_grad()
     def _norms(self) -> Tensor:
-        """The norms of the rows of W + scale * B A, of which no gradient is computed (DoRA, section 4.3)."""
+        """Return the norms of the rows of W + scale * B A, without a gradient (DoRA, section 4.3)."""
         with torch.autocast(self.lora_a.weight.device.type, enabled=False):
             kept = self.weight
             weight = kept.values(torch.float32) if isinstance(kept, QuantisedWeight) else kept
@@ -83,8 +83,10 @@ class LoraLinear(nn.Module):
 
 
 def add_to_experts(experts: Experts, name: str, rank: int, scale: float) -> None:
-    """Give the stacked weight `name` [experts, out, in] a pair of matrices for each expert: `<name>_lora_a` [experts,
-    rank, in] and `<name>_lora_b` [experts, out, rank]."""
+    """Add a low-rank pair for each expert to the stacked weight `name` [experts, out, in].
+
+    The pair is `<name>_lora_a` [experts, rank, in] and `<name>_lora_b` [experts, out, rank].
+    """
     count, out, size = getattr(experts, name).shape
     experts.lora_scale = scale
     experts.register_parameter(f"{name}{EXPERTS_A}", nn.Parameter(torch.empty(count, rank, size)))
@@ -92,14 +94,14 @@ def add_to_experts(experts: Experts, name: str, rank: int, scale: float) -> None
 
 
 def direction(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
-    """W + scale * B A; of a stack of experts for each."""
+    """Return W + scale * B A, for each expert of a stack."""
     return (
         torch.add(weight, b @ a, alpha=scale) if weight.dim() == 3 else torch.addmm(weight, b, a, alpha=scale)
     )
 
 
 def merged(weight: Tensor, a: Tensor, b: Tensor, scale: float, magnitude: Tensor | None) -> Tensor:
-    """The weight [out, in] of a plain linear layer that computes what the adapted one does."""
+    """Return the weight [out, in] of a plain linear layer with the same output as the adapted one."""
     moved = direction(weight, a, b, scale)
     return moved if magnitude is None else moved * (magnitude / moved.norm(dim=1)).unsqueeze(1)
 

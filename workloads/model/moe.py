@@ -19,16 +19,20 @@ from workloads.model.parts import MoE
 KERNEL = (torch.float32, torch.bfloat16, torch.float16)
 """Types that the grouped kernel supports."""
 DROPPED, PADDING = -1, -2
-"""In place of an expert's number: for a token beyond the expert's capacity, and for padding."""
+"""Stand in for an expert's number: DROPPED for a token beyond the expert's capacity, PADDING for padding."""
 ROWS = 16
-"""Of which a processor's products in 16 bits have a multiple for each expert."""
+"""On a CPU in 16 bits each expert's rows are padded to a multiple of this number."""
 
 
 class Routes(NamedTuple):
-    """Where tokens go: weights and experts are [B, L, top_k]; a dropped token has expert -1, padding -2.
+    """The experts of each token.
 
-    extra is the weighted balancing and z-loss in units of the mean loss, fp32 scalar. entropy [2] is the sum over
-    tokens of the entropy of their scores, in nats, and how many tokens they are; detached. Padding is in neither.
+    Attributes:
+        weights: weight of each chosen expert, [B, L, top_k].
+        experts: number of each chosen expert, [B, L, top_k]; -1 if the token is dropped, -2 for padding.
+        extra: weighted balancing loss and z-loss in units of the mean loss, fp32 scalar; without padding.
+        entropy: sum over tokens of the entropy of their scores in nats, and the number of tokens, [2]; detached and
+            without padding.
     """
 
     weights: Tensor
@@ -40,9 +44,9 @@ class Routes(NamedTuple):
 class Router(nn.Module):
     """Scores every expert for every token and keeps top_k, in fp32.
 
-    Gate, groups and bias as in Switch (section 2.1), Mixtral (section 2.1) or DeepSeek-V3 (section 2.1.2).
-    `bias` steers the choice of experts but not their weights; `MixtureOfExperts.update` moves it. `logit_bias` is
-    learned.
+    Gate, groups and bias are those of Switch (section 2.1), Mixtral (section 2.1) or DeepSeek-V3 (section 2.1.2).
+    `bias` changes the choice of experts but not their weights, and `MixtureOfExperts.update` adjusts it. `logit_bias`
+    is trained.
     """
 
     def __init__(self, config: TransformerConfig, moe: MoE) -> None:
@@ -55,7 +59,7 @@ class Router(nn.Module):
         self.bias: Tensor | None
 
     def forward(self, hidden: Tensor, real: Tensor | None = None) -> Routes:
-        """Routes of hidden [B, L, hidden]; real bool [B, L] is False at padding, None where there is none."""
+        """Return the routes of hidden [B, L, hidden]. real is bool [B, L], False at padding; None without padding."""
         with torch.autocast(hidden.device.type, enabled=False):
             bias = None if self.logit_bias is None else self.logit_bias.float()
             logits = F.linear(hidden.float(), self.weight.float(), bias)
@@ -72,7 +76,7 @@ class Router(nn.Module):
         return Routes(weights * self.moe.scale, kept, extra, _entropy(scores, real))
 
     def _among_groups(self, choice: Tensor) -> Tensor:
-        """Only experts of the best groups stay; a group is as good as its two best experts."""
+        """Mask the scores [B, L, experts] outside the best groups; a group scores the sum of its two best experts."""
         moe = self.moe
         if moe.groups == 1:
             return choice
@@ -83,9 +87,9 @@ class Router(nn.Module):
         return grouped.masked_fill(~kept.unsqueeze(-1), -math.inf).flatten(-2)
 
     def _within_capacity(self, experts: Tensor, real: Tensor | None) -> Tensor:
-        """Tokens of a sequence beyond an expert's capacity are dropped, the last first (Switch, section 2.2).
+        """Drop the tokens of a sequence beyond an expert's capacity, the last ones first (Switch, section 2.2).
 
-        The capacity is of the sequence, not of the batch, so that it does not depend on how a batch is cut.
+        The capacity applies to a sequence and not to the batch, so that it does not depend on how a batch is cut.
         """
         capacity = self.moe.at_length(experts.shape[1])
         if capacity is None:
@@ -95,15 +99,16 @@ class Router(nn.Module):
         return experts.masked_fill(place > capacity, DROPPED)
 
     def _chosen(self, experts: Tensor, real: Tensor | None) -> Tensor:
-        """1 at each expert that a token chose, int64 [B, L, top_k, experts]; padding chooses none."""
+        """Return 1 at each expert that a token chose, int64 [B, L, top_k, experts]; 0 throughout for padding."""
         chosen = F.one_hot(experts, self.moe.experts)
         return chosen if real is None else chosen * real[..., None, None]
 
     def _extra(self, logits: Tensor, scores: Tensor, experts: Tensor, real: Tensor | None) -> Tensor:
-        """Balance: experts * sum over experts of (share of tokens * mean score), mean over the sequences.
+        """Return auxiliary x balance + z_loss x z, an fp32 scalar.
 
-        Switch, eq. 4 to 6, taken for each sequence alone (DeepSeek-V3, eq. 17 to 20), so that the sum over
-        micro-batches does not depend on how the batch is cut. z-loss: ST-MoE, eq. 5.
+        balance = experts x sum over experts of (share of tokens x mean score), mean over sequences (Switch, eq. 4 to 6,
+        for each sequence alone as in DeepSeek-V3, eq. 17 to 20, so that it does not depend on how the batch is cut).
+        z = mean over tokens of logsumexp(logits)^2 (ST-MoE, eq. 5).
         """
         moe = self.moe
         extra = logits.new_zeros(())
@@ -118,7 +123,7 @@ class Router(nn.Module):
 
 
 def _mean(values: Tensor, real: Tensor | None) -> Tensor:
-    """Over the real tokens of each sequence: [B, L, ..] to [B, ..]; 0 where there are none."""
+    """Return the mean over the real tokens of each sequence, [B, L, ..] to [B, ..]; 0 without real tokens."""
     if real is None:
         return values.mean(1)
     real = real.view(*real.shape, *[1] * (values.dim() - 2))
@@ -137,9 +142,8 @@ def _entropy(scores: Tensor, real: Tensor | None) -> Tensor:
 class Experts(nn.Module):
     """All experts' feed-forward as stacked weights [experts, out, in].
 
-    Expert parallelism cuts the first dimension and replaces the exchange around `forward`, which takes rows
-    sorted by expert and how many rows each expert has. `total` sums the products of tensor-parallel ranks, before the
-    last bias is added. Beside each weight an adapter may put a low-rank pair, see
+    Expert parallelism cuts the first dimension and wraps `forward` in an exchange of tokens. `total` sums the products
+    of tensor-parallel ranks before the last bias is added. An adapter may add a low-rank pair to each weight, see
     `workloads.adapters.lora.add_to_experts`.
     """
 
@@ -160,7 +164,7 @@ class Experts(nn.Module):
         self.total: Callable[[Tensor], Tensor] = lambda rows: rows
 
     def forward(self, rows: Tensor, counts: Tensor) -> Tensor:
-        """rows [R, hidden] sorted by expert, counts int64 [experts] with sum R, to [R, hidden]."""
+        """Return [R, hidden] for rows [R, hidden] sorted by expert and counts int64 [experts] with sum R."""
         sizes = rows_by_expert(counts, rows) if _asks_for_sizes(rows) else None
         up = self._biased("up", self._product("up", rows, counts, sizes), counts)
         if self.gate is None:
@@ -170,28 +174,27 @@ class Experts(nn.Module):
         return self._biased("down", self.total(self._product("down", inner, counts, sizes)), counts)
 
     def _biased(self, name: str, rows: Tensor, counts: Tensor) -> Tensor:
-        """The rows of each expert with its bias of the weight `name`, if there is one."""
+        """Add each expert's bias of the weight `name` to its rows, if it has one."""
         bias: Tensor | None = getattr(self, f"{name}_bias", None)
         if bias is None:
             return rows
         return rows + bias.to(rows.dtype).repeat_interleave(counts, 0, output_size=len(rows))
 
     def _product(self, name: str, rows: Tensor, counts: Tensor, sizes: list[int] | None) -> Tensor:
-        """The rows of each expert by its weight `name`, and by the pair beside it."""
-        found = grouped_linear(rows, getattr(self, name), counts, sizes)
+        """Multiply each expert's rows by its weight `name`, and add the product with its low-rank pair."""
+        product = grouped_linear(rows, getattr(self, name), counts, sizes)
         narrow = getattr(self, f"{name}_lora_a", None)
         if narrow is None:
-            return found
+            return product
         low = grouped_linear(rows, narrow, counts, sizes)
-        return found + grouped_linear(low, getattr(self, f"{name}_lora_b"), counts, sizes) * self.lora_scale
+        return product + grouped_linear(low, getattr(self, f"{name}_lora_b"), counts, sizes) * self.lora_scale
 
 
 class MixtureOfExperts(nn.Module):
-    """Routed experts and optional shared ones, which padding passes too.
+    """Routed experts, and optional shared ones, which also process padding.
 
-    `seen` sums, since someone took it, what routing is judged and balanced by, float64 [experts + 3]:
-    choices dropped, choices of each expert, entropy, tokens. It may count a token twice (recomputation does), so
-    only ratios of it say something.
+    `seen` sums the statistics of routing since they were last read, float64 [experts + 3]: dropped choices, choices of
+    each expert, entropy, tokens. Recomputation counts a token twice, so only ratios are meaningful.
     """
 
     def __init__(self, config: TransformerConfig, moe: MoE) -> None:
@@ -201,24 +204,24 @@ class MixtureOfExperts(nn.Module):
         self.experts = Experts(config, moe)
         self.shared = FeedForward(config, moe.shared * moe.intermediate) if moe.shared else None
         self.shared_gate = nn.Linear(config.hidden, 1, bias=False) if moe.shared_gate else None
-        # No buffer: it is no state of the run, and a buffer would be lost when built on the meta device.
+        # Not a buffer: it is not saved, and a buffer would be lost when the model is built on the meta device.
         self.seen: Tensor | None = None
 
     def forward(self, hidden: Tensor, real: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """[B, L, hidden] to the same, and the extra loss of the router; real as for `Router`."""
+        """Return [B, L, hidden] for hidden [B, L, hidden], and the router's extra loss; `real` as for `Router`."""
         routes = self.router(hidden, real)
         flat, experts = hidden.flatten(0, 1), routes.experts.flatten()
         order = experts.argsort(stable=True)
         counts = torch.zeros(self.moe.experts - PADDING, dtype=torch.int64, device=flat.device)
         counts.index_add_(0, experts - PADDING, torch.ones_like(experts))
         if self.moe.at_length(hidden.shape[1]) is not None or real is not None:
-            # Padding and what is dropped sort first. Where there is neither this wait for their count is saved.
+            # Padding and dropped choices sort first. Without them this synchronisation with the device is avoided.
             order = order[counts[0] + counts[1] :]
         seen = torch.cat((counts[1:].double(), routes.entropy.double())).detach()
         self.seen = seen if self.seen is None else self.seen + seen
         counts = counts[2:]
         rows = self.experts(flat[order // self.moe.top_k], counts)
-        # Every row has its own place, so that the sum over a token's experts is in a fixed order on any device.
+        # Each row is written to its own place, so that a token's experts are summed in a fixed order on any device.
         placed = rows.new_zeros(len(experts), rows.shape[-1]).index_copy(0, order, rows)
         weights = routes.weights.to(rows.dtype).unsqueeze(-1)
         mixed = (placed.view(*routes.weights.shape, -1) * weights).sum(2)
@@ -229,9 +232,9 @@ class MixtureOfExperts(nn.Module):
         return found if self.shared_gate is None else self.shared_gate(hidden).sigmoid() * found
 
     def update(self, load: Tensor) -> None:
-        """Move the bias a step towards the experts with less load than the mean (DeepSeek-V3, section 2.1.2).
+        """Add bias_rate x sign(mean load - load) to the bias (DeepSeek-V3, section 2.1.2).
 
-        load [experts] is how many tokens chose each in this step, on all ranks; any multiple of it does as well.
+        load [experts] is the number of tokens that chose each expert in this step on all ranks, or any multiple of it.
         """
         assert self.router.bias is not None
         assert self.moe.bias_rate is not None
@@ -240,16 +243,20 @@ class MixtureOfExperts(nn.Module):
 
 
 def rows_by_expert(counts: Tensor, rows: Tensor) -> list[int]:
-    """How many of `rows` each expert has.
+    """Return the number of rows of each expert.
 
-    A trace, in which counts have no values, puts a function in this one's place that goes by the number of `rows`."""
-    found: list[int] = counts.tolist()
-    return found
+    A trace replaces this function by one that divides the number of `rows` evenly, because fake counts have no values.
+    """
+    sizes: list[int] = counts.tolist()
+    return sizes
 
 
 def _asks_for_sizes(rows: Tensor) -> bool:
-    """Whether torch's grouped product would ask the device for the counts in each pass of each weight, nine times a
-    layer: on CUDA it has a kernel in bf16 on Hopper and Blackwell alone. They are asked for once then."""
+    """Whether the counts should be read from the device once, before the products of a layer.
+
+    torch has a grouped CUDA kernel for bf16 on Hopper and Blackwell only. Elsewhere its product reads the counts in
+    each pass of each weight, nine times a layer.
+    """
     if not rows.is_cuda:
         return False
     dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else rows.dtype
@@ -257,26 +264,31 @@ def _asks_for_sizes(rows: Tensor) -> bool:
 
 
 def grouped_linear(rows: Tensor, weight: Tensor, counts: Tensor, sizes: list[int] | None = None) -> Tensor:
-    """x W_e^T for the rows of each expert: rows [R, in] sorted by expert, weight [experts, out, in]. Where the `sizes`
-    are known, which are the counts, each expert has a product of its own."""
+    """Return x W_e^T for the rows of each expert, [R, out].
+
+    Args:
+        rows: [R, in], sorted by expert.
+        weight: [experts, out, in].
+        counts: rows of each expert, int64 [experts].
+        sizes: the counts as a list if they are known; each expert then has a product of its own.
+    """
     if torch.is_autocast_enabled(rows.device.type):
         rows, weight = rows.to(torch.get_autocast_dtype(rows.device.type)), cast(weight)
     aligned = all(size * weight.element_size() % 16 == 0 for size in weight.shape[1:])
-    # torch 2.13 compiles the grouped kernel in bf16 alone.
+    # torch 2.13 compiles the grouped kernel in bf16 only.
     usable = (torch.bfloat16,) if torch.compiler.is_compiling() else KERNEL
     if sizes is None and aligned and weight.dtype in usable:
         if compiles_by_size(rows):
             return _in_few_sizes(rows, weight, counts)
         return F.grouped_mm(rows, weight.transpose(-2, -1), offs=_ends(counts))
-    # The grouped kernel takes neither fp64 nor rows that are no multiple of 16 bytes.
+    # The grouped kernel supports neither fp64 nor rows whose size is not a multiple of 16 bytes.
     sizes = rows_by_expert(counts, rows) if sizes is None else sizes
     parts = zip(rows.split(sizes), weight.unbind(), strict=True)
     return torch.cat([F.linear(part, expert) for part, expert in parts])
 
 
 def compiles_by_size(rows: Tensor) -> bool:
-    """Whether torch's library compiles a kernel for each number of rows that it meets: a processor's does in 16
-    bits."""
+    """Whether torch compiles a kernel for each new number of rows, as it does on CPUs in 16 bits."""
     return not rows.is_cuda and rows.dtype is not torch.float32
 
 
@@ -285,8 +297,10 @@ def _ends(counts: Tensor) -> Tensor:
 
 
 def _in_few_sizes(rows: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
-    """The grouped product with rows of zeros, so that each expert has a multiple of ROWS: to compile a kernel takes a
-    millisecond, and a thousand of them are kept, a gigabyte."""
+    """Return the grouped product, computed with rows of zeros so that each expert has a multiple of ROWS rows.
+
+    Compiling a kernel takes a millisecond, and torch keeps a thousand of them, which take a gigabyte.
+    """
     padded = (counts + ROWS - 1) // ROWS * ROWS
     before = (padded.cumsum(0) - padded) - (counts.cumsum(0) - counts)
     places = torch.arange(len(rows), device=rows.device)

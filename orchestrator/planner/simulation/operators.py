@@ -1,8 +1,11 @@
-"""Seconds of the operators of one micro-batch on one rank: matrix products, attention, element-wise operations, and the
-collectives between them.
+"""Seconds of one micro-batch on one rank: matrix products, attention, element-wise operations, and collectives between.
 
-The products of a layer are those of Narayanan et al., 2021 (appendix), split as in Megatron's tensor parallelism;
-sequence parallelism divides the norms and residuals (Korthikanti et al., 2022, section 4.2).
+The matrix products of a layer are those of Narayanan et al., 2021 (appendix), split as in Megatron's tensor
+parallelism. Sequence parallelism divides norms and residuals (Korthikanti et al., 2022, section 4.2).
+
+A product [rows, inner] x [inner, columns] costs 2 x rows x columns x inner FLOPs, and its backward pass twice that:
+[rows, columns] x [columns, inner] for the input and [inner, rows] x [rows, columns] for the weight. `Machine` turns
+FLOPs and bytes into seconds.
 """
 
 from __future__ import annotations
@@ -17,59 +20,59 @@ from orchestrator.planner.device import Machine
 from orchestrator.planner.simulation.collectives import Group
 
 RESIDUAL_PASSES = 10.0
-"""Numbers of the residual stream that a layer reads and writes forward: two norms (4) and two additions (6)."""
+"""How often a layer reads or writes the residual stream forward: two norms (2 each) and two additions (3 each)."""
 DISPATCH_PASSES = 4.0
-"""Numbers that are read and written for each hidden number of a token that an expert gets: it is put in the experts'
-order, and back."""
+"""How often each hidden number of a token is read or written per expert it goes to: sorted by expert (2), and back
+(2)."""
 UNFUSED_SCORE_BYTES = 12.2
-"""Bytes that pass for each score where a device's kernel would keep them inside, but none does what is asked for: those
-of the A100 before there were fused kernels."""
+"""Bytes read and written for each attention score when no fused kernel supports the layer's options: those of the A100
+before fused kernels existed."""
 DRAWN_SCORE_BYTES = 48.0
-"""Bytes that pass for each random number of a score: twelve operations on 64 bits, which serve four."""
+"""Bytes read and written for each score's random number: twelve operations on 64-bit numbers yield four of them."""
 LOGIT_BYTES = 24.0
-"""Bytes that pass for each logit in fp32: maximum, exponential and sum forward, the softmax's gradient backward."""
+"""Bytes read and written for each fp32 logit: maximum, exponential and sum forward, the softmax's gradient backward."""
 LOSS_SUMS = 3.0
-"""Messages of a loss whose logits are cut over ranks, for the tokens that a head computes at once: the largest logit,
-the sum of the exponentials, and the logit of the label, each a number for each token."""
+"""All-reduces of a loss whose logits are split over tensor-parallel ranks, for each chunk of tokens: the largest logit,
+the sum of exponentials, and the label's logit, each one number per token."""
 OPERATIONS = 20.0
-"""Operations that a layer of fused kernels launches forward; backward it is twice as many."""
+"""Operations that a compiled layer launches forward; backward it launches twice as many."""
 EAGER_OPERATIONS, EAGER_GATED = 26.0, 45.0
-"""The same of this engine's layers where nothing is compiled, as its trace counts them in 16 bits: of GPT 76 in both
-directions, of Llama, whose norms and rotations are in parts, 134."""
+"""The same for layers that are not compiled. A trace of this engine in 16 bits counts 76 operations in both directions
+for GPT, and 134 for Llama, whose norms and rotations consist of several operations."""
 QUANTISE_OPERATIONS, FUSED_QUANTISE_OPERATIONS = 18.0, 4.0
-"""What a linear layer launches more in each direction where its product is in 8 bits: nine operations make a factor,
-two where they are compiled."""
+"""Additional operations of a linear layer in 8 bits, in each direction: nine operations compute a scale, two if
+compiled."""
 CHECKPOINT = 4e-4
-"""Seconds in which a process keeps a layer's inputs, by torch's checkpoint, and begins it again, besides launches:
-0.4 to 0.5 ms on a Zen 5."""
+"""Seconds of the process that torch's checkpoint takes to save a layer's inputs and restart it, besides launches: 0.4
+to 0.5 ms on a Zen 5."""
 EXPERT_OPERATIONS = 30.0
-"""What experts add to that: of Mixtral 224 are counted."""
+"""Operations that experts add to a layer forward; a trace of Mixtral counts 224."""
 MESSAGE_OPERATIONS = 8.0
-"""Operations in whose time a process begins a tensor-parallel sum or an exchange of experts: 50 to 100 us, measured on
-a CPU with messages that are not sent."""
+"""Time of a process to start a tensor-parallel sum or an exchange of experts, in launches of operations: 50 to 100 us,
+measured on a CPU with messages that are not sent."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """How a step is computed, besides its layout.
+    """Properties of a step's computation besides its layout.
 
     Attributes:
         width: bytes of a number in matrix products.
-        in_8_bits: how many of the three products of a linear layer are in 8 bits: 2 are its output and the gradient of
-            its input, 3 the gradient of its weight too.
-        quantised: numbers of 16 bits that are read and written for each that is made one of 8: here for the row's
-            largest, for itself, and half a one written; a weight is also transposed backward.
-        hidden_sums: share of the tensor-parallel traffic within a layer that its own products hide; here none.
+        in_8_bits: number of a linear layer's three products that run in 8 bits. 2: output and gradient of the input;
+            3: also the gradient of the weight.
+        quantised: 16-bit numbers read or written for each number that is rounded to 8 bits: read for the row's
+            maximum, read for itself, and half a number written.
+        hidden_sums: share of the tensor-parallel traffic of a layer that its own products hide; 0 in this engine.
         dropout: whether activations are dropped.
-        attention_dropout: whether the shares of attention are dropped, which no fused kernel does.
+        attention_dropout: whether attention weights are dropped, which no fused kernel supports.
         gather_width: bytes of a weight that ZeRO gathers.
         gradient_width: bytes of a gradient that is summed over ranks.
         carried_width: bytes of a hidden state between pipeline stages.
         compiled: whether element-wise operations of a layer are fused.
         products_again: share of the matrix products that selective recomputation does not keep.
         commit_every: steps between commits, 0 for none.
-        optimizer: its name.
-        reference: whether a model that is held for comparison has a forward pass too.
+        optimizer: name of the optimizer.
+        reference: whether a reference model on the same ranks adds a forward pass.
     """
 
     width: float = 2.0
@@ -90,8 +93,16 @@ class Program:
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of part of a model for one micro-batch: compute forward, backward for the inputs and for the weights, and
-    again where it is recomputed; communication forward and backward."""
+    """Seconds of a part of a model for one micro-batch.
+
+    Attributes:
+        forward: compute of the forward pass.
+        inputs: compute of the gradients of the inputs (I).
+        weights: compute of the gradients of the weights (W).
+        again: recomputation in the backward pass.
+        sent_forward: communication of the forward pass.
+        sent_backward: communication of the backward pass.
+    """
 
     forward: float = 0.0
     inputs: float = 0.0
@@ -111,16 +122,17 @@ class Times:
         return self.sent_forward + self.sent_backward
 
     def twice_forward(self) -> Times:
-        """This with a second forward pass, without one back."""
+        """Return these times with a second forward pass, that of a reference model."""
         return replace(self, forward=2.0 * self.forward, sent_forward=2.0 * self.sent_forward)
 
     def all_forward(self) -> Times:
-        """This where the forward pass makes the gradients too, as a head does that computes its loss by parts."""
+        """Return these times with all compute in the forward pass, as in a head that computes its loss in chunks."""
         return Times(self.compute, sent_forward=self.sent_forward, sent_backward=self.sent_backward)
 
     def mixed(self, other: Times, share: float) -> Times:
-        """A mean of this, of which there is a `share`, and the other."""
-        mine, others = vars(self), vars(other)
+        """Return share x self + (1 - share) x other."""
+        mine = vars(self)
+        others = vars(other)
         return Times(**{part: share * mine[part] + (1.0 - share) * others[part] for part in mine})
 
 
@@ -128,13 +140,21 @@ class Times:
 def layer(
     shape: ModelShape, machine: Machine, program: Program, part: tuple[int, ...], recompute: str
 ) -> Times:
-    """A mean layer. `part` is (sequences, tp, cp, ep, sequence) of the layout. Frozen weights have no gradient."""
+    """Return the times of a mean layer for one micro-batch on one rank.
+
+    Args:
+        shape: the sizes of the model.
+        machine: the worker.
+        program: dtypes, dropout, compilation.
+        part: (sequences, tp, cp, ep, sequence parallelism as 0 or 1) of the layout, see `parts_of`.
+        recompute: "none", "selective" or "full".
+    """
     sequences, tp, cp, ep, sliced = part
     length = shape.sequence_length
-    tokens = sequences * length / cp
+    tokens = sequences * length / cp  # of this rank
     dense = [_Products(tokens, *sizes, dense=True) for sizes in _matrices(shape, tp)]
     products = dense + _expert_products(shape, tokens, tp, ep)
-    scale = _unlisted(shape)
+    scale = _unlisted(shape)  # for products that are not listed
     forward = scale * sum(
         p.count * machine.matrix(p.rows, p.columns, p.inner, p.width(program, 1)) for p in products
     )
@@ -142,6 +162,8 @@ def layer(
         p.count * machine.matrix(p.rows, p.inner, p.columns, p.width(program, 2)) for p in products
     )
     if program.in_8_bits:
+        # Rounding to 8 bits reads and writes inputs and weights forward; backward gradients and weights, which
+        # are also transposed.
         weighed = sum(p.count * p.inner * p.columns for p in dense)
         passes = 2.0 * scale * program.quantised
         forward += passes * machine.elements(weighed + sum(p.count * p.rows * p.inner for p in dense))
@@ -156,6 +178,7 @@ def layer(
     if unfused and not machine.score_bytes:
         drawn = DRAWN_SCORE_BYTES if program.attention_dropout else 0.0
         machine = replace(machine, score_bytes=UNFUSED_SCORE_BYTES + drawn)
+    # A fused kernel skips the masked half of a causal mask.
     seen = 0.5 if shape.causal and not machine.score_bytes else 1.0
     ahead, back = machine.scores(seen * tokens * length * heads, shape.head_size, program.width)
     element = machine.elements(_moved(shape, tokens, tp, bool(sliced), program))
@@ -163,11 +186,12 @@ def layer(
     sent, experts = _sent(shape, machine, program, tokens, part)
     ring = _ring(shape, machine, program, tokens, tp, cp)
     launches = operations(shape, machine, program, tp, ep)
-    # the process launches messages and operations in one order, and runs ahead of both
+    # A GPU's process launches messages and operations in one order and runs ahead of both, so time of messages also
+    # covers launches.
     shown = sent if machine.launches_ahead else 0.0
     passed = forward + ahead + element + shown
     whole = machine.launched(passed, launches) - shown
-    # without fused attention the scores are what is dear to keep, with it everything but products is
+    # Selective recomputation repeats the scores if attention is not fused, else all element-wise operations.
     selective = (ahead if machine.score_bytes else element) + program.products_again * forward
     for_inputs = machine.launched(inputs + back + 1.5 * element + shown, launches) - shown
     for_weights = machine.launched(weights, launches)
@@ -177,43 +201,47 @@ def layer(
         "selective": machine.launched(selective, launches, CHECKPOINT),
         "full": machine.launched(passed, launches, CHECKPOINT) - shown,
     }[recompute]
-    halves = 2.0 if tp > 1 else 0.0  # of a layer, each with a sum behind it
+    halves = 2.0 if tp > 1 else 0.0  # attention and feed-forward, each followed by a tensor-parallel sum
     woken = halves * machine.behind(whole / 2.0)
     woken_back = halves * machine.behind((for_inputs + for_weights) / 2.0) + (woken if sent_again else 0.0)
-    found = Times(
-        whole,
-        for_inputs,
-        for_weights,
-        again,
-        sent + experts + max(0.0, ring - ahead) + woken,
-        sent + experts + max(0.0, 2.0 * ring - back) + sent_again + woken_back,
+    # Attention hides the exchange of keys and values (backward also of their gradients) as long as it takes itself.
+    times = Times(
+        forward=whole,
+        inputs=for_inputs,
+        weights=for_weights,
+        again=again,
+        sent_forward=sent + experts + max(0.0, ring - ahead) + woken,
+        sent_backward=sent + experts + max(0.0, 2.0 * ring - back) + sent_again + woken_back,
     )
-    return found.twice_forward() if program.reference else found
+    return times.twice_forward() if program.reference else times
 
 
 def operations(shape: ModelShape, machine: Machine, program: Program, tp: int, ep: int) -> float:
-    """Operations that a layer launches forward, on a GPU with what its messages take of the process that launches
-    them."""
+    """Return the operations that a layer launches forward; on a GPU including the time to start its messages."""
     eager = EAGER_GATED if shape.gated else EAGER_OPERATIONS
     share = shape.expert_layers / shape.layers if shape.layers else 0.0
-    found = (OPERATIONS if program.compiled else eager) + share * EXPERT_OPERATIONS
+    launches = (OPERATIONS if program.compiled else eager) + share * EXPERT_OPERATIONS
     if program.in_8_bits:
         linear = 4.0 + (1.0 - share) * (3.0 if shape.gated else 2.0)
-        found += linear * (FUSED_QUANTISE_OPERATIONS if program.compiled else QUANTISE_OPERATIONS)
+        launches += linear * (FUSED_QUANTISE_OPERATIONS if program.compiled else QUANTISE_OPERATIONS)
     if not machine.launches_ahead:
-        return found
-    return found + 2.0 * MESSAGE_OPERATIONS * ((tp > 1) + share * (ep > 1))
+        return launches
+    return launches + 2.0 * MESSAGE_OPERATIONS * ((tp > 1) + share * (ep > 1))
 
 
 @lru_cache(maxsize=4096)
 def ends(shape: ModelShape, machine: Machine, program: Program, part: tuple[int, ...]) -> tuple[Times, Times]:
-    """What comes before the first layer and after the last: embedding and head. `part` is as in `layer`."""
+    """Return the times of embedding and head for one micro-batch on one rank; `part` as in `layer`.
+
+    The head is a product [tokens, hidden] x [hidden, vocabulary / tp] and the loss of its logits.
+    """
     sequences, tp, cp, _, _ = part
     tokens = sequences * shape.sequence_length / cp
     moved = machine.elements(tokens * shape.hidden * 2.0 * program.width)
     columns = shape.vocabulary / tp
     width = program.width
     group = Group(tp, 1, machine)
+    # Each rank looks up its part of the vocabulary; the sum over ranks completes the hidden states.
     embedding = Times(moved, 0.0, 2.0 * moved, sent_forward=group.all_reduce(tokens * shape.hidden * width))
     rows, inner = shape.head_share * tokens, shape.embedding or shape.hidden
     head = Times()
@@ -236,6 +264,8 @@ def ends(shape: ModelShape, machine: Machine, program: Program, part: tuple[int,
 
 @dataclass(frozen=True)
 class _Products:
+    """`count` products [rows, inner] x [inner, columns]; `dense` ones may run in 8 bits."""
+
     rows: float
     columns: float
     inner: float
@@ -243,30 +273,34 @@ class _Products:
     dense: bool = False
 
     def width(self, program: Program, number: int) -> float:
-        """Bytes of a number in the first, second or third product of a linear layer; see `Program.in_8_bits`."""
+        """Return the bytes of a number in product 1 (output), 2 (input's gradient) or 3 (weight's gradient)."""
         return 1.0 if self.dense and number <= program.in_8_bits else program.width
 
 
 @lru_cache(maxsize=256)
 def _matrices(shape: ModelShape, tp: int) -> tuple[tuple[float, float, float], ...]:
-    """(columns, inner, how many a layer) of the dense products of a layer on a rank."""
+    """Return (columns, inner, number in a mean layer) of the dense products of a rank."""
     heads = tp if shape.heads_split else 1
     query = shape.heads * shape.head_size
     keys = shape.kv_heads * shape.head_size
     dense = 1.0 - (shape.expert_layers / shape.layers if shape.layers else 0.0)
     up = (2.0 if shape.gated else 1.0) * shape.feedforward / tp
-    found = [
-        ((query + 2 * keys) / heads, float(shape.hidden), 1.0),
-        (float(shape.hidden), query / heads, 1.0),
+    products = [
+        ((query + 2 * keys) / heads, float(shape.hidden), 1.0),  # query, key and value
+        (float(shape.hidden), query / heads, 1.0),  # output of attention
     ]
     if dense:
-        found += [(up, float(shape.hidden), dense), (float(shape.hidden), shape.feedforward / tp, dense)]
-    return tuple(found)
+        products.append((up, float(shape.hidden), dense))
+        products.append((float(shape.hidden), shape.feedforward / tp, dense))
+    return tuple(products)
 
 
 def _expert_products(shape: ModelShape, tokens: float, tp: int, ep: int) -> list[_Products]:
-    """The products of the experts of a rank. Routing at random, the fullest of n ranks holds sqrt(2 ln n / mean) more
-    than the mean (Raab and Steger, 1998)."""
+    """Return the products of a rank's experts.
+
+    With random routing the fullest of n ranks has mean x (1 + sqrt(2 ln n / mean)) rows (Raab and Steger, 1998). The
+    step waits for that rank.
+    """
     if not shape.experts or not shape.expert_layers:
         return []
     share = shape.expert_layers / shape.layers
@@ -276,31 +310,34 @@ def _expert_products(shape: ModelShape, tokens: float, tp: int, ep: int) -> list
     rows = max(arriving / local, 1.0)
     up = (2.0 if shape.gated else 1.0) * shape.expert_feedforward / tp
     down = shape.expert_feedforward / tp
-    found = [
+    products = [
         _Products(rows, up, shape.hidden, share * local),
         _Products(rows, shape.hidden, down, share * local),
     ]
     if shape.shared_experts:
         both = share * shape.shared_experts
-        found += [_Products(tokens, up, shape.hidden, both), _Products(tokens, shape.hidden, down, both)]
-    return found
+        products.append(_Products(tokens, up, shape.hidden, both))
+        products.append(_Products(tokens, shape.hidden, down, both))
+    return products
 
 
 def needed_flops(shape: ModelShape) -> float:
-    """FLOPs of a token that a step computes: of a weight's a third are its gradient, and what is frozen has none."""
+    """Return the FLOPs per token of a step. A third of a weight's FLOPs are its gradient, which frozen weights lack."""
     of_weights = max(shape.flops_per_token - _score_flops(shape), 0.0)
     return shape.flops_per_token - (1.0 - shape.trained_share) * of_weights / 3.0
 
 
 def _score_flops(shape: ModelShape) -> float:
-    """Those of a token that are of attention's scores, which have no weights."""
+    """Return the FLOPs per token of attention scores in both directions: 12 x layers x heads x head size x length."""
     return 12.0 * shape.layers * shape.heads * shape.head_size * shape.sequence_length
 
 
 @lru_cache(maxsize=256)
 def _unlisted(shape: ModelShape) -> float:
-    """FLOPs of a token in the layers' products over those of the products that are listed here: what other
-    architectures have besides (cross-attention, a generator, latent vectors)."""
+    """Return (FLOPs of all layers' products) / (FLOPs of the products listed here), per token.
+
+    The ratio stands for products of other architectures, such as cross-attention, a generator or latent vectors.
+    """
     total = shape.flops_per_token - _score_flops(shape) - 6.0 * shape.head_share * shape.table
     listed = sum(6.0 * columns * inner * count for columns, inner, count in _matrices(shape, 1))
     listed += sum(
@@ -311,24 +348,28 @@ def _unlisted(shape: ModelShape) -> float:
 
 
 def _moved(shape: ModelShape, tokens: float, tp: int, sliced: bool, program: Program) -> float:
-    """Bytes that element-wise operations of a layer read and write forward."""
+    """Return the bytes that a layer's element-wise operations read and write forward."""
     residual = tokens * shape.hidden / (tp if sliced else 1)
     dense = 1.0 - (shape.expert_layers / shape.layers if shape.layers else 0.0)
     inner = dense * shape.feedforward
     inner += (1.0 - dense) * shape.expert_feedforward * (shape.experts_per_token + shape.shared_experts)
     numbers = RESIDUAL_PASSES * residual + (3.0 if shape.gated else 2.0) * tokens * inner / tp
     numbers += (1.0 - dense) * DISPATCH_PASSES * tokens * shape.experts_per_token * shape.hidden
-    # two masks of a byte each
+    # Dropout has two masks of one byte per number.
     return numbers * program.width + (2.0 * residual if program.dropout else 0.0)
 
 
 def _sent(
     shape: ModelShape, machine: Machine, program: Program, tokens: float, part: tuple[int, ...]
 ) -> tuple[float, float]:
-    """Seconds of a forward pass's tensor-parallel sums, two a layer, and of its experts' exchange, two a layer of
-    experts. Under sequence parallelism a sum is a reduce-scatter and an all-gather."""
+    """Return the seconds of a layer's tensor-parallel sums and of its exchanges of experts, in a forward pass.
+
+    A layer has two sums of tokens x hidden x width bytes; under sequence parallelism each is a reduce-scatter and an
+    all-gather. A layer with experts has two all-to-alls of tokens x experts per token x hidden x width bytes.
+    """
     _, tp, cp, ep, sliced = part
-    group, summed = Group(tp, 1, machine), tokens * shape.hidden * program.width
+    group = Group(tp, 1, machine)
+    summed = tokens * shape.hidden * program.width
     sums = 2.0 * (group.scatter(summed) + group.gather(summed) if sliced else group.all_reduce(summed))
     sums *= 1.0 - program.hidden_sums
     if ep == 1 or not shape.layers:
@@ -339,7 +380,10 @@ def _sent(
 
 
 def _ring(shape: ModelShape, machine: Machine, program: Program, tokens: float, tp: int, cp: int) -> float:
-    """Seconds in which keys and values go round the ranks of a context-parallel group."""
+    """Return the seconds in which all context-parallel ranks get each other's keys and values: cp - 1 messages.
+
+    A message has 2 x tokens x kv heads x head size x width bytes: the keys and values of one rank.
+    """
     heads = shape.kv_heads / (tp if shape.heads_split else 1)
     size = 2.0 * tokens * heads * shape.head_size * program.width
     return (cp - 1) * Group(cp, tp, machine).to_next(size)

@@ -1,4 +1,7 @@
-"""The seconds of a step under a layout, by part."""
+"""The seconds of a step under a layout, by part.
+
+step = compute + exposed communication + bubble + optimizer + host + data + own + stragglers (see `StepTime`).
+"""
 
 from __future__ import annotations
 
@@ -27,13 +30,12 @@ from orchestrator.planner.simulation.timeline import Played, play, scheduled
 from orchestrator.planner.simulation.update import host_seconds, kept_numbers, update_seconds
 
 CONTENTION = 0.4
-"""Share of the seconds of traffic behind computation which that takes longer on a GPU: collectives take multiprocessors
-and bandwidth of the memory, and are not always there when they are needed. Pairs of published steps that differ in
-traffic alone say 0.5 to 0.6 (tests/fsdp_steps.py: MPT 70b with micro-batches of 2 and 8, Llama 3 7B on one to eight
-nodes); 0.4 is best for all."""
+"""Share of hidden traffic by which a GPU's step is longer: collectives occupy multiprocessors and memory bandwidth, and
+sometimes arrive late. Pairs of published steps that differ in traffic alone give 0.5 to 0.6 (tests/fsdp_steps.py: MPT
+70b with micro-batches of 2 and 8, Llama 3 7B on one to eight nodes); 0.4 fits all of them best."""
 FSDP_GATHER, FSDP_SCATTER = 3.0, 4.0
-"""How often FSDP2 reads and writes bytes beside a message: a shard is copied into it and the whole out again; gradients
-are copied into it whole, and divided."""
+"""How often FSDP2 reads or writes a tensor's bytes besides a message. All-gather: a shard is copied in and the whole
+tensor out. Reduce-scatter: whole gradients are copied in, and divided."""
 
 
 def data_parallel(
@@ -49,25 +51,43 @@ def data_parallel(
     units: int,
     most: int,
 ) -> float:
-    """Seconds that data-parallel traffic adds, which computation hides in part, but for the last bucket; `forward` and
-    `backward` are those of a pass that may. Under ZeRO 2 and 3 each of `units` layers is gathered and scattered by
-    itself, otherwise buckets are, at most `most` so many, each with a latency of its own. `experts` is the share
-    of the rank's `parameters` that belongs to experts, which under expert parallelism fewer ranks have.
+    """Return the seconds that data-parallel traffic adds to a step (Rajbhandari et al., 2020, section 7).
 
-    Gradients are summed once under ZeRO 0 and 1, behind the last backward pass where there is no pipeline; under 2 and
-    3 they are scattered, and under 3 weights are gathered, for every micro-batch (Rajbhandari et al., 2020, section 7),
-    under 2 once. A pipeline gathers and scatters once, since torch's keep both whole until the last micro-batch. Copies
-    of what is sharded sum their gradients once.
+    With G bytes of gradients and W of weights, for m micro-batches:
+
+        ZeRO 0   all-reduce G, once, behind the last backward pass
+        ZeRO 1   reduce-scatter G once, and all-gather W after the update
+        ZeRO 2   reduce-scatter G for each micro-batch, all-gather W once
+        ZeRO 3   reduce-scatter G and twice all-gather W for each micro-batch
+        HSDP     and all-reduce the shards' gradients over copies, once
+
+    A pipeline under ZeRO 2 and 3 gathers and scatters once, because torch's schedules keep both tensors whole until
+    the last micro-batch. Computation hides a part of the traffic, but never the last bucket, see `_felt`.
+
+    Args:
+        layout: how the ranks divide the work.
+        parameters: parameters of this rank, before ZeRO.
+        trained: those that are trained.
+        experts: share of `parameters` that belongs to experts, which fewer ranks hold under expert parallelism.
+        parts: micro-batches m.
+        machine: the worker.
+        program: widths of weights and gradients.
+        forward: seconds of a forward pass that may hide traffic.
+        backward: seconds of a backward pass that may hide traffic.
+        units: layers that FSDP2 gathers and scatters one at a time, each with a latency.
+        most: maximum number of buckets under ZeRO 0 and 1.
     """
     if layout.replicas == 1:
         return 0.0
-    gradients, weights = program.gradient_width * trained, program.gather_width * parameters
+    gradients = program.gradient_width * trained  # bytes
+    weights = program.gather_width * parameters  # bytes
     if layout.zero < 2:
         sent = last = back = 0.0
         for share, group in _alike(layout, experts, layout.replicas, machine):
             part = share * gradients
             limit = bucket_bytes(group.size)
-            bucket, count = min(limit, part), max(min(part / limit, most), 1.0)
+            bucket = min(limit, part)
+            count = max(min(part / limit, most), 1.0)
             collective = group.all_reduce if layout.zero == 0 else group.scatter
             sent += count * collective(part / count)
             last = max(last, collective(bucket))
@@ -75,10 +95,11 @@ def data_parallel(
                 back += count * group.gather(share * program.gather_width * trained / count)
         return _felt(sent, backward, last) + back
     of_copy = _alike(layout, experts, layout.sharded, machine)
+    # The bytes as one message, and the latencies of the other units.
     scatter = sum(g.scatter(share * gradients) + (units - 1) * g.scatter(0.0) for share, g in of_copy)
     gather = sum(g.gather(share * weights) + (units - 1) * g.gather(0.0) for share, g in of_copy)
     last = of_copy[0][1].scatter(min(bucket_bytes(layout.sharded), gradients))
-    if not machine.launches_ahead:  # by the cores that compute
+    if not machine.launches_ahead:  # on a CPU the cores that compute also copy
         wrapped = 1.0 - experts if layout.ep == layout.replicas else 1.0
         gather += machine.elements(FSDP_GATHER * wrapped * weights)
         scatter += machine.elements(FSDP_SCATTER * wrapped * gradients)
@@ -87,13 +108,16 @@ def data_parallel(
     kept = sum(share / group.size for share, group in of_copy)
     summed = copies.all_reduce(gradients * kept) if copies.size > 1 else 0.0
     others = 0 if layout.pp > 1 else parts - 1
-    other, hidden = scatter + (again if layout.zero == 3 else 0.0), forward + backward
+    other = scatter + (again if layout.zero == 3 else 0.0)
+    hidden = forward + backward
     return others * _felt(other, hidden, last) + _felt(scatter + again + summed, hidden, last)
 
 
 def _alike(layout: Layout, experts: float, ranks: int, machine: Machine) -> list[tuple[float, Group]]:
-    """Shares of a rank's parameters and, of so many consecutive replicas, those that have the same: all of them, of the
-    experts those that expert parallelism gives the same ones."""
+    """Return the shares of a rank's parameters with the groups that hold the same ones, among `ranks` replicas.
+
+    All replicas hold the same dense parameters; 1 / ep of them hold the same experts.
+    """
     if layout.ep == 1 or not experts:
         return [(1.0, Group(ranks, layout.tp, machine))]
     same = Group(max(ranks // layout.ep, 1), layout.tp * layout.ep, machine)
@@ -101,45 +125,57 @@ def _alike(layout: Layout, experts: float, ranks: int, machine: Machine) -> list
 
 
 def _felt(sent: float, behind: float, last: float) -> float:
-    """What a step takes longer for traffic of so many seconds `behind` computation, of which the `last` part never
-    hides."""
-    shown = max(sent - behind, last)
-    return shown + CONTENTION * max(sent - shown, 0.0)
+    """Return the seconds that traffic adds to a step: exposed + CONTENTION x hidden.
+
+    exposed = max(sent - behind, last) and hidden = sent - exposed.
+
+    Args:
+        sent: seconds of traffic.
+        behind: seconds of computation that can hide it.
+        last: seconds of the last message, which nothing hides.
+    """
+    exposed = max(sent - behind, last)
+    return exposed + CONTENTION * max(sent - exposed, 0.0)
 
 
 FEW = 32
-"""Up to so many ranks the mean of the last is summed; beyond, the series of the harmonic number is as exact."""
+"""Ranks up to which the harmonic number is summed; beyond, its asymptotic series is as exact."""
 
 
 @lru_cache(maxsize=4096)
 def last_of(ranks: int) -> float:
-    """How many times the mean delay of a rank the last of so many ranks is late, in the mean: the harmonic number."""
+    """Return the mean delay of the last of n ranks, in mean delays of one: H(n) = sum of 1/k for k = 1 .. n.
+
+    It is the mean of the maximum of n exponential variables.
+    """
     if ranks <= FEW:
         return sum(1.0 / n for n in range(1, ranks + 1))
     return math.log(ranks) + 0.5772156649015329 + 1.0 / (2 * ranks) - 1.0 / (12 * ranks**2)
 
 
 def latest_of(ranks: int, share: float) -> float:
-    """How many times the mean delay of a rank the last of so many is late at most, in that share of the steps: the
-    quantile of the largest of so many exponential variables."""
+    """Return the delay of the last rank that a `share` of steps stay below, in mean delays of one rank.
+
+    It is the quantile -ln(1 - share^(1/n)) of the maximum of n exponential variables.
+    """
     return -math.log1p(-(share ** (1.0 / ranks)))
 
 
 ADDED = 12.0
-"""Bytes that pass where a gradient in fp32 is added to another: two are read and one is written."""
+"""Bytes to add an fp32 gradient to another: two numbers are read and one is written."""
 WRAPPED_OPERATIONS = 100.0
-"""Operations in whose time FSDP2 gathers a layer twice, frees it and scatters its gradients, besides what it sends."""
+"""Time of FSDP2 to gather a layer twice, free it and scatter its gradients, in launches; messages come on top."""
 BEGINNING = 6e-4
-"""Seconds in which a process begins a step and its update, whatever there is to update: measured on a Zen 5."""
+"""Fixed seconds of a process to start a step and its update: measured on a Zen 5."""
 MATRICES, GATED_MATRICES = 4, 7
-"""Of a layer: a bucket has one at least."""
+"""Matrices of a layer, without and with a gated feed-forward block: a bucket has at least one."""
 NOT_PLAYED: Mapping[str, Any] = MappingProxyType(
     {"zero": 0, "shard": 0, "engine": "torch", "offload": "none"}
 )
-"""What of a layout the passes of its pipeline do not depend on."""
+"""Properties of a layout that its pipeline's passes do not depend on: layouts that differ in these share a result."""
 ROUNDS = 3
-"""A pipeline is played for at most so many micro-batches a stage; further ones take what the last of these have taken,
-and no less than the slowest rank takes."""
+"""A pipeline is simulated for at most so many micro-batches per rank. Each further round of p micro-batches takes as
+long as the last simulated one, but no less than the slowest rank works."""
 DEEPSPEED = {1: 1.10, 2: 1.06, 3: 1.12}
 """CPU time of a DeepSpeed step relative to a step of the torch engine, by ZeRO stage, as measured by
 `tests/bench/bench_deepspeed.py`."""
@@ -151,14 +187,14 @@ class StepTime:
 
     Attributes:
         compute: forward and backward passes.
-        communication: what of all communication no computation hides.
-        bubble: the slowest rank of a pipeline waits for others.
+        communication: communication that no computation hides.
+        bubble: time that the slowest rank of a pipeline waits for others.
         optimizer: the update of the weights.
-        host: state that comes from the host's memory and goes there.
+        host: transfers of offloaded state, and its update on the host.
         data: waiting for batches, which are read ahead.
-        commit: the copy of the state that a commit takes, spread over the steps between two commits; it comes on top.
-        own: what the job's own planner cost adds.
-        stragglers: what the last rank is later than a rank is in the mean, see `stragglers`.
+        commit: copying the state for a commit, spread over the steps between two commits; not part of `seconds`.
+        own: what the user's own cost adds.
+        stragglers: mean delay of the last rank beyond that of a mean rank, see `last_of`.
     """
 
     compute: float
@@ -173,9 +209,9 @@ class StepTime:
 
     @property
     def seconds(self) -> float:
-        """All parts together but the commit, as a run measures its steps."""
-        found = self.compute + self.communication + self.bubble + self.optimizer + self.host + self.data
-        return found + self.own + self.stragglers
+        """All parts except the commit, as a run measures its steps."""
+        total = self.compute + self.communication + self.bubble + self.optimizer + self.host + self.data
+        return total + self.own + self.stragglers
 
     def to_json(self) -> dict[str, float]:
         """The parts as plain data."""
@@ -183,20 +219,24 @@ class StepTime:
 
 
 def in_share_of_steps(time: StepTime, ranks: int, machine: Machine, share: float) -> float:
-    """Seconds that a step of so many ranks takes at most in that share of the steps: `time` is their mean."""
+    """Return the seconds that a `share` of the steps of `ranks` ranks stay below, given their mean `time`."""
     late = (time.compute + time.optimizer) * machine.delay / (1.0 + machine.delay)
     return time.seconds + late * (latest_of(ranks, share) - last_of(ranks))
 
 
 def parts_of(layout: Layout) -> tuple[int, ...]:
-    """What of a layout the time of a layer depends on: (sequences, tp, cp, ep, sequence)."""
+    """Return what the time of a layer depends on: (sequences, tp, cp, ep, sequence parallelism as 0 or 1)."""
     return (layout.micro_batch, layout.tp, layout.cp, layout.ep, int(layout.sequence))
 
 
 def step_time(
     shape: ModelShape, layout: Layout, global_batch: int, machine: Machine, program: Program
 ) -> StepTime:
-    """The seconds of a step of `global_batch` sequences."""
+    """Return the seconds of a step of `global_batch` sequences.
+
+    Without a pipeline compute is micro-batches x (layers x layer + embedding + head). A pipeline is simulated; the work
+    of its busiest rank counts as compute and communication, and the rest of the time as bubble.
+    """
     machine = machine.among(layout.world)
     parts = max(layout.accumulation(global_batch), 1)
     inner = inner_layer(shape, layout, machine, program)
@@ -211,7 +251,7 @@ def step_time(
     busy = max(played.busy)
     stages = layout.stages_of(played.busy.index(busy))
     waits = 2.0 * parts * sum(_handed(layout, machine, stage) for stage in stages)
-    passes = busy - sent - waits, sent, played.seconds - busy + waits
+    passes = (busy - sent - waits, sent, played.seconds - busy + waits)
     return with_update(shape, layout, parts, machine, program, passes)
 
 
@@ -223,11 +263,12 @@ def with_update(
     program: Program,
     passes: tuple[float, float, float],
 ) -> StepTime:
-    """The step whose passes take (compute, communication, bubble), with what comes after them."""
+    """Return the step whose `passes` take (compute, communication, bubble) seconds, with all that follows them."""
     compute, sent, bubble = passes
     compute = max(compute, _launched(shape, layout, parts, machine, program) - sent)
     inner = inner_layer(shape, layout, machine, program)
-    hides = layout.pp == 1 and machine.launches_ahead  # a CPU's cores move the messages themselves
+    # On a CPU the cores that compute also move the messages, so computation hides none.
+    hides = layout.pp == 1 and machine.launches_ahead
     backward = shape.layers * (inner.inputs + inner.weights + inner.again) if hides else 0.0
     parameters = local_parameters(shape, layout)
     trained = shape.trained_share * parameters
@@ -235,48 +276,50 @@ def with_update(
     forward = shape.layers * inner.forward if hides else 0.0
     most = units * (GATED_MATRICES if shape.gated else MATRICES)
     sent += data_parallel(
-        layout,
-        parameters,
-        trained,
-        _experts(shape, layout),
-        parts,
-        machine,
-        program,
-        forward,
-        backward,
-        units,
-        most,
+        layout=layout,
+        parameters=parameters,
+        trained=trained,
+        experts=_experts(shape, layout),
+        parts=parts,
+        machine=machine,
+        program=program,
+        forward=forward,
+        backward=backward,
+        units=units,
+        most=most,
     )
     sent += _woken(layout, parts, machine, inner, compute, units)
     if shape.tied and layout.pipeline_rank_of(layout.stages - 1) != 0:
-        # first and last stage hold the embedding both, and sum its gradients
+        # The first and the last stage both hold the tied embedding, and sum its gradients.
         weight = shape.table / layout.tp * program.gradient_width
         sent += Group(2, (layout.pp - 1) * layout.world // layout.pp, machine).all_reduce(weight)
-    sent += Group(layout.world, 1, machine).all_reduce(
-        0.0
-    )  # of the loss, the norm and what else a step reports
-    if layout.zero and not machine.launches_ahead:  # shards are taken out of their layers and put back
+    # The exchange of loss, norm and other metrics: a few numbers, so only its latency counts.
+    sent += Group(layout.world, 1, machine).all_reduce(0.0)
+    if layout.zero and not machine.launches_ahead:  # copying shards out of their layers and back
         sent += units * OPERATIONS * machine.launch
     ways = divided(shape, layout, layout.sharded) if layout.zero else 1.0
     optimizer = BEGINNING + update_seconds(shape, layout, machine, program, trained / ways)
     price = DEEPSPEED.get(layout.zero, 1.0) if layout.engine == "deepspeed" else 1.0
-    compute, optimizer = price * compute, price * optimizer if layout.offload == "none" else 0.0
+    compute = price * compute
+    optimizer = price * optimizer if layout.offload == "none" else 0.0  # offloaded: part of `host`
     late = machine.delay * (compute + optimizer)
     saved = saved_bytes(shape, layout, program.optimizer) / machine.host_bandwidth
     return StepTime(
-        compute * (1.0 + machine.delay),
-        price * sent,
-        price * bubble,
-        optimizer * (1.0 + machine.delay),
-        host_seconds(layout, parameters / ways, parts, machine),
+        compute=compute * (1.0 + machine.delay),
+        communication=price * sent,
+        bubble=price * bubble,
+        optimizer=optimizer * (1.0 + machine.delay),
+        host=host_seconds(layout, parameters / ways, parts, machine),
         commit=saved / program.commit_every if program.commit_every else 0.0,
         stragglers=late * (last_of(layout.world) - 1.0),
     )
 
 
 def _woken(layout: Layout, parts: int, machine: Machine, inner: Times, compute: float, units: int) -> float:
-    """Seconds that data-parallel traffic takes longer since it comes behind computation: that of a step, or under ZeRO
-    2 and 3 that of each of `units` layers, `inner`."""
+    """Return by how many seconds data-parallel traffic is slower because it follows computation (`Machine.behind`).
+
+    Under ZeRO 0 and 1 it follows a step's computation, under ZeRO 2 and 3 that of each of `units` layers, `inner`.
+    """
     if layout.replicas == 1:
         return 0.0
     if layout.zero < 2:
@@ -289,26 +332,34 @@ def _woken(layout: Layout, parts: int, machine: Machine, inner: Times, compute: 
 
 
 def _added(shape: ModelShape, layout: Layout, machine: Machine) -> float:
-    """Seconds in which a rank adds the gradients of a micro-batch to those of the ones before it; a GPU's are in the
-    shares that its profile is fitted with."""
+    """Return the seconds to add a micro-batch's gradients to the earlier ones: ADDED x trained / bandwidth.
+
+    A GPU's profile includes this time in its fitted shares.
+    """
     trained = shape.trained_share * local_parameters(shape, layout)
     return 0.0 if machine.launches_ahead else ADDED * trained / machine.memory_bandwidth
 
 
 def _handed(layout: Layout, machine: Machine, stage: int) -> float:
-    """Seconds in which a processor receives and sends what a pass of a stage is given and gives to stages of other
-    ranks; a GPU computes meanwhile. But for GPipe, torch's schedules send the result of one pass together with
-    receiving what the next is given, and wait for both at once."""
+    """Return the seconds in which a CPU receives a pass's input from, and sends its output to, other ranks.
+
+    A GPU computes meanwhile. Except for GPipe, torch's schedules send one pass's output together with receiving the
+    next one's input, so a message costs half a wait.
+    """
     if machine.launches_ahead:
         return 0.0
     waits = 1.0 if layout.schedule == "gpipe" else 0.5
-    rank, near = layout.pipeline_rank_of(stage), (stage - 1, stage + 1)
-    others = [layout.pipeline_rank_of(each) for each in near if 0 <= each < layout.stages]
+    rank = layout.pipeline_rank_of(stage)
+    neighbours = (stage - 1, stage + 1)
+    others = [layout.pipeline_rank_of(each) for each in neighbours if 0 <= each < layout.stages]
     return waits * machine.message * sum(other != rank for other in others)
 
 
 def _launched(shape: ModelShape, layout: Layout, parts: int, machine: Machine, program: Program) -> float:
-    """Seconds in which a rank's process launches the passes of layers that ZeRO 2 or 3 wraps; 0 without."""
+    """Return the seconds in which the process launches all passes of FSDP2's layers; 0 without ZeRO 2 or 3.
+
+    A step on a GPU takes at least that long.
+    """
     if layout.zero < 2 or not machine.launches_ahead:
         return 0.0
     kept = recomputed_share(shape, layout)
@@ -318,27 +369,32 @@ def _launched(shape: ModelShape, layout: Layout, parts: int, machine: Machine, p
 
 
 def local_parameters(shape: ModelShape, layout: Layout) -> float:
-    """Parameters of a rank's part of the model, before ZeRO, in the mean of the stages."""
+    """Return the parameters of a rank before ZeRO, mean over stages: (dense + experts / ep) / (tp x pp)."""
     experts = shape.expert_share * shape.parameters
     return (shape.parameters - experts + experts / layout.ep) / (layout.tp * layout.pp)
 
 
 def divided(shape: ModelShape, layout: Layout, ways: int) -> float:
-    """Into how many parts a rank's parameters are divided in the mean, where `ways` ranks divide those that all of them
-    have: experts are divided by those that have the same ones."""
+    """Return into how many parts ZeRO divides a rank's parameters, if `ways` ranks divide the dense ones.
+
+    Only ways / ep ranks hold the same experts: parts = 1 / ((1 - e) / ways + e / max(ways / ep, 1)), where e is the
+    share of the rank's parameters that belongs to experts.
+    """
     experts = _experts(shape, layout)
     return 1.0 / ((1.0 - experts) / ways + experts / max(ways / layout.ep, 1.0))
 
 
 def _experts(shape: ModelShape, layout: Layout) -> float:
-    """Share of a rank's parameters, before ZeRO, that belongs to experts."""
+    """Return the share of a rank's parameters, before ZeRO, that belongs to experts."""
     experts = shape.expert_share / layout.ep
     return experts / (1.0 - shape.expert_share + experts)
 
 
 def saved_bytes(shape: ModelShape, layout: Layout, optimizer: str) -> float:
-    """Bytes that a rank copies for a commit: of weights and optimiser state in fp32 its share, as the ranks that hold
-    the same divide them."""
+    """Return the bytes that a rank copies for a commit: its share of fp32 weights and optimizer state.
+
+    The ranks that hold the same parameters divide them: 4 x (1 + numbers of state) x trained / ways.
+    """
     trained = shape.trained_share * local_parameters(shape, layout)
     ways = divided(shape, layout, layout.dp * layout.cp)
     return 4.0 * (1.0 + kept_numbers(optimizer, shape)) * trained / ways
@@ -357,7 +413,10 @@ def pipeline(
     program: Program,
     keep: bool = False,
 ) -> Played:
-    """The pipeline's step of `parts` micro-batches, played event by event; with `keep` its events are kept."""
+    """Simulate a pipeline's step of `parts` micro-batches; with `keep` its events are kept.
+
+    A stage sends tokens x hidden x carried width bytes per micro-batch, divided by tp under sequence parallelism.
+    """
     machine = machine.among(layout.world)
     stages = layout.stages
     few = parts if keep else min(parts, ROUNDS * layout.pp + parts % layout.pp)
@@ -369,7 +428,8 @@ def pipeline(
     added = (parts - 1) / parts * _added(shape, layout, machine) * layout.pp / stages
 
     def seconds(kind: str, stage: int) -> float:
-        times, handed = costs[stage], _handed(layout, machine, stage)
+        times = costs[stage]
+        handed = _handed(layout, machine, stage)
         if kind == "F":
             return times.forward + times.sent_forward + handed
         half = times.inputs + times.again + times.sent_backward + handed
@@ -382,20 +442,25 @@ def pipeline(
         link = machine.between if crosses else machine.inside
         return machine.message + link.latency + size / link.bandwidth
 
-    def of(count: int) -> Played:
+    def simulate(count: int) -> Played:
         row = scheduled(layout.schedule, layout.pp, count, stages // layout.pp)
         return play(row, seconds, sent, keep)
 
-    played = of(few)
+    played = simulate(few)
     if few == parts:
         return played
-    round_ = max(played.seconds - of(few - layout.pp).seconds, layout.pp / few * max(played.busy))
-    more = (parts - few) / layout.pp * round_
-    return Played(played.seconds + more, tuple(parts / few * each for each in played.busy), played.events)
+    # Extrapolate: every further round of p micro-batches takes as long as the last simulated one.
+    of_round = max(played.seconds - simulate(few - layout.pp).seconds, layout.pp / few * max(played.busy))
+    more = (parts - few) / layout.pp * of_round
+    return Played(
+        seconds=played.seconds + more,
+        busy=tuple(parts / few * each for each in played.busy),
+        events=played.events,
+    )
 
 
 def inner_layer(shape: ModelShape, layout: Layout, machine: Machine, program: Program) -> Times:
-    """A mean layer of a rank, of whose layers some may be recomputed."""
+    """Return the times of a rank's mean layer, if only some of its layers are recomputed."""
     again = layer(shape, machine, program, parts_of(layout), layout.recompute)
     if not layout.recompute_layers:
         return again
@@ -404,18 +469,23 @@ def inner_layer(shape: ModelShape, layout: Layout, machine: Machine, program: Pr
 
 
 def recomputed_share(shape: ModelShape, layout: Layout) -> float:
-    """Of a rank's layers, those that the layout's recomputation is for."""
+    """Return the share of a rank's layers that the layout recomputes."""
     if not layout.recompute_layers:
         return float(layout.recompute != "none")
     return min(layout.recompute_layers * layout.stages / max(shape.layers, 1), 1.0)
 
 
 def busiest(shape: ModelShape, layout: Layout, machine: Machine, program: Program) -> float:
-    """Seconds that the busiest rank computes and sends for a micro-batch."""
+    """Return the seconds that the busiest rank computes and sends for a micro-batch.
+
+    It is the rank with most layers, or the first with the embedding, or the one with the head.
+    """
     inner = inner_layer(shape, layout, machine, program)
     first, head = ends(shape, machine, program, parts_of(layout))
-    counts, each = layers_by_rank(shape.layers, layout), inner.compute + inner.sent
-    at, more = layout.pipeline_rank_of(layout.stages - 1), head.compute + head.sent
+    counts = layers_by_rank(shape.layers, layout)
+    each = inner.compute + inner.sent
+    at = layout.pipeline_rank_of(layout.stages - 1)  # the rank with the head
+    more = head.compute + head.sent
     start = counts[0] * each + first.compute + first.sent
     end = counts[at] * each + more
     return max(max(counts) * each, start + more if at == 0 else start, end)
@@ -424,7 +494,7 @@ def busiest(shape: ModelShape, layout: Layout, machine: Machine, program: Progra
 def ends_in_layers(
     shape: ModelShape, layout: Layout, machine: Machine, program: Program
 ) -> tuple[float, float]:
-    """How many times as long as a layer embedding and head take, to a tenth."""
+    """Return the times of embedding and head in layers, rounded to a tenth."""
     part = parts_of(layout)
     inner = layer(shape, machine, program, part, layout.recompute)
     each = (inner.compute + inner.sent) or math.inf
@@ -435,12 +505,12 @@ def ends_in_layers(
 def _stage_times(shape: ModelShape, layout: Layout, machine: Machine, program: Program) -> list[Times]:
     inner = inner_layer(shape, layout, machine, program)
     first, head = ends(shape, machine, program, parts_of(layout))
-    found = []
+    stages = []
     for stage in range(layout.stages):
         _, count = layout.layers_of(shape.layers, stage)
         parts = [(count, inner)]
         parts += [(1, first)] if stage == 0 else []
         parts += [(1, head)] if stage == layout.stages - 1 else []
         names = [field.name for field in dataclasses.fields(Times)]
-        found.append(Times(**{name: sum(n * getattr(t, name) for n, t in parts) for name in names}))
-    return found
+        stages.append(Times(**{name: sum(n * getattr(t, name) for n, t in parts) for name in names}))
+    return stages

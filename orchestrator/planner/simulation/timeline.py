@@ -1,4 +1,11 @@
-"""A pipeline's step played event by event: each action begins when its rank is free and its input is there."""
+"""The step of a pipeline, simulated event by event.
+
+An action begins when its rank is free and its input has arrived. No bubble is computed by a formula. With p ranks, m
+micro-batches, equal stages and free messages, the simulated bubble is (p - 1)/m of the ideal time under GPipe and 1F1B,
+and (p - 1)/(v m) under interleaved 1F1B with v stages a rank (Narayanan et al., 2021, section 2.2).
+
+Kinds of actions: F forward, B whole backward, I gradient of the inputs, W gradient of the weights (B = I + W).
+"""
 
 from __future__ import annotations
 
@@ -8,13 +15,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 Action = tuple[str, int, int]
-"""(kind, stage, micro-batch)."""
+"""(kind, stage, micro-batch); kind is F, B, I or W."""
 Order = tuple[tuple[Action, ...], ...]
-"""The actions of each rank."""
+"""The actions of each rank, in the order in which it runs them."""
 
 
 def order(schedule: str, ranks: int, parts: int, chunks: int = 2) -> Order:
-    """The actions of every rank for `parts` micro-batches; interleaved schedules run `chunks` stages a rank."""
+    """Return the actions of every rank for `parts` micro-batches; interleaved schedules have `chunks` stages a rank."""
     if schedule == "gpipe":
         return tuple(_gpipe(rank, parts) for rank in range(ranks))
     if schedule == "1f1b":
@@ -25,24 +32,33 @@ def order(schedule: str, ranks: int, parts: int, chunks: int = 2) -> Order:
 
 
 def _gpipe(rank: int, parts: int) -> tuple[Action, ...]:
+    """All forward passes, then all backward passes; activations of all micro-batches are kept in between."""
     forward = [("F", rank, part) for part in range(parts)]
     return tuple(forward + [("B", rank, part) for part in range(parts)])
 
 
 def _one_by_one(rank: int, ranks: int, parts: int) -> tuple[Action, ...]:
+    """1F1B: p - rank forward passes to warm up, then one backward and one forward pass in turn.
+
+    At most p - rank micro-batches are between their forward and backward pass, whatever their number.
+    """
     ahead = min(parts, ranks - rank)
-    found: list[Action] = [("F", rank, part) for part in range(ahead)]
+    actions: list[Action] = [("F", rank, part) for part in range(ahead)]
     for part in range(parts):
-        found.append(("B", rank, part))
+        actions.append(("B", rank, part))
         if part + ahead < parts:
-            found.append(("F", rank, part + ahead))
-    return tuple(found)
+            actions.append(("F", rank, part + ahead))
+    return tuple(actions)
 
 
 def _interleaved(rank: int, ranks: int, parts: int, chunks: int, split: bool) -> tuple[Action, ...]:
-    """Narayanan et al., 2021, section 2.2; with `split` the weights' gradients fill the bubble (ZB-1P)."""
+    """Interleaved 1F1B (Narayanan et al., 2021, section 2.2); with `split` W fills the bubble (ZB-1P, Qi et al., 2024).
+
+    Rank r has the stages r, r + p, r + 2p, ... It runs `each` micro-batches through one of them before it goes on to
+    the next. Warm-up: (v - 1) each + 2 (p - 1 - r) forward passes, with `split` (v - 1) each + (p - 1 - r).
+    """
     each = parts // max(1, parts // ranks)
-    total = chunks * parts
+    total = chunks * parts  # forward passes of this rank
     ahead = min((chunks - 1) * each + (1 if split else 2) * (ranks - 1 - rank), total)
 
     def forward_stage(step: int) -> int:
@@ -51,15 +67,16 @@ def _interleaved(rank: int, ranks: int, parts: int, chunks: int, split: bool) ->
     def backward_stage(step: int) -> int:
         return (chunks - 1 - (step - ahead) // each % chunks) * ranks + rank
 
-    found: list[Action] = []
+    actions: list[Action] = []
     counts: dict[tuple[str, int], int] = {}
 
     def add(kind: str, stage: int) -> None:
+        # Every kind of action of a stage takes the micro-batches in order.
         part = counts.get((kind, stage), 0)
         counts[kind, stage] = part + 1
-        found.append((kind, stage, part))
+        actions.append((kind, stage, part))
 
-    weights = 0
+    weights = 0  # number of W so far
     for step in range(total + ahead):
         if step < total:
             add("F", forward_stage(step))
@@ -71,25 +88,29 @@ def _interleaved(rank: int, ranks: int, parts: int, chunks: int, split: bool) ->
             weights += 1
     for step in range(weights, total if split else 0):
         add("W", backward_stage(ahead + step))
-    return tuple(found)
+    return tuple(actions)
 
 
 def _zbv(rank: int, ranks: int, parts: int) -> tuple[Action, ...]:
-    """Qi et al., 2024, section 6: the first stage of a rank going down, the second coming back up."""
+    """ZB-V (Qi et al., 2024, section 6): rank r has the stages r and 2p - 1 - r, down the V and up again.
+
+    The order is built for at least 2p - 1 micro-batches; actions of micro-batches beyond `parts` are left out.
+    """
     full = max(2 * ranks - 1, parts)
     stages = (rank, 2 * ranks - 1 - rank)
-    found: list[Action] = []
+    actions: list[Action] = []
     count = {(kind, chunk): 0 for kind in "FIW" for chunk in (0, 1)}
 
     def add(kind: str, chunk: int) -> None:
         if count[kind, chunk] < parts:
-            found.append((kind, stages[chunk], count[kind, chunk]))
+            actions.append((kind, stages[chunk], count[kind, chunk]))
         count[kind, chunk] += 1
 
     def back(chunk: int) -> None:
         add("I", chunk)
         add("W", chunk)
 
+    # Warm-up: forward passes down the V, then in both directions.
     for _ in range(2 * (ranks - rank) - 1):
         add("F", 0)
     for _ in range(rank):
@@ -98,34 +119,42 @@ def _zbv(rank: int, ranks: int, parts: int) -> tuple[Action, ...]:
     for _ in range(ranks - rank):
         add("F", 1)
         back(1)
+    # Steady phase: a forward and a whole backward pass of each stage in turn.
     while count["F", 1] < count["F", 0] or count["F", 0] < full:
         if count["F", 0] < full:
             add("F", 0)
         back(0)
         add("F", 1)
         back(1)
+    # End: I alone as long as other ranks wait for it.
     for _ in range(rank):
         add("I", 0)
         add("I", 1)
-    # the weights' gradients that are still open come in their own order
     for _ in range(ranks - rank):
         back(0)
+    # Then the W that were postponed.
     for chunk in (1, 0):
         while count["W", chunk] < count["I", chunk]:
             add("W", chunk)
-    return tuple(found)
+    return tuple(actions)
 
 
 @dataclass(frozen=True)
 class Played:
-    """When a step's actions ran: seconds in all, seconds that each rank was busy, and (action, begin, end) by rank."""
+    """A simulated step.
+
+    Attributes:
+        seconds: from the first action to the end of the last one.
+        busy: seconds that each rank ran actions.
+        events: (action, begin, end) by rank; empty unless they were kept.
+    """
 
     seconds: float
     busy: tuple[float, ...]
     events: tuple[tuple[tuple[Action, float, float], ...], ...]
 
     def actions(self) -> list[tuple[int, str, int, int, float, float]]:
-        """Rank of the pipeline, kind, stage, micro-batch, begin and end in seconds of each event that was kept."""
+        """Return (rank of the pipeline, kind, stage, micro-batch, begin, end) of each kept event, times in seconds."""
         return [
             (rank, *action, begin, end)
             for rank, events in enumerate(self.events)
@@ -135,14 +164,16 @@ class Played:
 
 @dataclass(frozen=True)
 class InTurn:
-    """The actions of all ranks in one row, each behind those that it waits for.
+    """The actions of all ranks in one sequence, in which each comes after the action that produces its input.
+
+    The sequence depends on the schedule only, so that `play` can run it for many layouts in one loop.
 
     Attributes:
-        actions: in that row; of a rank they are in its order.
-        turns: of each its rank; the place of its kind among `kinds`; the place in the row, counted from 1, of the
-            action that makes its input, 0 if none does; the place of its input's way among `ways`.
-        kinds: rank, kind and stage of the actions, each with how many there are.
-        ways: (from stage, to stage) of what goes from one rank to another; the first is None, of all else.
+        actions: the sequence; the actions of a rank keep its order.
+        turns: for each action (rank, index in `kinds`, position of the action that produces its input, counted from 1,
+            or 0 if it has none, index in `ways` of the way that its input takes).
+        kinds: the distinct (rank, kind, stage), each with the number of its actions.
+        ways: the distinct (from stage, to stage) between different ranks; the first is None, for everything else.
     """
 
     actions: tuple[Action, ...]
@@ -151,24 +182,31 @@ class InTurn:
     ways: tuple[tuple[int, int] | None, ...]
 
 
-def in_turn(of: Order) -> InTurn:
-    """The actions of every rank in a row. Raises ValueError if the order waits for itself."""
-    rank_of = {stage: rank for rank, actions in enumerate(of) for _, stage, _ in actions}
+def in_turn(order_of_ranks: Order) -> InTurn:
+    """Sort the actions of all ranks into one sequence.
+
+    Raises:
+        ValueError: if the order has a deadlock.
+    """
+    rank_of = {stage: rank for rank, actions in enumerate(order_of_ranks) for _, stage, _ in actions}
     kinds: dict[tuple[int, str, int], int] = {}
     ways: dict[tuple[int, int] | None, int] = {None: 0}
+    # Positions of finished passes, and ranks that wait for a pass, by (is forward, stage, micro-batch).
     made: dict[tuple[bool, int, int], int] = {}
     waiting: dict[tuple[bool, int, int], int] = {}
     row: list[Action] = []
     turns: list[tuple[int, int, int, int]] = []
-    at, ready = [0] * len(of), list(range(len(of)))
+    at = [0] * len(order_of_ranks)  # index of each rank's next action
+    ready = list(range(len(order_of_ranks)))
     while ready:
         rank = ready.pop()
-        actions = of[rank]
+        actions = order_of_ranks[rank]
         while at[rank] < len(actions):
             kind, stage, part = action = actions[at[rank]]
             forward = kind == "F"
             before = stage - 1 if forward else stage + 1
-            needed, way = 0, None
+            needed = 0
+            way = None
             if kind != "W" and before in rank_of:
                 if (forward, before, part) not in made:
                     waiting[forward, before, part] = rank
@@ -183,17 +221,20 @@ def in_turn(of: Order) -> InTurn:
                 made[forward, stage, part] = len(row)
                 if (forward, stage, part) in waiting:
                     ready.append(waiting.pop((forward, stage, part)))
-    if len(row) < sum(map(len, of)):
-        raise ValueError("the schedule's order waits for itself")
+    if len(row) < sum(map(len, order_of_ranks)):
+        raise ValueError("the schedule's order has a deadlock")
     counts = Counter(number for _, number, _, _ in turns)
     return InTurn(
-        tuple(row), tuple(turns), tuple((kind, counts[number]) for kind, number in kinds.items()), tuple(ways)
+        actions=tuple(row),
+        turns=tuple(turns),
+        kinds=tuple((kind, counts[number]) for kind, number in kinds.items()),
+        ways=tuple(ways),
     )
 
 
 @lru_cache(maxsize=64)
 def scheduled(schedule: str, ranks: int, parts: int, chunks: int) -> InTurn:
-    """The actions of a schedule, see `order`, in a row."""
+    """Return the actions of a schedule in one sequence; arguments as for `order`."""
     return in_turn(order(schedule, ranks, parts, chunks))
 
 
@@ -203,15 +244,20 @@ def play(
     sent: Callable[[int, int], float],
     keep: bool = False,
 ) -> Played:
-    """Play the actions of every rank.
+    """Simulate a step: begin = max(end of the rank's last action, end of the input's action + its delay).
 
-    seconds: of an action of that kind on that stage. sent: seconds for hidden states, or their gradient, from a stage
-    to one of another rank; the sender goes on meanwhile. With `keep` the events are kept.
+    Args:
+        row: the actions of all ranks.
+        seconds: duration of an action, by kind and stage.
+        sent: seconds in which hidden states, or their gradient, go from one stage to another on a different rank. The
+            sender computes meanwhile.
+        keep: whether to keep the events.
     """
     costs = [seconds(kind, stage) for (_, kind, stage), _ in row.kinds]
     delays = [sent(*way) if way else 0.0 for way in row.ways]
     ranks = 1 + max(rank for (rank, _, _), _ in row.kinds)
-    ended, clock = [0.0], [0.0] * ranks
+    ended = [0.0]  # by position; position 0 stands for "no input"
+    clock = [0.0] * ranks
     events: list[list[tuple[Action, float, float]]] = [[] for _ in range(ranks)]
     for rank, kind, needed, way in row.turns:
         begin = ended[needed] + delays[way]
@@ -224,4 +270,8 @@ def play(
     busy = [0.0] * ranks
     for ((rank, _, _), count), cost in zip(row.kinds, costs, strict=True):
         busy[rank] += count * cost
-    return Played(max(clock), tuple(busy), tuple(tuple(each) for each in events))
+    return Played(
+        seconds=max(clock),
+        busy=tuple(busy),
+        events=tuple(tuple(each) for each in events),
+    )

@@ -1,7 +1,8 @@
-"""The update of the weights: what an optimiser keeps for it, and its seconds.
+"""The optimizer state of a rank, and the seconds of an update.
 
-Muon makes each matrix orthogonal by products of it with itself (Jordan et al., 2024), which cost as much as some
-thousand tokens of a step; its matrices are dealt out over the replicas, as `parallel.full_matrices` does.
+An update is bound by memory: seconds = parameters x bytes per parameter / bandwidth. Muon also makes each matrix
+orthogonal by products with itself (Jordan et al., 2024), which cost as much as about a thousand tokens of a step. Its
+matrices are distributed over the replicas, as `parallel.full_matrices` does.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from orchestrator.planner.simulation.collectives import Group
 from orchestrator.planner.simulation.operators import OPERATIONS, Program
 
 HOST_MEMORY = 5e10
-"""Bytes per second of a host's memory: a cautious guess."""
+"""Bandwidth of a host's memory in bytes/s: a cautious guess."""
 ITERATIONS = 5
-"""Of Newton and Schulz in a step of Muon."""
+"""Newton-Schulz iterations in one Muon step."""
 
 
 def kept_numbers(optimizer: str, shape: ModelShape) -> float:
-    """Numbers of optimiser state for each trained parameter, in the mean; an own optimiser is taken for AdamW."""
+    """Return the mean optimizer state in numbers per trained parameter; a user's optimizer counts as AdamW."""
     kind = kind_of(optimizer)
     kept = float(len(kind.slots))
     if kind.matrices_only:
@@ -33,7 +34,11 @@ def kept_numbers(optimizer: str, shape: ModelShape) -> float:
 def update_seconds(
     shape: ModelShape, layout: Layout, machine: Machine, program: Program, own: float
 ) -> float:
-    """Seconds in which a rank updates its `own` trained parameters, with what Muon sends for it."""
+    """Return the seconds in which a rank updates its `own` trained parameters.
+
+    seconds = own x bytes per parameter / (memory bandwidth x share that the optimizer reaches), and for Muon the
+    orthogonalisation with its communication.
+    """
     kind = kind_of(program.optimizer)
     passed = kind.bytes_per_parameter
     if kind.matrices_only:
@@ -41,61 +46,81 @@ def update_seconds(
     seconds = own * passed / (machine.memory_bandwidth * machine.optimizer_share)
     if not kind.matrices_only:
         return seconds
-    where = (layout.pp, layout.tp, layout.ep, layout.replicas, layout.zero)
-    return seconds + shape.trained_share * _orthogonal(shape, machine, program, where)
+    degrees = (layout.pp, layout.tp, layout.ep, layout.replicas, layout.zero)
+    return seconds + shape.trained_share * _orthogonal(shape, machine, program, degrees)
 
 
 def host_seconds(layout: Layout, parameters: float, parts: int, machine: Machine) -> float:
-    """What offload adds to a step, for the `parameters` that a rank keeps and `parts` micro-batches: gradients to the
-    host, Adam there (reads four numbers of a parameter and writes three), weights back; offloaded weights come for
-    every forward and backward pass (Ren et al., 2021)."""
+    """Return the seconds that offload adds to a step (Ren et al., 2021).
+
+    seconds = (2 + loads) x s / host link + 7 s / host memory, with s = 4 bytes x parameters. Gradients go to the host
+    and weights come back (2). Adam on the host reads four numbers and writes three (7). Offloaded weights are loaded
+    for the forward and the backward pass of every micro-batch (loads).
+
+    Args:
+        layout: says what is offloaded.
+        parameters: parameters that this rank keeps.
+        parts: micro-batches of the step.
+        machine: gives the bandwidth between device and host.
+    """
     if layout.offload == "none":
         return 0.0
     part = 4.0 * parameters
-    recomputed = 2 * parts if layout.offload == "parameters" else 0
-    return (2 + recomputed) * part / machine.host_bandwidth + 7 * part / HOST_MEMORY
+    loads = 2 * parts if layout.offload == "parameters" else 0
+    return (2 + loads) * part / machine.host_bandwidth + 7 * part / HOST_MEMORY
 
 
 def _rest(shape: ModelShape) -> float:
-    """Share of the parameters that are in no layer."""
+    """Return the share of the parameters outside layers: the tables of embedding and head."""
     tables = shape.table * (1 if shape.tied else 2)
     return min(tables / max(shape.parameters, 1), 1.0)
 
 
 @lru_cache(maxsize=4096)
 def _orthogonal(
-    shape: ModelShape, machine: Machine, program: Program, where: tuple[int, int, int, int, int]
+    shape: ModelShape, machine: Machine, program: Program, degrees: tuple[int, int, int, int, int]
 ) -> float:
-    """Seconds in which the replicas bring the matrices of a pipeline rank's layers together, work on one each at a
-    time, and send them to all. `where` is (pp, tp, ep, replicas, zero) of the layout."""
-    pp, tp, ep, replicas, zero = where
-    found = 0.0
+    """Return the seconds in which the replicas orthogonalise the matrices of a pipeline rank's layers.
+
+    They gather the matrices, each works on one at a time, and the results go to all. One Newton-Schulz iteration on X
+    [least, most] computes A = X X^T [least, least], A A [least, least], and a polynomial of these times X
+    [least, most]. `degrees` is (pp, tp, ep, replicas, zero) of the layout.
+    """
+    pp, tp, ep, replicas, zero = degrees
+    total = 0.0
     for rows, columns, stack, count in _matrices(shape, ep):
         least, most = sorted((rows, columns))
+        # Rows, columns and inner size of the three products.
         products = ((least, least, most), (least, least, least), (least, most, least))
         each = sum(machine.matrix(a, b, inner, program.width, stack * ITERATIONS) for a, b, inner in products)
         each = machine.launched(each, OPERATIONS)
-        number, size = count * shape.layers / pp, 4.0 * rows * columns * stack
+        number = count * shape.layers / pp  # of such matrices, or stacks, on a pipeline rank
+        size = 4.0 * rows * columns * stack  # bytes in fp32
         among = replicas // ep if stack > 1 else replicas
         group = Group(among, tp * (ep if stack > 1 else 1), machine)
         rounds = math.ceil(number / among)
+        # With ZeRO the gradients are gathered first; the results are gathered in any case.
         sent = (2 if zero else 1) * number * group.gather(size) / (tp if tp > 1 else 1)
         sent += rounds * Group(tp, 1, machine).all_reduce(size)
-        found += rounds * each + sent
-    return found
+        total += rounds * each + sent
+    return total
 
 
 def _matrices(shape: ModelShape, ep: int) -> list[tuple[float, float, float, float]]:
-    """(rows, columns, how many in a stack, stacks a layer) of the matrices of a mean layer, of experts those of a
-    rank."""
-    hidden, share = float(shape.hidden), shape.expert_layers / shape.layers if shape.layers else 0.0
-    query, keys = float(shape.heads * shape.head_size), float(shape.kv_heads * shape.head_size)
+    """Return (rows, columns, matrices in a stack, stacks in a layer) of a mean layer's matrices on a rank.
+
+    The mean is over all layers: a kind that only `share` of the layers has counts as that share.
+    """
+    hidden = float(shape.hidden)
+    share = shape.expert_layers / shape.layers if shape.layers else 0.0
+    query = float(shape.heads * shape.head_size)
+    keys = float(shape.kv_heads * shape.head_size)
     halves = 3.0 if shape.gated else 2.0
-    found = [(query, hidden, 1.0, 2.0), (keys, hidden, 1.0, 2.0)]
+    matrices = [(query, hidden, 1.0, 2.0), (keys, hidden, 1.0, 2.0)]  # query and output, key and value
     if share < 1.0:
-        found.append((float(shape.feedforward), hidden, 1.0, halves * (1.0 - share)))
+        matrices.append((float(shape.feedforward), hidden, 1.0, halves * (1.0 - share)))
     if share:
         columns = float(shape.expert_feedforward)
-        found.append((columns, hidden, shape.experts / ep, halves * share))
-        found.append((columns, hidden, 1.0, halves * share * shape.shared_experts))
-    return [each for each in found if each[3]]
+        matrices.append((columns, hidden, shape.experts / ep, halves * share))
+        matrices.append((columns, hidden, 1.0, halves * share * shape.shared_experts))
+    return [each for each in matrices if each[3]]

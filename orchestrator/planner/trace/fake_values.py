@@ -1,11 +1,10 @@
-"""What a step asks of its data, and what is answered where there are none: the values that tensors do not have."""
+"""Answers for a step that reads values of tensors, where the tensors of a trace have none."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -14,28 +13,34 @@ from torch.distributed.pipelining._utils import InferenceMode
 from torch.distributed.pipelining.schedules import _PipelineSchedule
 
 from orchestrator.parallel import expert, fsdp, losses
+from orchestrator.planner.trace.replaced import replaced
 from workloads.model import moe
 
 BALANCED = "experts are equally loaded"
 
 
 def scalar(tensor: Tensor) -> float | int | bool:
-    """The value of a tensor of one element: its own where it has one, else 1.0 of what is measured (a loss, a count of
-    labels, a norm, all finite) and 0 of what is counted (no token is dropped, none is padding)."""
+    """Return the value of a tensor of one element.
+
+    A constant has its own value. Otherwise a floating-point tensor is a measurement (loss, norm) and gets 1.0, which
+    is finite; an integer is a count of exceptions (dropped tokens, padding) and gets 0; a bool is False.
+    """
     constant = getattr(tensor, "constant", None)
     if constant is not None:
-        found: float = constant.item()
-        return found
+        value: float = constant.item()
+        return value
     if tensor.is_floating_point():
         return 1.0
     return False if tensor.dtype is torch.bool else 0
 
 
 def stand_in(predicted: float) -> Callable[[Any, Sequence[Any], dict[str, Any]], Any]:
-    """Operators whose results have a shape that only data tell, or that torch cannot run without memory.
+    """Return a function that computes operators which torch cannot run on tensors without values.
 
-    Returns a function of an operator and its arguments that gives its result, or None where torch does it. `predicted`
-    is the share of a sample's tokens that are predicted, which masks choose.
+    The function takes an operator and its arguments. It returns the result, or None if torch can run the operator.
+
+    Args:
+        predicted: the share of a sample's tokens that are predicted; indexing by a mask selects this share.
     """
 
     def result(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -62,7 +67,7 @@ def _chosen(mask: Tensor, share: float) -> tuple[Tensor, ...]:
 
 
 def _grouped(rows: Tensor, weight: Tensor, ends: Tensor | None) -> Tensor:
-    """The result of products by expert: torch knows its shape in bf16 alone."""
+    """Return the result of a grouped product by expert; torch infers its shape in bf16 only."""
     assert ends is not None
     if rows.dim() == weight.dim() == 2:  # a gradient of the weights
         return rows.new_empty(len(ends), rows.shape[0], weight.shape[1])
@@ -70,15 +75,19 @@ def _grouped(rows: Tensor, weight: Tensor, ends: Tensor | None) -> Tensor:
 
 
 def evenly(count: int, parts: int) -> list[int]:
-    """So many things in parts of one size, the first of them one larger where it does not divide."""
+    """Divide `count` into `parts` that differ by at most one; the larger ones come first."""
     each, left = divmod(count, parts)
     return [each + (number < left) for number in range(parts)]
 
 
 @contextlib.contextmanager
 def values_assumed(note: Callable[[str], None], on_cpu: bool) -> Iterator[None]:
-    """Within it, what a step reads from its data to go on has an answer, and what it asks of a device that is none here
-    has that of a GPU unless it is `on_cpu`; `note` is told what was assumed."""
+    """Within the context, code that reads values or asks about the device gets an assumed answer.
+
+    Args:
+        note: called with each assumption, as a sentence for the user.
+        on_cpu: whether the job runs on CPUs; otherwise questions about the device are answered as for a GPU.
+    """
 
     def balanced(counts: Tensor, rows: Tensor) -> list[int]:
         note(BALANCED)
@@ -88,36 +97,36 @@ def values_assumed(note: Callable[[str], None], on_cpu: bool) -> Iterator[None]:
         return balanced(sent, rows), balanced(received, rows)
 
     def gathered(value: Any) -> list[Any]:
-        return [value, ["loss", "count"]]  # what the last stage of a pipeline measures at least
+        return [value, ["loss", "count"]]  # the last stage of a pipeline measures at least these
 
-    made = fsdp._device_mesh
+    make_mesh = fsdp._device_mesh
 
     def real_mesh(*given: Any) -> Any:
-        with unset_fake_temporarily():  # a mesh reads the numbers of its ranks
-            return made(*given)
+        with unset_fake_temporarily():  # a mesh reads the numbers of its ranks from a tensor
+            return make_mesh(*given)
 
     def agreed(self: Any, stages: Any, *_: Any) -> None:
         for stage in stages:
-            stage._inference_mode = InferenceMode.STATIC  # every stage is given its shapes
+            stage._inference_mode = InferenceMode.STATIC  # our stages are given their shapes
 
     with (
-        patch.object(_PipelineSchedule, "_warmup_p2p", agreed),
-        patch.object(expert, "rows_by_rank", exchanged),
-        patch.object(moe, "rows_by_expert", balanced),
-        contextlib.nullcontext() if on_cpu else patch.object(moe, "compiles_by_size", lambda rows: False),
-        patch.object(losses, "gather_json", gathered),
-        patch.object(fsdp, "_device_mesh", real_mesh),
-        # A module exchanges its tensors with those on its device only where nothing refers to them weakly, as fake
-        # tensors do among themselves.
-        patch.object(torch.utils, "weakref", _NoWeakReferences),
+        replaced(_PipelineSchedule, "_warmup_p2p", agreed),
+        replaced(expert, "rows_by_rank", exchanged),
+        replaced(moe, "rows_by_expert", balanced),
+        contextlib.nullcontext() if on_cpu else replaced(moe, "compiles_by_size", lambda rows: False),
+        replaced(losses, "gather_json", gathered),
+        replaced(fsdp, "_device_mesh", real_mesh),
+        # `Module.to_empty` swaps tensors only if no weak reference to them exists, and fake tensors hold such
+        # references to each other.
+        replaced(torch.utils, "weakref", _NoWeakReferences),
     ):
         yield
 
 
 class _NoWeakReferences:
-    """In place of the module weakref where torch looks for weak references."""
+    """Stands in for the module weakref where torch looks for weak references."""
 
     @staticmethod
     def getweakrefs(_: object) -> list[object]:
-        """None."""
+        """Return no references."""
         return []

@@ -18,12 +18,12 @@ from workloads.errors import WorkloadError
 from workloads.model.config import TransformerConfig
 
 FEW, MORE = 4, 2
-"""Layers of a stage that are traced first, and how many more the second time: FSDP has up to three in hand."""
+"""Layers of a stage in the first trace, and additional layers in the second: FSDP2 holds up to three at a time."""
 
 
 @dataclass(frozen=True)
 class Depths:
-    """Two models with fewer layers, and how many times their difference the whole one is beyond the first."""
+    """Two shallower models; the whole model is the first plus `times` the difference of the two."""
 
     few: TransformerConfig
     more: TransformerConfig
@@ -31,8 +31,10 @@ class Depths:
 
 
 def depths_of(job: ResolvedJob, layout: Layout) -> Depths | None:
-    """The shallower models of a job from which its memory follows; None if it is not deep enough, or its layers are not
-    alike."""
+    """Return the shallower models of a job, from which its memory is extrapolated.
+
+    None if the model is not deep enough, or if its layers differ.
+    """
     config = job.model
     if not isinstance(config, TransformerConfig) or job.spec.train.freeze or job.spec.workload.adapter:
         return None
@@ -66,7 +68,7 @@ def _without(config: TransformerConfig, layers: int) -> TransformerConfig:
 
 
 def deepened(few: StepTrace, more: StepTrace, times: float) -> StepTrace:
-    """The trace of the whole model, whose memory goes on as from `few` to `more`; its events are those of `more`."""
+    """Return the trace of the whole model: memory extrapolated linearly from `few` to `more`, events of `more`."""
 
     found, others_of = [], _passes(more)
     for place, crests in _passes(few).items():
@@ -99,7 +101,7 @@ def further(found: StepTrace, few: StepTrace, more: StepTrace, times: float) -> 
 
 
 def with_batches(found: StepTrace, count: int) -> StepTrace:
-    """The trace with so many micro-batches more, which the rank holds and which leave nothing else."""
+    """Return the trace with additional micro-batches that the rank holds between forward and backward pass."""
     memory, size = found.memory, count * found.batch_bytes
     at_peak, steady = dict(memory.at_peak), dict(memory.steady)
     at_peak["other"] += size

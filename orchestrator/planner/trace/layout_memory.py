@@ -1,4 +1,4 @@
-"""The memory of a planned layout by tracing it: of the ranks that need most, within a bounded time."""
+"""The memory of a planned layout, measured by tracing the ranks that need most, within a time limit."""
 
 from __future__ import annotations
 
@@ -25,15 +25,14 @@ from workloads.workload import Workload
 ENDS = 2
 """Ranks at the ends of a pipeline, which are traced first."""
 SECONDS = 40.0
-"""Of the processor, that the traces of a layout may take together, and of those that are tried in its place."""
+"""Processor seconds for the traces of a layout, and of the layouts that are tried in its place."""
 LAST = 20.0
-"""More of them, for the layout that needs least where no other is known to fit."""
+"""Additional processor seconds for the layout that needs least, if no other is known to fit."""
 
 
 @dataclass(frozen=True)
 class TracedMemory:
-    """What the traced ranks of a layout hold; `layout` and ranks as in a plan, `saved` bytes are what a rank that was
-    not traced copies for a commit."""
+    """The memory of a layout's traced ranks. `saved`: bytes that a rank which was not traced copies for a commit."""
 
     layout: Layout
     ranks: tuple[StepTrace | NotTraced, ...]
@@ -42,12 +41,12 @@ class TracedMemory:
 
     @property
     def traces(self) -> list[StepTrace]:
-        """Those that could be traced."""
+        """The traces that succeeded."""
         return [found for found in self.ranks if isinstance(found, StepTrace)]
 
     @property
     def reasons(self) -> list[str]:
-        """Why others could not, each once."""
+        """Why other traces failed, each reason once."""
         return list(dict.fromkeys(found.reason for found in self.ranks if isinstance(found, NotTraced)))
 
     @property
@@ -56,8 +55,10 @@ class TracedMemory:
         return None if self.reasons else max(self.traces, key=lambda each: each.memory.peak)
 
     def by_stage(self, formula: Sequence[float], of: Callable[[StepTrace], float]) -> list[int]:
-        """What `of` says of a trace, for each index of the pipeline axis; between two traced ones what the `formula`
-        says, off by as much as it is at these."""
+        """Return `of` (trace) for each index of the pipeline axis.
+
+        Between two traced ranks it is the `formula`, corrected by its errors at these.
+        """
         known = {self.layout.coordinate(each.rank)["pp"]: of(each) for each in self.traces}
         places, found = sorted(known), []
         for index, said in enumerate(formula):
@@ -69,12 +70,12 @@ class TracedMemory:
         return found
 
     def by_rank(self, formula: Sequence[float], of: Callable[[StepTrace], float]) -> list[int]:
-        """The same for every rank: those of a pipeline stage are alike."""
+        """Return the values for every rank; the ranks of a pipeline stage have equal ones."""
         each = self.layout.world // self.layout.pp
         return [value for value in self.by_stage(formula, of) for _ in range(each)]
 
     def told(self, plan: Plan, on_cpu: bool) -> dict[str, Any]:
-        """The plan's JSON with this memory in place of the formula's, whose error is told beside it."""
+        """Return the plan's JSON with the traced memory in place of the formula's, and with the formula's error."""
         found = plan.to_json()
         predicted, found["memory"] = self.beside(plan.by_stage, plan.chosen.memory, plan.machine, on_cpu)
         found["predicted"] |= predicted
@@ -116,7 +117,7 @@ class TracedMemory:
         return max(needed_bytes(self.layout, tensors, saved, on_cpu) for tensors, saved in found)
 
     def to_json(self) -> dict[str, Any]:
-        """For plan.json: `ranks`, each with its bytes by category, and why those that are missing are."""
+        """Return the part for plan.json: `ranks` with their bytes by category, and why ranks are missing."""
         return {
             "source": "formula" if self.reasons else "trace",
             "categories": list(CATEGORIES),
@@ -170,7 +171,7 @@ def traced_memory(job: ResolvedJob, layout: Layout, seconds: float = SECONDS) ->
 def with_all(
     found: Sequence[StepTrace], deep: StepTrace, counts: Sequence[int], accumulation: int
 ) -> StepTrace:
-    """The trace `deep`, of the first of the `counts`, with all micro-batches of a step."""
+    """Return the trace `deep`, of the first of the `counts`, extended to all micro-batches of a step."""
     left = accumulation - counts[0]
     if len(counts) == 1:
         return with_batches(deep, left)
@@ -230,7 +231,7 @@ def confirmed(
 def _least(
     job: ResolvedJob, workers: int, machine: Machine, verdicts: Mapping[Layout, Verdict]
 ) -> Confirmed | None:
-    """The plan with the layout that needs least by the formula, if its trace fits."""
+    """Return the plan with the layout that needs least by the formula, if its trace fits."""
     spec, on_cpu = job.spec, not job.spec.resources.per_worker.gpu
     without_room = dataclasses.replace(machine, memory=1.0)
     try:

@@ -1,11 +1,10 @@
-"""The messages of a rank: which collective, over which group, and where its result is waited for."""
+"""The collectives of a traced rank: their kind, size and group, and where the rank waits for their results."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
-from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -15,6 +14,7 @@ from torch.distributed.pipelining import schedules
 from orchestrator.parallel.mesh import Mesh
 from orchestrator.planner.step_trace import Axis, Collective, Event, Message, Phase, Wait
 from orchestrator.planner.trace.operators import bytes_of, dtype_of, tensors_in
+from orchestrator.planner.trace.replaced import replaced
 
 KINDS: dict[str, Message] = {
     "allreduce_": "all_reduce",
@@ -30,7 +30,7 @@ KINDS: dict[str, Message] = {
     "send": "send",
     "recv_": "receive",
 }
-"""Operators of `torch.ops.c10d`; in those that gather or scatter the whole tensor is the larger one."""
+"""Kinds of messages by the operator of `torch.ops.c10d`."""
 ASYNCHRONOUS = ("all_reduce", "all_gather_single", "all_gather_into_tensor", "reduce_scatter_single",
                 "reduce_scatter_tensor")  # fmt: skip
 """Functions of torch.distributed that may return work to wait for."""
@@ -38,29 +38,37 @@ AXES: tuple[Axis, ...] = ("tp", "cp", "pp", "data", "expert", "expert_data", "wo
 
 
 class Messages:
-    """Numbers the messages of a step, and names the axis of each group of `mesh`. Of gloo, `on_cpu`, a message is known
-    to have arrived only once it was waited for."""
+    """Turns collectives into numbered events, and names the axis of the mesh that each group belongs to.
+
+    Attributes:
+        mesh: the groups of the traced engine; None before it is built.
+        made: number of messages so far.
+    """
 
     def __init__(self, on_cpu: bool) -> None:
+        """`on_cpu`: whether gloo runs the collectives; it knows that a message arrived only after a wait."""
         self.mesh: Mesh | None = None
-        self._on_cpu = on_cpu
         self.made = 0
-        self._sent: list[list[Tensor]] | None = None  # within a call that returns work
+        self._on_cpu = on_cpu
+        # Tensors of each message of a call that returns work; None outside of such a call.
+        self._sent: list[list[Tensor]] | None = None
+        # Axis and number of ranks by the name of a group.
         self._sizes: dict[str, tuple[Axis, int]] = {}
 
     def of(
         self, func: Any, args: Sequence[Any], phase: Phase, stage: int | None, micro_batch: int | None
     ) -> Collective | None:
-        """The message of an operator of c10d; None for a barrier."""
+        """Return the message of an operator of c10d; None for a barrier."""
         name = func.overloadpacket.__name__
         if name not in KINDS:
             return None
         tensors = tensors_in(args)
+        # An all-reduce may have several tensors. Where parts are gathered or scattered, the largest tensor is whole.
         size = max(bytes_of([t]) for t in tensors) if KINDS[name] != "all_reduce" else bytes_of(tensors)
         group = next(dist.ProcessGroup.unbox(a) for a in args if _is_group(a))
         axis, ranks = self._axis(group)
         names = [argument.name for argument in func._schema.arguments]
-        at = names.index("async_op") if "async_op" in names else len(args)
+        position = names.index("async_op") if "async_op" in names else len(args)
         peer = None
         if KINDS[name] in ("send", "receive"):
             peer = next(a for a in args if isinstance(a, int) and not isinstance(a, bool))
@@ -68,21 +76,21 @@ class Messages:
         if self._sent is not None:
             self._sent.append(tensors)
         return Collective(
-            KINDS[name],
-            size,
-            ranks,
-            axis,
-            bool(args[at]) if at < len(args) else True,
-            self.made - 1,
-            phase,
-            dtype_of(tensors),
-            stage,
-            micro_batch,
-            peer,
+            message=KINDS[name],
+            bytes=size,
+            size=ranks,
+            axis=axis,
+            asynchronous=bool(args[position]) if position < len(args) else True,
+            number=self.made - 1,
+            phase=phase,
+            dtype=dtype_of(tensors),
+            stage=stage,
+            micro_batch=micro_batch,
+            peer=peer,
         )
 
     def copied(self, func: Any, given: Sequence[Tensor]) -> int:
-        """Bytes that the operator itself copies of what it is `given`: gloo reduces a copy of all that it scatters."""
+        """Return the bytes that the operator copies: gloo's reduce-scatter reduces a copy of the whole tensor."""
         name = func.overloadpacket.__name__
         if not self._on_cpu or KINDS.get(name) != "reduce_scatter":
             return 0
@@ -90,67 +98,81 @@ class Messages:
 
     def _axis(self, group: dist.ProcessGroup) -> tuple[Axis, int]:
         if group.group_name not in self._sizes:
-            found: Axis = "other"
+            group_axis: Axis = "other"
             for axis in AXES:
                 handle = getattr(self.mesh, axis).handle if self.mesh else None
                 if handle is not None and handle.group_name == group.group_name:
-                    found = axis
+                    group_axis = axis
                     break
-            self._sizes[group.group_name] = (found, group.size())
+            self._sizes[group.group_name] = (group_axis, group.size())
         return self._sizes[group.group_name]
 
     @contextlib.contextmanager
-    def waits_told(self, tell: Callable[[Event], None], phase: Callable[[], Phase]) -> Iterator[None]:
-        """Within it, `tell` gets a Wait where the result of an asynchronous message is waited for."""
+    def record_waits(self, record: Callable[[Event], None], phase: Callable[[], Phase]) -> Iterator[None]:
+        """Within the context, call `record` with a Wait when the rank waits for an asynchronous message."""
 
         def wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
             def call(*args: Any, **kwargs: Any) -> Any:
-                self._sent, before = [], self.made
-                found = function(*args, **kwargs)
-                sent, self._sent = self._sent, None
-                if isinstance(found, list):
+                before = self.made
+                self._sent = []
+                result = function(*args, **kwargs)
+                sent = self._sent
+                self._sent = None
+                if isinstance(result, list):  # a batch of sends and receives
                     return [
-                        _Told(work, before + number, tell, phase, sent[number : number + 1], not self._on_cpu)
-                        for number, work in enumerate(found)
+                        recorded(work, before + number, sent[number : number + 1])
+                        for number, work in enumerate(result)
                     ]
-                if found is None:
-                    return None
-                return _Told(found, self.made - 1, tell, phase, sent, not self._on_cpu)
+                return None if result is None else recorded(result, self.made - 1, sent)
 
             return call
 
+        def recorded(work: Any, number: int, sent: list[list[Tensor]]) -> _RecordedWork:
+            return _RecordedWork(
+                work=work,
+                number=number,
+                record=record,
+                phase=phase,
+                sent=sent,
+                has_arrived=not self._on_cpu,
+            )
+
         with contextlib.ExitStack() as stack:
             for name in ASYNCHRONOUS:
-                stack.enter_context(patch.object(dist, name, wrapped(getattr(dist, name))))
-            stack.enter_context(patch.object(schedules, "_batch_p2p", wrapped(schedules._batch_p2p)))
+                stack.enter_context(replaced(dist, name, wrapped(getattr(dist, name))))
+            stack.enter_context(replaced(schedules, "_batch_p2p", wrapped(schedules._batch_p2p)))
             yield
 
 
-class _Told:
-    """Work of torch.distributed; its first wait is told. As real work it holds its tensors to its end."""
+class _RecordedWork:
+    """Work of torch.distributed whose first wait is recorded. Like real work it keeps its tensors alive."""
 
     def __init__(
         self,
         work: Any,
         number: int,
-        tell: Callable[[Event], None],
+        record: Callable[[Event], None],
         phase: Callable[[], Phase],
         sent: list[list[Tensor]],
         has_arrived: bool,
     ) -> None:
-        self._sent, self._has_arrived = sent, has_arrived
-        self._work, self._number, self._tell, self._phase = work, number, tell, phase
+        self._work = work
+        self._number = number
+        self._record = record
+        self._phase = phase
+        self._sent = sent
+        self._has_arrived = has_arrived
         self._waited = False
 
     def wait(self, *given: Any) -> Any:
-        """Wait for it."""
+        """Wait for the message."""
         if not self._waited:
             self._waited = True
-            self._tell(Wait(self._number, self._phase()))
+            self._record(Wait(self._number, self._phase()))
         return self._work.wait(*given)
 
     def is_completed(self) -> bool:
-        """Whether it is known to have arrived."""
+        """Whether the message is known to have arrived."""
         return self._waited or self._has_arrived
 
     def __getattr__(self, name: str) -> Any:

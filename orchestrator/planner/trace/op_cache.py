@@ -1,4 +1,4 @@
-"""Operators on tensors without memory, which give what they gave before: a step repeats each of them many times."""
+"""A cache of operators on tensors without memory: a step repeats each of them many times."""
 
 from __future__ import annotations
 
@@ -14,22 +14,25 @@ from orchestrator.planner.trace.operators import tensors_in
 
 How = Literal["written", "view", "made", ""]
 Sort = tuple[torch.Size, tuple[int, ...], int, torch.dtype, torch.device]
-"""What an operator asks of a tensor: shape, stride, where it begins in its storage, type and device."""
+"""The properties of a tensor that an operator sees: shape, stride, offset in its storage, dtype and device."""
 UNSTEADY = {torch.Tag.inplace_view, torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
 RESIZING = ("resize_", "resize_as_", "set_", "lift", "lift_fresh", "lift_fresh_copy")
 
 
 class Remembered:
-    """Runs operators on the tensors of a `FakeTensorMode`. One that only writes into what it is given is not run, and
-    of one that makes tensors or a view the result is made anew from what it was for tensors of the same shapes:
-    torch's own cache takes three times as long."""
+    """Runs operators on the tensors of a `FakeTensorMode`.
+
+    An operator that only writes to its arguments is not run. The result of an operator that creates tensors or a view
+    is created again from the properties of an earlier result for the same shapes. torch's own cache takes three times
+    as long.
+    """
 
     def __init__(self, fake: FakeTensorMode) -> None:
         self._fake = fake
         self._known: dict[tuple[Any, ...], Any] = {}
 
     def __call__(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """The result of the operator."""
+        """Return the result of the operator."""
         how = how_of(func)
         sorts: list[Any] = [func]
         if not how or not all(self._sorted(each, sorts) for each in (*args, *kwargs.values())):
@@ -51,7 +54,7 @@ class Remembered:
         return found
 
     def _sorted(self, value: Any, sorts: list[Any]) -> bool:
-        """Add to `sorts` what the operator can see of a value; False if the operator has to be run."""
+        """Append what the operator sees of a value to `sorts`; return False if the operator must be run."""
         if isinstance(value, Tensor):
             if not isinstance(value, FakeTensor) or value.constant is not None:
                 return False
@@ -80,8 +83,11 @@ class Remembered:
 
 @functools.cache
 def how_of(func: Any) -> How:
-    """What an operator does: write into its first argument (or lists of tensors) alone, give one view of that, or make
-    tensors; empty if it does something else, or what it does depends on values."""
+    """Classify an operator.
+
+    "written": it only writes to its first argument (or lists of tensors). "view": it returns one view of it. "made": it
+    returns new tensors. Empty: it does something else, or its result depends on values.
+    """
     schema, name = func._schema, func._schema.name.removeprefix("aten::")
     if func.namespace != "aten" or UNSTEADY & set(func.tags) or name in RESIZING:
         return ""
@@ -105,7 +111,7 @@ def _is_sort(known: Any) -> bool:
 
 
 def _result(found: Any, how: How, given: Any) -> Any:
-    """What is remembered of a result: its sort, or a sequence of them; None if it cannot be made anew."""
+    """Return the properties from which a result can be created again, or a sequence of them; None if it cannot."""
     if isinstance(found, Tensor):
         if not isinstance(found, FakeTensor) or found.constant is not None:
             return None
@@ -125,7 +131,7 @@ def _result(found: Any, how: How, given: Any) -> Any:
 
 
 def _span(tensor: Tensor) -> int:
-    """Bytes of a storage that is no larger than the tensor needs."""
+    """Return the bytes of the smallest storage that the tensor fits in."""
     if not tensor.numel():
         return 0
     steps = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))

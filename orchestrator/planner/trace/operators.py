@@ -1,4 +1,4 @@
-"""What an ATen operator is, for the clock: its kind, its floating-point operations, the bytes that it moves."""
+"""Properties of ATen operators that decide their time: kind, floating-point operations, and bytes moved."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COPY = ("copy_", "clone", "_to_copy", "_foreach_copy_", "contiguous")
 
 
 def kind_of(name: str, in_optimizer: bool) -> Kind:
-    """The kind of the operator `name`, as `addmm`."""
+    """Return the kind of the operator `name`, for example `addmm`."""
     if name in MATMUL:
         return "matmul"
     if "attention" in name:
@@ -53,7 +53,7 @@ def _attention(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> float:
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """The tensors of what an operator is given or returns, in order."""
+    """Return the tensors among an operator's arguments or results, in order."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, list | tuple):
@@ -62,12 +62,12 @@ def tensors_in(value: Any) -> list[Tensor]:
 
 
 def bytes_of(tensors: Sequence[Tensor]) -> int:
-    """The bytes that these tensors name, each once."""
+    """Return the bytes of the tensors, each counted once."""
     return sum(t.numel() * t.element_size() for t in {id(t): t for t in tensors}.values())
 
 
 def written_arguments(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
-    """The tensors that an operator writes into, of those that it is given."""
+    """Return the arguments that an operator writes to."""
     found: list[Tensor] = []
     for number, argument in enumerate(func._schema.arguments):
         if argument.alias_info is None or not argument.alias_info.is_write:
@@ -84,13 +84,13 @@ def written_arguments(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) ->
 
 
 def dtype_of(tensors: Sequence[Tensor]) -> str:
-    """The type of the first floating-point tensor, or of the first one."""
+    """Return the dtype of the first floating-point tensor, or of the first tensor."""
     floats = [t for t in tensors if t.is_floating_point()] or list(tensors)
     return str(floats[0].dtype).removeprefix("torch.") if floats else "float32"
 
 
 def is_free(func: Any) -> bool:
-    """Whether the operator only makes a view or memory, and asks what a tensor is."""
+    """Whether the operator takes no time: it creates a view or empty memory, or returns metadata of a tensor."""
     name = func._schema.name
     return func.is_view or name.startswith(
         ("prim::", "aten::empty", "aten::new_empty", "aten::detach", "aten::lift")

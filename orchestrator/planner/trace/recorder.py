@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -24,27 +23,34 @@ from orchestrator.planner.trace.operators import (
     tensors_in,
     written_arguments,
 )
+from orchestrator.planner.trace.replaced import replaced
 
 
 class HeldBytes:
-    """Follows storages from the operator that makes them to their end, by weak references.
+    """Counts the bytes of live storages, from the operator that creates each to its end, by weak references.
 
-    What is counted is the memory that tensors name: several views of one storage count once. What a kernel takes for a
-    moment within itself, what an allocator rounds up or keeps, and what libraries hold is not.
+    Several views of one storage count once. Workspace within a kernel, memory that an allocator rounds up or caches,
+    and memory of libraries are not counted.
 
     Attributes:
-        peak, at_peak: the most since `begin_peak`, and its parts.
+        now: bytes by category.
+        total: their sum.
+        peak: the largest total since `begin_peak`.
+        at_peak: bytes by category at that moment.
     """
 
     def __init__(self) -> None:
         self.now = dict.fromkeys(CATEGORIES, 0)
-        self.total = self.peak = 0
+        self.total = 0
+        self.peak = 0
         self.at_peak = dict(self.now)
+        # Reference, bytes and category of each storage.
         self._known: dict[int, tuple[weakref.ref[torch.UntypedStorage], int, str]] = {}
 
     def begin_peak(self) -> None:
         """Forget the peak so far."""
-        self.peak, self.at_peak = self.total, dict(self.now)
+        self.peak = self.total
+        self.at_peak = dict(self.now)
 
     def add(self, tensor: Tensor, category: str) -> None:
         """Count the tensor's storage from now on, if it is not counted yet."""
@@ -56,12 +62,12 @@ class HeldBytes:
         self._set(key, storage.nbytes(), category)
 
     def resized(self, storage: torch.UntypedStorage, category: str) -> None:
-        """A counted storage has another size: sharded parameters are gathered into one, and freed, so."""
+        """Count a storage's new size. FSDP2 gathers parameters into a storage that it resizes, and frees them so."""
         if storage._cdata in self._known:
             self._set(storage._cdata, storage.nbytes(), category)
 
     def move(self, tensors: Iterable[Tensor], category: str) -> None:
-        """These tensors are for something else than was thought; a peak that stands now is of the new categories."""
+        """Assign tensors to another category; if the peak is now, it gets the new categories too."""
         is_at_peak = self.total == self.peak
         for tensor in tensors:
             key = tensor.untyped_storage()._cdata
@@ -73,22 +79,22 @@ class HeldBytes:
             self.at_peak = dict(self.now)
 
     def leave_out(self, tensors: Iterable[Tensor]) -> None:
-        """These tensors are elsewhere, and count no more."""
+        """Stop to count these tensors: they are in other memory."""
         for tensor in tensors:
             self.add(tensor, "other")
             key = tensor.untyped_storage()._cdata
             self._set(key, 0, self._known[key][2])
 
     def pass_by(self, size: int, category: str) -> None:
-        """Count so many bytes that are held only for as long as an operator takes."""
+        """Count `size` bytes that an operator holds only while it runs."""
         if self.total + size > self.peak:
             self.peak, self.at_peak = self.total + size, dict(self.now)
             self.at_peak[category] += size
 
     def category(self, tensor: Tensor) -> str:
-        """What the tensor is for; empty if it is not counted."""
-        found = self._known.get(tensor.untyped_storage()._cdata)
-        return found[2] if found else ""
+        """Return the tensor's category; empty if it is not counted."""
+        entry = self._known.get(tensor.untyped_storage()._cdata)
+        return entry[2] if entry else ""
 
     def _set(self, key: int, size: int, category: str) -> None:
         reference, before, was = self._known[key]
@@ -105,22 +111,29 @@ class HeldBytes:
 
     def _look(self) -> None:
         if self.total > self.peak:
-            self.peak, self.at_peak = self.total, dict(self.now)
+            self.peak = self.total
+            self.at_peak = dict(self.now)
 
 
 CURVE_STEP = 1 / 256
-"""Share of the peak by which memory must have changed for another point of its curve."""
+"""Change of memory, as a share of the peak, that adds a point to its curve."""
 
 
 class Recorder(TorchDispatchMode):
     """Counts the memory of all tensors on a device while it is entered, and records events while `events` is a list.
 
     Attributes:
-        place: (stage, micro-batch) of what runs now, None outside of both passes.
-        is_update: whether both passes are over.
-        updates_elsewhere: whether what the update makes is in host memory, and does not count.
-        is_backward: whether a pipeline's backward pass runs, parts of it outside of autograd.
-        steps_in: what memory a tensor made now is for, by default that of the phase.
+        held: the bytes of live tensors.
+        events: operators, messages and waits in order; None while nothing is recorded.
+        place: (stage, micro-batch) that runs now; (None, None) outside of forward and backward passes.
+        is_update: whether the step is in its update, after all passes.
+        updates_elsewhere: whether tensors of the update are in host memory, which is not counted.
+        is_backward: whether a pipeline's backward pass runs; parts of it are outside of autograd.
+        crests: peaks between two operators, each with its phase and place.
+        curve: (number of events, bytes) whenever memory has changed by CURVE_STEP.
+        steady: bytes by category between two steps.
+        micro_batch: micro-batch that runs now, without a pipeline.
+        in_pipeline: stage that runs now, within a pipeline.
     """
 
     def __init__(
@@ -130,38 +143,51 @@ class Recorder(TorchDispatchMode):
         messages: Messages | None = None,
         run: Callable[[Any, Sequence[Any], dict[str, Any]], Any] | None = None,
     ) -> None:
-        """`stand_in` gives results of operators that need values, where tensors have none; `run` runs the others."""
+        """Create a recorder.
+
+        Args:
+            device: the device whose tensors count.
+            stand_in: returns the result of an operator that needs values; None for an operator that torch can run.
+            messages: turns collectives into events.
+            run: runs the other operators.
+        """
         super().__init__()
         self.held = HeldBytes()
         self.events: list[Event] | None = None
         self.place: tuple[int | None, int | None] = (None, None)
-        self.is_update = self.is_backward = self.updates_elsewhere = False
+        self.is_update = False
+        self.is_backward = False
+        self.updates_elsewhere = False
         self.crests: list[Crest] = []
         self.curve: list[tuple[int, int]] = []
         self.steady: dict[str, int] = {}
         self.micro_batch = -1
         self.in_pipeline: int | None = None
-        self._device, self._stand_in, self._messages = device, stand_in, messages
+        self._device = device
+        self._stand_in = stand_in
+        self._messages = messages
         self._run = run or _run
 
     def __enter__(self) -> Recorder:
-        """Begin to record; whole parameters are gathered into storages that are resized."""
-        inner, held, entered = torch.UntypedStorage.resize_, self.held, self
+        """Begin to record. Resizes of storages are no operators, so they are recorded by replacing the method."""
+        inner = torch.UntypedStorage.resize_
+        held = self.held
+        entered = self
 
         def resize(storage: torch.UntypedStorage, size: int) -> Any:
-            found = inner(storage, size)
+            result = inner(storage, size)
             held.resized(storage, "communication")
             entered.look()
-            return found
+            return result
 
-        self._patched = patch.object(torch.UntypedStorage, "resize_", resize)
-        self._patched.start()
+        self._resizes = replaced(torch.UntypedStorage, "resize_", resize)
+        self._resizes.__enter__()
         super().__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
-        self._patched.stop()
+        self._resizes.__exit__(None, None, None)
 
     def begin(self) -> None:
         """Look for the peak from here on."""
@@ -171,7 +197,7 @@ class Recorder(TorchDispatchMode):
 
     @property
     def peak(self) -> Crest:
-        """The most that is held since `begin`."""
+        """The largest crest since `begin`."""
         return max(self.crests, key=lambda crest: crest[1])
 
     @property
@@ -190,7 +216,7 @@ class Recorder(TorchDispatchMode):
             return _device_of(args[0])
         kwargs = kwargs or {}
         if any(issubclass(t, DTensor) for t in types):
-            return NotImplemented  # it comes again with the tensors within
+            return NotImplemented  # DTensor then calls the operator on its local tensors
         out = None if self._stand_in is None else self._stand_in(func, args, kwargs)
         if isinstance(out, bool | int | float):
             return out
@@ -203,9 +229,9 @@ class Recorder(TorchDispatchMode):
         self._count(made, given, namespace, func)
         if self.events is not None and namespace == "c10d" and self._messages is not None:
             stage, micro = self.place
-            found = self._messages.of(func, args, self.phase, stage, micro)
-            if found is not None:
-                self.events.append(found)
+            message = self._messages.of(func, args, self.phase, stage, micro)
+            if message is not None:
+                self.events.append(message)
         elif self.events is not None and namespace != "c10d":
             self._record(func, args, kwargs, out, made, given)
         return out
@@ -230,12 +256,13 @@ class Recorder(TorchDispatchMode):
         self.look()
 
     def look(self) -> None:
-        """Take note of the most since the last look, and of a new point of the curve."""
+        """Note the peak since the last call, and a point of the curve if memory has changed enough."""
         held = self.held
         self.crests.append(((self.phase, *self.place), held.peak, tuple(held.at_peak.values())))
         held.begin_peak()
         if self.events is not None:
-            now, last = self.held.total, self.curve[-1][1] if self.curve else -1
+            now = self.held.total
+            last = self.curve[-1][1] if self.curve else -1
             if last < 0 or abs(now - last) > CURVE_STEP * max(self.held.peak, 1):
                 self.curve.append((len(self.events), now))
 
@@ -257,17 +284,17 @@ class Recorder(TorchDispatchMode):
         assert self.events is not None
         self.events.append(
             Operation(
-                kind_of(name, phase == "optimizer"),
-                f"{func.namespace}.{name}",
-                flops_of(func, name, args, kwargs, out),
-                bytes_of(given),
-                bytes_of(written),
-                tuple(tuple(t.shape) for t in given[:6]),
-                dtype_of(given or made),
-                phase,
-                stage,
-                micro,
-                phase == "backward" and torch.is_grad_enabled(),
+                kind=kind_of(name, phase == "optimizer"),
+                name=f"{func.namespace}.{name}",
+                flops=flops_of(func, name, args, kwargs, out),
+                read=bytes_of(given),
+                written=bytes_of(written),
+                shapes=tuple(tuple(t.shape) for t in given[:6]),
+                dtype=dtype_of(given or made),
+                phase=phase,
+                stage=stage,
+                micro_batch=micro,
+                recomputed=phase == "backward" and torch.is_grad_enabled(),
             )
         )
 
@@ -277,5 +304,5 @@ def _run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 
 def _device_of(tensor: Tensor) -> torch.device:
-    """Its device; a fake one says it at once, not by an operator."""
+    """Return the tensor's device; `fake_device` avoids the operator that `device` runs on a fake tensor."""
     return tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device

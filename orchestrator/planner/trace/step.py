@@ -1,4 +1,4 @@
-"""The trace of one rank: its engine made and run for two steps without memory, of which the last is recorded."""
+"""The trace of one rank: build its engine on tensors without memory, run a warm-up step, and record the next ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
-from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -35,6 +34,7 @@ from orchestrator.planner.trace.fake_values import stand_in, values_assumed
 from orchestrator.planner.trace.messages import Messages
 from orchestrator.planner.trace.op_cache import Remembered
 from orchestrator.planner.trace.recorder import Recorder
+from orchestrator.planner.trace.replaced import replaced
 from orchestrator.planner.trace.sample_batch import predicted_share, sample_batch
 from orchestrator.train.engines.torch_engine import TorchEngine
 from workloads.errors import WorkloadError
@@ -44,9 +44,9 @@ CPU = torch.device("cpu")
 
 
 def trace(spec: JobSpec, workload: Workload, layout: Layout, rank: int) -> StepTrace | NotTraced:
-    """What `rank` does in one step of the job under `layout`, and what it holds; see `traces`."""
-    found = traces(spec, workload, layout, rank, [layout.accumulation(spec.train.global_batch)])
-    return found if isinstance(found, NotTraced) else found[0]
+    """Trace one step of `rank` under `layout`, with the job's number of micro-batches; see `traces`."""
+    result = traces(spec, workload, layout, rank, [layout.accumulation(spec.train.global_batch)])
+    return result if isinstance(result, NotTraced) else result[0]
 
 
 def traces(
@@ -57,17 +57,21 @@ def traces(
     counts: Sequence[int],
     seconds: float = math.inf,
 ) -> list[StepTrace] | NotTraced:
-    """What `rank` does in a step of each of these numbers of micro-batches under `layout`, and what it holds.
+    """Trace steps of `rank` under `layout`: its operators and messages in order, and the memory that it holds.
 
     Args:
         spec: the job.
-        workload: what it trains; its weights are not read.
-        layout: of the torch engine.
-        rank: whose step.
-        counts: how many micro-batches are run, ascending.
-        seconds: of the processor, that it may take.
+        workload: the model and its objective; its weights are not read.
+        layout: how the ranks divide the work.
+        rank: the rank to trace.
+        counts: numbers of micro-batches, ascending; one step is recorded for each.
+        seconds: limit on the processor time of the trace.
 
-    Raises RuntimeError if this process is in a process group.
+    Returns:
+        One trace for each of `counts`, or the reason why there is none.
+
+    Raises:
+        RuntimeError: if this process is in a process group.
     """
     if layout.engine != "torch":
         return NotTraced(rank, "DeepSpeed's own memory cannot be followed")
@@ -93,7 +97,7 @@ def traces(
             values_assumed(note, on_cpu),
             _collected(),
             _ended_at(time.process_time() + seconds),
-            warnings.catch_warnings(action="ignore"),  # of a run, and no user's of a plan
+            warnings.catch_warnings(action="ignore"),  # they concern a run, not a plan
         ):
             with fake, recorder:
                 shapes: Batch = {name: fake.from_tensor(t) for name, t in batch.items()}
@@ -103,7 +107,10 @@ def traces(
                 messages.mesh = engine._mesh
                 recorder.updates_elsewhere = not on_cpu and isinstance(engine._data, Offload)
                 steps = _Steps(engine, shapes, spec.train.optimizer.lr, recorder, messages)
-                found = [_found(rank, layout, recorder) for _ in steps.of(warm_up(layout, counts[0]), counts)]
+                recorded = [
+                    _step_trace(rank, layout, recorder)
+                    for _ in steps.record(warm_up(layout, counts[0]), counts)
+                ]
                 saved = room_for(engine.state())[0]
     except Exception as error:
         if isinstance(error, _TooLong) or isinstance(error.__cause__ or error.__context__, _TooLong):
@@ -111,18 +118,20 @@ def traces(
         return NotTraced(rank, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
     size = sum(tensor.nbytes for tensor in batch.values())
     return [
-        dataclasses.replace(each, assumed=tuple(assumed), saved=saved, batch_bytes=size) for each in found
+        dataclasses.replace(each, assumed=tuple(assumed), saved=saved, batch_bytes=size) for each in recorded
     ]
 
 
 def warm_up(layout: Layout, most: int) -> int:
-    """Micro-batches of a step after which the optimiser has its state and buffers are there: torch's 1F1B refuses less
-    than one a stage."""
+    """Return the micro-batches of the warm-up step, which creates the optimizer state and all buffers.
+
+    One suffices, except that torch's 1F1B requires at least one per stage.
+    """
     return min(layout.pp if layout.schedule == "1f1b" else 1, most)
 
 
 class _Steps:
-    """Steps of an engine with so many micro-batches as are asked for, of the given shapes."""
+    """Runs and records steps of an engine on micro-batches of the given shapes."""
 
     def __init__(
         self,
@@ -132,36 +141,41 @@ class _Steps:
         recorder: Recorder,
         messages: Messages,
     ) -> None:
-        self._engine, self._shapes, self._lr = engine, shapes, lr
-        self._recorder, self._messages = recorder, messages
-        self._given: list[Batch] = []
+        self._engine = engine
+        self._shapes = shapes
+        self._lr = lr
+        self._recorder = recorder
+        self._messages = messages
+        self._batches: list[Batch] = []
 
-    def of(self, first: int, counts: Sequence[int]) -> Iterator[None]:
-        """A step that is not recorded, then one to record of each of the `counts`; goes on behind each of these."""
+    def record(self, warm_up: int, counts: Sequence[int]) -> Iterator[None]:
+        """Run a step of `warm_up` micro-batches, then record one for each of `counts`; yields after each of these."""
         recorder = self._recorder
         follow(self._engine, recorder)
         with pipeline_followed(recorder):
-            self._step(first)
+            self._step(warm_up)
             for count in counts:
                 self._fill(count)
                 settle(self._engine, recorder)
-                recorder.events, self._messages.made = [], 0
-                with self._messages.waits_told(recorder.events.append, lambda: recorder.phase):
+                recorder.events = []
+                self._messages.made = 0
+                with self._messages.record_waits(recorder.events.append, lambda: recorder.phase):
                     self._step(count)
                 yield
 
     def _fill(self, count: int) -> None:
-        for _ in range(count - len(self._given)):
-            self._given.append({name: torch.empty_like(t) for name, t in self._shapes.items()})
+        for _ in range(count - len(self._batches)):
+            self._batches.append({name: torch.empty_like(t) for name, t in self._shapes.items()})
 
     def _step(self, count: int) -> None:
         self._fill(count)
-        step(self._engine, self._given[:count], self._lr, self._recorder)
+        step(self._engine, self._batches[:count], self._lr, self._recorder)
 
 
 def step(engine: TorchEngine, batches: Sequence[Batch], lr: float, recorder: Recorder) -> None:
-    """One step, from its forward pass."""
-    recorder.is_update, recorder.place = False, (None, None)
+    """Run one step of the engine."""
+    recorder.is_update = False
+    recorder.place = (None, None)
     recorder.micro_batch = -1
     for tensor in (t for batch in batches for t in batch.values()):
         recorder.held.add(tensor, "other")
@@ -170,7 +184,7 @@ def step(engine: TorchEngine, batches: Sequence[Batch], lr: float, recorder: Rec
 
 
 def settle(engine: TorchEngine, recorder: Recorder) -> None:
-    """Say what the memory is for that stays between steps, and begin to look for a peak."""
+    """Assign the memory that stays between steps to its categories, and start to look for the peak."""
     gc.collect()
     for category, tensors in engine.held().items():
         recorder.held.move(tensors, category)
@@ -181,30 +195,34 @@ def settle(engine: TorchEngine, recorder: Recorder) -> None:
 
 
 def _on_host(engine: TorchEngine) -> list[Tensor]:
-    """What an engine that offloads its optimiser keeps in host memory."""
+    """Return the tensors that an engine with an offloaded optimizer keeps in host memory."""
     copies = [each for shard in engine._data.shards for each in (shard.parameter, shard.parameter.grad)]
     slots = [each for state in engine._optimizer.state.values() for each in state.values()]
     return [each for each in (*copies, *slots) if isinstance(each, Tensor)]
 
 
 def follow(engine: TorchEngine, recorder: Recorder) -> None:
-    """Have the recorder know which pass, stage and micro-batch runs."""
+    """Keep the recorder informed of the running stage and micro-batch, and of the start of the update."""
     for number, stage in zip(engine.stage_numbers, engine.parallel.stages, strict=True):
         stage.register_forward_pre_hook(_Entered(recorder, number))
-    shared, summed = engine.parallel.shared, engine.parallel.shared.sum
+    shared = engine.parallel.shared
+    sum_tied = shared.sum
 
-    def over() -> None:
-        recorder.is_update, recorder.place = True, (None, None)
-        summed()
+    def begin_update() -> None:
+        recorder.is_update = True
+        recorder.place = (None, None)
+        sum_tied()
 
-    shared.sum = over  # type: ignore[method-assign]
+    # The sum of tied gradients is the engine's first call after the backward passes.
+    shared.sum = begin_update  # type: ignore[method-assign]
 
 
 class _Entered:
-    """A stage begins the forward pass of its next micro-batch."""
+    """A hook that runs when a stage begins a forward pass: without a pipeline it is the next micro-batch."""
 
     def __init__(self, recorder: Recorder, number: int) -> None:
-        self._recorder, self._number = recorder, number
+        self._recorder = recorder
+        self._number = number
 
     def __call__(self, module: nn.Module, args: Any) -> None:
         if self._recorder.in_pipeline is None:
@@ -214,13 +232,14 @@ class _Entered:
 
 @contextlib.contextmanager
 def pipeline_followed(recorder: Recorder) -> Iterator[None]:
-    """Within it, the recorder knows which stage of a pipeline runs which pass of which micro-batch."""
+    """Within the context, the recorder knows which stage of a pipeline runs which pass of which micro-batch."""
 
     def followed(name: str, is_backward: bool) -> Any:
         inner = getattr(_PipelineStageBase, name)
 
         def run(self: Any, chunk: int, *args: Any, **kwargs: Any) -> Any:
-            recorder.place, recorder.is_backward = (self.stage_index, chunk), is_backward
+            recorder.place = (self.stage_index, chunk)
+            recorder.is_backward = is_backward
             recorder.in_pipeline = self.stage_index
             try:
                 return inner(self, chunk, *args, **kwargs)
@@ -228,7 +247,7 @@ def pipeline_followed(recorder: Recorder) -> Iterator[None]:
                 recorder.is_backward = False
                 recorder.in_pipeline = None
 
-        return patch.object(_PipelineStageBase, name, run)
+        return replaced(_PipelineStageBase, name, run)
 
     with (
         followed("forward_one_chunk", False),
@@ -240,55 +259,61 @@ def pipeline_followed(recorder: Recorder) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _other_ranks(rank: int, world: int) -> Iterator[dist.ProcessGroup]:
-    """A process group whose other ranks answer at once, with nothing."""
+    """Join a fake process group: collectives return at once and leave their outputs as they are."""
     if dist.is_initialized():
-        raise RuntimeError("a process that is a rank cannot trace one")
+        raise RuntimeError("cannot trace a rank in a process that belongs to a process group")
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
     new_group = dist.new_group
 
-    def mine(ranks: list[int], *_: Any) -> Any:  # of a large world most groups are of others
+    def own_group(ranks: list[int], *_: Any) -> Any:
+        # In a large world most groups are of other ranks, and creating them takes long.
         return new_group(ranks) if rank in ranks else None
 
     try:
         assert dist.group.WORLD is not None
-        with patch.object(dist, "new_group", mine):
+        with replaced(dist, "new_group", own_group):
             yield dist.group.WORLD
     finally:
         dist.destroy_process_group()
-        # What it remembers of an operator's results names their mesh, whose groups are gone with this one: the next
-        # mesh of these ranks equals it.
+        # DTensor caches results of operators by their mesh. The mesh of the next trace compares equal, but the groups
+        # of the cached one are destroyed.
         _clear_sharding_prop_cache()
 
 
 class _TooLong(Exception):
-    """The trace would take longer than it may."""
+    """The trace exceeds its processor time."""
 
 
 @contextlib.contextmanager
 def _ended_at(deadline: float) -> Iterator[None]:
-    """Within it, _TooLong is raised where a module begins after `deadline` of the processor's time. From within an
-    operator nothing may be raised: torch asks tensors for their sizes where it cannot fail."""
+    """Within the context, raise _TooLong when a module starts after `deadline` of the processor's time.
+
+    Operators must not raise it: torch calls some of them where it cannot handle an exception.
+    """
 
     def check(*_: object) -> None:
         if time.process_time() > deadline:
             raise _TooLong
 
     hook = register_module_forward_pre_hook(check)
-    told = logging.getLogger(schedules.__name__)  # it tells its whole schedule where a stage fails
-    level = told.level
-    told.setLevel(logging.CRITICAL)
+    logger = logging.getLogger(schedules.__name__)  # it prints the whole schedule when a stage raises
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
     try:
         yield
     finally:
         hook.remove()
-        told.setLevel(level)
+        logger.setLevel(level)
 
 
 @contextlib.contextmanager
 def _collected() -> Iterator[None]:
-    """Memory that only circles of references hold is freed at fixed places alone, so that each trace is the same. What
-    was there before is not looked at: that takes longer than a small trace."""
-    was, frozen = gc.isenabled(), gc.get_freeze_count()
+    """Within the context, collect garbage at fixed places only, so that every trace of a step is the same.
+
+    Objects from before are frozen: the collector would take longer to visit them than a small trace takes in all.
+    """
+    was_enabled = gc.isenabled()
+    frozen = gc.get_freeze_count()
     gc.disable()
     gc.freeze()
     try:
@@ -297,11 +322,12 @@ def _collected() -> Iterator[None]:
         gc.collect()
         if not frozen:
             gc.unfreeze()
-        if was:
+        if was_enabled:
             gc.enable()
 
 
-def _found(rank: int, layout: Layout, recorder: Recorder) -> StepTrace:
+def _step_trace(rank: int, layout: Layout, recorder: Recorder) -> StepTrace:
+    """Return the trace of the step that was recorded last."""
     (phase, stage, micro_batch), peak, parts = recorder.peak
     at_peak = dict(zip(CATEGORIES, parts, strict=True))
     memory = Memory(peak, at_peak, recorder.steady, phase, stage, micro_batch)

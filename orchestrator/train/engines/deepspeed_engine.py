@@ -405,7 +405,7 @@ class DeepSpeedEngine:
         self._losses.begin_reference()
         self._evaluate(micro_batches)
         self._routing.take([self.model])
-        return self._losses.said()
+        return self._losses.answer_log_probabilities()
 
     def _evaluate(self, micro_batches: Sequence[Batch]) -> None:
         self._engine.eval()

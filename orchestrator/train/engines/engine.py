@@ -22,7 +22,7 @@ class Metrics:
     Attributes:
         loss: mean over predicted tokens, in nats; None if the step predicts nothing.
         grad_norm: global norm of the gradients before clipping.
-        extra: other metrics of the workload, each a mean over the global batch; without those that are of nothing.
+        extra: other metrics of the workload, each a mean over the global batch. A mean of no values is left out.
         busy_seconds: time this rank computed before it waited for the gradients of others; 0 if its layout makes ranks
             wait for each other earlier.
     """
@@ -38,46 +38,51 @@ class Engine(Protocol):
     backward pass themselves.
 
     The state is one flat namespace in fp32 under any layout: `model.<name>`, `optim.<name>.<slot>`, the scalar
-    `optim.step` and, of a job with a moving average of its weights, `average.<name>` for every parameter; with the
-    layers' original numbers. `clock` has where the time of the last step went.
+    `optim.step` and, if the job has a moving average of its weights, `average.<name>` for every parameter. Layers keep
+    the numbers of the whole model. `clock` has the time of the last step by part.
     """
 
     clock: StepClock
 
     def train_step(self, micro_batches: Sequence[Batch], lr: float) -> Metrics:
-        """One optimiser step over this rank's micro-batches; all ranks call it together."""
+        """Do one optimizer step over this rank's micro-batches. All ranks call it together."""
 
     def eval_step(self, micro_batches: Sequence[Batch]) -> EvaluationSums:
-        """The sums of a forward pass over the micro-batches of all ranks, at least one each; no state changes."""
+        """Return the sums of a forward pass over all ranks' micro-batches, at least one each. No state changes."""
 
     def take_baseline(self, sums: EvaluationSums) -> None:
-        """Of an objective whose rewards are counted from a mean over all samples (kto): count them from that in `sums`
-        in further calls of `eval_step`."""
+        """Set the baseline of rewards for further calls of `eval_step`, from the sums of a first one (KTO only)."""
 
     def next_logits(self, micro_batches: Sequence[Batch]) -> list[tuple[int, Tensor]]:
-        """The logits at the labels in the micro-batches of all ranks, at least one each: of every label itself and
-        fp32 [vocabulary], each on one rank. No state changes."""
+        """Return every label in all ranks' micro-batches with the logits at its position, fp32 [vocabulary].
+
+        Each label is returned on one rank. Every rank passes at least one micro-batch. No state changes.
+        """
 
     def log_probabilities(self, micro_batches: Sequence[Batch]) -> list[Tensor]:
-        """The log-probabilities of both answers of each row, fp32 [B, 2] of each micro-batch, on one of the ranks that
-        computed it and empty on the others. No state changes."""
+        """Return the log-probabilities of both answers of each row, fp32 [B, 2] for each micro-batch.
+
+        Of the ranks that compute the same micro-batches one returns them, and the others return an empty list. No
+        state changes.
+        """
 
     def hold_reference(self, seed: int) -> None:
-        """Initialise the weights, and keep a copy as the reference with which steps and evaluations compare."""
+        """Initialise the weights, and keep a copy as the reference model of steps and evaluations."""
 
     def swap_average(self) -> None:
-        """Exchange the weights and their moving average, on all ranks together; a second time to go back to the same
-        bits. Between the two calls only `eval_step` may be called."""
+        """Exchange the weights and their moving average, on all ranks together.
+
+        A second call restores the same bits. Between the two calls only `eval_step` may be called.
+        """
 
     def initialise(self, seed: int) -> None:
-        """Initialise the weights from (seed, parameter name) as the model's paper says, and the optimiser state to
-        zero."""
+        """Initialise the weights from (seed, parameter name) as in the model's paper, and clear the optimizer state."""
 
     def state(self) -> Iterable[TensorPiece]:
-        """The pieces that this rank saves; over all ranks they tile every tensor once."""
+        """Return the pieces that this rank saves; those of all ranks cover every element once."""
 
     def load(self, reader: Reader) -> None:
-        """Load a commit. Raises InputError if it is of another model."""
+        """Load a commit. Raises InputError if it belongs to another model."""
 
     def poison(self) -> None:
         """Set this rank's weights to NaN, so that the next step's numbers are NaN on all ranks. An injected fault."""

@@ -9,7 +9,12 @@ import torch
 from orchestrator.checkpoint.pieces import TensorPiece, full_piece
 from orchestrator.checkpoint.reader import Reader
 
-FIRST, LEAST, GROW_AFTER = 2.0**16, 1.0, 2000
+FIRST = 2.0**16
+"""Loss scale of the first step."""
+LEAST = 1.0
+"""Minimum loss scale; an overflow at this scale is an error."""
+GROW_AFTER = 2000
+"""Steps without overflow after which the scale doubles."""
 
 
 class LossScale:
@@ -21,18 +26,23 @@ class LossScale:
         self._good = 0
 
     def overflow(self) -> bool:
-        """Lower the scale after an overflow. Returns whether the step may be skipped: not once the scale is at its
-        minimum."""
+        """Halve the scale after an overflow.
+
+        Returns:
+            Whether the step may be skipped; False once the scale is at its minimum.
+        """
         if not self.enabled or self.value <= LEAST:
             return False
-        self.value, self._good = self.value / 2, 0
+        self.value = self.value / 2
+        self._good = 0
         return True
 
     def succeed(self) -> None:
         """Count a step without overflow."""
         self._good += self.enabled
         if self._good == GROW_AFTER:
-            self.value, self._good = self.value * 2, 0
+            self.value = self.value * 2
+            self._good = 0
 
     def pieces(self) -> Iterator[TensorPiece]:
         """The pieces for a commit."""
@@ -41,7 +51,7 @@ class LossScale:
             yield full_piece("optim.good_steps", torch.tensor(self._good, dtype=torch.int64))
 
     def load(self, reader: Reader) -> None:
-        """Load from a commit; one that was made in another precision has no loss scale."""
+        """Load from a commit. A commit of a run in another precision has no loss scale, and changes nothing."""
         if self.enabled and "optim.loss_scale" in reader.manifest.tensors:
             self.value = float(reader.read("optim.loss_scale"))
             self._good = int(reader.read("optim.good_steps"))

@@ -9,14 +9,14 @@ from torch import Tensor
 
 
 class MovingAverage:
-    """Averages of the tensors that an optimiser updates: each of its tensor's size and dtype, beside it.
+    """Averages of the tensors that an optimizer updates, with the same sizes and dtypes.
 
     With decay d, after update t of the weights w:
 
         average_t = average_{t-1} + (1 - d) / (1 - d^t) * (w_t - average_{t-1})
 
-    which is the mean of w_1 ... w_t weighted by d^(t-i). torch.optim.swa_utils has 1 - d throughout, so that the first
-    weights count d^(t-1), which is most of a short run's average. The division is Adam's for its moments (Kingma and
+    which is the mean of w_1 ... w_t weighted by d^(t-i). torch.optim.swa_utils uses 1 - d throughout, which gives the
+    first weights the share d^(t-1): most of a short run's average. The division is Adam's for its moments (Kingma and
     Ba, 2015, section 3); averaging itself is Polyak and Juditsky, 1992.
     """
 
@@ -25,7 +25,8 @@ class MovingAverage:
 
         `of` maps each of the weights to its average.
         """
-        self._decay, self._weights = decay or 0.0, list(weights) if decay is not None else []
+        self._decay = decay or 0.0
+        self._weights = list(weights) if decay is not None else []
         self._averages = [torch.zeros_like(each.detach()) for each in self._weights]
         self.of = dict(zip(self._weights, self._averages, strict=True))
         self._updates = 0
@@ -38,12 +39,12 @@ class MovingAverage:
             average.copy_(weight)
 
     def go_on(self, updates: int) -> None:
-        """Go on from a commit after that many updates, whose averages were copied to `of`."""
+        """Continue from a commit after `updates` updates, whose averages were copied to `of`."""
         self._updates = updates
 
     @torch.no_grad()
     def update(self) -> None:
-        """Take in the weights after an optimiser step."""
+        """Add the weights after an optimizer step."""
         self._updates += 1
         if self._averages:
             share = (1 - self._decay) / (1 - self._decay**self._updates)
@@ -51,7 +52,7 @@ class MovingAverage:
 
     @torch.no_grad()
     def swap(self) -> None:
-        """Exchange the averages and the weights, which needs the memory of the largest tensor; again to go back."""
+        """Exchange the averages and the weights; a second call restores both. Needs memory for the largest tensor."""
         for average, weight in zip(self._averages, self._weights, strict=True):
             before = weight.clone()
             weight.copy_(average)

@@ -42,40 +42,65 @@ from workloads.workload import Batch, Workload
 
 T = TypeVar("T")
 DRAWING = 8
-"""Most tensors whose initial values are drawn at a time, each by one thread, and whole."""
+"""Most threads that draw initial values; each draws whole tensors."""
 
 
 class TorchEngine:
-    """See `Engine`. Runs the micro-batches, sums gradients, clips them and updates the weights."""
+    """An `Engine` in plain torch: run the micro-batches, sum gradients over ranks, clip them and update the weights."""
 
     def __init__(
         self, spec: JobSpec, workload: Workload, layout: Layout, device: Device, base: str = ""
     ) -> None:
-        """`base` is a checksum of the weights that the run began with, if they are read at every start: what of them
-        is not trained is then held once on a machine."""
+        """Build this rank's part of the model and its optimizer; weights stay uninitialised.
+
+        Args:
+            spec: the job.
+            workload: the model and its objective.
+            layout: how the ranks divide the work.
+            device: this rank's device.
+            base: checksum of the base weights if they are read at every start, else empty. With it the ranks of a
+                machine share one copy of the frozen weights.
+        """
+        # Under ZeRO 3 a kept cast would outlive the gathered weight that it was made of, and hold a copy of the whole
+        # model. Only layers that share weights use it again.
         keeps_casts = layout.zero < 3 or getattr(workload.config, "shared_layers", False)
         device = dataclasses.replace(device, keeps_casts=keeps_casts, keeps_weights=layout.zero < 2)
-        self._spec, self._workload, self._layout, self._device = spec.train, workload, layout, device
-        self._seed, self._base = spec.seed, base
+        self._spec = spec.train
+        self._workload = workload
+        self._layout = layout
+        self._device = device
+        self._seed = spec.seed
+        self._base = base
         self._shared: SharedBase | None = None
+        # With plain data parallelism a rank first waits for others in the sum of gradients. The time before that sum
+        # is then the time that this rank was busy.
         self._is_alone_until_reduction = layout.world == layout.dp and layout.zero <= 1 and layout.ep == 1
         self.clock = StepClock(device.device)
         self._mesh = Mesh(layout, self.clock)
         self.parallel = parallelize(workload, layout, self._mesh, device, spec.train)
         self._mesh.connect(device.device)
-        self._data, self._stages = self.parallel.data, self.parallel.stages
+        self._data = self.parallel.data
+        self._stages = self.parallel.stages
         self.is_pipeline = layout.pp > 1
         self.stage_numbers = layout.stages_of(self._mesh.coordinate["pp"]) if layout.pp > 1 else [0]
         self._losses = StepLosses(spec, workload, layout, self._mesh, device)
         self._routing = RouterLoad(workload, self._mesh, device.device)
         self._runner = runner_of(
-            self._stages, workload, layout, self._mesh, self._data, self._losses, device, self.clock
+            stages=self._stages,
+            workload=workload,
+            layout=layout,
+            mesh=self._mesh,
+            data=self._data,
+            losses=self._losses,
+            device=device,
+            clock=self.clock,
         )
         self._scale = LossScale(spec.train.dtype == "fp16")
         self._full = FullMatrices(self._matrices(), self._data.shards, self._mesh, device.device)
         self._slots = partial(slots_of, spec.train.optimizer, matrices=self._full.names)
-        self._optimizer, self._steps = self._make_optimizer(), 0
-        # Of the weights that the run began with, where the job holds them: divided as they are, once for a layout.
+        self._optimizer = self._make_optimizer()
+        self._steps = 0
+        # A copy of the initial weights, sharded like the parameters. Present only when the job keeps a reference model.
         shards = self._data.shards if spec.train.reference == "held" else []
         self._reference = [torch.empty_like(shard.parameter) for shard in shards]
         self._average = MovingAverage(spec.checkpoint.ema, [s.parameter for s in self._data.shards])
@@ -101,20 +126,20 @@ class TorchEngine:
         self.clock.switch(COMMUNICATION if self._layout.world > 1 else OPTIMIZER)
         self.parallel.shared.sum()
         self._data.finish()
+        # The squared norm is computed on shards of gradients and travels with the metrics: one all-gather for both.
         loss, extra, count, square = self._losses.over_ranks(squared_norm(self._data.shards))
         busy = watch.seconds() if self._is_alone_until_reduction else 0.0
         routed = self._routing.take(self._stages)
         extra = {**extra, **ratios(routed)}
+        # The backward pass differentiated (sum / expected) x scale; this makes it the gradient of sum / count.
         factor = self._losses.expected / count / self._scale.value
         if self._scale.enabled:
             extra = {**extra, "loss_scale": self._scale.value, "skipped": 0.0}
         if not math.isfinite(square):
-            # every rank has the same sum, so that all skip the step or all fail
-            return (
-                Metrics(loss, 0.0, {**extra, "skipped": 1.0})
-                if self._scale.overflow()
-                else Metrics(loss, math.nan, extra)
-            )
+            # Every rank has the same sum, so all ranks skip the step or all of them fail.
+            if self._scale.overflow():
+                return Metrics(loss, 0.0, {**extra, "skipped": 1.0})
+            return Metrics(loss, math.nan, extra)
         norm = math.sqrt(square) * factor
         self.clock.switch(OPTIMIZER)
         self._update(lr, factor * self._clip(norm), routed)
@@ -147,7 +172,7 @@ class TorchEngine:
         self._losses.begin_reference()
         self._evaluate(micro_batches)
         self._routing.take(self._stages)
-        return self._losses.said()
+        return self._losses.answer_log_probabilities()
 
     @torch.no_grad()
     def hold_reference(self, seed: int) -> None:
@@ -158,20 +183,22 @@ class TorchEngine:
 
     @torch.no_grad()
     def _with_reference(self, micro_batches: Sequence[Batch]) -> Sequence[Batch]:
-        """The micro-batches with the log-probabilities of their answers under the reference, if it is held."""
+        """Return the micro-batches with their answers' log-probabilities under the reference, if this rank holds it."""
         if not self._reference or REFERENCE in micro_batches[0]:
             return micro_batches
         self._swap_reference()
         self._losses.begin_reference()
         self._evaluate(micro_batches)
         self._routing.take(self._stages)
-        said = self._losses.said(here=True)
+        answers = self._losses.answer_log_probabilities(on_every_rank=True)
         self._swap_reference()
-        # Stages before the last have none, and read none; but they know that it was computed.
-        said = said or [torch.zeros(len(batch["tokens"]), 2) for batch in micro_batches]
-        return [{**batch, REFERENCE: each} for batch, each in zip(micro_batches, said, strict=True)]
+        # Only a pipeline's last stage computes and reads them. The other stages add zeros of the same shape, so that
+        # the key is there and this pass does not run a second time for the same micro-batches.
+        answers = answers or [torch.zeros(len(batch["tokens"]), 2) for batch in micro_batches]
+        return [{**batch, REFERENCE: each} for batch, each in zip(micro_batches, answers, strict=True)]
 
     def _swap_reference(self) -> None:
+        """Exchange the weights and the reference; a second call restores the same bits."""
         for held, shard in zip(self._reference, self._data.shards, strict=True):
             now = shard.parameter.clone()
             shard.parameter.copy_(held)
@@ -179,6 +206,7 @@ class TorchEngine:
         self._data.publish()
 
     def _evaluate(self, micro_batches: Sequence[Batch]) -> None:
+        """Run the forward passes in evaluation mode, where dropout is off."""
         for stage in self._stages:
             stage.eval()
         self._runner.evaluate(micro_batches)
@@ -199,7 +227,8 @@ class TorchEngine:
         for name, buffer in self._buffers.items():
             buffer.copy_(self._workload.initial(name, seed))
         self._data.publish()
-        self._optimizer, self._steps = self._make_optimizer(), 0
+        self._optimizer = self._make_optimizer()
+        self._steps = 0
         self._average.begin()
 
     def state(self) -> Iterator[TensorPiece]:
@@ -214,7 +243,9 @@ class TorchEngine:
     @torch.no_grad()
     def load(self, reader: Reader) -> None:
         """See `Engine.load`."""
-        thawed, step = self._workload.thawed_after, reader.manifest.step
+        thawed = self._workload.thawed_after
+        step = reader.manifest.step
+        # Parameters that begin to train at this step: the checkpoint has no optimizer state of them yet.
         now = [name for name, at in thawed.items() if at == step]
         reader.manifest.check_shapes(committed_shapes(self._workload, now))
         self._begin_frozen(self._seed)
@@ -236,25 +267,30 @@ class TorchEngine:
                 parameter.copy_(torch.full_like(parameter, math.nan))
 
     def held(self) -> dict[str, list[Tensor]]:
-        """The tensors that stay between two steps, by what they are for: weights, gradients, optimizer."""
+        """Return the tensors that stay between two steps, in three groups: weights, gradients, optimizer."""
         weights = [local_of(p) for stage in self._stages for p in stage.parameters()]
-        small = [each for _, weight in self.parallel.quantised.values() for each in weight.buffers()]
-        found = [p.grad for stage in self._stages for p in stage.parameters()]
-        found += [shard.parameter.grad for shard in self._data.shards]
+        weights += [shard.parameter for shard in self._data.shards]
+        weights += self._reference
+        weights += [each for _, weight in self.parallel.quantised.values() for each in weight.buffers()]
+        gradients = [p.grad for stage in self._stages for p in stage.parameters()]
+        gradients += [shard.parameter.grad for shard in self._data.shards]
         slots = [each for state in self._optimizer.state.values() for each in state.values()]
         averages = list(self._average.of.values())
         return {
-            "weights": weights + [shard.parameter for shard in self._data.shards] + self._reference + small,
-            "gradients": [local_of(each) for each in found if each is not None],
+            "weights": weights,
+            "gradients": [local_of(each) for each in gradients if each is not None],
             "optimizer": [each for each in [*slots, *averages] if isinstance(each, Tensor)],
         }
 
     def close(self) -> None:
-        """See `Engine.close`. Modules and what hangs on them refer to each other: memory that waited for the garbage
-        collector would be there twice when another engine follows."""
+        """See `Engine.close`.
+
+        Modules and their hooks refer to each other, so only the garbage collector would free their memory, perhaps
+        after the next engine has allocated its own. Storages are therefore emptied here.
+        """
         for tensor in (each for tensors in self.held().values() for each in tensors):
             storage = tensor.untyped_storage()
-            if storage.resizable():  # not what is mapped from a file
+            if storage.resizable():  # memory mapped from a file is not
                 storage.resize_(0)
         self._optimizer.state.clear()
         if self._shared:
@@ -262,6 +298,7 @@ class TorchEngine:
 
     @torch.no_grad()
     def _update(self, lr: float, scale: float, routed: Mapping[str, Tensor]) -> None:
+        """Scale the gradients, step the optimizer and balance the routers by their load in this step."""
         gradients = [s.parameter.grad for s in self._data.shards if s.parameter.grad is not None]
         if scale != 1.0 and gradients:
             torch._foreach_mul_(gradients, scale)
@@ -274,12 +311,14 @@ class TorchEngine:
             self._workload.balance(stage, routed)
 
     def _clip(self, norm: float) -> float:
+        """Return the factor min(1, clip / (norm + 1e-6)), as `torch.nn.utils.clip_grad_norm_` computes it."""
         most = self._spec.optimizer.clip
         return 1.0 if most is None else min(1.0, most / (norm + 1e-6))
 
     def _make_optimizer(self) -> torch.optim.Optimizer:
         shards = self._data.shards
         stacks = self._workload.stacks
+        # Matrices per tensor: a stack of experts [experts, rows, columns] has a norm for each of its matrices.
         experts = {n: shape[0] if n in stacks else 1 for n, shape in self._workload.shapes.items()}
         full_precision = self._device.compute is torch.float32
         context = OptimizerContext(
@@ -293,7 +332,7 @@ class TorchEngine:
         return build_optimizer(context)
 
     def _matrices(self) -> dict[str, Cut]:
-        """Those of the layers that are trained, which Muon updates: also every expert of a stack."""
+        """Return the cuts of the matrices that Muon updates: trained matrices of layers, stacks of experts included."""
         top = max(map(self._workload.depth, self._workload.shapes))
         return {
             name: cut
@@ -305,15 +344,18 @@ class TorchEngine:
         }
 
     def _begin_frozen(self, seed: int) -> None:
-        """Read what is not trained, or share it with who has it on this machine."""
+        """Fill the frozen parameters: read them, or map the copy that the ranks of this machine share."""
         self._begin_quantised(seed)
         frozen = self.parallel.frozen
         parameters = {name: p for stage in self._stages for name, p in stage.named_parameters()}
         mine = [parameters[shard.name] for shard in frozen]
         if self._shared or not (self._base and mine) or self._device.device.type != "cpu":
-            return None if self._shared else self._begin(frozen, seed)
-        if any(isinstance(each, DTensor) for each in mine):  # under ZeRO 3 each rank has its own part
-            return self._begin(frozen, seed)
+            if not self._shared:
+                self._begin(frozen, seed)
+            return
+        if any(isinstance(each, DTensor) for each in mine):  # ZeRO 3: every rank has a different part
+            self._begin(frozen, seed)
+            return
 
         def fill(tensors: Sequence[Tensor]) -> None:
             for shard, tensor in zip(frozen, tensors, strict=True):
@@ -322,10 +364,10 @@ class TorchEngine:
         key = f"{self._base} {seed} {[(shard.name, shard.boxes) for shard in frozen]}"
         self._shared = share(key, [each.shape for each in mine], fill)
         if self._shared is None:
-            return self._begin(frozen, seed)
+            self._begin(frozen, seed)
+            return
         for shard, parameter, tensor in zip(frozen, mine, self._shared.tensors, strict=True):
             parameter.data = shard.parameter.data = tensor
-        return None
 
     def _begin_quantised(self, seed: int) -> None:
         def fill(name: str) -> None:
@@ -335,18 +377,18 @@ class TorchEngine:
             with torch.no_grad():
                 weight.fill(stored, *cut.slices())
 
-        _of_each(fill, self.parallel.quantised)
+        _for_each(fill, self.parallel.quantised)
 
     def _begin(self, shards: Iterable[ParameterShard], seed: int) -> None:
         def draw(shard: ParameterShard) -> None:
-            with torch.no_grad():  # which each thread has of its own
+            with torch.no_grad():  # gradient mode is per thread
                 initialise(self._workload, shard.name, seed, shard.views(shard.parameter))
 
-        _of_each(draw, shards)
+        _for_each(draw, shards)
 
 
-def _of_each(do: Callable[[T], None], tensors: Iterable[T]) -> None:
-    """Whatever the order: a tensor's values do not depend on another's."""
+def _for_each(do: Callable[[T], None], tensors: Iterable[T]) -> None:
+    """Call `do` for every tensor, in several threads. The order is free: no tensor's values depend on another's."""
     threads = min(torch.get_num_threads(), DRAWING)
     if threads == 1:
         for each in tensors:

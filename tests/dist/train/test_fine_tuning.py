@@ -14,7 +14,7 @@ from rendezvous import recorded
 from cluster.workers.process_gang import ProcessGang
 from orchestrator.config.records import PREFERENCES
 from orchestrator.parallel.layout import Layout
-from orchestrator.parallel.losses import _predicted
+from orchestrator.parallel.losses import _labels_in
 
 LABELS = ["bad", "fair", "good"]
 TASKS: dict[str, dict[str, Any]] = {
@@ -97,7 +97,7 @@ def test_what_is_predicted_is_counted_before_as_by_the_loss(task: str) -> None:
     of_spans = getattr(workload.config, "head", "") == "span"
     with recorded(0, 1):
         batches = micro_batches(workload, spec, Layout(micro_batch=4), 0)
-    counted = [_predicted(batch, of_spans) for batch in batches]
+    counted = [_labels_in(batch, of_spans) for batch in batches]
     with torch.no_grad():
         assert counted == [int(workload.loss(model, batch).count) for batch in batches]
     assert sum(counted) > 0

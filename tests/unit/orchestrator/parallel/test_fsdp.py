@@ -15,7 +15,7 @@ from orchestrator.parallel.device import COMPUTE, Device
 from orchestrator.parallel.layout import Layout
 from orchestrator.train.engines.torch_engine import TorchEngine
 
-sys.path.append(str(Path(__file__).parents[4] / "dist" / "train"))
+sys.path.append(str(Path(__file__).parents[3] / "dist" / "train"))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from orchestrator.parallel.losses import _predicted
+from orchestrator.parallel.losses import _labels_in
 from workloads.model.losses import _span
 from workloads.model.transformer import IGNORED
 
@@ -20,12 +20,12 @@ from workloads.model.transformer import IGNORED
     ],
 )
 def test_labels_are_counted(batch: dict[str, torch.Tensor], count: int) -> None:
-    assert _predicted(batch) == count
+    assert _labels_in(batch) == count
 
 
 def test_a_span_is_one_prediction_as_in_its_loss() -> None:
     """Else the loss of a router, a mean beside the sum, would weigh twice as much."""
     labels = torch.tensor([[1, 2], [IGNORED, IGNORED], [0, 3]])
     assert (
-        _predicted({"labels": labels}, of_spans=True) == int(_span(torch.zeros(3, 4, 2), labels).count) == 2
+        _labels_in({"labels": labels}, of_spans=True) == int(_span(torch.zeros(3, 4, 2), labels).count) == 2
     )

@@ -18,7 +18,7 @@ from orchestrator.parallel.layout import SCHEDULES, SEVERAL_STAGES, Layout
 from orchestrator.planner.simulation.timeline import order
 from orchestrator.train.engines.torch_engine import TorchEngine
 
-sys.path.append(str(Path(__file__).parents[4] / "dist" / "train"))
+sys.path.append(str(Path(__file__).parents[3] / "dist" / "train"))
 
 MODELS: dict[str, dict[str, Any]] = {
     "decoder": {"model": "gpt-tiny"},

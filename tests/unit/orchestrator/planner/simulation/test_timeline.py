@@ -58,6 +58,6 @@ def test_no_rank_does_two_things_at_once_and_nothing_begins_before_its_input() -
                 assert begin >= ended[before] + 0.05
 
 
-def test_an_order_that_waits_for_itself_is_told() -> None:
-    with pytest.raises(ValueError, match="waits for itself"):
+def test_an_order_with_a_deadlock_is_refused() -> None:
+    with pytest.raises(ValueError, match="deadlock"):
         in_turn(((("F", 1, 0), ("F", 0, 0)),))
