@@ -126,7 +126,8 @@ def load_job(path: str | Path, overrides: Iterable[str] = ()) -> JobSpec | Chain
 
 def parse_chain(document: Mapping[str, Any], where: str = "job") -> ChainSpec:
     """Validate a chain given as a mapping; `where` is for messages. Raises InputError."""
-    name, given = document.get("name"), document[STAGES]
+    name = document.get("name")
+    given = document[STAGES]
     if not isinstance(name, str):
         raise InputError("is missing", f"{where}: name", "name the chain")
     if not isinstance(given, list) or not given:
@@ -233,7 +234,8 @@ def _circle(needs: Mapping[str, Sequence[str]]) -> list[str]:
 def _check_inputs(chain: ChainSpec, stage: Stage, where: str) -> None:
     """What a stage takes of another one will be there. Raises InputError."""
     for key, name, tag in stage.inputs:
-        place, other = f"{where}.{key}", chain[name].job
+        place = f"{where}.{key}"
+        other = chain[name].job
         if key == TOKENIZER:
             if tag != "last":
                 raise InputError("a stage has one tokenizer", place, f"leave out @{tag}")
@@ -265,7 +267,9 @@ def _keeps(job: JobSpec, tag: str) -> bool:
     """Whether the commit at that step is there when the job is done."""
     if not tag.isdecimal():
         return False
-    step, asked, steps = int(tag), job.checkpoint, job.train.steps
+    step = int(tag)
+    asked = job.checkpoint
+    steps = job.train.steps
     kept = {steps, *regular_before(steps, asked.every, asked.keep - 1)}
     return step in kept or bool(asked.keep_every and 0 < step <= steps and step % asked.keep_every == 0)
 

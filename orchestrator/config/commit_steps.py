@@ -21,7 +21,9 @@ def regular_before(step: int, every: int, count: int) -> Sequence[int]:
 def check_best(spec: JobSpec) -> None:
     """Raise InputError if the best commit by an evaluation is kept, and no evaluation before the end is of a commit. It
     is no rule of the job file, since those of runs that have begun are read again."""
-    evaluate, every, steps = spec.evaluate, spec.checkpoint.every, spec.train.steps
+    evaluate = spec.evaluate
+    every = spec.checkpoint.every
+    steps = spec.train.steps
     if spec.checkpoint.best_metric is None or evaluate is None or spec.evaluates_beside:
         return
     meet = [math.lcm(evaluate.every, every), *spec.train.thaw, spec.train.decay_from or 0]

@@ -69,7 +69,9 @@ def sections_of(key: str) -> list[Section]:
 
 
 def _sections(path: str, schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Iterator[Section]:
-    required, inner, keys = set(schema.get("required", ())), [], []
+    required = set(schema.get("required", ()))
+    inner = []
+    keys = []
     for other in schema.get("anyOf", ()):  # one or the other is required
         required |= set(other.get("required", ()))
     for key, field in schema["properties"].items():

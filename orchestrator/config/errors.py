@@ -16,7 +16,10 @@ class InputError(Exception):
     kind = "input"
 
     def __init__(self, what: str, where: str = "", hint: str = "", others: Sequence[InputError] = ()) -> None:
-        self.what, self.where, self.hint, self.others = what, where, hint, tuple(others)
+        self.what = what
+        self.where = where
+        self.hint = hint
+        self.others = tuple(others)
         super().__init__(what, where, hint, self.others)
 
     def __str__(self) -> str:

@@ -48,7 +48,8 @@ def set_key(document: dict[str, Any], key: str, value: Any, where: str) -> None:
         else:
             raise InputError(f"'{parent}' is not a mapping", where, "override all of it")
         holder[place] = child = copy.copy(child)
-        holder, places = child, found
+        holder = child
+        places = found
     if isinstance(holder, list):
         raise InputError(f"'{last}' is one of several", where, "override its keys, one by one")
     holder[last] = value

@@ -12,7 +12,8 @@ def completed(document: Any) -> Any:
     """A job whose samples are the user's own has an objective of that name."""
     if not isinstance(document, dict):
         return document
-    data, workload = document.get("data"), document.get("workload")
+    data = document.get("data")
+    workload = document.get("workload")
     of_samples = isinstance(data, dict) and data.get("samples") is not None
     if of_samples and isinstance(workload, dict) and "objective" not in workload:
         return {**document, "workload": {**workload, "objective": SAMPLES}}
@@ -21,7 +22,8 @@ def completed(document: Any) -> Any:
 
 def problem_of(spec: Any) -> str:
     """What a job, see `orchestrator.config.spec.JobSpec`, says that is not for own code; empty if there is nothing."""
-    own, asked = is_object_reference(spec.workload.model), spec.workload
+    own = is_object_reference(spec.workload.model)
+    asked = spec.workload
     if (spec.data.samples is not None) != (asked.objective == SAMPLES):
         return (
             f"data.samples are for a model that has its own loss, and workload.objective is {asked.objective}; leave "

@@ -18,7 +18,8 @@ REFERENCE = "stage:"
 
 def resolve_paths(spec: JobSpec, base: Path) -> JobSpec:
     """The job with relative local paths made absolute against `base`, so that they mean the same on every node."""
-    validation, evaluate = spec.data.validation, spec.evaluate
+    validation = spec.data.validation
+    evaluate = spec.evaluate
     if validation:
         validation = validation.model_copy(update={"sources": _absolute(validation.sources, base)})
     if evaluate:

@@ -194,7 +194,8 @@ def _by_form(text: str) -> str:
 
 
 def _hide_assigned(match: re.Match[str]) -> str:
-    key, value = match["key"], match["value"]
+    key = match["key"]
+    value = match["value"]
     bare = value.strip("\"'")
     is_number = re.fullmatch(r"[-+.\d]+", bare) and not _PASSWORD.search(key)
     if is_number or bare in ("null", "true", "false") or bare.startswith(HIDDEN) or _is_variable(key, bare):

@@ -51,7 +51,8 @@ def shorter(spec: JobSpec, steps: int, document: dict[str, Any]) -> dict[str, An
 
 def _smaller(document: dict[str, Any], spec: JobSpec) -> Iterator[JobSpec]:
     """The try with smaller global batches, the smallest first, and last with that of the job."""
-    whole, bitwise = spec.train.global_batch, spec.train.determinism == "bitwise"
+    whole = spec.train.global_batch
+    bitwise = spec.train.determinism == "bitwise"
     least = max(spec.resources.workers.max, spec.train.virtual_shards if bitwise else 1)
     for batch in range(min(least, whole), whole + 1):
         if whole % batch == 0 and not (bitwise and batch % spec.train.virtual_shards):

@@ -157,7 +157,8 @@ class TrainSpec(StrictModel):
 
     @model_validator(mode="after")
     def decay_fits_after_the_warmup(self) -> TrainSpec:
-        decay, left = self.optimizer.decay, self.steps - self.warmup_steps
+        decay = self.optimizer.decay
+        left = self.steps - self.warmup_steps
         if self.decay_steps > left:
             raise ValueError(
                 f"optimizer.decay {decay} is longer than the {left} steps after the warm-up; "

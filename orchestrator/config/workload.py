@@ -64,7 +64,8 @@ class AdapterSpec(StrictModel):
 
     @model_validator(mode="after")
     def nothing_is_said_that_does_not_count(self) -> AdapterSpec:
-        narrow, none = ("alpha", "targets", "quantize"), ("rank", "alpha", "targets", "quantize")
+        narrow = ("alpha", "targets", "quantize")
+        none = ("rank", "alpha", "targets", "quantize")
         unused = none if self.kind == "bitfit" else () if self.kind in ("lora", "rslora", "dora") else narrow
         fields = type(self).model_fields
         said = [key for key in unused if getattr(self, key) != fields[key].default]

@@ -21,15 +21,19 @@ class StageLine:
     """
 
     def __init__(self, tell: Callable[[str], None], now: Callable[[], float] = time.monotonic) -> None:
-        self._tell, self._now = tell, now
-        self._stage, self._began, self._before = "", 0.0, 0
+        self._tell = tell
+        self._now = now
+        self._stage = ""
+        self._began = 0.0
+        self._before = 0
 
     def __call__(self, stage: str, done: int, total: int, text_bytes: int = 0) -> None:
         """See `Progress`."""
         if stage != self._stage or done < self._before:
             self._stage, self._began, self._before = stage, self._now(), done
         words = [f"{stage}: {done} of {total} parts"]
-        made, seconds = done - self._before, self._now() - self._began
+        made = done - self._before
+        seconds = self._now() - self._began
         if made and seconds > 0:
             if text_bytes:
                 words.append(f"{text_bytes * made / total / seconds / 1e6:.1f} MB/s")

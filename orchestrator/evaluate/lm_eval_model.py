@@ -41,8 +41,11 @@ class WorkloadLM(TemplateLM):
         """`progressed` is called after each batch. Raises WorkloadError if the model gives no likelihoods."""
         super().__init__()
         check_scores(workload)
-        self._workload, self._model, self._progressed = workload, model, progressed
-        self.tokenizer, self.truncated = tokenizer, 0
+        self._workload = workload
+        self._model = model
+        self._progressed = progressed
+        self.tokenizer = tokenizer
+        self.truncated = 0
         self._pair = workload.config.architecture == "encoder-decoder"
         self.backend = "seq2seq" if self._pair else "causal"
         self.max_length = longest(workload) or DEFAULT_LENGTH
@@ -117,7 +120,8 @@ class WorkloadLM(TemplateLM):
         )
         found: dict[int, str] = {}
         while order:
-            first, settings = order[0], _settings(asked[order[0]][1])
+            first = order[0]
+            settings = _settings(asked[order[0]][1])
             batch = [
                 n for n in order[: self._rows(len(asked[first][0]))] if _settings(asked[n][1]) == settings
             ]

@@ -45,7 +45,8 @@ def evaluate_commit(
 
 def row_of(spec: JobSpec, task: Task) -> EvaluationRow:
     """The result of a task of evaluation, run on this machine. Raises RuntimeError if it fails."""
-    bundle, wait = spec.resources.per_worker.bundle, EVALUATION_PATIENCE
+    bundle = spec.resources.per_worker.bundle
+    wait = EVALUATION_PATIENCE
     _, result = run_to_the_end(1, bundle, ENTRY, task.to_json(), wait, "evaluation")
     row: EvaluationRow = result["evaluation"]
     return row

@@ -97,7 +97,8 @@ def spec_of_export(
     }
     for text in overrides:
         override(document, text)
-    objective, day = document["workload"]["objective"], document["data"]["chat_date"]
+    objective = document["workload"]["objective"]
+    day = document["data"]["chat_date"]
     if objective in LABELLED and not document["data"]["labels"]:
         document["data"]["labels"] = _labels_of(folder)
     if objective == SAYS and not isinstance(field, dict):
@@ -132,7 +133,8 @@ def workload_of_export(spec: JobSpec) -> Workload:
     job = resolve(spec)
     workload = load_workload(spec, vocabulary_before_data(job), FORMAT, job.model)
     # A class that is run as it is refuses a folder without weights itself, but for its head.
-    stored, fresh = getattr(workload, "pretrained", None), list(getattr(workload, "new", ()))
+    stored = getattr(workload, "pretrained", None)
+    fresh = list(getattr(workload, "new", ()))
     found = {name: stored.find(name) for name in workload.shapes} if stored else {}
     objective = spec.workload.objective
     if missing := fresh + [name for name, tensor in found.items() if tensor is None]:
@@ -160,7 +162,8 @@ def chat_of_export(spec: JobSpec, tokenizer: Tokenizer) -> Chat | None:
     conversations."""
     from orchestrator.data.prepare.conversations import dated, find_template
 
-    folder, objective = spec.workload.model.removeprefix("hf:"), spec.workload.objective
+    folder = spec.workload.model.removeprefix("hf:")
+    objective = spec.workload.objective
     known = _facts(folder).get("evaluation")
     talks = known.get("chat", objective in TALKING) if isinstance(known, dict) else True
     found = find_template(folder, None) if talks else None

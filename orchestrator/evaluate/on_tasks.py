@@ -254,7 +254,8 @@ def _loaded(task: TaskFile, cache: str) -> Any:
     from lm_eval.tasks import TaskManager
 
     _add_metrics()
-    where, before = str(task.path), datasets.config.HF_DATASETS_CACHE
+    where = str(task.path)
+    before = datasets.config.HF_DATASETS_CACHE
     datasets.config.HF_DATASETS_CACHE = Path(cache)
     try:
         with contextlib.chdir(task.path.parent):  # where its relative paths begin

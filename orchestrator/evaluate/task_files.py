@@ -152,7 +152,8 @@ def _check_data(document: Mapping[str, Any], folder: Path, place: str) -> None:
     """The data are files, those on this machine are there, and one split of them is evaluated."""
     if isinstance(document.get("custom_dataset"), FunctionName):
         return
-    source, options = document.get("dataset_path"), document.get("dataset_kwargs") or {}
+    source = document.get("dataset_path")
+    options = document.get("dataset_kwargs") or {}
     files = options.get("data_files") if isinstance(options, dict) else None
     if source not in FORMATS or not files:
         what = f"{source} would be looked for on a hub" if source not in FORMATS else "names no files"

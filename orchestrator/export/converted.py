@@ -20,7 +20,9 @@ Names: TypeAlias = Literal["hf", "torchtitan", "olmo"]
 Numbers: TypeAlias = Literal["f32", "f16", "bf16", "q8_0"]
 EXTRAS = {"gguf": ("gguf", "accelerate"), "onnx": ("onnx", "onnxruntime")}
 """What must be installed for a form, by the extra of its name."""
-FORM, NAMES, NUMBERS = "--form", "--names", "--numbers"
+FORM = "--form"
+NAMES = "--names"
+NUMBERS = "--numbers"
 EXPORT = "checkpoint.export"
 
 
@@ -71,7 +73,9 @@ def check_conversion(asked: Conversion, workload: Workload) -> None:
 
     if asked.form in EXTRAS:
         check_extra(EXTRAS[asked.form], asked.form, EXPORT)
-    config, paired, about = workload.config, bool(getattr(workload.config, "generator", 0)), {}
+    config = workload.config
+    paired = bool(getattr(workload.config, "generator", 0))
+    about = {}
     if isinstance(config, TransformerConfig):
         alone = config.changed({"generator": 0}) if paired else config
         about = hf_config_of(alone, workload.vocabulary, workload.decoder_start).to_dict()

@@ -69,9 +69,13 @@ def export(
 
     check_target(target)
     found = model_of_run(run_uri, step, best, raw)
-    spec, tokens, commit = found.spec, found.tokens, found.commit
-    weights, step = facts_of(found.reader), commit.step
-    own, rounded = is_object_reference(spec.workload.model), None
+    spec = found.spec
+    tokens = found.tokens
+    commit = found.commit
+    weights = facts_of(found.reader)
+    step = commit.step
+    own = is_object_reference(spec.workload.model)
+    rounded = None
     if own and (isinstance(form, Conversion) or form == "adapter"):
         raise InputError("an own model is exported whole, as safetensors", FORM, "leave it out")
     with holding(found.store, step, f"the export to {target}"), draft(target) as folder:
@@ -185,7 +189,8 @@ def batches(spec: JobSpec, tokens: Tokens, workload: Workload) -> Iterator[Batch
     from workloads.hf.compare import probes
     from workloads.objectives.samples import Samples
 
-    length, objective = min(spec.data.sequence_length, COMPARED), workload.objective
+    length = min(spec.data.sequence_length, COMPARED)
+    objective = workload.objective
     with contextlib.suppress(WorkloadError):  # some objectives need their full length
         objective = replace(objective, sequence_length=length)  # type: ignore[type-var]
     if tokens.manifest.records:
@@ -231,7 +236,8 @@ def _sample(spec: JobSpec, tokens: Tokens, workload: Workload, folder: str) -> s
     if tokens.manifest.records:
         return None
     model = load(folder, strict=False)
-    asked, text = spec.evaluate and spec.evaluate.samples, tokens.tokenizer()
+    asked = spec.evaluate and spec.evaluate.samples
+    text = tokens.tokenizer()
     temperature = asked.temperature if asked else 0.8
     if asked:
         prompt = torch.tensor([framed(workload, text, asked.prompts[0])])

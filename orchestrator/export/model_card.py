@@ -34,7 +34,9 @@ def model_card(
     between its outputs and those of the library that loads it, `reader` the class of transformers that its tokenizer is
     to be read with, where it is not AutoTokenizer. Credentials in addresses are hidden.
     """
-    spec, commit, data = model.spec, model.commit, model.tokens.manifest
+    spec = model.spec
+    commit = model.commit
+    data = model.tokens.manifest
     base = redact((commit.meta.get(BASE) or {}).get("uri", ""))
     library = {"adapter": "peft", "safetensors": "pytorch"}.get(form, "transformers")
     head = {
@@ -48,7 +50,8 @@ def model_card(
     seen = f"{commit.position:,} samples of {spec.data.sequence_length} tokens"
     amount = f"{data.tokens:,} tokens"
     if spec.data.samples is not None:
-        uris, seen = [spec.data.samples.use], f"{commit.position:,} samples"
+        uris = [spec.data.samples.use]
+        seen = f"{commit.position:,} samples"
         amount = f"{data.documents:,} samples"
     before = commit.meta.get(CONTINUED)
     batches = f"in batches of {spec.train.global_batch}"

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from orchestrator.data.store.tokens import Tokens
     from workloads.workload import Workload
 
-WEIGHTS, ABOUT = "model.safetensors", "own.json"
+WEIGHTS = "model.safetensors"
+ABOUT = "own.json"
 
 
 def write_own(

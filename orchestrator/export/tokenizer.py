@@ -35,7 +35,8 @@ def write_tokenizer(tokens: Tokens, workload: Workload, spec: JobSpec, folder: s
     tokenizer = tokens.tokenizer()
     if not _adds_tokens(tokenizer):
         tokenizer = _with_special_tokens(tokenizer, workload, tokens.manifest.roles)
-    source, given = spec.data.tokenizer, spec.data.chat_template
+    source = spec.data.tokenizer
+    given = spec.data.chat_template
     place = _folder(source) if isinstance(source, str) else None
     templates = templates_in(DataFolder(str(place))) if place else {}
     if not (isinstance(source, str) and _copied_whole(tokenizer, place, folder)):

@@ -66,7 +66,8 @@ def memory_audit(plan: Mapping[str, Any] | None, by_rank: Sequence[float]) -> di
     the `parts` of its largest `rank` at the peak, by category, and `formula_error`: how far the formula is off it.
     """
     plan = plan or {}
-    said, memory = plan.get("predicted") or {}, plan.get("memory") or {}
+    said = plan.get("predicted") or {}
+    memory = plan.get("memory") or {}
     predicted = said.get("memory_bytes_by_rank") or []
     if not by_rank or len(predicted) != len(by_rank):
         return {}
@@ -127,7 +128,8 @@ def audit_of(run: RunDir) -> dict[str, Any] | None:
     """What was predicted and measured of the run in this directory; None if nothing was. Raises InputError if what is
     written there of it is damaged."""
     found = _read(run, "summary.json", _Summary, run.read_json_or_empty("summary.json"))
-    said, real = found.predicted or _Figures(), found.measured or _Figures()
+    said = found.predicted or _Figures()
+    real = found.measured or _Figures()
     if not said.step_seconds or not real.step_seconds:
         return None
     plan = _read(run, "plan.json", _Plan, run.read_json_or_empty("plan.json"))

@@ -10,7 +10,10 @@ from types import MappingProxyType
 Point = tuple[float, float]
 Tick = tuple[float, str]
 
-LEFT, RIGHT, TOP, BOTTOM = 54.0, 14.0, 14.0, 26.0
+LEFT = 54.0
+RIGHT = 14.0
+TOP = 14.0
+BOTTOM = 26.0
 POINTS = 900  # about as many as a chart has pixels in its width
 TIME_STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400)
 
@@ -81,10 +84,12 @@ def axes(
     finite = [point for point in points if math.isfinite(point[1])]
     if not finite:
         return None
-    xs, ys = [x for x, _ in finite], [y for _, y in finite]
+    xs = [x for x, _ in finite]
+    ys = [y for _, y in finite]
     if level is not None:
         ys.append(level)
-    low, high = (min(0.0, *ys) if from_zero else min(ys)), max(ys)
+    low = min(0.0, *ys) if from_zero else min(ys)
+    high = max(ys)
     margin = (high - low or abs(high) or 1.0) * 0.06
     low = low if from_zero else low - margin
     x = Scale(min(xs), max(xs) if max(xs) > min(xs) else min(xs) + 1, LEFT, width - RIGHT)
@@ -111,7 +116,8 @@ def line_plot(
     found = axes(every, width, height, level=level, from_zero=from_zero)
     if found is None or not any(math.isfinite(value) for _, value in given):
         return None
-    x, y = found.x, found.y
+    x = found.x
+    y = found.y
     last = [point for point in given if math.isfinite(point[1])][-1]
     return Plot(
         found,
@@ -130,7 +136,8 @@ def line_plot(
 
 def path(points: Iterable[Point], x: Scale, y: Scale) -> str:
     """The d of an SVG path, broken where a value is not finite."""
-    parts, pen = [], "M"
+    parts = []
+    pen = "M"
     for px, py in points:
         if math.isfinite(py):
             parts.append(f"{pen}{x(px):g} {y(py):g}")
@@ -173,7 +180,8 @@ class Thinned:
             points[:] = _extremes(points)
         while len(self._bins) > 2 * POINTS:
             self._width *= 2
-            bins, self._bins = self._bins, {}
+            bins = self._bins
+            self._bins = {}
             for number, found in bins.items():
                 self._bins.setdefault(number // 2, []).extend(found)
             self._bins = {n: found if len(found) < 6 else _extremes(found) for n, found in self._bins.items()}
@@ -199,7 +207,8 @@ def ticks(low: float, high: float, count: int) -> list[float]:
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(power * f for f in (1, 2, 5, 10) if power * f >= raw * 0.999)
     digits = max(0, -math.floor(math.log10(step) + 1e-9))
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    first = math.ceil(low / step - 1e-9)
+    last = math.floor(high / step + 1e-9)
     return [round(i * step, digits) for i in range(first, last + 1)]
 
 
@@ -244,7 +253,8 @@ def stacked(bars: Sequence[Mapping[str, float]], width: float) -> list[list[Segm
         return []
     found = []
     for bar in bars:
-        at, segments = 0.0, []
+        at = 0.0
+        segments = []
         for name, value in bar.items():
             size = value / longest * width
             segments.append(Segment(name, value, round(at, 2), round(size, 2)))

@@ -24,7 +24,8 @@ from orchestrator.storage.run_directory import RunDir
 
 MOST = 8
 """Runs that a comparison may have: as many colours as can be told apart."""
-WIDE, LOW = (1040.0, 320.0), (508.0, 200.0)
+WIDE = (1040.0, 320.0)
+LOW = (508.0, 200.0)
 WIDTH = 60
 """Characters of a curve on a terminal."""
 UNNAMED = "-"
@@ -57,7 +58,8 @@ def _read(run: RunDir, label: str) -> ComparedRun:
     spec = read_job(run)
     if spec is None:
         raise InputError("there is no run here", run.uri, "give a run directory, such as runs/<name>")
-    rows, saved = totals_of(run), run.read_json_or_empty("summary.json")
+    rows = totals_of(run)
+    saved = run.read_json_or_empty("summary.json")
     known = {"unigram_entropy": saved.get("unigram_entropy")}
     found = summary(spec, run.read_json_or_empty("plan.json"), redact(run.rows(EVENTS)), rows, **known)
     curves: dict[str, Curve] = {key: list(rows.points[key]) for key in CHARTED}
@@ -108,8 +110,10 @@ def on_terminal(runs: Sequence[ComparedRun], key: str = "loss") -> list[str]:
     every = [point for curve in points.values() for point in curve if math.isfinite(point[1])]
     if not every:
         return []
-    first, last = min(x for x, _ in every), max(x for x, _ in every)
-    low, high = min(y for _, y in every), max(y for _, y in every)
+    first = min(x for x, _ in every)
+    last = max(x for x, _ in every)
+    low = min(y for _, y in every)
+    high = max(y for _, y in every)
     width = max(map(len, points))
     return [f"{label:<{width}}  {_bars(curve, first, last, low, high)}" for label, curve in points.items()]
 

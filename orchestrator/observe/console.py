@@ -32,7 +32,8 @@ class ProgressDisplay:
         self._how = how or ("live" if self._stream.isatty() else "lines")
         self._live: LiveScreen | None = None
         self._phase: tuple[Any, ...] = ()
-        self._printed, self._printed_at = "", -LINE_SECONDS
+        self._printed = ""
+        self._printed_at = -LINE_SECONDS
         self.left = False
         """Whether the user has left the screen; from then on there are lines."""
 
@@ -50,17 +51,21 @@ class ProgressDisplay:
     def update(self, status: Mapping[str, Any]) -> None:
         """Show the current state of the run."""
         phase = (status.get("phase"), status.get("attempt"), status.get("note"))
-        changed, self._phase = phase != self._phase, phase
+        changed = phase != self._phase
+        self._phase = phase
         line = "  ".join([head(status), *_details(status)])
         if self._live:
             self._live.update(status)
             if self._live.is_left():
                 self._live.stop()
-                self._live, self._how, self.left = None, "lines", True
+                self._live = None
+                self._how = "lines"
+                self.left = True
         elif self._how == "none" or status.get("phase") == "check":
             return  # what is found wrong is one line
         elif line != self._printed and (changed or time.monotonic() - self._printed_at >= LINE_SECONDS):
-            self._printed, self._printed_at = line, time.monotonic()
+            self._printed = line
+            self._printed_at = time.monotonic()
             try:
                 print(line, file=self._stream, flush=True)
             except BrokenPipeError:  # who reads it has enough, as `head` has: the run goes on
@@ -84,12 +89,17 @@ def final_table(summary: Mapping[str, Any], stream: IO[str] | None = None) -> No
 
 def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The lines of that table: (name, text)."""
-    ledger, measured = summary.get("ledger") or {}, summary.get("measured") or {}
+    ledger = summary.get("ledger") or {}
+    measured = summary.get("measured") or {}
     predicted = summary.get("predicted") or {}
-    goodput, cost, loss = ledger.get("goodput"), summary.get("cost_usd"), summary.get("final_loss")
-    entropy, kwh = summary.get("unigram_entropy"), summary.get("kwh")
+    goodput = ledger.get("goodput")
+    cost = summary.get("cost_usd")
+    loss = summary.get("final_loss")
+    entropy = summary.get("unigram_entropy")
+    kwh = summary.get("kwh")
     objective = summary.get("objective") or ""
-    unit, read = loss_unit(objective), read_unit(objective)
+    unit = loss_unit(objective)
+    read = read_unit(objective)
     rows = [
         ("steps", f"{summary.get('step')} of {summary.get('steps')}, {count(summary.get('tokens'))} {read}"),
         (
@@ -152,7 +162,8 @@ def _precision(summary: Mapping[str, Any]) -> str:
 
 def _where_it_went(ledger: Mapping[str, Any]) -> str:
     """The wall time, with all that took a hundredth of it or more."""
-    wall, seconds = ledger.get("wall_seconds"), ledger.get("seconds") or {}
+    wall = ledger.get("wall_seconds")
+    seconds = ledger.get("seconds") or {}
     parts = [
         f"{bucket.replace('_', ' ')} {duration(amount)}"
         for bucket, amount in seconds.items()

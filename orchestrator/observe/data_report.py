@@ -9,8 +9,12 @@ from typing import Any
 
 from orchestrator.observe.page import render
 
-WIDTH, HEIGHT = 640.0, 220.0
-LEFT, RIGHT, TOP, BOTTOM = 44.0, 8.0, 18.0, 30.0
+WIDTH = 640.0
+HEIGHT = 220.0
+LEFT = 44.0
+RIGHT = 8.0
+TOP = 18.0
+BOTTOM = 30.0
 COLOURS = ("accent", "step", "prepare", "checkpoint_stall", "restore", "re_plan", "export", "data_stall")
 """Names of the page's colours, for the sources in their order."""
 LANGUAGES = 12
@@ -67,9 +71,12 @@ def _bars(counts: Sequence[Sequence[int]]) -> dict[str, Any]:
     filled = [n for n, total in enumerate(totals) if total]
     first, last = (filled[0], filled[-1]) if filled else (0, 0)
     step = (WIDTH - LEFT - RIGHT) / (last - first + 1)
-    most, bars, labels = max([*totals, 1]), [], []
+    most = max([*totals, 1])
+    bars = []
+    labels = []
     for n in range(first, last + 1):
-        x, y = LEFT + (n - first) * step, HEIGHT - BOTTOM
+        x = LEFT + (n - first) * step
+        y = HEIGHT - BOTTOM
         for source, column in enumerate(counts):
             height = column[n] / most * (HEIGHT - TOP - BOTTOM)
             y -= height

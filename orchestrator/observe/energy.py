@@ -31,7 +31,8 @@ class Measured:
 
 def measured(rows: Iterable[Row]) -> Measured:
     """The sums of these rows of nodes.jsonl."""
-    joules, lacking = {CPU_JOULES: 0.0, GPU_JOULES: 0.0}, set[str]()
+    joules = {CPU_JOULES: 0.0, GPU_JOULES: 0.0}
+    lacking = set[str]()
     watched: dict[Any, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for row in rows:
         values = row["values"]
@@ -51,7 +52,8 @@ def energy_of(worker: PerWorker, worker_hours: float, held_seconds: float, found
     What was not measured, or at times when no node was read, is estimated by the worker's processors and GPUs.
     """
     share = min(found.seconds / held_seconds, 1.0) if held_seconds else 0.0
-    kwh, told = 0.0, []
+    kwh = 0.0
+    told = []
     for key, count, watts, what, by in (
         (CPU_JOULES, worker.cpu, WATTS_PER_CPU, "CPUs", "RAPL"),
         (GPU_JOULES, worker.gpu, WATTS_PER_GPU, "GPUs", "NVML"),

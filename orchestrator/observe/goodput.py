@@ -80,7 +80,8 @@ def ledger(events: Sequence[Row], rows: RunTotals, now: float | None = None) -> 
     amounts = dict.fromkeys(BUCKETS, 0)
     started = False
     for phase in timeline(events, rows, now):
-        useful, lost = rows.useful.get(phase.event, PhaseTime()), rows.lost.get(phase.event, PhaseTime())
+        useful = rows.useful.get(phase.event, PhaseTime())
+        lost = rows.lost.get(phase.event, PhaseTime())
         if phase.name == "train":
             for bucket, amount in _train(phase, useful, lost):
                 amounts[bucket] += amount

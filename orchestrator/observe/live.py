@@ -59,7 +59,8 @@ class LiveScreen:
 
         first = Table.grid(padding=(0, 2, 0, 0))
         cells: list[Any] = [Spinner("dots"), Text(head(status), style="bold")]
-        step, steps = status.get("step") or 0, status.get("steps")
+        step = status.get("step") or 0
+        steps = status.get("steps")
         if steps and status.get("phase") == "train":
             cells += [ProgressBar(total=steps, completed=step, width=24), Text(f"{step}/{steps}")]
             cells += [Text(f"{duration(status['eta_seconds'])} left")] if status.get("eta_seconds") else []
@@ -163,7 +164,8 @@ def curve(losses: Sequence[tuple[int, float]]) -> str:
     finite = [mean for mean in means if abs(mean) < float("inf")]
     if not finite:
         return ""
-    low, span = min(finite), (max(finite) - min(finite)) or 1.0
+    low = min(finite)
+    span = (max(finite) - min(finite)) or 1.0
     return "".join(
         BARS[round((mean - low) / span * (len(BARS) - 1))] if abs(mean) < float("inf") else " "
         for mean in means

@@ -64,7 +64,8 @@ def check_tracking(uri: str) -> None:
 
 def check_experiment(tracking: TrackingSpec) -> None:
     """Refuse an experiment in which MLflow can never begin a run. Raises InputError."""
-    name, where = tracking.experiment, "tracking.experiment"
+    name = tracking.experiment
+    where = "tracking.experiment"
     if not name or len(name) > LONGEST_EXPERIMENT:
         what = f"has {len(name)} characters, and MLflow takes 1 to {LONGEST_EXPERIMENT}"
         raise InputError(what, where, "name it otherwise")
@@ -104,7 +105,8 @@ def _request(uri: str, experiment: str) -> urllib.request.Request:
     asked = urllib.request.Request(
         urlunsplit((place.scheme, place.netloc.rpartition("@")[2], path, query, ""))
     )
-    user, password = place.username, place.password
+    user = place.username
+    password = place.password
     if not user:
         user, password = (os.environ.get(f"MLFLOW_TRACKING_{part}") for part in ("USERNAME", "PASSWORD"))
     if user:

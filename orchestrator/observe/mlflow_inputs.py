@@ -29,7 +29,8 @@ TRAINING = "training"
 """The name of the dataset that a run trains on; those of held-out sets are the sets'."""
 HELD_OUT = "validation"
 """The context of held-out sets, and the name of that which is a share of the training data."""
-STEP_TAG, URI_TAG = "orchestrator.step", "orchestrator.commit_uri"
+STEP_TAG = "orchestrator.step"
+URI_TAG = "orchestrator.commit_uri"
 MODEL_TYPE = "commit"
 LOSS = "commit.loss"
 """The metric of a commit that all have: the mean loss of training since the commit before."""
@@ -93,7 +94,8 @@ def log_commits(run: MlflowRun, name: str, run_dir: RunDir, data: Iterable[Named
     """Have a logged model for each commit that is kept, with its metrics, each linked to the data that it is of; those
     of commits that are not kept any more are deleted."""
     store = Store(run_dir.commits)
-    kept, known = set(store.steps()), _known(run)
+    kept = set(store.steps())
+    known = _known(run)
     for step in known.keys() - kept:
         run.client.delete_logged_model(known.pop(step).model_id)
     evaluations = {row["step"]: row for row in run_dir.log(EVALS).rows()} if kept else {}

@@ -33,7 +33,8 @@ class ParentRun:
     ) -> None:
         called = run_name(name, place.name)
         self._run = MlflowRun(tracking.uri, tracking.experiment, called, place.uri, born, params)
-        self.client, self.run_id = self._run.client, self._run.run_id
+        self.client = self._run.client
+        self.run_id = self._run.run_id
         self.nested: dict[str, str] = {}
         self._place = place
         self._figures: dict[str, float] = dict(self.client.get_run(self.run_id).data.metrics)
@@ -85,7 +86,8 @@ class Follower:
     """
 
     def __init__(self, begin: Callable[[], ParentRun], update: Callable[[ParentRun], None]) -> None:
-        self._begin, self._update = begin, update
+        self._begin = begin
+        self._update = update
         self._parent: ParentRun | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._work, name="mlflow-parent", daemon=True)

@@ -28,7 +28,9 @@ from orchestrator.observe.sink_cursor import Received
 from orchestrator.storage.row_line import Row, evaluations_in
 
 VERSION_TAG = "orchestrator.version"
-COMMIT_TAG, NAME_TAG, TYPE_TAG = "mlflow.source.git.commit", "mlflow.source.name", "mlflow.source.type"
+COMMIT_TAG = "mlflow.source.git.commit"
+NAME_TAG = "mlflow.source.name"
+TYPE_TAG = "mlflow.source.type"
 TIMEOUT = 5.0
 
 
@@ -64,7 +66,8 @@ VALUE_LENGTH = 6000
 KEY_LENGTH = 250
 INTEGERS = ("step", "attempt", "tokens", "memory_bytes")
 """Metrics that are integers in a row; MLflow stores all as floats."""
-URI_TAG, BORN_TAG = "orchestrator.run_uri", "orchestrator.born"
+URI_TAG = "orchestrator.run_uri"
+BORN_TAG = "orchestrator.born"
 LAST_TAG, SAMPLES_TAG = "orchestrator.last_step", "orchestrator.last_samples"
 """The last step that is logged, and the samples of the last ones (`Received`)."""
 ATTEMPTS_TAG = "orchestrator.attempts"
@@ -349,7 +352,8 @@ def _batches(rows: Iterable[Row], received: Received) -> Iterator[tuple[list[Row
         count = len(_metric_keys(row)) + sum(map(_evaluated_values, evaluations_in([row])))
         if batch and size + count > METRICS_A_BATCH:
             yield batch, received
-            batch, size = [], 0
+            batch = []
+            size = 0
         batch.append(row)
         received = with_row
         size += count
@@ -379,7 +383,8 @@ def _metrics(row: Row) -> list[Any]:
 def _node_metrics(row: Row) -> list[Any]:
     from mlflow.entities import Metric
 
-    at, step = int(row["time"] * 1000), row["step"]
+    at = int(row["time"] * 1000)
+    step = row["step"]
     return [
         Metric(as_key(f"{SYSTEM}{row['node']}/{key}"), float(value), at, step)
         for key, value in row["values"].items()
@@ -395,7 +400,8 @@ def _evaluation_metrics(evaluation: Row) -> list[Any]:
     """The metrics of an evaluation, named as in validation.loss."""
     from mlflow.entities import Metric
 
-    at, step = int(float(evaluation.get("time") or 0) * 1000), evaluation["step"]
+    at = int(float(evaluation.get("time") or 0) * 1000)
+    step = evaluation["step"]
     return [Metric(as_key(key), float(value), at, step) for key, value in by_name(evaluation["sets"]).items()]
 
 

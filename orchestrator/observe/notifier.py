@@ -48,7 +48,9 @@ class Notifier:
 
     def __init__(self, spec: NotifySpec | None, name: str, run: str) -> None:
         """`name` is the run's, `run` the URI of its directory."""
-        self._spec, self._name, self._run = spec, name, redact(run)
+        self._spec = spec
+        self._name = name
+        self._run = redact(run)
         self._messages: queue.Queue[str] = queue.Queue(WAITING)
         self._sent: dict[str, float] = {}
         self._thread: threading.Thread | None = None

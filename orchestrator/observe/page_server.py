@@ -30,7 +30,8 @@ class PageServer:
 
     def __init__(self, folder: str, port: int = 0) -> None:
         """Raises OSError if the port is taken."""
-        self.runs, self._token = runs_page.Runs(folder), secrets.token_urlsafe(24)
+        self.runs = runs_page.Runs(folder)
+        self._token = secrets.token_urlsafe(24)
         self._http = ThreadingHTTPServer((LOOPBACK, port), self._handler())
         self._http.daemon_threads = True
         self.port = int(self._http.server_address[1])

@@ -10,7 +10,9 @@ from orchestrator.observe.formatting import duration
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.train.flight_record import TIMELINE
 
-LANE, LEFT, WIDTH = 20.0, 64.0, 1040.0
+LANE = 20.0
+LEFT = 64.0
+WIDTH = 1040.0
 NAMES = {"F": "forward", "B": "backward", "I": "backward for inputs", "W": "backward for weights"}
 LANES = 16
 """Ranks of a pipeline that are drawn at most, from the first to the last."""

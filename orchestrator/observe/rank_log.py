@@ -27,7 +27,8 @@ class RankLog:
     removes the logs of old ones."""
 
     def __init__(self, folder: str, name: str) -> None:
-        self._log, self._all = TextLog(folder, name), TextLogs(posixpath.dirname(folder))
+        self._log = TextLog(folder, name)
+        self._all = TextLogs(posixpath.dirname(folder))
         self._of_controller = posixpath.basename(folder) == CONTROLLER
         self._begun = False
 
@@ -78,7 +79,8 @@ class LogReader:
 
     def __init__(self, run: RunDir, folder: str, names: Set[str] = frozenset()) -> None:
         """Of these names, of all if there are none in `names`."""
-        self._texts, self._names = TextLogs(run.at(f"{LOGS}/{folder}")), names
+        self._texts = TextLogs(run.at(f"{LOGS}/{folder}"))
+        self._names = names
         self._read: dict[str, tuple[int, int]] = {}
         self._begun: dict[str, bytes] = {}
 
@@ -92,7 +94,8 @@ class LogReader:
             self._read[name] = part, at
             *lines, rest = (self._begun.get(name, b"") + data).split(b"\n")
             if last and rest:
-                lines, rest = [*lines, rest], b""
+                lines = [*lines, rest]
+                rest = b""
             self._begun[name] = rest
             yield from ((name, line.decode(errors="replace")) for line in lines)
 

@@ -196,7 +196,8 @@ def register_export(spec: JobSpec, run_dir: RunDir) -> str | None:
     exported = run_dir.read_json_or_empty("summary.json").get("export")
     if spec.tracking is None or spec.tracking.register_as is None or not exported:
         return None
-    uri, timeout = exported["uri"], PATIENCE
+    uri = exported["uri"]
+    timeout = PATIENCE
     try:
         if is_local(uri):
             timeout += sum(file.stat().st_size for file in os.scandir(local_path(uri))) / SLOWEST

@@ -70,7 +70,8 @@ def report(run_dir: RunDir, rows: RunTotals | None = None) -> str:
 
 def _content(run_dir: RunDir, rows: RunTotals | None) -> dict[str, Any]:
     """The values of all names in the template."""
-    job, spec = run_dir.read_text("job.yaml") or "", read_job(run_dir)
+    job = run_dir.read_text("job.yaml") or ""
+    spec = read_job(run_dir)
     if spec is None:
         raise InputError("there is no run here", run_dir.uri, "give a run directory, such as runs/<name>")
     plan = run_dir.read_json_or_empty("plan.json")
@@ -130,7 +131,8 @@ def _plots(rows: RunTotals, events: Sequence[Row], found: dict[str, Any]) -> lis
     bands = [(float(e["step"] - e["lost_steps"]), float(e["step"])) for e in stops]
     entropy = found["unigram_entropy"]
     drawn = []
-    unit, read = loss_unit(found["objective"]), read_unit(found["objective"])
+    unit = loss_unit(found["objective"])
+    read = read_unit(found["objective"])
     titles = ("Loss", unit), ("Speed", f"{read} a second"), ("Gradient norm", "before clipping")
     for key, (title, unit) in zip(CHARTED, titles, strict=True):
         points = list(rows.points[key])
@@ -238,7 +240,8 @@ def _compared(found: dict[str, Any]) -> list[dict[str, Any]]:
         ("tokens_per_second", f"{read_unit(found['objective'])} a second", count),
         ("memory_bytes", "memory of a rank", size),
     ):
-        predicted, real = found["predicted"][key], found["measured"][key]
+        predicted = found["predicted"][key]
+        real = found["measured"][key]
         ratio = real / predicted if predicted and real is not None else None
         rows.append(
             {"name": name, "predicted": text_of(predicted), "measured": text_of(real), "ratio": ratio}

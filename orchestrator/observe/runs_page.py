@@ -87,15 +87,19 @@ def _row_or_why(name: str, run: RunDir | InputError) -> dict[str, Any]:
 def _row(name: str, run: RunDir) -> dict[str, Any]:
     """What there is to say of a run. Raises InputError, and what comes of values of wrong kinds."""
     try:
-        job, unread = run.read_text("job.yaml") or "", ""
+        job = run.read_text("job.yaml") or ""
+        unread = ""
     except (
         InputError
     ) as error:  # of another user, who alone may read it: what else stands there may be for all
-        job, unread = "", str(error)
-    status, summary = last_status(run), run.read_json_or_empty("summary.json")
+        job = ""
+        unread = str(error)
+    status = last_status(run)
+    summary = run.read_json_or_empty("summary.json")
     if unread and not status:
         raise InputError(unread)
-    phase, at = str(status.get("phase") or "unknown"), float(status.get("time") or 0.0)
+    phase = str(status.get("phase") or "unknown")
+    at = float(status.get("time") or 0.0)
     ended = phase in ENDED
     how_long = f" for {duration(time.time() - at)}" if at else ""
     silent = "" if ended or time.time() - at < SILENT else f"silent{how_long}"

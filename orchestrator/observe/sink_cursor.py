@@ -31,12 +31,14 @@ class Received:
         step = row.get("step")
         if not isinstance(step, int):
             return False
-        known, used = self.samples.get(step), row.get("samples")
+        known = self.samples.get(step)
+        used = row.get("samples")
         return step > self.last or bool(known and used and known != used[:DIGITS])
 
     def and_row(self, row: Row) -> Received:
         """What it has once it was given that row too: what is beyond that step never was."""
-        step, used = row["step"], row.get("samples")
+        step = row["step"]
+        used = row.get("samples")
         kept = {each: of for each, of in self.samples.items() if step - KEPT < each < step}
         return Received(step, kept | {step: used[:DIGITS]} if used else kept)
 

@@ -59,10 +59,12 @@ class StepParts:
             if _is_number(value := row.get(f"{part}_seconds")):
                 self._sums[part] += value
         if _is_number(rate := row.get("mfu")):
-            self._mfu, self._rated = self._mfu + rate, self._rated + 1
+            self._mfu = self._mfu + rate
+            self._rated = self._rated + 1
         busy: Sequence[float] = row.get("busy_seconds") or ()
         if len(busy) > 1 and all(map(_is_number, busy)):
-            self._late, self._compared = self._late + max(busy) - busy[0], self._compared + 1
+            self._late = self._late + max(busy) - busy[0]
+            self._compared = self._compared + 1
 
     @property
     def means(self) -> dict[str, float]:

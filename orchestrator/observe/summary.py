@@ -39,7 +39,8 @@ def summary(
     loss is not that of a text's tokens, `sample` a text the model generated, `now` unix seconds for a run that has not
     ended. Values that are not known are None.
     """
-    last, objective = rows.last, spec.workload.objective
+    last = rows.last
+    objective = spec.workload.objective
     unigram_entropy = unigram_entropy if predicts_text(objective) else None
     phases = timeline(events, rows, now)
     used = worker_seconds(phases, rows) / 3600
@@ -116,7 +117,8 @@ def cost(phases: Sequence[Phase], rows: RunTotals, events: Sequence[Row], usd: f
     `usd` is the price of a worker for an hour; if it is 0, the prices of the machines in the events are used.
     """
     rates = {e["attempt"]: e["usd_per_hour"] for e in events if e.get("usd_per_hour") is not None}
-    total, known = 0.0, bool(usd)
+    total = 0.0
+    known = bool(usd)
     for phase, layout in held(phases, rows):
         if usd:
             total += phase.seconds / 3600 * usd * world(layout)
@@ -146,7 +148,8 @@ def _beside(spec: JobSpec, rows: RunTotals) -> dict[str, float | None] | None:
     """Worker hours and USD of the evaluations beside the run, which are in no other figure; None without any."""
     if not spec.evaluates_beside:
         return None
-    hours, price = rows.beside_seconds / 3600, spec.limits.usd_per_worker_hour
+    hours = rows.beside_seconds / 3600
+    price = spec.limits.usd_per_worker_hour
     return {"worker_hours": hours, "cost_usd": hours * price if price else None}
 
 
@@ -154,7 +157,8 @@ def _footprint(
     spec: JobSpec, held_seconds: float, worker_hours: float, rows: RunTotals, usd: float | None
 ) -> dict[str, Any]:
     """Cost and energy of these worker hours, with the assumptions behind them as text."""
-    worker, price = spec.resources.per_worker, spec.limits.usd_per_worker_hour
+    worker = spec.resources.per_worker
+    price = spec.limits.usd_per_worker_hour
     basis = "Cost is unknown: usd_per_worker_hour is not set, and no machine's price is known."
     if usd is not None:
         basis = "Cost is hours of whole machines x their prices in the table."

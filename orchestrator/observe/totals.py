@@ -108,13 +108,16 @@ class RunTotals:
             if index and event.get("phase") == "prepare":
                 self._last_rows[starts[index]] = 0
             if event.get("phase") == "stop" and event.get("lost_steps") and event.get("step") is not None:
-                attempt, safe = event.get("attempt"), event["step"] - event["lost_steps"]
+                attempt = event.get("attempt")
+                safe = event["step"] - event["lost_steps"]
                 self._last_kept[attempt] = min(self._last_kept.get(attempt, safe), safe)
         self._boundaries = sorted(self._last_rows)
 
     def add(self, row: Row) -> None:
         """Add a row: the one that precedes, in the file, the row added last."""
-        step, attempt, time = row.get("step", 0), row.get("attempt"), micros(row.get("time"))
+        step = row.get("step", 0)
+        attempt = row.get("attempt")
+        time = micros(row.get("time"))
         self.latest = max(self.latest, time)
         if (index := bisect_left(self._boundaries, time)) < len(self._boundaries):
             self._last_rows[self._boundaries[index]] = max(self._last_rows[self._boundaries[index]], time)
@@ -170,7 +173,8 @@ class RunTotals:
         if not isinstance(found, list) or not all(map(is_number, found)):
             return
         if not self.rank_memory:
-            self.rank_memory, self._memory_attempt = found, attempt
+            self.rank_memory = found
+            self._memory_attempt = attempt
         elif attempt == self._memory_attempt and len(found) == len(self.rank_memory):
             self.rank_memory = [max(pair) for pair in zip(found, self.rank_memory, strict=True)]
 

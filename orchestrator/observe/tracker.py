@@ -62,7 +62,8 @@ class Tracker:
 
     def __init__(self, spec: JobSpec, run_dir: RunDir, status: str = "RUNNING") -> None:
         self.problem: str | None = None
-        self._spec, self._run_dir = spec, run_dir
+        self._spec = spec
+        self._run_dir = run_dir
         self._changed = threading.Condition()
         self._rows: deque[Row] = deque()
         self._behind = True  # some rows are not in self._rows, and must be read from the run directory
@@ -70,8 +71,10 @@ class Tracker:
         self._evaluations = self._beside  # some are in evals.jsonl alone, and have not been sent
         self._nodes = True  # some are in nodes.jsonl alone
         self._documents = set(DOCUMENTS)
-        self._commits, self._data = True, list[NamedData]()
-        self._status, self._sent_status = status, ""
+        self._commits = True
+        self._data = list[NamedData]()
+        self._status = status
+        self._sent_status = ""
         self._newest = self._last = -1
         self._deadline: float | None = None
         self._run: MlflowRun | None = None
@@ -140,15 +143,21 @@ class Tracker:
         while True:
             try:
                 self._deliver()
-                self.problem, pause, backoff = None, FLUSH_SECONDS, BACKOFF_SECONDS[0]
+                self.problem = None
+                pause = FLUSH_SECONDS
+                backoff = BACKOFF_SECONDS[0]
             except Exception as error:  # telemetry may not stop a run, whatever MLflow raises
                 self.problem = told(error)
                 with self._changed:
-                    self._run, self._sent_status = None, ""
+                    self._run = None
+                    self._sent_status = ""
                     self._documents |= set(DOCUMENTS)
-                    self._evaluations, self._commits, self._nodes = self._beside, True, True
+                    self._evaluations = self._beside
+                    self._commits = True
+                    self._nodes = True
                     self._fall_behind()
-                pause, backoff = backoff, min(2 * backoff, BACKOFF_SECONDS[1])
+                pause = backoff
+                backoff = min(2 * backoff, BACKOFF_SECONDS[1])
             if not self._wait(pause):
                 return
 
@@ -188,7 +197,8 @@ class Tracker:
         run = self._run
         with self._changed:
             waiting: Iterable[Row] = list(self._rows)
-            behind, cuts = self._behind, log.cuts
+            behind = self._behind
+            cuts = log.cuts
             self._behind = False
         if behind:
             # Rows are in the run directory before the tracker is notified, so this reading has all of them.
@@ -202,10 +212,15 @@ class Tracker:
                 self._rows.popleft()
             if not (self._rows or self._behind):
                 self._newest = self._last  # rolled back steps are no longer missing
-            documents, status = sorted(self._documents), self._status
-            evaluated, self._documents, self._evaluations = self._evaluations, set(), False
-            committed, self._commits = self._commits, False
-            nodes, self._nodes = self._nodes, False
+            documents = sorted(self._documents)
+            status = self._status
+            evaluated = self._evaluations
+            self._documents = set()
+            self._evaluations = False
+            committed = self._commits
+            self._commits = False
+            nodes = self._nodes
+            self._nodes = False
         if evaluated:
             run.log_evaluations(self._run_dir.log(EVALS).rows())
         if nodes:

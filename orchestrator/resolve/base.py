@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from workloads.own.model import OwnModel, OwnWorkload
     from workloads.transformer_workload import TransformerWorkload
 
-INIT, MODEL = "workload.init_from", "workload.model"
+INIT = "workload.init_from"
+MODEL = "workload.model"
 PLACES = "give a run directory, or an export's folder"
 BACK = "put them back, or name their new place in the run's job.yaml"
 PUT_BACK = "put them back as they were, or start another run"
@@ -191,7 +192,8 @@ def tokenizer_notes(base: Base, tokenizer: Tokenizer) -> list[str]:
     text = DataFolder(base.uri if base.step is None else f"{base.uri}/{EXCERPT}").read("tokenizer.json")
     if text is None:
         return []
-    theirs, ours = Tokenizer.from_str(text.decode()).get_vocab(), tokenizer.get_vocab()
+    theirs = Tokenizer.from_str(text.decode()).get_vocab()
+    ours = tokenizer.get_vocab()
     names = {number: token for token, number in ours.items()}
     unlike = [number for token, number in theirs.items() if number in names and names[number] != token]
     if not unlike:
@@ -209,7 +211,8 @@ def weights_of(base: Base, spec: JobSpec, retry: Retry | None = None, data_forma
     def labelled(weights: StoredWeights, theirs: FolderMeaning, where: str) -> StoredWeights:
         if data_format < BY_NAME:
             return weights
-        objective, labels = spec.workload.objective, spec.data.labels
+        objective = spec.workload.objective
+        labels = spec.data.labels
         return by_label(weights, theirs, objective, labels, where, is_folder=base.step is None)
 
     def read(
@@ -241,7 +244,8 @@ def weights_of(base: Base, spec: JobSpec, retry: Retry | None = None, data_forma
             kept = FolderConfig(**config_of_run) if config_of_run else None
             _refuse_other_make(job, spec, config, base.uri, theirs, kept)
         average = job.checkpoint if job else CheckpointSpec()
-        lacks, below = manifest.meta.get(BASE), None
+        lacks = manifest.meta.get(BASE)
+        below = None
         if job and job.reads_base and lacks:
             under = same_base(job, Base(**lacks))
             below = weights_of(under, job, retry)(config, shapes, tables, added) if under else None
@@ -303,7 +307,9 @@ def _of_own(
     if base.step is None:
         return FolderWeights(config, base.uri, shapes)
     store, manifest = _commit_of(base, retry)
-    where, below, lacks = f"{base.uri}@{base.step}", None, manifest.meta.get(BASE)
+    where = f"{base.uri}@{base.step}"
+    below = None
+    lacks = manifest.meta.get(BASE)
     job = job_of_commit(manifest)
     if job and job.workload.adapter and job.workload.adapter.kind != "bitfit":
         raise WorkloadError(f"{where} was trained with an adapter; export it, and begin with the export")
@@ -328,7 +334,8 @@ def _refuse_other_labels(theirs: Sequence[str], ours: Sequence[str], where: str)
 
 def check_own_base_to_come(there: OwnWorkload, ours: OwnWorkload, where: str) -> None:
     """Raise WorkloadError if the weights of a run at `where`, which has no commit yet, will not fit the own model."""
-    theirs, mine = getattr(there.objective, "labels", ()), getattr(ours.objective, "labels", ())
+    theirs = getattr(there.objective, "labels", ())
+    mine = getattr(ours.objective, "labels", ())
     _refuse_other_labels(theirs, mine, where)
     CommitWeights({f"model.{name}": shape for name, shape in there.shapes.items()}, where).check_alike(
         ours.shapes
@@ -387,7 +394,8 @@ def _refuse_unlike(theirs: Any, ours: TransformerConfig, where: str, free: Seque
         raise WorkloadError(
             f"{where} is a class of transformers that is run as it is; name it in workload.model"
         )
-    one, other = structure(ours), structure(theirs)
+    one = structure(ours)
+    other = structure(theirs)
     for name in sorted(one.keys() - set(free)):
         if one[name] != other[name]:
             raise WorkloadError(

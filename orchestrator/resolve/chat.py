@@ -29,7 +29,8 @@ class Chat:
 
     def __init__(self, template: str, tokens: Mapping[str, str], tokenizer: Tokenizer) -> None:
         """`tokens` are the special tokens that the template may name."""
-        self._template, self._tokenizer = Template(template, tokens), tokenizer
+        self._template = Template(template, tokens)
+        self._tokenizer = tokenizer
 
     def row(self, prompt: str) -> list[int]:
         """The tokens of a user's turn and of what comes before the answer. Raises InputError if the template fails."""

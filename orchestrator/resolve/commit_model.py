@@ -61,7 +61,8 @@ def model_of_run(run_uri: str, step: int, best: bool = False, raw: bool = False)
     if spec is None:
         raise InputError("there is no run here", run.uri, "give a run directory")
     retry = patient(spec.limits.unsaved)
-    store, metric = Store(run.commits, retry=retry), spec.checkpoint.best_metric
+    store = Store(run.commits, retry=retry)
+    metric = spec.checkpoint.best_metric
     found = best_commit(store, metric) if best and metric is not None else None
     commit = store.manifest(step if found is None else found)
     check_commit(commit, spec, run.at("job.yaml"))
@@ -97,7 +98,8 @@ def model_of_commit(
 
     check_implementation(spec, commit, run.uri)
     spec = as_begun(spec, commit)
-    tokens, store = data_of(run, commit.meta["data"], retry), Store(run.commits, retry=retry)
+    tokens = data_of(run, commit.meta["data"], retry)
+    store = Store(run.commits, retry=retry)
     reader = weights_of(store, commit, spec.checkpoint, raw)
     check_read_config(spec, commit, run.uri)
     workload = workload_of(spec, tokens, base=base_of_commit(spec, commit), kept=kept_config(commit))

@@ -34,7 +34,10 @@ class CommitWeights:
     ) -> None:
         """Those of a commit at `where` with tensors of these shapes; without a `reader` they are only checked. Where
         layers are stacked, `grown` are the names of the deeper model's tensors."""
-        self._shapes, self._where, self._reader, self._below = shapes, where, reader, below
+        self._shapes = shapes
+        self._where = where
+        self._reader = reader
+        self._below = below
         self._grown = grown
 
     def check(
@@ -47,7 +50,8 @@ class CommitWeights:
         """Raise WorkloadError if they do not fit a model of these shapes."""
         from workloads.model.stored import HEADS, misfits, refuse_misfits, refuse_strange, told
 
-        where, hint = self._where, "give the model of the base"
+        where = self._where
+        hint = "give the model of the base"
         # rows that the run below added itself are known to that run alone, so there tables are of one size
         there = {n: s for n in shapes if (s := self._shape(n)) and (n in self._names or s == shapes[n])}
         refuse_misfits(misfits(config, shapes, there.get, tables, added), where, hint)
@@ -64,7 +68,8 @@ class CommitWeights:
         """Raise WorkloadError if they do not have exactly tensors of these shapes."""
         from workloads.model.stored import refuse_misfits, refuse_strange
 
-        hint, found = "give the model of the base", []
+        hint = "give the model of the base"
+        found = []
         for name, shape in shapes.items():
             there = self._shape(name)
             if there is None:
@@ -119,7 +124,8 @@ class TheirTensors:
     """The tensors of such a commit by the names of transformers, as `Weights` of a folder."""
 
     def __init__(self, reader: Reader) -> None:
-        self._reader, prefix = reader, _theirs()
+        self._reader = reader
+        prefix = _theirs()
         self._tensors = {n.removeprefix(prefix): n for n in reader.manifest.tensors if n.startswith(prefix)}
 
     def __contains__(self, name: str) -> bool:

@@ -168,7 +168,9 @@ def check_length(spec: JobSpec, step: int, source: str) -> None:
         what = f"{train.steps} is no more than {source} has done"
         raise InputError(what, "train.steps", "steps count from the beginning of the run before: raise it")
     assert train.continue_from is not None
-    left, warmup, decay = train.steps - step, train.warmup_steps, train.decay_steps
+    left = train.steps - step
+    warmup = train.warmup_steps
+    decay = train.decay_steps
     if train.continue_from.schedule == "restart" and warmup + max(decay, 1) > left:
         what = f"warm-up and decay are {warmup + decay} steps, and this phase has {left}"
         raise InputError(what, "train.optimizer", "shorten them, or raise train.steps")
@@ -237,7 +239,8 @@ def take_over(
     if source is None:
         return None
     run.require_lock()
-    theirs, ours = Store(RunDir(source.uri).commits), Store(run.commits)
+    theirs = Store(RunDir(source.uri).commits)
+    ours = Store(run.commits)
 
     def choose(*_: object) -> int:
         found = source_of(spec, run)

@@ -18,7 +18,8 @@ from workloads.own.object_reference import is_built_in, is_object_reference
 if TYPE_CHECKING:
     from orchestrator.checkpoint.manifest import CommitManifest
 
-MODEL, OWN_FOLDER = "workload.model", "workload.changes.folder"
+MODEL = "workload.model"
+OWN_FOLDER = "workload.changes.folder"
 HINT = "put the file back as it was, or begin another run"
 
 

@@ -9,7 +9,8 @@ from orchestrator.checkpoint.store import Store
 from orchestrator.config.errors import InputError
 from orchestrator.storage.run_directory import RunDir
 
-BEST, LAST = "best", "last"
+BEST = "best"
+LAST = "last"
 
 
 def place_and_tag(named: str) -> tuple[str, str]:

@@ -74,7 +74,8 @@ class PreparedData:
 def kind_of(spec: JobSpec, data_format: int = RECORDS_FORMAT) -> RecordKind | None:
     """How the job's rows become records of prepared data of `data_format`, None if its objective reads text. Raises
     InputError."""
-    objective, location = spec.workload.objective, spec.data.tokenizer
+    objective = spec.workload.objective
+    location = spec.data.tokenizer
     if objective not in COLUMNS:
         return None
     from orchestrator.data.prepare.conversations import (
@@ -88,7 +89,8 @@ def kind_of(spec: JobSpec, data_format: int = RECORDS_FORMAT) -> RecordKind | No
 
     if not isinstance(location, str) or objective not in ("conversation", *PREFERENCES):
         return RecordKind(objective, tuple(spec.data.labels))
-    given, day = spec.data.chat_template, spec.data.chat_date
+    given = spec.data.chat_template
+    day = spec.data.chat_date
     found = find_template(location, given, data_format)
     if found and data_format > EARLIER:
         check_tokens(found, location)
@@ -132,9 +134,11 @@ def prepared(
     if spec.data.samples is not None:
         from orchestrator.data.samples.own_samples import prepare_samples
 
-        named, cache = spec.data.samples, data_cache(spec, run)
+        named = spec.data.samples
+        cache = data_cache(spec, run)
         return PreparedData(prepare_samples(named, spec.seed, cache, _name(before.uri)))
-    data, begin = before.uri, spec.data.streaming and begun is not None
+    data = before.uri
+    begin = spec.data.streaming and begun is not None
     whole = bool(data) and is_complete(DataFolder(data))
     if not whole:
         data = _prepared_text(spec, run, _name(data), tell, make, begin)

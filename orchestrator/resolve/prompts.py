@@ -49,7 +49,8 @@ def check_generates(job: ResolvedJob) -> None:
         model = f"{spec.workload.model} ({job.model.architecture})"
         what = f"{model}, trained by {spec.workload.objective}, generates no text"
         raise InputError(what, WHERE, "leave it out, or train a decoder or an encoder-decoder")
-    tokens, length = spec.evaluate.samples.tokens, spec.data.sequence_length
+    tokens = spec.evaluate.samples.tokens
+    length = spec.data.sequence_length
     if job.model.architecture == "decoder" and tokens >= length:
         what = f"{tokens} generated tokens leave no room for a prompt in the {length} of data.sequence_length"
         raise InputError(what, f"{WHERE}.tokens", "lower it")
@@ -75,7 +76,8 @@ def prompts_of(job: ResolvedJob, workload: Workload, tokens: Tokens) -> Prompts 
     if not asked:
         return None
     check_generates(job)
-    text, longest = tokens.tokenizer(), job.spec.data.sequence_length
+    text = tokens.tokenizer()
+    longest = job.spec.data.sequence_length
     chat = chat_of(job.spec, tokens)
     rows = [framed(workload, text, prompt, chat) for prompt in asked.prompts]
     pair = workload.config.architecture == PAIR

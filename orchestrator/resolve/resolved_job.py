@@ -51,7 +51,8 @@ class ResolvedJob:
 
         if not isinstance(self.model, HuggingFaceModel) or not self.model.zeroed:
             return []
-        names, rate = ", ".join(self.model.zeroed), self.spec.workload.dropouts[0]
+        names = ", ".join(self.model.zeroed)
+        rate = self.spec.workload.dropouts[0]
         instead = f"workload.dropout {rate:g} is drawn by sample" if rate else "workload.dropout would not"
         return [
             f"{self.spec.workload.model} is trained without {names}: what a class draws at random depends on "

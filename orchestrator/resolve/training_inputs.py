@@ -126,7 +126,8 @@ def _of_samples(spec: JobSpec, job: ResolvedJob, workload: Workload, tokens: Tok
     batches, held_out = batches_of_samples(
         spec.data.samples, spec.seed, share, tokens.manifest, tokens.folder.uri
     )
-    there, compared = len(batches.numbers), spec.train.global_batch
+    there = len(batches.numbers)
+    compared = spec.train.global_batch
     if getattr(workload, "compares", False) and there < compared:
         what = f"{compared} samples are compared with each other, and there are {there} to train on"
         raise InputError(what, "train.global_batch", "lower it: a sample would be compared with itself")
@@ -245,11 +246,13 @@ def _cut_notes(inputs: TrainingInputs) -> list[str]:
     if not objective.reading.unit.startswith("record"):
         return []
     read = inputs.text[0].read
-    least, length = objective.reading.window // 2, objective.reading.window
+    least = objective.reading.window // 2
+    length = objective.reading.window
     found = [words for words in map(read, read.longer_than(least)) if objective.is_cut(words)]
     if not found:
         return []
-    lost, streams = sum(map(objective.is_lost, found)), read.streams
+    lost = sum(map(objective.is_lost, found))
+    streams = read.streams
     ends = (part for source in range(streams.sources) for part in streams.document_ends_by_part(source))
     every = sum(map(len, ends))  # a sample may hold several
     if lost == every:
@@ -265,11 +268,13 @@ def _set_notes(spec: JobSpec, tokens: Tokens, sets: Mapping[str, str]) -> list[s
     from orchestrator.data.samples.held_out_split import trained_documents
     from orchestrator.data.store.tokens import Tokens as Prepared
 
-    notes, share = [], spec.data.validation and spec.data.validation.share
+    notes = []
+    share = spec.data.validation and spec.data.validation.share
     told = tokens.manifest.format > 2 and tokens.sections is None
     for name, uri in sets.items() if told else ():
         held_out = Prepared.open(uri, keep=0)
-        count, there = trained_documents(tokens, held_out, share or 0.0), held_out.manifest.documents
+        count = trained_documents(tokens, held_out, share or 0.0)
+        there = held_out.manifest.documents
         if count:
             notes.append(f"{count} of the {there} documents of the set {name} are in the training text too")
     return notes
@@ -353,7 +358,8 @@ def vocabulary_before_data(job: ResolvedJob) -> Vocabulary:
     from orchestrator.data.encoding.vocabulary import first_added, frame_of
     from workloads.workload import Vocabulary
 
-    size, source = job.vocabulary_size, job.spec.data.tokenizer
+    size = job.vocabulary_size
+    source = job.spec.data.tokenizer
     if isinstance(source, TrainedTokenizer):
         training.check_size(source.recipe, job.special_tokens)
         text = tokenizer.train((), size, job.special_tokens)
@@ -361,7 +367,8 @@ def vocabulary_before_data(job: ResolvedJob) -> Vocabulary:
     else:
         text, roles = tokenizer.load(source, job.special_tokens, job.spec.data.add_tokens)
     made = Tokenizer.from_str(text)
-    sentinels, anywhere = tokenizer.sentinels(made), np.ones(size, bool)
+    sentinels = tokenizer.sentinels(made)
+    anywhere = np.ones(size, bool)
     known: dict[str, Any] = {role: number for role, number in roles.items() if role != "unk"}
     known |= {"added": first_added(made, size), "frame": frame_of(made)}
     if not isinstance(source, TrainedTokenizer) and is_framed(job.spec):

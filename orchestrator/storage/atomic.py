@@ -109,14 +109,16 @@ def replace_folder(draft: str, target: str, ours: Callable[[str], bool]) -> None
 
     Raises OSError. A crash leaves the old folder as `<draft>.old`.
     """
-    target, old = os.path.realpath(target), f"{draft}.old"
+    target = os.path.realpath(target)
+    old = f"{draft}.old"
     if os.path.lexists(target):
         os.replace(target, old)
     os.replace(draft, target)
     if not os.path.isdir(old):
         return
     for name in os.listdir(old):
-        path, moved = os.path.join(old, name), os.path.join(target, name)
+        path = os.path.join(old, name)
+        moved = os.path.join(target, name)
         if ours(name):
             shutil.rmtree(path) if os.path.isdir(path) and not os.path.islink(path) else os.unlink(path)
         elif not os.path.lexists(moved):

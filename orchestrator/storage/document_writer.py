@@ -16,7 +16,8 @@ class DocumentWriter:
     """One thread adds documents; another may write them."""
 
     def __init__(self, run: RunDir) -> None:
-        self._run, self._waiting = run, dict[str, Any]()
+        self._run = run
+        self._waiting = dict[str, Any]()
         self._refused = -PAUSE  # when a document was not taken, monotonic seconds
 
     def add(self, name: str, value: Any) -> None:

@@ -77,7 +77,8 @@ class RemoteFileSystem:
 
         Raises ValueError or ImportError for a protocol that cannot be used.
         """
-        self.protocol, self.timeout = uri.split("://", 1)[0], timeout
+        self.protocol = uri.split("://", 1)[0]
+        self.timeout = timeout
         options: dict[str, Any] = {"use_listings_cache": False}
         if self.on_s3:
             options |= {"skip_instance_cache": True, "config_kwargs": _botocore_config(timeout)}

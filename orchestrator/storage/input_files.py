@@ -56,7 +56,9 @@ class RemoteFile(SeekableFile):
 
     def __init__(self, fs: RemoteFileSystem, path: str, retry: Retry, size: int | None = None) -> None:
         """`size` is that of the file, asked for if it is not known."""
-        self._fs, self._path, self._retry = fs, path, retry
+        self._fs = fs
+        self._path = path
+        self._retry = retry
         self._size = int(retry(fs.info, path)["size"]) if size is None else size
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:

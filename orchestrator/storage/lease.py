@@ -45,7 +45,8 @@ class FolderLock:
     """The lock of a local folder, while it is held."""
 
     def __init__(self, folder: str, file: IO[str]) -> None:
-        self._folder, self._file = folder, file
+        self._folder = folder
+        self._file = file
 
     def require(self) -> None:
         """Raise LeaseLost if the folder was moved or removed: the lock went with it, and what is written at the old
@@ -70,7 +71,8 @@ def lock_file(folder: str) -> Iterator[FolderLock]:
     The lock ends with the process, however that ends. On leaving, the lock file is removed if the folder holds nothing
     else. Raises InputError if another process still holds the lock after LOCK_TIMEOUT seconds.
     """
-    path, deadline = os.path.join(folder, LOCK), time.monotonic() + LOCK_TIMEOUT
+    path = os.path.join(folder, LOCK)
+    deadline = time.monotonic() + LOCK_TIMEOUT
     while (file := _locked(folder, path)) is None:
         if time.monotonic() > deadline:
             raise _already_running(folder)
@@ -123,11 +125,17 @@ class Lease:
             uri: the run directory, for messages.
             call: calls a function of `fs` with retries.
         """
-        self._fs, self._root, self._uri, self._call = fs, root, uri, call
+        self._fs = fs
+        self._root = root
+        self._uri = uri
+        self._call = call
         self._folder = posixpath.join(root, LOCK)
         self._owner = {"owner": uuid.uuid4().hex, "host": socket.gethostname(), **_process(os.getpid())}
-        self._number, self._confirmed, self._renewals = 0, 0.0, 0
-        self._writing, self._ended = threading.Lock(), threading.Event()
+        self._number = 0
+        self._confirmed = 0.0
+        self._renewals = 0
+        self._writing = threading.Lock()
+        self._ended = threading.Event()
 
     def __enter__(self) -> Lease:
         self._take()
@@ -155,13 +163,15 @@ class Lease:
 
     def _take(self) -> None:
         """Create the next lease once the last one has ended or expired. Raises InputError if its holder goes on."""
-        observed, changed = (0, b""), time.monotonic()
+        observed = (0, b"")
+        changed = time.monotonic()
         deadline = changed + LOCK_TIMEOUT
         while True:
             last = max(self._numbers(), default=0)
             record = self._read(last)
             if (last, record) != observed:
-                observed, changed = (last, record), time.monotonic()
+                observed = (last, record)
+                changed = time.monotonic()
             if _has_ended(record) or time.monotonic() - changed > EXPIRES_AFTER:
                 if self._create(last + 1):
                     return
@@ -179,7 +189,8 @@ class Lease:
                 return False  # else this lease was created by our own put, whose answer was lost
         else:
             self._require_conditional_puts(number)
-        self._number, self._confirmed = number, asked
+        self._number = number
+        self._confirmed = asked
         return max(self._numbers()) == number
 
     def _require_conditional_puts(self, number: int) -> None:
@@ -259,7 +270,8 @@ def _process(pid: int) -> dict[str, Any]:
     # proc(5): the name in parentheses may hold anything; after it come the state and, nineteen fields on, starttime
     state, *rest = _first_line(f"/proc/{pid}/stat").rpartition(")")[2].split() or [""]
     born = rest[18] if len(rest) > 18 and state not in "ZX" else ""
-    space, boot = _symlink_target("/proc/self/ns/pid"), _first_line("/proc/sys/kernel/random/boot_id")
+    space = _symlink_target("/proc/self/ns/pid")
+    boot = _first_line("/proc/sys/kernel/random/boot_id")
     return {"boot": boot, "space": space, "pid": pid, "born": born}
 
 

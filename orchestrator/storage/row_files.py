@@ -45,7 +45,8 @@ class SingleRowFile:
 
     def __init__(self, path: str, check: Callable[[], None] = lambda: None) -> None:
         """`check` is called before every change, and raises if there may be none."""
-        self._path, self._check = path, check
+        self._path = path
+        self._check = check
 
     def view(self) -> FileView:
         """See `RowFiles`."""
@@ -118,7 +119,8 @@ class PartsView:
     """The bytes of the parts that there were when the view was made."""
 
     def __init__(self, files: NumberedRowFiles, parts: Sequence[Part]) -> None:
-        self._files, self._parts = files, parts
+        self._files = files
+        self._parts = parts
         self.size = sum(part.size for part in parts)
 
     def read(self, start: int, end: int) -> bytes:
@@ -135,7 +137,9 @@ class NumberedRowFiles:
     """Numbered parts below `path` of `fs`. See `RowFiles`. `call` calls a function of `fs` with retries."""
 
     def __init__(self, fs: Any, path: str, call: Callable[..., Any]) -> None:
-        self._fs, self.path, self._call = fs, path, call
+        self._fs = fs
+        self.path = path
+        self._call = call
         self._parts_known: tuple[Part, ...] | None = None  # None before the first listing
         self._stale: list[Part] = []
 
@@ -190,14 +194,16 @@ class NumberedRowFiles:
     def rewrite(self, pieces: Sequence[tuple[int, int] | bytes]) -> None:
         """See `RowFiles`. Goes from the end to the start, one put for each gap."""
         self._open()
-        after, new = sum(part.size for part in self._parts()), b""
+        after = sum(part.size for part in self._parts())
+        new = b""
         for piece in reversed(pieces):
             if isinstance(piece, bytes):
                 new = piece + new
                 continue
             if new or piece[1] != after:
                 self._splice(piece[1], after, new)
-            after, new = piece[0], b""
+            after = piece[0]
+            new = b""
         if new or after:
             self._splice(0, after, new)
 
@@ -213,14 +219,18 @@ class NumberedRowFiles:
 
     def _splice(self, start: int, end: int, data: bytes) -> None:
         """Replace bytes [start, end) by `data`: one new part replaces the parts that these bytes lie in."""
-        parts, low, begin = self._parts(), 0, 0
+        parts = self._parts()
+        low = 0
+        begin = 0
         if not parts:
             if data:
                 self.append(data)
             return
         while low + 1 < len(parts) and begin + parts[low].size <= start:
-            begin, low = begin + parts[low].size, low + 1
-        high, reached = low, begin + parts[low].size
+            begin = begin + parts[low].size
+            low = low + 1
+        high = low
+        reached = begin + parts[low].size
         while high + 1 < len(parts) and (
             reached < end or high == low
         ):  # two parts at least, so that the new one has a name of its own
@@ -304,9 +314,11 @@ def _current_and_stale(parts: Iterable[Part]) -> tuple[tuple[Part, ...], list[Pa
 
 def _within(parts: Sequence[Part], start: int, end: int) -> list[tuple[Part, int, int]]:
     """Where bytes [start, end) lie: each part with its own first byte and the byte after its last."""
-    found, at = [], 0
+    found = []
+    at = 0
     for part in parts:
-        low, high = max(start - at, 0), min(end - at, part.size)
+        low = max(start - at, 0)
+        high = min(end - at, part.size)
         if low < high:
             found.append((part, low, high))
         at += part.size
@@ -317,7 +329,8 @@ def _order(size: int) -> int:
     """The order of magnitude of a size, to base MERGE_COUNT."""
     order = 0
     while size >= MERGE_COUNT:
-        size, order = size // MERGE_COUNT, order + 1
+        size = size // MERGE_COUNT
+        order = order + 1
     return order
 
 

@@ -13,7 +13,10 @@ from typing import Any
 
 Row = dict[str, Any]
 
-METRICS, EVENTS, TRIALS, EVALS = "metrics.jsonl", "events.jsonl", "trials.jsonl", "evals.jsonl"
+METRICS = "metrics.jsonl"
+EVENTS = "events.jsonl"
+TRIALS = "trials.jsonl"
+EVALS = "evals.jsonl"
 NODES = "nodes.jsonl"
 """What was read of the node at an address while a gang ran there: `values` are as in `cluster.workers.node_metrics`,
 `number` grows from row to row, and `step` is the last one that was done."""
@@ -75,7 +78,8 @@ def decode(line: bytes, name: str = "") -> Row | None:
 
 
 def _fits(row: Row, name: str) -> bool:
-    needed, types = NEEDED.get(name, {}), TYPES.get(name, {})
+    needed = NEEDED.get(name, {})
+    types = TYPES.get(name, {})
     return all(_is(row.get(key), kind) for key, kind in needed.items()) and all(
         row.get(key) is None or _is(row[key], kind) for key, kind in types.items()
     )

@@ -65,7 +65,8 @@ class RowLog:
     """One row file. There is one writer; others may read meanwhile, in this process and elsewhere."""
 
     def __init__(self, files: RowFiles, name: str) -> None:
-        self._files, self._name = files, name
+        self._files = files
+        self._name = name
         self.cuts = 0
         """How often rows were removed: a reader in another thread notices by it that its position is no longer
         valid."""
@@ -81,10 +82,14 @@ class RowLog:
 
     def forward(self, start: int = 0) -> Iterator[StoredLine]:
         """The lines from byte `start` on, oldest first."""
-        view, rest, place, block = self._files.view(), b"", start, BLOCK
+        view = self._files.view()
+        rest = b""
+        place = start
+        block = BLOCK
         at = start
         while at < view.size and (data := view.read(at, min(at + block, view.size))):
-            at, block = at + len(data), min(2 * block, MAX_BLOCK)
+            at = at + len(data)
+            block = min(2 * block, MAX_BLOCK)
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
                 if line.strip():
@@ -95,19 +100,24 @@ class RowLog:
 
     def backward(self, end: int | None = None) -> Iterator[StoredLine]:
         """The lines before byte `end`, newest first."""
-        view, rest, block = self._files.view(), b"", BLOCK
+        view = self._files.view()
+        rest = b""
+        block = BLOCK
         at = view.size if end is None else min(end, view.size)
         while at:
             start = max(at - block, 0)
             data = view.read(start, at)
             if len(data) < at - start:
                 return  # the file has been cut meanwhile
-            at, block, data = start, min(2 * block, MAX_BLOCK), data + rest
+            at = start
+            block = min(2 * block, MAX_BLOCK)
+            data = data + rest
             cut = data.find(b"\n") + 1 if start else 0
             if start and not cut:
                 rest = data
                 continue
-            rest, place = data[:cut], start + len(data)
+            rest = data[:cut]
+            place = start + len(data)
             lines = data[cut:].split(b"\n")
             for line in reversed(lines):
                 place -= len(line)
@@ -189,7 +199,8 @@ class RowLog:
 
 def gaps(extents: Sequence[Extent], first: int, last: int) -> list[tuple[int, int]]:
     """The steps from `first` to `last` that are in no extent, as pairs (first, last) of each gap."""
-    missing, wanted = [], first
+    missing = []
+    wanted = first
     for extent in extents:
         if extent.first > wanted:
             missing.append((wanted, min(extent.first - 1, last)))
@@ -205,7 +216,8 @@ def missing_numbers(rows: Iterable[Row]) -> list[list[int]]:
     A row says its number under `number`; that of a row which does not, as in files of earlier versions, follows the
     one before.
     """
-    missing, last = [], 0
+    missing = []
+    last = 0
     for row in rows:
         number = row.get("number") or last + 1
         if number > last + 1:

@@ -41,13 +41,16 @@ class RowWriter:
             stored: called with rows that were added, once they are stored.
         """
         self.log = run.log(name)
-        self._uri, self._hold, self._stored = run.at(name), hold, stored
+        self._uri = run.at(name)
+        self._hold = hold
+        self._stored = stored
         self._writing = threading.RLock()  # held while writing, and while changing what is to be cut
         self._waiting: list[Row] = []
         self._cut: tuple[int, list[Row]] | None = (
             None  # a pending cut: the last step to keep, and rows up to it
         )
-        self._due, self._pause = 0.0, 0.0
+        self._due = 0.0
+        self._pause = 0.0
         self.problem = ""
         self.mark: dict[str, int] | None = None
         """The last stored row, {"step": its step, "bytes": the offset of its end}; None before the first."""
@@ -90,7 +93,8 @@ class RowWriter:
             del self._waiting[
                 : len(rows)
             ]  # first: they are not written again, whatever who hears of them does
-            self._pause, self.problem = 0.0, ""
+            self._pause = 0.0
+            self.problem = ""
             self._stored(rows)
             return len(rows)
 
@@ -126,7 +130,8 @@ class RowWriter:
             held = [] if self._cut is None else [row for row in self._cut[1] if row["step"] <= step]
             kept = {row["step"]: row for row in [*held, *self._waiting, *rows] if row["step"] <= step}
             step = step if self._cut is None else min(step, self._cut[0])
-            self._cut, self._waiting = (step, [kept[n] for n in sorted(kept)]), []
+            self._cut = (step, [kept[n] for n in sorted(kept)])
+            self._waiting = []
             self.flush(now=True)
 
     def missing(self, mark: Any, first: int, last: int) -> list[tuple[int, int]]:
@@ -139,7 +144,8 @@ class RowWriter:
         if isinstance(mark, dict) and type(mark.get("bytes")) is int and type(mark.get("step")) is int:
             before = next(self.log.backward(mark["bytes"]), None)
             if before and before.row and (before.row["step"], before.end) == (mark["step"], mark["bytes"]):
-                start, first = before.end, max(first, before.row["step"] + 1)
+                start = before.end
+                first = max(first, before.row["step"] + 1)
         return gaps(self.log.extents(start), first, last)
 
     def restore(self, rows: Sequence[Row]) -> None:

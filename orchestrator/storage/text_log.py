@@ -34,7 +34,10 @@ class TextLog:
         """Of the text `name` (which ends in .log) in `folder`, two folders below the run directory."""
         self._local = is_local(folder)
         self._fs, self._folder = open_file_system(folder, TIMEOUT)
-        self._name, self._part, self._size, self._held = name, 0, 0, b""
+        self._name = name
+        self._part = 0
+        self._size = 0
+        self._held = b""
 
     def append(self, data: bytes) -> None:
         """Add to the end. Raises OSError and errors of the store's client; then nothing was added, or part of it on a
@@ -42,7 +45,8 @@ class TextLog:
         while data:
             if self._size >= PART_BYTES:
                 self._begin_part()
-            now, data = data[: PART_BYTES - self._size], data[PART_BYTES - self._size :]
+            now = data[: PART_BYTES - self._size]
+            data = data[PART_BYTES - self._size :]
             path = posixpath.join(self._folder, _file(self._name, self._part))
             if self._local:
                 for folder in (posixpath.dirname(self._folder), self._folder):
@@ -56,7 +60,9 @@ class TextLog:
             self._size += len(now)
 
     def _begin_part(self) -> None:
-        self._part, self._size, self._held = self._part + 1, 0, b""
+        self._part = self._part + 1
+        self._size = 0
+        self._held = b""
         if self._part > PARTS:
             with contextlib.suppress(FileNotFoundError):
                 self._fs.rm_file(posixpath.join(self._folder, _file(self._name, self._part - PARTS)))
@@ -116,7 +122,9 @@ class TextLogs:
             path = posixpath.join(self._folder, _file(name, number))
             with contextlib.suppress(FileNotFoundError):
                 new = bytes(RETRY(self._fs.cat_file, path, start, start + PART_BYTES))
-                text, part, at = text + new, number, start + len(new)
+                text = text + new
+                part = number
+                at = start + len(new)
         return text, part, at
 
 

@@ -67,7 +67,8 @@ def _problem(uri: str) -> str:
         if is_local(uri):
             os.stat(local_path(uri))
             return ""
-        protocol, rest = protocol_of(uri), uri.split("://", 1)[-1]
+        protocol = protocol_of(uri)
+        rest = uri.split("://", 1)[-1]
         if not rest.strip("/"):
             return "it is empty"
         from fsspec import get_filesystem_class

@@ -22,7 +22,8 @@ from workloads.hf.family import Row
 from workloads.hf.workload import NETWORK, HuggingFaceWorkload
 from workloads.transformer_workload import TransformerWorkload
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
 """What peft puts before the names of tensors."""
 TASKS = {
@@ -89,9 +90,11 @@ def write_adapter(
     tensor of our model."""
     place = Path(folder)
     if isinstance(workload, HuggingFaceWorkload):
-        found, config = _tensors_of_class(workload, read), _config_of_class(workload, base)
+        found = _tensors_of_class(workload, read)
+        config = _config_of_class(workload, base)
     else:
-        found, config = _tensors(workload, read), config_of(workload, base)
+        found = _tensors(workload, read)
+        config = config_of(workload, base)
     tensors = {name: tensor.contiguous() for name, tensor in found.items()}
     save_file(tensors, place / WEIGHTS, metadata={"format": "pt"})
     (place / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
@@ -99,7 +102,8 @@ def write_adapter(
 
 def _config_of_class(workload: HuggingFaceWorkload, base: str) -> dict[str, Any]:
     """What adapter_config.json says of a class that is run as it is, whose layers are transformers' own."""
-    adapter, end = _adapter_of(workload), len(A)
+    adapter = _adapter_of(workload)
+    end = len(A)
     modules = [n.removeprefix(NETWORK)[:-end] for n in workload.shapes if n.endswith(A)]
     return {
         "task_type": _task_of(type(workload.config.bare).__name__),
@@ -155,7 +159,8 @@ def config_of(workload: TransformerWorkload, base: str) -> dict[str, Any]:
     A layer of transformers that is several of ours has their matrices on one another and the sum of their ranks, with
     an alpha that leaves the scale as it is.
     """
-    adapter, layers = _adapter_of(workload), list(_layers(workload))
+    adapter = _adapter_of(workload)
+    layers = list(_layers(workload))
     general = {
         "task_type": _task(workload),
         "base_model_name_or_path": base,
@@ -214,7 +219,8 @@ def _adapter_of(workload: TransformerWorkload | HuggingFaceWorkload) -> Adapter:
 
 def _layers(workload: TransformerWorkload) -> Iterator[_Layer]:
     """The layers of transformers that have an adapter."""
-    family, found = family_of(workload.config), set()
+    family = family_of(workload.config)
+    found = set()
     for name in workload.shapes:
         if not name.endswith(A):
             continue
@@ -231,7 +237,8 @@ def _adapted(layer: _Layer, names: Mapping[str, object]) -> list[str]:
 
 def _heads(workload: TransformerWorkload) -> set[str]:
     """The modules of transformers that are trained as they are: heads that the base lacks."""
-    family, adapter = family_of(workload.config), _adapter_of(workload)
+    family = family_of(workload.config)
+    adapter = _adapter_of(workload)
     own = [n for n in workload.shapes if n not in workload.frozen and not adapter.adds(n)]
     names = [row_of(family, workload.config, name)[0].hf_name for name in own]
     return {name.rpartition(".")[0] for name in names}
@@ -259,7 +266,8 @@ def _tensors(workload: TransformerWorkload, read: Read) -> dict[str, Tensor]:
 def _of_layer(layer: _Layer, workload: TransformerWorkload, read: Read) -> Iterator[tuple[str, Tensor]]:
     """A of all parts on one another, B with a block for each, and for DoRA the lengths of the rows of all parts: of
     one that is not adapted the norms that they have."""
-    names, shapes = workload.shapes, workload.shapes
+    names = workload.shapes
+    shapes = workload.shapes
     adapted = _adapted(layer, names)
     yield "lora_A.weight", torch.cat([read(f"{part}{A}") for part in adapted])
     rank = _adapter_of(workload).rank

@@ -72,7 +72,8 @@ def _record(objective: Objective, words: np.ndarray, length: int, sample: int) -
         found: np.ndarray = rng.choice(words, least + (2 * sample) % max(size, 1)).astype(np.int64)
         return found
 
-    name, half = objective.name, length // 2
+    name = objective.name
+    half = length // 2
     if name == "conversation":
         each = [_answered(text(DOCUMENT - n, 1)) for n in range(1 if sample > 1 else 2)]
         return np.concatenate([part for talk in each for part in (talk, [CLOSE])])
@@ -176,7 +177,8 @@ def small_trial(workload: HuggingFaceWorkload, hf_config: Any) -> Iterator[Huggi
     with tempfile.TemporaryDirectory(prefix="trial-") as folder:
         hf_config.save_pretrained(folder)
         objective = replace(workload.objective, vocabulary=vocabulary, sequence_length=LENGTH)  # type: ignore[type-var]
-        config, head = describe_hf_class(folder), workload.config.head
+        config = describe_hf_class(folder)
+        head = workload.config.head
         if head != "language":
             config = config.with_head(head, workload.config.classes)
         trial = replace(workload, config=config, objective=objective, vocabulary=vocabulary)
@@ -263,13 +265,16 @@ def _check_independence(model: nn.Module, samples: Batch, logits: Tensor) -> Non
 @torch.no_grad()
 def _check_balance(model: HuggingFaceNetwork, samples: Batch) -> None:
     """Check that our routers' loss of one sequence is that of the class."""
-    balance, network = model.balance, model.network
+    balance = model.balance
+    network = model.network
     if balance is None:
         return
     found = network(input_ids=row_of(samples, 0)["tokens"], use_cache=False, output_router_logits=True)
-    loss, hf_loss = balance(found.router_logits, 1), found.aux_loss
+    loss = balance(found.router_logits, 1)
+    hf_loss = found.aux_loss
     zero = torch.zeros(())
-    loss, hf_loss = zero if loss is None else loss, zero if hf_loss is None else balance.weight * hf_loss
+    loss = zero if loss is None else loss
+    hf_loss = zero if hf_loss is None else balance.weight * hf_loss
     if differ(loss, torch.as_tensor(hf_loss)):
         raise WorkloadError(
             "it balances its routers in a way that is not known here; "

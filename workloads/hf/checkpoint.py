@@ -170,7 +170,8 @@ def _export_one(
 
 def _check_config(family: Family, config: TransformerConfig, hf_config: Any) -> None:
     """Raise WorkloadError if the written configuration would be read as another model."""
-    found, wanted = structure(family.read_config(hf_config)), structure(config)
+    found = structure(family.read_config(hf_config))
+    wanted = structure(config)
     pools = config.sentence_head or config.head == "sequence"
     for name in wanted.keys() - {*family.unsaid, *(() if pools else ("pooler",))}:
         for part, value, other in _parts(name, wanted[name], found[name]):

@@ -80,7 +80,8 @@ def configuration(model_type: str, architecture: str) -> Any:
     """The default configuration of a class, with few layers. Raises what the class raises."""
     from transformers import CONFIG_MAPPING
 
-    kind, given = CONFIG_MAPPING[model_type], dict(REQUIRED.get(model_type, {}))
+    kind = CONFIG_MAPPING[model_type]
+    given = dict(REQUIRED.get(model_type, {}))
     full = vars(kind(**given))
     names = {kind.attribute_map.get(name, name) for name in DEPTH_NAMES}
     shallow = {name: min(DEPTH, full[name]) for name in names if type(full.get(name)) is int}

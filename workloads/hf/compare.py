@@ -47,7 +47,8 @@ def difference(
     computed again in fp64, which decides: in fp32, rounding may make a router choose another expert. Padding is not
     compared. Raises RuntimeError if a tensor is missing in the export or left over.
     """
-    batches, worst = list(batches), 0.0
+    batches = list(batches)
+    worst = 0.0
     with torch.no_grad():
         for part, forward, path in _networks(config, model, folder):
             hf_model = change(load(path, strict=not isinstance(part, HuggingFaceModel)))
@@ -181,7 +182,8 @@ def _of_queries(hf_model: Any, batch: Batch) -> Tensor:
     """XLNet's logits [queries, vocabulary] of a batch in two streams, see `workloads.objectives.permuted`."""
     queries = batch[QUERIES]
     hidden = ~batch["attention"] | queries.unsqueeze(1)
-    counts, length = queries.sum(1), queries.shape[1]
+    counts = queries.sum(1)
+    length = queries.shape[1]
     mapping = hidden.new_zeros(len(queries), int(counts.max()), length)
     for row, (seen, places) in enumerate(zip(queries, batch["positions"], strict=True)):
         hidden[row, places[seen]] = hidden[row, seen].clone()
@@ -202,7 +204,8 @@ def _difference(
     batch: Batch,
 ) -> float:
     given = {k: v for k, v in batch.items() if k not in ("labels", "sequence_labels")}
-    own, other = forward(given), _hf_outputs(config, hf_model, given)
+    own = forward(given)
+    other = _hf_outputs(config, hf_model, given)
     if QUERIES in batch and getattr(config, "positions", "") == "relative_keys":
         own = {"logits": own["logits"][batch[QUERIES]]}
     real = batch.get("decoder_padding" if "decoder_tokens" in batch else "padding")
@@ -210,7 +213,8 @@ def _difference(
     for name, value in own.items():
         found = next(other[n] for n in _OUTPUTS[name] if n in other)
         if real is not None and value.shape[:2] == real.shape:
-            value, found = value[real], found[real]
+            value = value[real]
+            found = found[real]
         scale = torch.stack((value.abs().max(), found.abs().max(), torch.ones_like(value.max()))).max()
         worst = torch.maximum(worst, ((value - found).abs().max() / scale).float())
     return float(worst)

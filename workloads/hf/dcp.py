@@ -23,7 +23,8 @@ from workloads.errors import WorkloadError
 from workloads.hf.plain_pickle import Strided, dcp_metadata, strided
 from workloads.model.stored import Part
 
-METADATA, SUFFIX = ".metadata", ".distcp"
+METADATA = ".metadata"
+SUFFIX = ".distcp"
 _LOCAL_HEADER = struct.Struct("<26xHH")
 """Of a file in a zip archive: the lengths of its name and of what stands between that and its bytes."""
 
@@ -127,7 +128,8 @@ def _piece(path: Path, chunk: _Chunk, part: Part) -> Tensor:
             last = first + sum((n - 1) * stride for n, stride in zip(extent, about.stride, strict=True))
             if about.size != chunk.shape or last >= about.count:
                 raise WorkloadError(f"{path} holds another tensor than its metadata says; copy it again")
-            item, base = about.dtype.itemsize, _base(chunk.offset)
+            item = about.dtype.itemsize
+            base = _base(chunk.offset)
             strides = [stride * item for stride in about.stride]
             there = np.ndarray(extent, f"u{item}", memory, begin + first * item - base, strides)
             return torch.from_numpy(there.copy()).view(about.dtype)
@@ -181,7 +183,10 @@ class _View:
     """A stretch of a file, as a file."""
 
     def __init__(self, file: IO[bytes], offset: int, length: int) -> None:
-        self._file, self._offset, self._length, self._at = file, offset, length, 0
+        self._file = file
+        self._offset = offset
+        self._length = length
+        self._at = 0
 
     def seek(self, at: int, whence: int = 0) -> int:
         """Go to a byte of the stretch."""

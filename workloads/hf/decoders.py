@@ -73,7 +73,8 @@ def read_rope(hf_config: Any) -> dict[str, Any]:
 def read_rope_of(hf_config: Any, parameters: Mapping[str, Any]) -> dict[str, Any]:
     """The same from these parameters, which may be of some layers alone."""
     rope = rope_as_read(hf_config, parameters)
-    kind, theta = rope.get("rope_type", "default"), rope["rope_theta"]
+    kind = rope.get("rope_type", "default")
+    theta = rope["rope_theta"]
     if kind == "default":
         return {"rope_theta": theta, "rope_scaling": None}
     if kind not in ("linear", "llama3", "yarn"):
@@ -98,7 +99,8 @@ def read_rope_of(hf_config: Any, parameters: Mapping[str, Any]) -> dict[str, Any
 
 def rope_as_read(hf_config: Any, parameters: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters as transformers' classes take them: original_max_position_embeddings beside them comes first."""
-    rope, beside = dict(parameters), getattr(hf_config, "original_max_position_embeddings", None)
+    rope = dict(parameters)
+    beside = getattr(hf_config, "original_max_position_embeddings", None)
     if beside is not None and rope.get("rope_type") in ("llama3", "yarn"):
         rope["original_max_position_embeddings"] = beside
     return rope

@@ -110,7 +110,8 @@ def keep_layers(bare: nn.Module, found: LayerList, hidden: int, start: int, stop
     hidden states that another stage sends."""
     layers = bare.get_submodule(found.name)
     assert isinstance(layers, nn.ModuleList)
-    count, entered = len(layers), None
+    count = len(layers)
+    entered = None
     for number in range(count):
         if not start <= number < stop:
             passing = Passing(layers[number], found.gives_tuple)

@@ -17,7 +17,8 @@ class CountedDropout(nn.Dropout):
 
     def __init__(self, rate: float, site: int) -> None:
         super().__init__(0.0)
-        self.rate, self.site = rate, site
+        self.rate = rate
+        self.site = site
         self.rows: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:

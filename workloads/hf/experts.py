@@ -135,7 +135,8 @@ def _read_deepseek(hf_config: Any) -> dict[str, Any]:
 
 
 def _write_deepseek(config: TransformerConfig) -> dict[str, Any]:
-    moe, latent = moe_of(config), _latent(config)
+    moe = moe_of(config)
+    latent = _latent(config)
     if moe.gate != "sigmoid" or not moe.shared or moe.every > 1 or moe.bias_rate is None:
         raise WorkloadError("DeepSeek-V3 has sigmoid routing with a bias, shared experts and no gaps")
     return write_rope(config) | {

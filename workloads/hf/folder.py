@@ -67,7 +67,8 @@ def check(family: Family, config: TransformerConfig, hf_config: Any) -> None:
     for name in names:
         if name in HARMLESS or (name == "tie_word_embeddings" and "tied" in family.unsaid):
             continue
-        read, written = _plain(getattr(hf_config, name, None)), _plain(getattr(written_config, name, None))
+        read = _plain(getattr(hf_config, name, None))
+        written = _plain(getattr(written_config, name, None))
         if name == "rope_parameters":
             read = rope_as_read(hf_config, read) if "rope_type" in read else read
             kinds = [read, written] if "rope_type" in written else None
@@ -81,7 +82,8 @@ def _compare_rope(family: Family, read: Mapping[str, Any], expected: Mapping[str
     kind = expected["rope_type"]
     known = {"rope_theta": None, "rope_type": "default", "partial_rotary_factor": 1.0, **_ROPE[kind]}
     for name, missing in known.items():
-        found, written = read.get(name), expected.get(name)
+        found = read.get(name)
+        written = expected.get(name)
         found, written = (missing if v is None else v for v in (found, written))
         if found is None and name in ("factor", "original_max_position_embeddings"):
             continue  # follows from the positions

@@ -36,7 +36,8 @@ class _Stopped:
     """A stopping criterion: the one text has ended."""
 
     def __init__(self, ended: Ended, before: int) -> None:
-        self._ended, self._before = ended, before
+        self._ended = ended
+        self._before = before
 
     def __call__(self, input_ids: Any, scores: Any, **more: Any) -> Any:
         """See transformers. Whether each row has ended, bool [1]."""

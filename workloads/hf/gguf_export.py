@@ -52,7 +52,8 @@ def add_tokenizer(writer: Any, plain: str, config: Mapping[str, Any]) -> None:
     writer.add_tokenizer_pre(_cut(about))
     added = {token["id"]: token for token in about["added_tokens"]}
     names = {number: token for token, number in wrapped.get_vocab().items()}
-    tokens, kinds = [], []
+    tokens = []
+    kinds = []
     for number in range(config["vocab_size"]):
         tokens.append(names.get(number, f"[PAD{number}]"))
         kind = gguf.TokenType.NORMAL if number in names else gguf.TokenType.UNUSED
@@ -101,7 +102,8 @@ def _wrapped(plain: str) -> Any:
 
 def _cut(about: Mapping[str, Any]) -> str:
     """llama.cpp's name of the way in which a tokenizer.json cuts text. Raises WorkloadError if it has none."""
-    model, before = about["model"], about["pre_tokenizer"] or {}
+    model = about["model"]
+    before = about["pre_tokenizer"] or {}
     steps = before["pretokenizers"] if before.get("type") == "Sequence" else [before]
     last = steps[-1]
     if model["type"] != "BPE" or last.get("type") != "ByteLevel":
@@ -238,7 +240,8 @@ def _tensors(
     """Each tensor: its name in the file, its shape, and what reads it."""
     import gguf
 
-    weights, kind = Weights(plain), config["model_type"]
+    weights = Weights(plain)
+    kind = config["model_type"]
     architecture = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == ARCHITECTURES[kind])
     names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
     for hf_name in weights.names:
@@ -264,7 +267,8 @@ def _stretched(plain: str) -> Tensor:
 
     config = AutoConfig.from_pretrained(plain, local_files_only=True)
     slow, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
-    head, theta = 2 * len(slow), config.rope_parameters["rope_theta"]
+    head = 2 * len(slow)
+    theta = config.rope_parameters["rope_theta"]
     return (1 / theta ** (torch.arange(0, head, 2, dtype=torch.float32) / head)) / slow
 
 
@@ -303,7 +307,8 @@ def _difference(plain: str, folder: str, numbers: Numbers) -> float:
         ).eval()
     tokens = torch.arange(TRIED)[None] % wanted.config.vocab_size
     with torch.no_grad():
-        exact, logits = wanted(tokens).logits, found(tokens).logits
+        exact = wanted(tokens).logits
+        logits = found(tokens).logits
         for tensor in {id(t): t for t in wanted.parameters()}.values():
             kind = _kind(tensor.shape, numbers)
             rounded = gguf.quants.dequantize(gguf.quants.quantize(tensor.numpy(), kind), kind)

@@ -14,7 +14,8 @@ from workloads.model.config import TransformerConfig
 from workloads.model.parts import MoE
 from workloads.model.presets import PRESETS
 
-_EXPERTS, _THEIRS = "layers.{n}.feedforward.experts.", "model.layers.{n}.mlp.experts."
+_EXPERTS = "layers.{n}.feedforward.experts."
+_THEIRS = "model.layers.{n}.mlp.experts."
 
 
 def _read(hf_config: Any) -> dict[str, Any]:

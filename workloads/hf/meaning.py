@@ -120,7 +120,8 @@ def generation_of(vocabulary: Vocabulary, meaning: FolderMeaning, objective: Obj
     settings = dict(meaning.settings)
     notes: list[str] = []
     if around := getattr(objective, "around_target", None):
-        first, forced = around[0][:1], _one(settings.get("forced_bos_token_id"))
+        first = around[0][:1]
+        forced = _one(settings.get("forced_bos_token_id"))
         if vocabulary.target is not None and first:
             settings["forced_bos_token_id"] = first[0]
         elif forced is not None and (forced,) != first:

@@ -49,7 +49,8 @@ class Unpacked:
     """The tensors of a source, of which those in MXFP4 are what they stand for: bf16 [experts, in, out]."""
 
     def __init__(self, source: Source) -> None:
-        self._source, known = source, frozenset(source.names)
+        self._source = source
+        known = frozenset(source.names)
         bases = {name.removesuffix(BLOCKS) for name in known if name.endswith(BLOCKS)}
         self._packed = frozenset(base for base in bases if base + SCALES in known)
         stored = {base + end for base in self._packed for end in (BLOCKS, SCALES)}

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from workloads.errors import WorkloadError
 
-_LAYER, _TITAN = "model.layers.{n}.", "layers.{n}."
+_LAYER = "model.layers.{n}."
+_TITAN = "layers.{n}."
 _TORCHTITAN = {
     "model.embed_tokens.weight": ("tok_embeddings.weight",),
     "model.norm.weight": ("norm.weight",),
@@ -39,7 +40,8 @@ _TITAN_NORMS = {
     _LAYER + "self_attn.q_norm.weight": (_TITAN + "attention.q_norm.weight",),
     _LAYER + "self_attn.k_norm.weight": (_TITAN + "attention.k_norm.weight",),
 }
-_EXPERTS, _STACKS = _LAYER + "mlp.experts.{e}.", _TITAN + "moe.routed_experts.inner_experts."
+_EXPERTS = _LAYER + "mlp.experts.{e}."
+_STACKS = _TITAN + "moe.routed_experts.inner_experts."
 _TITAN_EXPERTS = {
     _EXPERTS + "gate_proj.weight": (_STACKS + "w1_EFD", _TITAN + "moe.experts.w1"),
     _EXPERTS + "up_proj.weight": (_STACKS + "w3_EFD", _TITAN + "moe.experts.w3"),
@@ -127,7 +129,8 @@ class Place:
         low = wanted.start // self.head * self.head
         high = -(-wanted.stop // self.head) * self.head
         numbers = torch.arange(wanted.start, wanted.stop)
-        inside, half = numbers % self.head, self.head // 2
+        inside = numbers % self.head
+        half = self.head // 2
         return range(low, high), numbers - inside + 2 * (inside % half) + inside // half - low
 
 
@@ -167,7 +170,8 @@ def written(project: str, names: Collection[str], config: Mapping[str, Any]) -> 
 
     `names` are those of an export for transformers. Raises WorkloadError if a tensor has none in the project.
     """
-    known, table = MAPS[project], _table(project, str(config.get("model_type")))
+    known = MAPS[project]
+    table = _table(project, str(config.get("model_type")))
     found: dict[str, Stored] = {}
     stacks: dict[str, dict[int, str]] = {}
     for name in names:

@@ -50,7 +50,8 @@ class HuggingFaceNetwork(nn.Module):
         self._entered: Passing | None = None
         self._last: nn.Module | None = None
         self._cut = False
-        self._fixed_buffers, self._causal = fixed_buffers, causal
+        self._fixed_buffers = fixed_buffers
+        self._causal = causal
         # As in transformers, whose classes with other heads have no such loss.
         self.balance = balance_of(network) if head == "language" else None
 
@@ -134,7 +135,8 @@ class HuggingFaceNetwork(nn.Module):
             # What leaves the module is its loss, so that hooks on its output see the backward pass.
             return total.expand(*hidden.shape[:-1], 1)
 
-        plain, head.forward = head.forward, read
+        plain = head.forward
+        head.forward = read
         try:
             output = self.network(**arguments, use_cache=False)
         finally:

@@ -30,7 +30,8 @@ OTHER_NAMES: Mapping[str, _Names] = {
     "modernbert-decoder": _Names(base="global_rope_theta", near="local_rope_theta"),
 }
 """The names of classes that have others than most, by model_type."""
-SCALING, LONG = "rope_scaling", ("short_factor", "long_factor")
+SCALING = "rope_scaling"
+LONG = ("short_factor", "long_factor")
 THREE_FIELDS = ("phi3", "phi4_multimodal")
 """Classes of version 4 that take a scaling of three fields alone."""
 

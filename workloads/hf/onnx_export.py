@@ -84,7 +84,9 @@ class _Named(nn.Module):
 
     def __init__(self, model: nn.Module, inputs: Sequence[str], outputs: Sequence[str]) -> None:
         super().__init__()
-        self.model, self.inputs, self.outputs = model, inputs, outputs
+        self.model = model
+        self.inputs = inputs
+        self.outputs = outputs
 
     def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
         """The outputs of a batch."""
@@ -94,7 +96,8 @@ class _Named(nn.Module):
 
 def _batch(model: Any, inputs: Sequence[str], length: int) -> dict[str, Tensor]:
     """Three rows: a full one, one padded at its end, and one of a single token."""
-    size, pad = model.config.vocab_size, model.config.pad_token_id or 0
+    size = model.config.vocab_size
+    pad = model.config.pad_token_id or 0
     tokens = (torch.arange(3 * length).view(3, length) * 7 + 11) % size
     tokens = torch.where(tokens == pad, (pad + 1) % size, tokens)
     ends = torch.tensor([length, (length + 1) // 2, 1])
@@ -121,7 +124,8 @@ def _compare(model: Any, inputs: Sequence[str], outputs: Sequence[str], path: Pa
             one = wanted[name]
             if one.shape[:2] == batch["input_ids"].shape:
                 real = batch["attention_mask"].bool()
-                one, value = one[real], value[real]
+                one = one[real]
+                value = value[real]
             apart = float((one - value).abs().max() / one.abs().max().clamp(min=1))
             if not apart <= TOLERANCE:
                 raise RuntimeError(

@@ -112,8 +112,11 @@ class HuggingFaceWeights:
         added: int,
         weights: NamedTensors | None = None,
     ) -> None:
-        self._config, self._shapes, self._folder = config, shapes, folder
-        self._family, self._weights = family_of(config), weights or Weights(folder)
+        self._config = config
+        self._shapes = shapes
+        self._folder = folder
+        self._family = family_of(config)
+        self._weights = weights or Weights(folder)
         find = self._finder(self._weights.blank)
         self._there = {name: self._shape_of(name, find) for name in shapes}
         _check_values(self._family, config, self._finder(self._weights.read), folder)

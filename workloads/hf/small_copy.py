@@ -89,7 +89,8 @@ def fewer_tokens(hf_config: Any, vocabulary: Vocabulary) -> Vocabulary:
         **{name: new.get(token, token) for name, token in known.items() if token is not None},
     )
     anywhere = np.ones(small.size, bool)
-    words, sentences = vocabulary.word_start is not None, vocabulary.sentence_end is not None
+    words = vocabulary.word_start is not None
+    sentences = vocabulary.sentence_end is not None
     return replace(
         small, word_start=anywhere if words else None, sentence_end=anywhere if sentences else None
     )
@@ -115,7 +116,8 @@ def _ids(part: Any) -> Iterator[tuple[str, list[int]]]:
 
 
 def _narrow(part: Any, free: bool, fewest: int) -> None:
-    heads, hidden = _number(part, "num_attention_heads"), _number(part, "hidden_size")
+    heads = _number(part, "num_attention_heads")
+    hidden = _number(part, "hidden_size")
     if heads and hidden:
         _heads(part, heads, hidden, free, fewest)
     elif hidden and hidden > 8 * WIDTH and free:
@@ -123,7 +125,8 @@ def _narrow(part: Any, free: bool, fewest: int) -> None:
     for name in INNER:
         if (_number(part, name) or 0) > WIDTH:
             setattr(part, name, WIDTH)
-    groups, chosen = _number(part, "n_group") or 1, _number(part, "num_experts_per_tok") or 2
+    groups = _number(part, "n_group") or 1
+    chosen = _number(part, "num_experts_per_tok") or 2
     few = -(-max(2 * groups, 2 * chosen) // groups) * groups
     for name in EXPERTS:
         if (_number(part, name) or 0) > few:
@@ -154,7 +157,8 @@ def _columns(part: Any, hidden: int, width: int) -> None:
     for name in [name for name, value in vars(part).items() if type(value) is int and value == hidden]:
         setattr(part, name, width)
     for count, each, times in STATES:
-        size, by = _number(part, each), _number(part, times)
+        size = _number(part, each)
+        by = _number(part, times)
         apart = (
             _number(part, "mamba_d_ssm") is not None
         )  # the columns of the state are given beside those of the model

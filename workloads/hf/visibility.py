@@ -48,10 +48,13 @@ def check_visibility(trial: HuggingFaceWorkload, model: nn.Module, base: Batch) 
 
 def _check_head(trial: HuggingFaceWorkload, model: nn.Module, base: Batch) -> None:
     """Check that outputs depend on text and not on padding; a decoder's for each token not on later ones."""
-    real, length = base["padding"][0], base["tokens"].shape[1]
-    visible, rows = real[None, :].expand(length, -1), real
+    real = base["padding"][0]
+    length = base["tokens"].shape[1]
+    visible = real[None, :].expand(length, -1)
+    rows = real
     if trial.config.head == "sequence":
-        visible, rows = visible[:1], torch.ones(1, dtype=torch.bool)
+        visible = visible[:1]
+        rows = torch.ones(1, dtype=torch.bool)
     elif trial.config.architecture == "decoder":
         visible = visible & torch.ones(length, length, dtype=torch.bool).tril()
     finds_end = trial.config.head == "sequence" and trial.config.architecture != "encoder"
@@ -93,7 +96,8 @@ def _check_influence(
         old = int(base[key][0, position])
         batch[key][number, position] = other[1] if old == other[0] else other[0]
     logits = logits_of(model, batch)
-    limit, moved = _limit(logits), (logits[1:] - logits[0]).abs().amax(-1)
+    limit = _limit(logits)
+    moved = (logits[1:] - logits[0]).abs().amax(-1)
     allowed = torch.stack([visible[:, position] for position in positions])
     if (moved[~allowed & rows] > limit).any():
         raise WorkloadError(_leak_message(trial, base))

@@ -24,7 +24,8 @@ from workloads.hf.mxfp4 import Unpacked
 from workloads.hf.name_maps import places
 from workloads.model.stored import Part
 
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
 PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 NAMED = "transformers_weights"
 """The key of a config.json that names the file of the weights, or their index."""
@@ -266,7 +267,8 @@ def write(tensors: Iterable[tuple[str, Tensor]], folder: str, shard_bytes: int =
             flush()
             size = 0
         shards[-1][name] = tensor.detach().cpu().contiguous()
-        size, total = size + amount, total + amount
+        size = size + amount
+        total = total + amount
     flush()
     if len(files) == 1:
         files[0].rename(place / SINGLE)

@@ -27,7 +27,8 @@ NO_HEAD_DIM = {k: v for k, v in FIELDS.items() if k != "head_dim"}
 
 def read_windows(hf_config: Any) -> dict[str, Any]:
     """Our window and full_every from sliding_window and layer_types. Raises WorkloadError for an irregular order."""
-    window, types = hf_config.sliding_window or 0, hf_config.layer_types
+    window = hf_config.sliding_window or 0
+    types = hf_config.layer_types
     full = [kind == "full_attention" for kind in types]
     if all(full) or not window:
         return {"window": 0, "full_every": 0}
@@ -161,7 +162,8 @@ GEMMA2 = Family(
 def _read_gemma3(hf_config: Any) -> dict[str, Any]:
     if hf_config.use_bidirectional_attention:
         raise WorkloadError("this Gemma 3 sees later tokens, which is not supported here; remove the setting")
-    windows, rope = read_windows(hf_config), hf_config.rope_parameters
+    windows = read_windows(hf_config)
+    rope = hf_config.rope_parameters
     if not windows["full_every"]:
         raise WorkloadError(
             "layer_types of gemma3_text has no order of both kinds, which is not supported here"

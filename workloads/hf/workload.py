@@ -93,14 +93,16 @@ class HuggingFaceWorkload:
                 "set workload.adapter.quantize to none"
             )
         check_has_biases(adapter.kind, self.shapes, self.name)
-        adapted, new = replace(self, adapter=adapter), {f"{NETWORK}{name}" for name in self.new}
+        adapted = replace(self, adapter=adapter)
+        new = {f"{NETWORK}{name}" for name in self.new}
         names = [name for name in parameters_of(adapted) if not adapter.trains(name) and name not in new]
         return replace(adapted, frozen=frozenset(names))
 
     @cached_property
     def new(self) -> Sequence[str]:
         """The parameters of the head that the checkpoint lacks, by transformers' names."""
-        folder, bare = str(root(self.config.folder)), self.config.bare
+        folder = str(root(self.config.folder))
+        bare = self.config.bare
         if self.config.head == "language" or not has_weights(folder):
             return ()
         there = set(Weights(folder).names)
@@ -237,7 +239,8 @@ class HuggingFaceWorkload:
         ended: Ended | None = None,
     ) -> list[list[int]]:
         """See Workload.generate."""
-        generation, start = self.generation.ending(self.vocabulary.eos), self.decoder_start
+        generation = self.generation.ending(self.vocabulary.eos)
+        start = self.decoder_start
         return generate(model.network, self.config, prompts, max_tokens, generation, start, sampling, ended)
 
     def check_hf(self) -> None:
@@ -281,9 +284,11 @@ class HuggingFaceWorkload:
     def wrap(self, bare: nn.Module) -> HuggingFaceNetwork:
         """A model of transformers inside our module."""
         causal = self.config.architecture == "decoder"
-        ends, head = self.config.ends_in_head, self.config.head
+        ends = self.config.ends_in_head
+        head = self.config.head
         network = HuggingFaceNetwork(bare, self._fixed_buffers, causal, self.dropout, ends, head)
-        network.layer_list, network.hidden = self.config.layer_list[0], self.config.hidden
+        network.layer_list = self.config.layer_list[0]
+        network.hidden = self.config.hidden
         return network
 
     @cached_property
@@ -299,7 +304,8 @@ def _renamed(config: HuggingFaceModel) -> dict[str, str] | None:
     those of Llama's for questions do)."""
     if config.head == "language":
         return None
-    ours, theirs = config.bare.base_model_prefix, replace(config, head="language").bare.base_model_prefix
+    ours = config.bare.base_model_prefix
+    theirs = replace(config, head="language").bare.base_model_prefix
     there = Weights(str(root(config.folder))).names
     if ours == theirs or any(name.startswith(f"{ours}.") for name in there):
         return None

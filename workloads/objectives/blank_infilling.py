@@ -28,7 +28,8 @@ class BlankInfilling(SampledObjective):
     name = "blank_infilling"
     architectures = frozenset({"prefix"})
     needs: ClassVar[tuple[str, ...]] = ("cls", "pad", "mask")
-    begins, ends = "cls", ""
+    begins = "cls"
+    ends = ""
     sentinels: ClassVar[int] = 2
     rate: float = fraction(0.15)
     mean_span: float = at_least(1.0, 3.0)
@@ -43,11 +44,14 @@ class BlankInfilling(SampledObjective):
         text = self.read_window(read, sample)
         hidden = self._hidden(text, rng)
         begins = run_starts(hidden)
-        cls, masks = [self.token("cls")], np.where(begins, self.token("mask"), text)
+        cls = [self.token("cls")]
+        masks = np.where(begins, self.token("mask"), text)
         part_a = np.concatenate((cls, masks[~hidden | begins]))
         places = np.cumsum(~hidden | begins)[begins]
-        tokens, labels = [part_a], [np.full(len(part_a), IGNORE)]
-        outer, inner = [np.arange(len(part_a))], [np.zeros(len(part_a), dtype=np.int64)]
+        tokens = [part_a]
+        labels = [np.full(len(part_a), IGNORE)]
+        outer = [np.arange(len(part_a))]
+        inner = [np.zeros(len(part_a), dtype=np.int64)]
         starts, stops = runs(hidden)
         start, end = self.vocabulary.sentinels[:2]
         for i in rng.permutation(len(starts)):
@@ -56,7 +60,8 @@ class BlankInfilling(SampledObjective):
             labels.append(np.concatenate((span, [end])))
             outer.append(np.full(len(span) + 1, places[i]))
             inner.append(np.arange(1, len(span) + 2))
-        length, used = self.sequence_length, sum(map(len, tokens))
+        length = self.sequence_length
+        used = sum(map(len, tokens))
         return {
             "tokens": padded(np.concatenate(tokens), length, self.token("pad")),
             "labels": padded(np.concatenate(labels), length, IGNORE),
@@ -82,6 +87,7 @@ class BlankInfilling(SampledObjective):
 
 
 def _attention(part_a: int, used: int, length: int) -> np.ndarray:
-    row, column = np.arange(length)[:, None], np.arange(length)[None, :]
+    row = np.arange(length)[:, None]
+    column = np.arange(length)[None, :]
     real = (row < used) & (column < used)
     return (real & ((column < part_a) | (column <= row))) | (row == column)

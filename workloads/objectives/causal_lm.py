@@ -43,7 +43,9 @@ class CausalLM(SampledObjective):
 
     def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
         window = self.read_window(read, sample)
-        tokens, labels, eos = window[:-1], window[1:], self.vocabulary.eos
+        tokens = window[:-1]
+        labels = window[1:]
+        eos = self.vocabulary.eos
         is_end = self._ends(window)
         labels = np.where(self._opens(window, is_end)[1:], IGNORE, labels)
         is_end = is_end[:-1]
@@ -64,7 +66,8 @@ class CausalLM(SampledObjective):
 
     def _ends(self, window: np.ndarray) -> np.ndarray:
         """Which tokens end a document, bool [window]: eos, but where it stands before a text."""
-        eos, before = self.vocabulary.eos, np.array(self.vocabulary.before, dtype=np.int64)
+        eos = self.vocabulary.eos
+        before = np.array(self.vocabulary.before, dtype=np.int64)
         is_eos = window == eos
         if eos not in before:
             return is_eos
@@ -82,7 +85,8 @@ class CausalLM(SampledObjective):
 
     def _opens(self, window: np.ndarray, is_end: np.ndarray) -> np.ndarray:
         """Which tokens stand before a text, bool [window]."""
-        before, found = self.vocabulary.before, np.zeros(len(window), dtype=bool)
+        before = self.vocabulary.before
+        found = np.zeros(len(window), dtype=bool)
         starts = np.flatnonzero(is_end) + 1 if before else ()
         for start in (0, *starts):
             there = window[start : start + len(before)]

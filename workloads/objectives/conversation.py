@@ -40,7 +40,8 @@ class Conversation(SampledObjective):
         found = [self.kept(words) for words in _apart(np.asarray(read(sample), dtype=np.int64))]
         words = np.concatenate(found)
         number = np.repeat(np.arange(len(found)), [len(each) for each in found])
-        ids, predicted = words & ~MARK, (words & MARK) > 0
+        ids = words & ~MARK
+        predicted = (words & MARK) > 0
         follows = np.append(predicted[1:] & (number[1:] == number[:-1]), False)
         labels = np.where(follows, np.roll(ids, -1), IGNORE)
         pad = self.vocabulary.padding

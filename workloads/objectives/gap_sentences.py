@@ -42,7 +42,8 @@ class GapSentences(SampledObjective):
     name = "gap_sentences"
     architectures = frozenset({"encoder-decoder"})
     needs: ClassVar[tuple[str, ...]] = ("pad", "mask", "sentence_end")
-    begins, ends = "", "eos"
+    begins = ""
+    ends = "eos"
     unit = "document"
     rate: float = fraction(0.3)
     choose: str = choice("principal", "random", "lead")
@@ -73,13 +74,16 @@ class GapSentences(SampledObjective):
     def _gaps(self, text: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """The tokens of the gap sentences and the first token of each, bool [text]."""
         starts, stops = sentences(text, self.vocabulary.eos, self.table("sentence_end"))
-        hidden, begins = np.zeros(len(text), dtype=bool), np.zeros(len(text), dtype=bool)
-        left, room = round(self.rate * len(starts)), self.target_length - 1
+        hidden = np.zeros(len(text), dtype=bool)
+        begins = np.zeros(len(text), dtype=bool)
+        left = round(self.rate * len(starts))
+        room = self.target_length - 1
         left = min(max(left, 1), len(starts) - 1)
         for i in self._ranked(text, (starts, stops), rng):
             if left > 0 and stops[i] - starts[i] <= room:
                 hidden[starts[i] : stops[i]], begins[starts[i]] = True, True
-                left, room = left - 1, room - int(stops[i] - starts[i])
+                left = left - 1
+                room = room - int(stops[i] - starts[i])
         return hidden, begins
 
     def _ranked(self, text: np.ndarray, found: Stretches, rng: np.random.Generator) -> np.ndarray:

@@ -51,7 +51,8 @@ class MaskedLM(SampledObjective):
     name = "masked_lm"
     architectures = frozenset({"encoder"})
     needs: ClassVar[tuple[str, ...]] = NEEDS
-    begins, ends = "cls", "sep"
+    begins = "cls"
+    ends = "sep"
     rate: float = fraction(0.15)
 
     def window(self, sequence_length: int) -> int:
@@ -72,7 +73,8 @@ class WholeWordMasking(SampledObjective):
     name = "whole_word_masking"
     architectures = frozenset({"encoder"})
     needs: ClassVar[tuple[str, ...]] = (*NEEDS, "word_start")
-    begins, ends = "cls", "sep"
+    begins = "cls"
+    ends = "sep"
     rate: float = fraction(0.15)
 
     def window(self, sequence_length: int) -> int:
@@ -96,7 +98,8 @@ class SpanMasking(SampledObjective):
     name = "span_masking"
     architectures = frozenset({"encoder"})
     needs: ClassVar[tuple[str, ...]] = (*NEEDS, "word_start")
-    begins, ends = "cls", "sep"
+    begins = "cls"
+    ends = "sep"
     rate: float = fraction(0.15)
     p: float = fraction(0.2)
     longest: int = at_least(1, 10)
@@ -126,7 +129,8 @@ class EntityMasking(SampledObjective):
     name = "entity_masking"
     architectures = frozenset({"encoder"})
     needs: ClassVar[tuple[str, ...]] = NEEDS
-    begins, ends = "cls", "sep"
+    begins = "cls"
+    ends = "sep"
     rate: float = fraction(0.15)
     entities: Sequence[Sequence[int]] = ()
 
@@ -167,9 +171,12 @@ class EntityMasking(SampledObjective):
 
     def _units(self, tokens: np.ndarray, text: np.ndarray) -> Stretches:
         ids = tokens.tolist()
-        starts, stops, at = [], [], 0
+        starts = []
+        stops = []
+        at = 0
         while at < len(ids):
-            stop, node = at + 1, self._trie
+            stop = at + 1
+            node = self._trie
             for i in range(at, len(ids)):
                 if ids[i] not in node:
                     break
@@ -193,7 +200,8 @@ class ReplacedTokenDetection(SampledObjective):
     name = "replaced_token_detection"
     architectures = frozenset({"encoder"})
     needs: ClassVar[tuple[str, ...]] = NEEDS
-    begins, ends = "cls", "sep"
+    begins = "cls"
+    ends = "sep"
     rate: float = fraction(0.15)
 
     def window(self, sequence_length: int) -> int:

@@ -33,7 +33,8 @@ def choose_units(
     """
     starts, stops = units
     left = budget(text, rate)
-    chosen, first = np.zeros(len(text), dtype=bool), np.arange(len(text))
+    chosen = np.zeros(len(text), dtype=bool)
+    first = np.arange(len(text))
     sizes = stops - starts
     for unit in rng.permutation(len(starts)):
         if sizes[unit] <= left:
@@ -55,7 +56,8 @@ def choose_word_spans(
     """
     starts, stops = words
     left = budget(text, rate)
-    chosen, first = np.zeros(len(text), dtype=bool), np.arange(len(text))
+    chosen = np.zeros(len(text), dtype=bool)
+    first = np.arange(len(text))
     anchors = rng.integers(max(len(starts), 1), size=len(lengths))
     for anchor, length in zip(anchors, lengths, strict=True):
         for word in range(anchor, min(anchor + length, len(starts))):

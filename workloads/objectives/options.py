@@ -35,7 +35,8 @@ def choice(default: str, *others: str) -> Any:
 def check(name: str, objective: Any) -> None:
     """Raise WorkloadError for the first field of `objective` that has a wrong type or is out of range."""
     for option in fields(objective):
-        value, kind = getattr(objective, option.name), type(option.default)
+        value = getattr(objective, option.name)
+        kind = type(option.default)
         if kind is float and type(value) is int:
             value = float(value)
         if kind in (bool, int, float, str) and type(value) is not kind:

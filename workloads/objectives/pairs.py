@@ -48,7 +48,8 @@ def framed_pair(
     objective: SampledObjective, first: np.ndarray, second: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """<cls> first <sep> second <sep> and padding: tokens, token_types (0 and 1), padding, each [length]."""
-    length, sep = objective.sequence_length, [objective.token("sep")]
+    length = objective.sequence_length
+    sep = [objective.token("sep")]
     tokens = np.concatenate(([objective.token("cls")], first, sep, second, sep))
     types = np.repeat([0, 1], [len(first) + 2, len(second) + 1])
     return (
@@ -71,7 +72,8 @@ class NextSentence(SampledObjective):
     name = "next_sentence"
     architectures = frozenset({"encoder"})
     needs: ClassVar[tuple[str, ...]] = PAIR_NEEDS
-    begins, ends = "cls", "sep"
+    begins = "cls"
+    ends = "sep"
     unit = "document"
     least_documents = 2
     rate: float = fraction(0.15)
@@ -97,10 +99,12 @@ class NextSentence(SampledObjective):
         """Up to `length` tokens from the beginning of a sentence of another document."""
         if self.rule == 1:
             return self._earlier(read, sample, length, rng)
-        own, every = read.siblings(sample), read.companions(sample)
+        own = read.siblings(sample)
+        every = read.companions(sample)
         if len(own) == len(every):  # in a section of one document
             return np.empty(0, dtype=np.int64)
-        number, before = int(rng.integers(len(every) - len(own))), every.index(own.start)
+        number = int(rng.integers(len(every) - len(own)))
+        before = every.index(own.start)
         text = self.read_window(read, every[number if number < before else number + len(own)])
         return self._of(text, length, rng)
 
@@ -135,7 +139,8 @@ class SentenceOrder(SampledObjective):
     name = "sentence_order"
     architectures = frozenset({"encoder"})
     needs: ClassVar[tuple[str, ...]] = PAIR_NEEDS
-    begins, ends = "cls", "sep"
+    begins = "cls"
+    ends = "sep"
     unit = "document"
     rate: float = fraction(0.15)
 

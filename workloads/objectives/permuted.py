@@ -42,7 +42,8 @@ class PermutedLM(SampledObjective):
 
     def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
         text = self.read_window(read, sample)
-        size, length = len(text), self.sequence_length
+        size = len(text)
+        length = self.sequence_length
         order = rng.permutation(np.flatnonzero(self.is_text(text)))
         if self.span > 1:
             inside = np.isin(order, self._spans(text, rng))

@@ -59,13 +59,17 @@ def two_answers(
 ) -> dict[str, np.ndarray]:
     """A row of two answers as they were kept, see this module."""
     half = objective.sequence_length // 2
-    tokens, labels, parts = [], [], []
+    tokens = []
+    labels = []
+    parts = []
     for number, words in enumerate(answers):
-        ids, follows = words & ~MARK, np.append((words[1:] & MARK) > 0, False)
+        ids = words & ~MARK
+        follows = np.append((words[1:] & MARK) > 0, False)
         tokens.append(padded(ids, half, objective.vocabulary.padding))
         labels.append(padded(np.where(follows, np.roll(ids, -1), IGNORE), half, IGNORE))
         parts.append(2 * number + (np.arange(half) >= len(ids)))
-    part, targets = np.concatenate(parts), np.concatenate(labels)
+    part = np.concatenate(parts)
+    targets = np.concatenate(labels)
     return {
         "tokens": np.concatenate(tokens),
         "labels": targets if compared else np.full_like(targets, IGNORE),
@@ -163,7 +167,9 @@ class Dpo(SampledObjective):
     label_smoothing: float = fraction_or_zero(0.5)
     loss: str = choice("sigmoid", "hinge", "robust")
     sft: float = at_least(0.0, 0.0)
-    sample, is_cut, is_lost = _sample_pair, _is_pair_cut, _is_pair_lost
+    sample = _sample_pair
+    is_cut = _is_pair_cut
+    is_lost = _is_pair_lost
 
     def __post_init__(self) -> None:
         SampledObjective.__post_init__(self)
@@ -175,8 +181,10 @@ class Dpo(SampledObjective):
     def compare(self, said: Tensor, batch: Batch) -> Loss:
         """The loss of log-probabilities [B, 2]."""
         rewards = self.beta * (said - batch[REFERENCE])
-        margin, smooth = rewards[:, 0] - rewards[:, 1], self.label_smoothing
-        right, wrong = -F.logsigmoid(margin), -F.logsigmoid(-margin)
+        margin = rewards[:, 0] - rewards[:, 1]
+        smooth = self.label_smoothing
+        right = -F.logsigmoid(margin)
+        wrong = -F.logsigmoid(-margin)
         each = (1 - smooth) * right + smooth * wrong
         if self.loss == "hinge":
             each = torch.relu(1 - margin)
@@ -199,7 +207,9 @@ class Ipo(SampledObjective):
     compares: ClassVar[bool] = True
     truncate: str = choice("end", "start")
     beta: float = at_least(1e-6, 0.1)
-    sample, is_cut, is_lost = _sample_pair, _is_pair_cut, _is_pair_lost
+    sample = _sample_pair
+    is_cut = _is_pair_cut
+    is_lost = _is_pair_lost
 
     def compare(self, said: Tensor, batch: Batch) -> Loss:
         """The loss of log-probabilities [B, 2]."""
@@ -225,7 +235,9 @@ class Orpo(SampledObjective):
     compares: ClassVar[bool] = True
     truncate: str = choice("end", "start")
     beta: float = at_least(1e-6, 0.1)
-    sample, is_cut, is_lost = _sample_pair, _is_pair_cut, _is_pair_lost
+    sample = _sample_pair
+    is_cut = _is_pair_cut
+    is_lost = _is_pair_lost
 
     def compare(self, said: Tensor, batch: Batch) -> Loss:
         """The loss of log-probabilities [B, 2]."""
@@ -275,7 +287,8 @@ class Kto(SampledObjective):
         """
         near = read.companions(sample)
         place = (sample - near.start) // near.step
-        found, distance = None, 1
+        found = None
+        distance = 1
         while found is None or distance < len(near):
             other, _ = unpack(read(near[(place + distance) % len(near)]))
             begin = _begin(other)
@@ -294,12 +307,14 @@ class Kto(SampledObjective):
     def compare(self, said: Tensor, batch: Batch) -> Loss:
         """The loss of log-probabilities [B, 2]."""
         ratio, apart = (said - batch[REFERENCE]).unbind(1)
-        good, compared = batch["desirable"], batch["compared"]
+        good = batch["desirable"]
+        compared = batch["compared"]
         above = (ratio - batch[BASELINE]) * torch.where(good, 1.0, -1.0)
         weight = torch.where(good, self.desirable_weight, self.undesirable_weight)
         each = weight * (1 - torch.sigmoid(self.beta * above))
         values = {"reward": self.beta * ratio.detach(), "log_probability": said[:, 0].detach()}
-        count, kinds = compared.sum().float(), {"chosen": good & compared, "rejected": ~good & compared}
+        count = compared.sum().float()
+        kinds = {"chosen": good & compared, "rejected": ~good & compared}
         sums = {
             f"{kind}_{name}": (value.where(chosen, 0.0).sum(), chosen.sum().float())
             for name, value in values.items()
@@ -334,7 +349,8 @@ class Reward(SampledObjective):
     compares: ClassVar[bool] = True
     truncate: str = choice("end", "start")
     center: float = at_least(0.0, 0.0)
-    is_cut, is_lost = _is_pair_cut, _is_pair_lost
+    is_cut = _is_pair_cut
+    is_lost = _is_pair_lost
 
     def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
         answers = _pair(self, read(sample))

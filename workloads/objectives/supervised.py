@@ -46,7 +46,8 @@ def _shortened_before_6(first: np.ndarray, second: np.ndarray, room: int) -> tup
 def _shortened(
     first: np.ndarray, second: np.ndarray, room: int, is_first_longer: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    a, b = len(first), len(second)
+    a = len(first)
+    b = len(second)
     if a + b > room:
         if is_first_longer:
             b = min(b, room // 2)
@@ -65,7 +66,8 @@ def framed(
     cut: Cut | None = None,
 ) -> tuple[dict[str, np.ndarray], int]:
     """tokens, padding and token_types, each [length], and where the second text begins."""
-    frame, length = frame_of(objective), objective.sequence_length
+    frame = frame_of(objective)
+    length = objective.sequence_length
     before, *between, after = frame.single if second is None else frame.pair
     middle = between[0] if between else ()
     room = max(length - len(before) - len(middle) - len(after), 0)
@@ -116,7 +118,8 @@ class SequenceClassification(SampledObjective):
     name = "sequence_classification"
     architectures = frozenset({"encoder", "decoder", "encoder-decoder"})
     unit = "record"
-    begins, ends = "cls", "sep"
+    begins = "cls"
+    ends = "sep"
     is_cut = _are_texts_cut
 
     def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
@@ -131,7 +134,8 @@ class Regression(SampledObjective):
     name = "regression"
     architectures = frozenset({"encoder", "decoder", "encoder-decoder"})
     unit = "record"
-    begins, ends = "cls", "sep"
+    begins = "cls"
+    ends = "sep"
     is_cut = _are_texts_cut
 
     def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
@@ -146,7 +150,8 @@ class TokenClassification(SampledObjective):
     name = "token_classification"
     architectures = frozenset({"encoder", "decoder", "encoder-decoder"})
     unit = "record"
-    begins, ends = "cls", "sep"
+    begins = "cls"
+    ends = "sep"
     is_cut = _are_texts_cut
 
     def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
@@ -177,7 +182,8 @@ class SpanExtraction(SampledObjective):
     name = "span_extraction"
     architectures = frozenset({"encoder", "decoder", "encoder-decoder"})
     unit = "record"
-    begins, ends = "cls", "sep"
+    begins = "cls"
+    ends = "sep"
     is_cut = _are_texts_cut
 
     def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
@@ -202,7 +208,8 @@ class Seq2Seq(SampledObjective):
     name = "seq2seq"
     architectures = frozenset({"encoder-decoder"})
     unit = "record"
-    begins, ends = "", "eos"
+    begins = ""
+    ends = "eos"
     target: int = at_least(0, 0)
     start: int = at_least(-1, -1)
 

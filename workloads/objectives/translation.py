@@ -36,8 +36,10 @@ class TranslationLM(SampledObjective):
     def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
         text = self.read_window(read, sample)
         pad = self.vocabulary.padding
-        tokens, real = padded(text, self.sequence_length, pad), np.arange(self.sequence_length) < len(text)
-        separators, closing = (tokens == self.token("sep")) & real, (tokens == self.vocabulary.eos) & real
+        tokens = padded(text, self.sequence_length, pad)
+        real = np.arange(self.sequence_length) < len(text)
+        separators = (tokens == self.token("sep")) & real
+        closing = (tokens == self.vocabulary.eos) & real
         if self.rule > 1 and self.vocabulary.eos == self.vocabulary.sep:
             closing = separators & (np.cumsum(separators) % 2 == 0)
             separators = separators & ~closing

@@ -129,7 +129,8 @@ class Batches:
         """`packed` and `routed` are as in `batches_of`."""
         self.read = read
         self.order = order
-        self.packed, self._routed = packed, routed
+        self.packed = packed
+        self._routed = routed
 
     def reading(self, read: SampleReader) -> Batches:
         """These batches of what `read` gives for the samples."""
@@ -182,7 +183,8 @@ class Prefetch(Generic[T]):
 
     def __init__(self, make: Callable[[int], T], first: int, depth: int = 1, stop: int | None = None) -> None:
         self._make = make
-        self._number, self._stop = first, stop
+        self._number = first
+        self._stop = stop
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
         self._ahead: deque[Future[T]] = deque()
         for _ in range(depth):

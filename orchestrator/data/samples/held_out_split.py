@@ -69,7 +69,8 @@ class Subset(StreamsOf):
         for ends in self._streams.document_ends_by_part(source) if len(stops) else ():
             run = np.minimum(np.searchsorted(stops, ends), len(stops) - 1)
             inside = (starts[run] < ends) & (ends <= stops[run])
-            run, ends = run[inside], ends[inside]
+            run = run[inside]
+            ends = ends[inside]
             yield np.asarray(ends - stops[run] + self._ends[source][run])
 
 
@@ -109,7 +110,8 @@ def split(tokens: Documents, share: float, both: bool = True, of: str = "") -> S
     """
     limit = math.ceil(share * DIGESTS)  # exact: the product of a float and a power of two is one
     key = xxhash.xxh3_128_hexdigest(json.dumps([RUNS_FORMAT, tokens.digest, limit]).encode())
-    runs, told = [], []
+    runs = []
+    told = []
     for source in range(tokens.sources):
 
         def fill(makers: dict[str, RunsMaker], source: int = source) -> dict[str, Any]:
@@ -122,7 +124,8 @@ def split(tokens: Documents, share: float, both: bool = True, of: str = "") -> S
         runs.append(found)
         told.append(facts)
     held_out, every = (sum(facts[name] for facts in told) for name in ("held_out", "documents"))
-    least, most = min(facts["least"] for facts in told), max(facts["most"] for facts in told)
+    least = min(facts["least"] for facts in told)
+    most = max(facts["most"] for facts in told)
     if both:
         _check_sides(least, most, every, held_out, share, of)
     sides = {side: [found[side] for found in runs] for side in SIDES}
@@ -143,7 +146,8 @@ def _scan(tokens: Documents, source: int, limit: int, makers: dict[str, RunsMake
         if not len(ends):
             continue
         values = digests(entries)
-        chosen, bounds = values < limit, np.concatenate(([begin], ends))
+        chosen = values < limit
+        bounds = np.concatenate(([begin], ends))
         makers["trained"].add(*edges(bounds, ~chosen))
         makers["held_out"].add(*edges(bounds, chosen))
         begin = int(ends[-1])
@@ -178,11 +182,14 @@ def _check_sides(
     """Raise InputError if `held_out` of the documents with digests in these bounds are none or all of them."""
     if 0 < held_out < documents:
         return
-    least, most = least_digest / DIGESTS, most_digest / DIGESTS
+    least = least_digest / DIGESTS
+    most = most_digest / DIGESTS
     if not held_out:
-        what, hint = "holds out none", f"make it at least {_rounded(least, up=True)}"
+        what = "holds out none"
+        hint = f"make it at least {_rounded(least, up=True)}"
     else:
-        what, hint = "leaves none", f"make it at most {_rounded(most, up=False)}"
+        what = "leaves none"
+        hint = f"make it at most {_rounded(most, up=False)}"
     if least == most:
         hint = (
             "separate documents by lines of <|endoftext|>, or name held-out text in data.validation.sources"

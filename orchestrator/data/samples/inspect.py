@@ -61,7 +61,8 @@ def documents_cut(streams: Streams, reading: Reading, packed: bool) -> dict[str,
         starts = np.concatenate(([0], ends[:-1]))
         is_long = ends - starts > reading.window
         # a document's first tokens are not predicted from it, nor are those that a sample shares with the one before
-        overlap, stride = reading.window - reading.stride, reading.stride
+        overlap = reading.window - reading.stride
+        stride = reading.stride
         last = np.maximum(ends - 1 - overlap, starts)
         is_cut = is_long if packed else is_long | (starts // stride != last // stride)
         counts = (len(ends), is_cut.sum(), (is_cut & ~is_long).sum())

@@ -71,10 +71,12 @@ class Order:
         epoch, index = np.divmod(position, self.epoch_size)
         drawn = permute(index, epoch, self.epoch_size, self.seed)
         source = np.searchsorted(self._ends, drawn, side="right")
-        taken, samples = self._taken[source], self._samples[source]
+        taken = self._taken[source]
+        samples = self._samples[source]
         within = drawn - (self._ends[source] - taken)
         # with Python's integers, since the product may exceed 2^63 after many epochs of a large source
-        passes, start = (epoch.astype(object) * taken) // samples, (epoch.astype(object) * taken) % samples
+        passes = (epoch.astype(object) * taken) // samples
+        start = (epoch.astype(object) * taken) % samples
         index = within + start.astype(np.int64)
         turn = passes.astype(np.int64) + index // samples if self._by_pass else epoch
         return turn, self._offsets[source] + index % samples
@@ -104,7 +106,8 @@ def permute(index: ArrayLike, epoch: ArrayLike, size: int, seed: int) -> np.ndar
 
 def _feistel(place: np.ndarray, key: np.ndarray, width: int, height: int) -> np.ndarray:
     """One pass of a permutation of [0, width x height); each half-round adds a hash of the other half."""
-    a, b = np.uint64(width), np.uint64(height)
+    a = np.uint64(width)
+    b = np.uint64(height)
     high, low = np.divmod(place, a)
     for number in range(ROUNDS):
         key = mix(key + np.uint64(number))

@@ -160,7 +160,8 @@ def batches_of_samples(
         if not 0 < chosen.sum() < len(numbers):
             side = "none" if not chosen.any() else "all"
             raise InputError(f"{share:g} holds out {side} of {len(numbers)} samples", SHARE, "change it")
-        held_out, numbers = OwnHeldOut(made, numbers[chosen]), numbers[~chosen]
+        held_out = OwnHeldOut(made, numbers[chosen])
+        numbers = numbers[~chosen]
     return OwnBatches(made, numbers, Order(seed, [len(numbers)], [1.0])), held_out
 
 

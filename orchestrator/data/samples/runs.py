@@ -31,7 +31,8 @@ class RunsMaker:
     """Joins runs that are added in order, and gives them to `keep`, an array of starts, stops and ends at a time."""
 
     def __init__(self, keep: Keep) -> None:
-        self._keep, self._total = keep, 0
+        self._keep = keep
+        self._total = 0
         self._last = np.zeros((2, 0), dtype=np.int64)  # the run that the next may continue
 
     def add(self, starts: np.ndarray, stops: np.ndarray) -> None:
@@ -41,7 +42,8 @@ class RunsMaker:
         if self._last.size and self._last[1, 0] == starts[0]:
             starts = np.concatenate((self._last[0], starts[1:]))
         else:
-            starts, stops = np.concatenate((self._last[0], starts)), np.concatenate((self._last[1], stops))
+            starts = np.concatenate((self._last[0], starts))
+            stops = np.concatenate((self._last[1], stops))
         self._emit(starts[:-1], stops[:-1])
         self._last = np.array([[starts[-1]], [stops[-1]]])
 

@@ -24,8 +24,10 @@ class SampleReader:
         self, streams: Streams, windows: Sequence[Windows], objective: Objective, growing: bool = False
     ) -> None:
         """`windows` are the samples of each source of `streams`."""
-        self.streams, self.objective = streams, objective
-        self._windows, self._growing = windows, growing
+        self.streams = streams
+        self.objective = objective
+        self._windows = windows
+        self._growing = growing
         self._ends = np.cumsum([len(found) for found in windows])
         self._held: dict[int, np.ndarray] = {}
         self._beside: dict[str, np.ndarray] = {}
@@ -79,7 +81,8 @@ class SampleReader:
 
     def holding(self, ids: Sequence[int] | np.ndarray) -> SampleReader:
         """This reader with the samples `ids` in memory, each of which is then read once."""
-        held, numbers = copy.copy(self), [int(number) for number in ids]
+        held = copy.copy(self)
+        numbers = [int(number) for number in ids]
         if self.streams.at_once > 1:
             with ThreadPoolExecutor(self.streams.at_once) as pool:
                 held._held = dict(zip(numbers, pool.map(self, numbers), strict=True))

@@ -54,9 +54,11 @@ def start_of(position: int, batches: int, size: int, skips: Sequence[Skip]) -> i
 
     Windows in `skips`, in the order of positions, are passed over; each begins and ends where a batch would.
     """
-    start, covered = position + batches * size, 0
+    start = position + batches * size
+    covered = 0
     for skip in skips:
-        first, end = max(skip.start, covered), skip.start + skip.count
+        first = max(skip.start, covered)
+        end = skip.start + skip.count
         if position <= first <= start and first < end:
             start += end - first
         covered = max(covered, end)

@@ -95,7 +95,9 @@ class _Listed(NamedTuple):
 def listed(parts: Iterable[np.ndarray], reading: Reading) -> Iterator[_Listed]:
     """The samples of documents whose ends come in parts, ascending int64; they do not depend on how these are cut."""
     cut = {"record": _records, "records": _full_records, "document": _parts, "documents": _full_documents}
-    make, begin, held = cut[reading.unit], 0, np.zeros(0, np.int64)
+    make = cut[reading.unit]
+    begin = 0
+    held = np.zeros(0, np.int64)
     for ends in chain(parts, [None]):
         held = held if ends is None else np.concatenate([held, ends])
         if not len(held):
@@ -103,7 +105,8 @@ def listed(parts: Iterable[np.ndarray], reading: Reading) -> Iterator[_Listed]:
         starts, stops, used = make(begin, held, reading.window, ends is None)
         documents = len(np.unique(np.searchsorted(held, starts, side="right")))
         yield _Listed(starts, stops, held[:used], documents)
-        begin, held = int(held[used - 1]) if used else begin, held[used:]
+        begin = int(held[used - 1]) if used else begin
+        held = held[used:]
 
 
 Cut = tuple[np.ndarray, np.ndarray, int]
@@ -129,7 +132,9 @@ def _parts(begin: int, ends: np.ndarray, window: int, last: bool) -> Cut:
 
 def _full_documents(begin: int, ends: np.ndarray, window: int, last: bool) -> Cut:
     """Windows of as many full documents, in order, as fit `window` tokens; of a longer document, its beginning."""
-    starts, stops, document = [], [], 0
+    starts = []
+    stops = []
+    document = 0
     while document < len(ends):
         after = int(np.searchsorted(ends, begin + window, side="right"))
         if after == len(ends) and not last:
@@ -145,7 +150,8 @@ def _full_records(begin: int, ends: np.ndarray, window: int, last: bool) -> Cut:
     """As many full records, in order, as have `window` tokens together without their closing words; a longer one
     alone."""
     tokens = ends - begin - np.arange(1, len(ends) + 1)  # up to the end of each
-    firsts, record = [], 0
+    firsts = []
+    record = 0
     while record < len(ends):
         before = int(tokens[record - 1]) if record else 0
         after = max(int(np.searchsorted(tokens, before + window, side="right")), record + 1)
@@ -300,7 +306,8 @@ class TiledWindows:
     documents: int | None = None
 
     def __len__(self) -> int:
-        window, stride = self.reading.window, self.reading.stride
+        window = self.reading.window
+        stride = self.reading.stride
         full = max(0, (self.length - window) // stride + 1)
         covered = (full - 1) * stride + window if full else 0
         return full + (self.whole and self.length > covered and self.length - full * stride > 1)

@@ -18,7 +18,8 @@ from orchestrator.storage.retry import Retry
 
 STATE, SPLITS = "state.json", "dataset_dict.json"
 """In the folder of a dataset, and in that of several splits."""
-BATCH, SCHEMA = "record batch", "schema"
+BATCH = "record batch"
+SCHEMA = "schema"
 MARK = b"ARROW1\0\0"
 """How a file of Arrow's file format begins, which Feather files are too."""
 END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
@@ -31,7 +32,8 @@ def saved_files(fs: Any, folder: str, where: str) -> list[str] | None:
     Raises InputError for a folder of several splits, which it names, and for a dataset whose rows are to be read in
     another order than that of the files.
     """
-    folder, retry = folder.rstrip("/"), Retry()
+    folder = folder.rstrip("/")
+    retry = Retry()
     if retry(fs.isfile, f"{folder}/{SPLITS}"):
         splits = _json(fs, f"{folder}/{SPLITS}", where).get("splits") or []
         hint = f"name one of them, as in {where.split()[-1].rstrip('/')}/{splits[0] if splits else 'train'}"
@@ -102,7 +104,9 @@ def _feature_at(features: Any, path: str) -> Any:
 def batch_ends(file: BinaryIO) -> Iterator[tuple[int, int]]:
     """The byte at which the schema ends, and that at which each batch does, with the rows before that byte. Raises
     OSError or ValueError where the file is damaged or cut off."""
-    schema, rows, last = schema_of(file), 0, 0
+    schema = schema_of(file)
+    rows = 0
+    last = 0
     for message, end in _messages(file, _begin(file)):
         if message.type not in (SCHEMA, BATCH):
             raise _encoded(message)

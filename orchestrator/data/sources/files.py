@@ -127,7 +127,9 @@ def _named(error: Exception, uri: str) -> Exception:
 
 def _with_sums(span: Span, reach: int | None) -> Span:
     """The span with only those of its file's checksums that it needs."""
-    file, first, last = span.file, 0, None
+    file = span.file
+    first = 0
+    last = None
     if not (file.kind in TABLES or file.compression) and reach is not None:
         first = max(span.start - LONGEST_SEPARATOR, 0) // BLOCK_BYTES
         last = (span.stop + reach) // BLOCK_BYTES + 1

@@ -26,13 +26,15 @@ Found = Iterator[tuple[int, dict[str, Any]]]
 def read(span: Span, file: BinaryIO, rejected: Rejected, data_format: int, _: tuple[str, ...]) -> Found:
     """The rows of a span, each with the byte at which it begins."""
     longest = None if data_format == 1 else lines.LINE_BYTES
-    at, stop = span.start, math.inf if span.file.compression else span.stop
+    at = span.start
+    stop = math.inf if span.file.compression else span.stop
     is_whole = not at and stop >= span.file.size and data_format > 5
     if at:
         at = lines.line_break(file, at, span.file.size, None, span.stop)
         file.seek(at)
     while at < stop and (line := file.readline(-1 if longest is None else longest + 1)):
-        begin, at = at, at + len(line)
+        begin = at
+        at = at + len(line)
         if is_whole and begins_list(line):
             yield from _List(span, file, rejected, line, begin)
             return
@@ -91,7 +93,8 @@ class _List:
         self._span = span
         self._file = file
         self._rejected = rejected
-        self._text, self._at = first.decode("latin-1"), at
+        self._text = first.decode("latin-1")
+        self._at = at
         self._next = first.index(b"[") + 1
         self._decode = json.JSONDecoder(strict=False).raw_decode
 

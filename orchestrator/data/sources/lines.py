@@ -57,13 +57,16 @@ def lines(file: BinaryIO, start: int, stop: int, longest: int | None) -> Iterato
     if start:
         file.seek(start - 1)
         begins = file.read(1) == b"\n"
-    at, rest = start, b""
+    at = start
+    rest = b""
     while at < stop:
         room = stop - at if longest is None else min(longest + 1, stop - at)
         data = rest + file.readline(room - len(rest))
         if not data:
             return
-        ended, over, rest = data.endswith(b"\n"), len(data) < room, b""
+        ended = data.endswith(b"\n")
+        over = len(data) < room
+        rest = b""
         if longest is not None and len(data) > longest and not ended:
             cut = word_break(data)
             data, rest, over = data[:cut], data[cut:], False
@@ -85,7 +88,8 @@ def line_at(file: BinaryIO, at: int) -> bytes:
 
 def line_number(file: BinaryIO, at: int) -> int:
     """The number, from 1, of the line with byte `at` of a file that was just opened."""
-    count, left = 1, at
+    count = 1
+    left = at
     while left > 0 and (block := file.read(min(left, BLOCK))):
         count += block.count(b"\n")
         left -= len(block)

@@ -226,7 +226,9 @@ def _identify(number: int, source: Source, key: str, file: Listed, on_error: str
         if file.local:
             size, content, sums = identify(local_path(path))
         else:
-            size, content, sums = int(file.info["size"]), tag(file.fs, path, file.info), ""
+            size = int(file.info["size"])
+            content = tag(file.fs, path, file.info)
+            sums = ""
     except FileNotFoundError as error:
         if on_error != "fail":
             return gone

@@ -61,7 +61,8 @@ def _sought(file: SourceFile, objective: str) -> list[str]:
 
 def _check(part: Part, columns: Sequence[str], where: str) -> None:
     """Raise InputError for the first of the `columns` that rows of a part lack, and no row has."""
-    sought, lacking = set(columns), dict[str, _Place]()
+    sought = set(columns)
+    lacking = dict[str, _Place]()
     for span in part if columns else ():
         in_table = _columns_of_table(span)
         for row in rows(span):
@@ -116,7 +117,9 @@ class _Place:
 
     def hint(self) -> str:
         """What there is in place of what is not there."""
-        found, before, after = self._found, self._keys[: self._done], self._keys[self._done + 1 :]
+        found = self._found
+        before = self._keys[: self._done]
+        after = self._keys[self._done + 1 :]
         if not isinstance(found, Mapping):
             return f"'{_path(before)}' is {type(found).__name__}, into which no path leads"
         names = [str(name) for name in (self._in_table if not before and self._in_table else found)]

@@ -52,16 +52,16 @@ class Plain(io.RawIOBase):
     ) -> None:
         """`known` is what `measured` found: no more bytes than that are given."""
         self._streams = _zstandard(file, self) if compression == "zst" else _streams(file, compression, self)
-        self._known, self._made, self._held = known, 0, b""
+        self._known = known
+        self._made = 0
+        self._held = b""
         self.damage: Damage | None = None
         self.sound = 0
         head = file.read(len(MAGIC[compression][-1]))
         file.seek(0)
         if not head.startswith(MAGIC[compression]):
-            self.damage, self._streams = (
-                Damage(not head, f"it does not begin as .{compression} does"),
-                iter(()),
-            )
+            self.damage = Damage(not head, f"it does not begin as .{compression} does")
+            self._streams = iter(())
 
     def readable(self) -> bool:
         """See `io.RawIOBase`."""
@@ -78,7 +78,8 @@ class Plain(io.RawIOBase):
                 return 0
         if not self._held:
             self._held = next(self._streams, b"")
-        part, self._held = self._held[:room], self._held[room:]
+        part = self._held[:room]
+        self._held = self._held[room:]
         target[: len(part)] = part
         self._made += len(part)
         return len(part)
@@ -111,7 +112,8 @@ _DECODERS: dict[str, Any] = {"gz": _Inflate, "bz2": bz2.BZ2Decompressor, "xz": l
 
 def _streams(file: BinaryIO, compression: str, plain: Plain) -> Iterator[bytes]:
     """The plain bytes of all streams of a file; says in `plain` where they end early."""
-    made, rest = 0, b""
+    made = 0
+    rest = b""
     while rest := (rest or file.read(CHUNK)):
         rest = rest.lstrip(b"\0")  # padding between streams
         if not rest:
@@ -119,7 +121,8 @@ def _streams(file: BinaryIO, compression: str, plain: Plain) -> Iterator[bytes]:
         decoder = _DECODERS[compression]()
         while not decoder.eof:
             data = rest or (file.read(CHUNK) if decoder.needs_input else b"")
-            ended, rest = not data and decoder.needs_input, b""
+            ended = not data and decoder.needs_input
+            rest = b""
             try:
                 out = decoder.decompress(data, CHUNK)
             except ERRORS as error:
@@ -127,9 +130,11 @@ def _streams(file: BinaryIO, compression: str, plain: Plain) -> Iterator[bytes]:
                 return
             made += len(out)
             if decoder.eof:
-                plain.sound, rest = made, decoder.unused_data
+                plain.sound = made
+                rest = decoder.unused_data
             elif ended and not out:
-                plain.sound, plain.damage = made, Damage(True, "its end is missing")
+                plain.sound = made
+                plain.damage = Damage(True, "its end is missing")
                 return
             if out:
                 yield out
@@ -139,7 +144,8 @@ class _Counted(io.RawIOBase):
     """A file that knows whether it was read to its end."""
 
     def __init__(self, file: BinaryIO) -> None:
-        self._file, self.at_end = file, False
+        self._file = file
+        self.at_end = False
 
     def readable(self) -> bool:
         return True

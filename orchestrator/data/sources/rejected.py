@@ -19,7 +19,9 @@ SHOWN = 200
 """Most characters of an example's text, and of what is said of it."""
 COUNTED_BYTES = 2**30
 """Bytes in which lines are counted for a message."""
-LEFT_OUT, REPAIRED, READ = "left out", "repaired", "read by number"
+LEFT_OUT = "left out"
+REPAIRED = "repaired"
+READ = "read by number"
 ROWS = (".parquet", ".arrow", ".tar")
 """Kinds of files whose rows are counted; in others a row is known by the byte at which its line begins."""
 
@@ -29,7 +31,9 @@ class Unfit(Exception):
 
     def __init__(self, kind: str, what: str, hint: str = "fix or remove it") -> None:
         super().__init__(what)
-        self.kind, self.what, self.hint = kind, what, hint
+        self.kind = kind
+        self.what = what
+        self.hint = hint
 
 
 @dataclass

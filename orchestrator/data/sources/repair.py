@@ -37,7 +37,8 @@ def sound(text: str, on_error: str) -> tuple[str, Unfit | None]:
     if found and on_error != "repair":
         raise found
     if on_error == "repair" and text.startswith(BOM):
-        found, text = found or Unfit("bom", "begins with a byte order mark"), text.lstrip(BOM)
+        found = found or Unfit("bom", "begins with a byte order mark")
+        text = text.lstrip(BOM)
     return text, found
 
 

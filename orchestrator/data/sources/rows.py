@@ -53,15 +53,19 @@ class _Reader:
     """The rows of a file as lists, with the bytes at which they begin."""
 
     def __init__(self, span: Span, file: BinaryIO, rejected: Rejected) -> None:
-        self._source, self._file, self._rejected = span.file, file, rejected
+        self._source = span.file
+        self._file = file
+        self._rejected = rejected
         self._delimiter = "\t" if span.file.kind == ".tsv" else ","
-        self._at, self._named = 0, False
+        self._at = 0
+        self._named = False
         self._ahead: deque[bytes] = deque()
         self._taken: list[bytes] = []
 
     def __iter__(self) -> Iterator[tuple[int, list[str]]]:
         while True:
-            begin, self._taken = self._at, []
+            begin = self._at
+            self._taken = []
             try:
                 values = next(csv.reader(self._lines(), delimiter=self._delimiter, strict=True), None)
             except (Unfit, csv.Error) as error:
@@ -127,12 +131,14 @@ def rows(
     InputError for input that cannot be used if the policy of the file is to fail, and for a file that has changed since
     its content was identified.
     """
-    file, checked = span.file, rejected is not None and span.file.on_error != "fail"
+    file = span.file
+    checked = rejected is not None and span.file.on_error != "fail"
     rejected = rejected or Rejected()
     if file.content == VANISHED:
         rejected.refuse(file, Unfit("vanished", "there is no such file", "remove it from the list"))
         return
-    read, by_folders = _READERS[file.kind], file.folders if data_format > 5 else {}
+    read = _READERS[file.kind]
+    by_folders = file.folders if data_format > 5 else {}
     with opened_sound(span, rejected, checked) as handle:
         for at, values, *ends in read(span, handle, rejected, data_format, columns):
             values = {**by_folders, **values} if by_folders else values

@@ -43,7 +43,8 @@ def cut(files: Sequence[SourceFile], part_bytes: int, data_format: int = FORMAT)
         for span in _spans(file, part_bytes, data_format):
             if held and (size + span.bytes > part_bytes or held[0].file.source != file.source):
                 parts.append(tuple(held))
-                held, size = [], 0
+                held = []
+                size = 0
             held.append(span)
             size += span.bytes
     return [*parts, tuple(held)] if held else parts
@@ -91,7 +92,8 @@ def _whole_rows(file: SourceFile, part_bytes: int) -> list[Span]:
                 sizes = [after - before for (before, _), (after, _) in pairwise(places)]
             else:
                 parquet = pq.ParquetFile(handle)
-                names, meta = parquet.schema_arrow.names, parquet.metadata
+                names = parquet.schema_arrow.names
+                meta = parquet.metadata
                 sizes = [meta.row_group(i).total_byte_size for i in range(meta.num_row_groups)]
                 places = [(i, 0) for i in range(len(sizes) + 1)]
         except ERRORS as error:
@@ -99,13 +101,16 @@ def _whole_rows(file: SourceFile, part_bytes: int) -> list[Span]:
             sizes = [after - before for (before, _), (after, _) in pairwise(places)]
     if file.on_error == "fail":
         _refuse(file, names, damage)
-    spans, first, held = [], 0, 0
+    spans = []
+    first = 0
+    held = 0
     for number, size in enumerate(sizes):
         held += size
         if held >= part_bytes or number == len(sizes) - 1:
             (start, row), (stop, _) = places[first], places[number + 1]
             spans.append(Span(file, start, stop, held, row=row))
-            first, held = number + 1, 0
+            first = number + 1
+            held = 0
     if damage:
         start, row = places[-1] if places else (0, 0)
         spans.append(Span(file, start, file.size if file.kind == ".arrow" else 0, 0, row=row))

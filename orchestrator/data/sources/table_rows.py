@@ -71,7 +71,8 @@ def _parquet(span: Span, file: BinaryIO, wanted: list[str], rejected: Rejected, 
 
 
 def _arrow(span: Span, file: BinaryIO, wanted: list[str], rejected: Rejected, data_format: int) -> Found:
-    row, found = span.row, batches(file, span.start, span.stop)
+    row = span.row
+    found = batches(file, span.start, span.stop)
     while True:
         try:
             batch = next(found, None)

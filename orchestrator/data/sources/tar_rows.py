@@ -64,7 +64,9 @@ def read(
                 rejected.refuse(span.file, unfit, row, key)
             else:
                 yield row, values
-            row, values, unfit = row + 1, {}, None
+            row = row + 1
+            values = {}
+            unfit = None
         key = its_key
         values["__key__"] = key
         try:
@@ -105,7 +107,9 @@ class _Archive:
     """Walks an archive forwards. `whole` is whether it ended with the blocks of zeros that close it."""
 
     def __init__(self, span: Span, file: BinaryIO, rejected: Rejected) -> None:
-        self._source, self._file, self._rejected = span.file, file, rejected
+        self._source = span.file
+        self._file = file
+        self._rejected = rejected
         self.whole = False
 
     def members(self, wanted: Callable[[str], bool]) -> Iterator[Member]:
@@ -126,7 +130,8 @@ class _Archive:
             if info.type in (PAX, tarfile.GNUTYPE_LONGNAME):
                 named |= self._extended(info)
                 continue
-            name, size = named.get("path", info.name), int(named.get("size", info.size))
+            name = named.get("path", info.name)
+            size = int(named.get("size", info.size))
             named = {}
             if info.type in FILES:
                 found += 1

@@ -31,7 +31,9 @@ def read(
 ) -> Iterator[Piece]:
     """The pieces of a span. One that cannot be used is left out, and the document ends where its last piece would."""
     longest = None if data_format == 1 else PIECE_BYTES
-    start, stop, last = 0, sys.maxsize, None
+    start = 0
+    stop = sys.maxsize
+    last = None
     if not span.file.compression:
         size = span.file.size
         start, stop = (line_break(file, at, size, longest) for at in (span.start, span.stop))
@@ -46,7 +48,8 @@ def read(
     ):
         if line is None or _separates(line):
             continue
-        ends, data = following is None or _separates(following), line.data
+        ends = following is None or _separates(following)
+        data = line.data
         if following is None and damage_of(file):
             yield from decode.cut_off([*held, data], began if held else line.at)
             return
@@ -57,7 +60,8 @@ def read(
         held_bytes += len(data)
         if ends or held_bytes >= PIECE_BYTES:
             yield from decode(held, ends, began)
-            held, held_bytes = [], 0
+            held = []
+            held_bytes = 0
     if held:
         yield from decode(held, False, began)
 
@@ -67,7 +71,9 @@ class _Decoder:
     follow."""
 
     def __init__(self, span: Span, rejected: Rejected, goes_on: bool) -> None:
-        self._file, self._rejected, self._open = span.file, rejected, goes_on
+        self._file = span.file
+        self._rejected = rejected
+        self._open = goes_on
 
     def __call__(self, parts: list[bytes], ends: bool, at: int) -> Iterator[Piece]:
         data = b"".join(parts)

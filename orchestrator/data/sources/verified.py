@@ -26,7 +26,9 @@ READ_BYTES = 2**20
 
 def identify(path: str) -> tuple[int, str, str]:
     """Size of a local file in bytes, its checksum, and the concatenated checksums of its blocks."""
-    whole, size, sums = xxhash.xxh3_128(), 0, []
+    whole = xxhash.xxh3_128()
+    size = 0
+    sums = []
     with open(path, "rb", buffering=0) as file:
         while block := _full(file, BLOCK_BYTES):
             whole.update(block)
@@ -129,7 +131,10 @@ class VerifiedFile(SeekableFile):
 
     def __init__(self, path: str, size: int, sums: str, first: int) -> None:
         self._file = open(path, "rb", buffering=0)  # noqa: SIM115
-        self._path, self._size, self._sums, self._first = path, size, sums, first
+        self._path = path
+        self._size = size
+        self._sums = sums
+        self._first = first
         self._held: tuple[int, bytes] = (-1, b"")
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]

@@ -53,7 +53,9 @@ class BlockCache:
 
     def __init__(self, place: Path, most: int) -> None:
         place.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._place, self._most, self._added = place, most, most
+        self._place = place
+        self._most = most
+        self._added = most
         self._held: OrderedDict[str, bytes] = OrderedDict()
         self._guard = threading.Lock()
 
@@ -127,7 +129,9 @@ class RemoteShard:
     """
 
     def __init__(self, folder: DataFolder, dtype: str, shard: TokenShard, cache: BlockCache) -> None:
-        self._folder, self._shard, self._cache = folder, shard, cache
+        self._folder = folder
+        self._shard = shard
+        self._cache = cache
         self._dtype = np.dtype(dtype)
         self._size = shard.tokens * self._dtype.itemsize
 
@@ -136,7 +140,8 @@ class RemoteShard:
 
     def read(self, start: int, stop: int) -> np.ndarray:
         """Tokens [start, stop), fewer at the shard's end."""
-        first, last = start * self._dtype.itemsize, min(stop, len(self)) * self._dtype.itemsize
+        first = start * self._dtype.itemsize
+        last = min(stop, len(self)) * self._dtype.itemsize
         numbers = range(first // BLOCK_BYTES, -(-last // BLOCK_BYTES))
         data = b"".join(self._block(number) for number in numbers)
         begin = first - numbers.start * BLOCK_BYTES

@@ -83,12 +83,15 @@ def with_tokens(steps: list[dict[str, Any]], tokens: Tokens) -> list[dict[str, A
 
 def _lengths(tokens: Tokens, source: int) -> tuple[list[int], int]:
     """How many documents have [2^n, 2^(n+1)) tokens, by n, and the tokens of the longest."""
-    counts, longest, last = np.zeros(BINS, np.int64), 0, 0
+    counts = np.zeros(BINS, np.int64)
+    longest = 0
+    last = 0
     for ends in tokens.document_ends_by_part(source):
         if len(ends):
             lengths = np.maximum(1, np.diff(ends, prepend=last))
             counts += np.bincount(np.minimum(np.log2(lengths).astype(np.int64), BINS - 1), minlength=BINS)
-            longest, last = max(longest, int(lengths.max())), int(ends[-1])
+            longest = max(longest, int(lengths.max()))
+            last = int(ends[-1])
     return counts.tolist(), longest
 
 

@@ -36,7 +36,8 @@ def write_excerpt(uri: str, target: str) -> None:
         return
     source = max(range(tokens.sources), key=tokens.length)
     found = tokens.window(source, 0, min(EXCERPT_TOKENS, tokens.length(source)))
-    data, name = found.astype(full.dtype).tobytes(), shards.shard_name(0)
+    data = found.astype(full.dtype).tobytes()
+    name = shards.shard_name(0)
     ends = tokens.document_ends(source) if full.format > 1 else np.flatnonzero(found == full.roles["eos"]) + 1
     ends = ends[ends <= len(found)].astype("<u4")
     shard = TokenShard(name, len(found), len(ends), 0, xxhash.xxh3_128_hexdigest(data))

@@ -47,7 +47,8 @@ def _download(folder: DataFolder, shard: TokenShard, path: Path) -> None:
     block = memoryview(bytearray(2**22))
 
     def blocks() -> Iterator[memoryview]:
-        at, digest = 0, xxhash.xxh3_128()
+        at = 0
+        digest = xxhash.xxh3_128()
         while count := folder.read_into(shard.file, at, block):
             at += count
             digest.update(block[:count])

@@ -49,7 +49,10 @@ class Tokens:
 
         Raises DataGone if a shard is missing or damaged.
         """
-        self.folder, self.manifest, self.sections, self.keep = folder, found, sections, keep
+        self.folder = folder
+        self.manifest = found
+        self.sections = sections
+        self.keep = keep
         self._cache = None if folder.local else cache_for(found, keep, sections is not None)
         self._mapped: OrderedDict[VerifiedShard, None] = OrderedDict()
         self._shards: list[list[VerifiedShard | RemoteShard]] = [[] for _ in found.sources]
@@ -152,7 +155,8 @@ class Tokens:
                 f"tokens {start} to {start + length} of {self.length(source)} in source {source}"
             )
         found = np.empty(length, dtype=np.int64)
-        number, filled = int(np.searchsorted(ends, start, side="right")), 0
+        number = int(np.searchsorted(ends, start, side="right"))
+        filled = 0
         while filled < length:
             shard = self._shards[source][number]
             at = start + filled - (int(ends[number]) - len(shard))
@@ -173,9 +177,11 @@ class Tokens:
 
     def document_ends_by_part(self, source: int, among: range | None = None) -> Iterator[np.ndarray]:
         """`document_ends` shard by shard, of all shards or `among` these. Raises DamagedShard."""
-        shards, begin = self.manifest.sources[source].shards, 0
+        shards = self.manifest.sources[source].shards
+        begin = 0
         if among is not None:
-            shards, begin = shards[among.start : among.stop], self._before(source, among.start)
+            shards = shards[among.start : among.stop]
+            begin = self._before(source, among.start)
         indices = self._indices({ends_name(shard.file): shard.ends for shard in shards})
         for shard, data in zip(shards, indices, strict=True):
             yield np.frombuffer(data, "<u4").astype(np.int64) + begin
@@ -223,10 +229,12 @@ class Tokens:
         if self.manifest.format < 3:
             what = f"is of format {self.manifest.format}, which does not tell documents apart by their text"
             raise InputError(what, self.folder.uri, "start another run, for which it is prepared anew")
-        shards, before = self.manifest.sources[source].shards, 0
+        shards = self.manifest.sources[source].shards
+        before = 0
         if among is not None:  # the first of these documents may begin in a shard before
             first = self.last_begun(source, among.start)
-            shards, before = shards[first : among.stop], among.start - first
+            shards = shards[first : among.stop]
+            before = among.start - first
         indices = self._indices({contents_name(shard.file): shard.contents for shard in shards})
         return islice(documents_by_part(indices), before, None)
 

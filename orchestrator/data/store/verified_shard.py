@@ -40,7 +40,9 @@ class VerifiedShard:
         if size != expected:
             state = "is missing" if size is None else f"has {size} bytes instead of {expected}"
             raise ValueError(f"shard {shard.file} {state}")
-        self._path, self._shard, self._dtype = path, shard, np.dtype(dtype)
+        self._path = path
+        self._shard = shard
+        self._dtype = np.dtype(dtype)
         self._mapped: np.ndarray | None = None
         if maps:
             self._map()
@@ -74,7 +76,8 @@ class VerifiedShard:
 
     def read(self, start: int, stop: int) -> np.ndarray:
         """Tokens [start, stop), fewer at the shard's end. Raises DamagedShard."""
-        tokens, size = self._map(), self._dtype.itemsize
+        tokens = self._map()
+        size = self._dtype.itemsize
         for number in range(start * size // self._block, -(-min(stop, len(self)) * size // self._block)):
             if not self._sound[number]:
                 self._check(tokens, number)

@@ -34,13 +34,15 @@ class Interleave:
     def at(self, place: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The source of each `place`, and how many places of the same source come before it; int64 of its shape."""
         left = np.array(place, dtype=np.int64).ravel()
-        source, before = np.zeros_like(left), np.zeros_like(left)
+        source = np.zeros_like(left)
+        before = np.zeros_like(left)
         index = np.arange(left.size)
         for number, weight, total in self._levels:
             taken = _rounded(weight, left, total)
             mine = _rounded(weight, left + 1, total) > taken
             source[index[mine]], before[index[mine]] = number, taken[mine]
-            left, index = (left - taken)[~mine], index[~mine]
+            left = (left - taken)[~mine]
+            index = index[~mine]
         shape = np.shape(place)
         return source.reshape(shape), before.reshape(shape)
 
@@ -54,9 +56,11 @@ class Interleave:
 
     def reach(self, source: int, count: int) -> int:
         """The fewest places that have `count` of a source whose weight is not 0."""
-        low, high = -1, 1
+        low = -1
+        high = 1
         while self.counts(high)[source] < count:
-            low, high = high, 2 * high
+            low = high
+            high = 2 * high
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (low, middle) if self.counts(middle)[source] >= count else (middle, high)

@@ -35,7 +35,8 @@ class MixedOrder:
         phases: Sequence[tuple[int, Sequence[int]]],
         most: Sequence[Fraction | None] = (),
     ) -> None:
-        self.seed, self.samples = seed, list(samples)
+        self.seed = seed
+        self.samples = list(samples)
         self._places = Places(phases, limits_of(most, samples))
         self._offsets = np.cumsum(self.samples) - self.samples
         self._seeds = [seed_of(seed, n) for n in range(len(samples))]
@@ -54,9 +55,11 @@ class MixedOrder:
         if self.size is not None and position.size and int(position.max()) >= self.size:
             raise ended(self.size)
         source, number = self._places.at(position.ravel())
-        turn, sample = np.zeros_like(number), np.zeros_like(number)
+        turn = np.zeros_like(number)
+        sample = np.zeros_like(number)
         for which in np.unique(source):
-            mine, size = source == which, self.samples[which]
+            mine = source == which
+            size = self.samples[which]
             turn[mine], index = np.divmod(number[mine], size)
             sample[mine] = self._offsets[which] + permute(index, turn[mine], size, self._seeds[which])
         return turn.reshape(position.shape), sample.reshape(position.shape)

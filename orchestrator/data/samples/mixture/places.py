@@ -38,9 +38,11 @@ class Places:
     def at(self, position: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The source of each position, and how many of its samples come before; int64."""
         which = np.searchsorted(self._starts, position, side="right") - 1
-        source, number = np.zeros_like(position), np.zeros_like(position)
+        source = np.zeros_like(position)
+        number = np.zeros_like(position)
         for index in np.unique(which):
-            mine, stretch = which == index, self._stretches[index]
+            mine = which == index
+            stretch = self._stretches[index]
             source[mine], count = stretch.lanes.at(position[mine] - stretch.start)
             number[mine] = np.array(stretch.before, dtype=np.int64)[source[mine]] + count
         return source, number

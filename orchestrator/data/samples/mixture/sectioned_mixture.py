@@ -41,7 +41,10 @@ class SectionedMixture:
         phases: Sequence[tuple[int, Sequence[int]]],
         most: Sequence[Fraction | None] = (),
     ) -> None:
-        self.seed, self._count, self._ends, self._phases = seed, sections, ends, phases
+        self.seed = seed
+        self._count = sections
+        self._ends = ends
+        self._phases = phases
         sources = len(phases[0][1])
         self._most = list(most) or [None] * sources
         self._bounds = np.zeros((1, sources), np.int64)
@@ -71,7 +74,8 @@ class SectionedMixture:
         if whole and self._places.size is not None and int(flat.max()) >= self._places.size:
             raise ended(self._places.size)
         source, number = self._places.at(flat)
-        turn, sample = np.zeros_like(flat), np.zeros_like(flat)
+        turn = np.zeros_like(flat)
+        sample = np.zeros_like(flat)
         for which in np.unique(source):
             mine = source == which
             turn[mine], sample[mine] = self._of_source(
@@ -97,7 +101,8 @@ class SectionedMixture:
         section = np.searchsorted(bounds, place, side="right") - 1
         index = np.zeros_like(place)
         for which in np.unique(section):
-            mine, first = section == which, bounds[which]
+            mine = section == which
+            first = bounds[which]
             key = turn[mine] * self._count + which
             size = int(bounds[which + 1] - first)
             index[mine] = first + permute(place[mine] - first, key, size, self._seeds[source])

@@ -37,7 +37,9 @@ class Mixture:
         step later, whatever was left out before."""
         if not data.is_mixed:
             return None
-        asked, alpha, phases = data.mixture, Fraction(1), [(0, tuple(s.share for s in data.sources))]
+        asked = data.mixture
+        alpha = Fraction(1)
+        phases = [(0, tuple(s.share for s in data.sources))]
         if asked and asked.phases:
             starts = [0, *(phase.until * global_batch for phase in asked.phases if phase.until)]
             phases = [(start, tuple(phase.shares)) for start, phase in zip(starts, asked.phases, strict=True)]

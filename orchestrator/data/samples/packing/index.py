@@ -35,7 +35,8 @@ def cut(starts: np.ndarray, stops: np.ndarray, window: int, stride: int) -> tupl
     A document is one piece; one that is longer than `window` tokens is cut into windows of which each begins with the
     last `window` - `stride` tokens of the one before, and what is left. What has no token beyond those is left out.
     """
-    sizes, overlap = stops - starts, window - stride
+    sizes = stops - starts
+    overlap = window - stride
     full = np.maximum(0, (sizes - window) // stride + 1)
     parts = full + (sizes - full * stride > overlap)
     first = np.repeat(np.cumsum(parts) - parts, parts)
@@ -55,7 +56,8 @@ def pack(sizes: np.ndarray, capacity: int) -> np.ndarray:
     edges = np.flatnonzero(np.diff(sizes[order], prepend=-1))
     rooms = _Rooms(capacity)
     for begin, end in itertools.pairwise([*edges, len(order)]):
-        size, left = int(sizes[order[begin]]), order[begin:end]
+        size = int(sizes[order[begin]])
+        left = order[begin:end]
         for samples, each in rooms.places(size, len(left)):
             count = min(len(left), len(samples) * each)
             found[left[:count]] = np.repeat(samples, each)[:count]
@@ -67,7 +69,8 @@ class _Rooms:
     """Samples by the room that they have left."""
 
     def __init__(self, capacity: int) -> None:
-        self._capacity, self._count = capacity, 0
+        self._capacity = capacity
+        self._count = 0
         self._by_room: dict[int, list[np.ndarray]] = {}
         self._rooms: list[int] = []  # those of which there are samples, ascending
 
@@ -237,8 +240,11 @@ class _Sums:
     """Writes numbers to a file, with their checksums."""
 
     def __init__(self, file: IO[bytes]) -> None:
-        self._file, self._count = file, 0
-        self._whole, self._held, self._blocks = xxhash.xxh3_128(), bytearray(), list[str]()
+        self._file = file
+        self._count = 0
+        self._whole = xxhash.xxh3_128()
+        self._held = bytearray()
+        self._blocks = list[str]()
 
     def write(self, values: np.ndarray) -> None:
         data = np.ascontiguousarray(values, dtype=DTYPE).tobytes()

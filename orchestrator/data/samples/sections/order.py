@@ -45,7 +45,9 @@ class SectionedOrder:
     def __init__(
         self, seed: int, sections: int, ends: Callable[[int], Sequence[int]], weights: Sequence[float]
     ) -> None:
-        self.seed, self._count, self._ends = seed, sections, ends
+        self.seed = seed
+        self._count = sections
+        self._ends = ends
         self._weights = [Fraction(str(weight)) for weight in weights]
         self._sections: list[_Section] = []
         self._known = 0  # positions of an epoch in the sections so far
@@ -68,11 +70,13 @@ class SectionedOrder:
         position = np.asarray(position, dtype=np.int64)
         flat = position.ravel()
         if not flat.size or self._reach(int(flat.max())):
-            epoch, place = np.zeros_like(flat), flat
+            epoch = np.zeros_like(flat)
+            place = flat
         else:
             epoch, place = np.divmod(flat, self._known)
         which = np.searchsorted([section.start for section in self._sections], place, side="right") - 1
-        turn, sample = np.zeros_like(flat), np.zeros_like(flat)
+        turn = np.zeros_like(flat)
+        sample = np.zeros_like(flat)
         for number in np.unique(which):
             mine = which == number
             turn[mine], sample[mine] = self._within(int(number), epoch[mine], place[mine])
@@ -95,7 +99,8 @@ class SectionedOrder:
         key = epoch * self._count + number
         drawn = permute(place - start, key, int(ends[-1]), self.seed)
         source = np.searchsorted(ends, drawn, side="right")
-        taken, there = np.diff(ends, prepend=0)[source], counts[source]
+        taken = np.diff(ends, prepend=0)[source]
+        there = counts[source]
         index = (epoch * taken) % there + drawn - (ends[source] - taken)
         turn = (epoch * taken) // there + index // there
         return turn, (first[source] + index % there) * len(ends) + source
@@ -108,9 +113,11 @@ class SectionedOrder:
                 int(weight * end) - int(weight * before)
                 for weight, end, before in zip(self._weights, ends, self._before, strict=True)
             ]
-            first, last = np.array(self._before, dtype=np.int64), np.array(ends, dtype=np.int64)
+            first = np.array(self._before, dtype=np.int64)
+            last = np.array(ends, dtype=np.int64)
             made = _Section(self._known, first, last - first, np.cumsum(taken, dtype=np.int64))
-            self._known, self._before = self._known + sum(taken), ends
+            self._known = self._known + sum(taken)
+            self._before = ends
             self._sections.append(made)
             if len(self._sections) == self._count:
                 self._refuse_empty()

@@ -49,11 +49,13 @@ def joined(before: DataManifest, section: DataManifest) -> DataManifest:
 
 def so_far(folder: DataFolder) -> tuple[DataManifest, int] | None:
     """The data as far as it is published, and of how many sections that is; None if of none."""
-    found, number = read_section(folder, 0), 1
+    found = read_section(folder, 0)
+    number = 1
     if found is None:
         return None
     while more := read_section(folder, number):
-        found, number = joined(found, more), number + 1
+        found = joined(found, more)
+        number = number + 1
     return found, number
 
 

@@ -29,8 +29,11 @@ class Publisher:
         gather: Callable[[Sequence[int]], DataManifest],
         sections: int,
     ) -> None:
-        self._folder, self._plan, self._gather = folder, plan, gather
-        self.sections, self._next = sections, 0
+        self._folder = folder
+        self._plan = plan
+        self._gather = gather
+        self.sections = sections
+        self._next = 0
 
     @property
     def parts(self) -> list[int]:

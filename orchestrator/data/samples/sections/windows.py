@@ -183,9 +183,12 @@ class DocumentSections:
     def __init__(
         self, tokens: Tokens, plan: SectionPlan, reading: Reading, packed: bool, share: float | None
     ) -> None:
-        self._tokens, self._plan, self._reading = tokens, plan, reading
+        self._tokens = tokens
+        self._plan = plan
+        self._reading = reading
         self._make = packed_windows if packed else windows_of
-        self._share, self._added = share, 0
+        self._share = share
+        self._added = 0
         self.streams = JoinedStreams(tokens)
         self.windows = [JoinedWindows() for _ in range(tokens.sources)]
 
@@ -231,12 +234,15 @@ class DocumentSections:
 
     def _within(self, source: int, section: int, windows: JoinedWindows) -> int:
         """How many samples of a source come up to the end of a section."""
-        sections, end, number = self._plan.sections, self._plan.parts[source] * (section + 1), section
+        sections = self._plan.sections
+        end = self._plan.parts[source] * (section + 1)
+        number = section
         while number and self._plan.needed(number - 1)[source] * sections >= end:
             number -= 1
         begin = self._plan.needed(number - 1)[source] if number else 0
         parts = self._plan.needed(number)[source] - begin
-        first, after = windows.before(number), windows.before(number + 1)
+        first = windows.before(number)
+        after = windows.before(number + 1)
         return first + ((after - first) * (end - begin * sections) // (parts * sections) if parts else 0)
 
 
