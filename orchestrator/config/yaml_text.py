@@ -16,7 +16,7 @@ _HALF = re.compile("[\ud800-\udfff]")
 
 class _Loader(yaml.SafeLoader):
     """Refuses a key that stands twice in a mapping, of which YAML takes the last, numbers that two versions of YAML
-    read as two numbers, and half a surrogate pair, which no file takes; `on` is a key, and not true."""
+    read as two numbers, and an unpaired surrogate, which no file can hold; `on` is a key, and not true."""
 
     def compose_scalar_node(self, anchor: Any) -> yaml.ScalarNode:
         """See `yaml.SafeLoader`."""
@@ -25,7 +25,7 @@ class _Loader(yaml.SafeLoader):
             raise yaml.constructor.ConstructorError(
                 None,
                 None,
-                f"{node.value!a} has half a surrogate pair, which is no character",
+                f"{node.value!a} has an unpaired surrogate, which is no character",
                 node.start_mark,
             )
         return node

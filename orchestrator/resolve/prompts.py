@@ -124,7 +124,7 @@ def framed(workload: Workload, tokenizer: Tokenizer, prompt: str, chat: Chat | N
     """The prompt's tokens as training frames a text, left open for a decoder to continue; a document's end where there
     are none, after which the next document begins. With `chat` they are a user's turn, open for the answer."""
     if not is_unicode(prompt):
-        raise InputError("has half a surrogate pair", f"{WHERE} {prompt!a}", "give text")
+        raise InputError("has an unpaired surrogate", f"{WHERE} {prompt!a}", "give text")
     if chat is not None:
         return chat.row(prompt)
     before, after = workload.objective.around

@@ -65,6 +65,6 @@ def texts_of(values: Mapping[str, Any], fields: Sequence[str]) -> list[str]:
             kind, but = ("field", "") if text is None else ("type", f" but {type(text).__name__}")
             raise Unfit(kind, f"has no text '{field}'{but}", "set field to the text's key")
         if not is_unicode(text):
-            raise Unfit("surrogate", f"has half a surrogate pair in '{field}'")
+            raise Unfit("surrogate", f"has an unpaired surrogate in '{field}'")
         texts.append(text)
     return texts

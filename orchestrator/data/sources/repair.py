@@ -27,7 +27,7 @@ def sound(text: str, on_error: str) -> tuple[str, Unfit | None]:
     """
     found = None
     if not is_unicode(text):
-        found = Unfit("surrogate", "has half a surrogate pair")
+        found = Unfit("surrogate", "has an unpaired surrogate")
         text = text if on_error != "repair" else joined(text)
     if "\0" in text:
         found = found or Unfit("nul", "has NUL characters")

@@ -99,7 +99,7 @@ class DataManifest:
             that wrote those with tools if that is another one; empty if none did, and for data of earlier versions.
         frame: the tokens that stand before each text, and those behind it in front of the one that ends a document; of
             data of earlier versions none.
-        named: how often the names of special tokens stand in the texts, by name, of those that were read as "text" and
+        named: how often the the text contains names of special tokenss, by name, of those that were read as "text" and
             of those that were read as "tokens".
         inner_ends: tokens that end a document and stand within one; of data of earlier versions they are not counted.
         own: checksum of own samples, of which there are as many as `documents`; empty for text.

@@ -155,7 +155,7 @@ def test_old_data_is_made_again_as_it_was(tmp_path: Path) -> None:
     for shard in (old / "shards").iterdir():
         assert (again / "shards" / shard.name).read_bytes() == shard.read_bytes()
     assert Path(prepare(data, (), str(tmp_path / "cache"))).name != old.name
-    with pytest.raises(InputError, match="the text has changed since the run began"):
+    with pytest.raises(InputError, match="the training text changed after the run began"):
         prepare(data, (), str(tmp_path / "cache"), before="f" * 32)
 
 

@@ -208,7 +208,11 @@ def test_a_template_is_told_a_fixed_day() -> None:
             None,
             r"data\.chat_date: the chat template asks for today's date, .*; set it, as in chat_date: 20",
         ),
-        (PLAIN, date(2024, 7, 26), r"data\.chat_date: the chat template asks for no date; leave it out"),
+        (
+            PLAIN,
+            date(2024, 7, 26),
+            r"data\.chat_date: the chat template does not ask for a date; leave it out",
+        ),
         (
             "{{ strftime_now(form) }}",
             date(2024, 7, 26),

@@ -150,5 +150,5 @@ def test_the_end_of_all_passes_and_a_source_without_samples_are_told() -> None:
     assert order.size == 91 + 135
     with pytest.raises(InputError, match="made the passes that they may after 226 samples"):
         order.at(226)
-    with pytest.raises(InputError, match=r"data.sources.1: has not one sample"):
+    with pytest.raises(InputError, match=r"data.sources.1: has no sample"):
         SectionedMixture(1, 2, lambda section: [9, 0], PHASES).at(40)
