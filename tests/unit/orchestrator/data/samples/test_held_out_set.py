@@ -94,7 +94,7 @@ def test_training_and_the_set_share_no_window(prepare_here: Prepare) -> None:
         (
             "next_sentence",
             "one " * 90,
-            "wiki: the set has 1 document\(s\), but next_sentence needs at least 2",
+            r"wiki: the set has 1 document\(s\), but next_sentence needs at least 2",
         ),
     ],
 )

@@ -183,7 +183,7 @@ def test_a_batch_of_several_passes_stands_in_its_order(prepare_here: Prepare) ->
 def test_one_document_has_no_other_to_take_a_sentence_from(prepare_here: Prepare) -> None:
     tokens = Tokens.open(prepare_here(["A few words. " * 300]))
     objective = build("next_sentence", vocabulary=tokens.vocabulary(), sequence_length=LENGTH, seed=1)
-    with pytest.raises(InputError, match="the text has 1 document\(s\), but next_sentence needs at least 2"):
+    with pytest.raises(InputError, match=r"the text has 1 document\(s\), but next_sentence needs at least 2"):
         batches_of(tokens, objective, 1, [1.0])
 
 
