@@ -80,7 +80,7 @@ def test_no_sample_is_compared_with_itself(document: dict[str, Any]) -> None:
     document["train"]["global_batch"] = 20
     spec = parse(document)
     uri = prepare_samples(spec.data.samples, 0, str(document["data"]["cache"]))  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="20 samples are compared with each other, and there are"):
+    with pytest.raises(InputError, match="20 samples are compared with each other, but there are"):
         training_inputs(spec, Tokens.open(uri))
 
 
