@@ -18,13 +18,13 @@ from orchestrator.planner.simulation.timeline import Played
 WIDTH = 1040.0
 LANE = 24.0
 PARTS = 4
-"""Micro-batches a stage that are drawn at most: more look alike."""
+"""Maximum number of micro-batches that are drawn for each stage."""
 CURVES = {"first": 0, "last": -1}
 SHOWN = 10
 
 
 def plan_page(spec: JobSpec, shape: ModelShape, plan: Plan, fits: bool, needed: float) -> str:
-    """The page of a plan, whose workers need so many bytes, and have them or not."""
+    """Return the page of a plan. `needed` is the memory of a worker in bytes, `fits` whether the workers have it."""
     layout = plan.chosen.layout
     time = plan.chosen.time
     played = None
@@ -52,8 +52,8 @@ def plan_page(spec: JobSpec, shape: ModelShape, plan: Plan, fits: bool, needed: 
 
 
 def _memories(spec: JobSpec, shape: ModelShape, plan: Plan, played: Played | None) -> list[dict[str, Any]]:
-    """Memory over the step in GiB of the first and the last rank of a pipeline; without one, of its only rank."""
-    found = []
+    """Return the memory in GiB over the step, of the first and the last rank of a pipeline, or of the only rank."""
+    memories = []
     layout = plan.chosen.layout
     for name, place in CURVES.items() if played else [("every", 0)]:
         index = place % layout.pp
@@ -71,5 +71,5 @@ def _memories(spec: JobSpec, shape: ModelShape, plan: Plan, played: Played | Non
         level = plan.machine.memory * MEMORY_SHARE / 2**30
         shown = level if level < 4 * max(y for _, y in scaled) else None
         plot = charts.line_plot(scaled, WIDTH / 2, 200.0, level=shown, from_zero=True)
-        found.append({"rank": name, "plot": plot, "peak": max(parts.peak, *(y for _, y in points))})
-    return found
+        memories.append({"rank": name, "plot": plot, "peak": max(parts.peak, *(y for _, y in points))})
+    return memories

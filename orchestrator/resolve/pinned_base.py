@@ -55,10 +55,10 @@ def read_base(spec: JobSpec, begun: Mapping[str, Any], settled: bool, read: Call
         return read(base)
 
     def choose(*_: object) -> int:
-        base = base_of(spec, begun, settled)
-        assert base is not None
-        assert base.step is not None
-        return base.step
+        newest = base_of(spec, begun, settled)
+        assert newest is not None
+        assert newest.step is not None
+        return newest.step
 
     return read_chosen(_store(base), None, lambda step: read(named_base(spec, step)), choose)
 

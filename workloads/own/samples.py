@@ -40,7 +40,7 @@ class OfSamples:
 
     def collate(self, read: Text, ids: Sequence[int], turn: int) -> Batch:
         """Raise WorkloadError: there is no text."""
-        raise WorkloadError("own samples are not text; this needs a job that reads text")
+        raise WorkloadError("own samples are no text; this needs a job that reads text")
 
     def is_cut(self, record: np.ndarray, /) -> bool:
         """False: nothing is cut."""
