@@ -99,8 +99,8 @@ class DataManifest:
             that wrote those with tools if that is another one; empty if none did, and for data of earlier versions.
         frame: the tokens that stand before each text, and those behind it in front of the one that ends a document; of
             data of earlier versions none.
-        named: how often the the text contains names of special tokenss, by name, of those that were read as "text" and
-            of those that were read as "tokens".
+        named: how often the text contains each name of a special token, separately for names read as "text" and
+            as "tokens".
         inner_ends: tokens that end a document and stand within one; of data of earlier versions they are not counted.
         own: checksum of own samples, of which there are as many as `documents`; empty for text.
         tokens: of all sources, those of frames included.

@@ -138,6 +138,6 @@ def test_conversations_that_are_cut_are_counted_one_by_one_and_some_answer_is_le
     cut = "2 of 42 records are longer than 256 tokens and are cut; 2 of them keep nothing that is predicted"
     assert notes(40, 2) == [cut]
     with pytest.raises(
-        InputError, match=r"data\.sequence_length: all records are longer than 256 tokens, and what"
+        InputError, match=r"data\.sequence_length: all records are longer than 256 tokens, and cutting"
     ):
         notes(0, 12)
