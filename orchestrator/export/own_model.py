@@ -92,7 +92,7 @@ def load_own(folder: str | Path) -> nn.Module:
             f"the code of {about['model']} is not that of these weights", str(folder), "put it back"
         )
     options: dict[str, Any] = about["options"]
-    # exports begin with random weights there; here they are loaded
+    # the run began from that folder; the model is in this one now
     if "folder" in options and is_built_in(about["model"]):
         options = {**options, "folder": str(folder)}
     config = OwnModel(about["model"], json.dumps(options), about["vocabulary_size"])

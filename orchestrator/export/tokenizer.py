@@ -40,7 +40,7 @@ def write_tokenizer(tokens: Tokens, workload: Workload, spec: JobSpec, folder: s
     place = _folder(source) if isinstance(source, str) else None
     templates = templates_in(DataFolder(str(place))) if place else {}
     if not (isinstance(source, str) and _copied_whole(tokenizer, place, folder)):
-        for name in ACCOMPANYING:  # which do not affect this tokenizer
+        for name in ACCOMPANYING:  # they would describe another tokenizer
             (Path(folder) / name).unlink(missing_ok=True)
         _wrapped(tokens, tokenizer, workload).save_pretrained(folder)
         _name_for_all(Path(folder) / "tokenizer_config.json")

@@ -17,11 +17,11 @@ from workloads.workload import Reading
 
 @dataclass(frozen=True, kw_only=True)
 class Conversation(SampledObjective):
-    """Only what the assistant says is predicted (InstructGPT's demonstrations; Ouyang et al. 2022, section 3.5).
+    """Only the assistant's answers are predicted (InstructGPT's demonstrations; Ouyang et al. 2022, section 3.5).
 
-    A sample holds as many whole conversations, in order, as fit it; with `pack` "no" one. Each sees itself alone
-    (attention, bool [length, length]), its positions begin at 0. One that is longer than a sample loses its end, or
-    with `truncate` "start" its beginning.
+    A sample has as many whole conversations, in order, as fit; with `pack` "no" a single one. Each sees only itself
+    (attention, bool [length, length]), and its positions begin at 0. A conversation longer than a sample loses its
+    end, or with `truncate` "start" its beginning.
     """
 
     name = "conversation"
@@ -55,7 +55,7 @@ class Conversation(SampledObjective):
         }
 
     def kept(self, words: np.ndarray) -> np.ndarray:
-        """What a sample has of a conversation."""
+        """Return the part of a conversation that fits a sample."""
         if self.truncate == "end":
             return words[: self.sequence_length]
         return from_end(words, self.sequence_length, self.vocabulary.before)
@@ -68,6 +68,6 @@ class Conversation(SampledObjective):
 
 
 def _apart(words: np.ndarray) -> list[np.ndarray]:
-    """The conversations of a sample, which closing words separate."""
+    """Return the conversations of a sample, which are separated by closing words."""
     closing = words == CLOSE
     return [part[part != CLOSE] for part in np.split(words, np.flatnonzero(closing) + 1) if len(part)]

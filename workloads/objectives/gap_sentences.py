@@ -14,10 +14,10 @@ from workloads.objectives.spans import Stretches, longest_document, sentences
 
 
 def rouge1(text: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
-    """ROUGE-1 F1 of each sentence against the rest of the text, repeated tokens counted; float64 [sentences].
+    """Return ROUGE-1 F1 of each sentence against the rest of the text, repeated tokens counted; float64 [sentences].
 
-    With c the count of a token in the sentence and n in the text: overlap = sum of min(c, n - c), and
-    F1 = 2 * overlap / (tokens of the sentence + tokens of the rest).
+    With c the count of a token in the sentence and n in the text: overlap = sum of min(c, n - c), and F1 = 2 *
+    overlap / (tokens of the sentence + tokens of the rest).
     """
     ids, token = np.unique(text, return_inverse=True)
     sentence = np.repeat(np.arange(len(starts)), stops - starts)
@@ -72,7 +72,7 @@ class GapSentences(SampledObjective):
         return source_and_target(source, target, lengths, self.decoder_start, self.token("pad"))
 
     def _gaps(self, text: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """The tokens of the gap sentences and the first token of each, bool [text]."""
+        """Return the tokens of the gap sentences and the first token of each, bool [text]."""
         starts, stops = sentences(text, self.vocabulary.eos, self.table("sentence_end"))
         hidden = np.zeros(len(text), dtype=bool)
         begins = np.zeros(len(text), dtype=bool)

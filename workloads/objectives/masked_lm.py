@@ -25,7 +25,7 @@ NEEDS = ("cls", "sep", "mask")
 
 
 def framed(objective: SampledObjective, window: np.ndarray) -> np.ndarray:
-    """<cls> window <sep>, int64 [length]."""
+    """Return <cls> window <sep>, int64 [length]."""
     return np.concatenate(([objective.token("cls")], window, [objective.token("sep")]))
 
 
@@ -36,7 +36,7 @@ def masked(
     rng: np.random.Generator,
     first: np.ndarray | None = None,
 ) -> Sample:
-    """tokens with the chosen ones corrupted, labels at the chosen ones."""
+    """Return the tokens with the chosen ones corrupted, and labels at the chosen ones."""
     corrupted = corrupt(tokens, chosen, objective.token("mask"), objective.text_ids, rng, first)
     return {"tokens": corrupted, "labels": labels_at(tokens, chosen)}
 
@@ -110,7 +110,7 @@ class SpanMasking(SampledObjective):
     def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
         tokens = framed(self, self.read_window(read, sample))
         text = self.is_text(tokens)
-        # More trials than are needed: the rate is met long before they end.
+        # Draw more trials than needed; the rate is met long before they run out.
         lengths = rng.geometric(self.p, size=2 * len(tokens))
         lengths = lengths[lengths <= self.longest]
         units = words(tokens, text, self.table("word_start"))
@@ -160,7 +160,7 @@ class EntityMasking(SampledObjective):
 
     @cached_property
     def _trie(self) -> dict[int, Any]:
-        """Nested by token id; the key -1 marks the end of an entity."""
+        """Return the entities nested by token id. The key -1 marks the end of an entity."""
         root: dict[int, Any] = {}
         for entity in self.entities:
             node = root

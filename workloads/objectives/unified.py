@@ -19,7 +19,7 @@ MODES, SHARES = ("bidirectional", "seq2seq", "left_to_right", "right_to_left"), 
 
 
 def attention_of(mode: str, types: np.ndarray, real: np.ndarray) -> np.ndarray:
-    """Which token attends to which, bool [length, length]; padding attends only to itself."""
+    """Return which token attends to which, bool [length, length]. Padding attends only to itself."""
     row = np.arange(len(types))[:, None]
     column = np.arange(len(types))[None, :]
     source = (types == 0)[None, :]
