@@ -242,7 +242,7 @@ def test_a_template_that_names_a_token_that_is_not_there_is_refused(text: str, m
     found = (text, (("pad_token", "<pad>"),))
     if not missing:
         return check_tokens(found, "base")
-    with pytest.raises(InputError, match=f"names {missing}, which the tokenizer does not have") as told:
+    with pytest.raises(InputError, match=f"uses {missing}, which the tokenizer does not have") as told:
         check_tokens(found, "base")
     assert told.value.where == "data.tokenizer base"
     return None

@@ -291,7 +291,7 @@ def wrong() -> Iterator[tuple[str, RecordKind, dict[str, str], dict[str, Any], s
         spans,
         span,
         {"q": "a", "c": "a film", "a": "film", "s": 3},
-        "does not stand at",
+        "is not at character",
     )
     yield (
         "role",
@@ -410,9 +410,9 @@ def test_a_judged_answer(encoder: Tokenizer, tmp_path: Path) -> None:
     [
         ({"p": "a", "c": "film", "r": "film"}, "its chosen and its rejected answer are equal"),
         ({"p": "a", "c": "film"}, "has no 'r'; map the columns"),
-        ({"c": "a film", "r": "a bad"}, "it has no prompt, and its answers are no conversations"),
+        ({"c": "a film", "r": "a bad"}, "it has no prompt, and its answers are not conversations"),
         ({"p": TALK[:1], "c": "film", "r": "it"}, "the tokenizer has no chat template; name one in data.chat_template"),
-        ({"p": "a", "c": TALK[1:2], "r": "it"}, "its prompt is a text, and its chosen is none"),
+        ({"p": "a", "c": TALK[1:2], "r": "it"}, "its prompt is a text but its chosen is not"),
         ({"p": 3, "c": "a", "r": "it"}, "its prompt is int, not a text or a list of messages"),
         ({"p": "", "c": "", "r": "it"}, "its chosen is empty"),
         ({"p": "a", "c": "", "r": "it"}, "its chosen is empty"),
