@@ -1,5 +1,4 @@
-"""The job file: pydantic models with their validation rules, overrides, messages; the one error for wrong input;
-outcomes.
+"""The job file: pydantic models with their validation rules, overrides and messages; InputError; outcomes.
 
-New keys of the job file belong here. It is the lowest room, and needs neither torch nor Ray.
+New keys of the job file belong here. This is the lowest package, and needs neither torch nor Ray.
 """

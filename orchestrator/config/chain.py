@@ -1,7 +1,7 @@
-"""A job file with `stages`: a chain of jobs, each of which may begin with what an earlier one has made.
+"""A job file with `stages`: a chain of jobs, each of which may start from an earlier stage's results.
 
-Each stage has the keys of a job. Keys beside `stages` are defaults of all of them: a mapping of a stage is merged into
-that of the file, anything else takes its place. Stages name each other as `stage:<name>`.
+Each stage has the keys of a job. Keys beside `stages` are defaults for all stages: a stage's mapping is merged into
+the file's, any other value replaces it. Stages refer to each other as `stage:<name>`.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ INIT, CONTINUE, TOKENIZER = "workload.init_from", "train.continue_from", "data.t
 """The keys of a job that may name a stage."""
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,30}")
 LONGEST = 62
-"""Characters of the chain's name and a stage's together: with a hyphen between them they are the name of a run."""
+"""Maximum number of characters of the chain's and a stage's name together. Joined by a hyphen, they name a run."""
 RESERVED = frozenset({"checkpoints"})
-"""Names that a stage cannot have, since its folder stands where a run directory has something else."""
+"""Names that a stage cannot have, because a run directory uses them for something else."""
 
 
 class Input(NamedTuple):
-    """What a stage takes of another one, named at `key`: its commit at `tag`, a step, `last` or `best`, or its
-    tokenizer."""
+    """What a stage takes from another one, named at `key`: its commit at `tag` (a step, `last` or `best`), or its
+    tokenizer.
+    """
 
     key: str
     stage: str
@@ -44,15 +45,14 @@ class Input(NamedTuple):
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage: `name` is also that of its run directory, within the chain's. `job` names its inputs as the file
-    does."""
+    """One stage. `name` also names its run directory, within the chain's. `job` is as written in the file."""
 
     name: str
     job: JobSpec
 
     @cached_property
     def inputs(self) -> tuple[Input, ...]:
-        """What it takes of other stages."""
+        """Return what the stage takes from other stages."""
         before = self.job.train.continue_from
         said = {
             INIT: self.job.workload.init_from,
@@ -67,23 +67,23 @@ class Stage:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """The names of the stages that must be done before it."""
+        """Return the names of the stages that must finish before it."""
         return tuple(dict.fromkeys(each.stage for each in self.inputs))
 
     @property
     def begins_with(self) -> Input | None:
-        """The weights of another stage that it begins with."""
+        """Return the input for its initial weights, if another stage provides them."""
         return next((each for each in self.inputs if each.key == INIT), None)
 
     @property
     def continues(self) -> Input | None:
-        """The commit of another stage that it goes on from, with all that it has."""
+        """Return the commit of another stage that it continues, with its complete state."""
         return next((each for each in self.inputs if each.key == CONTINUE), None)
 
 
 @dataclass(frozen=True)
 class ChainSpec:
-    """A chain: its stages, in an order in which each comes after those that it needs."""
+    """A chain: its stages, ordered so that each comes after those that it needs."""
 
     name: str
     stages: tuple[Stage, ...]
@@ -92,41 +92,43 @@ class ChainSpec:
         return next(stage for stage in self.stages if stage.name == name)
 
     def after(self, name: str) -> list[str]:
-        """The names of all stages that need this one, directly or not."""
-        found = {name}
+        """Return the names of all stages that need this one, directly or indirectly."""
+        names = {name}
         for stage in self.stages:
-            found |= {stage.name} if found.intersection(stage.needs) else set()
-        return [stage.name for stage in self.stages if stage.name in found - {name}]
+            names |= {stage.name} if names.intersection(stage.needs) else set()
+        return [stage.name for stage in self.stages if stage.name in names - {name}]
 
     def tokenizer_origin(self, stage: Stage) -> Stage:
-        """The stage whose own tokenizer `stage` uses: the one that it names, or that one's, and so on; itself if it
-        names none."""
+        """Return the stage that owns the tokenizer of `stage`: itself, or the end of its references."""
         while named := next((each for each in stage.inputs if each.key == TOKENIZER), None):
             stage = self[named.stage]
         return stage
 
     def with_paths(self, base: Path) -> ChainSpec:
-        """The chain with relative local paths made absolute against `base`."""
+        """Return the chain with relative local paths made absolute against `base`."""
         return ChainSpec(
             self.name, tuple(Stage(each.name, resolve_paths(each.job, base)) for each in self.stages)
         )
 
     def document(self) -> dict[str, Any]:
-        """The chain as a job file, in which every stage has all of its keys."""
+        """Return the chain as a job file in which every stage has all of its keys."""
         stages = [{**stage.job.model_dump(mode="json"), "name": stage.name} for stage in self.stages]
         return {"name": self.name, STAGES: stages}
 
 
 def load_job(path: str | Path, overrides: Iterable[str] = ()) -> JobSpec | ChainSpec:
-    """Read and validate the job file at `path`, of a job or of a chain, with `a.b=c` overrides applied, where the keys
-    of a stage are stages.<name>.<key>. Raises InputError."""
+    """Read and validate the job file at `path`, of a job or of a chain. Raises InputError.
+
+    `overrides` have the form `a.b=c`. A stage's keys are stages.<name>.<key>.
+    """
     document = read_document(path, overrides)
     return parse_chain(document, str(path)) if STAGES in document else parse(document, str(path))
 
 
 def parse_chain(document: Mapping[str, Any], where: str = "job") -> ChainSpec:
-    """Validate a chain given as a mapping; `where` is for messages. Raises InputError."""
-    name, given = document.get("name"), document[STAGES]
+    """Validate a chain given as a mapping. `where` is for messages. Raises InputError."""
+    name = document.get("name")
+    given = document[STAGES]
     if not isinstance(name, str):
         raise InputError("is missing", f"{where}: name", "name the chain")
     if not isinstance(given, list) or not given:
@@ -142,7 +144,7 @@ def parse_chain(document: Mapping[str, Any], where: str = "job") -> ChainSpec:
             )
         job = parse({**merged(common, own), "name": f"{name}-{stage}"}, place)
         if job.tune is not None:
-            raise InputError("a stage is trained, and not searched over", f"{place}.tune", "leave it out")
+            raise InputError("a stage cannot be a search", f"{place}.tune", "leave it out")
         stages.append(Stage(stage, job))
     chain = ChainSpec(name, _ordered(stages, where))
     for each in chain.stages:
@@ -152,7 +154,7 @@ def parse_chain(document: Mapping[str, Any], where: str = "job") -> ChainSpec:
 
 
 def schema() -> str:
-    """The JSON Schema of a job file, which is that of a job or of a chain."""
+    """Return the JSON Schema of a job file, which holds a job or a chain."""
     job = json.loads(spec.schema())
     definitions = job.pop("$defs")
     keys = {key: {"description": "the default of all stages"} for key in job["properties"]}
@@ -163,7 +165,7 @@ def schema() -> str:
     }
     chain = {
         "title": "Chain",
-        "description": "Several jobs, each of which may begin with what another one has made.",
+        "description": "Several jobs, each of which may start from an earlier one's results.",
         "type": "object",
         "required": ["name", STAGES],
         "properties": keys | {STAGES: {"type": "array", "minItems": 1, "items": stage}},
@@ -173,7 +175,7 @@ def schema() -> str:
 
 
 def merged(common: Any, own: Any) -> Any:
-    """A stage's value of a key, with that of the file for all stages below it."""
+    """Merge a stage's value of a key with the file's default."""
     if isinstance(common, dict) and isinstance(own, dict):
         return {**common, **{key: merged(common.get(key), value) for key, value in own.items()}}
     return copy.deepcopy(own)
@@ -199,7 +201,7 @@ def _name_and_tag(text: str) -> tuple[str, str]:
 
 
 def _ordered(stages: Sequence[Stage], where: str) -> tuple[Stage, ...]:
-    """The stages, each after those that it needs, else as in the file. Raises InputError."""
+    """Return the stages, each after those that it needs, else in the file's order. Raises InputError."""
     names = [stage.name for stage in stages]
     for stage in stages:
         for key, other, _ in stage.inputs:
@@ -212,10 +214,10 @@ def _ordered(stages: Sequence[Stage], where: str) -> tuple[Stage, ...]:
                 raise InputError(f"there is no stage {other!r}", place, hint)
     ordered: list[Stage] = []
     while len(ordered) < len(stages):
-        there = {stage.name for stage in ordered}
-        ready = [s for s in stages if s.name not in there and there.issuperset(s.needs)]
+        ordered_names = {stage.name for stage in ordered}
+        ready = [s for s in stages if s.name not in ordered_names and ordered_names.issuperset(s.needs)]
         if not ready:
-            left = {stage.name: stage.needs for stage in stages if stage.name not in there}
+            left = {stage.name: stage.needs for stage in stages if stage.name not in ordered_names}
             circle = " needs ".join(_circle(left))
             raise InputError(f"{circle}: none of them can begin", f"{where}: {STAGES}", "break the circle")
         ordered.append(ready[0])
@@ -223,7 +225,7 @@ def _ordered(stages: Sequence[Stage], where: str) -> tuple[Stage, ...]:
 
 
 def _circle(needs: Mapping[str, Sequence[str]]) -> list[str]:
-    """The names of a circle, the first also at the end; each of `needs` needs another one of them."""
+    """Return the names of a cycle, the first also at the end. Each of `needs` needs another one of them."""
     path = [next(iter(needs))]
     while path[-1] not in path[:-1]:
         path.append(next(other for other in needs[path[-1]] if other in needs))
@@ -231,9 +233,10 @@ def _circle(needs: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def _check_inputs(chain: ChainSpec, stage: Stage, where: str) -> None:
-    """What a stage takes of another one will be there. Raises InputError."""
+    """Raise InputError if an input of the stage will not exist."""
     for key, name, tag in stage.inputs:
-        place, other = f"{where}.{key}", chain[name].job
+        place = f"{where}.{key}"
+        other = chain[name].job
         if key == TOKENIZER:
             if tag != "last":
                 raise InputError("a stage has one tokenizer", place, f"leave out @{tag}")
@@ -252,7 +255,9 @@ def _check_inputs(chain: ChainSpec, stage: Stage, where: str) -> None:
 
 
 def _check_adapted(other: JobSpec, name: str, tag: str, place: str) -> None:
-    """The model of a stage that trains an adapter is in its export alone, merged. Raises InputError."""
+    """Raise InputError if the input is a commit of a stage that trains an adapter: only its export has the merged
+    model.
+    """
     exported = "best" if other.checkpoint.best_metric else "last"
     if other.checkpoint.export != "hf":
         hint = f"set checkpoint.export of {name} to hf, which has both merged"
@@ -262,38 +267,44 @@ def _check_adapted(other: JobSpec, name: str, tag: str, place: str) -> None:
 
 
 def _keeps(job: JobSpec, tag: str) -> bool:
-    """Whether the commit at that step is there when the job is done."""
+    """Return whether the commit at that step still exists when the job is done."""
     if not tag.isdecimal():
         return False
-    step, asked, steps = int(tag), job.checkpoint, job.train.steps
-    kept = {steps, *regular_before(steps, asked.every, asked.keep - 1)}
-    return step in kept or bool(asked.keep_every and 0 < step <= steps and step % asked.keep_every == 0)
+    step = int(tag)
+    checkpoint = job.checkpoint
+    steps = job.train.steps
+    kept = {steps, *regular_before(steps, checkpoint.every, checkpoint.keep - 1)}
+    return step in kept or bool(
+        checkpoint.keep_every and 0 < step <= steps and step % checkpoint.keep_every == 0
+    )
 
 
 def _check_same_tokenizer(chain: ChainSpec, job: JobSpec, base: Stage, where: str) -> None:
-    """A tokenizer that is trained anew on other text gives the tokens that the base knows other numbers."""
+    """Raise InputError if the stage trains a new tokenizer: its token ids would not be those that the base learnt."""
     origin = chain.tokenizer_origin(base)
     ours, theirs = (
         ([each.uri for each in data.sources], data.tokenizer) for data in (job.data, origin.job.data)
     )
     if ours != theirs:
         hint = f"set it to {REFERENCE}{base.name}"
-        what = f"trains another tokenizer than that of {base.name}, whose weights it begins with"
-        raise InputError(what, f"{where}.{TOKENIZER}", hint)
+        problem = f"trains another tokenizer than that of {base.name}, whose weights it begins with"
+        raise InputError(problem, f"{where}.{TOKENIZER}", hint)
 
 
 def _check_together(chain: ChainSpec, where: str) -> None:
-    """What the stages must not share is their own, and what they must share is the same. Raises InputError."""
+    """Raise InputError if stages share what must be separate, or differ in what must be the same."""
     exports: dict[str, str] = {}
     for stage in chain.stages:
         if target := stage.job.checkpoint.export_to:
             if target in exports:
-                what = f"{exports[target]} and {stage.name} are exported to the same place"
-                raise InputError(what, f"{where}: checkpoint.export_to", "give each stage its own, or none")
+                problem = f"{exports[target]} and {stage.name} are exported to the same place"
+                raise InputError(
+                    problem, f"{where}: checkpoint.export_to", "give each stage its own, or none"
+                )
             exports[target] = stage.name
     tracked = {
         (each.job.tracking.uri, each.job.tracking.experiment) for each in chain.stages if each.job.tracking
     }
     if len(tracked) > 1:
-        what = "the stages of a chain are under one run in MLflow, and these name several places"
-        raise InputError(what, f"{where}: tracking", "give uri and experiment once, beside the stages")
+        problem = "the stages of a chain are under one run in MLflow, and these name several places"
+        raise InputError(problem, f"{where}: tracking", "give uri and experiment once, beside the stages")

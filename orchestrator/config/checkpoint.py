@@ -1,4 +1,4 @@
-"""Commits of a job: when they are made, which are kept, what is exported, and of which weights."""
+"""Commits of a job: when to make and keep them, and what to export with which weights."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from orchestrator.config.strict import Positive, StrictModel
 
 
 class AverageSpec(StrictModel):
-    """An average of the weights over the training, which is evaluated and exported in their place. One of the keys."""
+    """An average of the weights over training, evaluated and exported in place of them. Give one of the keys."""
 
     ema: float | None = Field(
         default=None,
         gt=0.0,
         lt=1.0,
-        description="decay of an exponential moving average, updated after every step and part of every commit; 0.999 "
-        "is over about the last 1000 steps",
+        description="decay of an exponential moving average, updated at every step and part of every commit; "
+        "0.999 averages about the last 1000 steps",
     )
     last: int | None = Field(
         default=None,
         ge=2,
         le=1000,
-        description="mean of the weights of the last so many commits, which are kept for it; computed when a commit is "
-        "evaluated or exported, so not for the evaluations of the run itself",
+        description="average the weights of this many last commits, which are kept for it. The average is "
+        "computed when a commit is evaluated or exported, so the run's own evaluations do not use it",
     )
 
     @model_validator(mode="after")
@@ -43,47 +43,47 @@ NO_EXPORT = {
     "export_names": None,
     "export_numbers": None,
 }
-"""The keys of `checkpoint` in a job of which nothing is exported."""
+"""The export keys of `checkpoint` in a job that exports nothing."""
 
 
 class CheckpointSpec(StrictModel):
-    """When to commit, what to keep, and the export."""
+    """When to commit, what to keep, and what to export."""
 
     every: Positive = Field(default=100, description="steps between commits")
-    keep: Positive = Field(default=3, description="how many of the newest commits are kept")
+    keep: Positive = Field(default=3, description="number of newest commits to keep")
     keep_every: Positive | None = Field(
-        default=None, description="commits whose step is a multiple of this are kept too"
+        default=None, description="also keep commits whose step is a multiple of this"
     )
     keep_best: bool | str = Field(
         default=False,
-        description="keep also the commit with the least training loss, a mean over the steps since the commit before; "
-        "or that with the best value of an evaluation's metric, as in validation.loss, which is then exported too",
+        description="also keep the best commit: by the training loss, averaged since the commit before, or by an "
+        "evaluation's metric such as validation.loss; then the best one is exported",
     )
     average: AverageSpec | None = Field(
-        default=None, description="the average of the weights that is evaluated and exported"
+        default=None, description="the average of the weights to evaluate and export"
     )
     snapshot_every: Positive | Literal["auto"] | None = Field(
         default="auto",
-        description="steps between snapshots into the memory of other nodes; auto: as often as costs one hundredth of "
-        "the time, if there are several nodes with enough memory",
+        description="steps between snapshots into other nodes' memory; auto: as often as costs one percent of the "
+        "time, if there are several nodes with enough memory",
     )
     export: Literal["hf", "adapter", "safetensors", "dcp", "gguf", "onnx"] | None = Field(
         default="hf",
-        description="what is exported: a model for transformers, with an adapter merged into it; the adapter alone, "
-        "for peft; safetensors, the weights of an own model under its own names; dcp, gguf and onnx, other formats, "
-        "made of that for transformers",
+        description="what to export: hf, a model for transformers, with an adapter merged; adapter, the adapter "
+        "alone, for peft; safetensors, the weights of your own model under its own names; dcp, gguf "
+        "and onnx, other formats made from hf",
     )
     export_names: Literal["hf", "torchtitan", "olmo"] | None = Field(
-        default=None, description="with export dcp, the names of the tensors; hf if unset"
+        default=None, description="with export dcp: the naming of the tensors; unset: hf"
     )
     export_numbers: Literal["f32", "f16", "bf16", "q8_0"] | None = Field(
-        default=None, description="with export gguf, the format of the matrices; f16 if unset"
+        default=None, description="with export gguf: the format of the matrices; unset: f16"
     )
     export_at: Literal["end", "commit"] = Field(
-        default="end", description="once at the end, or at every commit, beside training"
+        default="end", description="export once at the end, or every commit while training continues"
     )
     export_to: str | None = Field(
-        default=None, description="folder or URI of the export; <run>/export if unset"
+        default=None, description="folder or URI of the export; unset: <run>/export"
     )
 
     @model_validator(mode="after")
@@ -109,16 +109,17 @@ class CheckpointSpec(StrictModel):
 
     @property
     def best_metric(self) -> str | None:
-        """The metric of an evaluation by which the best commit is told; None if it is told by the training loss, or not
-        at all."""
+        """The evaluation metric that decides the best commit; None if it is the training loss, or if no best commit
+        is kept.
+        """
         return self.keep_best if isinstance(self.keep_best, str) else None
 
     @property
     def averaged(self) -> int:
-        """Commits before one that are averaged with it."""
+        """Number of earlier commits that are averaged with one."""
         return self.average.last - 1 if self.average and self.average.last else 0
 
     @property
     def ema(self) -> float | None:
-        """The decay of the moving average of the weights, None without one."""
+        """The decay of the moving average of the weights; None without one."""
         return self.average.ema if self.average else None

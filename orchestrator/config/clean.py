@@ -1,4 +1,4 @@
-"""The steps that clean the text of a job before it is tokenised, in the order in which they are named."""
+"""The steps that clean the text of a job before tokenisation, in the order given."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class OtherText(StrictModel):
     uri: str = Field(description="a path, glob or fsspec URI, as in data.sources")
     field: str = Field(default="text", description="the column of the text, a path into it or a template")
     format: Literal["text", "jsonl", "parquet", "csv", "tsv", "arrow", "tar"] | None = Field(
-        default=None, description="told by the file's ending if it is not said"
+        default=None, description="format; unset: follows from the file's ending"
     )
 
 
@@ -34,28 +34,32 @@ class Normalize(StrictModel):
 
 
 class Language(StrictModel):
-    """Keep documents in some languages."""
+    "Keep documents in certain languages."
 
     keep: list[str] = Field(min_length=1, description="ISO 639 codes, as in [en, de]")
-    min_score: Share = Field(default=0.0, description="least probability of the language that is found")
-    characters: Positive = Field(default=2000, description="how much of a document's beginning is looked at")
+    min_score: Share = Field(default=0.0, description="minimum probability of the detected language")
+    characters: Positive = Field(default=2000, description="characters at a document's beginning to look at")
 
 
 class GopherQuality(StrictModel):
-    """The quality rules of Gopher (Rae et al., 2021, table A1); 0 or null turns one off."""
+    """The quality rules of Gopher (Rae et al., 2021, table A1). 0 or null disables a rule."""
 
-    min_words: int | None = Field(default=50, ge=0, description="fewest words of a document")
-    max_words: int | None = Field(default=100_000, ge=0, description="most words of a document")
-    min_word_length: float | None = Field(default=3.0, ge=0, description="least mean length of a word")
-    max_word_length: float | None = Field(default=10.0, ge=0, description="largest mean length of a word")
-    max_symbols: Share | None = Field(default=0.1, description="# or ellipses for each word")
-    max_bullet_lines: Share | None = Field(default=0.9, description="lines that begin with a bullet")
-    max_ellipsis_lines: Share | None = Field(default=0.3, description="lines that end with an ellipsis")
-    min_alphabetic: Share | None = Field(default=0.8, description="words with a letter")
-    min_stop_words: int | None = Field(default=2, ge=0, description="so many different ones of stop_words")
+    min_words: int | None = Field(default=50, ge=0, description="minimum words of a document")
+    max_words: int | None = Field(default=100_000, ge=0, description="maximum words of a document")
+    min_word_length: float | None = Field(default=3.0, ge=0, description="minimum mean word length")
+    max_word_length: float | None = Field(default=10.0, ge=0, description="maximum mean word length")
+    max_symbols: Share | None = Field(default=0.1, description="maximum # or ellipses per word")
+    max_bullet_lines: Share | None = Field(
+        default=0.9, description="maximum share of lines that begin with a bullet"
+    )
+    max_ellipsis_lines: Share | None = Field(
+        default=0.3, description="maximum share of lines that end with an ellipsis"
+    )
+    min_alphabetic: Share | None = Field(default=0.8, description="minimum share of words with a letter")
+    min_stop_words: int | None = Field(default=2, ge=0, description="minimum number of different stop_words")
     stop_words: list[str] = Field(
         default=["the", "be", "to", "of", "and", "that", "have", "with"],
-        description="words that running text has, in the language of the text",
+        description="frequent words of running text in the text's language",
     )
 
 
@@ -63,60 +67,72 @@ Grams = list[tuple[Annotated[int, Field(ge=2, le=20)], Share]]
 
 
 class GopherRepetition(StrictModel):
-    """The repetition rules of Gopher (Rae et al., 2021, table A1): largest shares that are kept; 0 or null turns one
-    off."""
+    """The repetition rules of Gopher (Rae et al., 2021, table A1): maximum shares. 0 or null disables a rule."""
 
-    lines: Share | None = Field(default=0.3, description="lines that came before")
-    paragraphs: Share | None = Field(default=0.3, description="paragraphs that came before")
-    line_characters: Share | None = Field(default=0.2, description="characters of lines that came before")
+    lines: Share | None = Field(default=0.3, description="share of lines that repeat an earlier line")
+    paragraphs: Share | None = Field(
+        default=0.3, description="share of paragraphs that repeat an earlier paragraph"
+    )
+    line_characters: Share | None = Field(default=0.2, description="share of characters in repeated lines")
     paragraph_characters: Share | None = Field(
-        default=0.2, description="characters of paragraphs that came before"
+        default=0.2, description="share of characters in repeated paragraphs"
     )
     top: Grams = Field(
-        default=[(2, 0.2), (3, 0.18), (4, 0.16)], description="characters of the most frequent n words"
+        default=[(2, 0.2), (3, 0.18), (4, 0.16)],
+        description="share of characters in the most frequent n-gram",
     )
     repeated: Grams = Field(
         default=[(5, 0.15), (6, 0.14), (7, 0.13), (8, 0.12), (9, 0.11), (10, 0.10)],
-        description="characters of all n words that came before",
+        description="share of characters in repeated n-grams",
     )
 
 
 class C4(StrictModel):
-    """The rules of C4 (Raffel et al., 2020): lines that are no sentences are dropped, then documents of too few."""
+    """The rules of C4 (Raffel et al., 2020): drop lines that are not sentences, then documents with too few
+    sentences.
+    """
 
-    citations: bool = Field(default=True, description="take [1], [edit] and [citation needed] out")
+    citations: bool = Field(default=True, description="remove [1], [edit] and [citation needed]")
     terminal_punctuation: bool = Field(default=True, description="drop lines that do not end a sentence")
-    min_sentences: int = Field(default=5, ge=0, description="fewest sentences of a document")
+    min_sentences: int = Field(default=5, ge=0, description="minimum sentences of a document")
     min_words_per_line: int = Field(default=3, ge=0, description="drop lines with fewer words")
     max_word_length: int | None = Field(default=1000, ge=1, description="drop lines with a longer word")
-    lorem_ipsum: bool = Field(default=True, description="remove documents that have it")
-    javascript: bool = Field(default=True, description="drop lines that name it")
-    curly_bracket: bool = Field(default=True, description="remove documents that have one")
-    policy: bool = Field(default=True, description="drop lines on cookies and terms of use")
+    lorem_ipsum: bool = Field(default=True, description="remove documents that contain it")
+    javascript: bool = Field(default=True, description="drop lines that mention it")
+    curly_bracket: bool = Field(default=True, description="remove documents that contain one")
+    policy: bool = Field(default=True, description="drop lines about cookies and terms of use")
 
 
 class FineWeb(StrictModel):
     """The rules that FineWeb adds (Penedo et al., 2024)."""
 
-    min_punctuated_lines: Share = Field(default=0.12, description="lines that end a sentence")
-    max_short_lines: Share = Field(default=0.67, description="lines of at most short_line characters")
-    short_line: int = Field(default=30, ge=0, description="characters of a line that counts as short")
-    max_repeated: Share = Field(default=0.01, description="characters of lines that came before")
-    max_line_ends: float = Field(default=0.3, ge=0, description="line ends for each word")
+    min_punctuated_lines: Share = Field(
+        default=0.12, description="minimum share of lines that end a sentence"
+    )
+    max_short_lines: Share = Field(
+        default=0.67, description="maximum share of lines with at most short_line characters"
+    )
+    short_line: int = Field(default=30, ge=0, description="length of a short line in characters")
+    max_repeated: Share = Field(default=0.01, description="maximum share of characters in repeated lines")
+    max_line_ends: float = Field(default=0.3, ge=0, description="maximum line ends per word")
 
 
 class Url(StrictModel):
-    """Remove documents by a column with their address. A list is given here, or as a file with one entry a line."""
+    """Remove documents by their address in a column. Lists are given here, or as a file with one entry a line."""
 
     LISTS: ClassVar = ("domains", "urls", "words", "soft_words", "parts")
 
-    column: str = Field(default="url", description="where a record has its address")
-    domains: Names = Field(default=[], description="hosts; those below them are meant too")
+    column: str = Field(default="url", description="the column of the address")
+    domains: Names = Field(default=[], description="hosts to remove, with their subdomains")
     urls: Names = Field(default=[], description="whole addresses")
-    words: Names = Field(default=[], description="words of an address, one of which is enough")
-    soft_words: Names = Field(default=[], description="words of which soft_limit are enough")
-    soft_limit: int = Field(default=2, ge=1, description="so many of soft_words are too many")
-    parts: Names = Field(default=[], description="texts anywhere in the letters and digits of an address")
+    words: Names = Field(default=[], description="words in an address; one of them removes the document")
+    soft_words: Names = Field(
+        default=[], description="words in an address; soft_limit of them remove the document"
+    )
+    soft_limit: int = Field(default=2, ge=1, description="number of soft_words that removes a document")
+    parts: Names = Field(
+        default=[], description="texts to find anywhere in the letters and digits of an address"
+    )
 
 
 class Pii(StrictModel):
@@ -128,34 +144,35 @@ class Pii(StrictModel):
     action: Literal["replace", "drop"] = Field(
         default="replace", description="replace what is found, or remove the document"
     )
-    private_ips: bool = Field(default=False, description="also addresses that are not public")
+    private_ips: bool = Field(default=False, description="also look for addresses that are not public")
 
 
 class ExactDuplicates(StrictModel):
-    """Keep the first of documents with the same text, in the order of the sources."""
+    """Keep the first of several documents with the same text, in the order of the sources."""
 
     against: list[OtherText] = Field(
-        default_factory=list, description="text that training must not have; that of data.validation is added"
+        default_factory=list, description="text to keep out of training; data.validation is added"
     )
 
 
 class NearDuplicates(StrictModel):
-    """Keep one document of each cluster of similar ones (MinHash, Broder 1997) in all sources."""
+    """Keep one document of each cluster of similar documents (MinHash, Broder 1997) over all sources."""
 
-    threshold: float = Field(default=0.8, gt=0.0, lt=1.0, description="least similarity (Jaccard) of a pair")
-    words: int = Field(default=5, ge=1, le=50, description="words in a row that are compared")
-    hashes: int = Field(default=128, ge=16, le=1024, description="numbers in a signature")
+    threshold: float = Field(default=0.8, gt=0.0, lt=1.0, description="minimum Jaccard similarity of a pair")
+    words: int = Field(default=5, ge=1, le=50, description="length of the word n-grams to compare")
+    hashes: int = Field(default=128, ge=16, le=1024, description="number of hashes in a signature")
     keep: Literal["longest", "first"] = Field(
-        default="longest", description="the longest of a cluster, or the first in the order of the sources"
+        default="longest",
+        description="keep the longest document of a cluster, or the first in the order of the sources",
     )
-    seed: int = Field(default=1, ge=0, lt=2**32, description="of the hash functions")
+    seed: int = Field(default=1, ge=0, lt=2**32, description="seed of the hash functions")
     against: list[OtherText] = Field(
-        default_factory=list, description="text that training must not have; that of data.validation is added"
+        default_factory=list, description="text to keep out of training; data.validation is added"
     )
 
 
 class Decontaminate(StrictModel):
-    """Remove documents with words in a row that stand in evaluation text too."""
+    """Remove documents that share word n-grams with evaluation text."""
 
     sources: list[OtherText] = Field(min_length=1, description="the evaluation text")
     words: int = Field(default=12, ge=1, le=200, description="words in a row")
@@ -165,15 +182,15 @@ class Own(StrictModel):
     """A function `fn(text, row) -> text | None`: None removes the document."""
 
     function: str = Field(pattern=r"^[\w.]+:\w+$", description="module:function")
-    options: dict[str, Any] = Field(default_factory=dict, description="more arguments, by name")
+    options: dict[str, Any] = Field(default_factory=dict, description="further keyword arguments")
     columns: list[str] = Field(
         default_factory=list,
-        description="columns that the row has, and paths into them, where they are not null; none if empty",
+        description="columns, or paths into them, to pass in the row, without nulls; empty: none",
     )
 
 
 class CleanStep(StrictModel):
-    """One step, by its name, with its options."""
+    """One step: its name and its options."""
 
     normalize: Normalize | None = None
     language: Language | None = None
@@ -191,7 +208,7 @@ class CleanStep(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def may_be_a_name(cls, value: Any) -> Any:
-        """A step with no options may be its name alone, or have nothing after it."""
+        """A step without options may be given as its name alone."""
         if isinstance(value, str):
             return {value: {}}
         if isinstance(value, dict):
@@ -202,7 +219,7 @@ class CleanStep(StrictModel):
 
     @model_validator(mode="after")
     def is_one_step(self) -> CleanStep:
-        """Exactly one step is named."""
+        """Check that exactly one step is named."""
         named = [name for name in type(self).model_fields if getattr(self, name) is not None]
         if len(named) != 1:
             raise ValueError(f"give one step with its options, and not {', '.join(named) or 'none'}")
@@ -210,11 +227,11 @@ class CleanStep(StrictModel):
 
     @model_serializer(mode="plain")
     def named(self) -> dict[str, Any]:
-        """The step as a job file has it, with all its options."""
+        """Return the step as in a job file, with all its options."""
         return {self.name: self.options.model_dump(mode="json")}
 
     def located(self, place: Callable[[str], str]) -> CleanStep:
-        """The step with each path that it names as `place` makes it."""
+        """Return the step with each path replaced by `place` of it."""
         changes: dict[str, Any] = {}
         for key in ("against", "sources"):
             if texts := getattr(self.options, key, None):
@@ -226,10 +243,10 @@ class CleanStep(StrictModel):
 
     @property
     def name(self) -> str:
-        """The step's name in the job file."""
+        """Return the step's name in the job file."""
         return next(name for name in type(self).model_fields if getattr(self, name) is not None)
 
     @property
     def options(self) -> Any:
-        """The step's options."""
+        """Return the step's options."""
         return getattr(self, self.name)

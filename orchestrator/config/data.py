@@ -1,4 +1,4 @@
-"""The text of a job: sources, tokenizer, and what of it is held out from training."""
+"""The data of a job: sources, tokenizer, and held-out text."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from orchestrator.config.strict import StrictModel
 from orchestrator.config.tokenizer_training import Train, TrainBpe
 
 MIXED = ("share", "max_passes")
-"""Keys of a source that say its part in a mixture; runs of earlier versions do not have them."""
+"""Keys of a source for its part in a mixture. Runs of earlier versions lack them."""
 NEWER = (*MIXED, "format")
-"""Keys of a source that runs of earlier versions do not have."""
+"""Keys of a source that runs of earlier versions lack."""
 NEWER_OF_DATA = (
     "samples",
     "mixture",
@@ -31,48 +31,52 @@ NEWER_OF_DATA = (
     "chat_date",
     "special_tokens",
 )
-"""The same of the data."""
+"""Keys of `data` that runs of earlier versions lack."""
 
 
 class Source(StrictModel):
-    """Files of text or of records, and how many passes over them one epoch makes."""
+    """Files of text or of records, and the number of passes over them in one epoch."""
 
     uri: str | Annotated[list[str], Field(min_length=1)] = Field(
-        description="a path, glob (`**` enters folders) or fsspec URI of files, a folder of them, a file that ends in "
-        ".list and names one a line, or several of these; .jsonl, .parquet, .csv, .tsv, .arrow and .tar (WebDataset) "
-        "have rows, other files are text; all but .parquet and .arrow may be compressed: .gz, .bz2, .xz, .zst; or a "
-        "folder that Hugging Face's Dataset.save_to_disk wrote"
+        description="files to read: a path, a glob (`**` enters folders), an fsspec URI, a folder, a file ending "
+        "in .list with one name a line, or a list of these. Files ending in .jsonl, .parquet, .csv, "
+        ".tsv, .arrow or .tar (WebDataset) have rows; other files are text. All but .parquet and "
+        ".arrow may be compressed (.gz, .bz2, .xz, .zst). Also a folder written by Hugging Face's "
+        "Dataset.save_to_disk"
     )
     weight: float = Field(default=1.0, gt=0.0, le=1e6, description="passes over this source in one epoch")
     field: str | tuple[str, str] | dict[str, str] = Field(
         default="text",
-        description="the column of the text in files of rows, a path into it such as a.b[0].text, or a template over "
-        "several, as in '{title}: {body}'; two of these for pairs of source and target; for records the column of each "
-        "thing that the objective reads, as in {text: review, label: stars}",
+        description="for files with rows: the column of the text, a path into it such as a.b[0].text, or a "
+        "template over several columns such as '{title}: {body}'. Two of these for pairs of source "
+        "and target. For records, a column for each input of the objective, as in {text: review, "
+        "label: stars}",
     )
     format: Literal["text", "jsonl", "parquet", "csv", "tsv", "arrow", "tar"] | None = Field(
-        default=None, description="what the files hold, where their names do not say it"
+        default=None, description="format of the files, if their names do not show it"
     )
     share: float | None = Field(
         default=None,
         gt=0.0,
         le=1.0,
-        description="its share of the tokens of training, in place of weight; all sources have one, or none",
+        description="share of the training tokens that come from this source, in place of weight; give all "
+        "sources a share, or none",
     )
     max_passes: float | None = Field(
         default=None,
         ge=1.0,
-        description="passes after which it comes no more, and the others share its places; of a mixture by shares",
+        description="maximum passes over this source in a mixture by shares; afterwards the other sources take "
+        "its place",
     )
 
     @property
     def places(self) -> list[str]:
-        """The paths, globs and URIs that it names."""
+        """Return the paths, globs and URIs of the source."""
         return [self.uri] if isinstance(self.uri, str) else self.uri
 
     @property
     def name(self) -> str:
-        """What it names, as one text."""
+        """Return what the source names, as one text."""
         return ", ".join(self.places)
 
     @field_validator("field")
@@ -80,7 +84,7 @@ class Source(StrictModel):
     def templates_are_of_columns(
         cls, field: str | tuple[str, str] | dict[str, str]
     ) -> str | tuple[str, str] | dict[str, str]:
-        """Raise ValueError for a template that is none, or has no column."""
+        """Raise ValueError for an invalid template, or one without a column."""
         named = [field] if isinstance(field, str) else field.values() if isinstance(field, dict) else field
         for each in named:
             if not columns_of(each):
@@ -99,16 +103,19 @@ def refuse_weights(sources: Sequence[Source]) -> None:
 
 
 class ValidationSpec(StrictModel):
-    """The held-out text of the set `validation`: a share of the sources' documents, or text of its own."""
+    """The held-out text of the set `validation`: a share of the sources' documents, or a separate text."""
 
     share: float | None = Field(
         default=None,
         gt=0.0,
         lt=1.0,
-        description="share of the documents that training never sees; their text alone says which, so that "
-        "equal documents stay together, and more files move none across",
+        description="share of the documents to hold out from training. A hash of the text decides, so equal "
+        "documents stay together, and adding files never moves a document between training and "
+        "validation",
     )
-    sources: list[Source] = Field(default_factory=list, description="text that is not among data.sources")
+    sources: list[Source] = Field(
+        default_factory=list, description="separate text that is not among data.sources"
+    )
 
     @model_validator(mode="after")
     def is_either_a_share_or_sources(self) -> ValidationSpec:
@@ -119,7 +126,7 @@ class ValidationSpec(StrictModel):
 
 
 def ceiling_of(value: int | str) -> tuple[int | None, float | None]:
-    """A ceiling as a number of documents, or as a share of them. Raises ValueError."""
+    """Return a ceiling as a number of documents, or as a share of them. Raises ValueError."""
     problem = f"{value!r} is neither a number of documents, as in 100, nor a share, as in 1%"
     if isinstance(value, int):
         if value < 0:
@@ -135,110 +142,111 @@ def ceiling_of(value: int | str) -> tuple[int | None, float | None]:
 
 
 SHIPPED = "shipped:"
-"""How `chat_template` names a template that is shipped with this project."""
+"""The prefix of `chat_template` for a template that ships with this project."""
 OF_SAMPLES = {"sources": [], "tokenizer": "", "sequence_length": 1}
-"""What stands for the keys of text where samples are the user's own."""
+"""The values of the text keys if the samples are the user's own."""
 SHORTEST = 8
-"""Tokens of the shortest sequence of text."""
+"""Minimum length of a text sequence in tokens."""
 
 
 def _samples_or_text(schema: dict[str, Any]) -> None:
-    """What text needs, samples do without."""
+    """Adapt the JSON Schema: text needs keys that own samples do not."""
     schema["anyOf"] = [{"required": schema.pop("required")}, {"required": ["samples"]}]
 
 
 class DataSpec(StrictModel):
-    """The text, and how it becomes token sequences; or own samples."""
+    """The text and how it becomes token sequences; or the user's own samples."""
 
     model_config = ConfigDict(json_schema_extra=_samples_or_text)
 
     samples: ObjectReference | None = Field(
         default=None,
-        description="an own dataset module:name in place of sources, tokenizer and sequence_length, for an own model; "
-        "see the guide",
+        description="your own dataset as module:name, in place of sources, tokenizer and sequence_length, for "
+        "your own model; see the guide",
     )
-    sources: list[Source] = Field(description="the text, in files of any format that is read")
+    sources: list[Source] = Field(description="the training text, in files of any supported format")
     tokenizer: TrainBpe | Train | str = Field(
-        description="train_bpe: N, or train: with a recipe, or a tokenizer.json, its folder or a .tiktoken file"
+        description="train_bpe: N, or train: with a recipe, or a tokenizer.json, its folder, or a .tiktoken file"
     )
     add_tokens: list[str] = Field(
         default_factory=list,
-        description="tokens that are added to a tokenizer that is given; the model gets a row for each",
+        description="tokens to add to an existing tokenizer; the model gets an embedding row for each",
     )
     encode_with: Literal["fastest", "tokenizers"] = Field(
         default="fastest",
-        description="what encodes text: the fastest engine that gives the ids of the library tokenizers, compared on a "
-        "share of the text, or that library itself",
+        description="the tokenizer engine: fastest uses the fastest engine that returns the same ids as the "
+        "tokenizers library, checked on a share of the text; tokenizers uses that library",
     )
-    sequence_length: int = Field(ge=1, description="tokens in one sequence, 8 at least")
+    sequence_length: int = Field(ge=1, description="tokens in one sequence, at least 8")
     labels: list[str] = Field(
         default_factory=list,
-        description="the names of the labels, in the order of their numbers, for an objective that predicts labels",
+        description="names of the labels, in the order of their numbers, for an objective that predicts labels",
     )
     special_tokens: Literal["text", "parse"] = Field(
         default="text",
-        description="how the name of a special token in a text is read, such as <|im_end|> in what a chat template has "
-        "written: text, as characters; parse, as the token, which tokenizers of transformers do",
+        description="how to read the name of a special token in the text, such as <|im_end|>: text reads it as "
+        "characters, parse as the token, as transformers' tokenizers do",
     )
     chat_template: str | None = Field(
         default=None,
-        description="a Jinja file that writes a conversation as text, or shipped:FAMILY as in shipped:qwen3; that of "
-        "the tokenizer's folder if unset",
+        description="a Jinja file that writes a conversation as text, or shipped:FAMILY such as shipped:qwen3; "
+        "unset: the template in the tokenizer's folder",
     )
     chat_date: date | None = Field(
         default=None,
-        description="the day that a chat template is told where it asks for today's, as in 2026-11-28; a template that "
-        "asks needs it, since prepared data does not depend on the day",
+        description="the date to give a chat template that asks for today's date, such as 2026-11-28; required "
+        "for such a template, because prepared data must not depend on the day",
     )
     on_error: Literal["fail", "skip", "repair"] = Field(
         default="fail",
-        description="what is done about input that cannot be used: end the command, leave it out, or repair it where "
-        "that is possible (U+FFFD for what is no UTF-8, no NULs) and leave out the rest; told in rejected.jsonl beside "
-        "the prepared data",
+        description="what to do with input that cannot be used: fail ends the command, skip leaves it out, repair "
+        "fixes what it can (U+FFFD for invalid UTF-8, NULs removed) and leaves out the rest. "
+        "rejected.jsonl beside the prepared data lists everything",
     )
     max_rejected: int | str | None = Field(
         default=None,
-        description="how much may be left out: a number of documents, or a share of them, as in 1%; any if unset",
+        description="how much may be left out: a number of documents, or a share of them such as 1%; unset: no "
+        "limit",
     )
-    validation: ValidationSpec | None = Field(default=None, description="text that is held out from training")
+    validation: ValidationSpec | None = Field(default=None, description="text to hold out from training")
     mixture: MixtureSpec | None = Field(
         default=None,
-        description="proportions of the sources by their sizes, or that change in the course of the run",
+        description="proportions of the sources that follow from their sizes, or that change during the run",
     )
     packing: Literal["cut", "best_fit"] = Field(
         default="cut",
-        description="how a causal language model's documents become sequences: cut, one stream cut at equal "
-        "distances; best_fit, whole documents packed by best fit, only those that are longer than a sequence are cut",
+        description="how a causal language model's documents become sequences: cut cuts one stream at equal "
+        "distances; best_fit packs whole documents and cuts only those longer than a sequence",
     )
     shuffle: Literal["epoch", "sections"] = Field(
         default="epoch",
-        description="what is shuffled together: epoch, all samples of an epoch; sections, the samples of each of the "
-        "consecutive sections of the text that an epoch goes through",
+        description="what to shuffle together: epoch, all samples of an epoch; sections, the samples of each "
+        "consecutive section of the text, one section after the other",
     )
     streaming: bool = Field(
         default=False,
-        description="training begins when the first section of the text is prepared, with the samples and the order "
-        "that it would have if all were; sets shuffle to sections",
+        description="start training when the first section of the text is prepared, with the same samples in the "
+        "same order as with all text prepared; sets shuffle to sections",
     )
     clean: list[CleanStep] = Field(
         default_factory=list,
-        description="steps that change or remove documents before they are tokenised, in order, each a name with "
+        description="steps that change or remove documents before tokenisation, in order; each is a name with "
         "options, as in [gopher_quality, {near_duplicates: {threshold: 0.8}}]",
     )
     cache: str | None = Field(
-        default=None, description="folder of the token shards; beside the run directory if unset"
+        default=None, description="folder of the token shards; unset: beside the run directory"
     )
 
     node_cache: float | None = Field(
         default=None,
         gt=0.0,
-        description="GiB that copies of token shards on a store may take on a node's disk: data that is larger is read "
-        "block by block; half of what is free if unset",
+        description="GiB that local copies of remote token shards may take on a node's disk; larger data is read "
+        "block by block; unset: half of the free space",
     )
 
     @property
     def node_cache_bytes(self) -> int | None:
-        """`node_cache` in bytes."""
+        """Return `node_cache` in bytes."""
         return None if self.node_cache is None else int(self.node_cache * 2**30)
 
     @model_validator(mode="before")
@@ -298,9 +306,9 @@ class DataSpec(StrictModel):
             return self
         known = {"samples", "cache", "node_cache", "validation", *OF_SAMPLES}
         others = type(self).model_fields.keys() - known
-        # streaming brings a shuffle with it
-        if said := sorted(others - self.at_default(*others), key=lambda key: (key != "streaming", key)):
-            raise ValueError(f"{said[0]} is of text, and samples are the user's own; leave it out")
+        # streaming sets shuffle
+        if keys := sorted(others - self.at_default(*others), key=lambda key: (key != "streaming", key)):
+            raise ValueError(f"{keys[0]} is of text, and samples are the user's own; leave it out")
         if self.validation is not None and self.validation.share is None:
             raise ValueError("validation of own samples is a share of them; give validation.share")
         return self
@@ -308,7 +316,7 @@ class DataSpec(StrictModel):
     @field_validator("chat_date", mode="before")
     @classmethod
     def a_day_is_no_number(cls, given: Any) -> Any:
-        """Refuse a number, which pydantic takes for seconds since 1970."""
+        """Refuse a number, which pydantic reads as seconds since 1970."""
         if isinstance(given, int | float):
             raise ValueError(f"{given} is no day; write it as in 2026-11-28")
         return given
@@ -316,7 +324,7 @@ class DataSpec(StrictModel):
     @field_validator("max_rejected")
     @classmethod
     def ceiling_is_a_count_or_a_share(cls, value: int | str | None) -> int | str | None:
-        """Raise ValueError for what is neither a number of documents nor a share."""
+        """Raise ValueError for a value that is neither a number of documents nor a share."""
         if value is not None:
             ceiling_of(value)
         return value
@@ -331,7 +339,7 @@ class DataSpec(StrictModel):
 
     @property
     def is_mixed(self) -> bool:
-        """Whether sources come in proportions, and not in passes of an epoch."""
+        """Whether sources are mixed by proportions, instead of passes in an epoch."""
         return self.mixture is not None or any(source.share is not None for source in self.sources)
 
     @model_validator(mode="after")

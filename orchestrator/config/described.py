@@ -1,4 +1,4 @@
-"""Every key of the job file, described: its type, default and meaning, from the JSON Schema."""
+"""A description of every key of the job file: type, default and meaning, from the JSON Schema."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from orchestrator.config.errors import InputError
 from orchestrator.config.strict import LARGEST
 
 WHOLE = "job"
-"""What the job file as a whole is called."""
+"""The name of the job file as a whole."""
 MOST_ALIKE = 5
-"""Most keys that are named in place of one that there is not."""
+"""Maximum number of keys to suggest for an unknown one."""
 
 
 @dataclass(frozen=True)
 class Key:
-    """A key of an object, by its last name. The default is as YAML has it, empty for a key that is required."""
+    """One key of an object, by its last name. The default is in YAML form; it is empty for a required key."""
 
     name: str
     type: str
@@ -29,7 +29,7 @@ class Key:
 
 @dataclass(frozen=True)
 class Section:
-    """The keys of the object at a dotted `path`, which is empty for the job itself, and what the object is for."""
+    """The keys of the object at a dotted `path`, which is empty for the job itself, and the purpose of the object."""
 
     path: str
     text: str
@@ -38,7 +38,7 @@ class Section:
 
 @lru_cache
 def sections() -> tuple[Section, ...]:
-    """All objects of the job file, each before those within it."""
+    """Return all objects of the job file, each before the objects within it."""
     from orchestrator.config.spec import JobSpec
 
     schema = JobSpec.model_json_schema()
@@ -46,8 +46,11 @@ def sections() -> tuple[Section, ...]:
 
 
 def sections_of(key: str) -> list[Section]:
-    """The sections of a dotted key and of those below it, of WHOLE all; of a key that is no object its section with
-    that key alone. Raises InputError if there is none."""
+    """Return the sections of a dotted key and of the keys below it.
+
+    WHOLE gives all sections. A key that is not an object gives its section with that key alone. Raises InputError for
+    an unknown key.
+    """
     if key == WHOLE:
         return list(sections())
     below = [s for s in sections() if s.path == key or s.path.startswith(f"{key}.")]
@@ -65,12 +68,14 @@ def sections_of(key: str) -> list[Section]:
     alike = [path for path, k in every if k.name == last] or [path for path, k in every if last in k.meaning]
     likely = ", ".join(list(dict.fromkeys(alike))[:MOST_ALIKE])
     hint = f"did you mean {likely}?" if likely else f"`orchestrator schema {WHOLE}` has all of them"
-    raise InputError("no key of the job file is called so", key, hint)
+    raise InputError("the job file has no such key", key, hint)
 
 
 def _sections(path: str, schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Iterator[Section]:
-    required, inner, keys = set(schema.get("required", ())), [], []
-    for other in schema.get("anyOf", ()):  # one or the other is required
+    required = set(schema.get("required", ()))
+    inner = []
+    keys = []
+    for other in schema.get("anyOf", ()):  # one of two alternatives is required
         required |= set(other.get("required", ()))
     for key, field in schema["properties"].items():
         names = sorted(_referred(field))
@@ -83,20 +88,20 @@ def _sections(path: str, schema: Mapping[str, Any], definitions: Mapping[str, An
 
 
 def _default(field: Mapping[str, Any]) -> str:
-    """The default of a key that need not be given."""
+    """Return the default of an optional key."""
     if "default" in field:
         return _code(field["default"])
     return {"array": "[]", "object": "{}"}.get(field.get("type", ""), "see its keys")
 
 
 def _meaning(field: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
-    """What a key is for: as its field says, else the first sentence of what it holds."""
+    """Return the purpose of a key: the field's description, else the first sentence of its type's docstring."""
     held = [definitions[name].get("description", "") for name in sorted(_referred(field))]
     return str(field.get("description") or " ".join(held).split(". ")[0].rstrip("."))
 
 
 def _referred(field: Any) -> set[str]:
-    """Names of the definitions that a field refers to, at any depth."""
+    """Return the names of the definitions that a field refers to, at any depth."""
     if isinstance(field, Mapping):
         own = {field["$ref"].rsplit("/", 1)[-1]} if "$ref" in field else set()
         return own.union(*(_referred(value) for value in field.values()), set())
@@ -106,7 +111,7 @@ def _referred(field: Any) -> set[str]:
 
 
 def _type(field: Mapping[str, Any]) -> str:
-    """The type of a field, in a few words, with its bounds."""
+    """Return the type of a field in a few words, with its bounds."""
     if "$ref" in field:
         return "object, see below"
     if "anyOf" in field:
@@ -126,5 +131,5 @@ def _type(field: Mapping[str, Any]) -> str:
 
 
 def _code(value: Any) -> str:
-    """A value as it is written in YAML."""
+    """Return a value in YAML form."""
     return json.dumps(value) if value is None or isinstance(value, bool) else str(value)

@@ -1,4 +1,4 @@
-"""What a user reads of wrong input: one line that says what, where and a hint."""
+"""Errors about the user's input: one line with the problem, its place and a hint."""
 
 from __future__ import annotations
 
@@ -7,16 +7,22 @@ from contextlib import contextmanager
 
 
 class InputError(Exception):
-    """The user's input is wrong: the command ends with exit code 2, and nothing was written.
+    """The user's input is wrong: the command ends with exit code 2 and nothing was written.
 
-    `what` is wrong, `where` it stands (a file and key, a path, an option), and a `hint` what to do about it; `others`
-    are wrong as well.
+    Attributes:
+        what: the problem.
+        where: its place: a file and key, a path, or an option.
+        hint: how to fix it.
+        others: further problems.
     """
 
     kind = "input"
 
     def __init__(self, what: str, where: str = "", hint: str = "", others: Sequence[InputError] = ()) -> None:
-        self.what, self.where, self.hint, self.others = what, where, hint, tuple(others)
+        self.what = what
+        self.where = where
+        self.hint = hint
+        self.others = tuple(others)
         super().__init__(what, where, hint, self.others)
 
     def __str__(self) -> str:
@@ -25,12 +31,12 @@ class InputError(Exception):
         return " ".join(f"{line}; {self.hint}".split()) if self.hint else " ".join(line.split())
 
     def each(self) -> list[InputError]:
-        """All that is wrong, one by one."""
+        """Return all problems, one by one."""
         return [InputError(self.what, self.where, self.hint), *self.others] if self.others else [self]
 
 
 class Problems:
-    """Collects what is wrong, so that a user reads all of it at once."""
+    """Collects problems, so that a user reads all of them at once."""
 
     def __init__(self) -> None:
         self._found: list[InputError] = []
@@ -40,30 +46,30 @@ class Problems:
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """Go on after an InputError of the block, which is noted."""
+        """Continue after an InputError of the block, and record it."""
         try:
             yield
         except InputError as error:
             self._found += error.each()
 
     def raise_noted(self) -> None:
-        """Raise the only problem as it was found, or the first with all others."""
+        """Raise the recorded problems, if any: the only one unchanged, or the first with all others."""
         if self._found:
             raise self.all()
 
     def all(self) -> InputError:
-        """The only problem as it was found, or the first with all others. There is one at least."""
+        """Return the only problem unchanged, or the first with all others. At least one must be recorded."""
         first, *others = self._found
         return InputError(first.what, first.where, first.hint, others) if others else first
 
 
 def one_line(error: BaseException) -> str:
-    """An error as one line for people: its type and its message."""
+    """Return an error as one line for people: its type and its message."""
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 class Absent(InputError):
-    """What was named is not there, or not what it was taken for."""
+    """The named thing does not exist, or is not of the expected kind."""
 
 
 class Unreachable(InputError):

@@ -1,4 +1,4 @@
-"""Evaluation on held-out text: when, on which sets, by which metrics; and the end of a run that no longer gains."""
+"""Evaluation on held-out text: when, on which sets, by which metrics; and early stopping."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from orchestrator.config.strict import Count, Positive, StrictModel
 from workloads.own.object_reference import PATTERN, is_object_reference
 
 SAMPLES = "samples"
-"""The objective of own samples, whose loss is the model's."""
+"""The objective of own samples, whose loss is computed by the model."""
 VALIDATION = "validation"
-"""The name of the set that `data.validation` gives."""
+"""The name of the set that `data.validation` defines."""
 OwnMetric = Annotated[str, Field(pattern=PATTERN)]
-"""An own metric; its least value is the best, like that of a loss."""
+"""A metric in the user's own code. Like a loss, its smallest value is the best."""
 SetName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,30}$")]
 
 
 class EvaluationSet(StrictModel):
-    """A named set of text, which no source of training holds."""
+    """A named set of text that no training source contains."""
 
     sources: list[Source] = Field(min_length=1, description="the text of the set")
 
@@ -33,106 +33,117 @@ class EvaluationSet(StrictModel):
 
 
 class SamplesSpec(StrictModel):
-    """What the model says after some prompts, at every evaluation."""
+    """Samples of the model: its continuations of some prompts, at every evaluation."""
 
     prompts: list[Annotated[str, Field(min_length=1)]] = Field(
         min_length=1,
         max_length=32,
-        description="texts that a decoder continues, or an encoder-decoder reads and answers; a user's turns for one "
-        "that learns from conversations",
+        description="texts that a decoder continues, or that an encoder-decoder reads and answers; for a model "
+        "that learns from conversations, turns of a user",
     )
     tokens: int = Field(
         default=40,
         ge=1,
         le=512,
-        description="most tokens of each; every one is a forward pass of all prompts",
+        description="maximum tokens of each sample; every token is a forward pass of all prompts",
     )
     temperature: float = Field(
-        default=0.0, ge=0.0, description="0 takes the likeliest token, else they are drawn"
+        default=0.0,
+        ge=0.0,
+        description="0 takes the most likely token; otherwise tokens are drawn at this temperature",
     )
     seed: Count = Field(default=0, description="of what is drawn")
 
 
 class EvaluateSpec(StrictModel):
-    """Evaluations during training. Each is over all tokens of a set, and has the same result under any layout."""
+    """Evaluations during training. Each covers all tokens of a set, and has the same result under any layout."""
 
     every: Positive = Field(default=200, description="steps between evaluations")
     at: list[Positive] = Field(
         default_factory=list,
-        description="further steps after which to evaluate; stop_when does not count these",
+        description="further steps to evaluate after; stop_when ignores these",
     )
     where: Literal["gang", "beside"] = Field(
         default="gang",
-        description="gang: by the ranks, between two steps; beside: of the commit of that step, by one more worker if "
-        "there is room for it, while training goes on",
+        description="where to evaluate: gang, by the training ranks between two steps; beside, by an extra worker "
+        "if there is room for it, from that step's commit, while training continues",
     )
-    at_start: bool = Field(default=False, description="evaluate before the first step too")
-    at_end: bool = Field(default=True, description="evaluate after the last step too")
+    at_start: bool = Field(default=False, description="also evaluate before the first step")
+    at_end: bool = Field(default=True, description="also evaluate after the last step")
     sets: dict[SetName, EvaluationSet] = Field(
-        default_factory=dict, description="sets by name, besides that of data.validation"
+        default_factory=dict, description="named sets besides that of data.validation"
     )
     batches: Positive | None = Field(
-        default=None, description="most global batches of a set that are evaluated; the whole set if unset"
+        default=None,
+        description="maximum number of global batches of a set to evaluate; unset: the whole set",
     )
-    samples: SamplesSpec | None = Field(default=None, description="texts to read, from the first to the last")
+    samples: SamplesSpec | None = Field(default=None, description="texts to generate at every evaluation")
     metrics: list[Metric | OwnMetric] | None = Field(
         default=None,
-        description="loss (nats a token; of classes a record, of preferences a pair), perplexity, bits_per_byte "
-        "(comparable across tokenizers), accuracy (share of the tokens that are predicted right, or of "
-        "pairs whose chosen answer has the larger reward), reward_margin and more of pairs, see the guide; "
-        "own functions module:name; precision, recall, f1 and matthews of classes, spearman of numbers, where they are "
-        "asked for; "
-        "those that the objective gives if unset",
+        description="metrics to compute: loss (nats a token; a record for classes, a pair for preferences), "
+        "perplexity, bits_per_byte (comparable across tokenizers), accuracy (share of tokens "
+        "predicted correctly, or of pairs whose chosen answer has the larger reward), reward_margin "
+        "and other metrics of pairs (see the guide), and your own functions as module:name. On "
+        "request only: precision, recall, f1 and matthews for classes, spearman for numbers. Unset: "
+        "the objective's default metrics",
     )
     tasks: list[str] = Field(
         default_factory=list,
-        description="task files in lm-eval's format, evaluated once after training, of the commit that is exported",
+        description="task files in lm-eval's format, evaluated once after training, on the commit that is "
+        "exported",
     )
 
     def metrics_for(self, objective: str) -> tuple[str, ...]:
-        """The metrics of an evaluation: those that were asked for, or all that the objective gives."""
+        """Return the metrics of an evaluation: the requested ones, or the objective's defaults."""
         return tuple(self.metrics or [m for m in metrics_of(objective) if m not in get_args(OfPredictions)])
 
     @property
     def own_metrics(self) -> tuple[str, ...]:
-        """Those of the metrics that are the user's own."""
+        """Return the requested metrics that are the user's own."""
         return tuple(metric for metric in self.metrics or () if is_object_reference(metric))
 
     @property
     def of_predictions(self) -> tuple[str, ...]:
-        """Those of the metrics that need all predictions together."""
+        """Return the requested metrics that need all predictions together."""
         return tuple(metric for metric in self.metrics or () if metric in get_args(OfPredictions))
 
     def is_due(self, step: int, last: int) -> bool:
-        """Whether to evaluate after `step` of a run of `last` steps."""
+        """Return whether to evaluate after `step` of a run of `last` steps."""
         return step in self.at or self.is_regular(step, last)
 
     def is_regular(self, step: int, last: int) -> bool:
-        """Whether to evaluate there but for `at`."""
+        """Return whether to evaluate there regardless of `at`."""
         if step in (0, last):
             return self.at_start if step == 0 else self.at_end
         return step % self.every == 0
 
 
 class StopWhen(StrictModel):
-    """Early stopping: the run ends as done when a metric has not become better for some evaluations."""
+    """Early stopping: the run ends successfully when a metric has not improved for some evaluations."""
 
-    metric: str = Field(default="validation.loss", description="the set's name, a dot and the metric")
-    patience: Positive = Field(default=3, description="evaluations in a row without a better value")
-    min_delta: float = Field(default=0.0, ge=0.0, description="the least change that counts as better")
+    metric: str = Field(default="validation.loss", description="the name of a set, a dot and a metric")
+    patience: Positive = Field(default=3, description="evaluations in a row without improvement")
+    min_delta: float = Field(
+        default=0.0, ge=0.0, description="the smallest change that counts as an improvement"
+    )
 
     def __str__(self) -> str:
-        return f"{self.metric} has not become better in {self.patience} evaluations"
+        return f"{self.metric} has not improved in {self.patience} evaluations"
 
 
 def without_tasks(evaluate: EvaluateSpec | None, sets: list[str]) -> EvaluateSpec | None:
-    """Evaluations of these sets alone, for a run whose model nobody takes further; None without a set."""
+    """Return evaluations of these sets alone, for a run whose model is only an intermediate result; None without a
+    set.
+    """
     return evaluate.model_copy(update={"tasks": []}) if evaluate and sets else None
 
 
 def metrics_of(objective: str) -> tuple[str, ...]:
-    """The metrics that an objective gives. A loss by byte of text needs that every token is predicted, and once; what
-    is no text has no perplexity, and a number is not right or wrong."""
+    """Return the default metrics of an objective.
+
+    A loss per byte requires that every token of the text is predicted exactly once. Perplexity is only for text. A
+    number is neither right nor wrong, so it has no accuracy.
+    """
     if objective == SAMPLES:
         return ("loss", "accuracy", "zero_shot")
     left_out = set() if objective == "causal_lm" else {"bits_per_byte"}
@@ -152,7 +163,7 @@ def metrics_of(objective: str) -> tuple[str, ...]:
 
 
 def metric_problem(metric: str, names: list[str], evaluate: EvaluateSpec, objective: str) -> str:
-    """Why a job with sets of these names does not measure `metric`, as in validation.loss; empty if it does."""
+    """Return why a job with these sets does not measure `metric`, such as validation.loss; empty if it does."""
     name, _, kind = metric.partition(".")
     given = evaluate.metrics_for(objective)
     if name in names and kind in given:

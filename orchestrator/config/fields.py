@@ -1,4 +1,4 @@
-"""What `field` of a source says of a row: a column, a path into one, or a template over several."""
+"""The `field` of a source: a column, a path into one, or a template over several."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _STEP = re.compile(r"[^.\[\]]+|\[\d+\]")
 
 @cache
 def keys_of(path: str) -> tuple[str | int, ...]:
-    """The steps of a path such as `a.b[0].text` into a row: keys of objects and places in lists.
+    """Return the steps of a path into a row such as `a.b[0].text`: keys of objects and positions in lists.
 
-    Raises ValueError for what is no path.
+    Raises ValueError for an invalid path.
     """
     steps = _STEP.findall(path)
     written = "".join(step if step.startswith("[") else f".{step}" for step in steps).removeprefix(".")
@@ -24,10 +24,11 @@ def keys_of(path: str) -> tuple[str | int, ...]:
 
 @cache
 def template_of(field: str) -> tuple[tuple[str, str | None], ...] | None:
-    """A template such as `"{title}\\n\\n{body}"` as pairs of the text before a path and the path, None after the last;
-    None if `field` has no braces and names a column.
+    r"""Parse a template such as `"{title}\n\n{body}"` into pairs of the text before a path, and the path (None after
+    the last).
 
-    Raises ValueError for a template that is more than columns in braces.
+    Returns None if `field` has no braces and so names a column. Raises ValueError for a template with more than
+    columns in braces.
     """
     if "{" not in field and "}" not in field:
         return None
@@ -42,6 +43,6 @@ def template_of(field: str) -> tuple[tuple[str, str | None], ...] | None:
 
 
 def columns_of(field: str) -> tuple[str, ...]:
-    """The columns, or paths into them, that a `field` reads of a row."""
+    """Return the columns, or paths into them, that a `field` reads."""
     parts = template_of(field)
     return (field,) if parts is None else tuple(path for _, path in parts if path is not None)

@@ -1,4 +1,4 @@
-"""What an objective counts: of what its loss is a mean, and in which unit that is told."""
+"""The unit of an objective's loss, and what the loss is averaged over."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from orchestrator.config.records import COLUMNS, COMPARED
 
 Counted = Literal["token", "record", "pair", "sample"]
 _OF_TOKENS = ("token_classification", "seq2seq", "conversation")
-"""Objectives that read records and predict tokens of them."""
+"""Objectives that read records and predict tokens in them."""
 _NO_NATS = ("regression", "ipo", "kto", SAMPLES)
-"""Objectives whose loss is a square, a share, or the user's own, and no logarithm of a probability."""
+"""Objectives whose loss is not a negative log-probability, but a square, a share, or the user's own."""
 
 
 def counted(objective: str) -> Counted:
-    """Of what the loss of an objective is a mean."""
+    """Return what an objective's loss is averaged over."""
     if objective == SAMPLES:
         return "sample"
     if objective in COMPARED:
@@ -24,16 +24,19 @@ def counted(objective: str) -> Counted:
 
 
 def loss_unit(objective: str) -> str:
-    """The unit of that loss, as in "nats a token"."""
+    """Return the unit of an objective's loss, such as "nats a token"."""
     return f"{'' if objective in _NO_NATS else 'nats '}a {counted(objective)}"
 
 
 def read_unit(objective: str) -> str:
-    """What a model reads, and its speed is told in; records and pairs are read as tokens."""
+    """Return the unit of a model's input, in which its speed is reported. Records and pairs are counted in tokens."""
     return "samples" if objective == SAMPLES else "tokens"
 
 
 def predicts_text(objective: str) -> bool:
-    """Whether the loss is that of the tokens of a text, which the entropy of its unigrams can be set against. Of
-    records only a part is predicted, whose tokens are distributed otherwise."""
+    """Return whether the loss is that of all tokens of a text, which the entropy of its unigrams can be compared
+    with.
+
+    Records predict only a part of their tokens, whose distribution differs.
+    """
     return objective != SAMPLES and objective not in COLUMNS

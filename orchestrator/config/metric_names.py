@@ -1,6 +1,6 @@
-"""The metrics of an evaluation by name, and which value of one is the best.
+"""The metrics of an evaluation by name, and which value of each is the best.
 
-Imports nothing but the standard library: the process that writes commits, one a rank, asks which commit is the best.
+Imports only the standard library, because the commit writer of every rank uses it to find the best commit.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from typing import Literal, get_args
 
 OfAnswers = Literal["reward_margin", "chosen_reward", "rejected_reward"]
-"""Metrics of objectives that read which answers people prefer."""
+"""Metrics of objectives that learn from preferences."""
 OfWords = Literal["chosen_log_probability", "rejected_log_probability"]
-"""Those of them that a model of text has, and a reward model does not."""
+"""Preference metrics of a text model, which a reward model does not have."""
 OfClasses = Literal["precision", "recall", "f1", "matthews"]
-"""Metrics of all predictions of classes together."""
+"""Metrics over all class predictions together."""
 OfPredictions = Literal[OfClasses, "spearman"]
-"""Metrics of all predictions together, which are given where they are asked for."""
+"""Metrics over all predictions together; computed only on request."""
 Metric = Literal["loss", "perplexity", "bits_per_byte", "accuracy", OfAnswers, OfWords, OfPredictions]
 _LARGER_IS_BETTER: frozenset[str] = frozenset(
     {
@@ -30,14 +30,14 @@ _LARGER_IS_BETTER: frozenset[str] = frozenset(
         "mfu",
     }
 )
-"""Metrics of which the largest value is the best; of the others it is the least. Some are of steps, for searches."""
+"""Metrics whose largest value is the best; for all others it is the smallest. Some are step metrics, for searches."""
 
 
 def by_name(sets: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """The metrics of all sets by name, as in validation.loss."""
+    """Return the metrics of all sets by name, such as validation.loss."""
     return {f"{name}.{metric}": value for name, found in sets.items() for metric, value in found.items()}
 
 
 def larger_is_better(name: str) -> bool:
-    """Whether the largest value of a metric is the best, by its name as in validation.accuracy."""
+    """Return whether the largest value of a metric is the best, by a name such as validation.accuracy."""
     return name.rpartition(".")[2] in _LARGER_IS_BETTER

@@ -1,4 +1,4 @@
-"""The proportions in which sources come, where they are not passes of an epoch."""
+"""The proportions of the sources, as an alternative to passes in an epoch."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pydantic import Field, model_validator
 from orchestrator.config.strict import Positive, StrictModel
 
 CLOSE = Fraction(1, 1000)
-"""How far from 1 shares may add up, since thirds have no decimal; what counts are their proportions."""
+"""Tolerance for the sum of shares, because thirds have no exact decimal. Only proportions matter."""
 
 
 def adds_up(shares: Sequence[float]) -> bool:
-    """Whether the decimals that stand for shares add up to 1."""
+    """Return whether the decimals of the shares add up to 1."""
     total = sum((Fraction(str(share)) for share in shares), Fraction())
     return abs(total - 1) <= CLOSE
 
@@ -24,33 +24,33 @@ class MixturePhase(StrictModel):
     """The shares of the sources up to a step of the run."""
 
     until: Positive | None = Field(
-        default=None, description="the step after which the next phase begins; not set in the last phase"
+        default=None, description="the step after which the next phase begins; leave unset in the last phase"
     )
     shares: list[float] = Field(
-        description="the share of each source of the tokens, in the order of data.sources; 0 for one that is left out"
+        description="each source's share of the tokens, in the order of data.sources; 0 leaves a source out"
     )
 
 
 class MixtureSpec(StrictModel):
-    """Proportions by the sizes of the sources, or phases of given ones."""
+    """Proportions that follow from the sizes of the sources, or phases of given proportions."""
 
     alpha: float | None = Field(
         default=None,
         gt=0.0,
         le=1.0,
-        description="a source's share is proportional to its tokens to this power, as XLM samples languages: 1 leaves "
-        "the sources as they are, near 0 all come alike",
+        description="a source's share is proportional to its number of tokens to this power, as XLM samples "
+        "languages: 1 keeps the natural proportions, near 0 all sources are equal",
     )
     temperature: float | None = Field(
-        default=None, ge=1.0, description="1 / alpha, as T5 has it: 1 leaves the sources as they are"
+        default=None, ge=1.0, description="1 / alpha, as in T5: 1 keeps the natural proportions"
     )
     phases: list[MixturePhase] = Field(
-        default_factory=list, description="shares that change at given steps: a curriculum, or an annealing"
+        default_factory=list, description="shares that change at given steps, for a curriculum or annealing"
     )
 
     @property
     def power(self) -> Fraction:
-        """Alpha, however it is given."""
+        """Return alpha, from alpha or temperature."""
         return Fraction(str(self.alpha)) if self.alpha else 1 / Fraction(str(self.temperature or 1.0))
 
     @model_validator(mode="after")
@@ -62,17 +62,17 @@ class MixtureSpec(StrictModel):
     @model_validator(mode="after")
     def phases_follow_each_other(self) -> MixtureSpec:
         ends = [phase.until for phase in self.phases]
-        known = [end for end in ends[:-1] if end is not None]
-        if ends and (ends[-1] is not None or len(known) < len(ends) - 1):
+        ends_given = [end for end in ends[:-1] if end is not None]
+        if ends and (ends[-1] is not None or len(ends_given) < len(ends) - 1):
             raise ValueError(
                 "every phase but the last has an until; the last one holds to the end of the run"
             )
-        if any(after <= before for before, after in itertools.pairwise(known)):
-            raise ValueError(f"the phases end at {known}; put them in the order of their steps")
+        if any(after <= before for before, after in itertools.pairwise(ends_given)):
+            raise ValueError(f"the phases end at {ends_given}; put them in the order of their steps")
         return self
 
     def check_sources(self, count: int) -> None:
-        """Raise ValueError if the phases are not of so many sources."""
+        """Raise ValueError if a phase does not have a share for each of `count` sources."""
         for number, phase in enumerate(self.phases):
             if len(phase.shares) != count:
                 raise ValueError(

@@ -1,4 +1,4 @@
-"""The job file's `notify`: where a run tells that something has happened. Importable without torch or ray."""
+"""The job file's `notify`: where a run sends messages about events. Imports neither torch nor Ray."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field
 from orchestrator.config.strict import StrictModel, web_address
 
 VARIABLE = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")
-"""A variable of the environment of the node on which a run's controller is."""
+"""An environment variable on the node where a run's controller is."""
 
 Occasion = Literal["done", "failed", "landed", "stalled", "attention"]
 OCCASIONS: tuple[Occasion, ...] = ("done", "failed", "landed", "stalled", "attention")
@@ -21,15 +21,16 @@ def _address(value: str) -> str:
 
 
 class NotifySpec(StrictModel):
-    """Messages about a run to a webhook, in the form that Slack and what is compatible with it take."""
+    """Messages about a run to a webhook, in the format of Slack."""
 
     webhook: Annotated[str, AfterValidator(_address)] = Field(
-        description="an http or https URL, or as $NAME the variable of the environment that has it where the run's "
-        "controller is. The URL is a secret: reports and trackers have it as ***"
+        description="an http or https URL, or $NAME for an environment variable on the controller's node that "
+        "holds it. The URL is a secret: reports and trackers show ***"
     )
     on: tuple[Occasion, ...] = Field(
         default=OCCASIONS,
         min_length=1,
-        description="landed: stopped with a commit, by a limit or the user; stalled: a gang hung or fell silent; "
-        "attention: saving fails, samples are left out, rows are lost, a ceiling is near, the controller had died",
+        description="events to report: landed, stopped with a commit by a limit or the user; stalled, a gang hung "
+        "or fell silent; attention, saving fails, samples are skipped, rows are lost, a limit is "
+        "near, or the controller had died",
     )

@@ -1,4 +1,4 @@
-"""Setting keys of a job file by their dotted names, for `--set` and for a search space."""
+"""Set keys of a job file by their dotted names, for `--set` and for search spaces."""
 
 from __future__ import annotations
 
@@ -14,22 +14,24 @@ from orchestrator.config.yaml_text import read_yaml, yaml_problem
 def override(document: dict[str, Any], text: str) -> None:
     """Apply one override of the form `a.b=c` to the document, in place. Raises InputError."""
     key, equals, value = text.partition("=")
-    where = f"--set {text}"
+    place = f"--set {text}"
     if not equals or not key:
-        raise InputError("is not of the form a.b=c", where, "write for example --set train.steps=50")
+        raise InputError("is not of the form a.b=c", place, "write for example --set train.steps=50")
     try:
-        found = read_yaml(value)
+        parsed = read_yaml(value)
     except RecursionError:
-        raise InputError("the value is nested too deeply", where) from None
+        raise InputError("the value is nested too deeply", place) from None
     except (yaml.YAMLError, ValueError) as error:
-        raise InputError(f"the value is not YAML ({yaml_problem(error)})", where) from None
-    set_key(document, key, found, where)
+        raise InputError(f"the value is not YAML ({yaml_problem(error)})", place) from None
+    set_key(document, key, parsed, place)
 
 
 def set_key(document: dict[str, Any], key: str, value: Any, where: str) -> None:
-    """Set the dotted `key`, in place; missing mappings on the way are added. A mapping in a list is named by its name
-    or, where they have none, by its place from 0. What is on the way is copied, since an alias of YAML is the same
-    object in several places. `where` is for messages. Raises InputError."""
+    """Set the dotted `key` in place, and add missing mappings on the way.
+
+    A mapping in a list is named by its `name` or, without names, by its position from 0. Containers on the way are
+    copied, because a YAML alias puts one object in several places. `where` is for messages. Raises InputError.
+    """
     *parents, last = key.split(".")
     holder: dict[str, Any] | list[Any] = document
     places: dict[str, Any] = {name: name for name in document}  # of the values in `holder`, by their names
@@ -42,21 +44,23 @@ def set_key(document: dict[str, Any], key: str, value: Any, where: str) -> None:
         if child is None or isinstance(child, str):
             child = {}
         if isinstance(child, list) and _in_list(child):
-            found = _in_list(child)
+            positions = _in_list(child)
         elif isinstance(child, dict):
-            found = {name: name for name in child}
+            positions = {name: name for name in child}
         else:
             raise InputError(f"'{parent}' is not a mapping", where, "override all of it")
         holder[place] = child = copy.copy(child)
-        holder, places = child, found
+        holder = child
+        places = positions
     if isinstance(holder, list):
         raise InputError(f"'{last}' is one of several", where, "override its keys, one by one")
     holder[last] = value
 
 
 def _in_list(elements: list[Any]) -> dict[str, int]:
-    """The places of the mappings in a list by their names, by the places themselves if not all have one; empty if
-    others are among them."""
+    """Return the positions of the mappings in a list by name, or by position if some have no name; empty if other
+    values are among them.
+    """
     if not all(isinstance(each, dict) for each in elements):
         return {}
     named = {each["name"]: place for place, each in enumerate(elements) if isinstance(each.get("name"), str)}

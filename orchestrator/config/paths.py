@@ -1,4 +1,4 @@
-"""Paths in a job file: relative ones are relative to the current folder of the command."""
+"""Paths in a job file. Relative paths refer to the command's current folder."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from orchestrator.config.data import SHIPPED, Source
 from orchestrator.config.spec import JobSpec
 
 REFERENCE = "stage:"
-"""How the name of a stage of the same job file begins where it is an input."""
+"""The prefix that refers to another stage of the same job file."""
 
 
 def resolve_paths(spec: JobSpec, base: Path) -> JobSpec:
-    """The job with relative local paths made absolute against `base`, so that they mean the same on every node."""
-    validation, evaluate = spec.data.validation, spec.evaluate
+    """Return the job with relative local paths made absolute against `base`, so that they mean the same on every
+    node.
+    """
+    validation = spec.data.validation
+    evaluate = spec.evaluate
     if validation:
         validation = validation.model_copy(update={"sources": _absolute(validation.sources, base)})
     if evaluate:
@@ -29,7 +32,7 @@ def resolve_paths(spec: JobSpec, base: Path) -> JobSpec:
         tasks = [absolute(path, base) for path in evaluate.tasks]
         evaluate = evaluate.model_copy(update={"sets": sets, "tasks": tasks})
     tokenizer = spec.data.tokenizer
-    if isinstance(tokenizer, str) and tokenizer:  # empty where samples are the user's own
+    if isinstance(tokenizer, str) and tokenizer:  # empty if the samples are the user's own
         tokenizer = absolute(tokenizer, base)
     template = spec.data.chat_template
     if template and not template.startswith(SHIPPED):
@@ -82,5 +85,5 @@ def _absolute(sources: Sequence[Source], base: Path) -> list[Source]:
 
 
 def absolute(uri: str, base: Path) -> str:
-    """`uri` itself if it has a protocol or names a stage, else the absolute path of it relative to `base`."""
+    """Return `uri` itself if it has a protocol or names a stage, else its absolute path relative to `base`."""
     return uri if "://" in uri or uri.startswith(REFERENCE) else os.path.normpath(base / uri)

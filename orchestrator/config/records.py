@@ -1,4 +1,4 @@
-"""Records: rows of named columns, where an objective reads more than a text. No torch."""
+"""Records: rows of named columns, for objectives that read more than a text. Imports no torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Columns(NamedTuple):
-    """What an objective reads of a row: the columns that it needs, or others instead, and those that a row may have."""
+    """The columns that an objective reads: required ones (or an alternative set), and optional ones."""
 
     needed: tuple[str, ...]
     optional: tuple[str, ...] = ()
@@ -18,13 +18,13 @@ PROMPT = "prompt"
 COMPARED = ("dpo", "ipo", "orpo", "reward")
 """Objectives that compare two answers."""
 REFERENCED = ("dpo", "ipo", "kto")
-"""Objectives that compare the model with a reference, which is the model that the run begins with."""
+"""Objectives that compare the model with a reference: the run's initial model."""
 PREFERENCES = (*COMPARED, "kto")
-"""Objectives that read which answers people prefer."""
+"""Objectives that learn from people's preferences between answers."""
 FRAMED = frozenset({"causal_lm", "conversation", *PREFERENCES})
-"""Objectives in whose prepared data what the tokenizer puts around a text stands around each text."""
+"""Objectives whose prepared data has the tokenizer's special tokens around each text."""
 OF_CLASSES = ("sequence_classification", "regression", "token_classification", "span_extraction")
-"""Objectives whose logits are not of a vocabulary."""
+"""Objectives whose logits are not over a vocabulary."""
 COLUMNS: Mapping[str, Columns] = {
     "sequence_classification": Columns(("text", "label"), ("pair",)),
     "regression": Columns(("text", "label"), ("pair",)),
@@ -35,7 +35,7 @@ COLUMNS: Mapping[str, Columns] = {
     **dict.fromkeys(COMPARED, Columns(("chosen", "rejected"), (PROMPT, "tools"))),
     "kto": Columns(("prompt", "completion", "label"), ("tools",)),
 }
-"""By the objective's name. Objectives that are not here read text."""
+"""The columns of each objective, by its name. Objectives that are missing here read text."""
 WITHOUT_SENTINELS = frozenset(
     {
         *("causal_lm", "masked_lm", "whole_word_masking", "span_masking", "entity_masking", "next_sentence"),
@@ -44,21 +44,22 @@ WITHOUT_SENTINELS = frozenset(
         *COLUMNS,
     }
 )
-"""Objectives that need no special tokens beyond the standard set: known here, so that data that is prepared already is
-found without the seconds that the objectives take to import."""
+"""Objectives that need only the standard special tokens. Listed here so that existing prepared data is found without
+importing the objectives, which takes seconds.
+"""
 LABELLED = ("sequence_classification", "token_classification")
-"""Objectives that predict one of some labels."""
+"""Objectives that predict a label."""
 
 
 def may_be_null(objective: str) -> tuple[str, ...]:
-    """What of a row may be null: a question without an answer has neither that nor its start."""
+    """Return the columns that may be null. For a question without an answer these are the answer and its start."""
     if objective == "span_extraction":
         return ("answer", "start")
     return COLUMNS[objective].optional if objective in COLUMNS else ()
 
 
 def problem_of(objective: str, field: object) -> str:
-    """Why `field` of a source does not say what the objective reads; empty if it does."""
+    """Return why a source's `field` does not fit the objective, or an empty text if it fits."""
     columns = COLUMNS.get(objective)
     if columns is None:
         return f"names columns, and {objective} reads text; give one key" if isinstance(field, dict) else ""

@@ -1,4 +1,4 @@
-"""Removes credentials from what others than the user read: run directories, trackers, reports, logs and messages."""
+"""Remove credentials from everything that others may read: run directories, trackers, reports, logs and messages."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _SHORT = r"(?<![A-Za-z])(?:(?i:key)|[Pp]wd)(?![A-Za-z])|_PASS(?![A-Za-z_])|(?i:d
 _SECRET = rf"(?:{_WORDS}|{_SHORT})"
 _SECRET_KEY = re.compile(_SECRET)
 _PASSWORD = re.compile(r"(?i)(?:pass(?:words?|wd|phrase)?|pwd|secret)\W*$")
-"""The end of a name whose value is a secret even if it is a number."""
+"""Endings of names whose value is a secret even if it is a number."""
 _VARIABLE = re.compile(r"\$[A-Za-z_][A-Za-z0-9_]*")
 _VALUE = r"""(?P<value>"(?:\\.|[^"\\\n])+"|'(?:\\.|[^'\\\n])+'|["']?[^\s"',}&{\[]+)"""
 _ASSIGNED = re.compile(rf"""(?P<key>{_SECRET}[\w.-]{{0,64}}["']?[ \t]*[:=][ \t]*){_VALUE}""")
 _SET = re.compile(rf"""(?P<key>{_SECRET}[\w.-]{{0,64}}=){_VALUE}""")
 
-# A password may hold every sign. It ends at the last "@" before the host, and one that is a number and a "/" is a port.
+# A password may contain any character. It ends at the last "@" before the host. A number followed by "/" is a port.
 _PASSWORD_IN_URI = re.compile(
     r"""(?<=://)([^\s/@:?#"'<>]*):(?!\d{1,5}[/?#,])(?:(?!://)[^\s"'<>]){1,500}?"""
     r"""(?=@[\w\[*$-])(?!@[^\s/"'<>]{0,200}@)"""
@@ -33,7 +33,7 @@ _QUERY_NAMES = r"(?:[\w.-]*(?:token|secret|password|signature|credential|key|aut
 _BY_FORM = (
     (_PASSWORD_IN_URI, rf"\1:{HIDDEN}"),
     (_USER_OF_HTTP, rf"\1{HIDDEN}"),
-    # addresses of webhooks, which are secrets
+    # webhook addresses are secrets
     (
         re.compile(
             r"""(?i)(://(?:hooks?\.[\w.-]{1,100}/(?:services/)?|[\w.-]{1,100}/(?:[\w-]{1,40}/){0,3}webhook\w{0,9}/))"""
@@ -42,14 +42,14 @@ _BY_FORM = (
         rf"\1{HIDDEN}",
     ),
     (re.compile(rf"(?i)([?&]{_QUERY_NAMES}=)[^&\s\"'<]+"), rf"\1{HIDDEN}"),
-    # keys and tokens by how they begin: of AWS, GitHub, GitLab, Hugging Face, OpenAI, Slack; a JSON web token
+    # keys and tokens recognised by their prefix: AWS, GitHub, GitLab, Hugging Face, OpenAI, Slack; a JSON web token
     (re.compile(r"\b(?:AKIA|ASIA|AROA|AIDA)[0-9A-Z]{16}\b"), HIDDEN),
     (re.compile(r"\b(?:gh[pousr]_|hf_)[A-Za-z0-9]{16,}|\bgithub_pat_\w{20,}|\bglpat-[\w-]{20,}"), HIDDEN),
     (
         re.compile(r"\bsk-(?=[\w-]{0,80}\d)[\w-]{20,}|\bxox[abeprs]-[\w-]{10,}|\beyJ[\w-]{8,}\.[\w.-]+"),
         HIDDEN,
     ),
-    # of Databricks, Google, npm, PyPI, Docker, NVIDIA, Vault, Grafana, DigitalOcean, Stripe, SendGrid, Groq
+    # and of Databricks, Google, npm, PyPI, Docker, NVIDIA, Vault, Grafana, DigitalOcean, Stripe, SendGrid, Groq
     (
         re.compile(r"\bdapi[0-9a-f]{32}(?:-\d+)?\b|\bAIza[\w-]{35}|\bya29\.[\w-]{20,}|\bGOCSPX-[\w-]{20,}"),
         HIDDEN,
@@ -89,9 +89,9 @@ _CHAINED = re.compile(r"::(?=[A-Za-z][\w+.-]*://)")
 
 
 def without_credentials(uri: str) -> str:
-    """The URI without user, password and query: what is left says which text it is, and may be read by all.
+    """Return the URI without user, password and query. The rest identifies the text and is safe to show.
 
-    The file names of a path and of a store may hold a `?`, and a glob does: of a store's, only `?name=...` is a query.
+    A `?` may occur in file names and in globs. In a store's URI, only `?name=...` counts as a query.
     """
     return "::".join(map(_bare, _CHAINED.split(uri)))
 
@@ -105,7 +105,7 @@ def _bare(uri: str) -> str:
 
 
 def bare_places(value: Any) -> Any:
-    """A document, every URI in it `without_credentials`."""
+    """Return a document in which every URI is `without_credentials`."""
     if isinstance(value, dict):
         return {key: bare_places(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -115,26 +115,28 @@ def bare_places(value: Any) -> Any:
 
 
 def holds_secret(text: str) -> bool:
-    """Whether `redact` would hide something of the text."""
+    """Return whether `redact` would hide a part of the text."""
     return redact(text) != text
 
 
 def redact(value: T) -> T:
-    """The same text, mapping or list with secrets replaced by ***.
+    """Return the same text, mapping or list with secrets replaced by ***.
 
-    Hidden are the password of `scheme://user:password@host`, secret query parameters, the addresses of webhooks, keys
-    and tokens that are known by their form, and what follows a name of a token, secret, password, credential or key.
+    Hidden are the password of `scheme://user:password@host`, secret query parameters, webhook addresses, keys and
+    tokens of a known form, and the value after a name such as token, secret, password, credential or key.
     """
     return _redact(value)
 
 
 def redact_message(text: str) -> str:
-    """As `redact`, of a line for the user: there a colon after a name begins what is said about it."""
+    """Like `redact`, for a line to the user, in which text after a name and a colon is an explanation and not a
+    value.
+    """
     return _SET.sub(_hide_assigned, _by_form(text))
 
 
 def hidden_at(value: Any) -> str:
-    """The place of the first secret in a document, its keys joined by dots; empty if there is none."""
+    """Return the place of the first secret in a document, its keys joined by dots; empty without one."""
     return _difference(value, redact(value), "")
 
 
@@ -150,11 +152,13 @@ def _difference(before: Any, after: Any, where: str) -> str:
 
 
 def told(error: BaseException) -> str:
-    """Why a server was not reached, as one line without secrets: what the network said, where that is the cause, else
-    the error."""
+    """Return why a server was not reached, as one line without secrets: the network's error if it is the cause, else
+    the error.
+    """
     cause: BaseException | None = error
     while cause is not None:
-        if isinstance(cause, OSError) and cause.strerror:  # the libraries' own errors have no number
+        # errors of the libraries themselves have no number
+        if isinstance(cause, OSError) and cause.strerror:
             return f"no connection: {cause.strerror}"
         cause = cause.__cause__ or cause.__context__
     return redact(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
@@ -179,7 +183,7 @@ def _hides(key: Any, value: Any) -> bool:
 
 
 def _is_variable(key: str, value: str) -> bool:
-    """Whether a webhook is said by the name of a variable; a password may look so."""
+    """Return whether a webhook is given by the name of a variable. For a password this cannot be distinguished."""
     return "webhook" in key and bool(_VARIABLE.fullmatch(value))
 
 
@@ -194,7 +198,8 @@ def _by_form(text: str) -> str:
 
 
 def _hide_assigned(match: re.Match[str]) -> str:
-    key, value = match["key"], match["value"]
+    key = match["key"]
+    value = match["value"]
     bare = value.strip("\"'")
     is_number = re.fullmatch(r"[-+.\d]+", bare) and not _PASSWORD.search(key)
     if is_number or bare in ("null", "true", "false") or bare.startswith(HIDDEN) or _is_variable(key, bare):

@@ -1,4 +1,4 @@
-"""The job file's `resources`: what a run may use of a cluster. Importable without torch or ray."""
+"""The job file's `resources`: what a run may use of a cluster. Imports neither torch nor Ray."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from orchestrator.config.strict import Count, Positive, StrictModel
 
 
 class Workers(StrictModel):
-    """Least and most workers of the run."""
+    """Minimum and maximum number of workers."""
 
     min: Positive = Field(description="the run waits rather than train with fewer")
-    max: Positive = Field(description="most that it takes; it grows and shrinks between")
+    max: Positive = Field(description="maximum; the run grows and shrinks between min and max")
 
     @model_validator(mode="after")
     def min_is_at_most_max(self) -> Workers:
@@ -24,13 +24,14 @@ class Workers(StrictModel):
 
 
 class PerWorker(StrictModel):
-    """What one worker needs."""
+    """The resources of one worker."""
 
-    cpu: float = Field(default=1, gt=0, le=10_000, description="processors that Ray keeps for a worker")
-    gpu: float = Field(default=0, ge=0, description="GPUs of a worker: 0, or 1")
+    cpu: float = Field(default=1, gt=0, le=10_000, description="processors that Ray reserves for a worker")
+    gpu: float = Field(default=0, ge=0, description="GPUs of a worker: 0 or 1")
     labels: dict[str, str] = Field(
         default_factory=dict,
-        description="what the labels of its node must be: by label a value, !value, in(a,b) or !in(a,b), as for Ray",
+        description="required labels of the worker's node: for each label a value, !value, in(a,b) or !in(a,b), "
+        "as in Ray",
     )
 
     @field_validator("gpu")
@@ -52,7 +53,7 @@ class PerWorker(StrictModel):
 
     @property
     def bundle(self) -> Bundle:
-        """The resources of one worker, as the cluster is asked for them."""
+        """Return the resources of one worker as a cluster request."""
         return Bundle(self.cpu, self.gpu, self.labels)
 
 
@@ -60,23 +61,26 @@ class ResourceSpec(StrictModel):
     """What the run may use of a cluster."""
 
     workers: Workers = Field(
-        default=Workers(min=1, max=1), description="ranks of the run; one number is min and max"
+        default=Workers(min=1, max=1), description="number of ranks; a single number is both min and max"
     )
     per_worker: PerWorker = Field(default_factory=PerWorker)
     must_fit: bool = Field(
         default=True,
-        description="whether a run is refused that is predicted to need more memory than its workers have",
+        description="refuse to start the run if its predicted memory exceeds that of its workers",
     )
     objective: Literal["time", "cost"] = Field(
         default="time",
-        description="how many workers are taken: time takes all that make a step faster; cost as many as take least of "
-        "all workers' time together, if the run is then predicted to end within limits.hours",
+        description="how many workers to use: time uses every worker that makes a step faster; cost uses the "
+        "number with the least total worker time, as long as the run is predicted to end within "
+        "limits.hours",
     )
-    spares: Count = Field(default=0, description="idle workers, started and with all imports done")
+    spares: Count = Field(
+        default=0, description="idle spare workers, already started and with all imports done"
+    )
     notices: str | None = Field(
         default=None,
-        description="source of preemption notices: aws, gcp, azure, or a path or URL that exists once the machine will "
-        "be taken away",
+        description="source of preemption notices: aws, gcp, azure, or a path or URL that appears when the "
+        "machine is about to be taken away",
     )
 
     @field_validator("workers", mode="before", json_schema_input_type=Workers | int)

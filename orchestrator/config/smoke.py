@@ -1,4 +1,4 @@
-"""A try of a job in a few steps: the same model, data, objective and layout, and all that comes after training."""
+"""A trial of a job in a few steps: the same model, data, objective and layout, and everything that follows training."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from typing import Any
 from orchestrator.config.spec import JobSpec, parse
 
 STEPS, HALF = 12, 6
-"""Of the try; it commits and evaluates in the middle and at its end."""
+"""Steps of the trial. It commits and evaluates in the middle and at the end."""
 BATCHES = 4
-"""Most global batches of a held-out set that are evaluated."""
+"""Maximum number of global batches of a held-out set to evaluate."""
 SUFFIX = "-smoke"
 
 
 def smoke_of(spec: JobSpec, is_alike: Callable[[JobSpec], bool]) -> JobSpec:
-    """The job in a few small steps, under a name of its own.
+    """Return the job in a few small steps, under another name.
 
-    The global batch is the smallest share of the job's under which `is_alike`. Nothing is registered, searched or ended
-    early, the weights begin anew where the job goes on from another run, and the export stays in the run directory.
+    The global batch is the smallest fraction of the job's for which `is_alike` holds. The trial registers nothing,
+    does not search and does not stop early. Its weights start fresh if the job continues another run. The export
+    stays in the run directory.
     """
     document = spec.model_dump(mode="json")
     document["name"] = spec.name[: 63 - len(SUFFIX)] + SUFFIX
@@ -27,7 +28,7 @@ def smoke_of(spec: JobSpec, is_alike: Callable[[JobSpec], bool]) -> JobSpec:
     half = min(HALF, steps)
     shorter(spec, steps, document)["train"]["steps"] = steps
     document["train"] |= {"continue_from": None, "thaw": {}}
-    if spec.train.thaw:  # which may train what a group is of
+    if spec.train.thaw:  # it may train the parameters that a group matches
         document["train"]["optimizer"]["groups"] = []
     document["checkpoint"] |= {"every": half, "keep_every": None, "export_to": None}
     if spec.evaluate is not None:
@@ -39,7 +40,9 @@ def smoke_of(spec: JobSpec, is_alike: Callable[[JobSpec], bool]) -> JobSpec:
 
 
 def shorter(spec: JobSpec, steps: int, document: dict[str, Any]) -> dict[str, Any]:
-    """The job's `document` with an optimiser whose warm-up and decay are the same shares of so many steps."""
+    """Return the job's `document` with `steps` steps, and an optimizer whose warm-up and decay keep their shares of
+    them.
+    """
     optimizer = document["train"]["optimizer"]
     for key, whole in (("warmup", spec.train.warmup_steps), ("decay", spec.train.decay_steps)):
         optimizer[key] = min(whole, max(round(whole / spec.train.steps * steps), 1))
@@ -50,8 +53,9 @@ def shorter(spec: JobSpec, steps: int, document: dict[str, Any]) -> dict[str, An
 
 
 def _smaller(document: dict[str, Any], spec: JobSpec) -> Iterator[JobSpec]:
-    """The try with smaller global batches, the smallest first, and last with that of the job."""
-    whole, bitwise = spec.train.global_batch, spec.train.determinism == "bitwise"
+    """Yield the trial with smaller global batches, smallest first, and last with the job's own."""
+    whole = spec.train.global_batch
+    bitwise = spec.train.determinism == "bitwise"
     least = max(spec.resources.workers.max, spec.train.virtual_shards if bitwise else 1)
     for batch in range(min(least, whole), whole + 1):
         if whole % batch == 0 and not (bitwise and batch % spec.train.virtual_shards):

@@ -1,4 +1,4 @@
-"""The job file's `train.stability`: what happens when a loss is not a number, or jumps."""
+"""The job file's `train.stability`: what to do if a loss is not a number, or jumps."""
 
 from __future__ import annotations
 
@@ -8,28 +8,33 @@ from orchestrator.config.strict import StrictModel
 
 
 class StabilitySpec(StrictModel):
-    """What happens when a loss is no number, or jumps: back to the commit before, and on without those samples."""
+    """What to do if a loss is not a number, or jumps: return to the last commit, and continue without those samples."""
 
     spike: float | None = Field(
         default=None,
         gt=0.0,
-        description="a loss so many robust standard deviations above the median of the last ones is a spike; "
-        "none is looked for if unset",
+        description="a loss this many robust standard deviations above the median of recent losses is a spike; "
+        "unset: spikes are not looked for",
     )
     window: int = Field(
         default=32,
         ge=8,
         le=1024,
-        description="last losses that a spike is compared with, and steps within which retries are counted",
+        description="number of recent losses to compare with, and of steps within which retries are counted",
     )
     skip: int = Field(
         default=1,
         ge=1,
-        description="global batches to leave out, from the step's on; every retry takes one before it too",
+        description="global batches to skip from the unstable step on; each retry also skips one batch before it",
     )
     retries: int = Field(
-        default=3, ge=0, description="instabilities within `window` steps that are overcome so"
+        default=3,
+        ge=0,
+        description="number of retries for instabilities within `window` steps; the next one ends the run",
     )
     lr_scale: float = Field(
-        default=1.0, gt=0.0, le=1.0, description="times the learning rate from that step on, at every retry"
+        default=1.0,
+        gt=0.0,
+        le=1.0,
+        description="factor on the learning rate from that step on, applied at every retry",
     )

@@ -1,4 +1,4 @@
-"""What the parts of a job file have in common: no unknown keys, no change after reading, no NaN, no yes for a 1."""
+"""Common rules of all parts of a job file: no unknown keys, immutable, no NaN, no booleans for numbers."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 LARGEST = 2**53
-"""The largest whole number that JSON, and whoever reads it, keeps whole."""
+"""The largest integer that every JSON reader represents exactly."""
 Positive = Annotated[int, Field(ge=1, le=LARGEST)]
 Count = Annotated[int, Field(ge=0, le=LARGEST)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 def web_address(value: str) -> str:
-    """The value. Raises ValueError if it is no http or https URL."""
+    """Return the value. Raises ValueError if it is not an http or https URL."""
     place = urlsplit(value)
     if place.scheme not in ("http", "https") or not place.hostname:
         raise ValueError("is no http or https URL")
@@ -28,7 +28,7 @@ WebAddress = Annotated[str, AfterValidator(web_address)]
 
 
 def _takes_bool(annotation: Any) -> bool:
-    """Whether true and false are among the values of an annotation, or are left to others to judge."""
+    """Return whether an annotation accepts booleans, or leaves them to another check."""
     if annotation in (bool, Any):
         return True
     parts = typing.get_args(annotation)
@@ -36,7 +36,9 @@ def _takes_bool(annotation: Any) -> bool:
 
 
 def _is_of_words(annotation: Any) -> bool:
-    """Whether an annotation takes some words alone, or none: pydantic takes no truth value for one, and lists them."""
+    """Return whether an annotation accepts only fixed words or None. pydantic never reads a boolean as one, and lists
+    the words.
+    """
     parts = typing.get_args(annotation)
     if typing.get_origin(annotation) is Literal:
         return all(isinstance(part, str) for part in parts)
@@ -51,14 +53,14 @@ class StrictModel(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def a_number_is_no_truth_value(cls, given: Any, info: ValidationInfo) -> Any:
-        """Refuse true where a number is wanted, for which pydantic takes 1: YAML reads yes, on and true so."""
+        """Refuse true for a number, which pydantic reads as 1. YAML reads yes and on as true."""
         annotation = cls.model_fields[str(info.field_name)].annotation
         if isinstance(given, bool) and not (_takes_bool(annotation) or _is_of_words(annotation)):
             raise ValueError("should not be true or false")
         return given
 
     def at_default(self, *names: str) -> set[str]:
-        """Those of the keys that have their default."""
+        """Return those of the keys that have their default."""
         known = type(self).model_fields
         return {
             name

@@ -13,30 +13,30 @@ PRE_TOKENIZERS = {
     "wordpiece": ("bert",),
     "unigram": ("metaspace", "gpt2", "gpt4"),
 }
-"""What may divide the text for each kind, the usual one first."""
+"""The possible pre-tokenizers of each kind, the default first."""
 
 
 class TokenizerRecipe(StrictModel):
-    """How a tokenizer is trained."""
+    """How to train a tokenizer."""
 
     kind: Literal["bpe", "wordpiece", "unigram"] = Field(
         default="bpe",
-        description="byte pair encoding (Sennrich et al., 2016), WordPiece as BERT's, or a unigram language model "
-        "(Kudo, 2018)",
+        description="bpe, byte pair encoding (Sennrich et al., 2016); wordpiece, as for BERT; or unigram, a "
+        "unigram language model (Kudo, 2018)",
     )
-    vocabulary: int = Field(ge=300, le=1_000_000, description="entries in the vocabulary")
+    vocabulary: int = Field(ge=300, le=1_000_000, description="number of entries in the vocabulary")
     pre_tokenizer: Literal["gpt2", "gpt4", "metaspace", "bert"] | None = Field(
         default=None,
-        description="what divides the text first: the pattern of GPT-2 or of GPT-4 over bytes, spaces as in "
-        "SentencePiece (metaspace), or white space and punctuation (bert); that usual for the kind if unset",
+        description="how to split the text first: the pattern of GPT-2 or of GPT-4 over bytes, spaces as in "
+        "SentencePiece (metaspace), or white space and punctuation (bert); unset: the kind's default",
     )
     digits: Literal["together", "single", "triples"] = Field(
-        default="together", description="how many digits one token may have: any number, one, or three"
+        default="together", description="how many digits a token may have: any number, one, or three"
     )
     byte_fallback: bool = Field(
         default=False,
-        description="characters without a token of their own become the bytes <0x00> to <0xFF> instead of <unk>; "
-        "for metaspace, since the patterns work on bytes anyway",
+        description="encode characters without a token as the bytes <0x00> to <0xFF> instead of <unk>; for "
+        "metaspace only, because the patterns work on bytes anyway",
     )
 
     @model_validator(mode="after")
@@ -52,24 +52,26 @@ class TokenizerRecipe(StrictModel):
 
     @property
     def divided_by(self) -> str:
-        """What divides the text: `pre_tokenizer`, or what is usual for the kind."""
+        """Return how the text is split: `pre_tokenizer`, or the kind's default."""
         return self.pre_tokenizer or PRE_TOKENIZERS[self.kind][0]
 
     def to_json(self) -> dict[str, Any]:
-        """What the fingerprint has of it, all choices made; empty for the byte-level BPE of `train_bpe`."""
-        found = {**self.model_dump(exclude={"vocabulary"}), "pre_tokenizer": self.divided_by}
+        """Return the recipe's part of the fingerprint, with all defaults filled in; empty for the byte-level BPE of
+        `train_bpe`.
+        """
+        fields = {**self.model_dump(exclude={"vocabulary"}), "pre_tokenizer": self.divided_by}
         plain = {"kind": "bpe", "pre_tokenizer": "gpt2", "digits": "together", "byte_fallback": False}
-        return {} if found == plain else found
+        return {} if fields == plain else fields
 
 
 class TrainBpe(StrictModel):
     """Train a byte-level BPE tokenizer on the sources."""
 
-    train_bpe: int = Field(ge=300, le=1_000_000, description="entries in the vocabulary")
+    train_bpe: int = Field(ge=300, le=1_000_000, description="number of entries in the vocabulary")
 
     @property
     def recipe(self) -> TokenizerRecipe:
-        """How."""
+        """Return the recipe."""
         return TokenizerRecipe(vocabulary=self.train_bpe)
 
 
@@ -80,7 +82,7 @@ class Train(StrictModel):
 
     @property
     def recipe(self) -> TokenizerRecipe:
-        """How."""
+        """Return the recipe."""
         return self.train
 
 

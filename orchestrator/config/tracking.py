@@ -1,4 +1,4 @@
-"""The job file's `tracking`: where a run is followed. Importable without torch or ray."""
+"""The job file's `tracking`: the experiment tracker. Imports neither torch nor Ray."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ class TrackingSpec(StrictModel):
     """Experiment tracking in MLflow."""
 
     uri: str = Field(default="sqlite:///mlflow.db", description="an MLflow tracking URI")
-    experiment: str = Field(default="default", description="the experiment that the run is shown in")
+    experiment: str = Field(default="default", description="the experiment to show the run in")
     register_as: str | None = Field(
         default=None,
         min_length=1,
-        description="name in MLflow's registry of which the exported model becomes a version; with "
-        "checkpoint.keep_best a metric, the alias best goes to it if it is better than what has it",
+        description="model name in MLflow's registry: the exported model becomes a version of it; if "
+        "checkpoint.keep_best is a metric, the version gets the alias best if it is better than the "
+        "present holder",
     )

@@ -1,4 +1,4 @@
-"""How it is trained: length, batch size, optimiser and numerics."""
+"""How to train: length, batch size, optimizer and numerics."""
 
 from __future__ import annotations
 
@@ -11,49 +11,50 @@ from orchestrator.config.stability import StabilitySpec
 from orchestrator.config.strict import Positive, StrictModel
 
 Precision = Literal["fp32", "bf16", "fp16", "fp8"]
-"""What matrix products are computed in."""
+"""The dtypes of matrix products."""
 NEWER = ("freeze", "thaw", "continue_from", "reference", "sequence_warmup", "label_smoothing")
-"""Keys that jobs of earlier versions lack; where they have their default they are no part of a run's identity."""
+"""Keys that jobs of earlier versions lack. With their defaults they do not affect a run's identity."""
 
 
 class SequenceWarmup(StrictModel):
-    """Shorter sequences at the beginning: samples are cut into rows, and no token is left out."""
+    """Shorter sequences at the beginning: samples are cut into rows, and no token is dropped."""
 
     length: Positive = Field(
-        ge=8, description="tokens of a row at first; data.sequence_length is this, doubled some times"
+        ge=8, description="initial tokens in a row; data.sequence_length must be this times a power of two"
     )
     steps: Positive = Field(
-        description="steps after which rows are whole samples; between, the length is doubled"
+        description="steps after which rows are whole samples; until then, the length doubles in stages"
     )
 
     def at(self, step: int, whole: int) -> int:
-        """Tokens of a row in the step that follows `step` steps, of samples of `whole` tokens."""
+        """Return the tokens of a row in the step after `step` steps, for samples of `whole` tokens."""
         doublings = (whole // self.length).bit_length() - 1
         return min(self.length << (step * doublings // self.steps), whole) if step < self.steps else whole
 
     def fits(self, whole: int) -> bool:
-        """Whether samples of `whole` tokens are reached by doubling, once at least."""
+        """Return whether doubling, at least once, reaches samples of `whole` tokens."""
         times, rest = divmod(whole, self.length)
         return rest == 0 and times > 1 and times & (times - 1) == 0
 
 
 class ContinueFrom(StrictModel):
-    """Another run, from one of whose commits this one goes on as a phase of the same training: with its weights, its
-    optimiser state, its count of steps and tokens, and its receipt."""
+    """Continue another run from one of its commits, as a further phase of the same training: with its weights,
+    optimizer state, counts of steps and tokens, and receipt.
+    """
 
     run: str = Field(
         min_length=1,
-        description="the run directory, which @<step>, @last or @best may follow; @last if none does",
+        description="the run directory, optionally followed by @<step>, @last or @best; default: @last",
     )
     position: Literal["keep", "restart"] = Field(
         default="keep",
-        description="keep reads on in the same data, each sample that has not been read yet; restart reads data, which "
-        "may be others, from their beginning",
+        description="keep continues in the same data, with the samples not yet read; restart reads data, possibly "
+        "other data, from its beginning",
     )
     schedule: Literal["keep", "restart"] = Field(
         default="keep",
-        description="keep counts the steps of the learning-rate schedule from the beginning of training; restart from "
-        "this phase on, its warm-up included",
+        description="keep counts the learning-rate schedule from the beginning of training; restart counts it "
+        "from this phase on, with a new warm-up",
     )
 
 
@@ -61,51 +62,55 @@ class TrainSpec(StrictModel):
     """Length, batch size, optimiser and numerics of training."""
 
     steps: Positive = Field(
-        description="optimiser steps; with continue_from those of the run before are counted too"
+        description="optimizer steps; with continue_from, includes the steps of the run before"
     )
-    global_batch: Positive = Field(description="sequences per step; the same at every number of workers")
+    global_batch: Positive = Field(description="sequences in a step, whatever the number of workers")
     optimizer: OptimizerSpec = Field(
-        default_factory=OptimizerSpec, description="how weights follow from gradients, and the learning rate"
+        default_factory=OptimizerSpec, description="the optimizer and the learning rate"
     )
     precision: Literal["fp32", "bf16", "fp16", "fp8", "auto"] = Field(
         default="fp32",
-        description="dtype of matrix products; weights and optimiser state are fp32. fp8 is bf16, but for the linear "
-        "layers of blocks: their products forward and the gradients of their inputs have 8 bits. With auto the planner "
-        "chooses the fastest of the others on the devices that the run begins on, and fp32 where none is faster; a run "
-        "keeps it",
+        description="dtype of matrix products; weights and optimizer state are fp32. fp8 is bf16, except that the "
+        "linear layers of blocks compute their forward products and input gradients in 8 bits. With "
+        "auto, the planner chooses the fastest dtype except fp8 on the devices that the run starts "
+        "on, or fp32 if none is faster; the run keeps it",
     )
     z_loss: float = Field(
-        default=0.0, ge=0.0, description="weight of the squared logarithm of the softmax normaliser"
+        default=0.0,
+        ge=0.0,
+        description="weight of the z-loss: the squared logarithm of the softmax normaliser",
     )
     label_smoothing: float = Field(
         default=0.0,
         ge=0.0,
         lt=1.0,
-        description="share of each label that is spread evenly over the vocabulary; losses are told without it",
+        description="label smoothing: share of each label that is spread evenly over the vocabulary; reported "
+        "losses exclude it",
     )
-    compile: bool = Field(default=False, description="torch.compile every block")
+    compile: bool = Field(default=False, description="compile every block with torch.compile")
     determinism: Literal["rerun", "bitwise"] = Field(
         default="rerun",
-        description="bitwise: losses and weights are bit for bit the same at every data-parallel width",
+        description="bitwise: losses and weights are bit-identical at every data-parallel width",
     )
     virtual_shards: Positive = Field(
-        default=8, description="parts of the global batch whose gradients bitwise computes separately"
+        default=8,
+        description="number of parts of the global batch whose gradients bitwise computes separately",
     )
     stability: StabilitySpec = Field(default_factory=StabilitySpec)
     freeze: list[str] = Field(
         default_factory=list,
-        description="patterns, as of file names, of parameters that are not trained; neither gradients nor optimiser "
-        "state are kept of them, and no commit has them: they are read from where the run began",
+        description="patterns, as for file names, of parameters to freeze. They have no gradients and no "
+        "optimizer state, and commits leave them out: they are read from where the run began",
     )
     reference: Literal["precomputed", "held"] = Field(
         default="precomputed",
-        description="of dpo, ipo and kto: the log-probabilities of the model that the run began with are computed "
-        "before the first step and kept beside the data, or a copy of its weights is held, for another forward pass a "
-        "step",
+        description="for dpo, ipo and kto: how to get the log-probabilities of the initial model. Either they are "
+        "computed before the first step and stored beside the data, or a copy of the weights is kept, "
+        "at the cost of another forward pass in every step",
     )
     thaw: dict[Positive, list[str]] = Field(
         default_factory=dict,
-        description="gradual unfreezing: patterns of frozen parameters by the step after which they are trained too",
+        description="gradual unfreezing: for each step, patterns of the frozen parameters to train after it",
     )
 
     sequence_warmup: SequenceWarmup | None = Field(
@@ -113,7 +118,7 @@ class TrainSpec(StrictModel):
     )
     continue_from: ContinueFrom | None = Field(
         default=None,
-        description="go on from another run's commit, with all that it has; a run directory may stand alone",
+        description="continue another run from a commit, with its complete state; may be just its run directory",
     )
 
     @field_validator("continue_from", mode="before")
@@ -123,17 +128,19 @@ class TrainSpec(StrictModel):
 
     @property
     def warmup_steps(self) -> int:
-        """Steps of the warm-up."""
+        """Return the steps of the warm-up."""
         return in_steps(self.optimizer.warmup, self.steps)
 
     @property
     def decay_steps(self) -> int:
-        """Steps of the decay, 0 without one."""
+        """Return the steps of the decay; 0 without one."""
         return in_steps(self.optimizer.decay, self.steps)
 
     @property
     def bitwise_shards(self) -> int:
-        """The virtual shards that are computed separately; 0 unless bits are the same at every width."""
+        """Return the number of virtual shards that are computed separately; 0 unless bits are the same at every
+        width.
+        """
         return self.virtual_shards if self.determinism == "bitwise" else 0
 
     @model_validator(mode="after")
@@ -157,7 +164,8 @@ class TrainSpec(StrictModel):
 
     @model_validator(mode="after")
     def decay_fits_after_the_warmup(self) -> TrainSpec:
-        decay, left = self.optimizer.decay, self.steps - self.warmup_steps
+        decay = self.optimizer.decay
+        left = self.steps - self.warmup_steps
         if self.decay_steps > left:
             raise ValueError(
                 f"optimizer.decay {decay} is longer than the {left} steps after the warm-up; "
@@ -183,17 +191,16 @@ class TrainSpec(StrictModel):
 
     @property
     def dtype(self) -> Precision:
-        """The precision, which is known: who begins a run, or plans one, has chosen it where the job says auto, see
-        `orchestrator.resolve.precision`."""
+        """The precision. A job's auto must have been replaced before, see `orchestrator.resolve.precision`."""
         if self.precision == "auto":
             raise RuntimeError("train.precision auto has not been replaced by the precision that was chosen")
         return self.precision
 
     def thawed(self, step: int) -> list[str]:
-        """The patterns of parameters that are frozen no more after `step` steps."""
+        """Return the patterns of frozen parameters that are trained after `step` steps."""
         return [pattern for at in sorted(self.thaw) if at <= step for pattern in self.thaw[at]]
 
     @property
     def decay_from(self) -> int | None:
-        """The step with which a decay of the learning rate begins, None without one."""
+        """Return the first step of the learning rate's decay; None without one."""
         return self.steps - self.decay_steps if self.decay_steps else None

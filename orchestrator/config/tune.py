@@ -1,4 +1,4 @@
-"""The job file's `tune`: the search space, the method and the limits. Importable without torch or ray."""
+"""The job file's `tune`: the search space, the method and the limits. Imports neither torch nor Ray."""
 
 from __future__ import annotations
 
@@ -23,37 +23,39 @@ REWRITABLE = (
     "parallel",
     "resources",
 )
-"""Keys that may change in the middle of training: a commit can be loaded by a job that differs in these only."""
+"""Keys that may change in the middle of training. Jobs that differ only in these can load each other's commits."""
 FIXED_WITHIN = ("train.optimizer.name", "parallel.engine")
-"""Of these, keys that may not change, since they determine which state a commit holds."""
+"""Keys among these that may not change, because they determine which state a commit holds."""
 POPULATION = ("pbt", "pb2")
-"""Schedulers under which trials load each other's commits and continue with other values."""
+"""Schedulers whose trials load each other's commits and continue with other values."""
 
 
 class Dimension(StrictModel):
-    """The values of one key: exactly one of these kinds."""
+    """The values of one key, given by exactly one of these kinds."""
 
-    grid: list[Any] | None = Field(default=None, min_length=1, description="each of these (sampler: grid)")
+    grid: list[Any] | None = Field(
+        default=None, min_length=1, description="try each of these (sampler: grid)"
+    )
     choice: list[Any] | None = Field(default=None, min_length=1, description="one of these")
     uniform: tuple[float, float] | None = Field(default=None, description="lowest and highest")
     loguniform: tuple[float, float] | None = Field(
-        default=None, description="lowest and highest, uniform in the logarithm"
+        default=None, description="lowest and highest value, uniform in the logarithm"
     )
-    integer: tuple[int, int] | None = Field(default=None, description="lowest and highest whole number")
+    integer: tuple[int, int] | None = Field(default=None, description="lowest and highest integer")
 
     @property
     def kind(self) -> str:
-        """Which of KINDS is given."""
+        """Return which of KINDS is given."""
         return next(kind for kind in KINDS if getattr(self, kind) is not None)
 
     @property
     def listed(self) -> list[Any] | None:
-        """The values of a grid or choice; None for a range."""
+        """Return the values of a grid or choice; None for a range."""
         return self.grid or self.choice
 
     @property
     def ends(self) -> tuple[float, float]:
-        """The lowest and the highest value of a range."""
+        """Return the lowest and the highest value of a range."""
         found = self.uniform or self.loguniform or self.integer
         assert found is not None
         return found
@@ -85,7 +87,9 @@ class Promotion(StrictModel):
     """Trials that reach a step continue under another layout."""
 
     at: Positive = Field(description="step from which on")
-    set: dict[str, Any] = Field(min_length=1, description="keys of parallel and resources, and their values")
+    set: dict[str, Any] = Field(
+        min_length=1, description="keys of parallel and resources with their new values"
+    )
 
     @model_validator(mode="after")
     def only_where_it_runs_changes(self) -> Promotion:
@@ -96,59 +100,69 @@ class Promotion(StrictModel):
 
 
 class SweepLimits(StrictModel):
-    """Limits of the search, over all its trials and commands."""
+    """Limits of the whole search, over all of its trials and commands."""
 
-    steps: Positive | None = Field(default=None, description="optimiser steps of all trials")
+    steps: Positive | None = Field(default=None, description="total optimizer steps of all trials")
     hours: float | None = Field(
-        default=None, gt=0, description="wall-clock hours during which the search runs"
+        default=None, gt=0, description="hours of wall-clock time while the search runs"
     )
-    cost_usd: float | None = Field(default=None, gt=0, description="counted as limits.cost_usd of the job")
+    cost_usd: float | None = Field(
+        default=None, gt=0, description="maximum cost, counted like limits.cost_usd of the job"
+    )
 
 
 class TuneSpec(StrictModel):
-    """A search: trials of this job that differ in the keys of `space`; each trial is a run."""
+    """A search: trials of this job that differ in the keys of `space`. Each trial is a run."""
 
-    space: dict[str, Dimension] = Field(min_length=1, description="dotted keys of the job, and their values")
+    space: dict[str, Dimension] = Field(
+        min_length=1, description="dotted keys of the job with their possible values"
+    )
     metric: str = Field(
         default="loss",
-        description="a number of metrics.jsonl, mean over the last steps; or one of the last evaluation, as in "
-        "validation.loss",
+        description="a column of metrics.jsonl, averaged over the last steps; or a metric of the last evaluation, "
+        "such as validation.loss",
     )
     mode: Literal["min", "max"] | None = Field(
         default=None,
-        description="whether less or more of metric is better; max for accuracy and its kin, else min, if unset",
+        description="minimise or maximise the metric; unset: max for accuracy and similar metrics, else min",
     )
     window: Positive = Field(
-        default=10, description="last steps that the metric is the mean of, at most a quarter of those done"
+        default=10,
+        description="number of last steps that the metric is averaged over, at most a quarter of those done",
     )
     sampler: Literal["random", "grid", "tpe"] = Field(
-        default="random", description="tpe is Optuna's (Bergstra et al., 2011)"
+        default="random", description="how values are chosen; tpe is Optuna's (Bergstra et al., 2011)"
     )
     scheduler: Literal["none", "asha", "hyperband", "median", "pbt", "pb2"] = Field(
         default="none",
-        description="which trials go on: asha (Li et al., 2018), pbt (Jaderberg et al., 2017), "
+        description="how trials are stopped or continued: asha (Li et al., 2018), pbt (Jaderberg et al., 2017), "
         "pb2 (Parker-Holder et al., 2020)",
     )
-    trials: Positive | None = Field(default=None, description="how many; a grid has as many as it has points")
-    concurrency: Positive | None = Field(default=None, description="at once; as many as have room if unset")
+    trials: Positive | None = Field(
+        default=None, description="number of trials; a grid has one for each point"
+    )
+    concurrency: Positive | None = Field(
+        default=None, description="trials that run at once; unset: as many as fit the cluster"
+    )
     grace: Positive | None = Field(
-        default=None, description="steps before the first decision; all, divided by reduction twice, if unset"
+        default=None,
+        description="steps before the first decision; unset: all steps divided by reduction twice",
     )
-    reduction: int = Field(default=4, ge=2, description="of so many trials one goes on (asha, hyperband)")
+    reduction: int = Field(default=4, ge=2, description="one in this many trials continues (asha, hyperband)")
     interval: Positive | None = Field(
-        default=None, description="steps between decisions (median, pbt, pb2); a tenth of all if unset"
+        default=None, description="steps between decisions (median, pbt, pb2); unset: a tenth of all steps"
     )
-    promote: list[Promotion] = Field(default_factory=list, description="layouts for those that go on")
+    promote: list[Promotion] = Field(default_factory=list, description="layouts for trials that continue")
     register_as: str | None = Field(
         default=None,
-        description="name in MLflow's registry of which the best model becomes a version; the alias best goes to it if "
-        "it is better than what has it",
+        description="model name in MLflow's registry: the best model becomes a version of it, and gets the alias "
+        "best if it is better than the present holder",
     )
     limits: SweepLimits = Field(default_factory=SweepLimits)
 
     @property
     def direction(self) -> Literal["min", "max"]:
-        """Whether less or more of the metric is better: as `mode` says, else as the metric has it."""
+        """Return min or max: `mode` if given, else the metric's own direction."""
         return self.mode or ("max" if larger_is_better(self.metric) else "min")
 
     @model_validator(mode="after")

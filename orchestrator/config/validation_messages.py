@@ -1,4 +1,4 @@
-"""pydantic's errors as a line each: what is wrong, the key, and a hint."""
+"""pydantic's errors as one line each: the problem, the key, and a hint."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ WORDS = {
     "list_type": "should be a list",
     "dict_type": "should be a mapping of keys to values",
 }
-"""pydantic's types of errors whose own messages tell of its parser."""
+"""Types of pydantic errors whose messages describe its parser."""
 PATTERNS = {
     "name": "1 to 63 letters a-z, digits, dots, dashes and underscores, a letter or a digit first",
 }
-"""What the pattern of a key asks for, in words."""
+"""Descriptions of the patterns of keys."""
 SHOWN = 3
-"""Most places of a key that a hint names."""
+"""Maximum number of places of a key that a hint lists."""
 
 
 def input_error(error: ValidationError, where: str, root: type[BaseModel]) -> InputError:
-    """What is wrong with a document that is no `root`, the clearest first; `where` names its file."""
+    """Return the errors of a document as an InputError, the clearest first. `where` names the document's file."""
     own = {_path_of(found) for found in error.errors() if found.get("ctx", {}).get("pattern") == OWN}
     own |= {_path_of(found) for found in error.errors() if "ObjectReference" in found["loc"]}
     first, *others = (_problem(found, where, root, own) for found in _clear(error))
@@ -45,7 +45,7 @@ def input_error(error: ValidationError, where: str, root: type[BaseModel]) -> In
 
 
 class WrongKeys(InputError):
-    """Keys of a document are wrong; `rest` is what it would be if they had their defaults."""
+    """Some keys of a document are wrong. `rest` is the document with defaults in their place."""
 
     rest: Any
 
@@ -53,7 +53,7 @@ class WrongKeys(InputError):
 def refused(
     document: Mapping[str, Any], error: ValidationError, where: str, root: type[BaseModel]
 ) -> InputError:
-    """As `input_error`, of a whole document: as WrongKeys if the rest of it is a `root`."""
+    """Like `input_error`, but returns WrongKeys if the document without its wrong keys is a valid `root`."""
     problem = input_error(error, where, root)
     try:
         rest = root.model_validate(_without_wrong(document, error))
@@ -65,7 +65,7 @@ def refused(
 
 
 def _without_wrong(document: Mapping[str, Any], error: ValidationError) -> dict[str, Any]:
-    """A document without the keys in which the error is, so that the others can be looked at too."""
+    """Return the document without the keys that caused the error, so that the rest can be checked too."""
     rest = copy.deepcopy(dict(document))
     for found in error.errors():
         place: Any = rest
@@ -81,7 +81,7 @@ def _without_wrong(document: Mapping[str, Any], error: ValidationError) -> dict[
 def _problem(
     found: Mapping[str, Any], where: str, root: type[BaseModel], own: Collection[tuple[str, ...]]
 ) -> InputError:
-    """What is wrong at one key; those in `own` may name own code too."""
+    """Return the error at one key. Keys in `own` may also name own code."""
     names = _path_of(found)
     location = f"{where}: {'.'.join(names)}" if any(names) else where
     if found["type"] == "extra_forbidden":
@@ -103,8 +103,11 @@ def _problem(
 
 
 def _meant(names: tuple[str, ...], known: list[str], root: type[BaseModel]) -> str:
-    """The hint for an unknown key among `known` ones: what other systems call so, the places where `root` has a key of
-    that name, or the nearest of those that are known."""
+    """Return a hint for an unknown key.
+
+    In order of preference: its name in another system, the places where `root` has a key of that name, or the nearest
+    of the `known` keys.
+    """
     *parents, last = names
     if last in KEYS:
         return KEYS[last]
@@ -121,7 +124,9 @@ def _meant(names: tuple[str, ...], known: list[str], root: type[BaseModel]) -> s
 
 
 def _places(model: type[BaseModel], name: str, within: str = "") -> list[str]:
-    """The dotted names under which a document of `model` has keys called `name`; the first of a list stands for all."""
+    """Return the dotted names under which a document of `model` has keys called `name`. The first item of a list
+    stands for all.
+    """
     found = [within + name] if name in model.model_fields else []
     for key, field in model.model_fields.items():
         inner = _model_in(field.annotation)
@@ -132,7 +137,7 @@ def _places(model: type[BaseModel], name: str, within: str = "") -> list[str]:
 
 
 def _clear(error: ValidationError) -> list[dict[str, Any]]:
-    """The errors, one for each key, what is missing last. For a union, the error of the member that came nearest."""
+    """Return one error for each key, missing keys last. For a union, return the error of the closest member."""
     errors: list[dict[str, Any]] = [dict(e) for e in error.errors()]
     deeper = [e for e in errors if not any(_is_branch(e["loc"], o["loc"]) for o in errors if o is not e)]
     deeper = [e for e in deeper if not _is_of_an_unlike_member(e["loc"], deeper)]
@@ -141,7 +146,7 @@ def _clear(error: ValidationError) -> list[dict[str, Any]]:
 
 
 def _path_of(error: Mapping[str, Any]) -> tuple[str, ...]:
-    """The key of an error as the user wrote it, without pydantic's tags for members of a union."""
+    """Return the key of an error as the user wrote it, without pydantic's tags for members of a union."""
     *path, last = error["loc"] or ("",)
     names = tuple(str(part) for part in path if not _is_tag(part))
     return (*names, str(last)) if error["type"] == "extra_forbidden" or not _is_tag(last) else names
@@ -152,12 +157,12 @@ def _is_tag(part: int | str) -> bool:
 
 
 def _is_branch(loc: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
-    """Whether `loc` only says that one member of a union does not match, where another member came nearer."""
+    """Return whether `loc` only says that one member of a union does not match while another is closer."""
     return _is_tag(loc[-1]) and len(other) > len(loc) and loc[:-1] == other[: len(loc) - 1]
 
 
 def _is_of_an_unlike_member(loc: tuple[Any, ...], errors: list[dict[str, Any]]) -> bool:
-    """Whether `loc` is in a member of a union that has other keys, where only a value is wrong for another member."""
+    """Return whether `loc` is in a union member with other keys, while another member only has a wrong value."""
     for place, part in enumerate(loc[:-1]):
         if _is_tag(part):
             unlike: dict[Any, bool] = {}
@@ -171,7 +176,7 @@ def _is_of_an_unlike_member(loc: tuple[Any, ...], errors: list[dict[str, Any]]) 
 
 
 def _keys(root: type[BaseModel], location: Iterable[Any]) -> list[str]:
-    """The keys that the model `root` has at `location`."""
+    """Return the keys of the model `root` at `location`."""
     model: type[BaseModel] | None = root
     for part in location:
         if model is not None and part in model.model_fields:
@@ -180,7 +185,7 @@ def _keys(root: type[BaseModel], location: Iterable[Any]) -> list[str]:
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:
-    """The first model class within a type annotation such as list[Source] or Workers | None."""
+    """Return the first model class within a type annotation such as list[Source] or Workers | None."""
     if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
         return annotation if issubclass(annotation, BaseModel) else None
     return next((m for a in typing.get_args(annotation) if (m := _model_in(a)) is not None), None)

@@ -1,4 +1,4 @@
-"""What is trained: the model, its weights to begin with, and the objective."""
+"""What to train: the model, its initial weights, and the objective."""
 
 from __future__ import annotations
 
@@ -18,36 +18,38 @@ ELSEWHERE = {
     "p_tuning_v2": "it is called prefix here",
     "adapter": "the bottlenecks behind sub-layers are called houlsby here",
 }
-"""Kinds of adapters that are not there, or under another name, with the hint."""
+"""Kinds of adapters that are missing here or have another name, with a hint."""
 
 
 class AdapterSpec(StrictModel):
-    """Few parameters that are trained beside a base, whose own weights are not: low-rank matrices (lora, rslora, dora),
-    keys and values before the tokens in every layer (prefix), vectors before them at the input (prompt, and p_tuning,
-    where a small network makes them), bottlenecks behind sub-layers (houlsby) or the biases
-    (bitfit). Heads that the base lacks are trained too."""
+    """A small set of parameters that is trained beside a frozen base.
+
+    lora, rslora and dora are low-rank matrices. prefix adds keys and values before the tokens in every layer. prompt
+    adds vectors at the input; with p_tuning a small network computes them. houlsby adds bottlenecks after sub-layers.
+    bitfit trains the biases. Heads that the base lacks are trained too.
+    """
 
     kind: Literal["lora", "rslora", "dora", "prefix", "prompt", "p_tuning", "houlsby", "bitfit"] = Field(
-        description="which small part is trained in place of the weights"
+        description="the small set of parameters to train"
     )
     rank: Positive = Field(
         default=16,
-        description="rows of A and columns of B; width of a bottleneck; length of a prefix or prompt",
+        description="rank of A and B; width of a bottleneck; length of a prefix or prompt",
     )
     alpha: float = Field(
         default=32.0,
         gt=0.0,
-        description="B A is multiplied by alpha / rank; of rslora by alpha / sqrt(rank)",
+        description="scale: B A is multiplied by alpha / rank, for rslora by alpha / sqrt(rank)",
     )
     targets: list[str] = Field(
         default=["*.attention.*"],
         min_length=1,
-        description="patterns, as of file names, of the linear layers that get matrices",
+        description="patterns, as for file names, of the linear layers that get low-rank matrices",
     )
 
     quantize: Literal["none", "nf4"] = Field(
         default="none",
-        description="nf4: the linear layers of the base's blocks are kept in 4 bits (QLoRA)",
+        description="nf4: store the linear layers of the base's blocks in 4 bits (QLoRA)",
     )
 
     @field_validator("targets", mode="before")
@@ -64,12 +66,13 @@ class AdapterSpec(StrictModel):
 
     @model_validator(mode="after")
     def nothing_is_said_that_does_not_count(self) -> AdapterSpec:
-        narrow, none = ("alpha", "targets", "quantize"), ("rank", "alpha", "targets", "quantize")
+        narrow = ("alpha", "targets", "quantize")
+        none = ("rank", "alpha", "targets", "quantize")
         unused = none if self.kind == "bitfit" else () if self.kind in ("lora", "rslora", "dora") else narrow
         fields = type(self).model_fields
-        said = [key for key in unused if getattr(self, key) != fields[key].default]
-        if said:
-            raise ValueError(f"{self.kind} has no {', '.join(said)}; leave it out")
+        unused_keys = [key for key in unused if getattr(self, key) != fields[key].default]
+        if unused_keys:
+            raise ValueError(f"{self.kind} has no {', '.join(unused_keys)}; leave it out")
         return self
 
 
@@ -77,67 +80,67 @@ class WorkloadSpec(StrictModel):
     """The model and the objective."""
 
     model: str = Field(
-        description="a preset's name, hf:<config or checkpoint folder>, or module:name of your own"
+        description="a preset's name, hf:<config or checkpoint folder>, or your own as module:name"
     )
     changes: dict[str, Any] = Field(default_factory=dict, description="fields of the preset to change")
     objective: str = Field(
-        default="causal_lm", description="what is learned: pre-training, a fine-tuning task, or preferences"
+        default="causal_lm", description="what to learn: pre-training, a fine-tuning task, or preferences"
     )
     options: dict[str, Any] = Field(default_factory=dict, description="options of the objective")
     implementation: Literal["auto", "transformers"] = Field(
         default="auto",
-        description="whose code computes a model of hf:<folder>: auto is this project's own where it has the class, "
-        "else transformers'; transformers is that in any case",
+        description="the code that computes a model of hf:<folder>: auto uses this project's own if it has the "
+        "class, else transformers'; transformers always uses transformers'",
     )
     init_from: str | None = Field(
         default=None,
         min_length=1,
-        description="begin with the weights of an export's folder, or of another run's commit: the run directory, "
+        description="start with the weights of an export's folder, or of another run's commit: the run directory, "
         "followed by @<step>, @last or @best",
     )
     grow: Literal["stack"] | None = Field(
         default=None,
-        description="stack: init_from is a run of fewer layers, which are copied on top of themselves",
+        description="stack: init_from is a run with fewer layers, which are copied on top of each other",
     )
     mup: dict[str, Any] | None = Field(
         default=None,
-        description="sizes of the base model that the learning rate was tuned for, as in changes; weights, learning "
-        "rates and logits are scaled relative to it (maximal update parametrisation)",
+        description="sizes of the base model for which the learning rate was tuned, as in changes; weights, "
+        "learning rates and logits are scaled relative to it (maximal update parametrisation)",
     )
     dropout: float | None = Field(
         default=None,
         ge=0.0,
         lt=1.0,
-        description="probability with which features of embeddings and of every sub-layer's output are zeroed in "
-        "training; without this and attention_dropout those with which the preset was published, else 0; replaces the "
-        "dropout of a configuration in hf:<folder>",
+        description="dropout probability of embeddings and sub-layer outputs in training; if this and "
+        "attention_dropout are unset, that of the published preset, else 0; replaces the dropout of a "
+        "configuration in hf:<folder>",
     )
     attention_dropout: float | None = Field(
         default=None,
         ge=0.0,
         lt=1.0,
-        description="probability with which the share that a token has in another's attention is zeroed in training; "
-        "no fused kernel does that",
+        description="dropout probability of attention weights in training; fused kernels do not support it",
     )
     layer_drop: float = Field(
         default=0.0,
         ge=0.0,
         lt=1.0,
-        description="probability with which a sample skips a layer in training (LayerDrop, stochastic depth)",
+        description="probability that a sample skips a layer in training (LayerDrop, stochastic depth)",
     )
     adapter: AdapterSpec | None = Field(
-        default=None, description="train an adapter, and keep the weights that the run begins with"
+        default=None, description="train an adapter and freeze the initial weights"
     )
 
     @property
     def draws(self) -> bool:
-        """Whether training draws random numbers, for which batches carry keys."""
+        """Return whether training draws random numbers, for which batches carry keys."""
         return any(self.dropouts) or bool(self.layer_drop)
 
     @property
     def dropouts(self) -> tuple[float, float]:
-        """The rates of `dropout` and `attention_dropout`: those that the job says, or those with which the preset was
-        published where it says neither."""
+        """Return the rates of `dropout` and `attention_dropout`: the job's, or the published preset's if the job sets
+        neither.
+        """
         if self.dropout is None and self.attention_dropout is None:
             rate = published_dropout(self.model)
             return rate, rate

@@ -1,4 +1,4 @@
-"""What a text in YAML says, where nothing in it can be taken for something else than it looks."""
+"""Read YAML strictly: refuse what different readers understand differently."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from typing import Any
 import yaml
 
 _UNCLEAR = re.compile(r"[-+]?(0[0-9_]+|[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?)")
-"""Numbers that YAML 1.1 takes for octal, or for so many times 60, and YAML 1.2 does not."""
+"""Numbers that YAML 1.1 reads as octal or as base 60, and YAML 1.2 does not."""
 
 
 _HALF = re.compile("[\ud800-\udfff]")
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that stands twice in a mapping, of which YAML takes the last, numbers that two versions of YAML
-    read as two numbers, and half a surrogate pair, which no file takes; `on` is a key, and not true."""
+    """A YAML loader that refuses duplicate keys in a mapping, numbers that YAML 1.1 and 1.2 read differently, and an
+    unpaired surrogate, which no file can hold. `on` is a key, not true.
+    """
 
     def compose_scalar_node(self, anchor: Any) -> yaml.ScalarNode:
         """See `yaml.SafeLoader`."""
@@ -25,13 +26,13 @@ class _Loader(yaml.SafeLoader):
             raise yaml.constructor.ConstructorError(
                 None,
                 None,
-                f"{node.value!a} has half a surrogate pair, which is no character",
+                f"{node.value!a} has an unpaired surrogate, which is no character",
                 node.start_mark,
             )
         return node
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        """See `yaml.SafeLoader`; keys that are merged in are not in the node yet."""
+        """See `yaml.SafeLoader`. Merged keys are not in the node yet."""
         node = super().compose_mapping_node(anchor)
         seen = set()
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
@@ -45,7 +46,7 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def number(self, node: yaml.ScalarNode) -> int | float:
-        """The number of a node that has no quotes."""
+        """Return the number of an unquoted node."""
         if _UNCLEAR.fullmatch(node.value):
             raise yaml.constructor.ConstructorError(
                 None,
@@ -57,7 +58,7 @@ class _Loader(yaml.SafeLoader):
         read = self.construct_yaml_int if node.tag.endswith(":int") else self.construct_yaml_float
         try:
             return read(node)
-        except ValueError:  # of Python's own limit
+        except ValueError:  # Python's own limit
             raise yaml.constructor.ConstructorError(
                 None, None, "a number has thousands of digits", node.start_mark
             ) from None
@@ -68,12 +69,12 @@ for _kind in ("int", "float"):
 
 
 def read_yaml(text: str) -> Any:
-    """What the text says. Raises yaml.YAMLError, ValueError for an impossible date, and RecursionError."""
+    """Return the value of the text. Raises yaml.YAMLError, ValueError for an impossible date, and RecursionError."""
     return _Loader(text).get_single_data()
 
 
 def yaml_problem(error: Exception) -> str:
-    """What is wrong with a text that is no YAML, without what tells of the parser and of Python."""
+    """Return what is wrong with an invalid YAML text, without details of the parser and of Python."""
     if isinstance(error, yaml.reader.ReaderError):
         return f"it has the character {error.character:#04x}, which no text has"
     return str(getattr(error, "problem", None) or error)

@@ -1,6 +1,5 @@
-"""Data: raw text (`sources`, `clean`, `encoding`) to token shards as tasks of Ray (`preprocessing`), what is prepared
-(`prepared`), and token shards to batches by index arithmetic (`samples`, `packing`, `mixture`; `sections` while text is
-still being prepared). `images` are samples of their own.
+"""Data: raw text (`sources`, `clean`, `encoding`) to token shards by Ray tasks (`prepare`), the prepared data
+(`store`), and token shards to batches by index arithmetic (`samples`). `images` are samples of a different kind.
 
-It knows no models: of workloads it needs what an objective has to do with its samples.
+This package knows no models. From workloads it needs only what an objective does with its samples.
 """

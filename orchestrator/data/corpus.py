@@ -42,13 +42,13 @@ PACKAGES = (
     "torch",
     "transformers",
 )
-"""Dependencies of this project, direct or not, whose documentation strings are rich in prose."""
+"""Direct and indirect dependencies of this project whose docstrings contain much prose."""
 
 PACKAGE_BYTES = 2**20
-"""Most bytes of each package, so that none of them dominates."""
+"""Maximum bytes of each package, so that none dominates."""
 
 SHORTEST = 200
-"""Characters below which a docstring is a label rather than prose."""
+"""Shorter docstrings are labels rather than prose."""
 
 _NOT_PROSE = frozenset({"tests", "test", "testing", "_vendor", "vendor", "third_party", "thirdparty_files"})
 

@@ -1,4 +1,4 @@
-"""How good the model of a commit is: its metrics on held-out text, and what it says after prompts.
+"""The quality of a commit's model: its metrics on held-out text, and its text after prompts.
 
-It is given a commit, or a `read(name)` that returns a tensor of one, and changes nothing of a run.
+The input is a commit, or a `read(name)` that returns its tensors. Nothing of a run is changed.
 """

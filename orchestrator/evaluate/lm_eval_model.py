@@ -1,10 +1,11 @@
-"""A model of ours as lm-eval sees one: likelihoods of texts, and texts that are generated.
+"""A model of ours behind lm-eval's interface: likelihoods of texts, and generated texts.
 
-What is scored and generated is what lm-eval's own `hf` model would, of the same weights in the Hugging Face format: the
-same tokens, cut in the same places. Only the token before a text without a context is another: that with which
-training begins a text, where `hf` takes the tokenizer's bos, which many a model has never seen; an encoder-decoder
-generates `max_gen_toks` tokens, where `hf` adds those of the prompt; and of a whole text (`loglikelihood_rolling`) its
-own tokens alone are predicted, where `hf` counts the bos that the tokenizer adds as text, predicted from another bos.
+Scores and generated texts are those of lm-eval's own `hf` model with the same weights in the Hugging Face format: the
+same tokens, cut at the same places. There are three differences. Before a text without a context, this model uses the
+token with which training begins a text; `hf` uses the tokenizer's bos, which many models have never seen. An
+encoder-decoder generates `max_gen_toks` tokens; `hf` adds those of the prompt. Of a whole text
+(`loglikelihood_rolling`), only its own tokens are predicted; `hf` counts the bos that the tokenizer adds as text,
+predicted from another bos.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ DEFAULT_LENGTH = 2048
 
 
 class WorkloadLM(TemplateLM):
-    """`model` of `workload`, with a tokenizer of transformers that frames texts as training does.
+    """`model` of `workload`, with a transformers tokenizer that adds special tokens as training does.
 
-    `truncated` counts the texts that were longer than the model's positions, and lost their beginning.
+    `truncated` counts the texts that exceeded the model's positions and lost their beginning.
     """
 
     def __init__(
@@ -41,8 +42,11 @@ class WorkloadLM(TemplateLM):
         """`progressed` is called after each batch. Raises WorkloadError if the model gives no likelihoods."""
         super().__init__()
         check_scores(workload)
-        self._workload, self._model, self._progressed = workload, model, progressed
-        self.tokenizer, self.truncated = tokenizer, 0
+        self._workload = workload
+        self._model = model
+        self._progressed = progressed
+        self.tokenizer = tokenizer
+        self.truncated = 0
         self._pair = workload.config.architecture == "encoder-decoder"
         self.backend = "seq2seq" if self._pair else "causal"
         self.max_length = longest(workload) or DEFAULT_LENGTH
@@ -54,16 +58,18 @@ class WorkloadLM(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """The token before a text without a context: that with which training begins one, else a document's end."""
+        """The token before a text without a context: the one with which training begins a text, else a document's
+        end.
+        """
         if before := self._workload.vocabulary.before:
             return before[-1]
         begins = getattr(self._workload.vocabulary, self._workload.objective.begins or "eos", None)
         return self.eot_token_id if begins is None else int(begins)
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **more: Any) -> list[int]:
-        """The tokens of a text, with those that the tokenizer puts around it unless that is said."""
+        """Return the tokens of a text, with the tokenizer's special tokens unless told otherwise."""
         if add_special_tokens is None:
-            # A text that begins with its first token already gets no second one.
+            # A text that already begins with the first token does not get a second one.
             framed = string.startswith(self.tokenizer.decode([self.prefix_token_id]))
             add_special_tokens = not framed
         return list(self.tokenizer.encode(string, add_special_tokens=add_special_tokens))
@@ -76,7 +82,7 @@ class WorkloadLM(TemplateLM):
         return [(each.total, each.greedy) for each in found]
 
     def _fitted(self, context: list[int], continuation: list[int]) -> tuple[list[int], list[int]]:
-        """Context and continuation, cut from the left to what the model reads at once."""
+        """Return context and continuation, cut from the left to what the model reads at once."""
         if not continuation:
             raise InputError("a choice is empty", "doc_to_choice", "give each a text")
         if len(continuation) > self.max_length:
@@ -89,7 +95,7 @@ class WorkloadLM(TemplateLM):
         return context[-room:], continuation
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """The log-likelihood of each text, in windows where it is longer than the model's positions."""
+        """Return the log-likelihood of each text, in windows if it exceeds the model's positions."""
         windows: list[tuple[None, list[int], list[int]]] = []
         counts = []
         for (text,) in (request.args for request in requests):
@@ -103,21 +109,22 @@ class WorkloadLM(TemplateLM):
         return [sum(next(totals) for _ in range(count)) for count in counts]
 
     def _predicted(self, text: str) -> list[int]:
-        """The tokens of a whole text that are predicted: without what stands before it."""
+        """Return the tokens of a whole text that are predicted: without the special tokens before it."""
         if self._pair:
             return self.tok_encode(text)
         tokens = self.tok_encode(text, add_special_tokens=False)
         return tokens[1:] if tokens[:1] == [self.prefix_token_id] else tokens
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """The text that follows each prompt, up to the first of its stop strings."""
+        """Return the generated text after each prompt, up to the first of its stop strings."""
         asked = [(self.tok_encode(request.args[0]), request.args[1]) for request in requests]
         order = sorted(
             range(len(asked)), key=lambda n: (_settings(asked[n][1]), len(asked[n][0])), reverse=True
         )
         found: dict[int, str] = {}
         while order:
-            first, settings = order[0], _settings(asked[order[0]][1])
+            first = order[0]
+            settings = _settings(asked[order[0]][1])
             batch = [
                 n for n in order[: self._rows(len(asked[first][0]))] if _settings(asked[n][1]) == settings
             ]
@@ -128,7 +135,7 @@ class WorkloadLM(TemplateLM):
         return [found[number] for number in range(len(asked))]
 
     def _rows(self, length: int) -> int:
-        # Both the logits of a prompt that is read whole, and a cache that grows with it.
+        # The limit is both for the logits of a completely read prompt, and for the cache that grows with it.
         return max(1, min(ROWS, LOGITS // (self._workload.config.vocab_size * max(length, 1))))
 
     def _said(self, prompts: list[list[int]], settings: Mapping[str, Any]) -> list[str]:
@@ -153,12 +160,12 @@ class WorkloadLM(TemplateLM):
 
 
 def _settings(given: Mapping[str, Any]) -> str:
-    """What is generated alike can be generated together."""
+    """Return the settings. Requests with equal settings are generated together."""
     return repr(sorted(given.items()))
 
 
 def _sampling(settings: Mapping[str, Any]) -> Sampling:
-    """Greedy unless the task asks for a draw; lm-eval's rule: a temperature alone does, if it is not 0."""
+    """Return greedy sampling unless the task asks for a draw. As in lm-eval, a nonzero temperature alone does so."""
     temperature = float(settings.get("temperature") or 0.0)
     if not settings.get("do_sample", temperature > 0.0):
         return Sampling()

@@ -1,4 +1,4 @@
-"""A commit evaluated after its run, or beside it: by the rank program, in one process of this machine."""
+"""Evaluate a commit after its run, or during it, by the rank program in one process of this machine."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from orchestrator.train.task import ENTRY, EVALUATION_PATIENCE, Task
 def evaluate_commit(
     spec: JobSpec, run: RunDir, commit: CommitManifest, sets: Mapping[str, str], raw: bool = False
 ) -> EvaluationRow:
-    """The metrics of a commit on the held-out text that `spec` names; `sets` are the URIs of what has text of its own.
+    """Return the metrics of a commit on the held-out text that `spec` names.
 
-    They are of the weights' average, if the job has one, unless `raw`.
-    Nothing of the run is changed. Raises InputError if its data is gone, RuntimeError if the evaluation fails.
+    `sets` are the URIs of sets with separate text. The weights are averaged, if the job has an average, unless `raw`.
+    The run is not changed. Raises InputError if its data is missing, RuntimeError if the evaluation fails.
     """
     check_commit(commit, spec, run.at("job.yaml"))
     tokens = tokens_of(spec, run, commit.meta["data"])
@@ -44,8 +44,9 @@ def evaluate_commit(
 
 
 def row_of(spec: JobSpec, task: Task) -> EvaluationRow:
-    """The result of a task of evaluation, run on this machine. Raises RuntimeError if it fails."""
-    bundle, wait = spec.resources.per_worker.bundle, EVALUATION_PATIENCE
+    """Return the result of an evaluation task, run on this machine. Raises RuntimeError if it fails."""
+    bundle = spec.resources.per_worker.bundle
+    wait = EVALUATION_PATIENCE
     _, result = run_to_the_end(1, bundle, ENTRY, task.to_json(), wait, "evaluation")
     row: EvaluationRow = result["evaluation"]
     return row

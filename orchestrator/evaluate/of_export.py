@@ -1,7 +1,7 @@
-"""A folder in the Hugging Face format, evaluated: as the commit that it was exported from, or by defaults.
+"""Evaluation of a folder in the Hugging Face format: like the commit that it was exported from, or with defaults.
 
-What an export was trained for stands in its export.json, so that its numbers are those of its commit. Of any other
-folder the class says what it can be evaluated by.
+An export's export.json records how it was trained, so that its numbers equal those of its commit. For any other
+folder, the class determines how it can be evaluated.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ if TYPE_CHECKING:
     from workloads.workload import Workload
 
 LONGEST = 512
-"""Tokens of a sample where export.json does not say, if the model has positions for them."""
+"""Tokens of a sample if export.json is silent, as long as the model has positions for them."""
 BATCH = 8
-"""Samples that are evaluated at once where export.json does not say."""
+"""Samples that are evaluated at once if export.json is silent."""
 OBJECTIVES = {"decoder": "causal_lm", "encoder": "masked_lm", "encoder-decoder": "denoising"}
-"""What a model is evaluated by where export.json does not say; one with sentinels as T5 is."""
+"""The objective for evaluation if export.json is silent; a model with sentinels is treated like T5."""
 SAYS = "seq2seq"
-"""By what an encoder-decoder answers prompts where export.json does not say."""
+"""The objective by which an encoder-decoder answers prompts if export.json is silent."""
 
 
 def is_export(folder: str) -> bool:
-    """Whether a path of this machine is a folder in the Hugging Face format: of a model, or of an adapter, which is
-    refused as such."""
+    """Return whether a local path is a folder in the Hugging Face format, of a model or of an adapter (which is
+    refused later).
+    """
     return any(Path(folder, name).is_file() for name in ("config.json", ADAPTER))
 
 
 def spec_of_export(
     folder: str, sets: Mapping[str, str], overrides: Sequence[str] = ()
 ) -> tuple[JobSpec, int]:
-    """The job that evaluates the model in `folder` on text, and the step that it is of, 0 if that is not known.
+    """Return the job that evaluates the model in `folder` on text, and the model's step, 0 if unknown.
 
-    `sets` are the URIs of the text by name; `overrides` of the job are of the form a.b=c.
-
-    Raises InputError for a folder whose model is not known here, or has nothing to be evaluated by.
+    `sets` are the URIs of the text by name. `overrides` of the job have the form a.b=c. Raises InputError for a
+    folder whose model is unknown here, or that cannot be evaluated.
     """
     facts = _facts(folder)
     known = facts.get("evaluation")
@@ -62,7 +62,7 @@ def spec_of_export(
         described = _described(folder)
         pair = described.architecture == "encoder-decoder" and not sets
         known = {
-            # Prompts are sources, framed as its tokenizer frames them; text has none.
+            # Prompts are sources with the tokenizer's special tokens; plain text has none.
             "objective": SAYS if pair else objective_of(folder, described.architecture),
             "sequence_length": min(described.max_positions, LONGEST),
             "global_batch": BATCH,
@@ -78,7 +78,7 @@ def spec_of_export(
             "options": known.get("options", {}),
         },
         "data": {
-            # Nothing is trained; the first set stands in for the text of training.
+            # Nothing is trained; the first set stands in for the training text.
             "sources": next(iter(named.values()), {"sources": [{"uri": folder}]})["sources"],
             "tokenizer": folder,
             "sequence_length": known["sequence_length"],
@@ -97,7 +97,8 @@ def spec_of_export(
     }
     for text in overrides:
         override(document, text)
-    objective, day = document["workload"]["objective"], document["data"]["chat_date"]
+    objective = document["workload"]["objective"]
+    day = document["data"]["chat_date"]
     if objective in LABELLED and not document["data"]["labels"]:
         document["data"]["labels"] = _labels_of(folder)
     if objective == SAYS and not isinstance(field, dict):
@@ -116,8 +117,10 @@ def spec_of_export(
 
 
 def workload_of_export(spec: JobSpec) -> Workload:
-    """The workload of a job that `spec_of_export` made. Raises InputError, also for a folder that has no weights for a
-    part of the model, which would be drawn at random."""
+    """Return the workload of a job from `spec_of_export`.
+
+    Raises InputError, also for a folder that lacks the weights of a part of the model, which would be random.
+    """
     from orchestrator.data.store.manifest import FORMAT
     from orchestrator.resolve.training_inputs import load_workload, vocabulary_before_data
     from workloads.hf.weights import check_none_unread, has_weights
@@ -131,8 +134,9 @@ def workload_of_export(spec: JobSpec) -> Workload:
         raise InputError("has a configuration and no weights", folder, "give a folder with model.safetensors")
     job = resolve(spec)
     workload = load_workload(spec, vocabulary_before_data(job), FORMAT, job.model)
-    # A class that is run as it is refuses a folder without weights itself, but for its head.
-    stored, fresh = getattr(workload, "pretrained", None), list(getattr(workload, "new", ()))
+    # A class that is run unchanged refuses a folder without weights itself, except for the head's.
+    stored = getattr(workload, "pretrained", None)
+    fresh = list(getattr(workload, "new", ()))
     found = {name: stored.find(name) for name in workload.shapes} if stored else {}
     objective = spec.workload.objective
     if missing := fresh + [name for name, tensor in found.items() if tensor is None]:
@@ -145,7 +149,7 @@ def workload_of_export(spec: JobSpec) -> Workload:
 
 
 def tokenizer_of_export(spec: JobSpec) -> Tokenizer:
-    """The tokenizer of a job that `spec_of_export` made. Raises InputError if its folder has none."""
+    """Return the tokenizer of a job from `spec_of_export`. Raises InputError if its folder has none."""
     from tokenizers import Tokenizer
 
     from orchestrator.data.encoding import tokenizer
@@ -155,12 +159,15 @@ def tokenizer_of_export(spec: JobSpec) -> Tokenizer:
 
 
 def chat_of_export(spec: JobSpec, tokenizer: Tokenizer) -> Chat | None:
-    """How prompts are written as turns for the model of a job that `spec_of_export` made; None if it learnt from texts,
-    or its folder has no chat template. Where export.json says nothing, what has a template is taken to have learnt from
-    conversations."""
+    """Return how prompts are written as turns for the model of a job from `spec_of_export`.
+
+    None if it learnt from texts, or if its folder has no chat template. If export.json is silent, a model with a
+    template counts as trained on conversations.
+    """
     from orchestrator.data.prepare.conversations import dated, find_template
 
-    folder, objective = spec.workload.model.removeprefix("hf:"), spec.workload.objective
+    folder = spec.workload.model.removeprefix("hf:")
+    objective = spec.workload.objective
     known = _facts(folder).get("evaluation")
     talks = known.get("chat", objective in TALKING) if isinstance(known, dict) else True
     found = find_template(folder, None) if talks else None
@@ -171,7 +178,7 @@ def chat_of_export(spec: JobSpec, tokenizer: Tokenizer) -> Chat | None:
 
 
 def evaluate_export(spec: JobSpec, data: PreparedData, step: int) -> EvaluationRow:
-    """The metrics of the model of a job that `spec_of_export` made, on its sets, whose prepared data is `data`.
+    """Return the metrics of the model of a job from `spec_of_export`, on its sets, whose prepared data is `data`.
 
     Raises RuntimeError if the evaluation fails.
     """
@@ -194,7 +201,7 @@ def _facts(folder: str) -> dict[str, Any]:
 
 
 def objective_of(folder: str, architecture: str) -> str:
-    """By what the model in a folder is evaluated, or trained on, where nothing else is said."""
+    """Return the default objective for evaluating, or training, the model in a folder."""
     tokenizer = Path(folder, "tokenizer.json")
     if architecture == "encoder-decoder" and tokenizer.is_file() and "<extra_id_0>" in tokenizer.read_text():
         return "span_corruption"
@@ -202,7 +209,7 @@ def objective_of(folder: str, architecture: str) -> str:
 
 
 def _labels_of(folder: str) -> list[str]:
-    """The labels that a folder names; none if it names none."""
+    """Return the labels that a folder names; empty if it names none."""
     from workloads.hf.meaning import folder_meaning
 
     with wrong_input(folder):

@@ -1,4 +1,4 @@
-"""Tasks evaluated with lm-eval: of a commit, of an export, or of any model at hand; without a hub."""
+"""Evaluate tasks with lm-eval, for a commit, an export, or any given model, without access to a hub."""
 
 from __future__ import annotations
 
@@ -43,8 +43,9 @@ from orchestrator.storage.row_types import EvaluationRow
 
 @dataclass(frozen=True)
 class Subject:
-    """What is evaluated: a model with its weights, the tokenizer of transformers that fits it, of which step it is, and
-    what `facts_of` says of the weights."""
+    """What is evaluated: a model with its weights, its transformers tokenizer, its step, and the facts of `facts_of`
+    about the weights.
+    """
 
     workload: Workload
     model: nn.Module
@@ -56,12 +57,10 @@ class Subject:
 def subject_of_commit(
     run_uri: str, step: int, device: torch.device | None = None, best: bool = False, raw: bool = False
 ) -> Subject:
-    """The model of the commit at `step` of a run, with the tokenizer that an export of it would have.
+    """Return the model of a run's commit, with the tokenizer that an export of it would have.
 
-    With `best` it is that of the commit which is best by checkpoint.keep_best, if there is one. The weights are
-    averaged, if the job has an average of them, unless `raw`.
-
-    Raises InputError if there is no such run, or its data is gone.
+    With `best`, take the best commit by checkpoint.keep_best, if there is one. Weights are averaged, if the job has
+    an average, unless `raw`. Raises InputError if the run or its data is missing.
     """
     from tokenizers import Tokenizer
 
@@ -83,7 +82,7 @@ def subject_of_commit(
 def subject_of_export(
     folder: str, overrides: Sequence[str] = (), device: torch.device | None = None
 ) -> Subject:
-    """The model in a folder in the Hugging Face format. Raises InputError if it cannot be read."""
+    """Return the model in a folder in the Hugging Face format. Raises InputError if it cannot be read."""
     from workloads.load import with_weights
 
     spec, step = spec_of_export(folder, {}, overrides)
@@ -93,31 +92,33 @@ def subject_of_export(
 
 
 def _for_lm_eval(tokenizer: Tokenizer) -> Any:
-    """The tokenizer that training reads as one of transformers, whose AutoTokenizer may make another one of the folder
-    (see `orchestrator.data.encoding.auto_tokenizer`)."""
+    """Return training's tokenizer as a transformers tokenizer.
+
+    transformers' AutoTokenizer may make another one from the folder (see
+    `orchestrator.data.encoding.auto_tokenizer`).
+    """
     from transformers import PreTrainedTokenizerFast
 
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False)
 
 
 ENTRY = "orchestrator.evaluate.on_tasks:main"
-"""The entry point of a process that evaluates tasks."""
+"""The entry point of the process that evaluates tasks."""
 PATIENCE = 1800.0
-"""Seconds that a model may take to be read, or a batch to be computed."""
+"""Seconds allowed for reading a model, or for computing a batch."""
 AGGREGATED = {"f1": "f1", "mcc": "matthews", "spearman": "spearman", **dict(zip(ROUGE, ROUGE, strict=True))}
-"""Metrics that `workloads.objectives.metrics` computes, with their names there; lm-eval's own are the others."""
+"""Metrics computed by `workloads.objectives.metrics`, with their names there. The others are lm-eval's own."""
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
-"""What the libraries read when they are imported."""
+"""Environment variables that the libraries read when they are imported."""
 
 
 def evaluate_commit_on_tasks(
     run_uri: str, step: int, paths: Sequence[str], best: bool = False
 ) -> EvaluationRow:
-    """The row of the commit at `step` of a run, evaluated on task files in this process, on its CPU.
+    """Return the row of a run's commit, evaluated on task files in this process, on its CPU.
 
-    With `best` it is that of the commit which is best by checkpoint.keep_best, if there is one.
-
-    Raises InputError for wrong task files, data that is gone, or a model that gives no likelihoods.
+    With `best`, take the best commit by checkpoint.keep_best, if there is one. Raises InputError for wrong task
+    files, missing data, or a model that gives no likelihoods.
     """
     tasks = read_tasks(paths, where="evaluate.tasks")
     with _prepared():
@@ -125,14 +126,14 @@ def evaluate_commit_on_tasks(
 
 
 def run_tasks(tasks: Sequence[TaskFile], place: Mapping[str, Any], bundle: Bundle) -> EvaluationRow:
-    """The row of a model evaluated on tasks, in a process of its own, with what a worker of its run has.
+    """Return the row of a model evaluated on tasks, in a separate process with the resources of a worker of its run.
 
     Args:
         tasks: what to evaluate.
         place: {"run", "step", "raw"} of a commit, or {"export", "overrides"} of a folder in the Hugging Face format.
         bundle: CPUs, and whether there is a GPU.
 
-    Raises InputError for what is wrong with the tasks or the model, RuntimeError if the evaluation fails.
+    Raises InputError for errors in the tasks or the model, RuntimeError if the evaluation fails.
     """
     config = {
         **place,
@@ -142,7 +143,7 @@ def run_tasks(tasks: Sequence[TaskFile], place: Mapping[str, Any], bundle: Bundl
     }
     with tempfile.TemporaryDirectory(
         prefix="tasks-"
-    ) as scratch:  # an interrupted process removes nothing itself
+    ) as scratch:  # an interrupted process cannot clean up itself
         config |= {"scratch": scratch}
         _, result = run_to_the_end(1, bundle, ENTRY, config, PATIENCE, "evaluation of tasks")
     if "wrong" in result:
@@ -152,7 +153,7 @@ def run_tasks(tasks: Sequence[TaskFile], place: Mapping[str, Any], bundle: Bundl
 
 
 def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
-    """Evaluate tasks as the one rank of a gang. Returns {"row"}, or {"wrong": [what, where, hint]} for wrong input."""
+    """Evaluate tasks as the only rank of a gang. Return {"row"}, or {"wrong": [what, where, hint]} for wrong input."""
     import torch
 
     torch.set_num_threads(config["threads"])
@@ -171,7 +172,7 @@ def main(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _prepared() -> Iterator[None]:
-    """No hub; neither progress bars nor remarks of lm-eval's, but errors."""
+    """Disable hubs and progress bars, and show only errors of lm-eval."""
     if importlib.util.find_spec("lm_eval") is None:
         raise InputError("tasks need lm-eval, which is not installed", "", f"{EXTRA} installs it")
     loud = {name: logging.getLogger(name).level for name in ("lm_eval", "datasets", "transformers")}
@@ -212,10 +213,10 @@ def evaluate_task(
     progressed: Callable[[], object] = lambda: None,
     scratch: str | None = None,
 ) -> dict[str, float]:
-    """The metrics of one task, with the number of its `examples` and, if there were any, of those `truncated`.
+    """Return the metrics of one task, with the number of its `examples` and, if any, of those `truncated`.
 
-    `scratch` is a folder for temporary files. Raises InputError for data that do not fit the task, and for a model that
-    gives no likelihoods.
+    `scratch` is a folder for temporary files. Raises InputError for data that does not fit the task, and for a model
+    that gives no likelihoods.
     """
     from lm_eval.evaluator import evaluate
 
@@ -236,7 +237,7 @@ def evaluate_task(
 
 
 def _metrics(found: Mapping[str, Any], name: str, where: str) -> dict[str, float]:
-    """Of lm-eval's results, whose keys are a metric and a filter of the answers, "none" for none."""
+    """Return the metrics from lm-eval's results, whose keys are a metric and an answer filter ("none" for none)."""
     metrics = {}
     for key, value in found["results"][name].items():
         metric, comma, by = key.partition(",")
@@ -249,15 +250,16 @@ def _metrics(found: Mapping[str, Any], name: str, where: str) -> dict[str, float
 
 
 def _loaded(task: TaskFile, cache: str) -> Any:
-    """lm-eval's task, with its data read anew. Raises InputError if they do not fit it."""
+    """Return lm-eval's task, with its data read again. Raises InputError if the data does not fit."""
     import datasets
     from lm_eval.tasks import TaskManager
 
     _add_metrics()
-    where, before = str(task.path), datasets.config.HF_DATASETS_CACHE
+    where = str(task.path)
+    before = datasets.config.HF_DATASETS_CACHE
     datasets.config.HF_DATASETS_CACHE = Path(cache)
     try:
-        with contextlib.chdir(task.path.parent):  # where its relative paths begin
+        with contextlib.chdir(task.path.parent):  # its relative paths refer to this folder
             manager = TaskManager(include_defaults=False)
             loaded = _told(lambda: manager.load([where])["tasks"][task.name], where)
     finally:
@@ -274,8 +276,8 @@ def _loaded(task: TaskFile, cache: str) -> Any:
 
 
 def _add_metrics() -> None:
-    """Make the metrics that lm-eval lacks known to it."""
-    import lm_eval.api.metrics  # noqa: F401  (its own come first)
+    """Register the metrics that lm-eval lacks."""
+    import lm_eval.api.metrics  # noqa: F401  (its own metrics are registered first)
     from lm_eval.api.registry import metric_registry, register_aggregation, register_metric
 
     for name in sorted(AGGREGATED.keys() - set(metric_registry)):
@@ -286,7 +288,7 @@ def _add_metrics() -> None:
 
 
 def _pair(items: Any) -> Any:
-    """What is aggregated: reference and prediction."""
+    """Return the item to aggregate: reference and prediction."""
     return items
 
 
@@ -302,8 +304,9 @@ def _measure(name: str, pairs: Sequence[tuple[Any, Any]]) -> float:
 
 
 def _check_examples(loaded: Any, where: str) -> None:
-    """Go through all examples once, and refuse what lm-eval would count as a wrong answer without a word: labels that
-    name no choice, metrics of several references."""
+    """Check all examples, and refuse what lm-eval would silently count as a wrong answer: labels that name no choice,
+    and metrics with several references.
+    """
     several = loaded.OUTPUT_TYPE == "generate_until" and loaded.multiple_target
     if several and (others := sorted(loaded.aggregation().keys() - {"exact_match"})):
         what = f"{others[0]} of several targets is not what its name says"
@@ -323,7 +326,7 @@ def _check_examples(loaded: Any, where: str) -> None:
 
 
 def _told(call: Callable[[], Any], where: str) -> Any:
-    """The result of a call to lm-eval; whatever it raises of a task file or its data is wrong input."""
+    """Return the result of a call to lm-eval. Any error about a task file or its data becomes an InputError."""
     try:
         return call()
     except InputError:

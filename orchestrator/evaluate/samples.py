@@ -1,4 +1,4 @@
-"""Samples to read: how the model of a commit continues the prompts of a job."""
+"""Samples to read: how a commit's model continues the prompts of a job."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def continue_prompts(
     device: torch.device | None = None,
     chat: Chat | None = None,
 ) -> list[str]:
-    """What the model says after each prompt: the text of at most `max_tokens` tokens, without the prompt.
+    """Return the model's text after each prompt: at most `max_tokens` tokens, without the prompt.
 
-    `read(name)` returns a tensor of the model, as a commit's reader or an engine gives it. A decoder continues the
-    prompt; an encoder-decoder reads it, and its decoder speaks. With `chat` each prompt is a user's turn, and what is
-    said ends with the answer. Else around the prompt are the tokens that the objective puts around a text; nothing of
-    its own is hidden in it, so that `<extra_id_0>` in a prompt of T5's is filled in. With a temperature in `sampling`
-    the same seed says the same for the same weights. Raises WorkloadError, see `workloads.model.generate`.
+    A decoder continues the prompt; an encoder-decoder reads it, and its decoder answers. With `chat`, each prompt is
+    a user's turn, and the text ends with the answer. Otherwise the objective's special tokens surround the prompt;
+    nothing in it is masked, so T5 fills in `<extra_id_0>`. With a temperature in `sampling`, the same seed gives the
+    same text for the same weights. `read(name)` returns a tensor of the model, from a commit's reader or an engine.
+    Raises WorkloadError, see `workloads.model.generate`.
     """
     from workloads.load import with_weights
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 EXTRA = install("eval")
 FORMATS = ("json", "csv", "parquet", "text", "arrow")
-"""The `dataset_path` of local files; json is also that of .jsonl."""
+"""The `dataset_path` values for local files; json also covers .jsonl."""
 ROUGE = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 METRICS: Mapping[str, frozenset[str]] = {
     "multiple_choice": frozenset(
@@ -42,23 +42,23 @@ METRICS: Mapping[str, frozenset[str]] = {
 }
 """The metrics of each `output_type`."""
 LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
-"""The keys of `generation_kwargs` that say how long a text may become, the first that is there counts."""
+"""Keys of `generation_kwargs` that limit a text's length; the first one present counts."""
 DRAWS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
     "do_sample": ("true or false", lambda value: isinstance(value, bool)),
     "temperature": ("a number of at least 0", lambda value: _is_number(value) and value >= 0),
     "top_k": ("a whole number of at least 0", lambda value: type(value) is int and value >= 0),
     "top_p": ("a share above 0, and 1 at most", lambda value: _is_number(value) and 0 < value <= 1),
 }
-"""How tokens are drawn: what each key takes."""
+"""How tokens are drawn: the values that each key accepts."""
 GENERATION = frozenset(("until", "do_sample", "temperature", "top_k", "top_p", *LENGTHS))
 LONGEST = 256
-"""Tokens that are generated at most where the file does not say, as in lm-eval."""
+"""Default maximum of generated tokens, as in lm-eval."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 
 
 @dataclass(frozen=True)
 class TaskFile:
-    """A task that can be evaluated: its file, name, `output_type`, and how many tokens it generates at most."""
+    """A task that can be evaluated: its file, name, `output_type`, and maximum number of generated tokens."""
 
     path: Path
     name: str
@@ -71,33 +71,33 @@ class FunctionName(str):
 
 
 class _Loader(yaml.SafeLoader):
-    """Plain data, and names of functions."""
+    """A YAML loader for plain data and names of functions."""
 
 
 _Loader.add_constructor("!function", lambda loader, node: FunctionName(node.value))
 
 
 def read_tasks(paths: Sequence[str], taken: Sequence[str] = (), where: str = "--tasks") -> list[TaskFile]:
-    """The tasks of these files, checked; `taken` are names that no task may have.
+    """Return the checked tasks of these files. `taken` are names that no task may have.
 
-    Raises InputError for a file that is missing or no task, data that is missing or not local, an unknown metric, and
-    if lm-eval is not installed. `where` is the option or key that names the files.
+    Raises InputError for a file that is missing or not a task, data that is missing or not local, an unknown metric,
+    and if lm-eval is not installed. `where` is the option or key that names the files.
     """
-    found: list[TaskFile] = []
+    tasks: list[TaskFile] = []
     for path in paths:
         task = read_task(path, where)
-        if task.name in [*taken, *(other.name for other in found)]:
+        if task.name in [*taken, *(other.name for other in tasks)]:
             raise InputError(
                 f"another set or task is named {task.name}", f"{where} {path}: task", "rename one"
             )
-        found.append(task)
-    if found and importlib.util.find_spec("lm_eval") is None:
+        tasks.append(task)
+    if tasks and importlib.util.find_spec("lm_eval") is None:
         raise InputError("tasks need lm-eval, which is not installed", where, f"{EXTRA} installs it")
-    return found
+    return tasks
 
 
 def read_task(path: str, where: str = "--tasks") -> TaskFile:
-    """The task of one file. Raises InputError, see `read_tasks`."""
+    """Return the task of one file. Raises InputError, see `read_tasks`."""
     place = f"{where} {path}"
     if not is_local(path):
         raise InputError(
@@ -113,8 +113,8 @@ def read_task(path: str, where: str = "--tasks") -> TaskFile:
         raise InputError(f"{kind!r} is unknown", f"{place}: output_type", f"choose from {', '.join(METRICS)}")
     name = document.get("task")
     if not isinstance(name, str) or not NAME.fullmatch(name):
-        what = "is no single task with a name of letters, digits, _ . and -"
-        raise InputError(what, f"{place}: task", "give each task a file of its own")
+        problem = "is no single task with a name of letters, digits, _ . and -"
+        raise InputError(problem, f"{place}: task", "give each task a file of its own")
     if "class" in document:
         raise InputError("a task that is a Python class cannot be checked", f"{place}: class", "leave it out")
     _check_data(document, file.parent, place)
@@ -123,7 +123,7 @@ def read_task(path: str, where: str = "--tasks") -> TaskFile:
 
 
 def _read(file: Path, place: str, seen: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """The mapping in a file, over those of the files that it includes."""
+    """Return the mapping in a file, merged over those of the files that it includes."""
     if file in seen:
         raise InputError("includes itself", f"{place}: include", "leave one out")
     try:
@@ -149,15 +149,16 @@ def _read(file: Path, place: str, seen: tuple[Path, ...] = ()) -> dict[str, Any]
 
 
 def _check_data(document: Mapping[str, Any], folder: Path, place: str) -> None:
-    """The data are files, those on this machine are there, and one split of them is evaluated."""
+    """Check that the data consists of files, that local ones exist, and that one split is evaluated."""
     if isinstance(document.get("custom_dataset"), FunctionName):
         return
-    source, options = document.get("dataset_path"), document.get("dataset_kwargs") or {}
+    source = document.get("dataset_path")
+    options = document.get("dataset_kwargs") or {}
     files = options.get("data_files") if isinstance(options, dict) else None
     if source not in FORMATS or not files:
-        what = f"{source} would be looked for on a hub" if source not in FORMATS else "names no files"
+        problem = f"{source} would be looked for on a hub" if source not in FORMATS else "names no files"
         hint = f"give one of {', '.join(FORMATS)}, and the files in dataset_kwargs.data_files"
-        raise InputError(what, f"{place}: dataset_path", hint)
+        raise InputError(problem, f"{place}: dataset_path", hint)
     splits = files if isinstance(files, dict) else {"train": files}
     for split, uri in _files(splits):
         _check_file(uri, folder, f"{place}: dataset_kwargs.data_files.{split}")
@@ -188,7 +189,7 @@ def _check_file(uri: str, folder: Path, place: str) -> None:
 
 
 def _check_metrics(document: Mapping[str, Any], kind: str, place: str) -> None:
-    """Every metric is one that this kind of task gives."""
+    """Check that this kind of task supports every metric."""
     listed = document.get("metric_list") or []
     for number, entry in enumerate(listed if isinstance(listed, list) else [listed]):
         key = f"{place}: metric_list.{number}.metric"
@@ -202,9 +203,9 @@ def _check_metrics(document: Mapping[str, Any], kind: str, place: str) -> None:
         if name not in METRICS[kind]:
             near = get_close_matches(name, METRICS[kind], n=2) or sorted(METRICS[kind])
             others = [other for other in METRICS if name in METRICS[other]]
-            what = f"a task of output_type {kind} has no metric {name}"
-            what += f", one of {' or '.join(others)} has" if others else ""
-            raise InputError(what, key, f"did you mean {' or '.join(near)}?")
+            problem = f"a task of output_type {kind} has no metric {name}"
+            problem += f", one of {' or '.join(others)} has" if others else ""
+            raise InputError(problem, key, f"did you mean {' or '.join(near)}?")
 
 
 def _is_number(value: Any) -> bool:
@@ -212,7 +213,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _generated(document: Mapping[str, Any], place: str) -> int:
-    """How many tokens are generated at most."""
+    """Return the maximum number of generated tokens."""
     given = document.get("generation_kwargs") or {}
     if unknown := sorted(set(given) - GENERATION):
         hint = f"known keys: {', '.join(sorted(GENERATION))}"
@@ -231,7 +232,9 @@ def _generated(document: Mapping[str, Any], place: str) -> int:
 
 
 def most_tokens(given: Mapping[str, Any], place: str = "generation_kwargs") -> int:
-    """How many tokens `generation_kwargs` let a text become. Raises InputError if that is no number above 0."""
+    """Return the maximum number of tokens that `generation_kwargs` allows. Raises InputError unless it is a positive
+    number.
+    """
     most = next((given[key] for key in LENGTHS if key in given), LONGEST)
     if type(most) is not int or most < 1:
         raise InputError(
@@ -249,5 +252,5 @@ def check_fits(workload: Workload, tasks: Sequence[TaskFile], where: str) -> Non
     room = longest(workload) if workload.config.architecture == "decoder" else None
     for task in tasks:
         if room is not None and task.max_tokens >= room:
-            what = f"{task.max_tokens} generated tokens leave no room for a prompt in the model's {room} positions"
-            raise InputError(what, f"{where} {task.path}: generation_kwargs.max_gen_toks", "lower it")
+            problem = f"{task.max_tokens} generated tokens leave no room for a prompt in the model's {room} positions"
+            raise InputError(problem, f"{where} {task.path}: generation_kwargs.max_gen_toks", "lower it")

@@ -1,4 +1,4 @@
-"""Exports in the formats of others than transformers: each is made from a checked export for transformers."""
+"""Exports in formats other than transformers'. Each is made from a checked export for transformers."""
 
 from __future__ import annotations
 
@@ -19,15 +19,18 @@ Converted: TypeAlias = Literal["dcp", "gguf", "onnx"]
 Names: TypeAlias = Literal["hf", "torchtitan", "olmo"]
 Numbers: TypeAlias = Literal["f32", "f16", "bf16", "q8_0"]
 EXTRAS = {"gguf": ("gguf", "accelerate"), "onnx": ("onnx", "onnxruntime")}
-"""What must be installed for a form, by the extra of its name."""
-FORM, NAMES, NUMBERS = "--form", "--names", "--numbers"
+"""The packages that a format needs, installed by the extra of its name."""
+FORM = "--form"
+NAMES = "--names"
+NUMBERS = "--numbers"
 EXPORT = "checkpoint.export"
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """A format that is no folder for transformers. names: those of the tensors in a DCP folder. numbers: the format of
-    the matrices in a GGUF file."""
+    """A format other than a folder for transformers. `names` is the naming of tensors in a DCP folder, `numbers` the
+    format of matrices in a GGUF file.
+    """
 
     form: Converted
     names: Names = "hf"
@@ -35,8 +38,10 @@ class Conversion:
 
 
 def asked_form(form: str | None, names: Names | None, numbers: Numbers | None) -> Any:
-    """What `export` takes for these options of the command. Raises InputError if they do not go together, or if a
-    package is not installed."""
+    """Return the argument of `export` for these options of the command.
+
+    Raises InputError if they do not fit together, or if a package is not installed.
+    """
     for value, option, of, kinds in ((names, NAMES, "dcp", Names), (numbers, NUMBERS, "gguf", Numbers)):
         if value is not None and form != of:
             raise InputError(f"{value} is for {FORM} {of}", option, f"leave it out, or add {FORM} {of}")
@@ -54,7 +59,7 @@ def asked_form(form: str | None, names: Names | None, numbers: Numbers | None) -
 
 
 def form_of(checkpoint: CheckpointSpec) -> Any:
-    """The same, of a job's keys."""
+    """Return the same for a job's keys."""
     form = checkpoint.export
     if form not in get_args(Converted):
         return form
@@ -62,8 +67,11 @@ def form_of(checkpoint: CheckpointSpec) -> Any:
 
 
 def check_conversion(asked: Conversion, workload: Workload) -> None:
-    """Raise InputError or WorkloadError if the format has no such model, as far as its configuration and its names
-    tell; a tokenizer is looked at when there is one."""
+    """Raise InputError or WorkloadError if the format does not support the model, judging by its configuration and
+    names.
+
+    The tokenizer is checked later, when there is one.
+    """
     from workloads.hf.checkpoint import hf_config_of, hf_names
     from workloads.hf.name_maps import written
     from workloads.model.config import TransformerConfig
@@ -71,7 +79,9 @@ def check_conversion(asked: Conversion, workload: Workload) -> None:
 
     if asked.form in EXTRAS:
         check_extra(EXTRAS[asked.form], asked.form, EXPORT)
-    config, paired, about = workload.config, bool(getattr(workload.config, "generator", 0)), {}
+    config = workload.config
+    paired = bool(getattr(workload.config, "generator", 0))
+    about = {}
     if isinstance(config, TransformerConfig):
         alone = config.changed({"generator": 0}) if paired else config
         about = hf_config_of(alone, workload.vocabulary, workload.decoder_start).to_dict()
@@ -93,11 +103,10 @@ def check_conversion(asked: Conversion, workload: Workload) -> None:
 
 
 def convert(asked: Conversion, plain: str, folder: str) -> float | None:
-    """Write what is in `plain`, an export for transformers, to `folder` in another format, and check it.
+    """Write the export for transformers in `plain` to `folder` in another format, and check it.
 
-    Returns the largest difference of its outputs where it has rounded numbers, as a share of the largest number.
-
-    Raises InputError if the format has no such model, RuntimeError if what was written is not what was to be written.
+    Returns the largest difference of its outputs if it has rounded numbers, as a share of the largest number. Raises
+    InputError if the format does not support the model, RuntimeError if the result is wrong.
     """
     with wrong_input(FORM):
         if asked.form == "gguf":
@@ -116,7 +125,7 @@ def convert(asked: Conversion, plain: str, folder: str) -> float | None:
 
 
 def check_extra(modules: tuple[str, ...], extra: str, where: str = FORM) -> None:
-    """Raise InputError if a package that a form needs is not installed."""
+    """Raise InputError if a package that a format needs is not installed."""
     for module in modules:
         if find_spec(module) is None:
             raise InputError(f"needs {module}, which is not installed", where, install(extra))

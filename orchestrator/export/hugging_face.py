@@ -1,4 +1,4 @@
-"""Exports a commit to a folder that transformers loads: weights, config, tokenizer; and compares the outputs."""
+"""Export a commit to a folder that transformers loads (weights, config, tokenizer), and compare the outputs."""
 
 from __future__ import annotations
 
@@ -47,19 +47,25 @@ def export(
     raw: bool = False,
     form: Form | Conversion | None = None,
 ) -> dict[str, Any]:
-    """Export the commit at `step` of a run to the folder `target`: complete and checked, or not at all. Its `form` is
-    that of the job, or a model for transformers, if none is given; an own model has its own. Another format is made of
-    a model for transformers, which needs the space of both. The commit is held meanwhile: a run at work does not remove
-    it, where the export may write there.
+    """Export a commit of a run to the folder `target`: complete and checked, or not at all.
 
-    With `best` that commit is exported, if there is one, which is best by the metric of checkpoint.keep_best. The
-    weights are averaged, if the job has an average of them, unless `raw`.
+    The commit is pinned meanwhile, so that an active run does not remove it, if the run directory is writable.
+    Formats other than transformers' are made from an export for transformers, which needs the space of both.
 
-    Returns {"uri", "step", "logits_difference" "sample"}, and what `facts_of` says of the weights; the difference
-    is None if there is nothing to compare with, `sample` is
-    generated text, None if the model generates none; "rounding" is what rounded numbers make of its outputs, where a
-    format has such, "tokenizer_class" what reads the tokenizer where AutoTokenizer does not. Raises InputError if there
-    is no such commit, and RuntimeError if transformers disagrees.
+    Args:
+        run_uri: the run directory.
+        step: the commit's step; None for the last.
+        target: the folder.
+        best: take the best commit by the metric of checkpoint.keep_best, if there is one.
+        raw: do not average the weights, even if the job has an average.
+        form: the format; None for the job's. An own model has a separate format.
+
+    Returns {"uri", "step", "logits_difference", "sample"} and the facts of `facts_of` about the weights. The
+    difference is None without anything to compare with; `sample` is generated text, None if the model generates none.
+    "rounding" is the effect of rounded numbers on its outputs, if the format has such. "tokenizer_class" is the class
+    that reads the tokenizer if AutoTokenizer does not.
+
+    Raises InputError if the commit is missing, and RuntimeError if transformers disagrees.
     """
     from orchestrator.checkpoint.averaged import facts_of
     from orchestrator.checkpoint.evaluations import metrics_of
@@ -69,9 +75,13 @@ def export(
 
     check_target(target)
     found = model_of_run(run_uri, step, best, raw)
-    spec, tokens, commit = found.spec, found.tokens, found.commit
-    weights, step = facts_of(found.reader), commit.step
-    own, rounded = is_object_reference(spec.workload.model), None
+    spec = found.spec
+    tokens = found.tokens
+    commit = found.commit
+    weights = facts_of(found.reader)
+    step = commit.step
+    own = is_object_reference(spec.workload.model)
+    rounded = None
     if own and (isinstance(form, Conversion) or form == "adapter"):
         raise InputError("an own model is exported whole, as safetensors", FORM, "leave it out")
     with holding(found.store, step, f"the export to {target}"), draft(target) as folder:
@@ -108,7 +118,9 @@ def _form_of_own(workload: Workload) -> Form:
 
 
 def _evaluation_facts(spec: JobSpec, tokens: Tokens, micro_batch: int) -> dict[str, Any]:
-    """By what the model is evaluated, so that the export gives the numbers of its commit, and answers as that."""
+    """Return the evaluation settings, so that the export gives the same numbers as its commit, and answers in the
+    same way.
+    """
     return {
         "objective": spec.workload.objective,
         "options": spec.workload.options,
@@ -125,10 +137,10 @@ def _evaluation_facts(spec: JobSpec, tokens: Tokens, micro_batch: int) -> dict[s
 
 
 def _chat_facts(spec: JobSpec, tokens: Tokens) -> dict[str, Any]:
-    """Whether the model learns from conversations, and the day that its chat template is told."""
+    """Return whether the model learns from conversations, and the date for its chat template."""
     try:
         talks = chat_of(spec, tokens) is not None
-    except InputError:  # the template is gone, of data of an earlier version
+    except InputError:  # data of an earlier version, without its template
         talks = spec.workload.objective == "conversation"
     day = spec.data.chat_date
     return {"chat": talks, **({} if day is None else {"chat_date": str(day)})}
@@ -142,9 +154,9 @@ def write(
     folder: str,
     form: Form = "hf",
 ) -> float | None:
-    """Write model and tokenizer to the local `folder`. Returns the largest difference to the outputs of transformers,
-    None for an own model that it has not.
+    """Write model and tokenizer to the local `folder`.
 
+    Returns the largest difference to the outputs of transformers; None for an own model that transformers lacks.
     `read` returns a tensor of the commit by its name. Raises RuntimeError if the difference is too large.
     """
     if is_object_reference(spec.workload.model):
@@ -166,7 +178,9 @@ def write(
 def _compare(
     spec: JobSpec, tokens: Tokens, workload: Workload, read: Callable[[str], Tensor], folder: str
 ) -> float:
-    """The largest difference between the outputs of our model and of the exported one (`workloads.hf.compare`)."""
+    """Return the largest difference between the outputs of our model and of the exported one
+    (`workloads.hf.compare`).
+    """
     from workloads.hf.compare import TOLERANCE, difference
     from workloads.load import with_weights
 
@@ -178,14 +192,15 @@ def _compare(
 
 
 def batches(spec: JobSpec, tokens: Tokens, workload: Workload) -> Iterator[Batch]:
-    """The batches on which both models are compared: one of the objective, and text of several lengths, also padded."""
+    """Return the batches for comparing both models: one of the objective, and text of several lengths, also padded."""
     import torch
 
     from workloads.errors import WorkloadError
     from workloads.hf.compare import probes
     from workloads.objectives.samples import Samples
 
-    length, objective = min(spec.data.sequence_length, COMPARED), workload.objective
+    length = min(spec.data.sequence_length, COMPARED)
+    objective = workload.objective
     with contextlib.suppress(WorkloadError):  # some objectives need their full length
         objective = replace(objective, sequence_length=length)  # type: ignore[type-var]
     if tokens.manifest.records:
@@ -201,7 +216,7 @@ def batches(spec: JobSpec, tokens: Tokens, workload: Workload) -> Iterator[Batch
 
 
 def _record_batches(tokens: Tokens, objective: Objective, workload: Workload) -> Iterator[Batch]:
-    """The first records as the objective reads them, and their texts at several lengths."""
+    """Return the first records as the objective reads them, and their texts at several lengths."""
     from orchestrator.data.samples.sample_reader import SampleReader
     from orchestrator.data.samples.windows import windows_of
     from workloads.hf.compare import probes
@@ -211,18 +226,19 @@ def _record_batches(tokens: Tokens, objective: Objective, workload: Workload) ->
     largest = max(range(tokens.sources), key=tokens.length)
     first = sum(len(found) for found in windows[:largest])
     batch = read.collate(range(first, first + min(4, len(windows[largest]))), 0)
-    if getattr(objective, "compares", False):  # two answers in a row, which transformers reads one by one
+    if getattr(objective, "compares", False):  # a row has two answers, which transformers reads one by one
         half = batch["tokens"].shape[1] // 2
         batch = {name: batch[name].view(-1, half) for name in ("tokens", "padding")}
     yield batch
-    text = batch["tokens"][batch["padding"]]  # padding among it would be taken for the end of a row
+    text = batch["tokens"][batch["padding"]]  # padding in between would be mistaken for the end of a row
     length = min(COMPARED, len(text) // 2)
     yield from probes(workload.config, workload.vocabulary, text, (length, length // 2 + 1, SHORT))
 
 
 def _sample(spec: JobSpec, tokens: Tokens, workload: Workload, folder: str) -> str | None:
-    """Text generated by the exported model after the first prompt of the job's samples, at their temperature, else
-    after the first tokens of the corpus; None if it generates none."""
+    """Return text generated by the exported model, after the first prompt of the job's samples at their temperature,
+    else after the first tokens of the corpus; None if it generates none.
+    """
     import torch
 
     from orchestrator.resolve.prompts import framed
@@ -231,10 +247,11 @@ def _sample(spec: JobSpec, tokens: Tokens, workload: Workload, folder: str) -> s
     if tokens.manifest.records:
         return None
     model = load(folder, strict=False)
-    asked, text = spec.evaluate and spec.evaluate.samples, tokens.tokenizer()
-    temperature = asked.temperature if asked else 0.8
-    if asked:
-        prompt = torch.tensor([framed(workload, text, asked.prompts[0])])
+    samples = spec.evaluate and spec.evaluate.samples
+    text = tokens.tokenizer()
+    temperature = samples.temperature if samples else 0.8
+    if samples:
+        prompt = torch.tensor([framed(workload, text, samples.prompts[0])])
     else:
         source = max(range(tokens.sources), key=tokens.length)
         prompt = torch.from_numpy(tokens.window(source, 0, min(8, tokens.length(source))))[None]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 NAME = "README.md"
 SHOWN = 8
-"""Most sources that are named."""
+"""Maximum number of sources that are listed."""
 
 
 def model_card(
@@ -28,13 +28,21 @@ def model_card(
     difference: float | None,
     reader: str = "",
 ) -> str:
-    """The card of a commit's model in a `form` of `checkpoint export` as Markdown, with a header that model hubs read.
+    """Return the card of a commit's model as Markdown, with a header that model hubs read.
 
-    `evaluation` are the commit's metrics by name, `weights` says of an average of them, `difference` is the largest one
-    between its outputs and those of the library that loads it, `reader` the class of transformers that its tokenizer is
-    to be read with, where it is not AutoTokenizer. Credentials in addresses are hidden.
+    Args:
+        model: the model.
+        form: the format of `checkpoint export`.
+        evaluation: the commit's metrics by name.
+        weights: facts about an average of the weights.
+        difference: the largest difference between its outputs and those of the library that loads it.
+        reader: the transformers class for its tokenizer, if that is not AutoTokenizer.
+
+    Credentials in addresses are hidden.
     """
-    spec, commit, data = model.spec, model.commit, model.tokens.manifest
+    spec = model.spec
+    commit = model.commit
+    data = model.tokens.manifest
     base = redact((commit.meta.get(BASE) or {}).get("uri", ""))
     library = {"adapter": "peft", "safetensors": "pytorch"}.get(form, "transformers")
     head = {
@@ -48,7 +56,8 @@ def model_card(
     seen = f"{commit.position:,} samples of {spec.data.sequence_length} tokens"
     amount = f"{data.tokens:,} tokens"
     if spec.data.samples is not None:
-        uris, seen = [spec.data.samples.use], f"{commit.position:,} samples"
+        uris = [spec.data.samples.use]
+        seen = f"{commit.position:,} samples"
         amount = f"{data.documents:,} samples"
     before = commit.meta.get(CONTINUED)
     batches = f"in batches of {spec.train.global_batch}"

@@ -1,5 +1,6 @@
-"""The export of an own model: its weights under its own names, and which code they are for. One that transformers has
-too leaves with those names, and with what makes its inputs."""
+"""The export of an own model: its weights under its own names, and the code that they belong to. If transformers has
+the class too, the export uses its names, and includes what makes its inputs.
+"""
 
 from __future__ import annotations
 
@@ -26,18 +27,21 @@ if TYPE_CHECKING:
     from orchestrator.data.store.tokens import Tokens
     from workloads.workload import Workload
 
-WEIGHTS, ABOUT = "model.safetensors", "own.json"
+WEIGHTS = "model.safetensors"
+ABOUT = "own.json"
 
 
 def write_own(
     spec: JobSpec, tokens: Tokens, workload: Workload, read: Callable[[str], Tensor], folder: str
 ) -> float | None:
-    """Write model.safetensors and own.json, which names the class, its options and a hash of its code; an adapter
-    is merged. Of a class that transformers has, the tensors have its names, and config.json is there too; samples add
-    what makes them, as far as they do.
+    """Write model.safetensors and own.json, which has the class, its options and a hash of its code; an adapter is
+    merged.
 
-    Returns the largest difference to the outputs of transformers, None where it has no such class. Raises RuntimeError
-    if it is too large.
+    For a class that transformers has, tensors have its names, and config.json is included. Samples add what makes
+    them, as far as they provide it.
+
+    Returns the largest difference to the outputs of transformers; None without such a class. Raises RuntimeError if
+    it is too large.
     """
     from safetensors.torch import save_file
 
@@ -59,7 +63,8 @@ def write_own(
 
 
 def _difference(folder: str) -> float | None:
-    """The largest difference of the outputs in `folder` to those of transformers, None for a class that says none.
+    """Return the largest difference of the outputs in `folder` to those of transformers; None for a class without a
+    comparison.
 
     Raises RuntimeError if it is too large.
     """
@@ -75,7 +80,7 @@ def _difference(folder: str) -> float | None:
 
 
 def load_own(folder: str | Path) -> nn.Module:
-    """The exported model in a local folder, ready to use. Raises InputError if its code is another one now."""
+    """Return the exported model in a local folder, ready to use. Raises InputError if its code has changed."""
     from safetensors.torch import load_file
 
     place = Path(folder) / ABOUT
@@ -87,7 +92,8 @@ def load_own(folder: str | Path) -> nn.Module:
             f"the code of {about['model']} is not that of these weights", str(folder), "put it back"
         )
     options: dict[str, Any] = about["options"]
-    if "folder" in options and is_built_in(about["model"]):  # it began there, and is here now
+    # the run began from that folder; the model is in this one now
+    if "folder" in options and is_built_in(about["model"]):
         options = {**options, "folder": str(folder)}
     config = OwnModel(about["model"], json.dumps(options), about["vocabulary_size"])
     with torch.random.fork_rng(devices=[]):

@@ -1,4 +1,4 @@
-"""Exports the adapter of a commit to a folder that peft loads onto its base, and compares the outputs."""
+"""Export the adapter of a commit to a folder that peft loads onto its base, and compare the outputs."""
 
 from __future__ import annotations
 
@@ -41,10 +41,11 @@ def write_adapter(
     folder: str,
     batches: Iterable[Batch],
 ) -> float:
-    """Write the adapter to the local `folder`. Returns the largest difference between the outputs of our model and of
-    what peft loads from there onto the base, on `batches`.
+    """Write the adapter to the local `folder`.
 
-    `read` returns a tensor of the commit by its name. Raises RuntimeError if the difference is too large.
+    Returns the largest difference between the outputs of our model and of what peft loads from there onto the base,
+    on `batches`. `read` returns a tensor of the commit by its name. Raises RuntimeError if the difference is too
+    large.
     """
     from workloads.adapters.adapter import PROMPTS
     from workloads.hf import adapter_folder
@@ -54,12 +55,12 @@ def write_adapter(
 
     adapter = workload.adapter
     if adapter and adapter.kind in ("prefix", *PROMPTS):
-        # peft puts these before a plain mask alone
+        # peft puts these only before a plain mask
         batches = [batch for batch in batches if not batch.keys() & {"attention", "positions", "segments"}]
     adapter_folder.write_adapter(workload, read, folder, _name_of_base(spec))
     with tempfile.TemporaryDirectory(prefix="base-") as base:
         workload.base_to_hf(read, base)
-        with contextlib.suppress(FileNotFoundError):  # of a model that generates no text
+        with contextlib.suppress(FileNotFoundError):  # belongs to a model that does not generate text
             shutil.copyfile(Path(base, SETTINGS), Path(folder, SETTINGS))
         model = with_weights(workload, read)
         taken = adapter.positions if adapter and adapter.kind in PROMPTS else 0
@@ -72,14 +73,16 @@ def write_adapter(
 
 
 def _with(hf_model: Any, folder: str, taken: int) -> Any:
-    """The model with the adapter, whose logits are those of tokens alone: of the first `taken` a prompt has."""
+    """Return the model with the adapter. Its logits are those of tokens alone, without the first `taken` ones of a
+    prompt.
+    """
     from workloads.adapters.nf4 import silence
 
     silence()
     from peft import PeftModel
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # peft reads what transformers has renamed
+        warnings.simplefilter("ignore", FutureWarning)  # peft reads a name that transformers has changed
         found = PeftModel.from_pretrained(hf_model, folder).eval()
     if taken:
         found.register_forward_hook(lambda _, __, out: {"logits": out.logits[:, taken:]})
@@ -87,5 +90,5 @@ def _with(hf_model: Any, folder: str, taken: int) -> Any:
 
 
 def _name_of_base(spec: JobSpec) -> str:
-    """Where the base is, as far as transformers may load it from there."""
+    """Return the location of the base, as far as transformers can load it from there."""
     return spec.workload.init_from or spec.workload.model.removeprefix("hf:")

@@ -1,4 +1,6 @@
-"""The target of an export: a folder that is replaced at once, or an object store where export.json is written last."""
+"""The target of an export: a folder that is replaced atomically, or an object store where export.json is written
+last.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from orchestrator.storage.retry import Retry
 from orchestrator.storage.uri import check_uri, is_local, local_path
 
 MARK = "export.json"
-"""Written last: an export that has it is complete."""
+"""Written last: an export with this file is complete."""
 WEIGHTS = re.compile(r"model[-.].*safetensors(\.index\.json)?")
 """Files of an export by a version whose export.json did not list them."""
 NO_ROOM = {
@@ -39,27 +41,29 @@ NO_ROOM = {
 
 
 def check_target(target: str) -> None:
-    """Raise InputError if the target holds something that is no export and would be overwritten."""
+    """Raise InputError if the target holds something other than an export, which would be overwritten."""
     check_uri(target)
     path = local_path(target)
     if not is_local(target) or not os.path.lexists(path):
         return
     names = os.listdir(path) if os.path.isdir(path) else ["a file"]
     if names and MARK not in names:
-        raise InputError("holds something that is no export", target, "give a new folder")
+        raise InputError("holds something other than an export", target, "give a new folder")
 
 
 def mark_of(target: str) -> str:
-    """What says that the export at a target is complete, and of what it is; empty if it is not, or cannot be read."""
+    """Return the mark of a complete export at a target, which identifies its content; empty if incomplete or
+    unreadable.
+    """
     try:
         return open_backend(target, TIMEOUT).read(MARK).decode()
-    except Exception:  # every store raises errors of its own
+    except Exception:  # stores raise various errors
         return ""
 
 
 @contextlib.contextmanager
 def draft(target: str) -> Iterator[str]:
-    """A temporary folder to write an export in, beside the target if that is local; removed at the end in any case.
+    """Yield a temporary folder for an export, beside the target if that is local. It is always removed at the end.
 
     Raises InputError if the target cannot be written, or its disk is full.
     """
@@ -76,11 +80,11 @@ def draft(target: str) -> Iterator[str]:
         ):
             try:
                 yield folder
-            except SafetensorError:  # it does not pass on the error of the disk
+            except SafetensorError:  # it does not report the error of the disk
                 _probe(folder)
                 raise
     except OSError as error:
-        if error.errno not in NO_ROOM:  # an error of the commit that is read, for instance
+        if error.errno not in NO_ROOM:  # for example an error of the commit that is read
             raise
         where = target if parent else f"{tempfile.gettempdir()}, on the way to {target}"
         hint = "make room there, or give another folder"
@@ -89,8 +93,9 @@ def draft(target: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def new_folder(target: str) -> Iterator[str]:
-    """A draft that becomes the local folder `target` at the end. Raises InputError as `draft` does, and if there is
-    something at the target."""
+    """Yield a draft that becomes the local folder `target` at the end. Raises InputError as `draft` does, and if the
+    target is not empty.
+    """
     path = os.path.realpath(local_path(target))
     taken = InputError("the target is not empty", target, "name a new folder")
     if os.path.lexists(path) and (not os.path.isdir(path) or os.listdir(path)):
@@ -98,12 +103,12 @@ def new_folder(target: str) -> Iterator[str]:
     with draft(path) as folder:
         try:
             yield folder
-        except InputError:  # of another process, which does not pass on the error of the disk
+        except InputError:  # from another process, which does not report the error of the disk
             _probe(folder)
             raise
         _open_to_others(folder)
         try:
-            os.rename(folder, path)  # takes the place of an empty folder alone
+            os.rename(folder, path)  # replaces only an empty folder
         except OSError as error:
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
                 raise taken from None
@@ -111,19 +116,20 @@ def new_folder(target: str) -> Iterator[str]:
 
 
 def _remove_drafts(parent: str, name: str) -> None:
-    """Remove the drafts of exports that were killed: nobody holds their lock."""
+    """Remove the drafts of killed exports, whose lock nobody holds."""
     pattern = re.compile(rf"\.{re.escape(name)}\.[a-z0-9_]{{8}}\.tmp")
     for found in filter(pattern.fullmatch, os.listdir(parent)):
         folder = os.path.join(parent, found)
         with contextlib.suppress(OSError), _locked(folder) as ours:
-            if ours and os.listdir(folder):  # an empty one has just been made, and is about to be locked
+            if ours and os.listdir(folder):  # an empty one was just made and is about to be locked
                 shutil.rmtree(folder)
 
 
 @contextlib.contextmanager
 def _locked(folder: str, wait: bool = False) -> Iterator[bool]:
-    """Hold the lock of a draft, which ends with the process; whether it is held, as it is not where another process
-    holds it or the file system has no locks."""
+    """Hold the lock of a draft, which ends with the process. Yield whether it is held: not if another process holds
+    it, or if the file system has no locks.
+    """
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     held = False
     try:
@@ -143,8 +149,11 @@ def _probe(folder: str) -> None:
 
 
 def publish(folder: str, target: str, retry: Retry) -> None:
-    """Replace an earlier export at the target by a finished draft; on an object store export.json is written last, and
-    files of the earlier one that the new one has not are removed."""
+    """Replace an earlier export at the target by a finished draft.
+
+    On an object store, export.json is written last, and files of the earlier export that the new one lacks are
+    removed.
+    """
     if is_local(target):
         _move(folder, local_path(target))
         return
@@ -156,7 +165,7 @@ def publish(folder: str, target: str, retry: Retry) -> None:
     for name in there.keys() - {
         *names,
         MARK,
-    }:  # an old index or an old whole file would be read in place of the new
+    }:  # an old index or an old whole file would be read in place of the new one
         if name.partition("/")[0] in before or WEIGHTS.fullmatch(name):
             retry(files.remove, name)
     for name in sorted(names, key=lambda name: name == MARK):
@@ -173,7 +182,7 @@ def _move(folder: str, path: str) -> None:
 
 
 def _listed(path: str) -> list[str]:
-    """The files that the mark of an earlier export lists; empty if it lists none."""
+    """Return the files that the mark of an earlier export lists; empty if it lists none."""
     try:
         return _files_in(Path(path).read_bytes())
     except OSError:
@@ -188,7 +197,7 @@ def _files_in(mark: bytes) -> list[str]:
 
 
 def _open_to_others(folder: str) -> None:
-    """Give the folder the modes of any new one under the user's umask: temporary folders are private."""
+    """Give the folder the modes of any new one under the user's umask, because temporary folders are private."""
     mask = os.umask(0)
     os.umask(mask)
     for path in (Path(folder), *Path(folder).rglob("*")):

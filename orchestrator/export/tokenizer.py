@@ -24,22 +24,23 @@ ACCOMPANYING = (
     "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt", "vocab.json", "merges.txt",
     "spiece.model", "tokenizer.model", "sentencepiece.bpe.model", "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
-"""Files that may accompany a tokenizer.json in the folder that a tokenizer was loaded from."""
+"""Files that may accompany a tokenizer.json in its folder."""
 
 
 def write_tokenizer(tokens: Tokens, workload: Workload, spec: JobSpec, folder: str) -> None:
     """Write the tokenizer of `tokens` to `folder`, with the files that came with it.
 
-    A tokenizer that adds special tokens itself is left as it is; any other gets those of the objective.
+    A tokenizer that adds special tokens itself stays unchanged. Any other gets those of the objective.
     """
     tokenizer = tokens.tokenizer()
     if not _adds_tokens(tokenizer):
         tokenizer = _with_special_tokens(tokenizer, workload, tokens.manifest.roles)
-    source, given = spec.data.tokenizer, spec.data.chat_template
+    source = spec.data.tokenizer
+    given = spec.data.chat_template
     place = _folder(source) if isinstance(source, str) else None
     templates = templates_in(DataFolder(str(place))) if place else {}
     if not (isinstance(source, str) and _copied_whole(tokenizer, place, folder)):
-        for name in ACCOMPANYING:  # which do not make this tokenizer
+        for name in ACCOMPANYING:  # they would describe another tokenizer
             (Path(folder) / name).unlink(missing_ok=True)
         _wrapped(tokens, tokenizer, workload).save_pretrained(folder)
         _name_for_all(Path(folder) / "tokenizer_config.json")
@@ -48,7 +49,7 @@ def write_tokenizer(tokens: Tokens, workload: Workload, spec: JobSpec, folder: s
 
 
 def _write_templates(templates: Mapping[str, str], folder: Path) -> None:
-    """Write the chat templates that the model was trained with as transformers stores them."""
+    """Write the chat templates that the model was trained with, as transformers stores them."""
     for name, text in templates.items():
         if name == "default":
             (folder / "chat_template.jinja").write_text(text)
@@ -58,15 +59,17 @@ def _write_templates(templates: Mapping[str, str], folder: Path) -> None:
 
 
 def _given(tokens: Tokens, given: str | None) -> str | None:
-    """The chat template that the job names, as it was when it wrote the data; None if the job names none. Data of an
-    earlier version does not have it: then it is read again, and None if it is gone."""
+    """Return the chat template that the job names, as it was when it wrote the data; None if the job names none.
+
+    Data of an earlier version lacks it. Then it is read again, and None is returned if it is missing.
+    """
     if given and tokens.manifest.chat:
         return str(tokens.manifest.chat["template"])
     return named_template(given) if given else None
 
 
 def longest(workload: Workload) -> int:
-    """The longest input of the model in tokens, transformers' VERY_LARGE_INTEGER if nothing limits it."""
+    """Return the longest input of the model in tokens, transformers' VERY_LARGE_INTEGER if unlimited."""
     from transformers.tokenization_utils_base import VERY_LARGE_INTEGER
 
     bounded = getattr(workload.config, "positions", "learned") in ("learned", "rotary")
@@ -78,7 +81,9 @@ def _adds_tokens(tokenizer: Tokenizer) -> bool:
 
 
 def _with_special_tokens(tokenizer: Tokenizer, workload: Workload, roles: dict[str, int]) -> Tokenizer:
-    """`tokenizer` with the special tokens of the objective, such as <cls> text <sep>; a pair of texts has two types."""
+    """Return `tokenizer` with the special tokens of the objective, such as <cls> text <sep>. A pair of texts has two
+    types.
+    """
     begins, ends = (roles.get(role) for role in (workload.objective.begins, workload.objective.ends))
     if begins is None and ends is None:
         return tokenizer
@@ -96,7 +101,7 @@ def _with_special_tokens(tokenizer: Tokenizer, workload: Workload, roles: dict[s
 
 
 def _wrapped(tokens: Tokens, tokenizer: Tokenizer, workload: Workload) -> Any:
-    """A tokenizer of transformers that returns the inputs of this model."""
+    """Return a transformers tokenizer that produces the inputs of this model."""
     from transformers import PreTrainedTokenizerFast
 
     roles = {role: number for role, number in tokens.manifest.roles.items() if role not in LANGUAGES}
@@ -114,22 +119,22 @@ def _wrapped(tokens: Tokens, tokenizer: Tokenizer, workload: Workload) -> Any:
 
 
 def _name_for_all(path: Path) -> None:
-    """Name the class as transformers 4 does, and 5 too: the name that 5 writes is one that 4 refuses."""
+    """Write the class name of transformers 4, which 5 accepts too. Version 4 refuses the name that 5 writes."""
     config = json.loads(path.read_text())
     path.write_text(json.dumps(config | {"tokenizer_class": BY_FILE}, indent=2, ensure_ascii=False) + "\n")
 
 
 def _copied_whole(tokenizer: Tokenizer, source: Path | None, folder: str) -> bool:
-    """Copy the files from `source`; whether transformers makes the same tokenizer of them."""
+    """Copy the files from `source`. Return whether transformers makes the same tokenizer from them."""
     _copy(source, folder, ACCOMPANYING)
     if not (Path(folder) / "tokenizer_config.json").exists():
         return False
     tokenizer.save(str(Path(folder) / FILE))
-    return is_read(tokenizer, folder)  # else it is wrapped like any other tokenizer
+    return is_read(tokenizer, folder)  # otherwise it is wrapped like any other tokenizer
 
 
 def _folder(location: str) -> Path | None:
-    """The local folder of a path to a file or folder; None if it does not exist (any more)."""
+    """Return the local folder of a path to a file or folder; None if it does not exist (any more)."""
     path = Path(location)
     path = path.parent if path.suffix == ".json" else path
     return path if location and path.is_dir() else None

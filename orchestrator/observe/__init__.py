@@ -1,1 +1,1 @@
-"""What is shown of a run: totals, goodput, summary, report, live display, MLflow. Nothing here decides anything."""
+"""The presentation of a run: totals, goodput, summary, report, live display, MLflow. Nothing here decides anything."""

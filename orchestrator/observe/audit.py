@@ -1,5 +1,6 @@
-"""What was predicted of a step beside what was measured, part by part, of one run and of all in a folder. Pure but for
-reading run directories."""
+"""Predicted and measured parts of a step, for one run and for all runs in a folder. Pure, except that it reads run
+directories.
+"""
 
 from __future__ import annotations
 
@@ -24,53 +25,61 @@ PARTS = {
     "commit": ("commit",),
     "other": ("other",),
 }
-"""The parts of a step that are compared, each with the measured ones (see `step_parts.PARTS`) that it is.
-Of `other` offload is predicted alone."""
+"""The compared parts of a step, each with its measured parts (see `step_parts.PARTS`). Of `other`, only offload is
+predicted.
+"""
 
 
 def measured_parts(means: Mapping[str, float], late: float | None) -> dict[str, float]:
-    """Seconds by part, from the mean seconds of the parts that rank 0 has measured and those for which it was ahead of
-    the last rank, see `StepParts.late`: it has spent them in communication. Without them there are no `stragglers`."""
-    found = {part: math.fsum(means.get(name, 0.0) for name in names) for part, names in PARTS.items()}
+    """Return seconds by part.
+
+    Args:
+        means: mean seconds of the parts that rank 0 has measured.
+        late: seconds by which rank 0 was ahead of the last rank, see `StepParts.late`. It spent them in
+            communication. None if unknown; then there are no `stragglers`.
+    """
+    seconds = {part: math.fsum(means.get(name, 0.0) for name in names) for part, names in PARTS.items()}
     if late is not None:
-        found["stragglers"] = min(late, found["communication"])
-        found["communication"] -= found["stragglers"]
-    return found
+        seconds["stragglers"] = min(late, seconds["communication"])
+        seconds["communication"] -= seconds["stragglers"]
+    return seconds
 
 
 def audit(
     plan: Mapping[str, Any] | None, means: Mapping[str, float], late: float | None = None
 ) -> dict[str, dict[str, float]]:
-    """Seconds of a step, predicted and measured, by part; empty unless both are known.
+    """Return the seconds of a step by part, predicted and measured; empty unless both are known.
 
-    `plan` is the content of plan.json, `means` and `late` are as of `measured_parts`. Where the last rank is not known,
-    waiting for it is part of communication on both sides.
+    `plan` is the content of plan.json, `means` and `late` are as in `measured_parts`. If the last rank is unknown,
+    waiting for it counts as communication on both sides.
     """
-    said = ((plan or {}).get("predicted") or {}).get("seconds_by_part")
-    if not isinstance(said, Mapping) or not means:
+    predicted_parts = ((plan or {}).get("predicted") or {}).get("seconds_by_part")
+    if not isinstance(predicted_parts, Mapping) or not means:
         return {}
-    found: dict[str, dict[str, float]] = {}
+    compared: dict[str, dict[str, float]] = {}
     for part, measured in measured_parts(means, late).items():
-        predicted = float(said.get("host" if part == "other" else part, 0.0))
+        predicted = float(predicted_parts.get("host" if part == "other" else part, 0.0))
         if part == "communication" and late is None:
-            predicted += float(said.get("stragglers", 0.0))
-        found[part] = {"predicted": predicted, "measured": measured}
-    return {part: pair for part, pair in found.items() if any(pair.values())}
+            predicted += float(predicted_parts.get("stragglers", 0.0))
+        compared[part] = {"predicted": predicted, "measured": measured}
+    return {part: pair for part, pair in compared.items() if any(pair.values())}
 
 
 def memory_audit(plan: Mapping[str, Any] | None, by_rank: Sequence[float]) -> dict[str, Any]:
-    """Bytes that each rank was predicted to need beside those `by_rank` that it has needed; empty unless both are
-    known.
+    """Return the memory in bytes that each rank was predicted to need, beside the measured `by_rank`; empty unless
+    both are known.
 
-    `source` tells whether the prediction is of the trace of the program or of the closed formula. Of a trace there are
-    the `parts` of its largest `rank` at the peak, by category, and `formula_error`: how far the formula is off it.
+    `source` says whether the prediction comes from the program's trace or from the closed formula. A trace also gives
+    the `parts` of its largest `rank` at the peak, by category, and `formula_error`, the error of the formula relative
+    to it.
     """
     plan = plan or {}
-    said, memory = plan.get("predicted") or {}, plan.get("memory") or {}
-    predicted = said.get("memory_bytes_by_rank") or []
+    predictions = plan.get("predicted") or {}
+    memory = plan.get("memory") or {}
+    predicted = predictions.get("memory_bytes_by_rank") or []
     if not by_rank or len(predicted) != len(by_rank):
         return {}
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "source": memory.get("source", "formula"),
         "predicted_by_rank": predicted,
         "measured_by_rank": list(by_rank),
@@ -78,12 +87,12 @@ def memory_audit(plan: Mapping[str, Any] | None, by_rank: Sequence[float]) -> di
     }
     if ranks := memory.get("ranks"):
         largest = max(ranks, key=lambda each: each["peak"])
-        found |= {"rank": largest["rank"], "peak_bytes": largest["peak"], "parts": largest["at_peak"]}
-    return found
+        result |= {"rank": largest["rank"], "peak_bytes": largest["peak"], "parts": largest["at_peak"]}
+    return result
 
 
 class _Figures(BaseModel):
-    """What the audit of a run reads of the predicted and the measured figures in its summary.json."""
+    """The fields of summary.json that the audit of a run reads."""
 
     model_config = STRICT
 
@@ -124,24 +133,26 @@ class _Plan(BaseModel):
 
 
 def audit_of(run: RunDir) -> dict[str, Any] | None:
-    """What was predicted and measured of the run in this directory; None if nothing was. Raises InputError if what is
-    written there of it is damaged."""
-    found = _read(run, "summary.json", _Summary, run.read_json_or_empty("summary.json"))
-    said, real = found.predicted or _Figures(), found.measured or _Figures()
-    if not said.step_seconds or not real.step_seconds:
+    """Return predictions and measurements of the run in this directory; None without any. Raises InputError if its
+    files are damaged.
+    """
+    summary = _read(run, "summary.json", _Summary, run.read_json_or_empty("summary.json"))
+    predicted_figures = summary.predicted or _Figures()
+    real = summary.measured or _Figures()
+    if not predicted_figures.step_seconds or not real.step_seconds:
         return None
     plan = _read(run, "plan.json", _Plan, run.read_json_or_empty("plan.json"))
     row = {
-        "name": found.name,
+        "name": summary.name,
         "layout": (plan.chosen or _Named()).text,
         "machine": (plan.machine or _Named()).name,
-        "parts": found.audit or {},
-        "step_seconds": _pair(said.step_seconds, real.step_seconds),
-        "memory_bytes": _pair(said.memory_bytes, real.memory_bytes),
+        "parts": summary.audit or {},
+        "step_seconds": _pair(predicted_figures.step_seconds, real.step_seconds),
+        "memory_bytes": _pair(predicted_figures.memory_bytes, real.memory_bytes),
         "memory": {},
     }
-    if found.memory_audit:
-        memory = _read(run, "summary.json", _Memory, found.memory_audit)
+    if summary.memory_audit:
+        memory = _read(run, "summary.json", _Memory, summary.memory_audit)
         row["memory"] = memory.model_dump()
         row["memory_bytes"] = _pair(max(memory.predicted_by_rank), max(memory.measured_by_rank))
     return row

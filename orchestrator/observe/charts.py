@@ -1,4 +1,4 @@
-"""Geometry of the charts in a report: numbers in, SVG coordinates out; charts.html.j2 draws them. Pure."""
+"""Geometry of the charts in a report: numbers in, SVG coordinates out. charts.html.j2 draws them. Pure."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from types import MappingProxyType
 Point = tuple[float, float]
 Tick = tuple[float, str]
 
-LEFT, RIGHT, TOP, BOTTOM = 54.0, 14.0, 14.0, 26.0
-POINTS = 900  # about as many as a chart has pixels in its width
+LEFT = 54.0
+RIGHT = 14.0
+TOP = 14.0
+BOTTOM = 26.0
+POINTS = 900  # about the number of pixels in a chart's width
 TIME_STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400)
 
 
@@ -31,7 +34,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class Axes:
-    """An x and a y axis in a drawing of that width and height, in SVG units; y grows downwards."""
+    """An x and a y axis in a drawing of that width and height, in SVG units. y points downwards."""
 
     width: float
     height: float
@@ -40,25 +43,26 @@ class Axes:
 
     @property
     def frame(self) -> tuple[float, float, float, float]:
-        """Left, right, top and bottom of the drawing area."""
+        """Return left, right, top and bottom of the drawing area."""
         return LEFT, self.width - RIGHT, TOP, self.height - BOTTOM
 
     @property
     def x_ticks(self) -> list[Tick]:
-        """Positions and labels on the x axis, whole numbers only: it counts steps."""
-        found = ticks(self.x.low, self.x.high, int(self.width // 90))
-        return [(self.x(v), number(v)) for v in found if v == int(v)]
+        """Return positions and labels on the x axis, integers only, because it counts steps."""
+        positions = ticks(self.x.low, self.x.high, int(self.width // 90))
+        return [(self.x(v), number(v)) for v in positions if v == int(v)]
 
     @property
     def y_ticks(self) -> list[Tick]:
-        """Positions and labels on the y axis."""
+        """Return positions and labels on the y axis."""
         return [(self.y(v), number(v)) for v in ticks(self.y.low, self.y.high, int(self.height // 45))]
 
 
 @dataclass(frozen=True)
 class Plot:
     """A line over steps with labelled marks, shaded bands, a level and other lines, each with its name and last
-    point; in SVG units."""
+    point; in SVG units.
+    """
 
     axes: Axes
     path: str
@@ -77,14 +81,16 @@ def axes(
     level: float | None = None,
     from_zero: bool = False,
 ) -> Axes | None:
-    """Axes that hold all these points and the level. None if no point is finite."""
+    """Return axes that contain all these points and the level; None if no point is finite."""
     finite = [point for point in points if math.isfinite(point[1])]
     if not finite:
         return None
-    xs, ys = [x for x, _ in finite], [y for _, y in finite]
+    xs = [x for x, _ in finite]
+    ys = [y for _, y in finite]
     if level is not None:
         ys.append(level)
-    low, high = (min(0.0, *ys) if from_zero else min(ys)), max(ys)
+    low = min(0.0, *ys) if from_zero else min(ys)
+    high = max(ys)
     margin = (high - low or abs(high) or 1.0) * 0.06
     low = low if from_zero else low - margin
     x = Scale(min(xs), max(xs) if max(xs) > min(xs) else min(xs) + 1, LEFT, width - RIGHT)
@@ -102,19 +108,21 @@ def line_plot(
     from_zero: bool = False,
     others: Mapping[str, Sequence[Point]] = MappingProxyType({}),
 ) -> Plot | None:
-    """A line with labelled marks and shaded bands on the x axis, a level on the y axis, and other lines by name.
+    """Return a line with labelled marks and shaded bands on the x axis, a level on the y axis, and other lines by
+    name.
 
-    Points that are not finite break the line. None if there is nothing to draw.
+    Points that are not finite interrupt the line. None if there is nothing to draw.
     """
     given = list(points)
     every = [*given, *(point for line in others.values() for point in line)]
-    found = axes(every, width, height, level=level, from_zero=from_zero)
-    if found is None or not any(math.isfinite(value) for _, value in given):
+    plot_axes = axes(every, width, height, level=level, from_zero=from_zero)
+    if plot_axes is None or not any(math.isfinite(value) for _, value in given):
         return None
-    x, y = found.x, found.y
+    x = plot_axes.x
+    y = plot_axes.y
     last = [point for point in given if math.isfinite(point[1])][-1]
     return Plot(
-        found,
+        plot_axes,
         path(thin(given), x, y),
         (x(last[0]), y(last[1])),
         [(x(v), label) for v, label in marks if x.low <= v <= x.high],
@@ -129,8 +137,9 @@ def line_plot(
 
 
 def path(points: Iterable[Point], x: Scale, y: Scale) -> str:
-    """The d of an SVG path, broken where a value is not finite."""
-    parts, pen = [], "M"
+    """Return the d of an SVG path, interrupted where a value is not finite."""
+    parts = []
+    pen = "M"
     for px, py in points:
         if math.isfinite(py):
             parts.append(f"{pen}{x(px):g} {y(py):g}")
@@ -141,7 +150,7 @@ def path(points: Iterable[Point], x: Scale, y: Scale) -> str:
 
 
 def thin(points: Sequence[Point], limit: int = POINTS) -> list[Point]:
-    """At most about `limit` points that keep every peak and dip: the first, lowest, highest and last of each bin."""
+    """Return at most about `limit` points with every peak and dip: the first, lowest, highest and last of each bin."""
     if len(points) <= limit:
         return list(points)
     size = math.ceil(len(points) / (limit / 4))
@@ -156,9 +165,9 @@ def thin(points: Sequence[Point], limit: int = POINTS) -> list[Point]:
 
 
 class Thinned:
-    """Collects the points of a line, in any order, and keeps about as many as `POINTS`.
+    """Collects the points of a line, in any order, and keeps about `POINTS` of them.
 
-    Of each of equally wide bins it keeps the first, last, lowest and highest point, and one that is not finite.
+    Each of equally wide bins keeps its first, last, lowest and highest point, and one that is not finite.
     """
 
     def __init__(self) -> None:
@@ -173,7 +182,8 @@ class Thinned:
             points[:] = _extremes(points)
         while len(self._bins) > 2 * POINTS:
             self._width *= 2
-            bins, self._bins = self._bins, {}
+            bins = self._bins
+            self._bins = {}
             for number, found in bins.items():
                 self._bins.setdefault(number // 2, []).extend(found)
             self._bins = {n: found if len(found) < 6 else _extremes(found) for n, found in self._bins.items()}
@@ -192,26 +202,27 @@ def _extremes(points: Sequence[Point]) -> list[Point]:
 
 
 def ticks(low: float, high: float, count: int) -> list[float]:
-    """Round numbers within [low, high], about `count` of them: steps of 1, 2 or 5 times a power of ten."""
+    """Return about `count` round numbers within [low, high]: steps of 1, 2 or 5 times a power of ten."""
     if not high > low or count < 1:
         return [low]
     raw = (high - low) / count
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(power * f for f in (1, 2, 5, 10) if power * f >= raw * 0.999)
     digits = max(0, -math.floor(math.log10(step) + 1e-9))
-    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    first = math.ceil(low / step - 1e-9)
+    last = math.floor(high / step + 1e-9)
     return [round(i * step, digits) for i in range(first, last + 1)]
 
 
 def time_ticks(seconds: float, count: int) -> list[float]:
-    """Ticks of a time axis within [0, seconds], at most about `count`: whole seconds, minutes, hours or days."""
+    """Return at most about `count` ticks of a time axis within [0, seconds]: whole seconds, minutes, hours or days."""
     days = 86400 * math.ceil(seconds / count / 86400)
     step = next((s for s in TIME_STEPS if s * count >= seconds), days)
     return [float(i * step) for i in range(int(seconds // step) + 1)]
 
 
 def clock(seconds: float) -> str:
-    """A time tick's label: 0, 30 s, 5 min, 1:30 min, 2 h, 2:30 h."""
+    """Return a time tick's label: 0, 30 s, 5 min, 1:30 min, 2 h, 2:30 h."""
     if seconds < 60:
         return f"{seconds:g} s" if seconds else "0"
     big, unit, small = (3600, "h", 60) if seconds >= 3600 else (60, "min", 1)
@@ -220,7 +231,7 @@ def clock(seconds: float) -> str:
 
 
 def number(value: float) -> str:
-    """A tick's label: 0.002, 2.5, 1500, 12k, 3M."""
+    """Return a tick's label: 0.002, 2.5, 1500, 12k, 3M."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= size:
             return f"{value / (1e3 if letter == 'k' else size):g}{letter}"
@@ -229,7 +240,7 @@ def number(value: float) -> str:
 
 @dataclass(frozen=True)
 class Segment:
-    """A part of a stacked bar: its name, its value, and where it lies, in SVG units."""
+    """A part of a stacked bar: its name, value and position, in SVG units."""
 
     name: str
     value: float
@@ -238,16 +249,17 @@ class Segment:
 
 
 def stacked(bars: Sequence[Mapping[str, float]], width: float) -> list[list[Segment]]:
-    """Bars on one scale, the longest `width` wide, each of the parts that it is given, in their order."""
+    """Return bars on one scale, the longest `width` wide, each made of the given parts, in order."""
     longest = max((sum(bar.values()) for bar in bars), default=0.0)
     if not longest > 0 or not math.isfinite(longest):
         return []
-    found = []
+    all_bars = []
     for bar in bars:
-        at, segments = 0.0, []
+        at = 0.0
+        segments = []
         for name, value in bar.items():
             size = value / longest * width
             segments.append(Segment(name, value, round(at, 2), round(size, 2)))
             at += size
-        found.append(segments)
-    return found
+        all_bars.append(segments)
+    return all_bars

@@ -1,4 +1,4 @@
-"""Several runs side by side: their numbers, their curves over each other, and where their job files differ."""
+"""Several runs side by side: their figures, their curves in one chart, and the differences of their job files."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ from orchestrator.storage.row_line import EVENTS
 from orchestrator.storage.run_directory import RunDir
 
 MOST = 8
-"""Runs that a comparison may have: as many colours as can be told apart."""
-WIDE, LOW = (1040.0, 320.0), (508.0, 200.0)
+"""Maximum number of runs in a comparison, as many as there are distinguishable colours."""
+WIDE = (1040.0, 320.0)
+LOW = (508.0, 200.0)
 WIDTH = 60
-"""Characters of a curve on a terminal."""
+"""Width of a curve on a terminal, in characters."""
 UNNAMED = "-"
-"""What stands for a key that a run has not."""
+"""Shown for a key that a run lacks."""
 Curve = list[charts.Point]
 
 
@@ -43,7 +44,9 @@ class ComparedRun:
 
 
 def compared(runs: Sequence[RunDir]) -> list[ComparedRun]:
-    """The runs in the order given. Raises InputError for fewer than two, more than MOST, or one that is no run."""
+    """Return the runs in the order given. Raises InputError for fewer than two, more than MOST, or a directory
+    without a run.
+    """
     if not 2 <= len({run.uri for run in runs}) == len(runs) <= MOST:
         raise InputError(
             f"takes 2 to {MOST} different runs", "RUN", "name them, as in `compare runs/a runs/b`"
@@ -57,20 +60,21 @@ def _read(run: RunDir, label: str) -> ComparedRun:
     spec = read_job(run)
     if spec is None:
         raise InputError("there is no run here", run.uri, "give a run directory, such as runs/<name>")
-    rows, saved = totals_of(run), run.read_json_or_empty("summary.json")
-    known = {"unigram_entropy": saved.get("unigram_entropy")}
-    found = summary(spec, run.read_json_or_empty("plan.json"), redact(run.rows(EVENTS)), rows, **known)
+    rows = totals_of(run)
+    saved = run.read_json_or_empty("summary.json")
+    extra = {"unigram_entropy": saved.get("unigram_entropy")}
+    fields = summary(spec, run.read_json_or_empty("plan.json"), redact(run.rows(EVENTS)), rows, **extra)
     curves: dict[str, Curve] = {key: list(rows.points[key]) for key in CHARTED}
     for evaluation in reversed(rows.evaluations):
         for name, metrics in evaluation["sets"].items():
             if "loss" in metrics:
                 curves.setdefault(f"loss of {name}", []).append((float(evaluation["step"]), metrics["loss"]))
     flat = {key: str(value) for key, value in flatten(redact(spec.model_dump(mode="json")))}
-    return ComparedRun(label, found, flat, {key: points for key, points in curves.items() if points})
+    return ComparedRun(label, fields, flat, {key: points for key, points in curves.items() if points})
 
 
 def facts(runs: Sequence[ComparedRun]) -> list[tuple[str, list[str]]]:
-    """The numbers of each run, a row a fact; those that no run has are left out."""
+    """Return the figures of each run, one row a figure, without figures that no run has."""
     sets = dict.fromkeys(name for run in runs for name in (run.found["evaluation"] or {}).get("sets", {}))
     read = " or ".join(dict.fromkeys(read_unit(run.found["objective"]) for run in runs))
     table = [
@@ -96,20 +100,22 @@ def facts(runs: Sequence[ComparedRun]) -> list[tuple[str, list[str]]]:
 
 
 def differences(runs: Sequence[ComparedRun]) -> list[tuple[str, list[str]]]:
-    """The keys of the job files in which not all are the same, with each run's value."""
+    """Return the keys in which the job files differ, with each run's value."""
     keys = dict.fromkeys(key for run in runs for key in run.job)
     values = ((key, [run.job.get(key, UNNAMED) for run in runs]) for key in keys if key != "name")
     return [(key, found) for key, found in values if len(set(found)) > 1]
 
 
 def on_terminal(runs: Sequence[ComparedRun], key: str = "loss") -> list[str]:
-    """A curve of each run as a line of bars, all with the same axes: the least of any run is the lowest bar."""
+    """Return a curve of each run as a line of bars with common axes: the lowest bar is the minimum over all runs."""
     points = {run.label: run.curves.get(key, []) for run in runs}
     every = [point for curve in points.values() for point in curve if math.isfinite(point[1])]
     if not every:
         return []
-    first, last = min(x for x, _ in every), max(x for x, _ in every)
-    low, high = min(y for _, y in every), max(y for _, y in every)
+    first = min(x for x, _ in every)
+    last = max(x for x, _ in every)
+    low = min(y for _, y in every)
+    high = max(y for _, y in every)
     width = max(map(len, points))
     return [f"{label:<{width}}  {_bars(curve, first, last, low, high)}" for label, curve in points.items()]
 
@@ -124,7 +130,7 @@ def _bars(curve: Curve, first: float, last: float, low: float, high: float) -> s
 
 
 def page(runs: Sequence[ComparedRun]) -> str:
-    """The comparison as a page."""
+    """Return the comparison as a page."""
     content = {
         "labels": [run.label for run in runs],
         "states": [str(run.found["state"]) for run in runs],
@@ -151,7 +157,7 @@ def _plots(runs: Sequence[ComparedRun]) -> list[dict[str, Any]]:
 
 
 def _title(key: str, objectives: Iterable[str]) -> tuple[str, str]:
-    """The title of a plot, and the unit of its curves, or the units where runs have others."""
+    """Return the title of a plot, and the unit of its curves, or all units if runs differ."""
     if key == "grad_norm":
         return "Gradient norm", "before clipping"
     if key == "tokens_per_second":

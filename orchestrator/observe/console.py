@@ -16,25 +16,27 @@ from orchestrator.storage.row_log import steps_text
 
 LINE_SECONDS = 10.0
 _NAMED = frozenset({*get_args(Metric), "tokens"})
-"""What is told of a held-out set under names of this program; others are the user's own."""
+"""Display names of a held-out set's built-in metrics; other metrics are the user's own."""
 
 
 class ProgressDisplay:
-    """A live screen on a terminal; elsewhere a plain line at every change of phase and every ten seconds, none twice.
+    """A live screen on a terminal. Elsewhere, a plain line at every change of phase and every ten seconds, without
+    repeats.
 
-    `update` takes {phase, step, steps, loss, tokens_per_second, attempt, layout, eta_seconds, note}; missing keys
-    are left out of the line.
+    `update` takes {phase, step, steps, loss, tokens_per_second, attempt, layout, eta_seconds, note}. Missing keys are
+    left out of the line.
     """
 
     def __init__(self, stream: IO[str] | None = None, how: str | None = None) -> None:
-        """`how` is lines, live or none; by default live on a terminal and lines elsewhere."""
+        """`how` is lines, live or none. The default is live on a terminal, and lines elsewhere."""
         self._stream = stream or sys.stderr
         self._how = how or ("live" if self._stream.isatty() else "lines")
         self._live: LiveScreen | None = None
         self._phase: tuple[Any, ...] = ()
-        self._printed, self._printed_at = "", -LINE_SECONDS
+        self._printed = ""
+        self._printed_at = -LINE_SECONDS
         self.left = False
-        """Whether the user has left the screen; from then on there are lines."""
+        """Whether the user has left the screen. From then on, lines are printed."""
 
     def __enter__(self) -> ProgressDisplay:
         if self._how == "live":
@@ -50,20 +52,24 @@ class ProgressDisplay:
     def update(self, status: Mapping[str, Any]) -> None:
         """Show the current state of the run."""
         phase = (status.get("phase"), status.get("attempt"), status.get("note"))
-        changed, self._phase = phase != self._phase, phase
+        changed = phase != self._phase
+        self._phase = phase
         line = "  ".join([head(status), *_details(status)])
         if self._live:
             self._live.update(status)
             if self._live.is_left():
                 self._live.stop()
-                self._live, self._how, self.left = None, "lines", True
+                self._live = None
+                self._how = "lines"
+                self.left = True
         elif self._how == "none" or status.get("phase") == "check":
-            return  # what is found wrong is one line
+            return  # problems take one line
         elif line != self._printed and (changed or time.monotonic() - self._printed_at >= LINE_SECONDS):
-            self._printed, self._printed_at = line, time.monotonic()
+            self._printed = line
+            self._printed_at = time.monotonic()
             try:
                 print(line, file=self._stream, flush=True)
-            except BrokenPipeError:  # who reads it has enough, as `head` has: the run goes on
+            except BrokenPipeError:  # the reader has closed the pipe, as `head` does; the run continues
                 self._how = "none"
 
 
@@ -83,13 +89,18 @@ def final_table(summary: Mapping[str, Any], stream: IO[str] | None = None) -> No
 
 
 def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The lines of that table: (name, text)."""
-    ledger, measured = summary.get("ledger") or {}, summary.get("measured") or {}
+    """Return the lines of that table: (name, text)."""
+    ledger = summary.get("ledger") or {}
+    measured = summary.get("measured") or {}
     predicted = summary.get("predicted") or {}
-    goodput, cost, loss = ledger.get("goodput"), summary.get("cost_usd"), summary.get("final_loss")
-    entropy, kwh = summary.get("unigram_entropy"), summary.get("kwh")
+    goodput = ledger.get("goodput")
+    cost = summary.get("cost_usd")
+    loss = summary.get("final_loss")
+    entropy = summary.get("unigram_entropy")
+    kwh = summary.get("kwh")
     objective = summary.get("objective") or ""
-    unit, read = loss_unit(objective), read_unit(objective)
+    unit = loss_unit(objective)
+    read = read_unit(objective)
     rows = [
         ("steps", f"{summary.get('step')} of {summary.get('steps')}, {count(summary.get('tokens'))} {read}"),
         (
@@ -123,8 +134,8 @@ def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ),
         ("receipt", str(summary.get("receipt") or "none")),
     ]
-    if begun := summary.get("continued_from"):
-        rows.append(("goes on from", f"{begun['run']} at step {begun['step']}"))
+    if continued_from := summary.get("continued_from"):
+        rows.append(("goes on from", f"{continued_from['run']} at step {continued_from['step']}"))
     if summary.get("why_slow"):
         rows.append(("why so long", str(summary["why_slow"])))
     if beside := summary.get("evaluated_beside"):
@@ -134,25 +145,24 @@ def facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         rows.append(("best", summary["best_without_commit"]))
     if summary.get("missing_rows"):
         rows.append(
-            ("lost rows", f"of step {steps_text(summary['missing_rows'])}: they are in no figure here")
+            ("lost rows", f"of step {steps_text(summary['missing_rows'])}: no figure here includes them")
         )
     if summary.get("missing_events"):
-        rows.append(
-            ("lost events", f"{steps_text(summary['missing_events'])}: what they told is in no figure here")
-        )
+        rows.append(("lost events", f"{steps_text(summary['missing_events'])}: no figure here includes them"))
     if summary.get("reason"):
         rows.insert(0, ("reason", str(summary["reason"])))
     return rows
 
 
 def _precision(summary: Mapping[str, Any]) -> str:
-    """In which the run has trained; summaries of earlier versions do not say."""
+    """Return the precision in which the run has trained, as text; empty for summaries of earlier versions."""
     return f" in {summary['precision']}" if summary.get("precision") else ""
 
 
 def _where_it_went(ledger: Mapping[str, Any]) -> str:
-    """The wall time, with all that took a hundredth of it or more."""
-    wall, seconds = ledger.get("wall_seconds"), ledger.get("seconds") or {}
+    """Return the wall time, with everything that took at least one percent of it."""
+    wall = ledger.get("wall_seconds")
+    seconds = ledger.get("seconds") or {}
     parts = [
         f"{bucket.replace('_', ' ')} {duration(amount)}"
         for bucket, amount in seconds.items()
@@ -162,7 +172,7 @@ def _where_it_went(ledger: Mapping[str, Any]) -> str:
 
 
 def _sets(summary: Mapping[str, Any], of: str) -> dict[str, dict[str, float]]:
-    """The metrics of the last evaluation, by set, or those of the tasks."""
+    """Return the metrics of the last evaluation by set, or those of the tasks."""
     return dict((summary.get(of) or {}).get("sets") or {})
 
 
@@ -171,29 +181,29 @@ def _scores(metrics: Mapping[str, float]) -> str:
 
 
 def _held_out(metrics: Mapping[str, float], asked: Sequence[str] | None, unit: str) -> str:
-    """The metrics that were asked for; if none were, the usual ones and own ones, as far as they were measured."""
+    """Return the requested metrics or, without a request, the usual and the user's own ones, as far as measured."""
     texts = {"loss": f"{{:.4f}} {unit}", "bits_per_byte": "{:.4f} bits a byte", "accuracy": "{:.1%} right"}
     usual = [*texts, "reward_margin"]
-    own = [name for name in metrics if name not in _NAMED and not name.startswith("router_")]
+    own_metrics = [name for name in metrics if name not in _NAMED and not name.startswith("router_")]
     return ", ".join(
         (
             texts[name].format(metrics[name])
             if name in texts
             else f"{name.replace('_', ' ') if name in _NAMED else name} {metrics[name]:.4f}"
         )
-        for name in asked or [*usual, *own]
+        for name in asked or [*usual, *own_metrics]
         if name in metrics
     )
 
 
 def _details(status: Mapping[str, Any]) -> list[str]:
-    found = []
+    parts = []
     if status.get("step") is not None:
-        found.append(f"step {status['step']}/{status.get('steps') or '?'}")
+        parts.append(f"step {status['step']}/{status.get('steps') or '?'}")
     if status.get("loss") is not None:
-        found.append(f"loss {status['loss']:.4f}")
+        parts.append(f"loss {status['loss']:.4f}")
     if status.get("tokens_per_second") is not None:
-        found.append(f"{count(status['tokens_per_second'])} {read_unit(status.get('objective') or '')}/s")
+        parts.append(f"{count(status['tokens_per_second'])} {read_unit(status.get('objective') or '')}/s")
     if status.get("eta_seconds") is not None:
-        found.append(f"{duration(status['eta_seconds'])} left")
-    return found + [str(status[key]) for key in ("note", "evaluation", "layout") if status.get(key)]
+        parts.append(f"{duration(status['eta_seconds'])} left")
+    return parts + [str(status[key]) for key in ("note", "evaluation", "layout") if status.get(key)]

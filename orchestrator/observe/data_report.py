@@ -1,4 +1,4 @@
-"""The report of prepared data: one HTML page with nothing outside it."""
+"""The report of prepared data, as a self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -9,16 +9,20 @@ from typing import Any
 
 from orchestrator.observe.page import render
 
-WIDTH, HEIGHT = 640.0, 220.0
-LEFT, RIGHT, TOP, BOTTOM = 44.0, 8.0, 18.0, 30.0
+WIDTH = 640.0
+HEIGHT = 220.0
+LEFT = 44.0
+RIGHT = 8.0
+TOP = 18.0
+BOTTOM = 30.0
 COLOURS = ("accent", "step", "prepare", "checkpoint_stall", "restore", "re_plan", "export", "data_stall")
-"""Names of the page's colours, for the sources in their order."""
+"""The page's colour names, for the sources in order."""
 LANGUAGES = 12
-"""Languages that are told one by one."""
+"""Number of languages that are listed individually."""
 
 
 def page(found: Mapping[str, Any]) -> str:
-    """The page of what `orchestrator.data.store.census` has found."""
+    """Return the page for the result of `orchestrator.data.store.census`."""
     sources = [
         {**source, "colour": COLOURS[n % len(COLOURS)], "share": source["tokens"] / (found["tokens"] or 1)}
         for n, source in enumerate(found["sources"])
@@ -26,14 +30,14 @@ def page(found: Mapping[str, Any]) -> str:
     rejected: Counter[tuple[str, str]] = Counter()
     for finding in found["rejected"]:
         rejected[finding["action"], finding["kind"]] += finding["count"]
-    known = [source["duplicates"] for source in sources if source["duplicates"] is not None]
+    duplicate_counts = [source["duplicates"] for source in sources if source["duplicates"] is not None]
     content = {
         **found,
         "sources": sources,
         "lengths": _bars([source["lengths"] for source in sources]),
         "languages": _languages(sources),
         "fertility": _mean(sources),
-        "duplicates": sum(known) if known else None,
+        "duplicates": sum(duplicate_counts) if duplicate_counts else None,
         "rejected": [(action, kind, number) for (action, kind), number in rejected.most_common()],
         "findings": found["rejected"],
         "steps": [_step(step) for step in found["clean"]],
@@ -42,34 +46,37 @@ def page(found: Mapping[str, Any]) -> str:
 
 
 def _mean(sources: Sequence[Mapping[str, Any]]) -> float | None:
-    """The tokens a word of all sources, by their tokens."""
-    known = [(source["fertility"], source["tokens"]) for source in sources if source.get("fertility")]
-    words = sum(tokens / fertility for fertility, tokens in known)
-    return sum(tokens for _, tokens in known) / words if words else None
+    """Return the mean tokens per word over all sources, weighted by tokens."""
+    fertilities = [(source["fertility"], source["tokens"]) for source in sources if source.get("fertility")]
+    words = sum(tokens / fertility for fertility, tokens in fertilities)
+    return sum(tokens for _, tokens in fertilities) / words if words else None
 
 
 def _languages(sources: Sequence[Mapping[str, Any]]) -> list[tuple[str, float]]:
-    """The share of each language in the samples, weighted by the documents of the sources, the most frequent first."""
-    found: Counter[str] = Counter()
+    """Return each language's share of the samples, weighted by the sources' documents, most frequent first."""
+    shares: Counter[str] = Counter()
     for source in sources:
         sampled = sum(source.get("languages", {}).values())
         for language, number in source.get("languages", {}).items():
-            found[language] += source["documents"] * number / sampled
-    total = sum(found.values())
-    shown = [(name, number / total) for name, number in found.most_common(LANGUAGES)]
+            shares[language] += source["documents"] * number / sampled
+    total = sum(shares.values())
+    shown = [(name, number / total) for name, number in shares.most_common(LANGUAGES)]
     left = 1.0 - sum(share for _, share in shown)
-    return [*shown, ("others", left)] if len(found) > LANGUAGES else shown
+    return [*shown, ("others", left)] if len(shares) > LANGUAGES else shown
 
 
 def _bars(counts: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """A histogram as bars, one upon the other by source, in SVG units: a bin has [2^n, 2^(n+1)) tokens."""
+    """Return a histogram as bars stacked by source, in SVG units. Bin n covers [2^n, 2^(n+1)) tokens."""
     totals = [sum(column) for column in zip(*counts, strict=True)]
     filled = [n for n, total in enumerate(totals) if total]
     first, last = (filled[0], filled[-1]) if filled else (0, 0)
     step = (WIDTH - LEFT - RIGHT) / (last - first + 1)
-    most, bars, labels = max([*totals, 1]), [], []
+    most = max([*totals, 1])
+    bars = []
+    labels = []
     for n in range(first, last + 1):
-        x, y = LEFT + (n - first) * step, HEIGHT - BOTTOM
+        x = LEFT + (n - first) * step
+        y = HEIGHT - BOTTOM
         for source, column in enumerate(counts):
             height = column[n] / most * (HEIGHT - TOP - BOTTOM)
             y -= height

@@ -1,4 +1,4 @@
-"""The energy that a run has taken: as far as its nodes have measured it, else estimated. Pure."""
+"""The energy that a run has used: measured by its nodes as far as possible, else estimated. Pure."""
 
 from __future__ import annotations
 
@@ -11,27 +11,28 @@ from cluster.workers.node_metrics import CPU_JOULES, GPU_JOULES, SECONDS
 from orchestrator.config.resources import PerWorker
 from orchestrator.storage.row_line import Row
 
-# Defaults of Green Algorithms (Lannelongue et al., 2021) for an unknown CPU, data centre and country, and the
-# board power of an H100 or H200 SXM. All at full load: an estimate from above, not a reading.
+# Defaults of Green Algorithms (Lannelongue et al., 2021) for an unknown CPU, data centre and country, and the board
+# power of an H100 or H200 SXM. All at full load: an upper estimate, not a measurement.
 WATTS_PER_CPU = 12.0
 WATTS_PER_GPU = 700.0
-PUE = 1.67  # power drawn by the building per power drawn by the machine
+PUE = 1.67  # power of the building per power of the machine (PUE)
 KG_CO2E_PER_KWH = 0.475
 JOULES_PER_KWH = 3.6e6
 
 
 @dataclass
 class Measured:
-    """The readings of nodes.jsonl: joules by what was measured, and `seconds` that a gang was under watch."""
+    """The readings of nodes.jsonl: joules by component, and `seconds` in which a gang was observed."""
 
     joules: dict[str, float] = field(default_factory=dict)
-    """Of what every reading has; a machine that does not tell makes the sum useless."""
+    """Only components in every reading: a machine without a reading would make the sum meaningless."""
     seconds: float = 0.0
 
 
 def measured(rows: Iterable[Row]) -> Measured:
-    """The sums of these rows of nodes.jsonl."""
-    joules, lacking = {CPU_JOULES: 0.0, GPU_JOULES: 0.0}, set[str]()
+    """Return the sums of these rows of nodes.jsonl."""
+    joules = {CPU_JOULES: 0.0, GPU_JOULES: 0.0}
+    lacking = set[str]()
     watched: dict[Any, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for row in rows:
         values = row["values"]
@@ -41,17 +42,19 @@ def measured(rows: Iterable[Row]) -> Measured:
             if key not in values:
                 lacking.add(key)
     seconds = sum(sum(nodes.values()) / len(nodes) for nodes in watched.values())
-    told = {key: value for key, value in joules.items() if key not in lacking} if watched else {}
-    return Measured(told, seconds)
+    joules_measured = {key: value for key, value in joules.items() if key not in lacking} if watched else {}
+    return Measured(joules_measured, seconds)
 
 
 def energy_of(worker: PerWorker, worker_hours: float, held_seconds: float, found: Measured) -> dict[str, Any]:
-    """`kwh`, `co2e_kg`, `energy_source`, which says what was measured, and the assumptions as `energy_basis`.
+    """Return `kwh`, `co2e_kg`, `energy_source` (what was measured), and the assumptions as `energy_basis`.
 
-    What was not measured, or at times when no node was read, is estimated by the worker's processors and GPUs.
+    Components that were not measured, and times without readings, are estimated from the worker's processors and
+    GPUs.
     """
     share = min(found.seconds / held_seconds, 1.0) if held_seconds else 0.0
-    kwh, told = 0.0, []
+    kwh = 0.0
+    told = []
     for key, count, watts, what, by in (
         (CPU_JOULES, worker.cpu, WATTS_PER_CPU, "CPUs", "RAPL"),
         (GPU_JOULES, worker.gpu, WATTS_PER_GPU, "GPUs", "NVML"),

@@ -1,4 +1,4 @@
-"""Numbers and states in the words that people read."""
+"""Numbers and states as readable text."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Mapping
 from typing import Any
 
 NAME_LENGTH = 50
-"""Characters of a search's name in those of its trials, which have room for a number."""
+"""Characters of a search's name in the names of its trials, which leave room for a number."""
 
 
 def head(status: Mapping[str, Any]) -> str:
-    """The phase, with the number of the attempt from the second one on."""
+    """Return the phase, with the number of the attempt from the second one on."""
     again = f" (attempt {status['attempt']})" if (status.get("attempt") or 1) > 1 else ""
     return f"{status.get('phase') or '...'}{again}"
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds in readable units: 70 µs, 40 ms, 8.2 s, 3 min 20 s, 5 h 03 min; "unknown" for None."""
+    """Format seconds in readable units: 70 µs, 40 ms, 8.2 s, 3 min 20 s, 5 h 03 min; "unknown" for None."""
     if seconds is None:
         return "unknown"
     if 1e-7 <= seconds < 1:
@@ -29,7 +29,7 @@ def duration(seconds: float | None) -> str:
 
 
 def count(number: float | None) -> str:
-    """A number with three digits and a unit: 812, 12.3k, 4.56M; "unknown" for None."""
+    """Format a number with three digits and a unit: 812, 12.3k, 4.56M; "unknown" for None."""
     if number is None:
         return "unknown"
     for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
@@ -39,11 +39,16 @@ def count(number: float | None) -> str:
 
 
 def run_name(job: str, folder: str) -> str:
-    """What a run is called among others, by its job's name and the last part of its directory: many runs may have one
-    job file, each in a directory of its own. A name that ends with the directory's says it already, as a stage's."""
+    """Return a display name of a run from its job's name and the last part of its directory.
+
+    Many runs may share a job file, each in its own directory. A job name that already ends with the directory's, as
+    that of a stage does, is used alone.
+    """
     return job if f"-{job}".endswith(f"-{folder}") else folder
 
 
 def trial_name(search: str, trial: str) -> str:
-    """The name of a trial's job, whose search is called so: a directory may have signs that a job's name has not."""
+    """Return the name of a trial's job, for a search of this name. A directory may contain characters that a job's
+    name may not.
+    """
     return f"{re.sub('[^A-Za-z0-9._-]', '-', search).lstrip('._-')[:NAME_LENGTH] or 'search'}-{trial}"

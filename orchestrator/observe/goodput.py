@@ -1,7 +1,7 @@
 """Where the time went: every second of a run, from its first event on, belongs to exactly one bucket.
 
-Pure arithmetic on the rows of events.jsonl and the totals of those of metrics.jsonl. Seconds are counted as whole
-microseconds inside, so that the buckets sum to the wall time exactly and not nearly.
+Pure arithmetic on the rows of events.jsonl and the totals of metrics.jsonl. Seconds are counted as integer
+microseconds, so that the buckets sum exactly to the wall time.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from orchestrator.observe.totals import PhaseTime, Row, RunTotals, micros, never
 
 BUCKETS = (
     "launch",  # from the command to its controller: Python, imports, checks, Ray
-    "prepare",  # token shards are made, layout is planned
+    "prepare",  # making token shards, planning the layout
     "start",  # the first gang starts: processes, process groups, model
-    "step",  # optimiser steps that count
+    "step",  # optimizer steps that count
     "data_stall",  # a step waited for its samples
     "checkpoint_stall",  # a step waited for its commit
-    "evaluate",  # held-out text was evaluated between two steps, or after the last while the run waited for it
-    "lost_work",  # steps that were rolled back, at their first execution
-    "detection",  # from the last step to the moment the fault was seen
+    "evaluate",  # evaluation of held-out text between two steps, or after the last one while the run waited
+    "lost_work",  # the first execution of steps that were rolled back
+    "detection",  # from the last step to the detection of the fault
     "re_plan",  # stopping the gang and choosing the next layout
-    "restore",  # any later gang starts: processes, process groups, model, commit read
-    "export",  # writing the model for others
-    "queue",  # waiting for its turn on a cluster that several jobs share
-    "idle",  # waiting for workers, and the time in training that no step accounts for
+    "restore",  # later gangs start: processes, process groups, model, reading the commit
+    "export",  # exporting the model
+    "queue",  # waiting in the queue of a shared cluster
+    "idle",  # waiting for workers, and training time outside of steps
     "down",  # no controller ran
-    "finish",  # after the last event: summary, report, what MLflow still lacked
+    "finish",  # after the last event: summary, report, remaining MLflow uploads
     "shutdown",  # from there to the end of the command: Ray and its processes
 )
 AFTER_THE_END = ("finish", "shutdown")
-"""Buckets that no event tells of; who knows them adds them to the ledger, see `with_end`."""
+"""Buckets that no event records. Code that knows them adds them to the ledger, see `with_end`."""
 _PLAIN = {
     "launch": "launch",
     "prepare": "prepare",
@@ -58,10 +58,10 @@ class Phase:
     end: int
     layout: Any = None
     reason: str = ""
-    faulted: bool = False  # a fault ended it
-    died: bool = False  # its controller died in it
-    lost: int = 0  # microseconds of work that the fault threw away, as the controller saw it
-    event: int = -1  # the number of the event that began it
+    faulted: bool = False  # a fault ended the phase
+    died: bool = False  # its controller died during the phase
+    lost: int = 0  # microseconds of work that the fault discarded, as the controller saw it
+    event: int = -1  # the number of the event that began the phase
 
     @property
     def seconds(self) -> float:
@@ -70,17 +70,19 @@ class Phase:
 
 
 def ledger(events: Sequence[Row], rows: RunTotals, now: float | None = None) -> dict[str, Any]:
-    """Seconds by bucket, wall time and goodput (Google's ML Goodput: useful step seconds over wall seconds).
+    """Return seconds by bucket, wall time and goodput (Google's ML Goodput: useful step seconds over wall seconds).
 
-    The wall runs from the command that began the run to the last event; in a run without an end, to `now`, or to the
-    last row.
-    Returns {"wall_seconds", "goodput", "lost_steps", "seconds": {bucket: seconds}}; goodput is None for a run
-    of no length.
+    The wall time runs from the command that began the run to the last event; in an unfinished run, to `now`, or to
+    the last row.
+
+    Returns {"wall_seconds", "goodput", "lost_steps", "seconds": {bucket: seconds}}. goodput is None for a run of zero
+    length.
     """
     amounts = dict.fromkeys(BUCKETS, 0)
     started = False
     for phase in timeline(events, rows, now):
-        useful, lost = rows.useful.get(phase.event, PhaseTime()), rows.lost.get(phase.event, PhaseTime())
+        useful = rows.useful.get(phase.event, PhaseTime())
+        lost = rows.lost.get(phase.event, PhaseTime())
         if phase.name == "train":
             for bucket, amount in _train(phase, useful, lost):
                 amounts[bucket] += amount
@@ -100,7 +102,7 @@ def ledger(events: Sequence[Row], rows: RunTotals, now: float | None = None) -> 
 
 
 def with_end(found: dict[str, Any], **seconds: float) -> dict[str, Any]:
-    """The ledger with these seconds in AFTER_THE_END, which had been without them. Its goodput is that of the run."""
+    """Return a ledger without AFTER_THE_END with these seconds added. Its goodput remains that of the run."""
     added = {bucket: max(amount, 0.0) for bucket, amount in seconds.items()}
     known = {**found["seconds"], **added}
     more = sum(amount - found["seconds"].get(bucket, 0.0) for bucket, amount in added.items())
@@ -108,15 +110,17 @@ def with_end(found: dict[str, Any], **seconds: float) -> dict[str, Any]:
 
 
 def with_end_of(found: dict[str, Any], before: Mapping[str, Any], ended: float | None) -> dict[str, Any]:
-    """The ledger with what is AFTER_THE_END in that of the summary `before`, if it is of the run that `ended` then."""
-    known = (before.get("ledger") or {}).get("seconds") or {}
+    """Return the ledger with the AFTER_THE_END of the summary `before`, if that belongs to the same end of the run."""
+    seconds_before = (before.get("ledger") or {}).get("seconds") or {}
     if ended is None or before.get("ended") != ended:
         return found
-    return with_end(found, **{bucket: known[bucket] for bucket in AFTER_THE_END if bucket in known})
+    return with_end(
+        found, **{bucket: seconds_before[bucket] for bucket in AFTER_THE_END if bucket in seconds_before}
+    )
 
 
 def _lost_steps(events: Sequence[Row], lost: Counter[Any]) -> int:
-    """Steps lost in all attempts: for each as the controller recorded or as rows show, whichever is more."""
+    """Return the lost steps over all attempts: for each the larger of the controller's count and the rows' count."""
     steps = lost.copy()
     for event in events:
         attempt = event.get("attempt")
@@ -125,11 +129,11 @@ def _lost_steps(events: Sequence[Row], lost: Counter[Any]) -> int:
 
 
 def timeline(events: Sequence[Row], rows: RunTotals, now: float | None = None, since: int = 0) -> list[Phase]:
-    """The run as contiguous phases: each lasts from its event to the next. A clock that was set back stands still;
-    `since`, in microseconds, is the latest time of the events before these.
+    """Return the run as contiguous phases, each from its event to the next.
 
-    Where a run was started again ("prepare", reason "resumed ..."), the phase it died in ends at the last
-    sign of life: its last row, or the event's `last_seen` (unix seconds). The rest is a phase named "down".
+    If a clock was set back, time stands still; `since`, in microseconds, is the latest time of earlier events. If a
+    run was restarted ("prepare", reason "resumed ..."), the phase in which it died ends at the last sign of life: its
+    last row, or the event's `last_seen` (unix seconds). The rest is a phase named "down".
     """
     phases: list[Phase] = []
     starts = never_back([micros(event.get("time")) for event in events], since)
@@ -163,13 +167,13 @@ def timeline(events: Sequence[Row], rows: RunTotals, now: float | None = None, s
 
 
 def _launch(first: Phase, event: Row) -> list[Phase]:
-    """The time from the command that began the run to its first event, if that tells of it."""
+    """Return the time from the command that began the run to its first event, if that event records it."""
     began = micros(event.get("launched")) if event.get("launched") else first.start
     return [Phase("launch", first.attempt, began, first.start)] if began < first.start else []
 
 
 def _launched(down: Phase, event: Row) -> list[Phase]:
-    """The time in which no controller ran, and from it on that of the command that `event` came of."""
+    """Split the time without a controller at the launch of the command behind `event`."""
     began = micros(event.get("launched")) if event.get("launched") else down.end
     at = min(max(began, down.start), down.end)
     launch = Phase("launch", down.attempt, at, down.end)
@@ -177,7 +181,7 @@ def _launched(down: Phase, event: Row) -> list[Phase]:
 
 
 def _until_death(phase: Phase, following: Row | None, rows: RunTotals) -> list[Phase]:
-    """The phase, split at the last sign of life if no controller ran from there until the event `following`."""
+    """Return the phase, split at the last sign of life if no controller ran from there until the event `following`."""
     if phase.name in ENDED:
         return [dataclasses.replace(phase, name="down")] if following else []
     if not following or following.get("phase") != "prepare" or not _resumed(following):
@@ -195,7 +199,9 @@ def _resumed(event: Row) -> bool:
 
 
 def _start(phase: Phase, useful: PhaseTime, lost: PhaseTime) -> Iterator[tuple[str, int]]:
-    """Buckets of a start phase, which lasts until the controller sees the first steps; "" is the time without them."""
+    """Return the buckets of a start phase, which lasts until the controller sees the first steps. "" is the time
+    outside of steps.
+    """
     length = phase.end - phase.start
     for bucket, amount in _accounted(length, useful):
         yield bucket, amount
@@ -206,10 +212,11 @@ def _start(phase: Phase, useful: PhaseTime, lost: PhaseTime) -> Iterator[tuple[s
 
 
 def _train(phase: Phase, useful: PhaseTime, lost: PhaseTime) -> Iterator[tuple[str, int]]:
-    """Buckets of a training phase, in three spans: to the last row that counts, to the last lost row, and the rest.
+    """Return the buckets of a training phase, in three spans: to the last row that counts, to the last lost row, and
+    the rest.
 
-    Rows of lost steps may be missing. After a fault the rest contains as much lost work as the controller counted;
-    where the controller itself died, everything after the last row was lost.
+    Rows of lost steps may be missing. After a fault, the rest contains as much lost work as the controller counted.
+    If the controller itself died, everything after the last row was lost.
     """
     counted = min(max(phase.start, useful.last), phase.end)
     rolled_back = min(max(counted, lost.last), phase.end)
@@ -225,7 +232,9 @@ def _train(phase: Phase, useful: PhaseTime, lost: PhaseTime) -> Iterator[tuple[s
 
 
 def _accounted(length: int, rows: PhaseTime) -> Iterator[tuple[str, int]]:
-    """Buckets of the time that rows account for, together at most `length`; the stalls come first, then step time."""
+    """Return the buckets of the time that rows account for, at most `length` in total: first the stalls, then step
+    time.
+    """
     for bucket, spent in (
         ("data_stall", rows.data),
         ("checkpoint_stall", rows.commit),

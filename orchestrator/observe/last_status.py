@@ -1,4 +1,4 @@
-"""Where a run is, by the newest that it has written of itself."""
+"""The latest state of a run, from the newest file that it has written."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from orchestrator.storage.run_directory import RunDir
 
 
 def last_status(run: RunDir) -> Row:
-    """status.json of a run; where that is lost or damaged, as much of it as the summary of a run that has ended tells,
-    or the row of its last step; empty where there is nothing."""
+    """Return status.json of a run.
+
+    If that is missing or damaged, return what the summary of a finished run has, or the row of the last step; empty
+    without any.
+    """
     status = run.read_json_or_empty("status.json")
     if status.get("phase"):
         return status

@@ -1,4 +1,4 @@
-"""A run on a terminal while it trains: phase, progress, the curve of the loss, and each rank."""
+"""A run on a terminal while it trains: phase, progress, the loss curve, and each rank."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from orchestrator.observe.formatting import count, duration, head
 
 BARS = "▁▂▃▄▅▆▇█"
 CURVE = 48
-"""Characters of the curve, each a mean over as many steps."""
+"""Width of the curve in characters; each is a mean over the same number of steps."""
 NODES = 8
-"""Nodes that are shown; of more, how many there are."""
+"""Maximum number of nodes that are shown; the rest is counted."""
 
 
 class LiveScreen:
-    """Some lines on a terminal that are drawn again and again, and are gone at the end."""
+    """Lines on a terminal that are redrawn in place and removed at the end."""
 
     def __init__(self, stream: IO[str]) -> None:
         from rich.console import Console
@@ -34,23 +34,23 @@ class LiveScreen:
         self._live.start()
 
     def update(self, status: Mapping[str, Any]) -> None:
-        """Show a status of the run, see `orchestrator.controller.controller`; missing keys are left out."""
+        """Show a status of the run, see `orchestrator.controller.controller`. Missing keys are left out."""
         _note(self._losses, status.get("step"), status.get("loss"))
         if validation := status.get("validation"):
             _note(self._held_out, validation["step"], next(iter(validation["loss"].values())))
         self._live.update(self.render(status))
 
     def is_left(self) -> bool:
-        """Whether q was pressed."""
+        """Return whether q was pressed."""
         return self._keys.pressed(b"q")
 
     def stop(self) -> None:
-        """Take the lines away."""
+        """Remove the lines."""
         self._keys.close()
         self._live.stop()
 
     def render(self, status: Mapping[str, Any]) -> Any:
-        """The lines as they are drawn."""
+        """Return the lines as they are drawn."""
         from rich.console import Group
         from rich.progress_bar import ProgressBar
         from rich.spinner import Spinner
@@ -59,7 +59,8 @@ class LiveScreen:
 
         first = Table.grid(padding=(0, 2, 0, 0))
         cells: list[Any] = [Spinner("dots"), Text(head(status), style="bold")]
-        step, steps = status.get("step") or 0, status.get("steps")
+        step = status.get("step") or 0
+        steps = status.get("steps")
         if steps and status.get("phase") == "train":
             cells += [ProgressBar(total=steps, completed=step, width=24), Text(f"{step}/{steps}")]
             cells += [Text(f"{duration(status['eta_seconds'])} left")] if status.get("eta_seconds") else []
@@ -70,14 +71,14 @@ class LiveScreen:
         texts = [self._speed(status), self._validation(status), standing(status), *notes(status)]
         texts += [*ranks(status), *latest_events(status)]
         lines += [Text(line, no_wrap=True, overflow="ellipsis") for line in texts if line]
-        lines += [Text("q leaves this screen; the run goes on", style="dim")] if self._keys.open else []
+        lines += [Text("q leaves this screen; the run continues", style="dim")] if self._keys.open else []
         return Group(*lines)
 
     def _validation(self, status: Mapping[str, Any]) -> str:
-        if not (found := status.get("validation")):
+        if not (results := status.get("validation")):
             return ""
-        name, loss = next(iter(found["loss"].items()))
-        return f"{name} {loss:.4f} at step {found['step']}  {curve(self._held_out)}"
+        name, loss = next(iter(results["loss"].items()))
+        return f"{name} {loss:.4f} at step {results['step']}  {curve(self._held_out)}"
 
     def _speed(self, status: Mapping[str, Any]) -> str:
         parts = (
@@ -91,7 +92,7 @@ class LiveScreen:
 
 
 class Keys:
-    """Keys that are pressed on the terminal, read without waiting for the end of a line; none where there is none."""
+    """Read single key presses from the terminal. Yields nothing when there is no terminal."""
 
     def __init__(self) -> None:
         self.open = False
@@ -100,7 +101,7 @@ class Keys:
             import tty
 
             if not (sys.stdin.isatty() and os.getpgrp() == os.tcgetpgrp(sys.stdin.fileno())):
-                return  # in the background the terminal is somebody else's
+                return  # in the background, the terminal belongs to another process
             self._before = termios.tcgetattr(sys.stdin)
             tty.setcbreak(sys.stdin)
             self.open = True
@@ -108,17 +109,17 @@ class Keys:
             return
 
     def pressed(self, key: bytes) -> bool:
-        """Whether it was pressed since the last call; other keys are forgotten."""
-        found = b""
+        """Return whether the key was pressed since the last call. Other keys are discarded."""
+        data = b""
         while self.open and select.select([sys.stdin], [], [], 0)[0]:
             more = os.read(sys.stdin.fileno(), 1024)
             if not more:
                 break
-            found += more
-        return key in found.lower()
+            data += more
+        return key in data.lower()
 
     def close(self) -> None:
-        """Leave the terminal as it was."""
+        """Restore the terminal."""
         if self.open:
             import termios
 
@@ -135,7 +136,7 @@ def _note(points: list[tuple[int, float]], step: int | None, value: float | None
 
 
 def standing(status: Mapping[str, Any]) -> str:
-    """Goodput, memory beside what was planned, and money so far."""
+    """Return goodput, memory beside the planned memory, and the cost so far."""
     parts = [f"goodput about {status['goodput']:.0%}"] if status.get("goodput") is not None else []
     if status.get("memory_bytes"):
         planned = status.get("predicted_memory_bytes")
@@ -147,7 +148,7 @@ def standing(status: Mapping[str, Any]) -> str:
 
 
 def latest_events(status: Mapping[str, Any]) -> list[str]:
-    """The last events, each with the time of the day (UTC)."""
+    """Return the last events, each with the time of day (UTC)."""
     events = [event for event in status.get("latest_events") or () if event.get("time")]
     return [
         f"{time.strftime('%H:%M:%S', time.gmtime(event['time']))} {event['phase']}: {event['reason']}"
@@ -156,14 +157,15 @@ def latest_events(status: Mapping[str, Any]) -> list[str]:
 
 
 def curve(losses: Sequence[tuple[int, float]]) -> str:
-    """The losses (step, loss) as a line of bars, at most CURVE of them; what is no number is a gap."""
+    """Return the losses (step, loss) as a line of at most CURVE bars. Values that are not numbers are gaps."""
     size = -(-len(losses) // CURVE) or 1
     groups = [[loss for _, loss in losses[at : at + size]] for at in range(0, len(losses), size)]
     means = [sum(group) / len(group) for group in groups]
     finite = [mean for mean in means if abs(mean) < float("inf")]
     if not finite:
         return ""
-    low, span = min(finite), (max(finite) - min(finite)) or 1.0
+    low = min(finite)
+    span = (max(finite) - min(finite)) or 1.0
     return "".join(
         BARS[round((mean - low) / span * (len(BARS) - 1))] if abs(mean) < float("inf") else " "
         for mean in means
@@ -171,21 +173,22 @@ def curve(losses: Sequence[tuple[int, float]]) -> str:
 
 
 def notes(status: Mapping[str, Any]) -> list[str]:
-    """What is waited for, what is evaluated, and why a step takes as long as it does."""
+    """Return what the run waits for, what is being evaluated, and why a step takes as long as it does."""
     return [str(status[key]) for key in ("note", "evaluation", "why_slow") if status.get(key)]
 
 
 def ranks(status: Mapping[str, Any]) -> list[str]:
-    """A line for each node: its ranks, with the state of those that do not run and how far some are behind, and how
-    busy it is."""
-    found: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    """Return one line for each node: its utilisation and its ranks, with their state if not running, and how far some
+    are behind.
+    """
+    by_node: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for rank in status.get("ranks") or ():
-        found[str(rank["node"])].append(rank)
-    newest = max((rank["step"] for of in found.values() for rank in of), default=0)
+        by_node[str(rank["node"])].append(rank)
+    newest = max((rank["step"] for of in by_node.values() for rank in of), default=0)
     read = status.get("nodes") or {}
     lines = [
         f"{node}: {', '.join(_rank(rank, newest) for rank in of)}{_node(read.get(node) or {})}"
-        for node, of in found.items()
+        for node, of in by_node.items()
     ]
     more = [f"and {len(lines) - NODES} more nodes"] if len(lines) > NODES else []
     return [*lines[:NODES], *more]

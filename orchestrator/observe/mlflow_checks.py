@@ -1,5 +1,8 @@
-"""Checks what a job says of MLflow. A server that does not answer is no mistake of a job: telemetry stops no run. One
-that answers is asked what it makes of the experiment."""
+"""Checks of a job's MLflow settings.
+
+A server that does not answer is not an error of the job, because telemetry stops no run. A server that answers is
+asked about the experiment.
+"""
 
 from __future__ import annotations
 
@@ -21,61 +24,64 @@ from orchestrator.config.tracking import TrackingSpec
 from orchestrator.observe.mlflow_client import SQLITE
 
 SCHEMES = {"", "file", "http", "https", "databricks", "uc", "sqlite", "postgresql", "mysql", "mssql"}
-"""Of MLflow's own; others come with plugins."""
+"""MLflow's own schemes; plugins add others."""
 FOLDERS = {"", "file"}
-"""Those that name a folder of this machine."""
+"""Schemes of a folder on this machine."""
 NAMES = SCHEMES - {"file"}
-"""What is no folder though it has no scheme."""
+"""Values without a scheme that are not a folder."""
 HEADER = b"SQLite format 3\0"
 LONGEST_EXPERIMENT = 500
-"""Characters of an experiment's name, by MLflow's own rule."""
+"""Maximum length of an experiment's name, by MLflow's own rule."""
 DELETED = "deleted"
-"""The stage of an experiment that MLflow has as a deleted one, in which it begins no run."""
+"""The stage of a deleted experiment, in which MLflow starts no runs."""
 PATIENCE, LONGEST_ANSWER = 3.0, 2**20
-"""Seconds for a server to answer, and bytes of what it says."""
+"""Seconds to wait for a server, and maximum bytes of its answer."""
 FILES_ALLOWED = "MLFLOW_ALLOW_FILE_STORE"
-"""Without this variable MLflow 3 refuses to keep runs in a folder."""
+"""Without this variable, MLflow 3 refuses to store runs in a folder."""
 DATABASE_HERE = "write sqlite:///mlflow.db, or the address of a server"
 
 
 def check_tracking(uri: str) -> None:
-    """Refuse a URI that MLflow cannot know, or a database file that is none. Raises InputError."""
-    where = f"tracking.uri {redact(uri)}"
+    """Raise InputError for a URI that MLflow does not support, or a file that is not a database."""
+    place_in_job = f"tracking.uri {redact(uri)}"
     try:
         scheme = urlsplit(uri).scheme.split("+")[0]
     except ValueError as error:
-        raise InputError(f"is no URI ({error})", where, "see MLflow's tracking URIs") from None
+        raise InputError(f"is no URI ({error})", place_in_job, "see MLflow's tracking URIs") from None
     plugins = {point.name for point in entry_points(group="mlflow.tracking_store")}
     if scheme not in SCHEMES | plugins and uri not in SCHEMES:
         hint = "use http(s)://, sqlite:/// or another of MLflow's"
-        raise InputError(f"MLflow knows no {scheme}://", where, hint)
+        raise InputError(f"MLflow knows no {scheme}://", place_in_job, hint)
     if scheme in FOLDERS and uri not in NAMES and not _are_files_allowed():
-        what = "is a folder, in which MLflow keeps no runs any more"
-        raise InputError(what, where, DATABASE_HERE)
+        problem = "is a folder, and MLflow no longer stores runs in folders"
+        raise InputError(problem, place_in_job, DATABASE_HERE)
     if scheme in ("http", "https") and not urlsplit(uri).hostname:
-        raise InputError("names no server", where, "write for example http://localhost:5000")
-    if (found := re.match(r"sqlite:///([^?]+)", uri)) and os.path.lexists(found[1]):
+        raise InputError("names no server", place_in_job, "write for example http://localhost:5000")
+    if (match := re.match(r"sqlite:///([^?]+)", uri)) and os.path.lexists(match[1]):
         hint = "name another file"
-        if os.path.isdir(found[1]):
-            raise InputError("is a folder", where, hint)
-        if not _is_database(found[1]):
-            raise InputError("is no SQLite database", where, hint)
+        if os.path.isdir(match[1]):
+            raise InputError("is a folder", place_in_job, hint)
+        if not _is_database(match[1]):
+            raise InputError("is no SQLite database", place_in_job, hint)
 
 
 def check_experiment(tracking: TrackingSpec) -> None:
-    """Refuse an experiment in which MLflow can never begin a run. Raises InputError."""
-    name, where = tracking.experiment, "tracking.experiment"
+    """Raise InputError for an experiment in which MLflow can never start a run."""
+    name = tracking.experiment
+    key = "tracking.experiment"
     if not name or len(name) > LONGEST_EXPERIMENT:
-        what = f"has {len(name)} characters, and MLflow takes 1 to {LONGEST_EXPERIMENT}"
-        raise InputError(what, where, "name it otherwise")
+        problem = f"has {len(name)} characters, and MLflow takes 1 to {LONGEST_EXPERIMENT}"
+        raise InputError(problem, key, "name it otherwise")
     if _is_deleted(tracking.uri, name):
         hint = "restore it there, as by `mlflow experiments restore`, or name another"
-        raise InputError(f"{name!r} is deleted on the server", where, hint)
+        raise InputError(f"{name!r} is deleted on the server", key, hint)
 
 
 def _is_deleted(uri: str, experiment: str) -> bool:
-    """Whether a server, or a database file, has an experiment of that name as a deleted one alone; not if it does not
-    tell. MLflow's own client takes seconds to be imported, and every run begins with this."""
+    """Return whether a server or database file has the experiment only as a deleted one; False if unknown.
+
+    MLflow's own client takes seconds to import, and every run starts with this check.
+    """
     try:
         if database := SQLITE.fullmatch(uri):
             return os.path.exists(database[1]) and _is_deleted_in(database[1], experiment)
@@ -97,33 +103,34 @@ def _is_deleted_in(path: str, experiment: str) -> bool:
 
 
 def _request(uri: str, experiment: str) -> urllib.request.Request:
-    """What asks a server for an experiment, by the credentials that MLflow's own client would use."""
+    """Return a request to a server for an experiment, with the credentials that MLflow's own client would use."""
     place = urlsplit(uri)
     query = urlencode({"experiment_name": experiment})
     path = f"{place.path.rstrip('/')}/api/2.0/mlflow/experiments/get-by-name"
-    asked = urllib.request.Request(
+    request = urllib.request.Request(
         urlunsplit((place.scheme, place.netloc.rpartition("@")[2], path, query, ""))
     )
-    user, password = place.username, place.password
+    user = place.username
+    password = place.password
     if not user:
         user, password = (os.environ.get(f"MLFLOW_TRACKING_{part}") for part in ("USERNAME", "PASSWORD"))
     if user:
         pair = f"{unquote(user)}:{unquote(password or '')}" if place.username else f"{user}:{password or ''}"
-        asked.add_header("Authorization", f"Basic {base64.b64encode(pair.encode()).decode()}")
+        request.add_header("Authorization", f"Basic {base64.b64encode(pair.encode()).decode()}")
     elif token := os.environ.get("MLFLOW_TRACKING_TOKEN"):
-        asked.add_header("Authorization", f"Bearer {token}")
-    return asked
+        request.add_header("Authorization", f"Bearer {token}")
+    return request
 
 
 def check_registered_name(name: str | None, where: str) -> None:
-    """Refuse a name that MLflow's registry gives no model, or by which it finds none. Raises InputError."""
+    """Raise InputError for a name that MLflow's registry does not accept, or by which it finds nothing."""
     if name is None:
         return
     wrong = [mark for mark in "/:'\"" if mark in name]
     if wrong or not name.strip() or name in (".", "..") or posixpath.normpath(name) != name:
-        what = f"MLflow registers no model under {name!r}"
+        problem = f"MLflow registers no model under {name!r}"
         raise InputError(
-            what, where, f"give a name without {' or '.join(wrong)}" if wrong else "give another"
+            problem, where, f"give a name without {' or '.join(wrong)}" if wrong else "give another"
         )
 
 
@@ -132,9 +139,9 @@ def _are_files_allowed() -> bool:
 
 
 def _is_database(path: str) -> bool:
-    """Whether a file is one, or may become one."""
+    """Return whether a file is a database, or can become one."""
     try:
         with open(path, "rb") as file:
             return file.read(len(HEADER)) in (b"", HEADER)
     except OSError:
-        return True  # it may be a link to what is not there yet, and is tried when it is needed
+        return True  # possibly a broken link, which is tried when needed

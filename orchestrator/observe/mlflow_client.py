@@ -1,4 +1,4 @@
-"""Clients of MLflow. A SQLite database that is not there yet is made whole before it has its name."""
+"""Clients of MLflow. A missing SQLite database is created completely before it gets its name."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 from orchestrator.storage.atomic import link_file
 
 SQLITE = re.compile(r"sqlite(?:\+\w+)?:///([^?]+)(?:\?.*)?")
-"""The URI of a database in a file, with the file's path."""
+"""The URI of a database file, with the file's path."""
 
 
 def client_of(uri: str) -> Any:
-    """An `mlflow.MlflowClient`. Raises what MLflow raises."""
+    """Return an `mlflow.MlflowClient`. Raises what MLflow raises."""
     from mlflow import MlflowClient
 
     if (database := SQLITE.fullmatch(uri)) and not os.path.exists(database[1]):
@@ -24,16 +24,19 @@ def client_of(uri: str) -> Any:
 
 
 def _make_database(path: str) -> None:
-    """Make a database with MLflow's tables. They take it seconds, a table after the other, and who is ended meanwhile
-    leaves a file that MLflow refuses for ever; two at a time disturb each other."""
+    """Create a database with MLflow's tables.
+
+    MLflow takes seconds to create the tables one by one. A process killed in between would leave a file that MLflow
+    refuses forever, and two at a time disturb each other.
+    """
     from mlflow import MlflowClient
 
     path = os.path.realpath(path)
     draft = f"{path}.{secrets.token_hex(4)}.draft"
     try:
         MlflowClient(tracking_uri=f"sqlite:///{draft}").search_experiments(max_results=1)
-        with contextlib.suppress(FileExistsError):  # another run has made it meanwhile
-            link_file(draft, path)  # unlike a renaming it replaces nothing
+        with contextlib.suppress(FileExistsError):  # another run has created it in the meantime
+            link_file(draft, path)  # unlike a rename, this never replaces an existing file
     finally:
         for suffix in ("", "-journal", "-wal", "-shm"):
             with contextlib.suppress(FileNotFoundError):

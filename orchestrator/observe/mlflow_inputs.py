@@ -1,4 +1,4 @@
-"""What a run on an MLflow server was made of and has made: its data as datasets, and its commits as logged models.
+"""The inputs and outputs of an MLflow run: its data as datasets, and its commits as logged models.
 
 Everything here may raise whatever MLflow and its transport raise; `tracker` handles it.
 """
@@ -26,18 +26,19 @@ from orchestrator.storage.run_directory import RunDir
 
 CONTEXT = "mlflow.data.context"
 TRAINING = "training"
-"""The name of the dataset that a run trains on; those of held-out sets are the sets'."""
+"""The dataset name of the training data. Held-out sets have their own names."""
 HELD_OUT = "validation"
-"""The context of held-out sets, and the name of that which is a share of the training data."""
-STEP_TAG, URI_TAG = "orchestrator.step", "orchestrator.commit_uri"
+"""The context of held-out sets, and the name of the set that is a share of the training data."""
+STEP_TAG = "orchestrator.step"
+URI_TAG = "orchestrator.commit_uri"
 MODEL_TYPE = "commit"
 LOSS = "commit.loss"
-"""The metric of a commit that all have: the mean loss of training since the commit before."""
+"""A metric that every commit has: the mean training loss since the commit before."""
 
 
 @dataclass(frozen=True)
 class NamedData:
-    """Prepared data that a run reads: `context` is training or validation."""
+    """Prepared data that a run reads. `context` is training or validation."""
 
     name: str
     digest: str
@@ -47,29 +48,31 @@ class NamedData:
 
 
 def data_in(run: RunDir, share: float | None = None) -> list[NamedData]:
-    """The data that a run has begun with, none before it has. Data that cannot be read is left out. The `share` of the
-    training data that is held out is a dataset of its own."""
-    told = next((event for event in run.rows(EVENTS) if event.get("data")), None)
-    if told is None:
+    """Return the data that a run has begun with; empty before it begins. Unreadable data is left out.
+
+    If a `share` of the training data is held out, it is a separate dataset.
+    """
+    began = next((event for event in run.rows(EVENTS) if event.get("data")), None)
+    if began is None:
         return []
-    places = {TRAINING: told["data"], **(told.get("sets") or {})}
-    found = []
+    places = {TRAINING: began["data"], **(began.get("sets") or {})}
+    datasets = []
     for name, uri in places.items():
         try:
             manifest = data_of(run, uri).manifest
-        except Exception:  # it may be gone, or be on another machine
+        except Exception:  # it may be deleted, or be on another machine
             continue
         profile = {"tokens": manifest.tokens, "documents": manifest.documents, "bytes": manifest.bytes}
         context = TRAINING if name == TRAINING else HELD_OUT
-        found.append(NamedData(name, manifest.digest[:36], redact(uri), context, profile))
+        datasets.append(NamedData(name, manifest.digest[:36], redact(uri), context, profile))
         if share and name == TRAINING:
             told_of = {"share of": TRAINING, "share": share}
-            found.append(NamedData(HELD_OUT, manifest.digest[:36], redact(uri), HELD_OUT, told_of))
-    return found
+            datasets.append(NamedData(HELD_OUT, manifest.digest[:36], redact(uri), HELD_OUT, told_of))
+    return datasets
 
 
 def log_data(run: MlflowRun, data: Iterable[NamedData]) -> None:
-    """Log the datasets as inputs; twice is once."""
+    """Log the datasets as inputs. Repeated calls have no further effect."""
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
     inputs = [
@@ -90,47 +93,47 @@ def log_data(run: MlflowRun, data: Iterable[NamedData]) -> None:
 
 
 def log_commits(run: MlflowRun, name: str, run_dir: RunDir, data: Iterable[NamedData]) -> None:
-    """Have a logged model for each commit that is kept, with its metrics, each linked to the data that it is of; those
-    of commits that are not kept any more are deleted."""
+    """Create a logged model for each kept commit, with metrics linked to data; delete those of removed commits."""
     store = Store(run_dir.commits)
-    kept, known = set(store.steps()), _known(run)
-    for step in known.keys() - kept:
-        run.client.delete_logged_model(known.pop(step).model_id)
+    kept = set(store.steps())
+    models = _known(run)
+    for step in models.keys() - kept:
+        run.client.delete_logged_model(models.pop(step).model_id)
     evaluations = {row["step"]: row for row in run_dir.log(EVALS).rows()} if kept else {}
     of_set = {each.name: each for each in data}
     for step in sorted(kept):
-        if step in known and _is_whole(known[step], evaluations.get(step)):
-            continue  # a run may keep hundreds, whose manifests need not be read for each new one
+        if step in models and _is_whole(models[step], evaluations.get(step)):
+            continue  # a run may keep hundreds of commits, whose manifests are not needed for each new one
         try:
             commit = store.manifest(step)
-        except (CorruptCommit, OSError):  # it is read when it is needed, and told of then
+        except (CorruptCommit, OSError):  # reported when it is needed and read
             continue
-        model = known.get(step) or _create(run, name, commit, store)
+        model = models.get(step) or _create(run, name, commit, store)
         _log_metrics(run, model, commit, evaluations.get(step), of_set)
 
 
 def _is_whole(model: Any, evaluation: Row | None) -> bool:
-    """Whether a logged model has what is known of its commit."""
+    """Return whether a logged model has everything known about its commit."""
     has = {metric.key for metric in model.metrics or ()}
     return LOSS in has and (evaluation is None or by_name(evaluation["sets"]).keys() <= has)
 
 
 def _known(run: MlflowRun) -> dict[int, Any]:
-    """The logged models of the run's commits, by step."""
-    found: dict[int, Any] = {}
+    """Return the logged models of the run's commits, by step."""
+    models: dict[int, Any] = {}
     token = None
     while True:
         page = run.client.search_logged_models(
             [run.experiment], f"source_run_id = '{run.run_id}'", page_token=token
         )
-        found |= {int(model.tags[STEP_TAG]): model for model in page if STEP_TAG in model.tags}
+        models |= {int(model.tags[STEP_TAG]): model for model in page if STEP_TAG in model.tags}
         token = page.token
         if not token:
-            return found
+            return models
 
 
 def _create(run: MlflowRun, name: str, commit: CommitManifest, store: Store) -> Any:
-    """As `mlflow.create_external_model` does, which wants the tracking URI of the whole process to be set."""
+    """Create a logged model. `mlflow.create_external_model` would require the tracking URI of the whole process."""
     from mlflow.models.utils import get_external_mlflow_model_spec
     from mlflow.utils.mlflow_tags import MLFLOW_MODEL_IS_EXTERNAL
 
@@ -142,7 +145,7 @@ def _create(run: MlflowRun, name: str, commit: CommitManifest, store: Store) -> 
     }
     model = run.client.create_logged_model(
         run.experiment,
-        f"{name.replace('.', '-')}-step-{commit.step}",  # MLflow takes no dots there
+        f"{name.replace('.', '-')}-step-{commit.step}",  # MLflow does not accept dots there
         run.run_id,
         tags,
         {"step": str(commit.step), "layout": json.dumps(commit.meta.get("layout"))},
@@ -157,7 +160,7 @@ def _create(run: MlflowRun, name: str, commit: CommitManifest, store: Store) -> 
 def _log_metrics(
     run: MlflowRun, model: Any, commit: CommitManifest, evaluation: Row | None, data: Mapping[str, NamedData]
 ) -> None:
-    """Those that the model has not; with the time of the row, so that they stay one with the run's own."""
+    """Log the metrics that the model lacks, with the row's time, so that they coincide with the run's own."""
     from mlflow.entities import Metric
 
     has = {metric.key for metric in model.metrics or ()}
@@ -189,8 +192,8 @@ def _log_metrics(
 
 
 def environment() -> str:
-    """Python, platform and every installed distribution, a line each."""
-    found = sorted(
+    """Return Python, platform and every installed distribution, one a line."""
+    names = sorted(
         {f"{each.metadata['Name']}=={each.version}" for each in metadata.distributions()}, key=str.lower
     )
-    return "\n".join([f"# Python {platform.python_version()}, {platform.platform()}", *found, ""])
+    return "\n".join([f"# Python {platform.python_version()}, {platform.platform()}", *names, ""])

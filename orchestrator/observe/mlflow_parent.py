@@ -1,4 +1,4 @@
-"""An MLflow run that has others nested in it, as that of a search or of a chain, up to date while these are at work."""
+"""An MLflow run with nested runs, for a search or a chain, kept up to date while these run."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ LAST = 10.0
 
 
 class ParentRun:
-    """The MLflow run of what is in a directory: it is another one than that of what was there before, see `MlflowRun`.
+    """The MLflow run of a directory. It differs from that of a previous occupant of the directory, see `MlflowRun`.
 
-    Everything may raise whatever MLflow and its transport raise. `nested` are the ids of the nested runs by the URI of
-    their run directory.
+    Everything may raise whatever MLflow and its transport raise. `nested` are the ids of the nested runs by the URI
+    of their run directory.
     """
 
     def __init__(
@@ -33,26 +33,27 @@ class ParentRun:
     ) -> None:
         called = run_name(name, place.name)
         self._run = MlflowRun(tracking.uri, tracking.experiment, called, place.uri, born, params)
-        self.client, self.run_id = self._run.client, self._run.run_id
+        self.client = self._run.client
+        self.run_id = self._run.run_id
         self.nested: dict[str, str] = {}
         self._place = place
         self._figures: dict[str, float] = dict(self.client.get_run(self.run_id).data.metrics)
 
     def nest(self, runs: Iterable[RunDir]) -> None:
-        """Nest these runs, those of them that the server has."""
+        """Nest those of these runs that the server has."""
         for run in runs:
             born = None if run.uri in self.nested else born_of(run)
-            found = None if born is None else run_of(self.client, self._run.experiment, run.uri, born)
-            if found is not None:
-                self.client.set_tag(found, PARENT_TAG, self.run_id)
-                self.nested[run.uri] = found
+            run_id = None if born is None else run_of(self.client, self._run.experiment, run.uri, born)
+            if run_id is not None:
+                self.client.set_tag(run_id, PARENT_TAG, self.run_id)
+                self.nested[run.uri] = run_id
 
     def log_figures(self, figures: Mapping[str, float | None], step: int, **tags: str) -> None:
-        """Log those figures that have a value and have changed, and the tags with them."""
+        """Log the figures that have a value and have changed, and the tags."""
         from mlflow.entities import Metric, RunTag
 
-        known = {as_key(key): value for key, value in figures.items() if value is not None}
-        new = {key: value for key, value in known.items() if self._figures.get(key) != value}
+        values = {as_key(key): value for key, value in figures.items() if value is not None}
+        new = {key: value for key, value in values.items() if self._figures.get(key) != value}
         now = int(time.time() * 1000)
         if new:
             metrics = [Metric(key, float(value), now, step) for key, value in new.items()]
@@ -60,7 +61,7 @@ class ParentRun:
             self._figures |= new
 
     def log_documents(self, names: Iterable[str]) -> None:
-        """Log these files of the directory, those that are there."""
+        """Log those of these files that exist in the directory."""
         for name in names:
             if (text := self._place.read_text(name)) is not None:
                 self._run.log_document(name, text)
@@ -70,7 +71,7 @@ class ParentRun:
         self._run.set_status(status, at)
 
     def end_nested(self, runs: Iterable[RunDir] | None = None) -> None:
-        """Of these nested runs, or of all, those that are still said to be at work were killed."""
+        """Mark nested runs that still count as running as killed: these, or all."""
         uris = self.nested if runs is None else [run.uri for run in runs if run.uri in self.nested]
         for run_id in map(self.nested.__getitem__, uris):
             if self.client.get_run(run_id).info.status == "RUNNING":
@@ -78,14 +79,15 @@ class ParentRun:
 
 
 class Follower:
-    """Keeps a parent run up to date in a thread of its own, which never raises: for `with`, around the work.
+    """Keeps a parent run up to date in a separate thread that never raises. Use it with `with`, around the work.
 
-    `begin` finds the run or creates it, `update` brings it up to date. If the work ends with an exception, it is marked
-    as failed, or as killed if that is a KeyboardInterrupt.
+    `begin` finds the run or creates it, `update` brings it up to date. If the work ends with an exception, the run is
+    marked as failed, or as killed for a KeyboardInterrupt.
     """
 
     def __init__(self, begin: Callable[[], ParentRun], update: Callable[[ParentRun], None]) -> None:
-        self._begin, self._update = begin, update
+        self._begin = begin
+        self._update = update
         self._parent: ParentRun | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._work, name="mlflow-parent", daemon=True)
@@ -102,7 +104,7 @@ class Follower:
         if kind is None or parent is None:
             self._thread.join(LAST)
             return
-        with contextlib.suppress(Exception):  # telemetry, whatever MLflow raises
+        with contextlib.suppress(Exception):  # telemetry: MLflow may raise anything
             status = "KILLED" if issubclass(kind, KeyboardInterrupt) else "FAILED"
             within(LAST, lambda: self._end(parent, status))
 
@@ -118,5 +120,5 @@ class Follower:
                 self._parent = self._parent or self._begin()
                 self._update(self._parent)
                 pause = EVERY
-            except Exception:  # telemetry, whatever MLflow raises; the end of the work tells what is wrong
+            except Exception:  # telemetry: MLflow may raise anything; the end of the work reports the problem
                 pause = min(max(2 * pause, BACKOFF_SECONDS[0]), BACKOFF_SECONDS[1])

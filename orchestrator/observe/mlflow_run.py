@@ -1,7 +1,7 @@
 """One run on an MLflow server: found by its run directory or created, and continued after its last logged step.
 
-Everything here may raise whatever MLflow and its transport raise; `tracker` handles it. MLflow is imported when
-the first object is created, which takes seconds, so that must not happen in the controller's thread.
+Everything here may raise whatever MLflow and its transport raise; `tracker` handles it. MLflow is imported when the
+first object is created. The import takes seconds, so this must not happen in the controller's thread.
 """
 
 from __future__ import annotations
@@ -28,13 +28,17 @@ from orchestrator.observe.sink_cursor import Received
 from orchestrator.storage.row_line import Row, evaluations_in
 
 VERSION_TAG = "orchestrator.version"
-COMMIT_TAG, NAME_TAG, TYPE_TAG = "mlflow.source.git.commit", "mlflow.source.name", "mlflow.source.type"
+COMMIT_TAG = "mlflow.source.git.commit"
+NAME_TAG = "mlflow.source.name"
+TYPE_TAG = "mlflow.source.type"
 TIMEOUT = 5.0
 
 
 def code_tags() -> dict[str, str]:
-    """The version of this program and, where it runs from a checkout, the commit; `-dirty` behind it where files have
-    changed since. The user's own code has a hash in every commit of the run."""
+    """Return the program's version and, for a checkout, the commit, with `-dirty` if files have changed since.
+
+    For the user's own code, every commit of the run has a hash.
+    """
     tags = {
         VERSION_TAG: metadata.version("training-orchestrator"),
         NAME_TAG: "orchestrator",
@@ -45,7 +49,7 @@ def code_tags() -> dict[str, str]:
             commit = _git("rev-parse", "HEAD")
             tags[COMMIT_TAG] = f"{commit}-dirty" if _git("status", "--porcelain", "-uno") else commit
         except (OSError, subprocess.SubprocessError):
-            pass  # there is no git, or it refuses
+            pass  # git is missing, or refuses
     return tags
 
 
@@ -58,31 +62,32 @@ def _git(*words: str) -> str:
 
 T = TypeVar("T")
 
-METRICS_A_BATCH = 900  # 1000 with the tags
+METRICS_A_BATCH = 900  # 1000 including the tags
 PARAMS_A_BATCH = 100
 VALUE_LENGTH = 6000
 KEY_LENGTH = 250
 INTEGERS = ("step", "attempt", "tokens", "memory_bytes")
-"""Metrics that are integers in a row; MLflow stores all as floats."""
-URI_TAG, BORN_TAG = "orchestrator.run_uri", "orchestrator.born"
+"""Row metrics that are integers; MLflow stores all metrics as floats."""
+URI_TAG = "orchestrator.run_uri"
+BORN_TAG = "orchestrator.born"
 LAST_TAG, SAMPLES_TAG = "orchestrator.last_step", "orchestrator.last_samples"
-"""The last step that is logged, and the samples of the last ones (`Received`)."""
+"""The last logged step, and the samples after the last steps (see `Received`)."""
 ATTEMPTS_TAG = "orchestrator.attempts"
 """The first step of each attempt, as JSON: [[step, attempt], ...]."""
 ORIGIN_TAG, ORIGIN_RUN_TAG = "orchestrator.continued_from", "orchestrator.continued_run_id"
-"""The commit of another run that a run goes on from, and that run on this server, if it is there."""
+"""The commit of another run that a run continues, and that run on this server, if it is there."""
 LAST_NODE_TAG = "orchestrator.last_node_row"
-"""The number of the last row of nodes.jsonl that is logged."""
+"""The number of the last logged row of nodes.jsonl."""
 SYSTEM = "system/"
-"""How the names of MLflow's system metrics begin; the node follows, and the name of the metric."""
+"""Prefix of MLflow's system metrics. The node and the metric's name follow."""
 PARENT_TAG = "mlflow.parentRunId"
 KIND_TAG, KIND = "mlflow.experimentKind", "custom_model_development"
-"""What an experiment opens as: model training."""
+"""The kind of view of an experiment: model training."""
 ATTEMPTS_KEPT = 200
-"""Attempts in that tag, the newest."""
+"""Number of newest attempts in that tag."""
 NO_METRICS = frozenset({"time", "step", "attempt"})
-"""Numbers of a row that are coordinates of its metrics."""
-# Set unless the user has set them: by MLflow's defaults one call may take minutes, and telemetry is on.
+"""Row fields that are coordinates of its metrics."""
+# Set unless the user has set them. MLflow's defaults allow minutes for one call, and enable telemetry.
 _CLIENT_DEFAULTS = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
@@ -94,9 +99,13 @@ _CLIENT_DEFAULTS = {
 class MlflowRun:
     """The run tagged with `run_uri` and `born` (unix seconds of its first event) in `experiment`.
 
-    Two runs that used the same directory one after the other differ in `born`. `received` is what the server has of
-    the steps, `last_node` the last row of nodes.jsonl that it has, `client` what talks to it, `refused` are names of
-    metrics and parameters that it does not take.
+    Two successive runs in the same directory differ in `born`.
+
+    Attributes:
+        received: the steps that the server has.
+        last_node: the last row of nodes.jsonl that it has.
+        client: the MLflow client.
+        refused: names of metrics and parameters that the server does not accept.
     """
 
     def __init__(
@@ -108,17 +117,17 @@ class MlflowRun:
         born: float,
         params: Mapping[str, Any] | None,
     ) -> None:
-        """Find the run or create it; without `params` only find it. Raises LookupError if there is none then."""
+        """Find the run or create it. Without `params`, only find it, and raise LookupError if it is missing."""
         for variable, value in _CLIENT_DEFAULTS.items():
             os.environ.setdefault(variable, value)
-        import mlflow  # noqa: F401  (which sets the level of its logger)
+        import mlflow  # noqa: F401  (sets the level of its logger)
 
         for chatty in ("mlflow", "alembic"):
             logging.getLogger(chatty).setLevel(logging.ERROR)
         self.client = client_of(uri)
         self.experiment = _experiment(self.client, uri, experiment)
-        if found := run_of(self.client, self.experiment, run_uri, born):
-            run = self.client.get_run(found)
+        if run_id := run_of(self.client, self.experiment, run_uri, born):
+            run = self.client.get_run(run_id)
         elif params is None:
             raise LookupError(f"there is no run of {run_uri}")
         else:
@@ -127,7 +136,7 @@ class MlflowRun:
         self.run_id = run.info.run_id
         self.refused: frozenset[str] = frozenset()
         seen = run.data.tags
-        # Versions before this one logged the step as a metric.
+        # Earlier versions logged the step as a metric.
         last = int(max(float(seen.get(LAST_TAG, -1)), run.data.metrics.get("step", -1)))
         self.received = Received.from_text(last, seen.get(SAMPLES_TAG, "[]"))
         self._attempts: list[list[int]] = json.loads(seen.get(ATTEMPTS_TAG, "[]"))
@@ -137,26 +146,29 @@ class MlflowRun:
             self._log_params(params, known=run.data.params)
 
     def log_rows(self, rows: Iterable[Row]) -> None:
-        """Log the rows that the server lacks, in order and in batches of full rows; `received` follows each batch.
+        """Log the rows that the server lacks, in order, in batches of full rows; `received` is updated after each
+        batch.
 
-        A step that was computed again after a rollback is logged once, as it was first reported, unless it was of other
-        samples. What the model says after prompts is an artefact for each evaluation.
+        A step that was computed again after a rollback is logged once, as first reported, unless it used other
+        samples. Generated texts are one artifact for each evaluation.
         """
         for batch, received in _batches(rows, self.received):
             self._log_samples(evaluations_in(batch))
             metrics = [metric for row in batch for metric in _metrics(row)]
-            told = {key: batch[-1].get(key) for key in ("layout", "samples") if batch[-1].get(key)}
-            told |= {LAST_TAG: received.last, SAMPLES_TAG: received.to_text()}
-            told |= {ATTEMPTS_TAG: self._attempts_with(batch)}
-            # A store writes metrics first, so that what the tags say is there, whenever it is killed.
-            self.log_batch(metrics, tags=_tags(told))
+            tags = {key: batch[-1].get(key) for key in ("layout", "samples") if batch[-1].get(key)}
+            tags |= {LAST_TAG: received.last, SAMPLES_TAG: received.to_text()}
+            tags |= {ATTEMPTS_TAG: self._attempts_with(batch)}
+            # A store writes metrics first. So whatever the tags claim exists, even if it is killed in between.
+            self.log_batch(metrics, tags=_tags(tags))
             self.received = received
 
     def log_batch(
         self, metrics: Sequence[Any] = (), params: Sequence[Any] = (), tags: Sequence[Any] = ()
     ) -> None:
-        """Log these without what has a name that the server refuses, since it refuses all that come with it. Each name
-        is tried alone once: what a server takes depends on its version and its store."""
+        """Log these, except names that the server refuses: it refuses everything logged together with such a name.
+
+        Each name is tried alone once, because the accepted names depend on the server's version and store.
+        """
 
         def logged() -> None:
             taken = [[each for each in group if each.key not in self.refused] for group in (metrics, params)]
@@ -208,7 +220,7 @@ class MlflowRun:
         self.log_batch(metrics, tags=_tags({LAST_NODE_TAG: self.last_node}))
 
     def log_evaluations(self, rows: Iterable[Row]) -> None:
-        """Log the metrics and samples of these rows of evals.jsonl. Logged again, they stay as they are."""
+        """Log the metrics and samples of these rows of evals.jsonl. Logging them again has no effect."""
         rows = list(rows)
         self._log_samples(rows)
         metrics = [metric for row in rows for metric in _evaluation_metrics(row)]
@@ -216,58 +228,64 @@ class MlflowRun:
             self.log_batch(metrics[start : start + METRICS_A_BATCH])
 
     def rows(self, steps: Sequence[tuple[int, int]], closing: threading.Event) -> list[Row]:
-        """The numbers logged for these ranges of steps, ends included, as rows; none if `closing` is set meanwhile."""
-        found: dict[int, Row] = {}
+        """Return the logged numbers for these ranges of steps, ends included, as rows; none if `closing` is set in
+        the meantime.
+        """
+        by_step: dict[int, Row] = {}
         for key in self._keys:
             if closing.is_set():
                 return []
             logged = self.client.get_metric_history(self.run_id, key)
             for metric in sorted(
                 logged, key=lambda each: each.timestamp
-            ):  # the last time that a step was done
+            ):  # the time at which a step was last computed
                 if "." not in key and any(first <= metric.step <= last for first, last in steps):
-                    row = found.setdefault(metric.step, self._coordinates(metric))
+                    row = by_step.setdefault(metric.step, self._coordinates(metric))
                     row[key] = int(metric.value) if key in INTEGERS else metric.value
         return [
-            found[step] for step in sorted(found) if {"step", "attempt", "step_seconds"} <= found[step].keys()
+            by_step[step]
+            for step in sorted(by_step)
+            if {"step", "attempt", "step_seconds"} <= by_step[step].keys()
         ]
 
     def _coordinates(self, metric: Any) -> Row:
         place = bisect_right(self._attempts, metric.step, key=lambda each: each[0])
-        known = {"attempt": self._attempts[place - 1][1]} if place else {}
-        return {"step": metric.step, "time": metric.timestamp / 1000, **known}
+        coordinates = {"attempt": self._attempts[place - 1][1]} if place else {}
+        return {"step": metric.step, "time": metric.timestamp / 1000, **coordinates}
 
     def log_document(self, name: str, text: str) -> None:
-        """Log a text as an artefact, or replace it."""
+        """Log a text as an artifact, or replace it."""
         self.client.log_text(self.run_id, redact(text), name)
 
     def _log_samples(self, evaluations: Iterable[Row]) -> None:
         for evaluation in evaluations:
-            said = [
+            texts = [
                 f"{sample['prompt']}\n=> {sample['text']}\n" for sample in evaluation.get("samples") or ()
             ]
-            if said:
-                self.log_document(f"samples/step-{evaluation['step']:08d}.txt", "\n".join(said))
+            if texts:
+                self.log_document(f"samples/step-{evaluation['step']:08d}.txt", "\n".join(texts))
 
     def log_origin(self, run_uri: str, step: int) -> None:
-        """Say which commit of which run this one goes on from, and link to that run if it is in the experiment."""
+        """Record the commit and run that this one continues, and link to that run if it is in the experiment."""
         place = quotable(redact(run_uri))
         wanted = f"tags.`{URI_TAG}` = '{place}'"
-        found = self.client.search_runs(
+        runs = self.client.search_runs(
             [self.experiment], wanted, max_results=1, order_by=["attributes.start_time DESC"]
         )
-        linked = {ORIGIN_RUN_TAG: found[0].info.run_id} if found else {}
+        linked = {ORIGIN_RUN_TAG: runs[0].info.run_id} if runs else {}
         self.client.log_batch(self.run_id, tags=_tags({ORIGIN_TAG: f"{place}@{step}"} | linked))
 
     def set_status(self, status: str, at: float | None = None) -> None:
-        """RUNNING, FINISHED, FAILED or KILLED, at unix seconds `at`."""
+        """Set the status RUNNING, FINISHED, FAILED or KILLED, at unix seconds `at`."""
         if status == "RUNNING":
             self.client.update_run(self.run_id, status)
         else:
             self.client.set_terminated(self.run_id, status, None if at is None else int(at * 1000))
 
     def _log_params(self, params: Mapping[str, Any], known: Mapping[str, str]) -> None:
-        """Log parameters that the server lacks. None can be changed later: an edited job keeps its first values."""
+        """Log parameters that the server lacks. They cannot be changed later, so an edited job keeps its first
+        values.
+        """
         from mlflow.entities import Param
 
         flat = {as_key(key): str(value)[:VALUE_LENGTH] for key, value in flatten(redact(dict(params)))}
@@ -277,15 +295,15 @@ class MlflowRun:
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Whether a server does not take what it was given, as its name or value, whenever that is given again."""
+    """Return whether a server refuses a name or value permanently."""
     return getattr(error, "error_code", "") == "INVALID_PARAMETER_VALUE"
 
 
 def run_of(client: Any, experiment: str, run_uri: str, born: float) -> str | None:
-    """The id of the run with these tags, None if there is none: see `MlflowRun`."""
+    """Return the id of the run with these tags (see `MlflowRun`); None if there is none."""
     wanted = " and ".join(f"tags.`{key}` = '{value}'" for key, value in _identity(run_uri, born).items())
-    found = client.search_runs([experiment], wanted, order_by=["attributes.start_time ASC"])
-    return str(found[0].info.run_id) if found else None
+    runs = client.search_runs([experiment], wanted, order_by=["attributes.start_time ASC"])
+    return str(runs[0].info.run_id) if runs else None
 
 
 def _identity(run_uri: str, born: float) -> dict[str, str]:
@@ -293,8 +311,11 @@ def _identity(run_uri: str, born: float) -> dict[str, str]:
 
 
 def within(timeout: float, call: Callable[[], T]) -> T:
-    """The result of a call to a server. Raises what it raises, and TimeoutError after `timeout` seconds; then it is
-    left alone in its thread: MLflow's own timeout ends no answer that comes a byte at a time."""
+    """Return the result of a call to a server. Raises its errors, and TimeoutError after `timeout` seconds.
+
+    A call that exceeds the timeout is left running in its thread. MLflow's own timeout does not end an answer that
+    arrives byte by byte.
+    """
     answer: Future[T] = Future()
 
     def ask() -> None:
@@ -308,7 +329,7 @@ def within(timeout: float, call: Callable[[], T]) -> T:
 
 
 def flatten(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Leaves of nested mappings and lists with their dotted keys; an empty mapping or list is a leaf."""
+    """Return the leaves of nested mappings and lists with their dotted keys. An empty mapping or list is a leaf."""
     if isinstance(value, Mapping) and value:
         children: Iterable[tuple[Any, Any]] = value.items()
     elif isinstance(value, list | tuple) and value:
@@ -323,19 +344,21 @@ def flatten(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 def _experiment(client: Any, uri: str, name: str) -> str:
     from mlflow.exceptions import MlflowException
 
-    if found := client.get_experiment_by_name(name):
-        return str(found.experiment_id)
+    if experiment := client.get_experiment_by_name(name):
+        return str(experiment.experiment_id)
     try:
         tags = {KIND_TAG: KIND}
         return str(client.create_experiment(name, artifact_location=_artifacts(uri, name), tags=tags))
-    except MlflowException:  # another run has created it meanwhile
-        if found := client.get_experiment_by_name(name):
-            return str(found.experiment_id)
+    except MlflowException:  # another run has created it in the meantime
+        if experiment := client.get_experiment_by_name(name):
+            return str(experiment.experiment_id)
         raise
 
 
 def _artifacts(uri: str, experiment: str) -> str | None:
-    """The artefact folder: beside a database file, whatever the current folder; None where a server decides itself."""
+    """Return the artifact folder: beside a database file, whatever the current folder; None if a server decides
+    itself.
+    """
     database = SQLITE.fullmatch(uri)
     if not database:
         return None
@@ -349,7 +372,8 @@ def _batches(rows: Iterable[Row], received: Received) -> Iterator[tuple[list[Row
         count = len(_metric_keys(row)) + sum(map(_evaluated_values, evaluations_in([row])))
         if batch and size + count > METRICS_A_BATCH:
             yield batch, received
-            batch, size = [], 0
+            batch = []
+            size = 0
         batch.append(row)
         received = with_row
         size += count
@@ -358,7 +382,7 @@ def _batches(rows: Iterable[Row], received: Received) -> Iterator[tuple[list[Row
 
 
 def _metric_keys(row: Row) -> list[str]:
-    """Keys with a number. NaN is logged too: the user must see it."""
+    """Return the keys with a number. NaN is included, because the user must see it."""
     keys = [
         key for key, value in row.items() if isinstance(value, int | float) and not isinstance(value, bool)
     ]
@@ -368,10 +392,10 @@ def _metric_keys(row: Row) -> list[str]:
 def _metrics(row: Row) -> list[Any]:
     from mlflow.entities import Metric
 
-    # With the row's own time, a row that is logged twice stays one row on the server.
+    # With the row's own time, a row that is logged twice remains one point on the server.
     at = int(float(row.get("time") or 0) * 1000)
-    own = [Metric(as_key(key), float(row[key]), at, row["step"]) for key in _metric_keys(row)]
-    return own + [
+    row_metrics = [Metric(as_key(key), float(row[key]), at, row["step"]) for key in _metric_keys(row)]
+    return row_metrics + [
         metric for evaluation in evaluations_in([row]) for metric in _evaluation_metrics(evaluation)
     ]
 
@@ -379,7 +403,8 @@ def _metrics(row: Row) -> list[Any]:
 def _node_metrics(row: Row) -> list[Any]:
     from mlflow.entities import Metric
 
-    at, step = int(row["time"] * 1000), row["step"]
+    at = int(row["time"] * 1000)
+    step = row["step"]
     return [
         Metric(as_key(f"{SYSTEM}{row['node']}/{key}"), float(value), at, step)
         for key, value in row["values"].items()
@@ -392,10 +417,11 @@ def _evaluated_values(evaluation: Row) -> int:
 
 
 def _evaluation_metrics(evaluation: Row) -> list[Any]:
-    """The metrics of an evaluation, named as in validation.loss."""
+    """Return the metrics of an evaluation, named like validation.loss."""
     from mlflow.entities import Metric
 
-    at, step = int(float(evaluation.get("time") or 0) * 1000), evaluation["step"]
+    at = int(float(evaluation.get("time") or 0) * 1000)
+    step = evaluation["step"]
     return [Metric(as_key(key), float(value), at, step) for key, value in by_name(evaluation["sets"]).items()]
 
 
@@ -406,10 +432,10 @@ def _tags(tags: Mapping[str, Any]) -> list[Any]:
 
 
 def as_key(key: Any) -> str:
-    """A name of a metric or a parameter without the characters that MLflow takes in none."""
+    """Return the name of a metric or parameter without characters that MLflow never accepts."""
     return re.sub(r"[^\w.\-/ ]", "_", str(key))[:KEY_LENGTH]
 
 
 def quotable(text: str) -> str:
-    """`text` with quotes percent-encoded: MLflow's filter syntax has no escape for them."""
+    """Return `text` with quotes percent-encoded, because MLflow's filter syntax cannot escape them."""
     return text.replace("'", "%27").replace('"', "%22").replace("`", "%60")

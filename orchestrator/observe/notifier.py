@@ -1,4 +1,6 @@
-"""Tells a webhook what has happened to a run, from a thread of its own: no run waits for it, or fails with it."""
+"""Sends messages about a run to a webhook, from a separate thread, so that no run waits for it or fails because of
+it.
+"""
 
 from __future__ import annotations
 
@@ -16,21 +18,23 @@ from orchestrator.storage.row_line import Row
 
 LOGGER = logging.getLogger("orchestrator.notify")
 TIMEOUT = 10.0
-"""Seconds for an answer."""
+"""Seconds to wait for an answer."""
 PAUSES = (0.0, 1.0, 5.0, 25.0)
-"""Seconds before each try; 429 and 5xx are tried again, and what was not answered."""
+"""Seconds before each try. Retried are status 429 and 5xx, and requests without an answer."""
 QUIET = 60.0
-"""Seconds between two messages of one occasion but the end, so that a run that fails again and again is no flood."""
+"""Minimum seconds between two messages about the same kind of event, except the end, so that a run that keeps failing
+does not flood the channel.
+"""
 WAITING = 100
-"""Most messages that wait; later ones are dropped."""
+"""Maximum number of waiting messages; later ones are dropped."""
 TELLING = 15.0
-"""Seconds that the end of a run waits until the webhook has been told."""
+"""Seconds that the end of a run waits for the webhook."""
 ENDS: dict[str, Occasion] = {Outcome.DONE: "done", Outcome.FAILED: "failed", Outcome.STOPPED: "landed"}
 _ATTENTION = ("skipped", "missing_rows", "missing_events", "ceiling", "controller_died")
 
 
 def occasion_of(event: Row) -> Occasion | None:
-    """What an event is an occasion of, None if nobody wants to be told of it."""
+    """Return the kind of message for an event; None if it needs none."""
     if event.get("phase") in ENDS:
         return ENDS[event["phase"]]
     if (event.get("cause") or {}).get("end") in ("silent", "still"):
@@ -40,15 +44,17 @@ def occasion_of(event: Row) -> Occasion | None:
 
 
 class _Unset(LookupError):
-    """There is no such variable."""
+    """The environment variable is not set."""
 
 
 class Notifier:
-    """Sends a message for each event that is an occasion. Does nothing without `spec`."""
+    """Sends a message for each relevant event. Does nothing without `spec`."""
 
     def __init__(self, spec: NotifySpec | None, name: str, run: str) -> None:
-        """`name` is the run's, `run` the URI of its directory."""
-        self._spec, self._name, self._run = spec, name, redact(run)
+        """`name` is the run's name, `run` the URI of its directory."""
+        self._spec = spec
+        self._name = name
+        self._run = redact(run)
         self._messages: queue.Queue[str] = queue.Queue(WAITING)
         self._sent: dict[str, float] = {}
         self._thread: threading.Thread | None = None
@@ -56,7 +62,7 @@ class Notifier:
         self.problem = ""
 
     def event(self, event: Row) -> None:
-        """Tell of an event if it is wanted. Returns at once, and never raises."""
+        """Send a message about an event if the job wants it. Returns immediately, and never raises."""
         occasion = occasion_of(event)
         if self._spec is None or occasion is None or occasion not in self._spec.on:
             return
@@ -74,31 +80,33 @@ class Notifier:
             self._thread.start()
 
     def close(self, timeout: float) -> None:
-        """Wait at most so many seconds until all is sent."""
+        """Wait up to this many seconds until everything is sent."""
         end = time.monotonic() + timeout
         while self._unsent and time.monotonic() < end:
             time.sleep(0.02)
 
     def _text(self, occasion: Occasion, event: Row) -> str:
-        said = [str(event[key]) for key in ("first_fault", "reason", "explained") if event.get(key)]
+        reasons = [str(event[key]) for key in ("first_fault", "reason", "explained") if event.get(key)]
         words = {"attention": "needs attention"}.get(occasion, occasion)
-        where = f"at step {event.get('step', 0)} (attempt {event.get('attempt')})"
-        return redact(f"{self._name} {words} {where}: {'; '.join(said)}\n{self._run}")
+        position = f"at step {event.get('step', 0)} (attempt {event.get('attempt')})"
+        return redact(f"{self._name} {words} {position}: {'; '.join(reasons)}\n{self._run}")
 
     def _work(self) -> None:
         while True:
             text = self._messages.get()
             try:
                 self._send(text)
-            except Exception as error:  # whatever urllib raises: it may be the URL's own, which is a secret
+            except (
+                Exception
+            ) as error:  # urllib may raise anything, and the text may contain the URL, which is a secret
                 why = str(error) if isinstance(error, _Unset) else type(error).__name__
-                self.problem = f"the webhook was not told: {why}"
+                self.problem = f"the webhook could not be reached: {why}"
                 LOGGER.info(self.problem)
             finally:
                 self._unsent -= 1
 
     def _send(self, text: str) -> None:
-        import urllib.error  # some milliseconds that a recovery need not wait for
+        import urllib.error  # imported late: a recovery need not wait for it
         import urllib.request
 
         assert self._spec is not None

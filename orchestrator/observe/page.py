@@ -1,4 +1,4 @@
-"""A report as one HTML page with nothing outside it: which templates there are, and how numbers stand in them."""
+"""Self-contained HTML pages: the templates, and how numbers are written in them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def render(template: Path, content: Mapping[str, Any]) -> str:
-    """The page of a template, which may extend page.html.j2 and import from charts.html.j2.
+    """Render a template, which may extend page.html.j2 and import from charts.html.j2.
 
     Values are escaped. Raises jinja2.UndefinedError for a name that `content` lacks.
     """
@@ -24,7 +24,7 @@ def render(template: Path, content: Mapping[str, Any]) -> str:
 
 @cache
 def _environment(folder: Path) -> Environment:
-    """The environment of a folder's templates: kept, for compiling them takes longer than rendering."""
+    """Return the environment of a folder's templates. Cached, because compiling takes longer than rendering."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -45,7 +45,7 @@ def _environment(folder: Path) -> Environment:
 
 
 def size(value: float | None) -> str:
-    """Bytes in readable units: 512 B, 3.2 MiB; "unknown" for None."""
+    """Format bytes in readable units: 512 B, 3.2 MiB; "unknown" for None."""
     if value is None:
         return "unknown"
     for unit in ("B", "KiB", "MiB", "GiB"):
@@ -56,10 +56,10 @@ def size(value: float | None) -> str:
 
 
 def moment(seconds: float | None) -> str:
-    """Unix seconds as a date and time."""
+    """Format unix seconds as a date and time."""
     return "" if seconds is None else datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def short(value: Any) -> str:
-    """A value of a job as text, a float with four digits."""
+    """Format a value of a job as text, floats with four digits."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,4 +1,4 @@
-"""Pages of the runs in a folder, served on this machine alone, to whoever has the token."""
+"""Web pages of the runs in a folder, served on this machine only, to clients with the token."""
 
 from __future__ import annotations
 
@@ -20,32 +20,33 @@ from orchestrator.storage.run_directory import RunDir
 LOOPBACK = "127.0.0.1"
 COOKIE = "orchestrator-token"
 REFRESH = 5
-"""Seconds after which a browser asks again for a page of what still changes."""
+"""Seconds after which a browser reloads a page that may change."""
 TIMEOUT = 20.0
 """Seconds that a browser may take to send a request."""
 
 
 class PageServer:
-    """Serves the runs in `folder` from `start` to `close`; `url` has the token."""
+    """Serves the runs in `folder` from `start` to `close`. `url` contains the token."""
 
     def __init__(self, folder: str, port: int = 0) -> None:
         """Raises OSError if the port is taken."""
-        self.runs, self._token = runs_page.Runs(folder), secrets.token_urlsafe(24)
+        self.runs = runs_page.Runs(folder)
+        self._token = secrets.token_urlsafe(24)
         self._http = ThreadingHTTPServer((LOOPBACK, port), self._handler())
         self._http.daemon_threads = True
         self.port = int(self._http.server_address[1])
         self.url = f"http://{LOOPBACK}:{self.port}/?token={self._token}"
 
     def serve(self) -> None:
-        """Answer until `close` is called from another thread."""
+        """Answer requests until `close` is called from another thread."""
         self._http.serve_forever(poll_interval=0.2)
 
     def start(self) -> None:
-        """Answer in a thread of its own."""
+        """Answer requests in a separate thread."""
         threading.Thread(target=self.serve, name="pages", daemon=True).start()
 
     def close(self) -> None:
-        """Answer no more."""
+        """Stop answering."""
         self._http.shutdown()
         self._http.server_close()
 
@@ -58,27 +59,27 @@ class PageServer:
             timeout = TIMEOUT
 
             def do_GET(self) -> None:
-                with contextlib.suppress(ConnectionError):  # a browser that has gone on to another page
+                with contextlib.suppress(ConnectionError):  # the browser has moved on to another page
                     server.answer(self)
 
             def log_message(self, format: str, *args: object) -> None:
-                """Say nothing: a request's line would have the token."""
+                """Log nothing, because a request's line contains the token."""
 
         return Handler
 
     def answer(self, request: BaseHTTPRequestHandler) -> None:
-        """Answer a request: a page, or why there is none."""
+        """Answer a request: with a page, or with the reason for an error."""
         place = urlsplit(request.path)
         query = parse_qs(place.query)
         if request.headers.get("Host") not in (f"{LOOPBACK}:{self.port}", f"localhost:{self.port}"):
             _send(
                 request, 403, "This server answers to its own address only."
-            )  # not to a name that points to it
+            )  # refuse foreign names that resolve to this address (DNS rebinding)
         elif self._is_token(query.get("token", [""])[0]):
             cookie = f"{COOKIE}={self._token}; HttpOnly; SameSite=Strict; Path=/"
             _send(request, 303, "", {"Location": place.path, "Set-Cookie": cookie})
         elif not self._is_token(_cookie(request)):
-            _send(request, 403, "Open the address that `orchestrator serve` has printed.")
+            _send(request, 403, "Open the address that `orchestrator serve` printed.")
         else:
             try:
                 self._page(request, place.path, query)
@@ -86,7 +87,7 @@ class PageServer:
                 raise
             except InputError as error:
                 _send(request, 404, redact(str(error)))
-            except Exception as error:  # one page that cannot be drawn leaves the others
+            except Exception as error:  # a page that cannot be rendered must not affect the others
                 _send(request, 500, redact(f"{type(error).__name__}: {error}"))
 
     def _page(self, request: BaseHTTPRequestHandler, path: str, query: dict[str, list[str]]) -> None:
@@ -111,7 +112,7 @@ class PageServer:
 
 
 def _of(runs: dict[str, RunDir], name: str) -> RunDir:
-    """The run of that name, one of those that were found: no other path is ever opened."""
+    """Return the run of that name, which must be among the runs found: no other path is ever opened."""
     if name not in runs:
         raise InputError("there is no such run", name, "begin at /")
     return runs[name]
@@ -131,10 +132,10 @@ def _with_way_back(page: str) -> str:
 
 def _cookie(request: BaseHTTPRequestHandler) -> str:
     try:
-        found = SimpleCookie(request.headers.get("Cookie", "")).get(COOKIE)
+        cookie = SimpleCookie(request.headers.get("Cookie", "")).get(COOKIE)
     except CookieError:
         return ""
-    return found.value if found else ""
+    return cookie.value if cookie else ""
 
 
 def _send(request: BaseHTTPRequestHandler, code: int, text: str, more: dict[str, str] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""The timeline of a pipeline's step: as it was planned, and as its ranks have measured it, one below the other."""
+"""The timeline of a pipeline step, as planned and as measured, one below the other."""
 
 from __future__ import annotations
 
@@ -10,31 +10,34 @@ from orchestrator.observe.formatting import duration
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.train.flight_record import TIMELINE
 
-LANE, LEFT, WIDTH = 20.0, 64.0, 1040.0
+LANE = 20.0
+LEFT = 64.0
+WIDTH = 1040.0
 NAMES = {"F": "forward", "B": "backward", "I": "backward for inputs", "W": "backward for weights"}
 LANES = 16
-"""Ranks of a pipeline that are drawn at most, from the first to the last."""
+"""Maximum number of pipeline ranks that are drawn, evenly from the first to the last."""
 Action = tuple[int, str, int, int, float, float]
 """Rank of the pipeline, kind, stage, micro-batch, begin and end in seconds."""
 
 
 def measured(run: RunDir, ranks: Sequence[int], attempt: int) -> list[Action]:
-    """What these ranks, one for each of the pipeline, recorded in that attempt; empty unless all did."""
-    found: list[Action] = []
+    """Return what these ranks, one for each pipeline rank, recorded in that attempt; empty unless all did."""
+    actions: list[Action] = []
     for place, rank in enumerate(ranks):
-        told = run.read_json_or_empty(f"{TIMELINE}/rank-{rank}.json")
-        if told.get("attempt") != attempt:
+        recorded = run.read_json_or_empty(f"{TIMELINE}/rank-{rank}.json")
+        if recorded.get("attempt") != attempt:
             return []
-        found += [(place, *action) for action in told.get("actions") or ()]
-    first = min((action[4] for action in found), default=0.0)
-    return [(*action[:4], action[4] - first, action[5] - first) for action in found]
+        actions += [(place, *action) for action in recorded.get("actions") or ()]
+    first = min((action[4] for action in actions), default=0.0)
+    return [(*action[:4], action[4] - first, action[5] - first) for action in actions]
 
 
 def lanes(
     actions: Sequence[Action], longest: float, lane: float = LANE, least: float = 0.3
 ) -> list[dict[str, Any]]:
-    """The bars of each rank, in SVG units: lanes of that height, bars of at least that width; the whole width is that
-    of `longest` seconds."""
+    """Return the bars of each rank in SVG units. The total width represents `longest` seconds; `lane` is a lane's
+    height, `least` the minimum width of a bar.
+    """
     ranks = sorted({action[0] for action in actions})
     every = max(1, -(-len(ranks) // LANES))
     scale = charts.Scale(0.0, longest or 1.0, LEFT, WIDTH)
@@ -59,7 +62,7 @@ def lanes(
 
 
 def timelines(run: RunDir, plan: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What is drawn of the layout that plan.json has; empty without a pipeline."""
+    """Return the drawing of the layout in plan.json; empty without a pipeline."""
     planned: list[Action] = [tuple(action) for action in plan.get("timeline") or ()]
     chosen = plan.get("chosen") or {}
     pp = chosen.get("pp", 1)

@@ -15,16 +15,18 @@ from orchestrator.planner.plan import Plan, program_of
 from orchestrator.planner.simulation.step import pipeline
 from orchestrator.planner.simulation.timeline import Played
 
-WIDTH, LANE = 1040.0, 24.0
+WIDTH = 1040.0
+LANE = 24.0
 PARTS = 4
-"""Micro-batches a stage that are drawn at most: more look alike."""
+"""Maximum number of micro-batches that are drawn for each stage."""
 CURVES = {"first": 0, "last": -1}
 SHOWN = 10
 
 
 def plan_page(spec: JobSpec, shape: ModelShape, plan: Plan, fits: bool, needed: float) -> str:
-    """The page of a plan, whose workers need so many bytes, and have them or not."""
-    layout, time = plan.chosen.layout, plan.chosen.time
+    """Return the page of a plan. `needed` is the memory of a worker in bytes, `fits` whether the workers have it."""
+    layout = plan.chosen.layout
+    time = plan.chosen.time
     played = None
     parts = layout.accumulation(spec.train.global_batch)
     drawn = min(parts, PARTS * layout.pp)
@@ -50,13 +52,15 @@ def plan_page(spec: JobSpec, shape: ModelShape, plan: Plan, fits: bool, needed: 
 
 
 def _memories(spec: JobSpec, shape: ModelShape, plan: Plan, played: Played | None) -> list[dict[str, Any]]:
-    """Memory over the step in GiB of the first and the last rank of a pipeline; without one, of its only rank."""
-    found, layout = [], plan.chosen.layout
+    """Return the memory in GiB over the step, of the first and the last rank of a pipeline, or of the only rank."""
+    memories = []
+    layout = plan.chosen.layout
     for name, place in CURVES.items() if played else [("every", 0)]:
         index = place % layout.pp
         (parts,) = held(spec, shape, layout, [index])
         each = parts.micro_batch / (layout.stages // layout.pp)
-        points, now = [(0.0, parts.state)], parts.state
+        points = [(0.0, parts.state)]
+        now = parts.state
         for (kind, _, _), begin, end in played.events[index] if played else ():
             points.append((begin, now))
             now += {"F": each, "W": 0.0}.get(kind, -each)
@@ -67,5 +71,5 @@ def _memories(spec: JobSpec, shape: ModelShape, plan: Plan, played: Played | Non
         level = plan.machine.memory * MEMORY_SHARE / 2**30
         shown = level if level < 4 * max(y for _, y in scaled) else None
         plot = charts.line_plot(scaled, WIDTH / 2, 200.0, level=shown, from_zero=True)
-        found.append({"rank": name, "plot": plot, "peak": max(parts.peak, *(y for _, y in points))})
-    return found
+        memories.append({"rank": name, "plot": plot, "peak": max(parts.peak, *(y for _, y in points))})
+    return memories

@@ -1,5 +1,6 @@
-"""What the ranks of a run printed, in its run directory: `logs/attempt-1/rank-0.log` and so on; and its controllers,
-each in a file of its own: `logs/controller/20261123141500.log`, named by when it began (UTC)."""
+"""The output of a run's ranks in its run directory, `logs/attempt-1/rank-0.log` and so on, and of its controllers,
+`logs/controller/20261123141500.log`, each named by its start (UTC).
+"""
 
 from __future__ import annotations
 
@@ -13,21 +14,23 @@ from orchestrator.storage.run_directory import RunDir
 from orchestrator.storage.text_log import TextLog, TextLogs
 
 LOGS = "logs"
-"""The folder of all of them in a run directory."""
+"""The folder of all logs in a run directory."""
 ATTEMPT = "attempt-"
 EVALUATION = "evaluation-"
 CONTROLLER = "controller"
 
 KEPT = 100
-"""Attempts whose logs are kept, the newest of those in which something was printed; as many of controllers."""
+"""Number of attempts whose logs are kept: the newest ones with output. The same number of controllers is kept."""
 
 
 class RankLog:
-    """`cluster.workers.rank_output.Writer` of a run directory. Secrets are hidden, and the first line of an attempt
-    removes the logs of old ones."""
+    """The `cluster.workers.rank_output.Writer` of a run directory. It hides secrets, and an attempt's first line
+    removes the logs of old attempts.
+    """
 
     def __init__(self, folder: str, name: str) -> None:
-        self._log, self._all = TextLog(folder, name), TextLogs(posixpath.dirname(folder))
+        self._log = TextLog(folder, name)
+        self._all = TextLogs(posixpath.dirname(folder))
         self._of_controller = posixpath.basename(folder) == CONTROLLER
         self._begun = False
 
@@ -44,17 +47,17 @@ class RankLog:
 
 
 def output_of_attempt(run: str, attempt: int) -> OutputTarget:
-    """Where the ranks of an attempt of the run at that URI print to."""
+    """Return where the ranks of an attempt of the run at that URI write their output."""
     return _output(run, f"{ATTEMPT}{attempt}")
 
 
 def output_of_evaluation(run: str, step: int) -> OutputTarget:
-    """Where the process prints to that evaluates the commit of that step beside the run."""
+    """Return where the extra worker that evaluates the commit of that step writes its output."""
     return _output(run, f"{EVALUATION}{step}")
 
 
 def output_of_controller(run: str) -> tuple[OutputTarget, str]:
-    """Where a controller that begins now prints to, and the name of its file."""
+    """Return where a controller that starts now writes its output, and the name of the file."""
     return _output(run, CONTROLLER), f"{time.strftime('%Y%m%d%H%M%S', time.gmtime())}.log"
 
 
@@ -63,28 +66,31 @@ def _output(run: str, folder: str) -> OutputTarget:
 
 
 def attempts_of(run: RunDir) -> list[int]:
-    """The attempts whose ranks printed something, in order. Raises OSError and errors of the store's client."""
+    """Return the attempts with output, in order. Raises OSError and errors of the store's client."""
     return attempts_in(TextLogs(run.at(LOGS)))
 
 
 def attempts_in(logs: TextLogs) -> list[int]:
-    """The attempts of which there is a folder, in order."""
+    """Return the attempts that have a folder, in order."""
     names = logs.folders()
     return sorted(int(name.removeprefix(ATTEMPT)) for name in names if name.startswith(ATTEMPT))
 
 
 class LogReader:
-    """Reads the texts of one folder of logs, while they are written or later."""
+    """Reads the texts of one folder of logs, during the run or later."""
 
     def __init__(self, run: RunDir, folder: str, names: Set[str] = frozenset()) -> None:
-        """Of these names, of all if there are none in `names`."""
-        self._texts, self._names = TextLogs(run.at(f"{LOGS}/{folder}")), names
+        """Read the texts in `names`; all texts if it is empty."""
+        self._texts = TextLogs(run.at(f"{LOGS}/{folder}"))
+        self._names = names
         self._read: dict[str, tuple[int, int]] = {}
         self._begun: dict[str, bytes] = {}
 
     def new_lines(self, last: bool = False) -> Iterator[tuple[str, str]]:
-        """Name and line of what was written since the last call, text by text; with `last` lines without an end too.
-        Raises OSError and errors of the store's client."""
+        """Return name and line of everything written since the last call, text by text.
+
+        With `last`, includes lines without an end. Raises OSError and errors of the store's client.
+        """
         for name, numbers in self._texts.parts().items():
             if self._names and name not in self._names:
                 continue
@@ -92,19 +98,20 @@ class LogReader:
             self._read[name] = part, at
             *lines, rest = (self._begun.get(name, b"") + data).split(b"\n")
             if last and rest:
-                lines, rest = [*lines, rest], b""
+                lines = [*lines, rest]
+                rest = b""
             self._begun[name] = rest
             yield from ((name, line.decode(errors="replace")) for line in lines)
 
 
 class AttemptLog:
-    """Reads what the ranks of one attempt printed, while they print or later."""
+    """Reads the output of one attempt's ranks, during the run or later."""
 
     def __init__(self, run: RunDir, attempt: int, ranks: Set[int] = frozenset()) -> None:
-        """Of these ranks, of all if there are none in `ranks`."""
+        """Read these `ranks`; all ranks if it is empty."""
         self._reader = LogReader(run, f"{ATTEMPT}{attempt}", {log_of(rank) for rank in ranks})
 
     def new_lines(self, last: bool = False) -> Iterator[tuple[int, str]]:
-        """Rank and line, see `LogReader.new_lines`."""
+        """Return rank and line, see `LogReader.new_lines`."""
         for name, line in self._reader.new_lines(last):
             yield int(name.removeprefix("rank-").removesuffix(".log")), line

@@ -1,4 +1,4 @@
-"""Versions of a model in MLflow's registry, each with the metric that it was chosen by, and the alias of the best.
+"""Versions of a model in MLflow's registry, each with the metric that chose it, and the alias of the best.
 
 Everything here but `register_export` may raise whatever MLflow and its transport raise.
 """
@@ -39,18 +39,19 @@ TOKENIZER = (
     "sentencepiece",
     "chat_template",
 )
-"""How the names of a tokenizer's files begin."""
+"""Prefixes of a tokenizer's file names."""
 EXAMPLE, SERVED_EXAMPLE = "input_example.json", "serving_input_example.json"
-"""An input of the model, for readers and for the scoring server, as MLflow names them."""
+"""An input of the model, for readers and for the scoring server, in MLflow's terms."""
 OTHER = "feature-extraction"
-"""The task of a class that no pipeline of transformers serves; `load_model(..., return_type="components")` gives it."""
+"""The task of a class without a transformers pipeline; `load_model(..., return_type="components")` loads it."""
 
 
 def write_flavor(export: str, folder: str) -> bool:
-    """Write to `folder` what has to lie beside the files of an export so that `mlflow.transformers.load_model` and
-    `mlflow.pyfunc.load_model` read them. Returns False for a folder that names no class, such as an adapter's.
+    """Write the files that `mlflow.transformers.load_model` and `mlflow.pyfunc.load_model` need beside an export to
+    `folder`.
 
-    Nothing is loaded: MLflow's own `save_model` would hold the whole model in memory.
+    Returns False for a folder that names no class, such as an adapter's. Nothing is loaded: MLflow's own `save_model`
+    would hold the whole model in memory.
     """
     config = Path(export, "config.json")
     architectures = json.loads(config.read_text()).get("architectures") if config.is_file() else None
@@ -98,13 +99,13 @@ def write_flavor(export: str, folder: str) -> bool:
 
 
 def _reader(export: str) -> str:
-    """The class of transformers that makes of an export's tokenizer what its file says."""
-    there = Path(export, FILE).is_file()
-    return (class_to_read(export) if there else "") or "AutoTokenizer"
+    """Return the transformers class that loads an export's tokenizer."""
+    exists = Path(export, FILE).is_file()
+    return (class_to_read(export) if exists else "") or "AutoTokenizer"
 
 
 def _example(export: str, task: str) -> str:
-    """A text that the task's pipeline takes."""
+    """Return an example text for the task's pipeline."""
     text = "The first word"
     if task != "fill-mask":
         return text
@@ -114,32 +115,32 @@ def _example(export: str, task: str) -> str:
 
 
 def _task_of(architecture: str) -> str:
-    """The task of the pipeline that transformers has for a class."""
+    """Return the task of transformers' pipeline for a class."""
     from transformers.models.auto import modeling_auto as auto
 
-    known = {
+    tasks = {
         "text-generation": auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
         "fill-mask": auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
         "text-classification": auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
         "token-classification": auto.MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES,
     }
-    return next((task for task, classes in known.items() if architecture in classes.values()), OTHER)
+    return next((task for task, classes in tasks.items() if architecture in classes.values()), OTHER)
 
 
 ALIAS = "best"
 MODEL = "model"
-"""The folder of the artifacts that holds the model."""
+"""The artifact folder of the model."""
 METRIC, VALUE, STEP = "metric", "value", "step"
 """Tags of a version."""
 PATIENCE = 300.0
-"""Seconds that a server has, besides those that the model takes to be sent."""
+"""Seconds that a server may take, besides the time for sending the model."""
 SLOWEST = 10e6
-"""Bytes a second at which a model is sent at least."""
+"""Minimum speed for sending a model, in bytes a second."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model that becomes a version: the step of its commit and, if it was chosen by one, a metric with its value."""
+    """A model that becomes a version: its commit's step and, if a metric chose it, the metric with its value."""
 
     step: int
     metric: str = ""
@@ -148,12 +149,12 @@ class Candidate:
 
     @property
     def tags(self) -> dict[str, str]:
-        """What a version says of it."""
+        """Return the tags of the version."""
         chosen = {} if self.value is None else {METRIC: self.metric, VALUE: repr(self.value)}
         return {STEP: str(self.step), **chosen}
 
     def is_better_than(self, tags: Mapping[str, str]) -> bool:
-        """Whether it is better than the version with these tags; one that says no metric is no rival."""
+        """Return whether it is better than the version with these tags. A version without a metric does not compete."""
         if self.value is None or math.isnan(self.value):
             return False
         if METRIC not in tags:
@@ -166,11 +167,14 @@ class Candidate:
 def register(
     client: Any, name: str, run_id: str, model: Candidate, source: Callable[[], str], **tags: str
 ) -> None:
-    """Make the model a version, unless its run has one of that step, and give it the alias if it is better than what
-    has it. `source` returns where MLflow finds the model, and puts it there if need be."""
+    """Register the model as a version, unless its run has one of that step. It gets the alias if it is better than
+    the holder.
+
+    `source` returns where MLflow finds the model, and puts it there if needed.
+    """
     from mlflow.exceptions import MlflowException
 
-    with contextlib.suppress(MlflowException):  # there is one of that name already
+    with contextlib.suppress(MlflowException):  # the name exists already
         client.create_registered_model(name)
     mine = (v for v in client.search_model_versions(f"name = '{name}'") if v.run_id == run_id)
     version = next((v for v in mine if v.tags.get(STEP) == str(model.step)), None)
@@ -182,7 +186,7 @@ def register(
 
 
 def send(client: Any, run_id: str, export: str) -> str:
-    """Make an exported folder an artefact of a run, as a model that MLflow loads; returns where it is."""
+    """Send an exported folder as an artifact of a run, in a form that MLflow loads. Returns its location."""
     client.log_artifacts(run_id, export, MODEL)
     with tempfile.TemporaryDirectory(prefix="model-") as folder:
         if write_flavor(export, folder):
@@ -191,19 +195,21 @@ def send(client: Any, run_id: str, export: str) -> str:
 
 
 def register_export(spec: JobSpec, run_dir: RunDir) -> str | None:
-    """Register what the run's summary says was exported last. Never raises: returns what went wrong in a line, or
-    None."""
+    """Register the run's last export according to its summary. Never raises: returns the problem as one line, or
+    None.
+    """
     exported = run_dir.read_json_or_empty("summary.json").get("export")
     if spec.tracking is None or spec.tracking.register_as is None or not exported:
         return None
-    uri, timeout = exported["uri"], PATIENCE
+    uri = exported["uri"]
+    timeout = PATIENCE
     try:
         if is_local(uri):
             timeout += sum(file.stat().st_size for file in os.scandir(local_path(uri))) / SLOWEST
         within(timeout, lambda: _register_export(spec, run_dir, exported["step"], uri))
     except TimeoutError:
         return f"the model was not registered: no answer within {timeout:.0f} s"
-    except Exception as error:  # whatever MLflow and its transport raise
+    except Exception as error:  # MLflow and its transport may raise anything
         return f"the model was not registered: {told(error)}"
     return None
 

@@ -28,14 +28,14 @@ from orchestrator.storage.row_log import steps_text
 from orchestrator.storage.run_directory import PRECISION, RunDir
 
 WIDE, LOW = (1040.0, 300.0), (508.0, 190.0)  # width and height of charts, in SVG units
-LANE, LANES = 26.0, 14  # height of an attempt's lane in the timeline, and how many attempts are shown
+LANE, LANES = 26.0, 14  # height of an attempt's lane in the timeline, and number of attempts shown
 EVENTS_SHOWN, MARKS_SHOWN = (
     500,
     100,
-)  # events in the table, and attempts and faults in the charts: the latest ones
-EVALUATIONS_SHOWN = 50  # in the table: the latest ones
+)  # latest events in the table, and latest attempts and faults in the charts
+EVALUATIONS_SHOWN = 50  # latest evaluations in the table
 SAYINGS_SHOWN = 7  # texts of a prompt: the first, the last and some between
-RANKS_SHOWN = 16  # ranks whose memory is told one by one
+RANKS_SHOWN = 16  # ranks whose memory is listed individually
 LAYOUTS_SHOWN = 12  # layouts in a table; the rest is only counted
 
 BUCKET_NAMES = {
@@ -48,8 +48,8 @@ BUCKET_NAMES = {
     "evaluate": "evaluating",
     "lost_work": "work that was lost",
     "detection": "noticing faults",
-    "re_plan": "stopping and planning again",
-    "queue": "waiting for its turn",
+    "re_plan": "stopping and replanning",
+    "queue": "waiting in the queue",
     "restore": "later starts and restores",
     "export": "exporting",
     "idle": "waiting for workers, and between steps",
@@ -61,46 +61,47 @@ BUCKET_OF = {"start": "restore", "train": "step", "wait": "idle", "stop": "re_pl
 
 
 def report(run_dir: RunDir, rows: RunTotals | None = None) -> str:
-    """The page for a run directory, of a run that trains or has ended; `rows` if its totals are known already.
+    """Return the report page of a run, finished or not. `rows` are its totals, if they are known already.
 
-    Raises InputError if there is no job.yaml, or none that can be read.
+    Raises InputError if job.yaml is missing or unreadable.
     """
     return render(Path(__file__).with_name("report.html.j2"), _content(run_dir, rows))
 
 
 def _content(run_dir: RunDir, rows: RunTotals | None) -> dict[str, Any]:
-    """The values of all names in the template."""
-    job, spec = run_dir.read_text("job.yaml") or "", read_job(run_dir)
+    """Return the values of all names in the template."""
+    job = run_dir.read_text("job.yaml") or ""
+    spec = read_job(run_dir)
     if spec is None:
         raise InputError("there is no run here", run_dir.uri, "give a run directory, such as runs/<name>")
     plan = run_dir.read_json_or_empty("plan.json")
     events = redact(run_dir.rows(EVENTS))
     rows = rows or totals_of(run_dir)
     saved = run_dir.read_json_or_empty("summary.json")
-    known = {"unigram_entropy": saved.get("unigram_entropy"), "sample": saved.get("sample")}
-    found = {**saved, **summary(spec, plan, events, rows, **known)}
-    found["ledger"] = with_end_of(found["ledger"], saved, found["ended"])
+    saved_texts = {"unigram_entropy": saved.get("unigram_entropy"), "sample": saved.get("sample")}
+    fields = {**saved, **summary(spec, plan, events, rows, **saved_texts)}
+    fields["ledger"] = with_end_of(fields["ledger"], saved, fields["ended"])
     phases = timeline(events, rows)
     return {
         "spec": spec,
         "counted": counted(spec.workload.objective),
         "unit": loss_unit(spec.workload.objective),
         "read": read_unit(spec.workload.objective),
-        "missing": steps_text(found["missing_rows"]),
-        "missing_events": steps_text(found["missing_events"]),
+        "missing": steps_text(fields["missing_rows"]),
+        "missing_events": steps_text(fields["missing_events"]),
         "name": run_name(spec.name, run_dir.name),
         "run": redact(run_dir.uri),
         "job": redact(job),
-        "summary": redact(found),
-        "ledger": _ledger(found["ledger"]),
-        "parts": in_table(found["step_parts"]),
-        "plots": _plots(rows, events, found),
+        "summary": redact(fields),
+        "ledger": _ledger(fields["ledger"]),
+        "parts": in_table(fields["step_parts"]),
+        "plots": _plots(rows, events, fields),
         "timeline": _timeline(phases),
         "plan": _plan(plan),
         "precision": run_dir.read_json_or_empty(PRECISION).get("why", ""),
-        "compared": _compared(found),
-        "audit": _audit(found["audit"]),
-        "memory": _memory(found["memory_audit"]),
+        "compared": _compared(fields),
+        "audit": _audit(fields["audit"]),
+        "memory": _memory(fields["memory_audit"]),
         "pipeline": timelines(run_dir, plan),
         "evaluations": _evaluations(rows.evaluations),
         "tasks": _evaluations(tasks_in(events)),
@@ -123,14 +124,15 @@ def _ledger(ledger: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _plots(rows: RunTotals, events: Sequence[Row], found: dict[str, Any]) -> list[dict[str, Any]]:
-    """The charts: loss with attempts, lost steps and unigram entropy; speed; gradient norm."""
+    """Return the charts: loss with attempts, lost steps and unigram entropy; speed; gradient norm."""
     starts = sorted(rows.first_step.items(), key=lambda item: item[1])
     marks = [(float(step), f"attempt {attempt}") for attempt, step in starts][1:][-MARKS_SHOWN:]
     stops = [e for e in events if e.get("lost_steps") and e.get("step") is not None][-MARKS_SHOWN:]
     bands = [(float(e["step"] - e["lost_steps"]), float(e["step"])) for e in stops]
     entropy = found["unigram_entropy"]
     drawn = []
-    unit, read = loss_unit(found["objective"]), read_unit(found["objective"])
+    unit = loss_unit(found["objective"])
+    read = read_unit(found["objective"])
     titles = ("Loss", unit), ("Speed", f"{read} a second"), ("Gradient norm", "before clipping")
     for key, (title, unit) in zip(CHARTED, titles, strict=True):
         points = list(rows.points[key])
@@ -150,7 +152,7 @@ def _plots(rows: RunTotals, events: Sequence[Row], found: dict[str, Any]) -> lis
 
 
 def _held_out_losses(rows: RunTotals) -> dict[str, list[charts.Point]]:
-    """The loss of each held-out set by step, oldest first."""
+    """Return the loss of each held-out set by step, oldest first."""
     lines: dict[str, list[charts.Point]] = {}
     for evaluation in reversed(rows.evaluations):
         for name, metrics in evaluation["sets"].items():
@@ -160,7 +162,7 @@ def _held_out_losses(rows: RunTotals) -> dict[str, list[charts.Point]]:
 
 
 def _evaluations(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """A row for each set or task of the latest evaluations, newest first, with all metrics by name."""
+    """Return one row for each set or task of the latest evaluations, newest first, with all metrics by name."""
     return [
         {"step": evaluation["step"], "set": name, "metrics": metrics}
         for evaluation in rows[:EVALUATIONS_SHOWN]
@@ -169,22 +171,27 @@ def _evaluations(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def _sayings(rows: RunTotals) -> list[dict[str, Any]]:
-    """By prompt, the steps and texts of the first evaluation, the last and some between, oldest first. A line's end is
-    a sign, since many models say little else at first."""
-    told = [evaluation for evaluation in reversed(rows.evaluations) if evaluation.get("samples")]
-    parts = max(min(len(told), SAYINGS_SHOWN) - 1, 1)
-    shown = [told[round(part * (len(told) - 1) / parts)] for part in range(min(len(told), SAYINGS_SHOWN))]
-    found: dict[str, list[tuple[int, str]]] = {}
+    """Return for each prompt the steps and texts of the first evaluation, the last and some between, oldest first.
+
+    Line ends are shown as a sign, because many models generate little else at first.
+    """
+    with_samples = [evaluation for evaluation in reversed(rows.evaluations) if evaluation.get("samples")]
+    parts = max(min(len(with_samples), SAYINGS_SHOWN) - 1, 1)
+    shown = [
+        with_samples[round(part * (len(with_samples) - 1) / parts)]
+        for part in range(min(len(with_samples), SAYINGS_SHOWN))
+    ]
+    texts_of: dict[str, list[tuple[int, str]]] = {}
     for evaluation in shown:
         for sample in evaluation["samples"]:
-            found.setdefault(sample["prompt"], []).append(
+            texts_of.setdefault(sample["prompt"], []).append(
                 (evaluation["step"], sample["text"].replace("\n", "↵ "))
             )
-    return [{"prompt": prompt, "said": said} for prompt, said in found.items()]
+    return [{"prompt": prompt, "said": said} for prompt, said in texts_of.items()]
 
 
 def _timeline(phases: Sequence[Phase]) -> dict[str, Any] | None:
-    """The timeline: a lane for each of the last LANES attempts, and one for the time before the first."""
+    """Return the timeline: a lane for each of the last LANES attempts, and one for the time before the first."""
     lanes = list(dict.fromkeys(phase.attempt for phase in phases))[-LANES:]
     shown = [phase for phase in phases if phase.attempt in lanes]
     length = (shown[-1].end - shown[0].start) / 1e6 if shown else 0.0
@@ -231,14 +238,15 @@ def _plan(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def _compared(found: dict[str, Any]) -> list[dict[str, Any]]:
-    """Predicted and measured values, and measured over predicted."""
+    """Return predicted and measured values, and measured over predicted."""
     rows = []
     for key, name, text_of in (
         ("step_seconds", "a step", duration),
         ("tokens_per_second", f"{read_unit(found['objective'])} a second", count),
         ("memory_bytes", "memory of a rank", size),
     ):
-        predicted, real = found["predicted"][key], found["measured"][key]
+        predicted = found["predicted"][key]
+        real = found["measured"][key]
         ratio = real / predicted if predicted and real is not None else None
         rows.append(
             {"name": name, "predicted": text_of(predicted), "measured": text_of(real), "ratio": ratio}
@@ -247,14 +255,14 @@ def _compared(found: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _audit(found: Mapping[str, Mapping[str, float]]) -> list[dict[str, Any]]:
-    """The predicted and the measured step as two bars of the same parts."""
+    """Return the predicted and the measured step as two bars of the same parts."""
     sides = ("predicted", "measured")
     bars = charts.stacked([{part: pair[side] for part, pair in found.items()} for side in sides], 430.0)
     return [{"side": side, "segments": segments} for side, segments in zip(sides, bars, strict=False)]
 
 
 def _memory(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Memory of each rank, predicted and measured, and what the largest is made of; empty where it is not known."""
+    """Return each rank's memory, predicted and measured, and the composition of the largest; empty if unknown."""
     if not found:
         return {}
     pairs = list(zip(found["predicted_by_rank"], found["measured_by_rank"], strict=True))
@@ -303,7 +311,7 @@ def _commits(run_dir: RunDir) -> list[dict[str, Any]]:
 
 
 def _events(events: Sequence[Row]) -> list[dict[str, Any]]:
-    """The latest events, newest first, with the seconds since the first event."""
+    """Return the latest events, newest first, with the seconds since the first event."""
     first = float(events[0].get("time") or 0.0) if events else 0.0
     return [
         {
@@ -324,7 +332,7 @@ def _events(events: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def _bucket(phase: str) -> str:
-    """The bucket whose colour stands for a phase; done, failed and stopped have their own colours."""
+    """Return the bucket whose colour stands for a phase. done, failed and stopped have their own colours."""
     return BUCKET_OF.get(phase, phase if phase in BUCKETS or phase in ENDED else "idle")
 
 

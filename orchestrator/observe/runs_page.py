@@ -1,4 +1,4 @@
-"""All runs in a folder as a page: what each is doing, found by words."""
+"""A page of all runs in a folder: what each is doing, with a search by words."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from orchestrator.storage.run_directory import RunDir
 TIMEOUT = 15.0
 """Seconds for a small call to a remote store."""
 DEPTH = 2
-"""Folders below the one that is served in which runs are found: a chain or a search has them in its own."""
+"""Depth at which runs are found below the served folder, because chains and searches contain runs."""
 SILENT = 15.0
-"""Seconds without an update of status.json after which a controller is taken to be gone."""
+"""Seconds without an update of status.json after which a controller counts as gone."""
 UNREADABLE = "unreadable"
-"""The state of a run whose files cannot be read, or are not what they should be."""
+"""The state of a run whose files cannot be read or are invalid."""
 NO_RUNS = frozenset({"_data", COMMITS, "logs", "export", "profiles", "excerpt", "__pycache__"})
 
 
@@ -37,10 +37,10 @@ class Runs:
         self._fs, self._path = open_file_system(folder, TIMEOUT)
 
     def find(self) -> dict[str, RunDir]:
-        """Every run that there is now, by name. Raises OSError and errors of the store's client."""
-        found: dict[str, RunDir] = {}
-        self._look("", found, DEPTH)
-        return dict(sorted(found.items()))
+        """Find every existing run, by name. Raises OSError and errors of the store's client."""
+        runs: dict[str, RunDir] = {}
+        self._look("", runs, DEPTH)
+        return dict(sorted(runs.items()))
 
     def _look(self, inside: str, found: dict[str, RunDir], depth: int) -> None:
         try:
@@ -50,7 +50,7 @@ class Runs:
         except PermissionError:
             if not inside:
                 raise
-            found[inside] = RunDir(posixpath.join(self.folder, inside))  # its row says so
+            found[inside] = RunDir(posixpath.join(self.folder, inside))  # reported in its row
             return
         names = {posixpath.basename(each["name"].rstrip("/")): each["type"] for each in entries}
         if inside and "job.yaml" in names and ("events.jsonl" in names or "status.json" in names):
@@ -62,21 +62,23 @@ class Runs:
 
 
 def listed(runs: Mapping[str, RunDir | InputError], words: str = "") -> list[dict[str, Any]]:
-    """What the page says of each run in whose name, state or job file all the words are; those that train first. Of one
-    that has no place that can be used, there is why."""
+    """Return the page's rows for the runs whose name, state or job file contains all the words, training runs first.
+
+    For a place that cannot be used, the row gives the reason.
+    """
     wanted = words.lower().split()
-    found = [_row_or_why(name, run) for name, run in runs.items()]
-    kept = [row for row in found if all(word in row["text"] for word in wanted)]
+    all_rows = [_row_or_why(name, run) for name, run in runs.items()]
+    kept = [row for row in all_rows if all(word in row["text"] for word in wanted)]
     return sorted(kept, key=lambda row: (row["ended"], -row["time"]))
 
 
 def _row_or_why(name: str, run: RunDir | InputError) -> dict[str, Any]:
-    """A run's row; of one that cannot be read, why: the others are shown as ever."""
+    """Return a run's row; for an unreadable run, the reason. Other runs are not affected."""
     try:
         if isinstance(run, InputError):
             raise run
         return _row(name, run)
-    except Exception as error:  # whatever stands in files that others may write
+    except Exception as error:  # others may write these files, so they may hold anything
         says = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
         says = redact_message(" ".join(says.split()))
         row = {"name": name, "state": UNREADABLE, "silent": "", "ended": True, "time": 0.0, "says": says}
@@ -85,17 +87,21 @@ def _row_or_why(name: str, run: RunDir | InputError) -> dict[str, Any]:
 
 
 def _row(name: str, run: RunDir) -> dict[str, Any]:
-    """What there is to say of a run. Raises InputError, and what comes of values of wrong kinds."""
+    """Return the row of a run. Raises InputError, and errors from values of wrong types."""
     try:
-        job, unread = run.read_text("job.yaml") or "", ""
+        job = run.read_text("job.yaml") or ""
+        unread = ""
     except (
         InputError
-    ) as error:  # of another user, who alone may read it: what else stands there may be for all
-        job, unread = "", str(error)
-    status, summary = last_status(run), run.read_json_or_empty("summary.json")
+    ) as error:  # belongs to another user, who alone may read it; the rest may be readable for all
+        job = ""
+        unread = str(error)
+    status = last_status(run)
+    summary = run.read_json_or_empty("summary.json")
     if unread and not status:
         raise InputError(unread)
-    phase, at = str(status.get("phase") or "unknown"), float(status.get("time") or 0.0)
+    phase = str(status.get("phase") or "unknown")
+    at = float(status.get("time") or 0.0)
     ended = phase in ENDED
     how_long = f" for {duration(time.time() - at)}" if at else ""
     silent = "" if ended or time.time() - at < SILENT else f"silent{how_long}"
@@ -118,6 +124,6 @@ def _row(name: str, run: RunDir) -> dict[str, Any]:
 
 
 def page(folder: str, rows: Sequence[Mapping[str, Any]], words: str, total: int) -> str:
-    """The page of these runs, of `total` that there are, found by `words`."""
+    """Return the page of these runs, found by `words` among `total` runs."""
     content = {"folder": redact(folder), "rows": rows, "words": words, "total": total}
     return render(Path(__file__).with_name("runs.html.j2"), content)

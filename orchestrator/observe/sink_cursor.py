@@ -1,4 +1,4 @@
-"""What a receiver of rows has of a run: each step once, and again where it was trained anew on other samples."""
+"""Which rows of a run a receiver has: each step once, and again if it was retrained on other samples."""
 
 from __future__ import annotations
 
@@ -9,43 +9,45 @@ from dataclasses import dataclass, field
 from orchestrator.storage.row_line import Row
 
 KEPT = 64
-"""The last steps whose samples are remembered: more than the retries of an instability reach back."""
+"""Number of last steps whose samples are remembered: more than the retries of an instability go back."""
 DIGITS = 16
 """Of a receipt."""
 
 
 @dataclass(frozen=True)
 class Received:
-    """The `last` step that a receiver has, and which samples had been used after each of the last ones."""
+    """The `last` step that a receiver has, and the samples used after each of the last steps."""
 
     last: int = -1
     samples: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def since(self) -> int:
-        """The rows after that step may be lacking."""
+        """Return the step after which rows may be missing."""
         return min([self.last, *(step - 1 for step in self.samples)])
 
     def lacks(self, row: Row) -> bool:
-        """Whether the row is of a later step, or of one that was trained again on other samples."""
+        """Return whether the row has a later step, or one that was retrained on other samples."""
         step = row.get("step")
         if not isinstance(step, int):
             return False
-        known, used = self.samples.get(step), row.get("samples")
-        return step > self.last or bool(known and used and known != used[:DIGITS])
+        before = self.samples.get(step)
+        used = row.get("samples")
+        return step > self.last or bool(before and used and before != used[:DIGITS])
 
     def and_row(self, row: Row) -> Received:
-        """What it has once it was given that row too: what is beyond that step never was."""
-        step, used = row["step"], row.get("samples")
+        """Return the state after the receiver gets that row, which invalidates all later steps."""
+        step = row["step"]
+        used = row.get("samples")
         kept = {each: of for each, of in self.samples.items() if step - KEPT < each < step}
         return Received(step, kept | {step: used[:DIGITS]} if used else kept)
 
     def at(self, last: int) -> Received:
-        """What is known of a receiver that says that `last` is its last step."""
+        """Return the state of a receiver whose last step is `last`."""
         return Received(last, {step: used for step, used in self.samples.items() if step <= last})
 
     def lacking(self, rows: Iterable[Row]) -> Iterator[tuple[Row, Received]]:
-        """The rows that it lacks, in order, each with what it has then."""
+        """Yield the missing rows in order, each with the state after it."""
         received = self
         for row in rows:
             if received.lacks(row):
@@ -53,12 +55,12 @@ class Received:
                 yield row, received
 
     def to_text(self) -> str:
-        """Of `samples`, for a tag."""
+        """Return `samples` as text for a tag."""
         return json.dumps(list(self.samples.items()))
 
     @classmethod
     def from_text(cls, last: int, text: str) -> Received:
-        """The inverse of `to_text`; nothing is known of a text that is none."""
+        """Restore the state from `to_text`. An invalid text restores nothing."""
         try:
             return cls(last, {int(step): str(used) for step, used in json.loads(text)})
         except (ValueError, TypeError):

@@ -1,4 +1,4 @@
-"""Why a step takes as long as it does, in one line: from the parts of it that rank 0 has measured. Pure."""
+"""Why a step takes as long as it does, in one line, from the parts that rank 0 has measured. Pure."""
 
 from __future__ import annotations
 
@@ -20,28 +20,29 @@ PARTS = {
     "commit": "waiting for commits",
     "other": "no named part",
 }
-"""The parts of a step by their keys, without `_seconds`; `other` is what they leave of it."""
+"""The parts of a step by their keys, without `_seconds`. `other` is the rest."""
 MEASURED = tuple(part for part in PARTS if part != "other")
 STALLS = {
     "data": "prepare onto a faster disk, or give a worker more processors (per_worker.cpu)",
-    "communication": "larger micro-batches, fewer ranks or another layout exchange less: see `orchestrator plan`",
-    "pipeline": "a smaller parallel.micro_batch leaves less of it; of the schedules interleaved and zbv wait least",
-    "agreement": "ranks do not end a step together: see `busy_seconds` of each in metrics.jsonl",
+    "communication": "larger micro-batches, fewer ranks or another layout communicate less: see `orchestrator "
+    "plan`",
+    "pipeline": "a smaller parallel.micro_batch reduces it; the schedules interleaved and zbv wait least",
+    "agreement": "ranks do not finish a step together: see `busy_seconds` of each in metrics.jsonl",
     "commit": "commit less often (checkpoint.every), or to faster storage",
-    "optimizer": "divide it over the replicas with parallel.zero: 1",
+    "optimizer": "shard it over the replicas with parallel.zero: 1",
     "other": "`orchestrator profile` shows the operators",
 }
 """What helps against each part in which the model is not computed."""
 A_STALL = 0.15
-"""Share of a step from which on a stall is named as what makes it slow."""
+"""From this share of a step on, a stall is named as the reason for its slowness."""
 A_STRAGGLER = 1.3
-"""How many times the median of the ranks one computes that is named so."""
+"""From this multiple of the median rank's computing time on, a rank is named as slow."""
 LATEST = 20
-"""Steps that are looked at of a run that trains."""
+"""Number of latest steps to look at while a run trains."""
 
 
 class StepParts:
-    """Sums of the parts of a step over rows; rows of earlier versions, which have none, are left out."""
+    """Sums of the parts of a step over rows. Rows of earlier versions lack the parts and are ignored."""
 
     def __init__(self, rows: Iterable[Row] = ()) -> None:
         self._sums = dict.fromkeys((*MEASURED, "step"), 0.0)
@@ -51,7 +52,7 @@ class StepParts:
             self.add(row)
 
     def add(self, row: Row) -> None:
-        """One more row."""
+        """Add a row."""
         if not _is_number(row.get("forward_seconds")):
             return
         self._count += 1
@@ -59,34 +60,36 @@ class StepParts:
             if _is_number(value := row.get(f"{part}_seconds")):
                 self._sums[part] += value
         if _is_number(rate := row.get("mfu")):
-            self._mfu, self._rated = self._mfu + rate, self._rated + 1
+            self._mfu = self._mfu + rate
+            self._rated = self._rated + 1
         busy: Sequence[float] = row.get("busy_seconds") or ()
         if len(busy) > 1 and all(map(_is_number, busy)):
-            self._late, self._compared = self._late + max(busy) - busy[0], self._compared + 1
+            self._late = self._late + max(busy) - busy[0]
+            self._compared = self._compared + 1
 
     @property
     def means(self) -> dict[str, float]:
-        """Mean seconds of a step by part; those that take no time are left out, all of them without rows."""
+        """Return the mean seconds of a step by part, without parts that take no time; empty without rows."""
         if not self._count:
             return {}
-        found = {part: self._sums[part] / self._count for part in MEASURED}
+        mean_of = {part: self._sums[part] / self._count for part in MEASURED}
         whole = (self._sums["step"] + self._sums["commit"]) / self._count
-        found["other"] = max(whole - sum(found.values()), 0.0)
-        return {part: seconds for part, seconds in found.items() if seconds}
+        mean_of["other"] = max(whole - sum(mean_of.values()), 0.0)
+        return {part: seconds for part, seconds in mean_of.items() if seconds}
 
     @property
     def late(self) -> float | None:
-        """Mean seconds for which rank 0 has computed by itself and the last rank has not; None if not known."""
+        """Return the mean seconds by which rank 0 finishes computing before the last rank; None if unknown."""
         return self._late / self._compared if self._compared else None
 
     @property
     def mfu(self) -> float | None:
-        """Mean model FLOPs utilisation (Chowdhery et al., 2022, PaLM, appendix B); None if not known."""
+        """Return the mean model FLOPs utilisation (Chowdhery et al., 2022, PaLM, appendix B); None if unknown."""
         return self._mfu / self._rated if self._rated else None
 
 
 def latest(rows: Sequence[Row]) -> list[Row]:
-    """The latest steps of the attempt that runs, without its first, which is slower if there are others."""
+    """Return the latest steps of the current attempt, without its slower first step if there are others."""
     if not rows:
         return []
     attempt = rows[-1].get("attempt")
@@ -95,7 +98,7 @@ def latest(rows: Sequence[Row]) -> list[Row]:
 
 
 def why_slow(parts: StepParts, rows: Sequence[Row] = ()) -> str:
-    """One line: what a step takes, where most of it goes, and what would help; empty if nothing is known.
+    """Return one line about what a step takes, where most of it goes, and what would help; empty if nothing is known.
 
     `rows` are the latest ones, in which ranks are compared.
     """
@@ -114,15 +117,21 @@ def _verdict(means: Mapping[str, float], whole: float, rows: Sequence[Row]) -> s
     share = means.get(worst, 0.0) / whole
     slow = straggler(rows)
     if slow and max(means.get(part, 0.0) for part in ("communication", "agreement")) >= A_STALL / 3 * whole:
-        return f"Rank {slow[0]} computes {slow[1]:.1f} times as long as the median rank, and the others wait for it"
+        return (
+            f"Rank {slow[0]} computes {slow[1]:.1f} times as long as the median rank, and the others wait "
+            "for it"
+        )
     if share >= A_STALL:
         return f"Slow by {PARTS[worst]}: {STALLS[worst]}"
     computed = (means.get("forward", 0.0) + means.get("backward", 0.0)) / whole
-    return f"It computes {computed:.0%} of the time: a faster machine, more workers or a lower precision would help"
+    return (
+        f"Computing takes {computed:.0%} of the time: a faster machine, more workers or a lower "
+        "precision would help"
+    )
 
 
 def straggler(rows: Sequence[Row]) -> tuple[int, float] | None:
-    """The rank that computes longest, and how many times the median of all; None if none stands out."""
+    """Return the rank that computes longest, and how many times the median over all; None if none stands out."""
     busy = [row["busy_seconds"] for row in rows if row.get("busy_seconds")]
     if not busy or len(busy[0]) < 2 or len({len(each) for each in busy}) > 1:
         return None
@@ -133,7 +142,7 @@ def straggler(rows: Sequence[Row]) -> tuple[int, float] | None:
 
 
 def in_table(parts: Mapping[str, float]) -> list[dict[str, Any]]:
-    """The parts for a table: name, seconds and share, the largest first."""
+    """Return the parts for a table: name, seconds and share, the largest first."""
     whole = sum(parts.values())
     order = sorted(parts, key=lambda part: -parts[part])
     return [

@@ -18,7 +18,7 @@ from orchestrator.observe.totals import MEASURED, Row, RunTotals
 from orchestrator.storage.row_log import missing_numbers
 
 FAULT_KEYS = ("time", "attempt", "step", "first_fault", "explained", "output", "seconds_lost")
-"""Of the event of a fault, what the summary has."""
+"""The fields of a fault's event that the summary has."""
 _HELD = frozenset({"start", "train", "stop"})  # phases in which the gang occupies its workers
 
 
@@ -33,13 +33,22 @@ def summary(
     sample: str | None = None,
     now: float | None = None,
 ) -> dict[str, Any]:
-    """What summary.json holds, from the rows of events.jsonl and the totals of those of metrics.jsonl.
+    """Return the content of summary.json.
 
-    `manifest_meta` is the `meta` of the last commit, `unigram_entropy` in nats a token, which is left out where the
-    loss is not that of a text's tokens, `sample` a text the model generated, `now` unix seconds for a run that has not
-    ended. Values that are not known are None.
+    Args:
+        spec: the job.
+        plan: the content of plan.json.
+        events: the rows of events.jsonl.
+        rows: the totals of metrics.jsonl.
+        manifest_meta: the `meta` of the last commit.
+        unigram_entropy: in nats a token; omitted if the loss is not that of a text's tokens.
+        sample: a text that the model generated.
+        now: unix seconds, for an unfinished run.
+
+    Unknown values are None.
     """
-    last, objective = rows.last, spec.workload.objective
+    last = rows.last
+    objective = spec.workload.objective
     unigram_entropy = unigram_entropy if predicts_text(objective) else None
     phases = timeline(events, rows, now)
     used = worker_seconds(phases, rows) / 3600
@@ -95,39 +104,42 @@ def summary(
 
 
 def tasks_in(events: Sequence[Row]) -> list[Row]:
-    """The evaluations of a job's tasks, newest first."""
+    """Return the evaluations of a job's tasks, newest first."""
     return [event["tasks"] for event in reversed(events) if event.get("tasks")]
 
 
 def measured(rows: RunTotals) -> dict[str, float | None]:
-    """Medians over the steps that count, without the first of each attempt, which is slower; and peak memory."""
+    """Return medians over the steps that count, without the first step of each attempt, which is slower; and peak
+    memory.
+    """
     memory = max(rows.rank_memory, default=rows.memory_bytes)
     return {key: rows.median(key) for key in MEASURED} | {"memory_bytes": memory}
 
 
 def worker_seconds(phases: Sequence[Phase], rows: RunTotals) -> float:
-    """Seconds times workers that gangs held, from the start of each gang until it was stopped."""
+    """Return seconds times workers over all gangs, from the start of each until it was stopped."""
     return sum(phase.seconds * world(layout) for phase, layout in held(phases, rows))
 
 
 def cost(phases: Sequence[Phase], rows: RunTotals, events: Sequence[Row], usd: float) -> float | None:
-    """USD that gangs have cost, from the start of each until it was stopped; None if no price is known.
+    """Return the cost of all gangs in USD, from the start of each until it was stopped; None if no price is known.
 
-    `usd` is the price of a worker for an hour; if it is 0, the prices of the machines in the events are used.
+    `usd` is the price of a worker for an hour. If it is 0, the prices of the machines in the events are used.
     """
     rates = {e["attempt"]: e["usd_per_hour"] for e in events if e.get("usd_per_hour") is not None}
-    total, known = 0.0, bool(usd)
+    total = 0.0
+    is_known = bool(usd)
     for phase, layout in held(phases, rows):
         if usd:
             total += phase.seconds / 3600 * usd * world(layout)
         elif phase.attempt in rates:
-            known = True
+            is_known = True
             total += phase.seconds / 3600 * rates[phase.attempt]
-    return total if known else None
+    return total if is_known else None
 
 
 def held(phases: Sequence[Phase], rows: RunTotals) -> list[tuple[Phase, Any]]:
-    """The phases in which a gang held workers, each with its layout."""
+    """Return the phases in which a gang held workers, each with its layout."""
     by_attempt = dict(rows.layout_of)
     for phase in phases:
         if phase.layout and phase.name in ("start", "train"):
@@ -136,25 +148,27 @@ def held(phases: Sequence[Phase], rows: RunTotals) -> list[tuple[Phase, Any]]:
 
 
 def world(layout: Any) -> int:
-    """Ranks of a layout given as the mapping or as the string ("dp2 tp2 zero1 mb4"); 1 if it is not known."""
+    """Return the number of ranks of a layout, given as a mapping or as a string ("dp2 tp2 zero1 mb4"); 1 if unknown."""
     if isinstance(layout, Mapping):
         return math.prod(int(layout.get(axis, 1)) for axis in ("pp", "dp", "cp", "tp"))
     return math.prod(int(degree) for degree in re.findall(r"\b(?:pp|dp|cp|tp)(\d+)\b", str(layout or "")))
 
 
 def _beside(spec: JobSpec, rows: RunTotals) -> dict[str, float | None] | None:
-    """Worker hours and USD of the evaluations beside the run, which are in no other figure; None without any."""
+    """Return worker hours and USD of evaluations by extra workers, which no other figure includes; None without any."""
     if not spec.evaluates_beside:
         return None
-    hours, price = rows.beside_seconds / 3600, spec.limits.usd_per_worker_hour
+    hours = rows.beside_seconds / 3600
+    price = spec.limits.usd_per_worker_hour
     return {"worker_hours": hours, "cost_usd": hours * price if price else None}
 
 
 def _footprint(
     spec: JobSpec, held_seconds: float, worker_hours: float, rows: RunTotals, usd: float | None
 ) -> dict[str, Any]:
-    """Cost and energy of these worker hours, with the assumptions behind them as text."""
-    worker, price = spec.resources.per_worker, spec.limits.usd_per_worker_hour
+    """Return cost and energy of these worker hours, with their assumptions as text."""
+    worker = spec.resources.per_worker
+    price = spec.limits.usd_per_worker_hour
     basis = "Cost is unknown: usd_per_worker_hour is not set, and no machine's price is known."
     if usd is not None:
         basis = "Cost is hours of whole machines x their prices in the table."
@@ -165,11 +179,11 @@ def _footprint(
 
 
 def _predicted(plan: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Of the plan what `measured` has: of steps the median, where the plan tells it."""
+    """Return the plan's values of the figures in `measured`; for steps the median, if the plan has it."""
     given = (plan or {}).get("predicted") or {}
-    found = {key: given.get(key) for key in ("step_seconds", "tokens_per_second", "memory_bytes")}
+    figures = {key: given.get(key) for key in ("step_seconds", "tokens_per_second", "memory_bytes")}
     median = (given.get("step_seconds_quantiles") or {}).get("0.5")
-    if median and found["step_seconds"] and found["tokens_per_second"]:
-        found["tokens_per_second"] *= found["step_seconds"] / median
-        found["step_seconds"] = median
-    return found
+    if median and figures["step_seconds"] and figures["tokens_per_second"]:
+        figures["tokens_per_second"] *= figures["step_seconds"] / median
+        figures["step_seconds"] = median
+    return figures

@@ -1,7 +1,7 @@
 """Totals of a run's metrics rows for goodput, summary and report, from one pass over them, newest first.
 
-A run may have millions of rows, so they are not kept: only sums by phase, extremes, two numbers a row for the medians,
-and the points of the charts, thinned.
+A run may have millions of rows, so they are not kept. Kept are sums by phase, extremes, two numbers a row for the
+medians, and thinned points for the charts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MEASURED = ("step_seconds", "tokens_per_second")
 
 @dataclass
 class PhaseTime:
-    """The time that the rows of one phase account for, in microseconds, and when the last of them was written."""
+    """The time of one phase's rows, in microseconds, and the time at which the last of them was written."""
 
     data: int = 0
     commit: int = 0
@@ -39,7 +39,7 @@ class PhaseTime:
     last: int = 0
 
     def add(self, row: Row, time: int) -> None:
-        """One more row."""
+        """Add a row."""
         self.data += micros(row.get("data_seconds"))
         self.commit += micros(row.get("commit_seconds"))
         self.evaluation += micros(row.get("evaluation_seconds"))
@@ -48,40 +48,40 @@ class PhaseTime:
 
 
 class RunTotals:
-    """The totals of a run whose `events` are known; `add` takes its rows, newest first.
+    """The totals of a run with known `events`. `add` takes its rows, newest first.
 
-    A row rolls back every earlier row with the same step or a later one. A stop event that says how many steps were
-    lost marks these too, since they may not have been computed again.
+    A row rolls back every earlier row with the same step or a later one. So does a stop event that records lost
+    steps, because they may not have been computed again.
     """
 
     def __init__(self, events: Sequence[Row], first: int = 1) -> None:
-        """`first` is the run's first step: not 1 for one that started from another run's commit."""
+        """`first` is the run's first step. It is not 1 if the run began from another run's commit."""
         self.useful: dict[int, PhaseTime] = {}
         """Time of the rows that count, by the index of the event that began their phase."""
         self.lost: dict[int, PhaseTime] = {}
-        """The same of rows whose work was lost."""
+        """Time of the rows whose work was lost, by the same index."""
         self.lost_steps: Counter[Any] = Counter()
         """Number of lost steps, by attempt."""
         self.last: Row = {}
         """The row of the last step that counts."""
         self.layout_of: dict[int, Any] = {}
-        """The layout of an attempt, in its first row."""
+        """The layout of each attempt, from its first row."""
         self.first_step: dict[int, int] = {}
-        """The first step of an attempt that counts, by attempt."""
+        """The first step that counts, by attempt."""
         self.memory_bytes: float | None = None
         self.rank_memory: list[float] = []
-        """Bytes that each rank of the newest gang has needed at most."""
+        """Peak memory in bytes of each rank of the newest gang."""
         self._memory_attempt: Any = None
         self.machine: dict[str, Any] = {}
-        """Of rank 0 of the newest gang, see `this_machine`."""
+        """The machine of the newest gang's rank 0, see `this_machine`."""
         self.attention_kernels: list[str] = []
-        """By which that rank computes attention."""
+        """The attention kernels of that rank."""
         self.evaluations: list[Row] = []
         """The evaluations that count, newest first."""
         self.beside_seconds = 0.0
-        """Seconds of those that were made beside the run, each on a worker of its own."""
+        """Seconds of the evaluations by extra workers."""
         self.parts = StepParts()
-        """Of the steps that count, but the first of each attempt, which is slower."""
+        """Values of the steps that count, without the first step of each attempt, which is slower."""
         self.newest: list[Row] = []
         """The last rows that count, newest first."""
         self._padding = (0.0, 0)
@@ -108,13 +108,16 @@ class RunTotals:
             if index and event.get("phase") == "prepare":
                 self._last_rows[starts[index]] = 0
             if event.get("phase") == "stop" and event.get("lost_steps") and event.get("step") is not None:
-                attempt, safe = event.get("attempt"), event["step"] - event["lost_steps"]
+                attempt = event.get("attempt")
+                safe = event["step"] - event["lost_steps"]
                 self._last_kept[attempt] = min(self._last_kept.get(attempt, safe), safe)
         self._boundaries = sorted(self._last_rows)
 
     def add(self, row: Row) -> None:
-        """Add a row: the one that precedes, in the file, the row added last."""
-        step, attempt, time = row.get("step", 0), row.get("attempt"), micros(row.get("time"))
+        """Add a row: the one before, in the file, the row added last."""
+        step = row.get("step", 0)
+        attempt = row.get("attempt")
+        time = micros(row.get("time"))
         self.latest = max(self.latest, time)
         if (index := bisect_left(self._boundaries, time)) < len(self._boundaries):
             self._last_rows[self._boundaries[index]] = max(self._last_rows[self._boundaries[index]], time)
@@ -166,46 +169,53 @@ class RunTotals:
                 points.add(float(step), float(row[key]))
 
     def _count_ranks(self, row: Row, attempt: Any) -> None:
-        found = row.get("memory_bytes_by_rank")
-        if not isinstance(found, list) or not all(map(is_number, found)):
+        bytes_by_rank = row.get("memory_bytes_by_rank")
+        if not isinstance(bytes_by_rank, list) or not all(map(is_number, bytes_by_rank)):
             return
         if not self.rank_memory:
-            self.rank_memory, self._memory_attempt = found, attempt
-        elif attempt == self._memory_attempt and len(found) == len(self.rank_memory):
-            self.rank_memory = [max(pair) for pair in zip(found, self.rank_memory, strict=True)]
+            self.rank_memory = bytes_by_rank
+            self._memory_attempt = attempt
+        elif attempt == self._memory_attempt and len(bytes_by_rank) == len(self.rank_memory):
+            self.rank_memory = [max(pair) for pair in zip(bytes_by_rank, self.rank_memory, strict=True)]
 
     def add_evaluations(self, newest_first: Iterable[Row]) -> None:
-        """Add those rows of evals.jsonl that no row of a step carries: they were made beside the run."""
+        """Add the rows of evals.jsonl that no step's row carries, because extra workers made them."""
         carried = {row["step"] for row in self.evaluations}
         beside = [row for row in newest_first if row["step"] not in carried]
         self.beside_seconds = sum(row["seconds"] for row in beside if is_number(row.get("seconds")))
         self.evaluations = sorted([*self.evaluations, *beside], key=lambda row: -int(row["step"]))
 
     def last_row_before(self, end: int) -> int:
-        """The time of the last row before `end`, the beginning of a prepare phase; in microseconds, 0 without a row."""
+        """Return the time of the last row before `end`, the beginning of a prepare phase, in microseconds; 0 without
+        a row.
+        """
         return max(
             (self._last_rows[e] for e in self._boundaries[: bisect_right(self._boundaries, end)]), default=0
         )
 
     @property
     def layouts(self) -> list[str]:
-        """All layouts, in the order of their first use."""
+        """Return all layouts, in the order of their first use."""
         return list(reversed(self._layouts))
 
     @property
     def missing(self) -> list[tuple[int, int]]:
-        """Steps without a row, as (first, last) of each gap."""
-        begun = [(self._first, int(self._lowest) - 1)] if self._first < self._lowest < math.inf else []
-        return [*begun, *reversed(self._gaps)]
+        """Return the steps without a row, as (first, last) of each gap."""
+        gaps_at_start = (
+            [(self._first, int(self._lowest) - 1)] if self._first < self._lowest < math.inf else []
+        )
+        return [*gaps_at_start, *reversed(self._gaps)]
 
     @property
     def padding(self) -> float | None:
-        """The mean share of padding over the steps that count; None where samples are not packed."""
+        """Return the mean share of padding over the steps that count; None if samples are not packed."""
         total, count = self._padding
         return total / count if count else None
 
     def median(self, key: str) -> float | None:
-        """The median of a key in MEASURED over the steps that count, but the first of each attempt, which is slower."""
+        """Return the median of a key in MEASURED over the steps that count, without the first of each attempt, which
+        is slower.
+        """
         import numpy as np
 
         steady = any(self._steady.values())
@@ -215,41 +225,41 @@ class RunTotals:
 
 
 def tally(events: Sequence[Row], newest_first: Iterable[Row], first: int = 1) -> RunTotals:
-    """The totals of these rows."""
-    found = RunTotals(events, first)
+    """Return the totals of these rows."""
+    totals = RunTotals(events, first)
     for row in newest_first:
-        found.add(row)
-    return found
+        totals.add(row)
+    return totals
 
 
 def totals_of(run: RunDir) -> RunTotals:
-    """The totals of the rows in a run directory."""
+    """Return the totals of the rows in a run directory."""
     first = int((run.read_json(ORIGIN) or {}).get("step", 0)) + 1
     placed = run.log(METRICS).backward()
-    found = tally(run.rows(EVENTS), (line.row for line in placed if line.row is not None), first)
-    found.add_evaluations(run.log(EVALS).newest())
-    found.energy = measured(run.log(NODES).rows())
-    return found
+    totals = tally(run.rows(EVENTS), (line.row for line in placed if line.row is not None), first)
+    totals.add_evaluations(run.log(EVALS).newest())
+    totals.energy = measured(run.log(NODES).rows())
+    return totals
 
 
 def median_step(rows: Sequence[Row]) -> float:
-    """Median seconds of these steps, 0 if there are none."""
+    """Return the median seconds of these steps; 0 without any."""
     return statistics.median(row["step_seconds"] for row in rows) if rows else 0.0
 
 
 def longest_step(rows: Sequence[Row]) -> float:
-    """Seconds of the longest of the last LONGEST_OF steps of the last attempt in these rows, 0 if there are none."""
+    """Return the seconds of the longest of the last attempt's last LONGEST_OF steps; 0 without any."""
     latest = [row for row in rows if row["attempt"] == rows[-1]["attempt"]][-LONGEST_OF:]
     return max((row["step_seconds"] for row in latest), default=0.0)
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a number that a float can hold."""
+    """Return whether a value is a number that a float can hold."""
     return isinstance(value, int | float) and -LARGEST <= value <= LARGEST
 
 
 def never_back(times: Sequence[int], since: int = 0) -> list[int]:
-    """The same times, each raised to the latest of those before it and to `since`: clocks may be set back."""
+    """Return the times, each raised to the latest of those before it and to `since`, because clocks may be set back."""
     latest = max(times[0], since) if times else 0
     out = []
     for time in times:
@@ -259,7 +269,7 @@ def never_back(times: Sequence[int], since: int = 0) -> list[int]:
 
 
 def micros(seconds: Any) -> int:
-    """Seconds as whole microseconds; 0 for anything that is no duration."""
+    """Return seconds as whole microseconds; 0 for an invalid duration."""
     if not is_number(seconds):
         return 0
     return round(min(max(seconds, 0), 1e12) * 1e6)

@@ -1,8 +1,8 @@
-"""Copies the rows and documents of a run directory to MLflow, in a thread of its own.
+"""Copies the rows and documents of a run directory to MLflow, in a separate thread.
 
-The run directory is the source of truth and the server a copy that may lag: the caller appends to the directory
-first and then notifies the tracker, which never blocks and never raises. While the server is down only a number is
-kept in memory; when it is back, missing rows are read from the run directory again.
+The run directory is the source of truth; the server has a copy that may lag. The caller appends to the directory
+first and then notifies the tracker, which never blocks and never raises. While the server is down, only a number is
+kept in memory. When it is back, missing rows are read from the run directory.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ MLFLOW_STATUS: Mapping[str, str] = {
     Outcome.FAILED: "FAILED",
     Outcome.STOPPED: "KILLED",
 }
-PENDING_ROWS = 5000  # with more of them waiting, the run directory is read instead
+PENDING_ROWS = 5000  # if more rows wait, the run directory is read instead
 FLUSH_SECONDS = 1.0
-BACKOFF_SECONDS = (1.0, 30.0)  # first and longest wait for a server that does not answer
+BACKOFF_SECONDS = (1.0, 30.0)  # first and longest pause while a server does not answer
 CLOSING_BACKOFF = 0.5
 HEAD_START = 30.0
 """Seconds that a run has for its first step before MLflow is imported, which takes as long as a small run's start."""
@@ -41,8 +41,9 @@ HEAD_START = 30.0
 
 @dataclass(frozen=True)
 class Delivery:
-    """The result of a delivery: how many rows the server is `missing`, the last `problem` as one line, and the names of
-    metrics and parameters that it has `refused`: these are in the run directory alone."""
+    """The result of a delivery: the number of rows `missing` on the server, the last `problem` as one line, and the
+    `refused` names of metrics and parameters, which only the run directory has.
+    """
 
     missing: int
     problem: str | None = None
@@ -50,7 +51,7 @@ class Delivery:
 
     @property
     def line(self) -> str:
-        """What the server has refused, in a line; empty if it has not."""
+        """Return one line about what the server has refused; empty if nothing."""
         if not self.refused:
             return ""
         names = ", ".join(self.refused)
@@ -62,16 +63,19 @@ class Tracker:
 
     def __init__(self, spec: JobSpec, run_dir: RunDir, status: str = "RUNNING") -> None:
         self.problem: str | None = None
-        self._spec, self._run_dir = spec, run_dir
+        self._spec = spec
+        self._run_dir = run_dir
         self._changed = threading.Condition()
         self._rows: deque[Row] = deque()
-        self._behind = True  # some rows are not in self._rows, and must be read from the run directory
+        self._behind = True  # some rows are not in self._rows and must be read from the run directory
         self._beside = spec.evaluates_beside
-        self._evaluations = self._beside  # some are in evals.jsonl alone, and have not been sent
-        self._nodes = True  # some are in nodes.jsonl alone
+        self._evaluations = self._beside  # some rows are only in evals.jsonl and have not been sent
+        self._nodes = True  # some rows are only in nodes.jsonl
         self._documents = set(DOCUMENTS)
-        self._commits, self._data = True, list[NamedData]()
-        self._status, self._sent_status = status, ""
+        self._commits = True
+        self._data = list[NamedData]()
+        self._status = status
+        self._sent_status = ""
         self._newest = self._last = -1
         self._deadline: float | None = None
         self._run: MlflowRun | None = None
@@ -92,7 +96,7 @@ class Tracker:
             self._changed.notify()
 
     def evaluated(self) -> None:
-        """Notify that rows of evaluations beside the run were appended to evals.jsonl."""
+        """Notify that rows of evaluations by extra workers were appended to evals.jsonl."""
         with self._changed:
             self._evaluations = self._commits = True
             self._changed.notify()
@@ -104,7 +108,7 @@ class Tracker:
             self._changed.notify()
 
     def committed(self) -> None:
-        """Notify that a commit was published, or removed."""
+        """Notify that a commit was published or removed."""
         with self._changed:
             self._commits = True
             self._changed.notify()
@@ -122,7 +126,7 @@ class Tracker:
             self._changed.notify()
 
     def close(self, timeout: float) -> Delivery:
-        """Deliver what is left, for at most `timeout` seconds; returns what could not be delivered."""
+        """Deliver the rest, for at most `timeout` seconds. Return what could not be delivered."""
         if not self._spec.tracking:
             return Delivery(0)
         with self._changed:
@@ -140,20 +144,26 @@ class Tracker:
         while True:
             try:
                 self._deliver()
-                self.problem, pause, backoff = None, FLUSH_SECONDS, BACKOFF_SECONDS[0]
-            except Exception as error:  # telemetry may not stop a run, whatever MLflow raises
+                self.problem = None
+                pause = FLUSH_SECONDS
+                backoff = BACKOFF_SECONDS[0]
+            except Exception as error:  # telemetry must not stop a run, and MLflow may raise anything
                 self.problem = told(error)
                 with self._changed:
-                    self._run, self._sent_status = None, ""
+                    self._run = None
+                    self._sent_status = ""
                     self._documents |= set(DOCUMENTS)
-                    self._evaluations, self._commits, self._nodes = self._beside, True, True
+                    self._evaluations = self._beside
+                    self._commits = True
+                    self._nodes = True
                     self._fall_behind()
-                pause, backoff = backoff, min(2 * backoff, BACKOFF_SECONDS[1])
+                pause = backoff
+                backoff = min(2 * backoff, BACKOFF_SECONDS[1])
             if not self._wait(pause):
                 return
 
     def _wait(self, pause: float) -> bool:
-        """Wait `pause` seconds, and then for something to deliver. Returns False when the thread is to end."""
+        """Wait `pause` seconds, and then for something to deliver. Return False when the thread should end."""
         with self._changed:
             if not self._changed.wait_for(self._closing, pause):
                 self._changed.wait_for(lambda: self._closing() or not self._idle())
@@ -176,22 +186,23 @@ class Tracker:
         self._behind = True
 
     def _deliver(self) -> None:
-        """One round: connect if need be, then rows, then documents, then the status."""
+        """Deliver once: connect if needed, then rows, then documents, then the status."""
         log = self._run_dir.log(METRICS)
         if self._newest < 0:
             self._newest = (log.last() or {}).get("step", -1)
         if self._run is None:
             self._run = connect(self._spec, self._run_dir)
             self._run.log_document(ENVIRONMENT, environment())
-            if (begun := self._run_dir.read_json_or_empty(ORIGIN)).get("run"):
-                self._run.log_origin(begun["run"], begun["step"])
+            if (origin := self._run_dir.read_json_or_empty(ORIGIN)).get("run"):
+                self._run.log_origin(origin["run"], origin["step"])
         run = self._run
         with self._changed:
             waiting: Iterable[Row] = list(self._rows)
-            behind, cuts = self._behind, log.cuts
+            behind = self._behind
+            cuts = log.cuts
             self._behind = False
         if behind:
-            # Rows are in the run directory before the tracker is notified, so this reading has all of them.
+            # Rows are in the run directory before the tracker is notified, so this reads all of them.
             waiting = itertools.takewhile(lambda _: log.cuts == cuts, log.after(run.received.since))
         run.log_rows(waiting)
         self._last = run.received.last
@@ -202,10 +213,15 @@ class Tracker:
                 self._rows.popleft()
             if not (self._rows or self._behind):
                 self._newest = self._last  # rolled back steps are no longer missing
-            documents, status = sorted(self._documents), self._status
-            evaluated, self._documents, self._evaluations = self._evaluations, set(), False
-            committed, self._commits = self._commits, False
-            nodes, self._nodes = self._nodes, False
+            documents = sorted(self._documents)
+            status = self._status
+            evaluated = self._evaluations
+            self._documents = set()
+            self._evaluations = False
+            committed = self._commits
+            self._commits = False
+            nodes = self._nodes
+            self._nodes = False
         if evaluated:
             run.log_evaluations(self._run_dir.log(EVALS).rows())
         if nodes:
@@ -225,11 +241,11 @@ class Tracker:
             self._deliver_commits(run)
 
     def _deliver_commits(self, run: MlflowRun) -> None:
-        """Last, for a server of an earlier version knows no logged models."""
+        """Last, because a server of an earlier version has no logged models."""
         validation = self._spec.data.validation
-        if not self._data and (found := data_in(self._run_dir, validation.share if validation else None)):
-            log_data(run, found)
-            self._data = found
+        if not self._data and (data := data_in(self._run_dir, validation.share if validation else None)):
+            log_data(run, data)
+            self._data = data
         try:
             log_commits(run, run_name(self._spec.name, self._run_dir.name), self._run_dir, self._data)
         except Exception as error:
@@ -238,7 +254,7 @@ class Tracker:
 
 
 def deliver(spec: JobSpec, run_dir: RunDir, timeout: float = 60.0) -> Delivery:
-    """Bring the server up to date with a run directory, and wait until it is. Never raises.
+    """Update the server from a run directory, and wait until it is complete. Never raises.
 
     For a run whose server was down at its end, or which was trained on another machine.
     """
@@ -249,23 +265,23 @@ def deliver(spec: JobSpec, run_dir: RunDir, timeout: float = 60.0) -> Delivery:
 def rows_on_server(
     spec: JobSpec, run_dir: RunDir, missing: Sequence[tuple[int, int]], timeout: float
 ) -> list[Row]:
-    """The rows of these steps as far as the server has them: numbers only, no texts.
+    """Return the rows of these steps as far as the server has them: numbers only, no texts.
 
-    Never raises; empty if the server does not answer within `timeout` seconds.
+    Never raises. Empty if the server does not answer within `timeout` seconds.
     """
     closing = threading.Event()
     try:
         return within(timeout, lambda: connect(spec, run_dir, make=False).rows(missing, closing))
-    except Exception:  # telemetry, whatever MLflow raises
+    except Exception:  # telemetry: MLflow may raise anything
         return []
     finally:
         closing.set()
 
 
 def connect(spec: JobSpec, run_dir: RunDir, make: bool = True) -> MlflowRun:
-    """The MLflow run of a run directory."""
+    """Return the MLflow run of a run directory."""
     if (born := born_of(run_dir)) is None:
-        raise LookupError("the run has no event yet")
+        raise LookupError("the run has no events yet")
     tracking = spec.tracking
     assert tracking
     params = spec.model_dump(mode="json") if make else None
@@ -274,8 +290,10 @@ def connect(spec: JobSpec, run_dir: RunDir, make: bool = True) -> MlflowRun:
 
 
 def born_of(run_dir: RunDir) -> float | None:
-    """When a run began, which tells it from one that was in the same directory before; None if it has not begun. An
-    extended run is another one in MLflow, which replaces neither parameters nor rows."""
+    """Return when a run began, which distinguishes it from earlier runs in the same directory; None before it begins.
+
+    An extended run is a separate run in MLflow, because MLflow never replaces parameters or rows.
+    """
     born: float | None = None
     for event in run_dir.log(EVENTS).rows():
         if born is None or event.get("extended"):

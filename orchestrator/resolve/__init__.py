@@ -1,4 +1,4 @@
-"""From a job file to what every part of a run is given, and all checks before it begins.
+"""From a job file to everything that the parts of a run need, with all checks before it begins.
 
-The workload is loaded here, and commits of other runs that a run begins with are found and judged.
+The workload is loaded here, and commits of other runs that a run starts from are found and checked.
 """

@@ -1,4 +1,4 @@
-"""The weights that a run begins with: which they are, that they stay the same, and how ranks read them."""
+"""The initial weights of a run: which they are, a check that they do not change, and how ranks read them."""
 
 from __future__ import annotations
 
@@ -36,21 +36,24 @@ if TYPE_CHECKING:
     from workloads.own.model import OwnModel, OwnWorkload
     from workloads.transformer_workload import TransformerWorkload
 
-INIT, MODEL = "workload.init_from", "workload.model"
+INIT = "workload.init_from"
+MODEL = "workload.model"
 PLACES = "give a run directory, or an export's folder"
-BACK = "put them back, or name their new place in the run's job.yaml"
-PUT_BACK = "put them back as they were, or start another run"
+BACK = "restore them, or set their new place in the run's job.yaml"
+PUT_BACK = "restore the original weights, or start a new run"
 
 DEPTH = ("layers", "decoder_layers")
 FREE = ("vocab_size", "max_positions", "pooler")
-"""What may differ between a base and a run, as far as the shapes of the weights allow it."""
+"""Keys in which a base and a run may differ, as long as the shapes of the weights match."""
 BLOCK = 2**24
 
 
 @dataclass(frozen=True)
 class Base:
-    """Weights that a run begins with: those of a run's commit at `step`, or of a Hugging Face folder (None). `digest`
-    is a checksum of the commit's manifest, or of the folder's configuration and weights."""
+    """A run's initial weights: those of a run's commit at `step`, or of a Hugging Face folder (step None).
+
+    `digest` is a checksum of the commit's manifest, or of the folder's configuration and weights.
+    """
 
     uri: str
     step: int | None
@@ -58,90 +61,95 @@ class Base:
 
 
 NO_BASE: Base | None = None
-"""That of a run that begins anew."""
+"""Stands for no base: the run starts from random weights."""
 
 
 def base_json(base: Base | None) -> dict[str, Any] | None:
-    """A base as plain data."""
+    """Return a base as plain data."""
     return asdict(base) if base else None
 
 
 def base_of(spec: JobSpec, begun: Mapping[str, Any], settled: bool) -> Base | None:
-    """The weights that the job begins with, None if it begins anew.
+    """Return the job's initial weights; None if it starts from random weights.
 
-    `begun` are those that the run has begun with, as JSON, empty for a run that begins; it does not need them any more
-    if it has `settled`: it has a commit, which has all weights. Raises InputError if there are none, or not the same
-    any more.
+    Args:
+        spec: the job.
+        begun: the base that the run began with, as JSON; empty for a new run.
+        settled: whether the run no longer needs it, because a commit has all weights.
+
+    Raises InputError if the weights are missing or have changed.
     """
     where = INIT if spec.workload.init_from else MODEL
     gone = InputError("the weights that the run began with are gone", f"{where} {begun.get('uri')}", BACK)
     try:
-        found = named_base(spec, begun.get("step"))
+        named = named_base(spec, begun.get("step"))
     except (InputError, WorkloadError) as error:
         if begun and settled and not spec.needs_base:
             return Base(**begun)
         if begun:
             raise gone from None
         raise error if isinstance(error, InputError) else InputError(str(error), where) from None
-    if begun and found is None:
+    if begun and named is None:
         if settled and not spec.needs_base:
             return Base(**begun)
         raise gone
-    if begun and found is not None and found.digest != begun["digest"]:
-        settled_before = settled and not spec.needs_base and found.step is None
-        if settled_before and _digest_of(found.uri, stale_too=True) == begun["digest"]:
-            return found
-        what = "the weights that the run began with are not the same any more"
-        raise InputError(what, f"{where} {begun['uri']}", PUT_BACK)
-    return found
+    if begun and named is not None and named.digest != begun["digest"]:
+        settled_before = settled and not spec.needs_base and named.step is None
+        if settled_before and _digest_of(named.uri, stale_too=True) == begun["digest"]:
+            return named
+        problem = "the weights that the run began with are not the same any more"
+        raise InputError(problem, f"{where} {begun['uri']}", PUT_BACK)
+    return named
 
 
 def base_of_commit(spec: JobSpec, commit: CommitManifest) -> Base | None:
-    """The weights that the run of a commit began with, None if it began anew. If the commit lacks some of them, raises
-    InputError if they are gone, or not the same any more, or cannot be drawn again."""
+    """Return the weights that a commit's run began with; None for random weights.
+
+    If the commit lacks some of them, raises InputError if they are missing, have changed, or cannot be drawn again.
+    """
     check_drawn(spec, commit)
-    begun = commit.meta.get(BASE)
-    if spec.reads_base and begun:
-        return base_of(spec, begun, True)
-    return Base(**begun) if begun else None
+    base_fields = commit.meta.get(BASE)
+    if spec.reads_base and base_fields:
+        return base_of(spec, base_fields, True)
+    return Base(**base_fields) if base_fields else None
 
 
 def check_drawn(spec: JobSpec, commit: CommitManifest | None) -> None:
-    """Raise InputError if weights that the commit lacks were drawn by an earlier version, which drew others."""
+    """Raise InputError if the commit lacks random weights from an earlier version, which drew other numbers."""
     if commit is None or not spec.reads_base or commit.meta.get(BASE) or TILES in commit.meta:
         return
-    what = (
+    problem = (
         f"the commit at step {commit.step} lacks frozen weights, which an earlier version drew in another way"
     )
-    raise InputError(what, "train.freeze", "begin another run")
+    raise InputError(problem, "train.freeze", "begin another run")
 
 
 def same_base(spec: JobSpec, base: Base | None) -> Base | None:
-    """`base`, looked at again if ranks are to read it again: it may have changed since the attempt before. Raises
-    InputError if it has."""
+    """Return `base` after checking it again, if ranks will read it: it may have changed since the attempt before.
+
+    Raises InputError if it has changed.
+    """
     return base_of(spec, asdict(base), True) if base and spec.needs_base else base
 
 
 def named_base(spec: JobSpec, step: int | None) -> Base | None:
-    """The weights that the job names, of a run those of the commit at `step`, if it is given. Raises InputError."""
+    """Return the initial weights that the job names. `step` selects the commit of a run. Raises InputError."""
     from workloads.hf.hf_config import FOLDER, root
 
-    asked = spec.workload.init_from
-    if asked is None and not spec.workload.model.startswith(FOLDER):
-        return (
-            None  # of torch, which is imported below, a controller has no other need before training begins
-        )
+    init_from = spec.workload.init_from
+    if init_from is None and not spec.workload.model.startswith(FOLDER):
+        return None  # imports torch, which a controller does not need before training begins
     from workloads.hf.dcp import METADATA
     from workloads.hf.weights import has_weights, weights_of_model
 
-    if asked is None:
+    if init_from is None:
         named = weights_of_model(spec.workload.model)
         return Base(named, None, _digest_of(named)) if named is not None else None
-    uri, tag = place_and_tag(asked)
+    uri, tag = place_and_tag(init_from)
     folder = root(uri)
     if is_local(uri) and not (folder / "config.json").exists() and (folder / METADATA).exists():
-        what = f"{uri} has weights of torch.distributed.checkpoint and no config.json"
-        raise InputError(what, INIT, "put the config.json of the model beside them")
+        problem = f"{uri} has weights of torch.distributed.checkpoint and no config.json"
+        raise InputError(problem, INIT, "put the config.json of the model beside them")
     if is_local(uri) and any((folder / name).exists() for name in ("config.json", "own.json")):
         if tag:
             raise InputError(f"{uri} is an export, which has no step", INIT, "leave out what follows the @")
@@ -155,8 +163,10 @@ def named_base(spec: JobSpec, step: int | None) -> Base | None:
 
 
 def _digest_of(folder: str, stale_too: bool = False) -> str:
-    """A checksum of the configuration and all weights in a folder; files that were not touched are not read again. With
-    `stale_too` it is that of earlier versions, which took in what an earlier save has left."""
+    """Return a checksum of the configuration and all weights in a folder. Unmodified files are not read again.
+
+    With `stale_too`, return the checksum of earlier versions, which included leftovers of an earlier save.
+    """
     from workloads.hf.weights import stale_in
 
     names = ("config.json", "model.safetensors.index.json", ".metadata")
@@ -165,25 +175,25 @@ def _digest_of(folder: str, stale_too: bool = False) -> str:
     if not stale_too:
         stale = {path for place in {p.parent for p in paths} for path in stale_in(place)}
         paths = [path for path in paths if path not in stale]
-    found = [(p.stat(), str(p.relative_to(folder))) for p in paths]
-    return _digest_of_files(folder, tuple((name, s.st_size, s.st_mtime_ns, s.st_ino) for s, name in found))
+    stats = [(p.stat(), str(p.relative_to(folder))) for p in paths]
+    return _digest_of_files(folder, tuple((name, s.st_size, s.st_mtime_ns, s.st_ino) for s, name in stats))
 
 
 @lru_cache(maxsize=8)
 def _digest_of_files(folder: str, files: tuple[tuple[str, int, int, int], ...]) -> str:
     import xxhash
 
-    found = xxhash.xxh3_128()
+    hasher = xxhash.xxh3_128()
     for name, size, _, _ in files:
-        found.update(f"{name}:{size}\n".encode())
+        hasher.update(f"{name}:{size}\n".encode())
         with Path(folder, name).open("rb") as file:
             while block := file.read(BLOCK):
-                found.update(block)
-    return found.hexdigest()
+                hasher.update(block)
+    return hasher.hexdigest()
 
 
 def tokenizer_notes(base: Base, tokenizer: Tokenizer) -> list[str]:
-    """A line if the tokenizer of the base, where that can be told, has other tokens than this one."""
+    """Return one line if the base's tokenizer, where known, maps ids to other tokens than this one."""
     from tokenizers import Tokenizer
 
     from orchestrator.data.store.data_folder import DataFolder
@@ -191,25 +201,31 @@ def tokenizer_notes(base: Base, tokenizer: Tokenizer) -> list[str]:
     text = DataFolder(base.uri if base.step is None else f"{base.uri}/{EXCERPT}").read("tokenizer.json")
     if text is None:
         return []
-    theirs, ours = Tokenizer.from_str(text.decode()).get_vocab(), tokenizer.get_vocab()
+    theirs = Tokenizer.from_str(text.decode()).get_vocab()
+    ours = tokenizer.get_vocab()
     names = {number: token for token, number in ours.items()}
     unlike = [number for token, number in theirs.items() if number in names and names[number] != token]
     if not unlike:
         return []
     return [
-        f"{len(unlike)} tokens are others in the tokenizer of {base.uri}: what its weights know of them is lost"
+        f"{len(unlike)} tokens differ in the tokenizer of {base.uri}: what its weights learnt about "
+        "them is lost"
     ]
 
 
 def weights_of(base: Base, spec: JobSpec, retry: Retry | None = None, data_format: int = BY_NAME) -> Begin:
-    """What reads the weights of `base` for a model of the job, given its configuration, its shapes, the tables with a
-    row a token, and the least id from which on all tokens were added; raises WorkloadError if they do not fit. A head
-    of labels has its rows by the job's labels, except over prepared data of an earlier `data_format`."""
+    """Return a function that reads the weights of `base` for a model of the job.
+
+    Its arguments are the model's configuration and shapes, the tables with a row for each token, and the smallest id
+    from which all tokens were added. It raises WorkloadError if the weights do not fit. Rows of a label head follow
+    the job's labels, except over prepared data of an earlier `data_format`.
+    """
 
     def labelled(weights: StoredWeights, theirs: FolderMeaning, where: str) -> StoredWeights:
         if data_format < BY_NAME:
             return weights
-        objective, labels = spec.workload.objective, spec.data.labels
+        objective = spec.workload.objective
+        labels = spec.data.labels
         return by_label(weights, theirs, objective, labels, where, is_folder=base.step is None)
 
     def read(
@@ -241,7 +257,8 @@ def weights_of(base: Base, spec: JobSpec, retry: Retry | None = None, data_forma
             kept = FolderConfig(**config_of_run) if config_of_run else None
             _refuse_other_make(job, spec, config, base.uri, theirs, kept)
         average = job.checkpoint if job else CheckpointSpec()
-        lacks, below = manifest.meta.get(BASE), None
+        lacks = manifest.meta.get(BASE)
+        below = None
         if job and job.reads_base and lacks:
             under = same_base(job, Base(**lacks))
             below = weights_of(under, job, retry)(config, shapes, tables, added) if under else None
@@ -264,8 +281,11 @@ def weights_of(base: Base, spec: JobSpec, retry: Retry | None = None, data_forma
 
 
 def _check_decoder_start(spec: JobSpec, theirs: FolderMeaning, where: str) -> None:
-    """Raise WorkloadError if a preset's decoder would begin with padding, and that of the folder at `where` begins with
-    another token. The configuration of a preset cannot say which."""
+    """Raise WorkloadError if a preset's decoder would begin with padding, but the one in the folder at `where` begins
+    with another token.
+
+    A preset's configuration cannot specify the token.
+    """
     start = theirs.decoder_start
     if (
         spec.workload.objective != "seq2seq"
@@ -295,15 +315,20 @@ def _of_own(
     retry: Retry | None,
     labels: Sequence[str] = (),
 ) -> StoredWeights:
-    """The weights of the commit of an own model, or of a folder, for another one with the same tensors. Which of them
-    are rows of `labels` is not known, so that a run of others, or of these in another order, is refused."""
+    """Return the weights of an own model's commit, or of a folder, for an own model with the same tensors.
+
+    The code cannot know which tensors have a row for each of the `labels`, so a run with other labels, or with
+    another order, is refused.
+    """
     from orchestrator.checkpoint import averaged
     from workloads.own.folder import FolderWeights
 
     if base.step is None:
         return FolderWeights(config, base.uri, shapes)
     store, manifest = _commit_of(base, retry)
-    where, below, lacks = f"{base.uri}@{base.step}", None, manifest.meta.get(BASE)
+    where = f"{base.uri}@{base.step}"
+    below = None
+    lacks = manifest.meta.get(BASE)
     job = job_of_commit(manifest)
     if job and job.workload.adapter and job.workload.adapter.kind != "bitfit":
         raise WorkloadError(f"{where} was trained with an adapter; export it, and begin with the export")
@@ -312,23 +337,25 @@ def _of_own(
     if job and job.reads_base and lacks and (under := same_base(job, Base(**lacks))):
         below = _of_own(under, config, shapes, retry, job.data.labels)
     reader = averaged.weights_of(store, manifest, job.checkpoint if job else CheckpointSpec())
-    there = {name: tensor.shape for name, tensor in reader.manifest.tensors.items()}
-    found = CommitWeights(there, where, reader, below)
-    found.check_alike(shapes)
-    return found
+    shapes_there = {name: tensor.shape for name, tensor in reader.manifest.tensors.items()}
+    weights = CommitWeights(shapes_there, where, reader, below)
+    weights.check_alike(shapes)
+    return weights
 
 
 def _refuse_other_labels(theirs: Sequence[str], ours: Sequence[str], where: str) -> None:
-    """Raise WorkloadError if the run of an own model at `where` has other labels, or in another order: which of its
-    tensors have a row a label is not known."""
+    """Raise WorkloadError if the own model's run at `where` has other labels or another order: its label rows are
+    unknown.
+    """
     if theirs and ours and list(theirs) != list(ours):
         named = ", ".join(theirs)
         raise WorkloadError(f"{where} was trained for the labels {named}; give data.labels in that order")
 
 
 def check_own_base_to_come(there: OwnWorkload, ours: OwnWorkload, where: str) -> None:
-    """Raise WorkloadError if the weights of a run at `where`, which has no commit yet, will not fit the own model."""
-    theirs, mine = getattr(there.objective, "labels", ()), getattr(ours.objective, "labels", ())
+    """Raise WorkloadError if the weights of the run at `where`, which has no commit yet, will not fit the own model."""
+    theirs = getattr(there.objective, "labels", ())
+    mine = getattr(ours.objective, "labels", ())
     _refuse_other_labels(theirs, mine, where)
     CommitWeights({f"model.{name}": shape for name, shape in there.shapes.items()}, where).check_alike(
         ours.shapes
@@ -338,16 +365,23 @@ def check_own_base_to_come(there: OwnWorkload, ours: OwnWorkload, where: str) ->
 def check_base_to_come(
     theirs: JobSpec, there: TransformerWorkload, spec: JobSpec, ours: TransformerWorkload, where: str
 ) -> None:
-    """Raise WorkloadError if the weights of a run of `theirs` at `where`, which has no commit yet and trains the
-    workload `there`, will not fit the workload `ours` of the job `spec`."""
+    """Raise WorkloadError if the weights of a run without a commit will not fit the job.
+
+    Args:
+        theirs: the job of the run.
+        there: its workload.
+        spec: the job that begins with them.
+        ours: its workload.
+        where: the run.
+    """
     from workloads.model.stored import OUTPUT
 
     _refuse_other_make(theirs, spec, ours.config, where)
     if any(name in there.shapes for name in OUTPUT):
         rows_of_labels(theirs.data.labels, spec.data.labels, where, is_folder=False)
     shapes = {f"model.{name}": shape for name, shape in there.shapes.items()}
-    found = CommitWeights(shapes, where, grown=ours.shapes if spec.workload.grow else ())
-    found.check(ours.config, ours.shapes, ours.tables, ours.vocabulary.added)
+    weights = CommitWeights(shapes, where, grown=ours.shapes if spec.workload.grow else ())
+    weights.check(ours.config, ours.shapes, ours.tables, ours.vocabulary.added)
 
 
 def _refuse_other_make(
@@ -358,28 +392,34 @@ def _refuse_other_make(
     converted: bool = False,
     kept: FolderConfig | None = None,
 ) -> None:
-    """Raise WorkloadError if the weights of a run of `theirs` mean something else in a run of `spec`; if they are
-    `converted`, those of transformers' class are taken as those of this project's. That run has `kept` the
-    configuration of its folder, unless it has none or has not begun."""
+    """Raise WorkloadError if the weights of a run of `theirs` have another meaning in a run of `spec`.
+
+    Args:
+        theirs, spec: the two jobs.
+        config: the model of `spec`.
+        where: the run of `theirs`.
+        converted: its weights are of transformers' class and are converted to this project's.
+        kept: the configuration that it has kept of its folder; None if it has none or has not begun.
+    """
     from workloads.describe import describe
 
-    asked = theirs.workload
-    if is_object_reference(asked.model):
+    workload = theirs.workload
+    if is_object_reference(workload.model):
         raise WorkloadError(
-            f"{where} is a run of {asked.model}, an own model; only an own one begins with it"
+            f"{where} is a run of {workload.model}, an own model; only an own one begins with it"
         )
-    if asked.adapter and asked.adapter.kind != "bitfit":
+    if workload.adapter and workload.adapter.kind != "bitfit":
         raise WorkloadError(f"{where} was trained with an adapter; export it, and begin with the export")
-    if asked.mup != spec.workload.mup:
-        raise WorkloadError(f"{where} was trained with mup {asked.mup}; set workload.mup to the same")
+    if workload.mup != spec.workload.mup:
+        raise WorkloadError(f"{where} was trained with mup {workload.mup}; set workload.mup to the same")
     free = (*FREE, *DEPTH) if spec.workload.grow else FREE
-    implementation = "auto" if converted else asked.implementation
-    there = describe(asked.model, asked.changes, 1, asked.objective, None, implementation, kept)
-    _refuse_unlike(there, config, where, free)
+    implementation = "auto" if converted else workload.implementation
+    described = describe(workload.model, workload.changes, 1, workload.objective, None, implementation, kept)
+    _refuse_unlike(described, config, where, free)
 
 
 def _refuse_unlike(theirs: Any, ours: TransformerConfig, where: str, free: Sequence[str] = FREE) -> None:
-    """Raise WorkloadError if a model of another make would compute otherwise with the same weights."""
+    """Raise WorkloadError if another model would compute something else with the same weights."""
     from workloads.hf.checkpoint import structure
     from workloads.model.config import TransformerConfig
 
@@ -387,7 +427,8 @@ def _refuse_unlike(theirs: Any, ours: TransformerConfig, where: str, free: Seque
         raise WorkloadError(
             f"{where} is a class of transformers that is run as it is; name it in workload.model"
         )
-    one, other = structure(ours), structure(theirs)
+    one = structure(ours)
+    other = structure(theirs)
     for name in sorted(one.keys() - set(free)):
         if one[name] != other[name]:
             raise WorkloadError(

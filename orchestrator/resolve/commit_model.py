@@ -1,4 +1,4 @@
-"""The model of a commit, with what it is read by: the prepared data and the weights as they are evaluated."""
+"""The model of a commit, with its prepared data and its weights as they are evaluated."""
 
 from __future__ import annotations
 
@@ -43,64 +43,74 @@ class CommitModel:
     reader: Reader
 
     def read(self, name: str) -> Tensor:
-        """A tensor of the model by its name. What was not trained is read from where the run began."""
+        """Return a tensor of the model by its name. Untrained tensors are read from the run's base."""
         if name in self.workload.frozen and f"model.{name}" not in self.commit.tensors:
             return self.workload.initial(name, self.spec.seed)
         return self.reader.read(f"model.{name}")
 
 
 def model_of_run(run_uri: str, step: int, best: bool = False, raw: bool = False) -> CommitModel:
-    """The model of the commit at `step` of a run, or with `best` of that which is best by the metric of
-    checkpoint.keep_best, if there is one. Storage that fails is waited for, as long as the job allows.
+    """Return the model of a run's commit, waiting for failing storage as long as the job allows.
 
-    The weights are averaged, if the job has an average of them, unless `raw`. Raises InputError if there is no such
-    run, or its data is gone.
+    Args:
+        run_uri: the run directory.
+        step: the commit's step; None for the last.
+        best: take the best commit by the metric of checkpoint.keep_best, if there is one.
+        raw: do not average the weights, even if the job has an average.
+
+    Raises InputError if the run is missing, or its data.
     """
     run = RunDir(run_uri)
     spec = read_job(run)
     if spec is None:
         raise InputError("there is no run here", run.uri, "give a run directory")
     retry = patient(spec.limits.unsaved)
-    store, metric = Store(run.commits, retry=retry), spec.checkpoint.best_metric
-    found = best_commit(store, metric) if best and metric is not None else None
-    commit = store.manifest(step if found is None else found)
+    store = Store(run.commits, retry=retry)
+    metric = spec.checkpoint.best_metric
+    best_one = best_commit(store, metric) if best and metric is not None else None
+    commit = store.manifest(step if best_one is None else best_one)
     check_commit(commit, spec, run.at("job.yaml"))
     return model_of_commit(run, spec, commit, raw, retry)
 
 
 def as_begun(spec: JobSpec, commit: CommitManifest | None) -> JobSpec:
-    """The job, with the class of transformers where a commit of its run has the weights of that: the class may have
-    got a table here since."""
-    asked = spec.workload
-    if commit is None or asked.implementation != "auto" or not asked.model.startswith(FOLDER):
+    """Return the job, with transformers' class if a commit of its run has that class's weights.
+
+    This project may have gained its own implementation of the class since.
+    """
+    workload = spec.workload
+    if commit is None or workload.implementation != "auto" or not workload.model.startswith(FOLDER):
         return spec
     if not of_their_class(commit):
         return spec
-    theirs = asked.model_copy(update={"implementation": "transformers"})
+    theirs = workload.model_copy(update={"implementation": "transformers"})
     return spec.model_copy(update={"workload": theirs})
 
 
 def check_implementation(spec: JobSpec, commit: CommitManifest | None, where: str) -> None:
-    """Raise InputError if the job asks for the class of transformers, and the commit of its run at `where` has the
-    weights of this project's."""
+    """Raise InputError if the job asks for transformers' class but the commit of its run at `where` has this
+    project's weights.
+    """
     if commit is not None and spec.workload.implementation == "transformers" and not of_their_class(commit):
-        what = "its model is the class of this project, and the job file asks for that of transformers"
-        raise InputError(what, where, "set workload.implementation to auto, or begin another run")
+        problem = "its model is this project's class, but the job file asks for transformers' class"
+        raise InputError(problem, where, "set workload.implementation to auto, or start a new run")
 
 
 def model_of_commit(
     run: RunDir, spec: JobSpec, commit: CommitManifest, raw: bool = False, retry: Retry | None = None
 ) -> CommitModel:
-    """The model of a commit that is known. Raises InputError if its data is gone, or of weights that it lacks the
-    base."""
+    """Return the model of a given commit. Raises InputError if its data is missing, or the base of weights that it
+    lacks.
+    """
     from orchestrator.checkpoint.averaged import weights_of
 
     check_implementation(spec, commit, run.uri)
     spec = as_begun(spec, commit)
-    tokens, store = data_of(run, commit.meta["data"], retry), Store(run.commits, retry=retry)
+    tokens = data_of(run, commit.meta["data"], retry)
+    store = Store(run.commits, retry=retry)
     reader = weights_of(store, commit, spec.checkpoint, raw)
     check_read_config(spec, commit, run.uri)
     workload = workload_of(spec, tokens, base=base_of_commit(spec, commit), kept=kept_config(commit))
-    with contextlib.suppress(InputError):  # the template is gone, of data of an earlier version
+    with contextlib.suppress(InputError):  # data of an earlier version, without its template
         workload = speaking(workload, chat_of(spec, tokens))
     return CommitModel(spec, store, commit, tokens, workload, reader)

@@ -1,4 +1,4 @@
-"""The weights of a run's commit, as those that another run begins with."""
+"""The weights of a run's commit, as the base of another run."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 
 class CommitWeights:
-    """The weights of a run's commit; see `StoredWeights`. Every block that is read is verified. What that run did not
-    train is in the weights `below` it, with which it began itself."""
+    """The weights of a run's commit; see `StoredWeights`. Every block read is verified. Tensors that the run did not
+    train come from the weights `below` it, with which it began.
+    """
 
     notes: tuple[str, ...] = ()
 
@@ -32,9 +33,13 @@ class CommitWeights:
         below: StoredWeights | None = None,
         grown: Collection[str] = (),
     ) -> None:
-        """Those of a commit at `where` with tensors of these shapes; without a `reader` they are only checked. Where
-        layers are stacked, `grown` are the names of the deeper model's tensors."""
-        self._shapes, self._where, self._reader, self._below = shapes, where, reader, below
+        """The weights of a commit at `where` with tensors of these shapes. Without a `reader` they are only checked.
+        If layers are stacked, `grown` are the names of the deeper model's tensors.
+        """
+        self._shapes = shapes
+        self._where = where
+        self._reader = reader
+        self._below = below
         self._grown = grown
 
     def check(
@@ -47,8 +52,9 @@ class CommitWeights:
         """Raise WorkloadError if they do not fit a model of these shapes."""
         from workloads.model.stored import HEADS, misfits, refuse_misfits, refuse_strange, told
 
-        where, hint = self._where, "give the model of the base"
-        # rows that the run below added itself are known to that run alone, so there tables are of one size
+        where = self._where
+        hint = "give the model of the base"
+        # only the run below knows which rows it added itself, so there tables must have one size
         there = {n: s for n in shapes if (s := self._shape(n)) and (n in self._names or s == shapes[n])}
         refuse_misfits(misfits(config, shapes, there.get, tables, added), where, hint)
         left = sorted(self._names.keys() - shapes.keys())
@@ -61,10 +67,11 @@ class CommitWeights:
         self.notes = (*copied, *told(shapes, self._shape, left, where))
 
     def check_alike(self, shapes: Mapping[str, torch.Size]) -> None:
-        """Raise WorkloadError if they do not have exactly tensors of these shapes."""
+        """Raise WorkloadError unless the tensors have exactly these names and shapes."""
         from workloads.model.stored import refuse_misfits, refuse_strange
 
-        hint, found = "give the model of the base", []
+        hint = "give the model of the base"
+        found = []
         for name, shape in shapes.items():
             there = self._shape(name)
             if there is None:
@@ -86,7 +93,7 @@ class CommitWeights:
 
     @cached_property
     def _names(self) -> dict[str, str]:
-        """The names of the commit's tensors by those of the model's. ELECTRA's discriminator is trained on alone."""
+        """Map the model's tensor names to the commit's. Of ELECTRA, only the discriminator is trained further."""
         names = [n.removeprefix("model.") for n in self._shapes if n.startswith("model.")]
         found = {name.removeprefix("discriminator."): f"model.{name}" for name in names}
         if not self._grown:
@@ -104,7 +111,7 @@ class CommitWeights:
 
 
 def of_their_class(commit: CommitManifest) -> bool:
-    """Whether a commit has the weights of a class of transformers that was run as it is."""
+    """Return whether a commit has the weights of a transformers class that was run unchanged."""
     prefix = _theirs()
     return any(name.startswith(prefix) for name in commit.tensors)
 
@@ -116,10 +123,11 @@ def _theirs() -> str:
 
 
 class TheirTensors:
-    """The tensors of such a commit by the names of transformers, as `Weights` of a folder."""
+    """The tensors of such a commit under transformers' names, like the `Weights` of a folder."""
 
     def __init__(self, reader: Reader) -> None:
-        self._reader, prefix = reader, _theirs()
+        self._reader = reader
+        prefix = _theirs()
         self._tensors = {n.removeprefix(prefix): n for n in reader.manifest.tensors if n.startswith(prefix)}
 
     def __contains__(self, name: str) -> bool:
@@ -127,19 +135,19 @@ class TheirTensors:
 
     @property
     def names(self) -> list[str]:
-        """The names of all tensors."""
+        """Return the names of all tensors."""
         return list(self._tensors)
 
     def read(self, name: str) -> torch.Tensor:
-        """The tensor `name`."""
+        """Return the tensor `name`."""
         return self._reader.read(self._tensors[name])
 
     def part(self, name: str, part: Part) -> torch.Tensor:
-        """A part of the tensor `name`; the rest of it is not read."""
+        """Return a part of the tensor `name`, without reading the rest."""
         return _Tensor(self._reader, self._tensors[name], self.blank(name).shape)[part]
 
     def blank(self, name: str) -> torch.Tensor:
-        """A tensor of the same shape on the meta device."""
+        """Return a tensor of the same shape on the meta device."""
         import torch
 
         return torch.empty(self._reader.manifest.tensors[self._tensors[name]].shape, device="meta")

@@ -1,6 +1,7 @@
-"""A run that goes on from another run's commit: which commit that is, whether it fits, and how the run takes it over.
+"""A run that continues another run from a commit: which commit that is, whether it fits, and how it is taken over.
 
-It is copied into the run's own directory, so that nothing needs the other run from then on, and restored as any other.
+The commit is copied into the run's own directory, so the other run is not needed afterwards, and restored like any
+other.
 """
 
 from __future__ import annotations
@@ -44,15 +45,15 @@ if TYPE_CHECKING:
 
 WHERE = "train.continue_from"
 MODEL = re.compile(r"workload\.(model|objective|mup|changes|adapter)\b|train\.(freeze|thaw)\b|data\.labels\b")
-"""Keys that decide which weights there are, and what they mean."""
+"""Keys that decide which weights exist and what they mean."""
 SIZE = "workload.changes.vocab_size"
-"""What may be said or follow from the tokenizer; the shapes of the weights tell whether it is another one."""
+"""Keys that may be written or may follow from the tokenizer. The shapes of the weights show a difference."""
 OPTIMIZER = re.compile(r"train\.optimizer\.name\b")
 DATA = re.compile(r"seed$|data\.")
 """Keys that decide which sample is at which position."""
-BEGUN = "name the directory of a run that has one; an export has weights alone, for workload.init_from"
+BEGUN = "give a run directory with a commit; an export has only weights, for workload.init_from"
 AVERAGE = "checkpoint.average.ema"
-WEIGHTS_ALONE = "set it back; or begin with the weights alone, by workload.init_from"
+WEIGHTS_ALONE = "set it back; or start with the weights alone, by workload.init_from"
 OTHER_DATA = "set it back; or read the data from their beginning, by train.continue_from.position restart"
 
 OF_A_NEW_RUN: dict[str, Any] = {
@@ -66,12 +67,12 @@ OF_A_NEW_RUN: dict[str, Any] = {
     "stale": 0,
     "best_of": "",
 }
-"""What a commit says of the attempts, rows and evaluations of its run, of one that has none yet."""
+"""Fields of a commit about its run's attempts, rows and evaluations, for a run that has none yet."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """The commit of another run, at `uri`, that a run goes on from."""
+    """The commit of another run, at `uri`, that a run continues."""
 
     uri: str
     commit: CommitManifest
@@ -81,16 +82,16 @@ class Source:
 
     @property
     def base(self) -> Base:
-        """The run as the weights that another begins with; its digest is not needed, and empty."""
+        """Return the run as a base for another run. Its digest is not needed, and empty."""
         return Base(self.uri, self.commit.step, "")
 
     def first_position(self, spec: JobSpec) -> int:
-        """Where a run of the job begins to read its data."""
+        """Return the position in the data at which a run of the job begins to read."""
         assert spec.train.continue_from is not None
         return self.commit.position if spec.train.continue_from.position == "keep" else 0
 
     def told(self) -> dict[str, Any]:
-        """What every commit of the run that goes on says of it."""
+        """Return what every commit of the continued run records about it."""
         commit = self.commit
         return {
             "run": self.uri,
@@ -101,17 +102,18 @@ class Source:
 
 
 def source_of(spec: JobSpec, run: RunDir) -> Source | None:
-    """The commit that the job goes on from, the same one again once the run at `run` has begun; None if it begins anew.
+    """Return the commit that the job continues, the same one again once the run at `run` has begun; None if it
+    continues none.
 
-    Raises InputError if there is none, or it does not fit the job.
+    Raises InputError if the commit is missing or does not fit the job.
     """
-    asked = spec.train.continue_from
-    if asked is None:
+    continue_from = spec.train.continue_from
+    if continue_from is None:
         return None
-    uri, tag = place_and_tag(asked.run)
+    uri, tag = place_and_tag(continue_from.run)
     if RunDir(uri).uri == run.uri:
         raise InputError(
-            "a run cannot go on from itself", WHERE, "give the job another name, or name another run"
+            "a run cannot continue itself", WHERE, "give the job another name, or name another run"
         )
     try:
         begun = (run.read_json(ORIGIN) or {}).get("step")
@@ -119,16 +121,19 @@ def source_of(spec: JobSpec, run: RunDir) -> Source | None:
         hint = "put it back; or remove it: the run has no commit yet, and begins from what the job names now"
         raise InputError(error.what, error.where, hint) from None
     commit = commit_at(uri, tag if begun is None else begun, WHERE, "has no commit to go on from", BEGUN)
-    found = Source(uri, commit)
-    _check(spec, found)
-    return found
+    source = Source(uri, commit)
+    _check(spec, source)
+    return source
 
 
 def begun_from(
     spec: JobSpec, run: RunDir, newest: CommitManifest | None
 ) -> tuple[Source | None, CommitManifest | None]:
-    """See `source_of`, of a run that has no commit of its own; and the commit that the run goes on from, its `newest`
-    own if it has one, None if it begins anew. Raises InputError as `refuse_anew`, too."""
+    """Return the source (see `source_of`) of a run without its own commit, and the commit that the run resumes from:
+    its `newest` own one if it has one, else None.
+
+    Raises InputError, also as `refuse_anew`.
+    """
     refuse_anew(run, newest)
     source = source_of(spec, run) if newest is None else None
     return source, source.commit if source else newest
@@ -139,13 +144,13 @@ def _check(spec: JobSpec, source: Source) -> None:
     theirs = job_of_commit(commit)
     if theirs is None:
         raise InputError(
-            f"{source} is of an earlier version", WHERE, "go on with its own run, then from that"
+            f"{source} is of an earlier version", WHERE, "continue its own run, then this one from that"
         )
     check_keys(spec, theirs, str(source))
     _check_code(spec, commit.meta.get(CODE) or {}, str(source))
     assert spec.train.continue_from is not None
     if spec.train.continue_from.position == "keep":
-        mend = "read the data anew by train.continue_from.position: restart"
+        mend = "read the data from the beginning by train.continue_from.position: restart"
         check_same_cleaning(spec, commit.meta.get(CLEANED_BY) or {}, str(source), mend)
     check_length(spec, commit.step, str(source))
     if spec.workload.init_from or spec.needs_base:
@@ -153,34 +158,35 @@ def _check(spec: JobSpec, source: Source) -> None:
 
 
 def _check_code(spec: JobSpec, before: dict[str, str], source: str) -> None:
-    """Raise InputError if the user's own code, of what a phase cannot change, is not that of the `source`."""
+    """Raise InputError if the user's own code differs from that of the `source` where a phase must not change it."""
     assert spec.train.continue_from is not None
     free = {"train.optimizer.schedule", "evaluate.metrics"}
     if spec.train.continue_from.position == "restart":
         free.add("data.samples")
-    check_same_code(spec, {n: known for n, known in before.items() if where_of(spec, n) not in free}, source)
+    check_same_code(spec, {n: code for n, code in before.items() if where_of(spec, n) not in free}, source)
 
 
 def check_length(spec: JobSpec, step: int, source: str) -> None:
-    """Raise InputError if the job has no step after that one of the `source`, or too few for its schedule."""
+    """Raise InputError if the job ends before the step of the `source`, or leaves too few steps for its schedule."""
     train = spec.train
     if train.steps <= step:
-        what = f"{train.steps} is no more than {source} has done"
-        raise InputError(what, "train.steps", "steps count from the beginning of the run before: raise it")
+        problem = f"{train.steps} steps are not more than {source} has done"
+        raise InputError(problem, "train.steps", "steps include those of the run before: raise it")
     assert train.continue_from is not None
-    left, warmup, decay = train.steps - step, train.warmup_steps, train.decay_steps
+    left = train.steps - step
+    warmup = train.warmup_steps
+    decay = train.decay_steps
     if train.continue_from.schedule == "restart" and warmup + max(decay, 1) > left:
-        what = f"warm-up and decay are {warmup + decay} steps, and this phase has {left}"
-        raise InputError(what, "train.optimizer", "shorten them, or raise train.steps")
+        problem = f"warm-up and decay are {warmup + decay} steps, and this phase has {left}"
+        raise InputError(problem, "train.optimizer", "shorten them, or raise train.steps")
 
 
 def check_keys(spec: JobSpec, theirs: JobSpec, source: str) -> None:
-    """Raise InputError if the job differs from that of the `source` in what a phase of the same training cannot
-    change."""
+    """Raise InputError if the job differs from that of the `source` in what must not change between phases."""
     assert spec.train.continue_from is not None
     keeps = spec.train.continue_from.position == "keep"
-    found = differences(spec, theirs)
-    for key, was, now in found:
+    differing = differences(spec, theirs)
+    for key, was, now in differing:
         hint = ""
         if MODEL.match(key) and key != SIZE:
             hint = WEIGHTS_ALONE
@@ -199,27 +205,27 @@ def check_keys(spec: JobSpec, theirs: JobSpec, source: str) -> None:
                 f"{key} is {shown(was)} in {source} and {shown(now)} in the job file", WHERE, hint
             )
     if isinstance(spec.data.tokenizer, TrainedTokenizer) and any(
-        key.startswith("data.") for key, _, _ in found
+        key.startswith("data.") for key, _, _ in differing
     ):
         place = place_and_tag(source)[0]
-        what = f"a tokenizer trained on other data has other tokens than that of {place}"
-        raise InputError(what, "data.tokenizer", f"set it to {place}/{EXCERPT}")
+        problem = f"a tokenizer trained on other data has other tokens than that of {place}"
+        raise InputError(problem, "data.tokenizer", f"set it to {place}/{EXCERPT}")
 
 
 def _draws_what_it_keeps(spec: JobSpec) -> bool:
-    """Whether some of the weights that commits lack, since they are not trained, are drawn by the job's seed."""
-    asked = spec.workload
-    begins_anew = asked.init_from is None and not asked.model.startswith(FOLDER)
-    return spec.reads_base and (begins_anew or bool(spec.data.add_tokens) or "vocab_size" in asked.changes)
+    """Return whether the job's seed draws some of the untrained weights that commits leave out."""
+    workload = spec.workload
+    begins_anew = workload.init_from is None and not workload.model.startswith(FOLDER)
+    return spec.reads_base and (begins_anew or bool(spec.data.add_tokens) or "vocab_size" in workload.changes)
 
 
 def check_same_data(spec: JobSpec, source: Source, shards: str, data: str) -> None:
-    """Raise InputError if the token shards in `data`, with that digest, are not those in which the job goes on."""
+    """Raise InputError if the token shards in `data`, with that digest, are not those in which the job continues."""
     assert spec.train.continue_from is not None
     if spec.train.continue_from.position == "keep" and source.commit.meta.get(SHARDS, shards) != shards:
-        what = f"the tokens in {data} are not those that {source} has read"
+        problem = f"the tokens in {data} differ from those that {source} has read"
         hint = "give the same text; or read the data from their beginning, by train.continue_from.position restart"
-        raise InputError(what, WHERE, hint)
+        raise InputError(problem, WHERE, hint)
 
 
 def take_over(
@@ -230,14 +236,17 @@ def take_over(
     base: Base | None,
     kept: FolderConfig | None = None,
 ) -> CommitManifest | None:
-    """Copy the commit that the job goes on from into the store of the run, as the first of its own; None if the run
-    begins anew. ORIGIN says which it was. An interrupted call is completed by another. Raises InputError if it is gone,
-    damaged, or does not fit."""
+    """Copy the commit that the job continues into the run's store, as its first commit; None if it continues none.
+
+    ORIGIN records the source. Calling again completes an interrupted call. Raises InputError if the commit is
+    missing, damaged, or does not fit.
+    """
     source = source_of(spec, run)
     if source is None:
         return None
     run.require_lock()
-    theirs, ours = Store(RunDir(source.uri).commits), Store(run.commits)
+    theirs = Store(RunDir(source.uri).commits)
+    ours = Store(run.commits)
 
     def choose(*_: object) -> int:
         found = source_of(spec, run)
@@ -258,7 +267,7 @@ def take_over(
                 return ours.manifest(step)
         except Exception:
             if step not in theirs.steps() and run.exists(ORIGIN):
-                run.remove(ORIGIN)  # a later one may do
+                run.remove(ORIGIN)  # a later call may succeed
             raise
 
     return read_chosen(theirs, None, copy, choose)
@@ -272,7 +281,7 @@ def _meta_of(
     base: Base | None,
     kept: FolderConfig | None,
 ) -> tuple[dict[str, Any], int]:
-    """What the first commit of a run says that goes on from the `source`, and its position."""
+    """Return the metadata of the first commit of a run that continues the `source`, and its position."""
     meta = {
         IDENTITY: spec.identity(),
         SHARDS: shards,

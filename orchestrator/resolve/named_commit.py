@@ -1,4 +1,4 @@
-"""The commit that a job file names as run directory, and step, `last` or `best`."""
+"""The commit that a job file names: a run directory with a step, `last` or `best`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from orchestrator.checkpoint.store import Store
 from orchestrator.config.errors import InputError
 from orchestrator.storage.run_directory import RunDir
 
-BEST, LAST = "best", "last"
+BEST = "best"
+LAST = "last"
 
 
 def place_and_tag(named: str) -> tuple[str, str]:
-    """The run directory, and what follows its @, empty if nothing does."""
+    """Split a name into the run directory and the part after its @, empty if there is none."""
     if "@" not in named.rsplit("/", 1)[-1]:
         return named, ""
     uri, _, tag = named.rpartition("@")
@@ -23,18 +24,26 @@ def place_and_tag(named: str) -> tuple[str, str]:
 def commit_at(
     uri: str, tag: int | str, where: str, none: str = "has no commit", hint: str = "name a run directory"
 ) -> CommitManifest:
-    """The commit of the run at `uri` that a step or a word names, the newest sound one for an empty word. Raises
-    InputError at the key `where` of the job file; `none` and `hint` are for a place without commits."""
+    """Return the commit of the run at `uri` that a step or a word names; for an empty word, the newest undamaged one.
+
+    Args:
+        uri: the run directory.
+        tag: a step, last or best, or empty.
+        where: the key of the job file, for errors.
+        none, hint: the error if the place has no commits.
+
+    Raises InputError.
+    """
     store = Store(RunDir(uri).commits)
     if not (steps := store.steps()):
         raise InputError(f"{uri} {none}", where, hint)
     if tag == BEST:
-        job = read_job(RunDir(uri))  # a commit does not say what the run keeps
+        job = read_job(RunDir(uri))  # a commit does not record which commits the run keeps
         metric = job.checkpoint.best_metric if job else None
-        found = best_commit(store, metric) if metric is not None else None
-        if found is None:
+        best = best_commit(store, metric) if metric is not None else None
+        if best is None:
             raise InputError(f"{uri} keeps no best commit", where, "name a step, or @last")
-        tag = found
+        tag = best
     if tag in ("", LAST):
         newest = store.latest(deep=False)
         if newest is None:

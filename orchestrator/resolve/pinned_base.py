@@ -1,5 +1,6 @@
-"""The weights that a run begins with, where they are those of another run's commit: that run may be at work and remove
-it, so it is held there until it is not needed any more."""
+"""Initial weights from a commit of another run. That run may be active and remove the commit, so the commit is pinned
+there until it is no longer needed.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +25,11 @@ T = TypeVar("T")
 def bases_of(
     spec: JobSpec, begun: Mapping[str, Any], commit: CommitManifest | None, run: RunDir
 ) -> tuple[Base | None, Base | None]:
-    """See `base_of`, of the run that is to begin at `run`; and the weights that are read at the next start, none where
-    it goes on from a `commit` that has all. If they are of a commit, that is held. Raises as `base_of_commit`."""
+    """Return the base of the run at `run` (see `base_of`), and the weights to read at the next start, None if it
+    resumes from a `commit` that has them all.
+
+    Weights from a commit are pinned. Raises as `base_of_commit`.
+    """
     check_drawn(spec, commit)
     begun = begun or (commit.meta.get(BASE) if commit else None) or {}
     if commit is not None and not spec.needs_base:
@@ -41,31 +45,37 @@ def bases_of(
 
 
 def read_base(spec: JobSpec, begun: Mapping[str, Any], settled: bool, read: Callable[[Base | None], T]) -> T:
-    """What `read` returns of what `base_of` does. Where the newest commit of a run is meant, and a run at work has
-    removed it meanwhile, that is the next one. Raises as `base_of` and `read_chosen`."""
+    """Return `read(base)` for the base that `base_of` returns.
+
+    If the base is a run's newest commit and the active run has removed it meanwhile, the next newest is used. Raises
+    as `base_of` and `read_chosen`.
+    """
     base = base_of(spec, begun, settled)
     if base is None or base.step is None:
         return read(base)
 
     def choose(*_: object) -> int:
-        found = base_of(spec, begun, settled)
-        assert found is not None
-        assert found.step is not None
-        return found.step
+        newest = base_of(spec, begun, settled)
+        assert newest is not None
+        assert newest.step is not None
+        return newest.step
 
     return read_chosen(_store(base), None, lambda step: read(named_base(spec, step)), choose)
 
 
 def not_held(base: Base | None, run: RunDir) -> list[str]:
-    """A line if the commit that the run at `run` needs cannot be held."""
+    """Return one line if the commit that the run at `run` needs cannot be pinned."""
     if base is None or base.step is None or _holder(run) in holders(_store(base), base.step):
         return []
     where = f"{base.uri}@{base.step}"
-    return [f"{where} is needed and cannot be held, since nothing may be written there: see that it is kept"]
+    return [
+        f"{where} is needed but cannot be pinned, because its run directory is not writable: make sure "
+        "that it is kept"
+    ]
 
 
 def release_base(spec: JobSpec, run: RunDir, begun: Mapping[str, Any]) -> None:
-    """Let go of the commit that a run which is done has `begun` with, unless it is needed for good."""
+    """Unpin the commit that a finished run has `begun` with, unless it is needed permanently."""
     if not spec.needs_base and begun.get("step") is not None:
         base = Base(**begun)
         assert base.step is not None

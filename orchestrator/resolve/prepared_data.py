@@ -1,4 +1,4 @@
-"""Where a run's prepared data is, made when it is missing, found again when it was moved."""
+"""The location of a run's prepared data. The data is made if missing, and found again if moved."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     from orchestrator.data.store.tokens import Tokens
 
 EARLIER = 5
-"""The last format in which texts had no frame, and special tokens were those that one file names."""
+"""The last format without special tokens around texts, and with special tokens from a single file."""
 EXCERPT = "excerpt"
-"""Where a run directory has a little of its data."""
+"""The excerpt of the data in a run directory."""
 
 
 def data_cache(spec: JobSpec, run: RunDir) -> str:
-    """Where token shards are kept: named by the job, else beside the runs, so that all of them share it."""
+    """Return the folder of token shards: the job's, else one beside the runs, so that they share it."""
     return spec.data.cache or f"{run.uri.rsplit('/', 1)[0]}/_data"
 
 
 def prepared_before(spec: JobSpec, run: RunDir, commit: CommitManifest | None) -> str:
-    """Where the data is that the run of a `commit` has prepared; empty if there is none."""
+    """Return the location of the data that a commit's run has prepared; empty without any."""
     before = str(commit.meta.get("data", "")) if commit else ""
     for place in (before, f"{data_cache(spec, run)}/{_name(before)}") if before else ():
         if _manifest_at(place):
@@ -44,15 +44,15 @@ def prepared_before(spec: JobSpec, run: RunDir, commit: CommitManifest | None) -
 
 
 def format_at(place: str) -> int:
-    """The format of the prepared data at a place; that of new data where there is none."""
+    """Return the format of the prepared data at a place; the format of new data if there is none."""
     from orchestrator.data.store.manifest import FORMAT
 
-    found = _manifest_at(place) if place else None
-    return found.format if found else FORMAT
+    stored = _manifest_at(place) if place else None
+    return stored.format if stored else FORMAT
 
 
 def _manifest_at(place: str) -> DataManifest | None:
-    """The manifest of the prepared data at a place, None if none can be read: the run prepares the data again."""
+    """Return the manifest at a place; None if it cannot be read, in which case the run prepares the data again."""
     from orchestrator.data.store import manifest
     from orchestrator.data.store.data_folder import DataFolder
 
@@ -64,17 +64,21 @@ def _manifest_at(place: str) -> DataManifest | None:
 
 @dataclass(frozen=True)
 class PreparedData:
-    """Where a job's prepared data is: that of `data.sources`, empty if there is none yet, and by name that of the sets
-    that have text of their own."""
+    """The location of a job's prepared data: that of `data.sources` (empty before it exists), and by name that of the
+    sets with separate text.
+    """
 
     uri: str = ""
     sets: dict[str, str] = field(default_factory=dict)
 
 
 def kind_of(spec: JobSpec, data_format: int = RECORDS_FORMAT) -> RecordKind | None:
-    """How the job's rows become records of prepared data of `data_format`, None if its objective reads text. Raises
-    InputError."""
-    objective, location = spec.workload.objective, spec.data.tokenizer
+    """Return how the job's rows become records of prepared data of `data_format`; None if its objective reads text.
+
+    Raises InputError.
+    """
+    objective = spec.workload.objective
+    location = spec.data.tokenizer
     if objective not in COLUMNS:
         return None
     from orchestrator.data.prepare.conversations import (
@@ -88,25 +92,27 @@ def kind_of(spec: JobSpec, data_format: int = RECORDS_FORMAT) -> RecordKind | No
 
     if not isinstance(location, str) or objective not in ("conversation", *PREFERENCES):
         return RecordKind(objective, tuple(spec.data.labels))
-    given, day = spec.data.chat_template, spec.data.chat_date
-    found = find_template(location, given, data_format)
-    if found and data_format > EARLIER:
-        check_tokens(found, location)
-    if found is None and objective == "conversation":  # the rows of others may be texts, which need none
+    given = spec.data.chat_template
+    day = spec.data.chat_date
+    template = find_template(location, given, data_format)
+    if template and data_format > EARLIER:
+        check_tokens(template, location)
+    # the rows of other objectives may be plain texts, which need no template
+    if template is None and objective == "conversation":
         raise InputError(
             "has no chat template", f"data.tokenizer {location}", "name a Jinja file in data.chat_template"
         )
-    if found is None:
+    if template is None:
         return RecordKind(objective)
     with_tools = find_tool_template(location, given)
-    only_tools_ask = asks_for_day(with_tools) and not asks_for_day(found[0])
-    text, tokens = dated(found, None if only_tools_ask else day)
+    only_tools_ask = asks_for_day(with_tools) and not asks_for_day(template[0])
+    text, tokens = dated(template, None if only_tools_ask else day)
     with_tools, _ = dated((with_tools, tokens), day if asks_for_day(with_tools) else None)
     return RecordKind(objective, (), text, tokens, with_tools)
 
 
 def prepare(spec: JobSpec, run: RunDir, tell: Progress) -> PreparedData:
-    """The job's token shards, made now unless they are there. Raises InputError."""
+    """Return the job's token shards, made now unless they exist. Raises InputError."""
     return prepared(spec, run, PreparedData(), tell)
 
 
@@ -118,11 +124,18 @@ def prepared(
     make: bool = True,
     begun: Callable[[PreparedData], None] | None = None,
 ) -> PreparedData:
-    """The data that the run began with at `before`, made again as far as it is gone; the job's, for a run that begins.
+    """Return the data that the run began with at `before`, with missing files made again; for a new run, the job's
+    data.
 
-    Of data that is streamed, `begun` is called when training can begin with it: then CPUs are left for the workers.
-    Raises InputError if it is gone and the text is no longer the same: the run would not be the same run; without
-    `make` if it is gone.
+    Args:
+        spec: the job.
+        run: the run directory.
+        before: what the run began with; empty for a new run.
+        tell: called with the progress.
+        make: False raises InputError instead of making missing data.
+        begun: for streamed data, called when training can begin. From then on, CPUs are left free for the workers.
+
+    Raises InputError if data is missing and the text has changed, because the run would then read other samples.
     """
     from orchestrator.data.prepare.shards import is_complete
     from orchestrator.data.store import manifest
@@ -132,29 +145,31 @@ def prepared(
     if spec.data.samples is not None:
         from orchestrator.data.samples.own_samples import prepare_samples
 
-        named, cache = spec.data.samples, data_cache(spec, run)
+        named = spec.data.samples
+        cache = data_cache(spec, run)
         return PreparedData(prepare_samples(named, spec.seed, cache, _name(before.uri)))
-    data, begin = before.uri, spec.data.streaming and begun is not None
+    data = before.uri
+    begin = spec.data.streaming and begun is not None
     whole = bool(data) and is_complete(DataFolder(data))
     if not whole:
         data = _prepared_text(spec, run, _name(data), tell, make, begin)
-    elif found := manifest.read(DataFolder(data)):  # of a run without a commit, too
-        check_same_cleaning(spec, found.code, run.uri)
+    elif stored := manifest.read(DataFolder(data)):  # also checked for a run without a commit
+        check_same_cleaning(spec, stored.code, run.uri)
     sets = {
         name: _prepared_set(spec, run, name, data, before.sets.get(name, ""), tell, make)
         for name in spec.set_sources
     }
-    there = PreparedData(data, sets)
+    all_data = PreparedData(data, sets)
     if begun and begin and not whole:
-        begun(there)
+        begun(all_data)
         _prepared_text(spec, run, _name(data), tell, make, False)
     for uri in (data, *sets.values()):
         clear_note(DataFolder(uri))
-    return there
+    return all_data
 
 
 def _prepared_text(spec: JobSpec, run: RunDir, before: str, tell: Progress, make: bool, begin: bool) -> str:
-    """The URI of the token shards of data.sources, see `orchestrator.data.prepare.prepare.prepare`."""
+    """Return the URI of the token shards of data.sources, see `orchestrator.data.prepare.prepare.prepare`."""
     from orchestrator.data.prepare.prepare import prepare as prepare_data
 
     workers = spec.resources.workers.max * spec.resources.per_worker.cpu if spec.data.streaming else 0.0
@@ -175,10 +190,9 @@ def _prepared_text(spec: JobSpec, run: RunDir, before: str, tell: Progress, make
 def _prepared_set(
     spec: JobSpec, run: RunDir, name: str, data: str, before: str, tell: Progress, make: bool
 ) -> str:
-    """The token shards of the set `name`, by the tokenizer of `data`; made unless they are there. The text of a set
-    that the run had `before` may not change, since its values are compared.
+    """Return the token shards of the set `name`, with the tokenizer of `data`; made unless they exist.
 
-    Raises InputError.
+    The text of a set that the run had `before` must not change, because its results are compared. Raises InputError.
     """
     from orchestrator.data.prepare.fingerprint import TextChanged
     from orchestrator.data.prepare.prepare import prepare as prepare_data
@@ -193,7 +207,8 @@ def _prepared_set(
         return before
     text = spec.data.model_copy(update={"sources": sources, "clean": []})
     trained = published.read(DataFolder(data))
-    is_old = trained is not None and trained.format <= EARLIER  # by which the run reads its texts
+    # the tokenizer with which the run reads its texts
+    is_old = trained is not None and trained.format <= EARLIER
     try:
         return prepare_data(
             text,
@@ -208,8 +223,8 @@ def _prepared_set(
             make=make,
         )
     except TextChanged:
-        hint = "put it back as it was, or add this one as a set of another name"
-        raise InputError("is not the text that the run has evaluated so far", where, hint) from None
+        hint = "restore it, or add the new text as a set with another name"
+        raise InputError("differs from the text that the run has evaluated so far", where, hint) from None
 
 
 def _name(uri: str) -> str:
@@ -217,7 +232,9 @@ def _name(uri: str) -> str:
 
 
 def is_whole(data: PreparedData) -> bool:
-    """Whether the files of prepared data are all there; of data on a store, none of which is known to be missing."""
+    """Return whether all files of prepared data exist. On an object store, they count as present unless known to be
+    missing.
+    """
     from orchestrator.data.prepare.shards import is_complete
     from orchestrator.data.store.data_folder import DataFolder
     from orchestrator.data.store.quarantine import is_noted
@@ -227,7 +244,7 @@ def is_whole(data: PreparedData) -> bool:
 
 
 def keep_excerpt(run: RunDir, data: str) -> None:
-    """Put a little of the data into the run directory, for what comes when the data may be gone; none if that fails."""
+    """Store an excerpt of the data in the run directory, for use when the data is gone. Failures are ignored."""
     from orchestrator.data.store.excerpt import write_excerpt
 
     try:
@@ -238,7 +255,7 @@ def keep_excerpt(run: RunDir, data: str) -> None:
 
 
 def data_of(run: RunDir, data: str, retry: Retry | None = None) -> Tokens:
-    """Prepared data at `data`, or the run's excerpt of it where that is gone. Raises InputError."""
+    """Return the prepared data at `data`, or the run's excerpt if the data is gone. Raises InputError."""
     from orchestrator.data.prepare.shards import is_complete
     from orchestrator.data.store.data_folder import DataFolder
     from orchestrator.data.store.tokens import Tokens
@@ -249,7 +266,7 @@ def data_of(run: RunDir, data: str, retry: Retry | None = None) -> Tokens:
 
 
 def place_of_data(spec: JobSpec, run: RunDir, data: str, retry: Retry | None = None) -> str | None:
-    """Where prepared data is that a commit of the run names, see `tokens_of`; None if it is in neither place."""
+    """Return the location of prepared data that a commit names, see `tokens_of`; None if it is in neither place."""
     from orchestrator.data.samples.sections import published
     from orchestrator.data.store.data_folder import DataFolder
 
@@ -258,14 +275,14 @@ def place_of_data(spec: JobSpec, run: RunDir, data: str, retry: Retry | None = N
 
 
 def tokens_of(spec: JobSpec, run: RunDir, data: str, retry: Retry | None = None) -> Tokens:
-    """The prepared data that a commit of the run names: where it was, or in the cache that the run has now, since both
-    may have been moved.
+    """Return the prepared data that a commit names: at its old place, or in the run's present cache, as both may have
+    moved.
 
-    Raises InputError if it is in neither.
+    Raises InputError if it is in neither place.
     """
     from orchestrator.data.store.tokens import Tokens
 
     if (place := place_of_data(spec, run, data, retry)) is not None:
         return Tokens.open(place, retry)
     hint = f"make it again with `orchestrator data prepare {run.at('job.yaml')} --run-dir {run.uri}`"
-    raise InputError("the prepared data of this run is gone", data, hint)
+    raise InputError("the prepared data of this run is missing", data, hint)

@@ -1,4 +1,4 @@
-"""The prompts of `evaluate.samples` as the model of a job reads them."""
+"""The prompts of `evaluate.samples` as the job's model reads them."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ PAIR = "encoder-decoder"
 
 @dataclass(frozen=True)
 class Prompts:
-    """What the model continues at every evaluation.
+    """The prompts that the model continues at every evaluation.
 
     Attributes:
         texts: the prompts of the job.
-        rows: their token ids, framed as training frames a text, or as a user's turns before an answer.
-        start: the token with which an encoder-decoder begins to answer; None for a decoder, which continues its row.
-        generation: the tokens after which there is no further one, and what settings do to the others.
-        decode: the text of token ids, without special tokens.
+        rows: their token ids, with special tokens as in training, or as a user's turns before an answer.
+        start: the first token of an encoder-decoder's answer; None for a decoder, which continues its row.
+        generation: the end tokens, and processors for the other tokens.
+        decode: returns the text of token ids, without special tokens.
     """
 
     texts: list[str]
@@ -41,22 +41,25 @@ class Prompts:
 
 
 def check_generates(job: ResolvedJob) -> None:
-    """Raise InputError if the job wants samples of a model that generates no text."""
+    """Raise InputError if the job asks for samples of a model that does not generate text."""
     spec = job.spec
     if spec.evaluate is None or spec.evaluate.samples is None:
         return
     if not generates(job):
         model = f"{spec.workload.model} ({job.model.architecture})"
-        what = f"{model}, trained by {spec.workload.objective}, generates no text"
-        raise InputError(what, WHERE, "leave it out, or train a decoder or an encoder-decoder")
-    tokens, length = spec.evaluate.samples.tokens, spec.data.sequence_length
+        problem = f"{model}, trained by {spec.workload.objective}, does not generate text"
+        raise InputError(problem, WHERE, "leave it out, or train a decoder or an encoder-decoder")
+    tokens = spec.evaluate.samples.tokens
+    length = spec.data.sequence_length
     if job.model.architecture == "decoder" and tokens >= length:
-        what = f"{tokens} generated tokens leave no room for a prompt in the {length} of data.sequence_length"
-        raise InputError(what, f"{WHERE}.tokens", "lower it")
+        problem = (
+            f"{tokens} generated tokens leave no room for a prompt in the {length} of data.sequence_length"
+        )
+        raise InputError(problem, f"{WHERE}.tokens", "lower it")
 
 
 def generates(job: ResolvedJob) -> bool:
-    """Whether the job's model generates text."""
+    """Return whether the job's model generates text."""
     from workloads.describe import for_objective
     from workloads.model.config import TransformerConfig
 
@@ -67,21 +70,27 @@ def generates(job: ResolvedJob) -> bool:
 
 
 def prompts_of(job: ResolvedJob, workload: Workload, tokens: Tokens) -> Prompts | None:
-    """The prompts of a job, None without samples; they are a user's turns where the model learns from conversations.
+    """Return the prompts of a job, None without samples. They are a user's turns if the model learns from
+    conversations.
 
-    Raises InputError if the model generates no text, or a prompt with what is to follow it is longer than a sequence.
+    Raises InputError if the model does not generate text, or if a prompt plus the tokens to generate exceeds a
+    sequence.
     """
     asked = job.spec.evaluate and job.spec.evaluate.samples
     if not asked:
         return None
     check_generates(job)
-    text, longest = tokens.tokenizer(), job.spec.data.sequence_length
+    text = tokens.tokenizer()
+    longest = job.spec.data.sequence_length
     chat = chat_of(job.spec, tokens)
     rows = [framed(workload, text, prompt, chat) for prompt in asked.prompts]
     pair = workload.config.architecture == PAIR
     for number, row in enumerate(rows):
         if max(len(row), asked.tokens + 1) > longest if pair else len(row) + asked.tokens > longest:
-            what = f"prompt {number} has {len(row)} tokens, and with {asked.tokens} more it is longer than a sequence"
+            what = (
+                f"prompt {number} has {len(row)} tokens; with {asked.tokens} generated tokens it exceeds a "
+                "sequence"
+            )
             raise InputError(f"{what} ({longest})", WHERE, "shorten it, or lower tokens")
     start = workload.decoder_start if pair else None
     if pair and start is None:
@@ -91,7 +100,7 @@ def prompts_of(job: ResolvedJob, workload: Workload, tokens: Tokens) -> Prompts 
 
 
 def speaking(workload: Workload, chat: Chat | None) -> Any:
-    """The workload, whose texts also end where an answer of `chat` does."""
+    """Return the workload, whose texts also end where an answer of `chat` does."""
     if chat is None:
         return workload
     ends = (workload.vocabulary.eos, *sorted(chat.ends))
@@ -99,7 +108,7 @@ def speaking(workload: Workload, chat: Chat | None) -> Any:
 
 
 def settings_notes(model: str) -> list[str]:
-    """A line if the folder of `model` has settings for generated text that are not applied."""
+    """Return one line if the folder of `model` has generation settings that are not applied."""
     from workloads.hf.hf_config import FOLDER
     from workloads.hf.meaning import folder_meaning
     from workloads.model.processors import not_applied
@@ -113,21 +122,24 @@ def settings_notes(model: str) -> list[str]:
 
 
 def spoken(tokenizer: Tokenizer, ids: Sequence[int], chat: Chat | None) -> str:
-    """The text of what was generated, without special tokens and the end of a turn."""
-    said = ids[:-1] if chat and {*ids[-1:]} & chat.ends else ids
-    return str(tokenizer.decode(list(said), skip_special_tokens=True))
+    """Return the generated text, without special tokens and the end of the turn."""
+    answer_ids = ids[:-1] if chat and {*ids[-1:]} & chat.ends else ids
+    return str(tokenizer.decode(list(answer_ids), skip_special_tokens=True))
 
 
 def framed(workload: Workload, tokenizer: Tokenizer, prompt: str, chat: Chat | None = None) -> list[int]:
-    """The prompt's tokens as training frames a text, left open for a decoder to continue; a document's end where there
-    are none, after which the next document begins. With `chat` they are a user's turn, open for the answer."""
+    """Return the prompt's tokens as in training, but open at the end for a decoder to continue.
+
+    An empty prompt is a document's end, after which the next document begins. With `chat`, the prompt is a user's
+    turn, open for the answer.
+    """
     if not is_unicode(prompt):
-        raise InputError("has half a surrogate pair", f"{WHERE} {prompt!a}", "give text")
+        raise InputError("has an unpaired surrogate", f"{WHERE} {prompt!a}", "give text")
     if chat is not None:
         return chat.row(prompt)
     before, after = workload.objective.around
     inside = tokenizer.encode(prompt, add_special_tokens=False).ids
-    if opening := workload.vocabulary.before:  # a prompt may begin with it already
+    if opening := workload.vocabulary.before:  # a prompt may already begin with it
         before = () if tuple(inside[: len(opening)]) == opening else opening
     framed = [*before, *inside, *(after if workload.config.architecture == PAIR else ())]
     return framed or [workload.vocabulary.eos]

@@ -1,4 +1,4 @@
-"""A job with all that follows from its file alone, made once and given to whoever needs it."""
+"""A job with everything that follows from its file alone. Made once and passed to all code that needs it."""
 
 from __future__ import annotations
 
@@ -28,12 +28,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ResolvedJob:
-    """The job as it was written, and what its words stand for.
+    """The job as written, and what follows from it.
 
-    `model` describes the model at the size of the tokenizer's vocabulary; `shape` has its sizes, for planning.
-    `special_tokens` are those that the objective needs of a tokenizer. `precision` tells how that was chosen, None
-    where the job, or the run that goes on, names it. `kept` is the configuration that the model has of a pretrained
-    folder, see `orchestrator.resolve.kept_config`; None if it has none.
+    Attributes:
+        model: the model, for the size of the tokenizer's vocabulary.
+        shape: its sizes, for planning.
+        special_tokens: those that the objective needs in a tokenizer.
+        precision: how the precision was chosen; None if the job, or the run that it resumes, names it.
+        kept: the configuration of the pretrained folder, see `orchestrator.resolve.kept_config`; None without one.
     """
 
     spec: JobSpec
@@ -46,12 +48,13 @@ class ResolvedJob:
 
     @property
     def notes(self) -> list[str]:
-        """What is trained otherwise than a Hugging Face folder's configuration says, one line each."""
+        """Return one line for each difference between this training and a Hugging Face folder's configuration."""
         from workloads.hf.hf_class import HuggingFaceModel
 
         if not isinstance(self.model, HuggingFaceModel) or not self.model.zeroed:
             return []
-        names, rate = ", ".join(self.model.zeroed), self.spec.workload.dropouts[0]
+        names = ", ".join(self.model.zeroed)
+        rate = self.spec.workload.dropouts[0]
         instead = f"workload.dropout {rate:g} is drawn by sample" if rate else "workload.dropout would not"
         return [
             f"{self.spec.workload.model} is trained without {names}: what a class draws at random depends on "
@@ -60,38 +63,46 @@ class ResolvedJob:
 
 
 def adapter_of(spec: JobSpec) -> Adapter | None:
-    """The adapter of the job, None without one."""
+    """Return the adapter of the job; None without one."""
     from workloads.adapters.adapter import Adapter
 
-    asked = spec.workload.adapter
-    if asked is None:
+    adapter = spec.workload.adapter
+    if adapter is None:
         return None
-    return Adapter(asked.kind, asked.rank, asked.alpha, tuple(asked.targets), asked.quantize == "nf4")
+    return Adapter(
+        adapter.kind, adapter.rank, adapter.alpha, tuple(adapter.targets), adapter.quantize == "nf4"
+    )
 
 
 def resolve(
     spec: JobSpec, vocabulary_size: int | None = None, kept: FolderConfig | None = None
 ) -> ResolvedJob:
-    """Resolve a job. Its vocabulary is that of its tokenizer, unless `vocabulary_size` says how large that has become;
-    the configuration of a pretrained folder is what its run has `kept`, else what is there.
+    """Resolve a job.
 
-    Raises InputError if the model or the tokenizer is not there or cannot be read.
+    Args:
+        spec: the job.
+        vocabulary_size: size of the vocabulary; None to take it from the job's tokenizer.
+        kept: the pretrained folder's configuration that the run has kept; None to read the folder.
+
+    Raises InputError if the model or the tokenizer is missing or cannot be read.
     """
     from workloads.describe import describe
 
     special = special_tokens_of(spec)
     size = _vocabulary_size(spec, special) if vocabulary_size is None else vocabulary_size
     with wrong_input("workload"):
-        # the heads of other objectives need what only the load of the workload checks
-        asked = spec.workload
-        objective = asked.objective if asked.objective in COLUMNS else None
+        # The heads of other objectives can be checked only when the workload is loaded.
+        workload = spec.workload
+        objective = workload.objective if workload.objective in COLUMNS else None
         labels = len(spec.data.labels) or None
         kept = config_to_keep(spec, kept)
-        model = describe(asked.model, asked.changes, size, objective, labels, asked.implementation, kept)
+        model = describe(
+            workload.model, workload.changes, size, objective, labels, workload.implementation, kept
+        )
         if kept and isinstance(model, TransformerConfig):
             kept = replace(kept, tied=model.tied)
         divides = spec.parallel != "auto" and spec.parallel.divides_model
-        read = predicted(asked.objective, asked.options, spec.data.sequence_length)
+        read = predicted(workload.objective, workload.options, spec.data.sequence_length)
         shape = model_shape(model, spec.data.sequence_length, divides, read)
         if spec.evaluate and spec.evaluate.own_metrics:
             shape = replace(shape, no_model_split="an own metric reads whole outputs")
@@ -118,7 +129,7 @@ def resolve(
 
 @contextlib.contextmanager
 def wrong_input(where: str) -> Iterator[None]:
-    """Tell what a workload refuses as wrong input at the key `where` of the job file."""
+    """Turn a workload's error into an InputError at the key `where` of the job file."""
     try:
         yield
     except WorkloadError as error:
@@ -126,7 +137,7 @@ def wrong_input(where: str) -> Iterator[None]:
 
 
 def special_tokens_of(spec: JobSpec) -> tuple[str, ...]:
-    """The special tokens that the job's objective needs. Raises InputError for an unknown objective."""
+    """Return the special tokens that the job's objective needs. Raises InputError for an unknown objective."""
     if spec.data.samples is not None or spec.workload.objective in WITHOUT_SENTINELS:
         return ()
     from workloads.objectives import special_tokens
@@ -136,8 +147,9 @@ def special_tokens_of(spec: JobSpec) -> tuple[str, ...]:
 
 
 def is_framed(spec: JobSpec) -> bool:
-    """Whether what the tokenizer puts around a text stands around each text of the job's prepared data, see
-    `SampledObjective.framed`."""
+    """Return whether the tokenizer's special tokens surround each text of the prepared data, see
+    `SampledObjective.framed`.
+    """
     objective = spec.workload.objective
     if spec.data.samples is not None or not is_object_reference(objective):
         return objective in FRAMED

@@ -1,4 +1,4 @@
-"""A small model of this project with every part that a large one has."""
+"""A small model with every component of a large one."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from orchestrator.parallel.layout import Layout
 from workloads.model.config import TransformerConfig
 
 HEAD, COLUMNS = 16, 128
-"""Numbers of a small attention head, and columns of a small feed-forward block."""
+"""Size of a small attention head, and number of columns of a small feed-forward block."""
 
 
 def narrow(config: TransformerConfig, layout: Layout) -> dict[str, Any]:
-    """Changes that make a model of this project small, and that `layout` divides as it divides the large one."""
+    """Return changes that make a model of this project small, and that `layout` splits in the same way as the large
+    model.
+    """
     grouped = config.kv_heads < config.heads
     keys = layout.tp * (2 if config.kv_heads // layout.tp > 1 else 1)
     heads = max(2 * keys, 4) if grouped else max(keys, 4 // layout.tp * layout.tp)
@@ -22,7 +24,7 @@ def narrow(config: TransformerConfig, layout: Layout) -> dict[str, Any]:
     moe = config.moe
     layers = max(layout.stages, 2, (moe.first + moe.every) if moe else 0)
     layers = min(layers + layers % (moe.every if moe else 1), max(config.layers, layers))
-    found: dict[str, Any] = {
+    changes: dict[str, Any] = {
         "layers": layers,
         "hidden": heads * HEAD if whole else 4 * HEAD * layout.tp,
         "heads": heads,
@@ -31,24 +33,24 @@ def narrow(config: TransformerConfig, layout: Layout) -> dict[str, Any]:
         "intermediate": COLUMNS * layout.tp,
     }
     if config.decoder_layers:
-        found["decoder_layers"] = layers
+        changes["decoder_layers"] = layers
     if config.embedding_size != config.hidden:
-        found["embedding_size"] = min(config.embedding_size, 2 * HEAD)
+        changes["embedding_size"] = min(config.embedding_size, 2 * HEAD)
     if config.generator:
-        found["generator"] = found["hidden"] // 2
+        changes["generator"] = changes["hidden"] // 2
     if moe:
         most = -(-max(2 * moe.top_k, 2 * layout.ep) // layout.ep) * layout.ep * moe.groups
-        found["moe"] = {
+        changes["moe"] = {
             "experts": moe.experts if moe.experts <= most else most,
             "intermediate": COLUMNS * layout.tp // (1 if moe.intermediate == config.intermediate else 2),
         }
     if config.latent:
-        found["latent"] = {
+        changes["latent"] = {
             "query_rank": min(config.latent.query_rank, 2 * HEAD),
             "key_value_rank": 2 * HEAD,
             "nope_dim": HEAD,
             "rope_dim": HEAD,
             "value_dim": HEAD,
         }
-        found["head_dim"] = 2 * HEAD
-    return found
+        changes["head_dim"] = 2 * HEAD
+    return changes

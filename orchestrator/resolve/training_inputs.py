@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainingInputs:
-    """`job` resolved over the data, the workload, the batches of any step, the held-out text by the names of its
-    sets, and the prompts of samples. Every rank makes the same."""
+    """The inputs of training: `job` resolved over the data, the workload, the batches of any step, the held-out sets
+    by name, and the prompts of samples. Every rank builds the same.
+    """
 
     job: ResolvedJob
     workload: Workload
@@ -43,9 +44,9 @@ class TrainingInputs:
 
     @property
     def text(self) -> tuple[Batches, Mapping[str, HeldOut]]:
-        """The batches and sets of a job on text. Raises InputError if its samples are the user's own."""
+        """Return the batches and sets of a job on text. Raises InputError if its samples are the user's own."""
         if self.job.spec.data.samples is not None:
-            raise InputError("own samples are no text", "data.samples", "look at them in Python")
+            raise InputError("own samples are not text", "data.samples", "look at them in Python")
         return cast("Batches", self.batches), cast("Mapping[str, HeldOut]", self.sets)
 
 
@@ -56,16 +57,16 @@ def training_inputs(
     base: Base | None = None,
     kept: FolderConfig | None = None,
 ) -> TrainingInputs:
-    """What the job trains on, and what it evaluates.
+    """Return what the job trains on, and what it evaluates.
 
     Args:
         spec: the job.
         tokens: the prepared data of its sources, held-out documents included.
-        sets: URIs of the prepared data of sets that have text of their own; those that are not named are left out.
-        base: the weights that the run begins with.
-        kept: what the run has kept of the configuration of a pretrained folder; else the folder is read.
+        sets: URIs of the prepared data of sets with separate text. Missing sets are left out.
+        base: the initial weights.
+        kept: the pretrained folder's configuration that the run has kept; None to read the folder.
 
-    Raises InputError if training or a set has not one sample, they do not fit, or a prompt cannot be continued.
+    Raises InputError if training or a set has no sample, if they do not fit, or if a prompt cannot be continued.
     """
     from orchestrator.data.samples import batches
     from orchestrator.data.samples.held_out_set import split_set
@@ -82,7 +83,8 @@ def training_inputs(
     share = spec.data.validation.share if spec.data.validation else None
     plan = plan_of(spec, tokens)
     parts = None
-    if share and plan:  # what is evaluated is there when training begins
+    # held-out text must be complete when training begins, so it comes from the first section
+    if share and plan:
         parts = split(SectionDocuments(tokens, plan, 0), share, of=" of the first section")
     elif share:
         parts = split(tokens, share)
@@ -107,18 +109,18 @@ def training_inputs(
 
 
 def _check_ends(objective: Objective, tokens: Tokens) -> None:
-    """Raise InputError if an objective would take what stands within a text for its end."""
+    """Raise InputError if an objective would mistake a token within a text for its end."""
     count = tokens.manifest.inner_ends
     if not count or getattr(objective, "documents", "pack") != "isolate":
         return
     name = tokens.tokenizer().id_to_token(tokens.manifest.roles["eos"])
-    what = f"tells documents apart by {name}, which stands {count} times within texts too"
+    problem = f"tells documents apart by {name}, which stands {count} times within texts too"
     hint = "set documents to pack, or data.special_tokens to text"
-    raise InputError(what, "workload.options.documents", hint)
+    raise InputError(problem, "workload.options.documents", hint)
 
 
 def _of_samples(spec: JobSpec, job: ResolvedJob, workload: Workload, tokens: Tokens) -> TrainingInputs:
-    """What a job on own samples trains on. Raises InputError."""
+    """Return the inputs of a job on own samples. Raises InputError."""
     from orchestrator.data.samples.own_samples import batches_of_samples
 
     assert spec.data.samples is not None
@@ -126,9 +128,10 @@ def _of_samples(spec: JobSpec, job: ResolvedJob, workload: Workload, tokens: Tok
     batches, held_out = batches_of_samples(
         spec.data.samples, spec.seed, share, tokens.manifest, tokens.folder.uri
     )
-    there, compared = len(batches.numbers), spec.train.global_batch
+    there = len(batches.numbers)
+    compared = spec.train.global_batch
     if getattr(workload, "compares", False) and there < compared:
-        what = f"{compared} samples are compared with each other, and there are {there} to train on"
+        what = f"{compared} samples are compared with each other, but there are only {there} to train on"
         raise InputError(what, "train.global_batch", "lower it: a sample would be compared with itself")
     return TrainingInputs(
         job, workload, batches, {VALIDATION: held_out} if held_out and spec.evaluate else {}
@@ -138,7 +141,7 @@ def _of_samples(spec: JobSpec, job: ResolvedJob, workload: Workload, tokens: Tok
 def _own_sets(
     spec: JobSpec, tokens: Tokens, objective: Objective, sets: Mapping[str, str]
 ) -> dict[str, HeldOut]:
-    """The sets that have text of their own, of those at `sets`."""
+    """Return those of the `sets` that have separate text."""
     from orchestrator.data.samples.held_out_set import set_of
     from orchestrator.data.store.tokens import Tokens as Prepared
 
@@ -156,10 +159,10 @@ def resolve_over(
     source: Source | None = None,
     kept: FolderConfig | None = None,
 ) -> tuple[ResolvedJob, str, list[str]]:
-    """The job resolved over its prepared data, the digest of the token shards of training, and what a user should know,
-    one line each.
+    """Resolve the job over its prepared data. Return it with the digest of the training shards and notes for the
+    user.
 
-    Raises InputError if training or a set has not one sample, or they do not fit.
+    Raises InputError if training or a set has no sample, or if they do not fit.
     """
     from orchestrator.data.prepare import rejections
     from orchestrator.data.samples.mixture import passes
@@ -167,7 +170,7 @@ def resolve_over(
 
     tokens = Tokens.open(data.uri, keep=0)
     inputs = training_inputs(spec, tokens, data.sets, base, kept)
-    whole = tokens.sections is None  # else how much text there is is known only when all is prepared
+    whole = tokens.sections is None  # for streamed data the amount of text is unknown until all is prepared
     if spec.data.samples is None and whole:
         passes.check_length(inputs.text[0].order, _positions(spec, source))
     notes = [*inputs.job.notes, *inputs.workload.notes, *(_cut_notes(inputs) if whole else ())]
@@ -193,39 +196,52 @@ def shape_over(
     source: Source | None = None,
     kept: FolderConfig | None = None,
 ) -> tuple[ModelShape, FolderConfig | None, str, list[str]]:
-    """What a controller needs of `resolve_over`, which imports torch: the model's shape, the configuration to keep, the
-    digest and the notes."""
+    """Return the parts of `resolve_over` that a controller needs: the model's shape, the configuration to keep, the
+    digest and the notes.
+
+    `resolve_over` imports torch, so this runs in another process.
+    """
     job, digest, notes = resolve_over(spec, data, base, source, kept)
     return job.shape, job.kept, digest, notes
 
 
 def plan_of(spec: JobSpec, tokens: Tokens) -> SectionPlan | None:
-    """The sections that the job's epochs go through, None if they do not. Raises InputError if they are unknown."""
+    """Return the sections that the job's epochs go through; None without sections. Raises InputError if they are
+    unknown.
+    """
     from orchestrator.data.samples.sections.plan import SectionPlan
 
     if spec.data.shuffle != "sections":
         return None
     if plan := SectionPlan.read(tokens.folder):
         return plan
-    hint = "prepare the data again, which writes it"
-    raise InputError("has no plan of its sections", tokens.folder.uri, hint)
+    hint = "prepare the data again"
+    raise InputError("lacks the plan of its sections", tokens.folder.uri, hint)
 
 
 def digest_of(spec: JobSpec, tokens: Tokens) -> str:
-    """What tells the token shards of a job from others. Of sections, which may not be all there yet, it is all that
-    determines them."""
-    found = tokens.manifest
-    return f"sections-{found.fingerprint}" if spec.data.shuffle == "sections" else found.digest
+    """Return a digest that identifies the job's token shards.
+
+    With sections, some of which may not exist yet, it covers everything that determines them.
+    """
+    manifest_of_data = tokens.manifest
+    return (
+        f"sections-{manifest_of_data.fingerprint}"
+        if spec.data.shuffle == "sections"
+        else manifest_of_data.digest
+    )
 
 
 def is_packed(spec: JobSpec) -> bool:
-    """Whether the job's samples are packed by best fit."""
+    """Return whether the job's samples are packed by best fit."""
     return spec.data.packing == "best_fit"
 
 
 def course_of(inputs: TrainingInputs, spec: JobSpec, source: Source | None = None) -> dict[str, Any]:
-    """How often the run reads each source, see `orchestrator.data.samples.mixture.passes.course`. A run that continues
-    a `source` run has read what that run had read, if it keeps the position."""
+    """Return how often the run reads each source, see `orchestrator.data.samples.mixture.passes.course`.
+
+    A run that continues a `source` run includes what that run has read, if it keeps the position.
+    """
     from orchestrator.data.samples.mixture.passes import course
 
     uris = [source.name for source in spec.data.sources]
@@ -233,45 +249,54 @@ def course_of(inputs: TrainingInputs, spec: JobSpec, source: Source | None = Non
 
 
 def _positions(spec: JobSpec, source: Source | None) -> int:
-    """Samples that a run has read of its data when it is done."""
+    """Return how many samples of its data a run has read at its end."""
     first, begun = (source.first_position(spec), source.commit.step) if source else (0, 0)
     return first + spec.train.global_batch * (spec.train.steps - begun)
 
 
 def _cut_notes(inputs: TrainingInputs) -> list[str]:
-    """A line if records are longer than a sample, with how many, and of how many nothing is predicted. Raises
-    InputError if that is all of them."""
+    """Return one line if records are longer than a sample: how many, and how many lose everything that is predicted.
+
+    Raises InputError if all of them do.
+    """
     objective = inputs.workload.objective
     if not objective.reading.unit.startswith("record"):
         return []
     read = inputs.text[0].read
-    least, length = objective.reading.window // 2, objective.reading.window
+    least = objective.reading.window // 2
+    length = objective.reading.window
     found = [words for words in map(read, read.longer_than(least)) if objective.is_cut(words)]
     if not found:
         return []
-    lost, streams = sum(map(objective.is_lost, found)), read.streams
+    lost = sum(map(objective.is_lost, found))
+    streams = read.streams
     ends = (part for source in range(streams.sources) for part in streams.document_ends_by_part(source))
-    every = sum(map(len, ends))  # a sample may hold several
+    every = sum(map(len, ends))  # a sample may hold several records
     if lost == every:
-        what = f"all records are longer than {length} tokens, and what is predicted of them is cut off"
+        what = (
+            f"all records are longer than {length} tokens, and cutting removes everything that is predicted"
+        )
         raise InputError(what, "data.sequence_length", "raise it")
-    line = f"{len(found)} of {every} records are longer than {length} tokens, and cut"
-    return [line + (f"; of {lost} of them nothing that is predicted is left" if lost else "")]
+    line = f"{len(found)} of {every} records are longer than {length} tokens and are cut"
+    return [line + (f"; {lost} of them keep nothing that is predicted" if lost else "")]
 
 
 def _set_notes(spec: JobSpec, tokens: Tokens, sets: Mapping[str, str]) -> list[str]:
-    """A line for each set of which documents are trained on too; data before format 3, and that is not all there, do
-    not tell."""
+    """Return one line for each set that shares documents with the training text. Data before format 3, and incomplete
+    data, cannot be compared.
+    """
     from orchestrator.data.samples.held_out_split import trained_documents
     from orchestrator.data.store.tokens import Tokens as Prepared
 
-    notes, share = [], spec.data.validation and spec.data.validation.share
-    told = tokens.manifest.format > 2 and tokens.sections is None
-    for name, uri in sets.items() if told else ():
+    notes = []
+    share = spec.data.validation and spec.data.validation.share
+    comparable = tokens.manifest.format > 2 and tokens.sections is None
+    for name, uri in sets.items() if comparable else ():
         held_out = Prepared.open(uri, keep=0)
-        count, there = trained_documents(tokens, held_out, share or 0.0), held_out.manifest.documents
+        count = trained_documents(tokens, held_out, share or 0.0)
+        there = held_out.manifest.documents
         if count:
-            notes.append(f"{count} of the {there} documents of the set {name} are in the training text too")
+            notes.append(f"{count} of the {there} documents of the set {name} are also in the training text")
     return notes
 
 
@@ -282,7 +307,7 @@ def workload_of(
     base: Base | None = None,
     kept: FolderConfig | None = None,
 ) -> Workload:
-    """The workload over the vocabulary of prepared data. Raises InputError."""
+    """Return the workload over the vocabulary of prepared data. Raises InputError."""
     vocabulary = no_vocabulary() if spec.data.samples is not None else tokens.vocabulary()
     return load_workload(spec, vocabulary, tokens.manifest.format, model, base, tokens.folder.retry, kept)
 
@@ -296,11 +321,18 @@ def load_workload(
     retry: Retry | None = None,
     kept: FolderConfig | None = None,
 ) -> Workload:
-    """The job's workload over a vocabulary, for prepared data of that format.
+    """Return the job's workload over a vocabulary, for prepared data of that format.
 
-    `model` is the description that the job was resolved to, if it was. Without a `base` a job that names one in
-    workload.init_from begins anew. The configuration of a pretrained folder is what its run has `kept`, if that is
-    given. Raises InputError.
+    Args:
+        spec: the job.
+        vocabulary: the vocabulary.
+        data_format: format of the prepared data.
+        model: the resolved description of the model, if known.
+        base: the initial weights; None for random weights, even if the job has workload.init_from.
+        retry: how to retry reads.
+        kept: the pretrained folder's configuration that the run has kept; None to read the folder.
+
+    Raises InputError.
     """
     from workloads.adapters.frozen import frozen_by, thawed_after
     from workloads.hf.our_names import told_by_our_names
@@ -336,14 +368,14 @@ def load_workload(
 
 
 def no_vocabulary() -> Vocabulary:
-    """That of own samples, which are no text."""
+    """Return the vocabulary of own samples, which are not text."""
     from workloads.workload import Vocabulary
 
     return Vocabulary(1, 0)
 
 
 def vocabulary_before_data(job: ResolvedJob) -> Vocabulary:
-    """The vocabulary as far as it is known before there is data."""
+    """Return the vocabulary as far as it is known before the data exists."""
     if job.spec.data.samples is not None:
         return no_vocabulary()
     import numpy as np
@@ -353,7 +385,8 @@ def vocabulary_before_data(job: ResolvedJob) -> Vocabulary:
     from orchestrator.data.encoding.vocabulary import first_added, frame_of
     from workloads.workload import Vocabulary
 
-    size, source = job.vocabulary_size, job.spec.data.tokenizer
+    size = job.vocabulary_size
+    source = job.spec.data.tokenizer
     if isinstance(source, TrainedTokenizer):
         training.check_size(source.recipe, job.special_tokens)
         text = tokenizer.train((), size, job.special_tokens)
@@ -361,7 +394,8 @@ def vocabulary_before_data(job: ResolvedJob) -> Vocabulary:
     else:
         text, roles = tokenizer.load(source, job.special_tokens, job.spec.data.add_tokens)
     made = Tokenizer.from_str(text)
-    sentinels, anywhere = tokenizer.sentinels(made), np.ones(size, bool)
+    sentinels = tokenizer.sentinels(made)
+    anywhere = np.ones(size, bool)
     known: dict[str, Any] = {role: number for role, number in roles.items() if role != "unk"}
     known |= {"added": first_added(made, size), "frame": frame_of(made)}
     if not isinstance(source, TrainedTokenizer) and is_framed(job.spec):

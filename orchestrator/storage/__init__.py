@@ -1,6 +1,6 @@
 """Files, local and remote: storage backends, deadlines and retries, atomic writes, run directories, rows, locks,
 leases.
 
-What reads or writes bytes belongs here; what the bytes mean does not. The file names that several packages share are
-in `file_names`.
+Code that reads or writes bytes belongs here; code that knows what the bytes mean does not. File names that several
+packages share are in `file_names`.
 """

@@ -1,4 +1,4 @@
-"""Files and folders of a local file system that are replaced atomically: readers see the old one or the new one."""
+"""Atomic replacement of local files and folders: readers see either the old one or the new one."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import uuid
 from collections.abc import Callable, Iterable
 
 DRAFT = re.compile(r"(.+)\.[0-9a-f]{32}\.tmp")
-"""The name of a draft, with that of its file."""
+"""The name of a draft: its file's name and a random part."""
 STALE = 600.0
-"""Seconds since its last change after which a draft is of a process that was killed, whoever that was."""
+"""Seconds without a change after which a draft must belong to a killed process."""
 
 
 def write_file(path: str, buffers: Iterable[bytes | memoryview], mode: int = 0o666) -> None:
-    """Create a file and fsync it; its name becomes durable with `sync_folder`. `mode` is as of `os.open`.
+    """Create a file and fsync it. Its name becomes durable with `sync_folder`. `mode` is as for `os.open`.
 
-    Raises FileExistsError if there is one. On any error, one raised by `buffers` included, no file is left.
+    Raises FileExistsError if it exists. After any error, including one raised by `buffers`, no file is left.
     """
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
@@ -40,9 +40,9 @@ def write_file(path: str, buffers: Iterable[bytes | memoryview], mode: int = 0o6
 
 
 def replace_file(path: str, buffers: Iterable[bytes | memoryview], mode: int = 0o666) -> None:
-    """Create or replace a file atomically; a power cut may bring the old content back. `mode` is as of `os.open`.
+    """Create or replace a file atomically. A power cut may bring the old content back. `mode` is as for `os.open`.
 
-    Raises OSError, or what `buffers` raises; then the old file is untouched. Only a crash leaves the draft,
+    Raises OSError, or whatever `buffers` raises; then the old file is untouched. Only a crash leaves the draft,
     `<path>.<32 hexadecimal digits>.tmp`.
     """
     draft = draft_of(path)
@@ -55,7 +55,9 @@ def replace_file(path: str, buffers: Iterable[bytes | memoryview], mode: int = 0
 
 
 def link_file(draft: str, target: str) -> None:
-    """Give the draft its name. A hard link, unlike a rename, fails where another was faster: raises FileExistsError."""
+    """Rename the draft to `target`, by a hard link. Raises FileExistsError if another process was faster; a rename
+    would not.
+    """
     try:
         os.link(draft, target)
     except OSError as error:
@@ -67,24 +69,27 @@ def link_file(draft: str, target: str) -> None:
 
 
 def draft_of(path: str) -> str:
-    """A new name beside `path` to write its content under."""
+    """Return a new name beside `path` for a draft of its content."""
     return f"{path}.{uuid.uuid4().hex}.tmp"
 
 
 def remove_drafts(folder: str, younger: Callable[[str], bool] = lambda name: False) -> None:
-    """Remove the drafts in a folder that killed processes have left: those that have not changed for STALE seconds,
-    and younger ones if `younger` says of the name of their file that nobody can be writing it."""
+    """Remove the drafts of killed processes in a folder.
+
+    These are drafts that have not changed for STALE seconds, and younger ones if `younger` returns True for the name
+    of their file, because nobody can be writing it.
+    """
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
-            with contextlib.suppress(OSError):  # another process has removed it
-                if (found := DRAFT.fullmatch(entry.name)) and entry.is_file(follow_symlinks=False):
+            with contextlib.suppress(OSError):  # another process removed it
+                if (match := DRAFT.fullmatch(entry.name)) and entry.is_file(follow_symlinks=False):
                     old = time.time() - entry.stat().st_mtime > STALE
-                    if old or younger(found[1]):
+                    if old or younger(match[1]):
                         os.unlink(entry.path)
 
 
 def remove_file(path: str) -> bool:
-    """Remove a file; whether there was one."""
+    """Remove a file; return whether it existed."""
     try:
         os.unlink(path)
     except FileNotFoundError:
@@ -102,26 +107,28 @@ def sync_folder(folder: str) -> None:
 
 
 def replace_folder(draft: str, target: str, ours: Callable[[str], bool]) -> None:
-    """Move the folder `draft` to `target`, in place of the folder that may be there.
+    """Move the folder `draft` to `target`, replacing an existing folder.
 
-    Entries of the old folder that are `ours` (asked by name) are removed; all others are moved into the new folder
-    unless it has an entry of that name, and stay in the old one if it has: a user's file is never removed.
+    Entries of the old folder for whose name `ours` returns True are removed. All others move into the new folder, or
+    stay in the old one if their name is taken: a user's file is never removed.
 
     Raises OSError. A crash leaves the old folder as `<draft>.old`.
     """
-    target, old = os.path.realpath(target), f"{draft}.old"
+    target = os.path.realpath(target)
+    old = f"{draft}.old"
     if os.path.lexists(target):
         os.replace(target, old)
     os.replace(draft, target)
     if not os.path.isdir(old):
         return
     for name in os.listdir(old):
-        path, moved = os.path.join(old, name), os.path.join(target, name)
+        path = os.path.join(old, name)
+        moved = os.path.join(target, name)
         if ours(name):
             shutil.rmtree(path) if os.path.isdir(path) and not os.path.islink(path) else os.unlink(path)
         elif not os.path.lexists(moved):
             os.rename(path, moved)
     with contextlib.suppress(
         OSError
-    ):  # not empty: it holds a user's file that the new folder has no place for
+    ):  # not empty: it holds a user's file whose name is taken in the new folder
         os.rmdir(old)

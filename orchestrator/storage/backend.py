@@ -1,7 +1,7 @@
-"""The contract of a storage backend: the files below one root, as commits, prepared data and exports need them.
+"""The interface of a storage backend: files below one root, for commits, prepared data and exports.
 
-POSIX directories and object stores differ in what makes a file durable and what makes a publication atomic: fsync and
-a hard link on the one, a conditional put on the other. `open_backend` chooses.
+POSIX directories and object stores differ in how a file becomes durable and how a publication becomes atomic: by
+fsync and a hard link, or by a conditional put. `open_backend` chooses the backend.
 """
 
 from __future__ import annotations
@@ -16,25 +16,29 @@ class Backend(Protocol):
     """Files below one root, named by relative paths. Every call may raise OSError or the store client's own errors."""
 
     def list(self, folder: str = "") -> dict[str, int]:
-        """All files below a folder, at any depth: their sizes in bytes by path. Empty if there is no such folder."""
+        """Return the sizes in bytes of all files below a folder, at any depth, by path. Empty if the folder does not
+        exist.
+        """
 
     def read(self, path: str) -> bytes:
-        """The content of a file. Raises FileNotFoundError."""
+        """Return the content of a file. Raises FileNotFoundError."""
 
     def read_into(self, path: str, offset: int, target: memoryview) -> int:
-        """Fill `target` from byte `offset` of a file; returns the number of bytes read, fewer at the file's end."""
+        """Fill `target` from byte `offset` of a file. Return the number of bytes read, which is smaller at the file's
+        end.
+        """
 
     def write(self, path: str, buffers: Buffers) -> None:
         """Write a new file. When this returns, the file survives a power cut."""
 
     def publish(self, path: str, data: bytes) -> None:
-        """Create a file atomically and durably. Raises FileExistsError if there is one already."""
+        """Create a file atomically and durably. Raises FileExistsError if it exists."""
 
     def replace(self, path: str, data: bytes | memoryview) -> None:
         """Create or replace a file atomically. A power cut may bring the old content back."""
 
     def remove(self, path: str, settle: bool = False) -> None:
-        """Remove a file; a missing one is no error. With `settle`, a power cut cannot bring it back after this."""
+        """Remove a file; a missing one is not an error. With `settle`, a power cut cannot bring it back afterwards."""
 
     def remove_folder(self, folder: str) -> None:
         """Remove a folder if it is empty."""

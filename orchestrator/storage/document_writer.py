@@ -1,4 +1,4 @@
-"""JSON documents of a run directory on their way to storage: the latest of each."""
+"""Writes JSON documents of a run directory; only the latest version of each is kept."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from orchestrator.storage.retry import storage_failed
 from orchestrator.storage.run_directory import RunDir
 
 PAUSE = 5.0
-"""Seconds without a try after a document could not be written."""
+"""Seconds to wait after a document could not be written."""
 
 
 class DocumentWriter:
-    """One thread adds documents; another may write them."""
+    """One thread adds documents; another thread may write them."""
 
     def __init__(self, run: RunDir) -> None:
-        self._run, self._waiting = run, dict[str, Any]()
-        self._refused = -PAUSE  # when a document was not taken, monotonic seconds
+        self._run = run
+        self._waiting = dict[str, Any]()
+        self._refused = -PAUSE  # monotonic time at which a write last failed
 
     def add(self, name: str, value: Any) -> None:
         """Replace the document `name` at the next flush."""
@@ -25,11 +26,11 @@ class DocumentWriter:
 
     @property
     def due(self) -> bool:
-        """Whether a flush would write anything."""
+        """Return whether a flush would write anything."""
         return bool(self._waiting) and time.monotonic() - self._refused >= PAUSE
 
     def flush(self) -> None:
-        """Write what waits; what storage refuses waits on."""
+        """Write the waiting documents. What storage refuses keeps waiting."""
         while self.due:
             name, value = self._waiting.popitem()
             try:

@@ -1,8 +1,8 @@
-"""File systems by URI, the only module that calls fsspec. Every call to a remote one has a deadline.
+"""File systems by URI. The only module that calls fsspec. Every call to a remote file system has a deadline.
 
-A storage client's own timeouts are not enough: they start after a request is sent, and every byte that trickles in
-renews them. Here the call as a whole has a deadline, from the connection to the last byte of the answer; then it ends
-with a TimeoutError that names the call, the path and the seconds.
+The timeouts of storage clients are not enough: they start after a request is sent, and every received byte renews
+them. Here the whole call has a deadline, from connecting to the last byte of the answer. Then it ends with a
+TimeoutError that names the call, the path and the seconds.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from orchestrator.storage.backend import Buffers
 from orchestrator.storage.uri import is_local, local_path
 
 PART_BYTES = 8 << 20
-"""Larger files are read and written in parts of so many bytes, each with a deadline of its own."""
+"""Larger files are read and written in parts of this many bytes, each with its own deadline."""
 MIN_BYTES_PER_SECOND = 64 << 10
-"""Throughput that a store must reach: the deadline of a call grows by its bytes over this."""
+"""Minimum throughput of a store: a call's deadline grows by its bytes divided by this."""
 LISTING_FACTOR = 4.0
-"""A listing may take several requests, so its deadline is that of a small call times this."""
+"""A listing may need several requests, so its deadline is this multiple of a small call's."""
 
 
 def open_file_system(uri: str, timeout: float) -> tuple[Any, str]:
-    """The file system that a URI names, and the URI's path in it; both kinds have fsspec's method names.
+    """Return the file system of a URI, and the URI's path in it. Local and remote ones share fsspec's method names.
 
     Raises ValueError or ImportError for a protocol that cannot be used.
     """
@@ -45,7 +45,8 @@ def open_file_system(uri: str, timeout: float) -> tuple[Any, str]:
 
 
 def shared_file_system(uri: str, timeout: float) -> tuple[RemoteFileSystem, str]:
-    """The file system of a remote URI and the path in it, one for all URIs of a bucket: making a client takes 0.3 s.
+    """Return the file system of a remote URI and the path in it. All URIs of a bucket share one, because making a
+    client takes 0.3 s.
 
     Raises as `open_file_system`.
     """
@@ -59,12 +60,13 @@ def shared_file_system(uri: str, timeout: float) -> tuple[RemoteFileSystem, str]
 
 @lru_cache(maxsize=4)
 def _made(bucket: str, timeout: float, settings: tuple[tuple[str, str], ...]) -> RemoteFileSystem:
-    """`settings` of the environment are what a client is made by."""
+    """Make a client. `settings` are environment variables that affect it, so they are part of the cache key."""
     return RemoteFileSystem(bucket, timeout)
 
 
 class RemoteFileSystem:
-    """A remote file system with fsspec's method names. Each call has a deadline; nothing is cached; the caller retries.
+    """A remote file system with fsspec's method names. Every call has a deadline, nothing is cached, and the caller
+    retries.
 
     Every method may raise TimeoutError, OSError or an error of the store's client.
     """
@@ -77,7 +79,8 @@ class RemoteFileSystem:
 
         Raises ValueError or ImportError for a protocol that cannot be used.
         """
-        self.protocol, self.timeout = uri.split("://", 1)[0], timeout
+        self.protocol = uri.split("://", 1)[0]
+        self.timeout = timeout
         options: dict[str, Any] = {"use_listings_cache": False}
         if self.on_s3:
             options |= {"skip_instance_cache": True, "config_kwargs": _botocore_config(timeout)}
@@ -151,7 +154,7 @@ class RemoteFileSystem:
                     break
             return bytes(data)
         try:
-            found = bytes(self._call("cat_file", path, start=start, end=end, size=end - start))
+            content = bytes(self._call("cat_file", path, start=start, end=end, size=end - start))
         except (OSError, ValueError) as error:
             # clients report a range that begins at the end of the file in many ways, s3fs by EINVAL
             unrelated = isinstance(error, OSError) and error.errno != errno.EINVAL
@@ -159,7 +162,7 @@ class RemoteFileSystem:
                 raise
             return b""
         # a server that does not support ranges sends the whole file
-        return found if len(found) <= end - start else found[start:end]
+        return content if len(content) <= end - start else content[start:end]
 
     def pipe_file(self, path: str, data: bytes, mode: str = "overwrite") -> None:
         """Create or replace a file; with mode "create", raise FileExistsError if there is one."""

@@ -1,4 +1,4 @@
-"""Reading input files that the user names by path or URI: text, price tables, tokenizers."""
+"""Reading of input files that the user names by path or URI: text, price tables, tokenizers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from orchestrator.storage.uri import is_local, local_path
 TIMEOUT = 30.0
 """Seconds for a small call to a remote store."""
 BUFFER_BYTES = 1 << 20
-"""Read ahead from a remote file, where every read is a request."""
+"""Read-ahead for a remote file, where every read is a request."""
 
 
 def open_input(uri: str, retry: Retry | None = None) -> BinaryIO:
@@ -28,7 +28,7 @@ def open_input(uri: str, retry: Retry | None = None) -> BinaryIO:
 
 
 class SeekableFile(io.RawIOBase):
-    """What files have in common that are read and sought by place: `_size` bytes, of which the one at `_at` is next."""
+    """Base class of files that are read and sought by position: `_size` bytes, of which the one at `_at` is next."""
 
     _size: int
     _at = 0
@@ -52,15 +52,17 @@ class SeekableFile(io.RawIOBase):
 
 
 class RemoteFile(SeekableFile):
-    """A remote file that can be read and sought. Each read is one call with a deadline, retried if it fails."""
+    """A remote file that can be read and sought. Each read is one call with a deadline, and is retried if it fails."""
 
     def __init__(self, fs: RemoteFileSystem, path: str, retry: Retry, size: int | None = None) -> None:
-        """`size` is that of the file, asked for if it is not known."""
-        self._fs, self._path, self._retry = fs, path, retry
+        """`size` is the file's size; None to ask the store."""
+        self._fs = fs
+        self._path = path
+        self._retry = retry
         self._size = int(retry(fs.info, path)["size"]) if size is None else size
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """See `io.RawIOBase`; before the first byte is at the first byte."""
+        """See `io.RawIOBase`. Positions before the start count as the start."""
         self._at = max(0, super().seek(offset, whence))
         return self._at
 

@@ -1,9 +1,10 @@
-"""One controller per run at a time: a file lock on a local disk, a lease on an object store.
+"""Mutual exclusion of controllers: a run has only one at a time, by a file lock on a local disk, or a lease on an
+object store.
 
-A lease is an object `.lock/<number>`, created by a conditional put, so that of all who try a number one succeeds. Its
-holder rewrites it every RENEW_EVERY seconds. A lease that has not changed for EXPIRES_AFTER seconds, by the clock of
-the one who waits, has expired, and the next number may be taken. A holder that finds a higher number than its own has
-lost the lease and writes nothing more.
+A lease is an object `.lock/<number>`. It is created by a conditional put, so only one of several contenders for a
+number succeeds. Its holder rewrites it every RENEW_EVERY seconds. A lease that has not changed for EXPIRES_AFTER
+seconds, by the waiting process's clock, has expired, and the next number may be taken. A holder that finds a number
+higher than its own has lost the lease and writes nothing more.
 """
 
 from __future__ import annotations
@@ -25,52 +26,56 @@ from orchestrator.storage.object_backend import create_object
 from orchestrator.storage.retry import storage_failed
 
 LOCK = ".lock"
-"""In a run directory: the lock file, or on an object store the folder of leases."""
+"""In a run directory: the lock file, or the folder of leases on an object store."""
 LOCK_TIMEOUT = 20.0
-"""Seconds to wait for a lock or lease: the processes of a command that was just killed may take that long to end."""
+"""Seconds to wait for a lock or lease. The processes of a killed command may take that long to end."""
 EXPIRES_AFTER = 15.0
 """Seconds without a renewal after which a lease has expired."""
 RENEW_EVERY = 3.0
-"""Seconds between a holder's renewals, each of which also checks that the lease is not lost."""
+"""Seconds between a holder's renewals. Each also checks that the lease is not lost."""
 
 Call = Callable[..., Any]
 
 
 class LeaseLost(RuntimeError):
-    """The run is no longer this controller's, which may write nothing more: another has taken it over, since this one
-    did not renew its lease, or the local folder was moved or removed."""
+    """This controller has lost the run and must not write any more: another took it over because the lease was not
+    renewed, or the local folder was moved or removed.
+    """
 
 
 class FolderLock:
-    """The lock of a local folder, while it is held."""
+    """The lock of a local folder, while held."""
 
     def __init__(self, folder: str, file: IO[str]) -> None:
-        self._folder, self._file = folder, file
+        self._folder = folder
+        self._file = file
 
     def require(self) -> None:
-        """Raise LeaseLost if the folder was moved or removed: the lock went with it, and what is written at the old
-        place would be a second, incomplete run that anyone may lock."""
+        """Raise LeaseLost if the folder was moved or removed. The lock moved with it, so writing at the old place
+        would create a second, incomplete run without a lock.
+        """
         try:
-            there = os.stat(os.path.join(self._folder, LOCK)).st_ino
+            inode = os.stat(os.path.join(self._folder, LOCK)).st_ino
         except (FileNotFoundError, NotADirectoryError):
-            there = None
+            inode = None
         except OSError:
-            return  # storage that fails for a while is another matter
-        if there != os.fstat(self._file.fileno()).st_ino:
+            return  # a temporary storage failure does not lose the lock
+        if inode != os.fstat(self._file.fileno()).st_ino:
             raise LeaseLost(
-                f"{self._folder} was moved or removed while the run went on; "
-                "what is there goes on with --run-dir and its new place"
+                f"{self._folder} was moved or removed during the run; continue it with --run-dir and its new "
+                "place"
             )
 
 
 @contextlib.contextmanager
 def lock_file(folder: str) -> Iterator[FolderLock]:
-    """Hold the exclusive lock of a local folder, which is made if it is missing.
+    """Hold the exclusive lock of a local folder, which is created if missing.
 
-    The lock ends with the process, however that ends. On leaving, the lock file is removed if the folder holds nothing
+    The lock ends with the process, however that ends. On exit, the lock file is removed if the folder holds nothing
     else. Raises InputError if another process still holds the lock after LOCK_TIMEOUT seconds.
     """
-    path, deadline = os.path.join(folder, LOCK), time.monotonic() + LOCK_TIMEOUT
+    path = os.path.join(folder, LOCK)
+    deadline = time.monotonic() + LOCK_TIMEOUT
     while (file := _locked(folder, path)) is None:
         if time.monotonic() > deadline:
             raise _already_running(folder)
@@ -85,7 +90,7 @@ def lock_file(folder: str) -> Iterator[FolderLock]:
 
 
 def is_locked(folder: str) -> bool:
-    """Whether a process holds the lock of a local folder now. Nothing is made."""
+    """Return whether a process holds the lock of a local folder now. Creates nothing."""
     with contextlib.suppress(OSError), open(os.path.join(folder, LOCK)) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -95,8 +100,8 @@ def is_locked(folder: str) -> bool:
 
 
 def _locked(folder: str, path: str) -> IO[str] | None:
-    """The open and locked lock file; None while another process holds it."""
-    with contextlib.suppress(FileNotFoundError):  # another process has just removed its folder
+    """Return the open and locked lock file; None while another process holds it."""
+    with contextlib.suppress(FileNotFoundError):  # another process just removed its folder
         os.makedirs(folder, exist_ok=True)
         file = open(path, "w")  # noqa: SIM115
         try:
@@ -123,11 +128,17 @@ class Lease:
             uri: the run directory, for messages.
             call: calls a function of `fs` with retries.
         """
-        self._fs, self._root, self._uri, self._call = fs, root, uri, call
+        self._fs = fs
+        self._root = root
+        self._uri = uri
+        self._call = call
         self._folder = posixpath.join(root, LOCK)
         self._owner = {"owner": uuid.uuid4().hex, "host": socket.gethostname(), **_process(os.getpid())}
-        self._number, self._confirmed, self._renewals = 0, 0.0, 0
-        self._writing, self._ended = threading.Lock(), threading.Event()
+        self._number = 0
+        self._confirmed = 0.0
+        self._renewals = 0
+        self._writing = threading.Lock()
+        self._ended = threading.Event()
 
     def __enter__(self) -> Lease:
         self._take()
@@ -146,22 +157,28 @@ class Lease:
                     self._call(self._fs.rm_file, self._path(self._number))  # nothing was written here
             except Exception as error:
                 if not storage_failed(error):
-                    raise  # else the next controller waits until the lease expires
+                    raise  # without this, the next controller waits until the lease expires
 
     def require(self) -> None:
-        """Raise LeaseLost if another controller has taken over. Asks the store unless it did within two renewals."""
+        """Raise LeaseLost if another controller has taken over. Asks the store, unless it did within the last two
+        renewals.
+        """
         if time.monotonic() - self._confirmed > 2 * RENEW_EVERY:
             self._confirm()
 
     def _take(self) -> None:
-        """Create the next lease once the last one has ended or expired. Raises InputError if its holder goes on."""
-        observed, changed = (0, b""), time.monotonic()
+        """Create the next lease once the last one has ended or expired. Raises InputError if its holder is still
+        active.
+        """
+        observed = (0, b"")
+        changed = time.monotonic()
         deadline = changed + LOCK_TIMEOUT
         while True:
             last = max(self._numbers(), default=0)
             record = self._read(last)
             if (last, record) != observed:
-                observed, changed = (last, record), time.monotonic()
+                observed = (last, record)
+                changed = time.monotonic()
             if _has_ended(record) or time.monotonic() - changed > EXPIRES_AFTER:
                 if self._create(last + 1):
                     return
@@ -171,19 +188,20 @@ class Lease:
             time.sleep(0.5)
 
     def _create(self, number: int) -> bool:
-        asked = time.monotonic()
+        started = time.monotonic()
         try:
             self._call(create_object, self._fs, self._path(number), self._record())
         except FileExistsError:
             if json.loads(self._read(number) or b"{}").get("owner") != self._owner["owner"]:
-                return False  # else this lease was created by our own put, whose answer was lost
+                return False  # otherwise our own put created this lease, and its answer was lost
         else:
             self._require_conditional_puts(number)
-        self._number, self._confirmed = number, asked
+        self._number = number
+        self._confirmed = started
         return max(self._numbers()) == number
 
     def _require_conditional_puts(self, number: int) -> None:
-        """Raise InputError if the store lets this lease be created twice: some servers ignore the condition."""
+        """Raise InputError if the store lets this lease be created twice. Some servers ignore the condition."""
         with contextlib.suppress(FileExistsError):
             self._call(create_object, self._fs, self._path(number), self._record())
             self._call(self._fs.rm_file, self._path(number))
@@ -211,10 +229,10 @@ class Lease:
         self._call(self._fs.pipe_file, self._path(self._number), self._record(ended))
 
     def _confirm(self) -> None:
-        asked = time.monotonic()
+        started = time.monotonic()
         if max(self._numbers(), default=0) > self._number:
             raise LeaseLost(f"another controller has taken over {self._uri}")
-        self._confirmed = asked
+        self._confirmed = started
 
     def _record(self, ended: bool = False) -> bytes:
         return json.dumps({**self._owner, "beats": self._renewals, "ended": ended}).encode()
@@ -228,7 +246,7 @@ class Lease:
         return [int(name) for name in names if name.isdecimal()]
 
     def _read(self, number: int) -> bytes:
-        """The record of the lease of that number; empty if there is none."""
+        """Return the record of the lease with that number; empty if it is missing."""
         try:
             return bytes(self._call(self._fs.cat_file, self._path(number)))
         except FileNotFoundError:
@@ -239,27 +257,29 @@ class Lease:
 
 
 def _has_ended(record: bytes) -> bool:
-    """Whether a lease's holder has ended: it recorded that, or it was a process of this machine that is gone."""
+    """Return whether a lease's holder has ended: it recorded its end, or was a process of this machine that is gone."""
     if not record:
         return True
     try:
         holder = json.loads(record)
-        here = _process(int(holder["pid"]))
+        local = _process(int(holder["pid"]))
         if holder["ended"]:
             return True
-        same_machine = here["boot"] and (holder["boot"], holder["space"]) == (here["boot"], here["space"])
-        return bool(same_machine) and holder["born"] != here["born"]
+        same_machine = local["boot"] and (holder["boot"], holder["space"]) == (local["boot"], local["space"])
+        return bool(same_machine) and holder["born"] != local["born"]
     except (ValueError, TypeError, KeyError):
         return False
 
 
 def _process(pid: int) -> dict[str, Any]:
-    """What identifies a process: the machine's boot id, the PID namespace, the PID, and the ticks from boot to the
-    start of the process ("born"; empty if there is no such process)."""
+    """Return the identity of a process: the machine's boot id, the PID namespace, the PID, and its start time in
+    ticks since boot ("born"; empty if the process does not exist).
+    """
     # proc(5): the name in parentheses may hold anything; after it come the state and, nineteen fields on, starttime
     state, *rest = _first_line(f"/proc/{pid}/stat").rpartition(")")[2].split() or [""]
     born = rest[18] if len(rest) > 18 and state not in "ZX" else ""
-    space, boot = _symlink_target("/proc/self/ns/pid"), _first_line("/proc/sys/kernel/random/boot_id")
+    space = _symlink_target("/proc/self/ns/pid")
+    boot = _first_line("/proc/sys/kernel/random/boot_id")
     return {"boot": boot, "space": space, "pid": pid, "born": born}
 
 

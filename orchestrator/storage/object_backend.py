@@ -1,4 +1,4 @@
-"""The storage backend of an object store, or of any other remote file system that fsspec knows: s3://, gs://, memory://."""
+"""The storage backend of an object store, or any other remote file system of fsspec: s3://, gs://, memory://."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from orchestrator.storage.backend import Buffers
 from orchestrator.storage.file_system import RemoteFileSystem
 
 WITHOUT_FOLDERS = ("s3", "s3a", "gs", "gcs", "az", "abfs")
-"""Protocols of stores that have no folders, only names with slashes."""
+"""Protocols of stores without folders, whose names merely contain slashes."""
 
 
 def create_object(fs: Any, path: str, data: bytes) -> None:
-    """Create an object by a conditional put. Raises FileExistsError if there is one already."""
+    """Create an object by a conditional put. Raises FileExistsError if it exists."""
     try:
         fs.pipe_file(path, data, mode="create")
     except FileExistsError:
@@ -28,7 +28,7 @@ def create_object(fs: Any, path: str, data: bytes) -> None:
 
 
 class ObjectBackend:
-    """See `Backend`. An object appears, complete and durable, when its put is done."""
+    """See `Backend`. An object appears, complete and durable, when its put returns."""
 
     def __init__(self, uri: str, timeout: float) -> None:
         self.fs = RemoteFileSystem(uri, timeout)
@@ -40,11 +40,11 @@ class ObjectBackend:
 
     def list(self, folder: str = "") -> dict[str, int]:
         try:
-            found = self.fs.find(self._path(folder), detail=True)
+            entries = self.fs.find(self._path(folder), detail=True)
         except FileNotFoundError:
             return {}
         skip = len(self.root) + 1
-        return {path[skip:]: int(info["size"]) for path, info in found.items() if info["type"] == "file"}
+        return {path[skip:]: int(info["size"]) for path, info in entries.items() if info["type"] == "file"}
 
     def read(self, path: str) -> bytes:
         return bytes(self.fs.cat_file(self._path(path)))
@@ -70,7 +70,7 @@ class ObjectBackend:
         create_object(self.fs, self._path(path), data)
 
     def replace(self, path: str, data: bytes | memoryview) -> None:
-        self.fs.pipe_file(self._path(path), bytes(data))  # clients of stores take bytes alone
+        self.fs.pipe_file(self._path(path), bytes(data))  # store clients accept only bytes
 
     def remove(self, path: str, settle: bool = False) -> None:
         try:
@@ -80,6 +80,6 @@ class ObjectBackend:
 
     def remove_folder(self, folder: str) -> None:
         if self._has_folders:
-            # some stores refuse a folder that is not empty, others one that was never made
+            # some stores refuse to remove a folder that is not empty, others one that was never created
             with contextlib.suppress(OSError, NotImplementedError):
                 self.fs.rmdir(self._path(folder))

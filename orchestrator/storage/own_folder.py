@@ -1,4 +1,4 @@
-"""Folders of temporary files that are the user's alone, and the same for all of the user's processes on a machine."""
+"""Private folders for temporary files, shared by all processes of the user on a machine."""
 
 from __future__ import annotations
 
@@ -9,33 +9,38 @@ from pathlib import Path
 
 
 def own_folder(kind: str) -> Path:
-    """This user's folder for temporary files of a kind. Raises PermissionError if what is there is another's, or could
-    have been filled by others: what is read from it would be theirs."""
-    found = Path(tempfile.gettempdir()) / f"orchestrator-{kind}-{os.getuid()}"
-    found.mkdir(mode=0o700, exist_ok=True)
-    if not _is_own(found):
-        raise PermissionError(f"{found} is not this user's alone")
-    return found
+    """Return this user's folder for temporary files of a kind.
+
+    Raises PermissionError if the folder belongs to another user or was writable by others: its content could be
+    theirs.
+    """
+    folder = Path(tempfile.gettempdir()) / f"orchestrator-{kind}-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if not _is_own(folder):
+        raise PermissionError(f"{folder} is not this user's alone")
+    return folder
 
 
 def own_folder_or_another(kind: str) -> Path:
-    """`own_folder`, or one beside it where that is another's, which is told in a line when it is made."""
+    """Return `own_folder`, or another folder if that one belongs to somebody else. Prints one line when it creates
+    the other.
+    """
     try:
         return own_folder(kind)
     except OSError as error:
         start = f"orchestrator-{kind}-{os.getuid()}-"
-        known = sorted(Path(tempfile.gettempdir()).glob(f"{start}*"))
-        if found := next(filter(_is_own, known), None):
-            return found
+        candidates = sorted(Path(tempfile.gettempdir()).glob(f"{start}*"))
+        if existing := next(filter(_is_own, candidates), None):
+            return existing
         made = Path(tempfile.mkdtemp(prefix=start))
         print(f"{error}; {made} is used in its place", flush=True)
         return made
 
 
 def _is_own(folder: Path) -> bool:
-    """Whether a folder is this user's, and nobody else can write into it; nobody else may read it from now on."""
-    told = folder.lstat()
-    if not stat.S_ISDIR(told.st_mode) or told.st_uid != os.getuid() or told.st_mode & 0o022:
+    """Return whether a folder is this user's and nobody else can write in it. Makes it unreadable for others."""
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
         return False
-    folder.chmod(0o700)  # an earlier version has let others read
+    folder.chmod(0o700)  # an earlier version let others read it
     return True

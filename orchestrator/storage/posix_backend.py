@@ -17,7 +17,7 @@ from orchestrator.storage.backend import Buffers
 
 
 class PosixBackend:
-    """See `Backend`. Folders are made as files need them."""
+    """See `Backend`. Folders are created as files need them."""
 
     def __init__(self, root: str) -> None:
         self.root = root
@@ -27,22 +27,23 @@ class PosixBackend:
         return os.path.join(self.root, path) if path else self.root
 
     def list(self, folder: str = "") -> dict[str, int]:
-        found: dict[str, int] = {}
+        sizes: dict[str, int] = {}
         try:
             entries = _entries(self._path(folder))
         except (FileNotFoundError, NotADirectoryError):
-            return found
+            return sizes
         for entry in entries:
             path = f"{folder}/{entry.name}" if folder else entry.name
-            # A commit may have been moved to another disk, with a link in its place. Deeper links may lead in circles.
+            # A commit may have been moved to another disk and replaced by a link. Links at deeper levels may be
+            # cyclic.
             if entry.is_dir(follow_symlinks=not folder):
-                found.update(self.list(path))
+                sizes.update(self.list(path))
             else:
                 try:
-                    found[path] = entry.stat(follow_symlinks=False).st_size
+                    sizes[path] = entry.stat(follow_symlinks=False).st_size
                 except FileNotFoundError:
                     continue
-        return found
+        return sizes
 
     def read(self, path: str) -> bytes:
         with open(self._path(path), "rb") as file:
@@ -50,7 +51,7 @@ class PosixBackend:
 
     def read_into(self, path: str, offset: int, target: memoryview) -> int:
         try:
-            # symbolic links are not followed: they may lead out of the folder
+            # do not follow symbolic links: they may lead out of the folder
             fd = os.open(self._path(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError as error:
             if error.errno != errno.ELOOP:
@@ -109,7 +110,7 @@ class PosixBackend:
                 raise
 
     def _make_folder(self, folder: str) -> None:
-        """Make a folder and its parents, durably."""
+        """Create a folder and its parents, durably."""
         if os.path.isdir(folder):
             return
         parent = os.path.dirname(folder)
@@ -121,7 +122,7 @@ class PosixBackend:
         sync_folder(parent)
 
     def _sync_parents(self, folder: str) -> None:
-        """Make every directory down to `folder` durable: the process that made one may have died before its fsync."""
+        """Make every directory down to `folder` durable. Its creator may have died before the fsync."""
         parent = os.path.dirname(folder)
         while not self._root_is_durable and parent != os.path.dirname(parent) and os.access(parent, os.R_OK):
             sync_folder(parent)
@@ -131,6 +132,6 @@ class PosixBackend:
 
 
 def _entries(path: str) -> list[os.DirEntry[str]]:
-    """The entries of a directory, sorted by name."""
+    """Return the entries of a directory, sorted by name."""
     with os.scandir(path) as entries:
         return sorted(entries, key=lambda entry: entry.name)

@@ -1,4 +1,4 @@
-"""Many small reads of a store, several of them at once."""
+"""Read many small files of a store in parallel."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ Item = TypeVar("Item")
 Found = TypeVar("Found")
 
 AT_ONCE = 16
-"""Reads under way at once: a store answers one in tens of milliseconds, and many as soon as one."""
+"""Number of parallel reads. A store answers one in tens of milliseconds, and many in the same time."""
 
 
 def read_at_once(
     read: Callable[[Item], Found], items: Iterable[Item], held: int | None = None
 ) -> Iterator[Found]:
-    """What `read` gives of each item, in their order; it is called in several threads. What it raises is raised here.
+    """Yield `read(item)` for each item, in order, while `read` runs in several threads. Its errors are raised here.
 
-    held: so many results at most are in memory beside those that were taken, for results that are large; None for all.
+    Args:
+        read: reads one item.
+        items: the items.
+        held: maximum number of results in memory that are not yet consumed, for large results; None for no limit.
     """
     left = iter(items)
     with ThreadPoolExecutor(AT_ONCE) as pool:

@@ -15,13 +15,14 @@ from orchestrator.config.errors import Unreachable
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# errors that no retry helps against
+# errors that a retry cannot fix
 PERMANENT = {
     errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, errno.EEXIST,
     errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EFBIG, errno.ELOOP,
 }  # fmt: skip
 REPAIRABLE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENOTDIR}
-"""Those that an operator may repair while the run waits: a full disk, a file system that is read-only or unmounted."""
+"""Errors that an operator may fix while the run waits: a full disk, or a file system that is read-only or unmounted.
+"""
 CLIENT_PACKAGES = (
     "adlfs",
     "aiobotocore",
@@ -33,30 +34,30 @@ CLIENT_PACKAGES = (
     "requests",
     "urllib3",
 )
-"""Packages whose errors are no OSErrors; recognised by module name, so that none of them must be imported."""
+"""Packages whose errors are not OSErrors. They are recognised by module name, so that none needs to be imported."""
 MISCONFIGURED = {
     "NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "NoRegionError", "InvalidRegionError",
     "ParamValidationError", "UnknownEndpointError",
 }  # fmt: skip
-"""Errors of botocore that the user has to fix."""
+"""botocore errors that the user has to fix."""
 LOST = {errno.EIO, errno.EBADMSG, errno.ENODATA, getattr(errno, "EUCLEAN", errno.EIO)}
-"""Those of a medium that has lost what it held; a network file system gives the first in an outage, too."""
+"""Errors of a medium that lost its data. A network file system raises the first during an outage, too."""
 LOST_AFTER = 30.0
-"""Seconds after which what a medium has refused all the while counts as lost."""
+"""Seconds of continuous failure after which data on a medium counts as lost."""
 
 
 class LostBytes(OSError):
-    """What a file held cannot be read from its medium."""
+    """A file's data cannot be read from its medium."""
 
 
 ASK_AGAIN = {408, 425, 429}
-"""Answers of HTTP from 400 to 499 after which the same request may succeed; after all others of these it will not."""
+"""HTTP status codes from 400 to 499 for which a retry may succeed."""
 PERMANENT_TYPES = FileNotFoundError | FileExistsError | PermissionError | LostBytes
 """Permanent errors that may come without an errno."""
 
 
 def transient(error: BaseException) -> bool:
-    """Whether a storage error may pass by itself: a lost connection, a timeout, a server that is busy or failing."""
+    """Return whether a storage error may pass by itself: a lost connection, a timeout, a busy or failing server."""
     if 400 <= (answer := status_of(error)) < 500 and answer not in ASK_AGAIN:
         return False
     if isinstance(error, OSError):
@@ -67,22 +68,22 @@ def transient(error: BaseException) -> bool:
 
 
 def status_of(error: BaseException | None) -> int:
-    """The status of HTTP with which a server has answered, as the clients' errors have it; 0 without one."""
-    for told in (error, getattr(error, "response", None)):
+    """Return the HTTP status of a server's answer from a client's error; 0 without one."""
+    for holder in (error, getattr(error, "response", None)):
         for name in ("status", "status_code", "code"):
-            value = getattr(told, name, None)
+            value = getattr(holder, name, None)
             if isinstance(value, int | str) and str(value).isdecimal():
                 return int(value)
     return 0
 
 
 def may_come_back(error: BaseException) -> bool:
-    """Whether a storage error is worth waiting for: it is transient, or an operator may repair it."""
+    """Return whether a storage error is worth waiting for: it is transient, or an operator may fix it."""
     return transient(error) or (isinstance(error, OSError) and error.errno in REPAIRABLE)
 
 
 def storage_failed(error: BaseException) -> bool:
-    """Whether an error comes from storage, transient or permanent, and not from a bug."""
+    """Return whether an error comes from storage, transient or permanent, and not from a bug."""
     return isinstance(error, OSError | Unreachable) or _is_client_error(error)
 
 
@@ -94,15 +95,15 @@ def _is_client_error(error: BaseException) -> bool:
 class Retry:
     """Calls a function until it succeeds, with exponential backoff and full jitter.
 
-    The wait after try n is drawn uniformly from 0 to min(cap, first * 2^n) seconds, so that the ranks of a gang do not
-    retry all at once.
+    The wait after try n is drawn uniformly from 0 to min(cap, first * 2^n) seconds, so that the ranks of a gang do
+    not retry at the same time.
 
     Attributes:
-        attempts: most calls.
+        attempts: maximum number of calls.
         first, cap: see above, seconds.
-        deadline: seconds after which no other try is made.
-        give_up: asked before each wait and every second of it; True ends the retries.
-        until_repaired: also retry what an operator may repair (REPAIRABLE), not only transient errors.
+        deadline: seconds after which no further try starts.
+        give_up: called before each wait and every second of it; True ends the retries.
+        until_repaired: also retry errors that an operator may fix (REPAIRABLE), not only transient ones.
     """
 
     attempts: int = 6
@@ -113,7 +114,7 @@ class Retry:
     until_repaired: bool = False
 
     def __call__(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return `call(*args, **kwargs)`. Raises the last error unchanged; a permanent one at once."""
+        """Return `call(*args, **kwargs)`. Raises the last error unchanged; a permanent one immediately."""
         end = time.monotonic() + self.deadline
         for attempt in range(self.attempts):
             try:
@@ -127,7 +128,7 @@ class Retry:
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     def _pause(self, seconds: float) -> bool:
-        """Wait so long; returns whether to give up instead."""
+        """Wait this many seconds; return whether to give up."""
         end = time.monotonic() + seconds
         while not (self.give_up and self.give_up()):
             left = end - time.monotonic()
@@ -138,12 +139,14 @@ class Retry:
 
 
 def patient(seconds: float, give_up: Callable[[], bool] | None = None) -> Retry:
-    """A `Retry` that waits for an outage to end: any number of attempts within so many seconds."""
+    """Return a `Retry` that waits for an outage to end: any number of attempts within this many seconds."""
     return Retry(attempts=sys.maxsize, deadline=seconds, give_up=give_up)
 
 
 def read_stored(retry: Retry, read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """`retry(read, ...)`. Raises LostBytes where the medium refuses to the end of the retries, or LOST_AFTER long."""
+    """Return `retry(read, ...)`. Raises LostBytes if the medium fails until the retries end, or for LOST_AFTER
+    seconds.
+    """
     refused: list[float] = []
 
     def attempt() -> T:

@@ -1,10 +1,10 @@
-"""The files that rows are stored in: one on a local file system; numbered parts on an object store, whose objects
-cannot grow.
+"""The files that hold rows: one file on a local file system; numbered parts on an object store, whose objects cannot
+grow.
 
-A part is named by the numbers it covers: `part-00000007` holds what was added as the eighth, `part-00000000-00000007`
-is the content of `part-00000000` to `part-00000007`, merged. A part whose numbers another part covers too, among more,
-is stale. So one put merges parts or cuts rows off, atomically; removing stale parts afterwards only saves space, and a
-crash at any point changes nothing.
+A part is named by the numbers it covers: `part-00000007` holds the eighth addition, `part-00000000-00000007` the
+merged content of `part-00000000` to `part-00000007`. A part is stale if another part covers its numbers and more. So
+a single put merges parts or truncates rows atomically. Removing stale parts afterwards only saves space, and a crash
+at any point changes nothing.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from orchestrator.storage.object_backend import create_object
 from orchestrator.storage.retry import storage_failed
 
 MERGE_COUNT = 8
-"""So many parts of about one size are merged; sizes are alike within this factor."""
+"""Number of parts of similar size that are merged; sizes are similar within this factor."""
 MERGE_AT_MOST = 64
-"""Most parts merged at once."""
+"""Maximum number of parts that are merged at once."""
 MERGED_BYTES = 4 << 20
-"""Parts of this size, in bytes, are not merged any further."""
+"""Parts of this size, in bytes, are not merged further."""
 
 
 @dataclass(frozen=True)
 class FileView:
-    """The bytes of a file up to the size it had when the view was made."""
+    """The bytes of a file up to its size when the view was created."""
 
     path: str
     size: int
@@ -41,11 +41,12 @@ class FileView:
 
 
 class SingleRowFile:
-    """One local file that grows. See `RowFiles`."""
+    """A local file that grows. See `RowFiles`."""
 
     def __init__(self, path: str, check: Callable[[], None] = lambda: None) -> None:
-        """`check` is called before every change, and raises if there may be none."""
-        self._path, self._check = path, check
+        """`check` is called before every change; it raises if changes are not allowed."""
+        self._path = path
+        self._check = check
 
     def view(self) -> FileView:
         """See `RowFiles`."""
@@ -60,13 +61,13 @@ class SingleRowFile:
         with open(self._path, "ab+", buffering=0) as file:
             size = file.tell()
             if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
-                data = b"\n" + data  # a crash tore the last row: the next one starts on its own line
+                data = b"\n" + data  # a crash tore the last row, so the next one starts on its own line
             view = memoryview(data)
             try:
                 while view:
                     view = view[file.write(view) or 0 :]
                 os.fsync(file.fileno())
-            except OSError:  # a full disk may have taken a part, and all of it will be written again
+            except OSError:  # a full disk may have taken a part of the data; all of it will be written again
                 file.truncate(size)
                 raise
         return size + len(data)
@@ -98,7 +99,7 @@ class SingleRowFile:
             os.unlink(self._path)
 
     def reopen(self) -> None:
-        """See `RowFiles`. Nothing is remembered of a local file."""
+        """See `RowFiles`. Nothing is cached for a local file."""
 
 
 class Part(NamedTuple):
@@ -110,22 +111,24 @@ class Part(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name of the object below the folder of parts."""
+        """Return the name of the object in the folder of parts."""
         return f"part-{self.low:08d}" + (f"-{self.high:08d}" if self.high > self.low else "")
 
 
 class PartsView:
-    """The bytes of the parts that there were when the view was made."""
+    """The bytes of the parts that existed when the view was created."""
 
     def __init__(self, files: NumberedRowFiles, parts: Sequence[Part]) -> None:
-        self._files, self._parts = files, parts
+        self._files = files
+        self._parts = parts
         self.size = sum(part.size for part in parts)
 
     def read(self, start: int, end: int) -> bytes:
-        """See `View`. Parts that were merged meanwhile are listed again: merging moves no byte."""
+        """See `View`. If parts were merged meanwhile, they are listed again: merging does not move bytes."""
         for _ in range(MERGE_COUNT):
             try:
-                return b"".join(self._files.get(*found) for found in _within(self._parts, start, end))
+                pieces = _within(self._parts, start, end)
+                return b"".join(self._files.get(part, first, stop) for part, first, stop in pieces)
             except FileNotFoundError:
                 self._parts = self._files.parts()
         raise FileNotFoundError(f"{self._files.path}: its parts are merged faster than they can be read")
@@ -135,7 +138,9 @@ class NumberedRowFiles:
     """Numbered parts below `path` of `fs`. See `RowFiles`. `call` calls a function of `fs` with retries."""
 
     def __init__(self, fs: Any, path: str, call: Callable[..., Any]) -> None:
-        self._fs, self.path, self._call = fs, path, call
+        self._fs = fs
+        self.path = path
+        self._call = call
         self._parts_known: tuple[Part, ...] | None = None  # None before the first listing
         self._stale: list[Part] = []
 
@@ -144,17 +149,17 @@ class NumberedRowFiles:
         return PartsView(self, self.parts())
 
     def parts(self) -> tuple[Part, ...]:
-        """The parts that are not stale, in order."""
+        """Return the parts that are not stale, in order."""
         return _current_and_stale(self._listed())[0]
 
     def get(self, part: Part, start: int, end: int) -> bytes:
-        """Bytes [start, end) of a part. Raises FileNotFoundError if it was merged and removed."""
+        """Return bytes [start, end) of a part. Raises FileNotFoundError if it was merged and removed."""
         if (start, end) == (0, part.size):
             return bytes(self._call(self._fs.cat_file, f"{self.path}/{part.name}"))
         return bytes(self._call(self._fs.cat_file, f"{self.path}/{part.name}", start=start, end=end))
 
     def append(self, data: bytes) -> int:
-        """See `RowFiles`. There is one writer, so the next number is known without listing the parts."""
+        """See `RowFiles`. With a single writer, the next number is known without listing the parts."""
         if self._parts_known is None:
             self._open()
             last = self._parts()[-1:]
@@ -167,7 +172,8 @@ class NumberedRowFiles:
                 self._parts_known = (*self._parts(), Part(number, number, len(data)))
                 break
             except FileExistsError:
-                # Ours, if the answer to an earlier put was lost; only rows added since then are still to be written.
+                # This part is ours, but the answer to its put was lost. Only rows added since then remain to be
+                # written.
                 existing = bytes(self._call(self._fs.cat_file, f"{self.path}/part-{number:08d}"))
                 self._parts_known = (*self._parts(), Part(number, number, len(existing)))
                 data = data.removeprefix(existing)
@@ -183,21 +189,23 @@ class NumberedRowFiles:
         return sum(part.size for part in self._parts())
 
     def cut(self, size: int) -> None:
-        """See `RowFiles`. One put replaces the part that is cut, and all after it, by what stays of it."""
+        """See `RowFiles`. One put replaces the truncated part, and all parts after it, by the remainder."""
         self._open()
         self._splice(size, sum(part.size for part in self._parts()), b"")
 
     def rewrite(self, pieces: Sequence[tuple[int, int] | bytes]) -> None:
-        """See `RowFiles`. Goes from the end to the start, one put for each gap."""
+        """See `RowFiles`. Works from the end to the start, with one put for each gap."""
         self._open()
-        after, new = sum(part.size for part in self._parts()), b""
+        after = sum(part.size for part in self._parts())
+        new = b""
         for piece in reversed(pieces):
             if isinstance(piece, bytes):
                 new = piece + new
                 continue
             if new or piece[1] != after:
                 self._splice(piece[1], after, new)
-            after, new = piece[0], b""
+            after = piece[0]
+            new = b""
         if new or after:
             self._splice(0, after, new)
 
@@ -208,25 +216,29 @@ class NumberedRowFiles:
         self._parts_known = None
 
     def reopen(self) -> None:
-        """See `RowFiles`. A number that is free by now may be covered by a part that another writer has merged."""
+        """See `RowFiles`. A number that seems free may be covered by a part that another writer merged."""
         self._parts_known = None
 
     def _splice(self, start: int, end: int, data: bytes) -> None:
-        """Replace bytes [start, end) by `data`: one new part replaces the parts that these bytes lie in."""
-        parts, low, begin = self._parts(), 0, 0
+        """Replace bytes [start, end) by `data`: one new part replaces the parts that contain these bytes."""
+        parts = self._parts()
+        low = 0
+        begin = 0
         if not parts:
             if data:
                 self.append(data)
             return
         while low + 1 < len(parts) and begin + parts[low].size <= start:
-            begin, low = begin + parts[low].size, low + 1
-        high, reached = low, begin + parts[low].size
+            begin = begin + parts[low].size
+            low = low + 1
+        high = low
+        reached = begin + parts[low].size
         while high + 1 < len(parts) and (
             reached < end or high == low
-        ):  # two parts at least, so that the new one has a name of its own
+        ):  # take at least two parts, so that the new part's name is unique
             high, reached = high + 1, reached + parts[high + 1].size
         head, tail = (
-            b"".join(self.get(*found) for found in _within(parts, *span))
+            b"".join(self.get(part, first, stop) for part, first, stop in _within(parts, *span))
             for span in ((begin, start), (end, reached))
         )
         new = _with_newline(head) + data + tail
@@ -234,7 +246,7 @@ class NumberedRowFiles:
         self._replace(low, high, Part(parts[low].low, number, len(new)), new)
 
     def _compact(self) -> None:
-        """Merge parts of about one size where there are MERGE_COUNT of them."""
+        """Merge parts of similar size once there are MERGE_COUNT of them."""
         parts = self._parts()
         for order in range(_order(MERGED_BYTES)):
             start = len(parts)
@@ -282,10 +294,10 @@ class NumberedRowFiles:
 
     def _listed(self) -> list[Part]:
         try:
-            found = self._call(self._fs.ls, self.path, detail=True)
+            entries = self._call(self._fs.ls, self.path, detail=True)
         except FileNotFoundError:
             return []
-        names = ((info["name"].rsplit("/", 1)[-1].split("-"), int(info["size"] or 0)) for info in found)
+        names = ((info["name"].rsplit("/", 1)[-1].split("-"), int(info["size"] or 0)) for info in entries)
         return sorted(
             Part(int(words[1]), int(words[-1]), size)
             for words, size in names
@@ -294,7 +306,7 @@ class NumberedRowFiles:
 
 
 def _current_and_stale(parts: Iterable[Part]) -> tuple[tuple[Part, ...], list[Part]]:
-    """The parts that hold rows, and the stale ones, whose numbers another part covers too."""
+    """Return the parts that hold rows, and the stale ones."""
     current: list[Part] = []
     stale: list[Part] = []
     for part in sorted(parts, key=lambda part: (part.low, -part.high)):
@@ -303,26 +315,29 @@ def _current_and_stale(parts: Iterable[Part]) -> tuple[tuple[Part, ...], list[Pa
 
 
 def _within(parts: Sequence[Part], start: int, end: int) -> list[tuple[Part, int, int]]:
-    """Where bytes [start, end) lie: each part with its own first byte and the byte after its last."""
-    found, at = [], 0
+    """Return where bytes [start, end) are: each part with its first byte and the byte after its last."""
+    pieces = []
+    at = 0
     for part in parts:
-        low, high = max(start - at, 0), min(end - at, part.size)
+        low = max(start - at, 0)
+        high = min(end - at, part.size)
         if low < high:
-            found.append((part, low, high))
+            pieces.append((part, low, high))
         at += part.size
-    return found
+    return pieces
 
 
 def _order(size: int) -> int:
-    """The order of magnitude of a size, to base MERGE_COUNT."""
+    """Return the order of magnitude of a size, to base MERGE_COUNT."""
     order = 0
     while size >= MERGE_COUNT:
-        size, order = size // MERGE_COUNT, order + 1
+        size = size // MERGE_COUNT
+        order = order + 1
     return order
 
 
 def _to_merge(parts: Sequence[Part]) -> Sequence[Part]:
-    """The first parts that together reach MERGED_BYTES: two at least, MERGE_AT_MOST at most."""
+    """Return the first parts that together reach MERGED_BYTES: at least two, at most MERGE_AT_MOST."""
     size = 0
     for number, part in enumerate(parts[:MERGE_AT_MOST]):
         size += part.size

@@ -1,4 +1,4 @@
-"""One line of a row file: a JSON object whose last key is a checksum of the others, and the keys that it must have.
+"""One line of a row file: a JSON object with required keys, whose last key is a checksum of the others.
 
 Rows of earlier versions have no checksum. Unknown keys are kept.
 """
@@ -13,17 +13,21 @@ from typing import Any
 
 Row = dict[str, Any]
 
-METRICS, EVENTS, TRIALS, EVALS = "metrics.jsonl", "events.jsonl", "trials.jsonl", "evals.jsonl"
+METRICS = "metrics.jsonl"
+EVENTS = "events.jsonl"
+TRIALS = "trials.jsonl"
+EVALS = "evals.jsonl"
 NODES = "nodes.jsonl"
-"""What was read of the node at an address while a gang ran there: `values` are as in `cluster.workers.node_metrics`,
-`number` grows from row to row, and `step` is the last one that was done."""
+"""Readings of the node at an address while a gang ran there. `values` are as in `cluster.workers.node_metrics`,
+`number` increases from row to row, and `step` is the last finished step.
+"""
 SUM = b'"crc32": "'
 TAIL = len(SUM) + 10
-"""Bytes from the checksum's key to the end of the line."""
+"""Number of bytes from the checksum's key to the end of the line."""
 KEY_TOLERANCE = 2
-"""A line whose checksum key differs in at most so many bytes had a checksum, and has been altered."""
+"""If a line's checksum key differs in at most this many bytes, the line had a checksum and was altered."""
 LARGEST = sys.float_info.max
-"""The largest magnitude of a number, integers included: no float holds more."""
+"""The largest magnitude of a number, integers included, because floats hold no larger ones."""
 NEEDED: Mapping[str, Mapping[str, type]] = {
     METRICS: {"step": int, "attempt": int, "time": float, "step_seconds": float},
     EVENTS: {"time": float, "attempt": int, "phase": str},
@@ -31,7 +35,7 @@ NEEDED: Mapping[str, Mapping[str, type]] = {
     EVALS: {"step": int, "attempt": int, "time": float, "sets": dict},
     NODES: {"number": int, "attempt": int, "step": int, "time": float, "node": str, "values": dict},
 }
-"""Keys that a row of each file must have, with their types; an int is accepted as a float."""
+"""Required keys of a row of each file, with their types. An int is accepted as a float."""
 TYPES: Mapping[str, Mapping[str, type]] = {
     METRICS: {"samples": str, "layout": str, "tokens": int, "evaluations": list},
     EVENTS: {
@@ -42,23 +46,23 @@ TYPES: Mapping[str, Mapping[str, type]] = {
     EVALS: {"weights": str, "averaged_steps": list, "samples": list},
     TRIALS: {"config": dict, "state": str, "run": str, "step": int, "steps": int, "cost_usd": float},
 }  # fmt: skip
-"""Other keys that the program reads, with the types they must have if they are present and not null."""
+"""Optional keys that the program reads, with the types that they must have unless null."""
 
 
 def evaluations_in(rows: Iterable[Row]) -> list[Row]:
-    """The rows of evals.jsonl that rows of metrics.jsonl carry."""
+    """Return the rows of evals.jsonl that rows of metrics.jsonl carry."""
     return [evaluation for row in rows for evaluation in row.get("evaluations") or ()]
 
 
 def encode(row: Row) -> bytes:
-    """The line of a row, with its checksum and a newline."""
+    """Return the line of a row, with its checksum and a newline."""
     body = json.dumps(row).encode()
     comma = b", " if row else b""
     return b'%s%s%s%08x"}\n' % (body[:-1], comma, SUM, zlib.crc32(body))
 
 
 def decode(line: bytes, name: str = "") -> Row | None:
-    """The row in a line of the file `name`; None if the line is torn or altered, or is no row of that file."""
+    """Return the row in a line of the file `name`; None if the line is torn, altered, or not a row of that file."""
     key = line[-TAIL : len(SUM) - TAIL]
     if key == SUM:
         body = line[:-TAIL].removesuffix(b", ") + b"}"
@@ -66,7 +70,7 @@ def decode(line: bytes, name: str = "") -> Row | None:
             return None
         line = body
     elif len(key) == len(SUM) and sum(map(int.__ne__, key, SUM)) <= KEY_TOLERANCE:
-        return None  # the checksum's key has been altered
+        return None  # the checksum's key was altered
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
@@ -75,7 +79,8 @@ def decode(line: bytes, name: str = "") -> Row | None:
 
 
 def _fits(row: Row, name: str) -> bool:
-    needed, types = NEEDED.get(name, {}), TYPES.get(name, {})
+    needed = NEEDED.get(name, {})
+    types = TYPES.get(name, {})
     return all(_is(row.get(key), kind) for key, kind in needed.items()) and all(
         row.get(key) is None or _is(row[key], kind) for key, kind in types.items()
     )

@@ -1,4 +1,4 @@
-"""Rows on storage: appended, cut off at the end, and read from either end without holding all of them in memory."""
+"""Rows on storage: appended, truncated, and read from either end in bounded memory."""
 
 from __future__ import annotations
 
@@ -8,44 +8,44 @@ from typing import Any, NamedTuple, Protocol
 from orchestrator.storage.row_line import Row, decode, encode
 
 BLOCK, MAX_BLOCK = 1 << 16, 1 << 22
-"""Bytes that are read at once: at first, and at most after doubling."""
+"""Bytes that are read at once: initially, and at most after doubling."""
 
 
 class View(Protocol):
-    """The bytes of a row file as they were when the view was made."""
+    """The bytes of a row file as they were when the view was created."""
 
     @property
     def size(self) -> int:
         """Size in bytes."""
 
     def read(self, start: int, end: int) -> bytes:
-        """Bytes [start, end), fewer if the file has been cut since."""
+        """Return bytes [start, end), fewer if the file has been truncated since."""
 
 
 class RowFiles(Protocol):
-    """Where the bytes of a row file are stored. Every method may raise OSError or an error of the store's client."""
+    """The storage of a row file's bytes. Every method may raise OSError or an error of the store's client."""
 
     def view(self) -> View:
-        """What is stored now."""
+        """Return what is stored now."""
 
     def append(self, data: bytes) -> int:
-        """Add all of `data` or nothing; returns the new size."""
+        """Add all of `data` or nothing; return the new size."""
 
     def cut(self, size: int) -> None:
         """Keep only the first `size` bytes."""
 
     def rewrite(self, pieces: Sequence[tuple[int, int] | bytes]) -> None:
-        """Replace the content by these pieces: ranges (start, end) of the old content, in order, and new bytes."""
+        """Replace the content by these pieces, in order: ranges (start, end) of the old content, and new bytes."""
 
     def remove(self) -> None:
         """Remove the file or all its parts."""
 
     def reopen(self) -> None:
-        """Look anew at what is stored before the next change: another process may have written meanwhile."""
+        """Check again what is stored before the next change, because another process may have written."""
 
 
 class StoredLine(NamedTuple):
-    """A line that is not empty: its first byte, the byte after its end, and its row, None if it is torn or altered."""
+    """A nonempty line: its first byte, the byte after its end, and its row, None if it is torn or altered."""
 
     start: int
     end: int
@@ -53,7 +53,7 @@ class StoredLine(NamedTuple):
 
 
 class Extent(NamedTuple):
-    """Consecutive lines on storage, from the row of step `first` to that of step `last`."""
+    """Consecutive stored lines, from the row of step `first` to that of step `last`."""
 
     start: int
     end: int
@@ -62,16 +62,17 @@ class Extent(NamedTuple):
 
 
 class RowLog:
-    """One row file. There is one writer; others may read meanwhile, in this process and elsewhere."""
+    """One row file. Only one writer is allowed. Others may read at the same time, in this process or elsewhere."""
 
     def __init__(self, files: RowFiles, name: str) -> None:
-        self._files, self._name = files, name
+        self._files = files
+        self._name = name
         self.cuts = 0
-        """How often rows were removed: a reader in another thread notices by it that its position is no longer
-        valid."""
+        """Counts removals of rows. A reader in another thread compares it to notice that its position became invalid.
+        """
 
     def append(self, rows: Iterable[Row]) -> int:
-        """Add rows; returns the file's size in bytes. They are stored when this returns; if it raises, none is."""
+        """Add rows and return the file's size in bytes. On return all rows are stored; after an error, none is."""
         data = b"".join(map(encode, rows))
         return self._files.append(data) if data else self.size()
 
@@ -80,11 +81,15 @@ class RowLog:
         return self._files.view().size
 
     def forward(self, start: int = 0) -> Iterator[StoredLine]:
-        """The lines from byte `start` on, oldest first."""
-        view, rest, place, block = self._files.view(), b"", start, BLOCK
+        """Yield the lines from byte `start` on, oldest first."""
+        view = self._files.view()
+        rest = b""
+        place = start
+        block = BLOCK
         at = start
         while at < view.size and (data := view.read(at, min(at + block, view.size))):
-            at, block = at + len(data), min(2 * block, MAX_BLOCK)
+            at = at + len(data)
+            block = min(2 * block, MAX_BLOCK)
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
                 if line.strip():
@@ -94,20 +99,25 @@ class RowLog:
             yield self._stored_line(view, place, rest)
 
     def backward(self, end: int | None = None) -> Iterator[StoredLine]:
-        """The lines before byte `end`, newest first."""
-        view, rest, block = self._files.view(), b"", BLOCK
+        """Yield the lines before byte `end`, newest first."""
+        view = self._files.view()
+        rest = b""
+        block = BLOCK
         at = view.size if end is None else min(end, view.size)
         while at:
             start = max(at - block, 0)
             data = view.read(start, at)
             if len(data) < at - start:
-                return  # the file has been cut meanwhile
-            at, block, data = start, min(2 * block, MAX_BLOCK), data + rest
+                return  # the file was truncated in the meantime
+            at = start
+            block = min(2 * block, MAX_BLOCK)
+            data = data + rest
             cut = data.find(b"\n") + 1 if start else 0
             if start and not cut:
                 rest = data
                 continue
-            rest, place = data[:cut], start + len(data)
+            rest = data[:cut]
+            place = start + len(data)
             lines = data[cut:].split(b"\n")
             for line in reversed(lines):
                 place -= len(line)
@@ -116,15 +126,15 @@ class RowLog:
                 place -= 1
 
     def rows(self) -> Iterator[Row]:
-        """All rows, oldest first."""
+        """Yield all rows, oldest first."""
         return (stored.row for stored in self.forward() if stored.row is not None)
 
     def last(self) -> Row | None:
-        """The row that was appended last; None if there is none."""
+        """Return the row that was appended last; None without rows."""
         return next((stored.row for stored in self.backward() if stored.row is not None), None)
 
     def newest(self) -> Iterator[Row]:
-        """Valid rows, newest first: a row supersedes all rows before it that have its step or a later one."""
+        """Yield valid rows, newest first. A row supersedes all earlier rows with its step or a later one."""
         least: float = float("inf")
         for stored in self.backward():
             if stored.row is not None and stored.row["step"] < least:
@@ -132,14 +142,15 @@ class RowLog:
                 yield stored.row
 
     def after(self, step: int, key: str = "step") -> Iterator[Row]:
-        """The rows after the last row whose step, or `key`, is at most `step`, oldest first."""
-        found = (stored.end for stored in self.backward() if stored.row and stored.row[key] <= step)
-        start = next(found, 0) if step >= 0 else 0
+        """Yield the rows after the last row whose step, or `key`, is at most `step`, oldest first."""
+        ends_before = (stored.end for stored in self.backward() if stored.row and stored.row[key] <= step)
+        start = next(ends_before, 0) if step >= 0 else 0
         return (stored.row for stored in self.forward(start) if stored.row is not None)
 
     def cut(self, step: int) -> int:
-        """Remove all lines after the last row whose step is at most `step`. Returns that row's step, 0 if there is
-        none."""
+        """Remove all lines after the last row whose step is at most `step`. Return that row's step; 0 if no row
+        remains.
+        """
         kept = next((p for p in self.backward() if p.row is not None and p.row["step"] <= step), None)
         size = self.size()
         if (kept.end if kept else 0) < size:
@@ -148,22 +159,22 @@ class RowLog:
         return kept.row["step"] if kept and kept.row else 0
 
     def extents(self, start: int = 0) -> list[Extent]:
-        """The valid rows from byte `start` on, grouped into runs of consecutive steps in consecutive lines."""
-        found: list[list[int]] = []
+        """Return the valid rows from byte `start` on, grouped into runs of consecutive steps in consecutive lines."""
+        runs: list[list[int]] = []
         for stored in self.backward():
             if stored.start < start:
                 break
             step = stored.row["step"] if stored.row is not None else None
-            if step is None or (found and step >= found[-1][2]):
+            if step is None or (runs and step >= runs[-1][2]):
                 continue
-            if found and step == found[-1][2] - 1 and stored.end == found[-1][0]:
-                found[-1][0], found[-1][2] = stored.start, step
+            if runs and step == runs[-1][2] - 1 and stored.end == runs[-1][0]:
+                runs[-1][0], runs[-1][2] = stored.start, step
             else:
-                found.append([stored.start, stored.end, step, step])
-        return [Extent(*extent) for extent in reversed(found)]
+                runs.append([stored.start, stored.end, step, step])
+        return [Extent(*extent) for extent in reversed(runs)]
 
     def insert(self, extents: Sequence[Extent], rows: Sequence[Row]) -> None:
-        """Rewrite the file: the rows of `extents`, with `rows` inserted between them by step."""
+        """Rewrite the file: the rows of `extents`, with `rows` inserted by step."""
         pieces: list[tuple[int, int] | bytes] = []
         waiting = sorted(rows, key=lambda row: int(row["step"]))
         for extent in extents:
@@ -188,8 +199,9 @@ class RowLog:
 
 
 def gaps(extents: Sequence[Extent], first: int, last: int) -> list[tuple[int, int]]:
-    """The steps from `first` to `last` that are in no extent, as pairs (first, last) of each gap."""
-    missing, wanted = [], first
+    """Return the steps from `first` to `last` that are in no extent, as pairs (first, last) of each gap."""
+    missing = []
+    wanted = first
     for extent in extents:
         if extent.first > wanted:
             missing.append((wanted, min(extent.first - 1, last)))
@@ -200,12 +212,12 @@ def gaps(extents: Sequence[Extent], first: int, last: int) -> list[tuple[int, in
 
 
 def missing_numbers(rows: Iterable[Row]) -> list[list[int]]:
-    """Numbers of rows that are not there, from 1 on, as the first and the last of each gap.
+    """Return the missing numbers of rows, from 1 on, as pairs (first, last) of each gap.
 
-    A row says its number under `number`; that of a row which does not, as in files of earlier versions, follows the
-    one before.
+    A row has its number under `number`. A row without one, as in files of earlier versions, follows the row before.
     """
-    missing, last = [], 0
+    missing = []
+    last = 0
     for row in rows:
         number = row.get("number") or last + 1
         if number > last + 1:
@@ -215,6 +227,6 @@ def missing_numbers(rows: Iterable[Row]) -> list[list[int]]:
 
 
 def steps_text(missing: Sequence[Any]) -> str:
-    """Missing steps as text: the first five gaps, and how many more there are."""
+    """Return missing steps as text: the first five gaps, and how many more there are."""
     shown = [f"{a}" if a == b else f"{a} to {b}" for a, b in missing[:5]]
     return ", ".join(shown) + (f" and {len(missing) - 5} more places" if len(missing) > 5 else "")

@@ -1,7 +1,7 @@
-"""The keys of rows as they are written, with their types; files of runs begun by earlier versions may lack some.
+"""The keys of rows as they are written, with their types. Files of earlier versions may lack some keys.
 
-What is read back is checked by `row_line`, since a file may hold anything; what is written is checked by the type
-checker.
+`row_line` checks rows that are read back, because a file may hold anything. The type checker checks rows that are
+written.
 """
 
 from __future__ import annotations
@@ -11,18 +11,22 @@ from typing import Any, NotRequired, TypedDict
 
 
 class StepRow(TypedDict, total=False):
-    """A row of metrics.jsonl: one optimiser step of one attempt.
+    """A row of metrics.jsonl: one optimizer step of one attempt.
 
-    Times are unix seconds, durations seconds. `loss` is null where the step predicts nothing; a further metric that is
-    of nothing is absent. `samples` is the receipt after the step, `saves` the outcome of each commit that ended since
-    the row before, `busy_seconds` the time that each rank computed by itself,
-    `machine` that of rank 0 and `attention_kernels` what it computes attention by, in the first row of an attempt,
-    `memory_bytes_by_rank` what each rank has needed at most, where that has changed since the row before,
-    `evaluations` those of held-out text since the row before, `padding` the share of the tokens that are padding, where
-    samples are packed, `sequence_length` the tokens of a row, where they change. `forward_seconds` to
-    `agreement_seconds` are the parts of `step_seconds` on rank 0, see `orchestrator.parallel.step_clock`; the rest of
-    `step_seconds` has no name. `model_flops_per_second` is of all ranks, and `mfu` its share of what they could do. An
-    objective or a router adds metrics of its own, which the type cannot name.
+    Times are unix seconds, durations are seconds. A metric without a value in the step is absent, except that `loss`
+    is null. Objectives and routers add metrics of their own, which this type cannot name. Some of the keys:
+
+    - `samples`: the receipt after the step.
+    - `saves`: the outcome of each commit that ended since the row before.
+    - `busy_seconds`: the time that each rank computed by itself.
+    - `machine`, `attention_kernels`: of rank 0, in the first row of an attempt.
+    - `memory_bytes_by_rank`: the peak of each rank, if it changed since the row before.
+    - `evaluations`: results on held-out text since the row before.
+    - `padding`: the share of padding among the tokens, for packed samples.
+    - `sequence_length`: the tokens of a row, if they change during the run.
+    - `forward_seconds` to `agreement_seconds`: parts of `step_seconds` on rank 0, see
+      `orchestrator.parallel.step_clock`. They do not add up to all of it.
+    - `model_flops_per_second`: the sum over all ranks; `mfu` is its share of their peak.
     """
 
     step: int
@@ -61,9 +65,9 @@ class StepRow(TypedDict, total=False):
 class EvaluationRow(TypedDict):
     """A row of evals.jsonl: one evaluation after `step`, which took `seconds`. `sets` has the metrics of each set.
 
-    `weights` is "averaged" if the weights were: all along, or over the commits at `averaged_steps`. `samples`
-    has each "prompt" of the job and the "text" that the model said after it. `measured` is how the job measures, see
-    `checkpoint.evaluations.measure_of`.
+    `weights` is "averaged" if averaged weights were evaluated: the moving average, or that of the commits at
+    `averaged_steps`. `samples` has each "prompt" of the job with the generated "text". `measured` is how the job
+    measures, see `checkpoint.evaluations.measure_of`.
     """
 
     step: int
@@ -78,21 +82,26 @@ class EvaluationRow(TypedDict):
 
 
 class EventFields(TypedDict, total=False):
-    """What an event of events.jsonl says beside time, attempt, phase, reason and step.
+    """The fields of an event in events.jsonl, besides time, attempt, phase, reason and step.
 
-    `time` replaces the time of writing, unix seconds. Of a fault: `first_fault` and `explained` are for people,
-    `cause`, `node` and `rank` are what is decided by, `seen` is when it was noticed, `still_seconds` how long
-    there had been no step, `lost_steps` and `seconds_lost` what must be done again, `skipped` the window of
-    samples that is left out, `output` the last lines that the rank at fault printed. Of a start: the layouts and
-    the precision. Of a train phase: the machines, their zones and their price. `data` is the prepared data that the
-    run began with, `sets` that of each set of held-out text of its own, `base` the weights that it began with,
-    `missing_rows` the gaps in metrics.jsonl, `missing_events` those in events.jsonl, by the numbers of events,
-    `last_seen` the last sign of life of the controller before, `launched` when the command was given that began it,
-    `controller_died` the step of the newest commit when Ray started the controller again, `ceiling` a limit that is
-    near, `extended` how many steps the run had and has from here on, how many of them are the same (`settled`), and
-    the commit that it goes on from; `continued` the commit of another run that the run began with; `tasks` is
-    the evaluation of the job's tasks, `stopping` why the run was asked to end, `saving` how the save ended that is told
-    of.
+    - `time`: replaces the time of writing, unix seconds.
+    - Of a fault: `first_fault` and `explained` are for people. Decisions use `cause`, `node` and `rank`. `seen` is when
+      it was noticed, `still_seconds` how long there had been no step, `lost_steps` and `seconds_lost` the work to
+      repeat, `skipped` the samples to skip, `output` the last lines that the faulty rank printed.
+    - Of a start: the layouts and the precision.
+    - Of a train phase: the machines, their zones and their price.
+    - `data`, `sets`, `base`: the prepared data, that of each separate held-out set, and the initial weights.
+    - `missing_rows`, `missing_events`: gaps in metrics.jsonl, and in events.jsonl by event number.
+    - `last_seen`: the last sign of life of the controller before. `controller_died`: the step of the newest commit when
+      Ray restarted the controller.
+    - `launched`: when the command that began the run was given.
+    - `ceiling`: a limit that is near.
+    - `extended`: the numbers of steps before and from now on, how many of them are the same (`settled`), and the commit
+      to continue from.
+    - `continued`: the commit of another run that the run began with.
+    - `tasks`: the evaluation of the job's tasks.
+    - `stopping`: why the run was asked to end.
+    - `saving`: the outcome of the save that the event reports.
     """
 
     time: float

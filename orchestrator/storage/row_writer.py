@@ -1,7 +1,7 @@
-"""Rows on their way to storage: buffered for a few seconds on an object store, and for as long as storage fails.
+"""Buffers rows before they are stored: for a few seconds on an object store, and for as long as storage fails.
 
-Nothing is lost by that: ranks keep rows until they hear that they are stored, and every commit carries those that are
-not. One thread adds rows; another may write them.
+No row is lost: ranks keep rows until storage is confirmed, and every commit carries the unconfirmed rows. One thread
+adds rows; another may write them.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from orchestrator.storage.row_log import gaps
 from orchestrator.storage.run_directory import Row, RunDir
 
 HOLD = 5.0
-"""Seconds that rows are buffered on an object store, where every write makes an object."""
+"""Seconds that rows are buffered on an object store, because every write creates an object."""
 LONGEST_PAUSE = 30.0
-"""Most seconds between tries while storage fails."""
+"""Maximum seconds between tries while storage fails."""
 
 
 class RowWriter:
-    """Writes the rows of one file of a run directory; reads those that are stored or still waiting."""
+    """Writes the rows of one file of a run directory, and reads both stored and waiting rows."""
 
     def __init__(
         self,
@@ -41,16 +41,19 @@ class RowWriter:
             stored: called with rows that were added, once they are stored.
         """
         self.log = run.log(name)
-        self._uri, self._hold, self._stored = run.at(name), hold, stored
-        self._writing = threading.RLock()  # held while writing, and while changing what is to be cut
+        self._uri = run.at(name)
+        self._hold = hold
+        self._stored = stored
+        self._writing = threading.RLock()  # held while writing, and while a pending cut changes
         self._waiting: list[Row] = []
         self._cut: tuple[int, list[Row]] | None = (
-            None  # a pending cut: the last step to keep, and rows up to it
+            None  # a pending cut: the last step to keep, and the rows to keep
         )
-        self._due, self._pause = 0.0, 0.0
+        self._due = 0.0
+        self._pause = 0.0
         self.problem = ""
         self.mark: dict[str, int] | None = None
-        """The last stored row, {"step": its step, "bytes": the offset of its end}; None before the first."""
+        """The last stored row: {"step": its step, "bytes": the offset of its end}; None before the first."""
 
     def add(self, rows: Sequence[Row]) -> None:
         """Queue rows to be written."""
@@ -59,18 +62,18 @@ class RowWriter:
         self._waiting += rows
 
     def hurry(self) -> None:
-        """Make the next `flush` write what waits."""
+        """Make the next `flush` write the waiting rows."""
         self._due = 0.0
 
     @property
     def due(self) -> bool:
-        """Whether a flush would write anything."""
+        """Return whether a flush would write anything."""
         return bool(self._waiting or self._cut is not None) and time.monotonic() >= self._due
 
     def flush(self, now: bool = False) -> int:
-        """Write the waiting rows if they are due, or `now`; returns how many of them were stored.
+        """Write the waiting rows if they are due, or if `now` is set; return how many were stored.
 
-        A failed write is repeated by a later flush, with growing pauses; until one succeeds, `problem` is the error.
+        A later flush repeats a failed write, with growing pauses. Until one succeeds, `problem` is the error.
         """
         with self._writing:
             if now:
@@ -87,10 +90,9 @@ class RowWriter:
                 self._pause = min(max(2 * self._pause, 1.0), LONGEST_PAUSE)
                 self._due = time.monotonic() + self._pause
                 return 0
-            del self._waiting[
-                : len(rows)
-            ]  # first: they are not written again, whatever who hears of them does
-            self._pause, self.problem = 0.0, ""
+            del self._waiting[: len(rows)]  # first, so that rows are not written again if the callback fails
+            self._pause = 0.0
+            self.problem = ""
             self._stored(rows)
             return len(rows)
 
@@ -105,7 +107,7 @@ class RowWriter:
             raise OSError(f"rows could not be written to {self._uri}: {self.problem}")
 
     def newest(self) -> Iterator[Row]:
-        """The valid rows, waiting or stored, newest first, one per step. Read lazily."""
+        """Yield the valid rows, waiting or stored, newest first, one for each step. Reads lazily."""
         at_most, held = self._cut or (None, [])
         least: float = float("inf")
         for row in reversed([*held, *self._waiting]):
@@ -117,33 +119,35 @@ class RowWriter:
                 yield row
 
     def latest(self, count: int) -> list[Row]:
-        """The last `count` valid rows, oldest first."""
+        """Return the last `count` valid rows, oldest first."""
         return list(islice(self.newest(), count))[::-1]
 
     def cut(self, step: int, rows: Sequence[Row]) -> None:
-        """Remove all rows after `step`, and add those of `rows`, which are up to that step, that are missing."""
+        """Remove all rows after `step`, and add those of `rows` up to that step that are missing."""
         with self._writing:
             held = [] if self._cut is None else [row for row in self._cut[1] if row["step"] <= step]
             kept = {row["step"]: row for row in [*held, *self._waiting, *rows] if row["step"] <= step}
             step = step if self._cut is None else min(step, self._cut[0])
-            self._cut, self._waiting = (step, [kept[n] for n in sorted(kept)]), []
+            self._cut = (step, [kept[n] for n in sorted(kept)])
+            self._waiting = []
             self.flush(now=True)
 
     def missing(self, mark: Any, first: int, last: int) -> list[tuple[int, int]]:
-        """Steps from `first` to `last` that are not stored, as pairs (first, last) of each gap.
+        """Return the steps from `first` to `last` that are not stored, as pairs (first, last) of each gap.
 
-        If the row of an earlier `mark` still ends at the same byte, nothing before it has been removed and only what
-        follows it is read; otherwise the whole file is.
+        If the row of an earlier `mark` still ends at the same byte, nothing before it was removed, and only the rest
+        is read. Otherwise the whole file is read.
         """
         start = 0
         if isinstance(mark, dict) and type(mark.get("bytes")) is int and type(mark.get("step")) is int:
             before = next(self.log.backward(mark["bytes"]), None)
             if before and before.row and (before.row["step"], before.end) == (mark["step"], mark["bytes"]):
-                start, first = before.end, max(first, before.row["step"] + 1)
+                start = before.end
+                first = max(first, before.row["step"] + 1)
         return gaps(self.log.extents(start), first, last)
 
     def restore(self, rows: Sequence[Row]) -> None:
-        """Insert recovered rows in order, and drop lines that are torn or altered. Raises OSError."""
+        """Insert recovered rows in order, and drop torn or altered lines. Raises OSError."""
         with self._writing:
             self.log.insert(self.log.extents(), rows)
             self.mark = None

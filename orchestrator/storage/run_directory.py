@@ -1,9 +1,9 @@
-"""The run directory: where everything about a run is stored, on a local path or any fsspec URI.
+"""The run directory: all files of a run, on a local path or any fsspec URI.
 
-    job.yaml  plan.json  metrics.jsonl  events.jsonl  status.json  summary.json  report.html  checkpoints/  export/
+job.yaml  plan.json  metrics.jsonl  events.jsonl  status.json  summary.json  report.html  checkpoints/  export/
 
-Documents are replaced atomically. Rows are appended: to one file on a local file system, to numbered parts on an object
-store, whose objects cannot grow. A row that a crash tore, or that has been altered, is dropped on reading.
+Documents are replaced atomically. Rows are appended: to one file on a local file system, to numbered parts on an
+object store, whose objects cannot grow. Readers drop rows that a crash tore or that were altered.
 """
 
 from __future__ import annotations
@@ -32,25 +32,26 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 ORIGIN = "origin.json"
-"""Which commit of another run a run began from, where it did; `step` is that commit's. A run that goes on from another
-(`resolve.continued`) has {run, step, position, receipt}, in which run is the other's directory; a trial that a search
-started from another trial's commit (`tune.lineage`) has {donor, asked, step, config}."""
+"""The commit of another run that a run began from, if any; `step` is that commit's. A run that continues another
+(`resolve.continued`) has {run, step, position, receipt}, where run is the other's directory. A trial that a search
+started from another trial's commit (`tune.lineage`) has {donor, asked, step, config}.
+"""
 KEPT = {
     ORIGIN: "put it back; a run with train.continue_from writes it again from its commits: run the job again"
 }
-"""What to do about documents that must not just be removed where they are damaged."""
+"""What to do about damaged documents that the user must not simply remove."""
 PRECISION = "precision.json"
-"""Why a run has its precision, where the job left it open."""
+"""Why a run has its precision, if the job left it open."""
 SMOKE = "smoke.json"
-"""Marks the directory of a try (`run --smoke`), which the next try of the job begins anew."""
+"""Marks the directory of a trial run (`run --smoke`). The job's next trial starts it from scratch."""
 REMOTE_TIMEOUT = 15.0
 """Seconds for a small call to a remote store."""
 RETRY = Retry(attempts=5, first=0.1, cap=3.0, deadline=30.0)
-"""Retries of every call to a remote store; rows that could not be written by then are written later."""
+"""Retries of every call to a remote store. Rows that cannot be written in that time are written later."""
 
 
 REPORT = "report.html"
-"""The one document that others than the controller write too, with `orchestrator report`."""
+"""The only document that processes besides the controller write too, with `orchestrator report`."""
 FILES = (
     "job.yaml",
     "plan.json",
@@ -70,7 +71,7 @@ class RunDir:
     """Reads and writes the documents and rows of one run."""
 
     def __init__(self, uri: str) -> None:
-        """Nothing is read or written yet. Raises InputError if the URI cannot be used, see `check_uri`."""
+        """Reads and writes nothing yet. Raises InputError if the URI cannot be used, see `check_uri`."""
         check_uri(uri)
         self.local = is_local(uri)
         self.path: str
@@ -85,7 +86,7 @@ class RunDir:
         return posixpath.basename(self.path.rstrip("/"))
 
     def at(self, name: str) -> str:
-        """The path or URI of the entry `name`."""
+        """Return the path or URI of the entry `name`."""
         return posixpath.join(self.uri, name)
 
     @property
@@ -94,10 +95,11 @@ class RunDir:
         return self.at(COMMITS)
 
     def create(self) -> tuple[str, ...]:
-        """Make the directory and check that it can be written; returns the local folders made for it, outermost first.
+        """Create the directory and check that it can be written. Return the local folders created for it, outermost
+        first.
 
-        Raises InputError if it cannot be written, or if it has entries and none of them is a run's: what a run writes
-        may be removed later, so its directory must not be somebody else's.
+        Raises InputError if it cannot be written, or if it has entries but none of a run. A run may remove its files
+        later, so it must not share a directory with somebody else's files.
         """
         self.check_ours()
         made = tuple(_missing(self.path)) if self.local else ()
@@ -106,11 +108,11 @@ class RunDir:
             probe = self._path(f"{PROBE}{os.getpid()}")
             self._call(self.fs.pipe_file, probe, b"")
             self._call(self.fs.rm_file, probe)
-        except Exception as error:  # every fsspec backend raises errors of its own
+        except Exception as error:  # fsspec backends raise various errors
             remove_empty(made)
             if self.local and (link := dangling(self.path)):
-                what = f"{link} is a link to {os.readlink(link)}, which is not there"
-                raise InputError(what, self.uri, "make that folder, or remove the link") from None
+                problem = f"{link} is a link to {os.readlink(link)}, which does not exist"
+                raise InputError(problem, self.uri, "make that folder, or remove the link") from None
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise InputError(
                 f"the run directory cannot be written ({reason})", self.uri, "give another --run-dir"
@@ -118,15 +120,15 @@ class RunDir:
         return made
 
     def is_gone(self) -> bool:
-        """Whether there is no such directory; an object store has none to look for."""
+        """Return whether the directory is missing. On an object store, always False: it has no directories."""
         return self.local and not os.path.isdir(self.path)
 
     def check_ours(self) -> None:
-        """Raise InputError if the directory has entries and none of them is a run's."""
+        """Raise InputError if the directory has entries but none of a run."""
         names = {name for name in self._names() if not name.startswith(PROBE)}
         if names and not names & OURS:
-            what = f"is not a run directory: it holds {min(names)}"
-            raise InputError(what, self.uri, "give another --run-dir, one that is new or empty")
+            problem = f"is not a run directory: it holds {min(names)}"
+            raise InputError(problem, self.uri, "give another --run-dir, one that is new or empty")
         manifests = glob.glob(f"{COMMITS}/*/{MANIFEST}", root_dir=self.path) if self.local else []
         for name in (*sorted(names & {LOCK, *FILES}), f"{COMMITS}/{ATTEMPT_FILE}", *sorted(manifests)):
             if self.local and os.path.isdir(self._path(name)):
@@ -137,8 +139,10 @@ class RunDir:
             )
 
     def holds_a_run(self, beside: str = "") -> bool:
-        """Whether this is the directory of a run, also without the entry `beside`. Raises InputError if it is a
-        search's or cannot be read."""
+        """Return whether this is a run's directory, ignoring the entry `beside`.
+
+        Raises InputError if it is a search's, or if it cannot be read.
+        """
         names = self._names()
         if TRIALS in names:
             hint = "name one of its trials, such as its folder 0000; `orchestrator tune --report` is for the search"
@@ -146,38 +150,41 @@ class RunDir:
         return bool((names - {beside}) & OURS)
 
     def _names(self) -> set[str]:
-        """The names of all entries; empty if there is no such directory."""
+        """Return the names of all entries; empty if the directory does not exist."""
         try:
-            found = self._call(self.fs.ls, self.path, detail=False)
+            paths = self._call(self.fs.ls, self.path, detail=False)
         except (FileNotFoundError, NotADirectoryError):
             return set()
-        except Exception as error:  # every fsspec backend raises errors of its own
+        except Exception as error:  # fsspec backends raise various errors
             reason = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
             hint = "check the place, its permissions and credentials"
             raise Unreachable(f"the run directory cannot be read ({reason})", self.uri, hint) from None
         return {
-            path.rstrip("/").rsplit("/", 1)[-1] for path in found if path.rstrip("/") != self.path.rstrip("/")
+            path.rstrip("/").rsplit("/", 1)[-1] for path in paths if path.rstrip("/") != self.path.rstrip("/")
         }
 
     def exists(self, name: str) -> bool:
-        """Whether there is a document of that name."""
+        """Return whether a document of that name exists."""
         return bool(self._call(self.fs.isfile, self._path(name)))
 
     def read_text(self, name: str) -> str | None:
-        """The text of a document, None if there is none. Raises InputError, or Unreachable if the store fails."""
+        """Return the text of a document; None if missing. Raises InputError, or Unreachable if the store fails."""
         try:
             return str(self._call(self.fs.cat_file, self._path(name)).decode())
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except Exception as error:  # every fsspec backend raises errors of its own
+        except Exception as error:  # fsspec backends raise various errors
             reason = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
             kind = Unreachable if transient(error) else InputError
             hint = "check its permissions" if self.local else "check address and credentials"
             raise kind(f"cannot be read ({reason})", self.at(name), hint) from None
 
     def write_text(self, name: str, text: str, private: bool = False) -> None:
-        """Create or replace a document atomically; one that is `private` is for the user alone, where there are users.
-        Raises LeaseLost if the run is another controller's, see `lock`."""
+        """Create or replace a document atomically. A `private` one is readable by the user alone, on file systems
+        with users.
+
+        Raises LeaseLost if another controller has taken over the run, see `lock`.
+        """
         self.require_lock()
         path = self._path(name)
         if self.local:
@@ -186,7 +193,7 @@ class RunDir:
             self._call(self.fs.pipe_file, path, text.encode())
 
     def read_json(self, name: str) -> Any:
-        """A JSON document, None if there is none. Raises InputError if it is damaged."""
+        """Return a JSON document; None if it is missing. Raises InputError if it is damaged."""
         text = self.read_text(name)
         try:
             return None if text is None else json.loads(text)
@@ -194,12 +201,12 @@ class RunDir:
             raise InputError("is damaged", self.at(name), KEPT.get(name, "remove it")) from None
 
     def read_json_or_empty(self, name: str) -> Row:
-        """A JSON object for display only, where a missing or damaged one may count as {}."""
+        """Return a JSON object for display only: {} if it is missing or damaged."""
         try:
-            found = self.read_json(name)
+            value = self.read_json(name)
         except InputError:
             return {}
-        return found if isinstance(found, dict) else {}
+        return value if isinstance(value, dict) else {}
 
     def write_json(self, name: str, value: Any) -> None:
         """Create or replace a JSON document; see `write_text`."""
@@ -215,17 +222,17 @@ class RunDir:
             self.log(name).remove()
 
     def remove_all(self) -> None:
-        """Remove the directory, whose lock is held, with all that is in it. Raises OSError."""
+        """Remove the directory, whose lock is held, with all its content. Raises OSError."""
         if self.local:
             shutil.rmtree(self.path)
             return
         for path in self._call(self.fs.find, self.path):
-            if posixpath.basename(posixpath.dirname(path)) != LOCK:  # the lock goes on
+            if posixpath.basename(posixpath.dirname(path)) != LOCK:  # keep the lock
                 self._call(self.fs.rm_file, path)
         self._logs.clear()
 
     def log(self, name: str) -> RowLog:
-        """The row file `name`."""
+        """Return the row file `name`."""
         if name not in self._logs:
             path = self._path(name)
             self._logs[name] = RowLog(
@@ -237,7 +244,7 @@ class RunDir:
         return self._logs[name]
 
     def rows(self, name: str) -> list[Row]:
-        """All rows of `name` as a list, oldest first; for short files only."""
+        """Return all rows of `name`, oldest first. For short files only."""
         return list(self.log(name).rows())
 
     def append(self, name: str, rows: Iterable[Row]) -> None:
@@ -246,10 +253,11 @@ class RunDir:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Be the only controller of this run; see `lock_file` and `Lease`. What a killed one was writing is removed.
+        """Become the only controller of this run; see `lock_file` and `Lease`. Removes drafts that a killed
+        controller left.
 
-        Raises InputError if another controller holds the run. Every write raises LeaseLost once another has taken over
-        on an object store, or a local directory is not there any more.
+        Raises InputError if another controller holds the run. Afterwards, every write raises LeaseLost if another
+        controller takes over on an object store, or if a local directory disappears.
         """
         held = lock_file(self.path) if self.local else Lease(self.fs, self.path, self.uri, self._call)
         with held as self._lock:
@@ -265,7 +273,7 @@ class RunDir:
                 self._lock = None
 
     def require_lock(self) -> None:
-        """Raise LeaseLost if this process held the lock of the run and has lost it."""
+        """Raise LeaseLost if this process held the run's lock and has lost it."""
         if self._lock is not None:
             self._lock.require()
 
@@ -283,20 +291,20 @@ class RunDir:
 
 
 def runs_in(folder: str) -> list[RunDir]:
-    """The entries of a folder that may be run directories, by name. Raises InputError if it cannot be read."""
+    """Return the entries of a folder that may be run directories, by name. Raises InputError if it cannot be read."""
     above = RunDir(folder)
     return [RunDir(above.at(name)) for name in sorted(above._names()) if not name.startswith(("_", "."))]
 
 
 def remove_empty(folders: Iterable[str]) -> None:
-    """Remove folders that `RunDir.create` made (outermost first) as far as they are empty."""
+    """Remove the folders that `RunDir.create` created (outermost first), as far as they are empty."""
     for folder in reversed(tuple(folders)):
         with contextlib.suppress(OSError):
             os.rmdir(folder)
 
 
 def dangling(path: str) -> str:
-    """The link on the way to a local path that leads nowhere; empty if there is none."""
+    """Return the broken link on the way to a local path; empty without one."""
     while path and path != os.path.dirname(path):
         if os.path.islink(path) and not os.path.exists(path):
             return path
@@ -305,7 +313,7 @@ def dangling(path: str) -> str:
 
 
 def _missing(path: str) -> list[str]:
-    """The folders that are missing on the way down to `path`, outermost first."""
+    """Return the missing folders on the way down to `path`, outermost first."""
     missing: list[str] = []
     while path and not os.path.lexists(path):
         missing.insert(0, path)

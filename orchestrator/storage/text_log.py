@@ -1,7 +1,7 @@
-"""Text that grows at its end, as what a rank prints: files of bounded size in a folder of a run directory.
+"""Text that grows at its end, such as a rank's output: files of bounded size in a folder of a run directory.
 
-`rank-0.log` is continued in `rank-0.log.1`, `rank-0.log.2` and so on; of a long one the beginning and the end are kept.
-On an object store, whose objects cannot grow, the last file is written again as a whole.
+`rank-0.log` continues in `rank-0.log.1`, `rank-0.log.2` and so on. Of a long text, the beginning and the end are
+kept. Objects in a store cannot grow, so there the last file is rewritten as a whole.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from orchestrator.storage.retry import Retry
 from orchestrator.storage.uri import is_local
 
 PART_BYTES = 1 << 20
-"""Bytes after which another file is begun."""
+"""Bytes after which a new file is started."""
 PARTS = 16
-"""Files that are kept at the end, beside the first."""
+"""Number of files kept at the end, besides the first."""
 TIMEOUT = 15.0
 """Seconds for a small call to a remote store."""
 RETRY = Retry(attempts=3, first=0.2, cap=2.0, deadline=20.0)
@@ -28,21 +28,28 @@ _PART = re.compile(r"(?P<name>.+\.log)(\.(?P<part>\d+))?")
 
 
 class TextLog:
-    """Writes one text, from its beginning; nobody else writes it."""
+    """Writes one text, from its beginning. There must be no other writer."""
 
     def __init__(self, folder: str, name: str) -> None:
-        """Of the text `name` (which ends in .log) in `folder`, two folders below the run directory."""
+        """The text `name` (which ends in .log) in `folder`, two folders below the run directory."""
         self._local = is_local(folder)
         self._fs, self._folder = open_file_system(folder, TIMEOUT)
-        self._name, self._part, self._size, self._held = name, 0, 0, b""
+        self._name = name
+        self._part = 0
+        self._size = 0
+        self._held = b""
 
     def append(self, data: bytes) -> None:
         """Add to the end. Raises OSError and errors of the store's client; then nothing was added, or part of it on a
-        local file system. A run directory that is gone, as one that was moved, is not made anew."""
+        local file system.
+
+        A run directory that no longer exists, for example because it was moved, is not created again.
+        """
         while data:
             if self._size >= PART_BYTES:
                 self._begin_part()
-            now, data = data[: PART_BYTES - self._size], data[PART_BYTES - self._size :]
+            now = data[: PART_BYTES - self._size]
+            data = data[PART_BYTES - self._size :]
             path = posixpath.join(self._folder, _file(self._name, self._part))
             if self._local:
                 for folder in (posixpath.dirname(self._folder), self._folder):
@@ -56,7 +63,9 @@ class TextLog:
             self._size += len(now)
 
     def _begin_part(self) -> None:
-        self._part, self._size, self._held = self._part + 1, 0, b""
+        self._part = self._part + 1
+        self._size = 0
+        self._held = b""
         if self._part > PARTS:
             with contextlib.suppress(FileNotFoundError):
                 self._fs.rm_file(posixpath.join(self._folder, _file(self._name, self._part - PARTS)))
@@ -74,22 +83,22 @@ class TextLogs:
         self._fs, self._folder = open_file_system(folder, TIMEOUT)
 
     def parts(self) -> dict[str, list[int]]:
-        """The texts there are, in order, with the numbers of their files; none if there is no such folder."""
-        found: dict[str, list[int]] = {}
+        """Return the texts, in order, with the numbers of their files; empty if the folder does not exist."""
+        numbers_of: dict[str, list[int]] = {}
         for match in filter(None, map(_PART.fullmatch, self.folders())):
-            found.setdefault(match["name"], []).append(int(match["part"] or 0))
-        return {name: sorted(found[name]) for name in sorted(found, key=_by_number)}
+            numbers_of.setdefault(match["name"], []).append(int(match["part"] or 0))
+        return {name: sorted(numbers_of[name]) for name in sorted(numbers_of, key=_by_number)}
 
     def folders(self) -> list[str]:
-        """The names of the folders in this one, in order."""
+        """Return the names of the folders in this one, in order."""
         try:
-            found: list[Any] = RETRY(self._fs.ls, self._folder, detail=False)
+            entries: list[Any] = RETRY(self._fs.ls, self._folder, detail=False)
         except (FileNotFoundError, NotADirectoryError):
             return []
-        return sorted((posixpath.basename(path.rstrip("/")) for path in found), key=_by_number)
+        return sorted((posixpath.basename(path.rstrip("/")) for path in entries), key=_by_number)
 
     def inside(self, folder: str) -> TextLogs:
-        """The texts of one of the folders."""
+        """Return the texts of one of the folders."""
         return TextLogs(posixpath.join(self._uri, folder))
 
     def keep(self, count: int) -> None:
@@ -102,12 +111,15 @@ class TextLogs:
         """Remove the texts of one of the folders."""
         inside = self.inside(folder)
         inside.keep(0)
-        with contextlib.suppress(FileNotFoundError):  # where folders are made, as on a local file system
+        # only where folders exist by themselves, as on a local file system
+        with contextlib.suppress(FileNotFoundError):
             self._fs.rmdir(inside._folder)
 
     def read(self, name: str, numbers: Sequence[int], part: int = 0, at: int = 0) -> tuple[bytes, int, int]:
-        """What there is of a text, whose files have these numbers, from byte `at` of file `part` on, and the place
-        after it. Files that are not there any more are passed over."""
+        """Return a text from byte `at` of file `part` on, and the position after it.
+
+        `numbers` are the numbers of the text's files. Files that no longer exist are skipped.
+        """
         text = b""
         for number in numbers:
             if number < part:
@@ -116,11 +128,13 @@ class TextLogs:
             path = posixpath.join(self._folder, _file(name, number))
             with contextlib.suppress(FileNotFoundError):
                 new = bytes(RETRY(self._fs.cat_file, path, start, start + PART_BYTES))
-                text, part, at = text + new, number, start + len(new)
+                text = text + new
+                part = number
+                at = start + len(new)
         return text, part, at
 
 
 def _by_number(name: str) -> tuple[str, int]:
-    """So that rank-10 comes after rank-9."""
+    """Return a sort key that puts rank-10 after rank-9."""
     digits = re.search(r"\d+", name)
     return (name[: digits.start()], int(digits[0])) if digits else (name, -1)

@@ -11,11 +11,11 @@ from orchestrator.config.errors import InputError
 from orchestrator.config.extras import install
 
 INVALID_NAME = {errno.ENAMETOOLONG, errno.ELOOP}
-"""Errors of a file system for a path that cannot exist."""
+"""File system errors for a path that cannot exist."""
 
 
 class Library(NamedTuple):
-    """What reads and writes a store, and the extra that installs it."""
+    """The library for a store, and the extra that installs it."""
 
     library: str
     extra: str
@@ -25,39 +25,41 @@ LIBRARIES = {
     **dict.fromkeys(("gs", "gcs"), Library("gcsfs", "gcs")),
     **dict.fromkeys(("az", "abfs", "abfss"), Library("adlfs", "azure")),
 }
-"""By protocol of a URI; that of s3:// is always installed."""
+"""Libraries by URI protocol. The one for s3:// is always installed."""
 
 
 def protocol_of(uri: str) -> str:
-    """The protocol of a URI, of a chained one that of its last; empty for a path."""
+    """Return the protocol of a URI; for a chained URI that of its last part; empty for a path."""
     head, mark, _ = uri.split("::")[-1].partition("://")
     return head.lower() if mark else ""
 
 
 def is_local(uri: str) -> bool:
-    """Whether `uri` names a path on this machine's file systems: a plain path, file:// or local://. A chain of file
-    systems (`simplecache::s3://...`) has the :// of one; without that a name with :: is a path."""
+    """Return whether `uri` names a path on this machine's file systems: a plain path, file:// or local://.
+
+    A chain of file systems (`simplecache::s3://...`) contains ://. Without it, a name with :: is a path.
+    """
     return "://" not in uri or ("::" not in uri and uri.startswith(("file://", "local://")))
 
 
 def local_path(uri: str) -> str:
-    """The absolute path that a local URI names."""
+    """Return the absolute path of a local URI."""
     return os.path.abspath(os.path.expanduser(uri.split("://", 1)[-1]))
 
 
 def check_uri(uri: str, where: str = "") -> None:
-    """Check that a path or URI is not empty, not too long, no loop of symbolic links, and of a known protocol.
+    """Check that a path or URI is not empty, not too long, not a loop of symbolic links, and of a known protocol.
 
-    Nothing remote is asked. Raises InputError; `where` says where it was given.
+    Remote places are not contacted. Raises InputError; `where` says where the URI was given.
     """
     shown = uri.encode(errors="backslashreplace").decode()[:200]
     store = LIBRARIES.get(protocol_of(uri))
     if store and find_spec(store.library) is None:
-        what = f"{shown!r} needs {store.library}, which is not installed"
-        raise InputError(what, where, install(store.extra))
+        problem_text = f"{shown!r} needs {store.library}, which is not installed"
+        raise InputError(problem_text, where, install(store.extra))
     if problem := _problem(uri):
-        what = f"{shown!r} is not a path or URI ({problem})"
-        raise InputError(what, where, "use a path or an fsspec URI such as s3://")
+        problem_text = f"{shown!r} is not a path or URI ({problem})"
+        raise InputError(problem_text, where, "use a path or an fsspec URI such as s3://")
 
 
 def _problem(uri: str) -> str:
@@ -67,7 +69,8 @@ def _problem(uri: str) -> str:
         if is_local(uri):
             os.stat(local_path(uri))
             return ""
-        protocol, rest = protocol_of(uri), uri.split("://", 1)[-1]
+        protocol = protocol_of(uri)
+        rest = uri.split("://", 1)[-1]
         if not rest.strip("/"):
             return "it is empty"
         from fsspec import get_filesystem_class
@@ -81,7 +84,7 @@ def _problem(uri: str) -> str:
 
 
 def unwritable(uri: str) -> str:
-    """Why a local place cannot be written, or made where there is none; empty if it can. Nothing remote is asked."""
+    """Return why a local place cannot be created or written; empty if it can. Remote places are not contacted."""
     if not is_local(uri):
         return ""
     folder = local_path(uri)
@@ -93,5 +96,5 @@ def unwritable(uri: str) -> str:
 
 
 def is_path(uri: str) -> bool:
-    """Whether `uri` is written as a local path, without a protocol."""
+    """Return whether `uri` is written as a local path, without a protocol."""
     return is_local(uri) and "://" not in uri

@@ -203,7 +203,7 @@ def test_a_run_that_gains_nothing_ends_early_with_its_best_commit(tmp_path: Path
     run, killed = tmp_path / "run", tmp_path / "killed"
     summary = drive_here(overfitted(), str(run), cache)
     assert summary["state"] == Outcome.DONE.value
-    assert summary["reason"] == "validation.loss has not become better in 3 evaluations"
+    assert summary["reason"] == "validation.loss has not improved in 3 evaluations"
     losses = {row["step"]: row["validation"]["loss"] for row in of_sets(run)}
     best = min(losses, key=losses.__getitem__)
     assert max(losses) == best + 12 < 400

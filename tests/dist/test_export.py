@@ -71,7 +71,7 @@ def test_a_class_run_as_it_is_leaves_though_it_has_tables_that_no_commit_holds(t
 
 def test_a_folder_that_is_no_export_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("precious")
-    with pytest.raises(InputError, match="holds something that is no export; give a new folder"):
+    with pytest.raises(InputError, match="holds something other than an export; give a new folder"):
         check_target(str(tmp_path))
     assert (tmp_path / "thesis.tex").read_text() == "precious"
 

@@ -161,9 +161,7 @@ def test_a_run_of_a_class_goes_on_where_there_is_a_table_for_it_by_now(tmp_path:
     assert weights(Path(run.uri), 6) == weights(tmp_path / "quiet", 6)
     drive_here(ours, str(tmp_path / "own"), cache)
     assert curve(tmp_path / "own")[-1][1] == pytest.approx(curve(tmp_path / "quiet")[-1][1], rel=1e-5)
-    with pytest.raises(
-        InputError, match=r"is the class of this project, .* set workload\.implementation to auto"
-    ):
+    with pytest.raises(InputError, match=r"is this project's class, .* set workload\.implementation to auto"):
         preflight(parse(theirs), RunDir(str(tmp_path / "own")), None, None)
     # a second phase goes on as that class too, and the weights alone begin a run of this project's class
     phase = ours | {"train": ours["train"] | {"steps": 8, "continue_from": f"{run.uri}@6"}}

@@ -1,3 +1,3 @@
-"""Hugging Face: checkpoints and configurations converted in both directions, classes of transformers run as they are,
-and checks that both compute the same.
+"""Hugging Face: conversion of checkpoints and configurations in both directions, transformers classes that are run
+unchanged, and checks that both compute the same.
 """

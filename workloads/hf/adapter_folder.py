@@ -1,4 +1,4 @@
-"""An adapter of our model as a folder that peft loads onto a class of transformers."""
+"""Write an adapter of our model as a folder that peft loads onto a class of transformers."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from workloads.hf.family import Row
 from workloads.hf.workload import NETWORK, HuggingFaceWorkload
 from workloads.transformer_workload import TransformerWorkload
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
-"""What peft puts before the names of tensors."""
+"""peft's prefix of tensor names."""
 TASKS = {
     "CausalLM": "CAUSAL_LM",
     "LMHeadModel": "CAUSAL_LM",
@@ -33,13 +34,13 @@ TASKS = {
     "QuestionAnswering": "QUESTION_ANS",
     "ConditionalGeneration": "SEQ_2_SEQ_LM",
 }
-"""peft's name of a task by the end of the class's name; others have none."""
+"""peft's name of a task, by the end of the class's name. Other classes have none."""
 Read = Callable[[str], Tensor]
 
 
 @dataclass(frozen=True)
 class _Layer:
-    """A linear layer of the class of transformers, and those of ours that it is made of."""
+    """A linear layer of the transformers class, and the layers of ours that it consists of."""
 
     module: str
     row: Row
@@ -47,7 +48,7 @@ class _Layer:
 
     @property
     def parts(self) -> list[str]:
-        """The names of our layers."""
+        """Return the names of our layers."""
         return [name.replace("{n}", self.number).removesuffix(".weight") for name in self.row.names]
 
 
@@ -75,7 +76,8 @@ def check_adapter(workload: TransformerWorkload | HuggingFaceWorkload) -> None:
         )
     if adapter.kind in PROMPTS and _task(workload) != "CAUSAL_LM":
         raise WorkloadError(
-            "peft reads a head's token beside a prompt otherwise; set checkpoint.export to null"
+            "peft pools differently with prompt tuning, so this adapter cannot be exported; "
+            "set checkpoint.export to null"
         )
     with torch.device("meta"):
         config_of(workload, "")
@@ -85,21 +87,28 @@ def check_adapter(workload: TransformerWorkload | HuggingFaceWorkload) -> None:
 def write_adapter(
     workload: TransformerWorkload | HuggingFaceWorkload, read: Read, folder: str, base: str
 ) -> None:
-    """Write adapter_config.json and adapter_model.safetensors for the base that is named so; `read(name)` gives a
-    tensor of our model."""
+    """Write adapter_config.json and adapter_model.safetensors.
+
+    `base` is the name of the base. `read(name)` returns a tensor of our model.
+    """
     place = Path(folder)
     if isinstance(workload, HuggingFaceWorkload):
-        found, config = _tensors_of_class(workload, read), _config_of_class(workload, base)
+        found = _tensors_of_class(workload, read)
+        config = _config_of_class(workload, base)
     else:
-        found, config = _tensors(workload, read), config_of(workload, base)
+        found = _tensors(workload, read)
+        config = config_of(workload, base)
     tensors = {name: tensor.contiguous() for name, tensor in found.items()}
     save_file(tensors, place / WEIGHTS, metadata={"format": "pt"})
     (place / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
 
 
 def _config_of_class(workload: HuggingFaceWorkload, base: str) -> dict[str, Any]:
-    """What adapter_config.json says of a class that is run as it is, whose layers are transformers' own."""
-    adapter, end = _adapter_of(workload), len(A)
+    """Return the content of adapter_config.json for a class that is run unchanged, whose layers are transformers'
+    own.
+    """
+    adapter = _adapter_of(workload)
+    end = len(A)
     modules = [n.removeprefix(NETWORK)[:-end] for n in workload.shapes if n.endswith(A)]
     return {
         "task_type": _task_of(type(workload.config.bare).__name__),
@@ -113,7 +122,9 @@ def _config_of_class(workload: HuggingFaceWorkload, base: str) -> dict[str, Any]
 
 
 def _new_modules(workload: HuggingFaceWorkload) -> set[str]:
-    """The modules that begin anew, a head of several layers by its own name: peft adds that name by itself."""
+    """Return the newly initialised modules. A head of several layers has its own name, because peft adds names
+    itself.
+    """
     new = workload.new
     heads = {name.partition(".")[0] for name in new}
     old = {
@@ -129,12 +140,12 @@ def _new_modules(workload: HuggingFaceWorkload) -> set[str]:
 
 def _tensors_of_class(workload: HuggingFaceWorkload, read: Read) -> dict[str, Tensor]:
     ends = {A: ".lora_A.weight", B: ".lora_B.weight", LENGTH: ".lora_magnitude_vector"}
-    found = {f"{PREFIX}{name}": read(f"{NETWORK}{name}") for name in workload.new}
+    tensors = {f"{PREFIX}{name}": read(f"{NETWORK}{name}") for name in workload.new}
     for name in workload.shapes:
         for ours, theirs in ends.items():
             if name.endswith(ours):
-                found[f"{PREFIX}{name.removeprefix(NETWORK).removesuffix(ours)}{theirs}"] = read(name)
-    return found
+                tensors[f"{PREFIX}{name.removeprefix(NETWORK).removesuffix(ours)}{theirs}"] = read(name)
+    return tensors
 
 
 def _low_rank(adapter: Adapter) -> dict[str, Any]:
@@ -150,12 +161,13 @@ def _low_rank(adapter: Adapter) -> dict[str, Any]:
 
 
 def config_of(workload: TransformerWorkload, base: str) -> dict[str, Any]:
-    """What adapter_config.json says.
+    """Return the content of adapter_config.json.
 
-    A layer of transformers that is several of ours has their matrices on one another and the sum of their ranks, with
-    an alpha that leaves the scale as it is.
+    A transformers layer that combines several of ours gets their matrices stacked and the sum of their ranks, with an
+    alpha that keeps the scale.
     """
-    adapter, layers = _adapter_of(workload), list(_layers(workload))
+    adapter = _adapter_of(workload)
+    layers = list(_layers(workload))
     general = {
         "task_type": _task(workload),
         "base_model_name_or_path": base,
@@ -213,15 +225,16 @@ def _adapter_of(workload: TransformerWorkload | HuggingFaceWorkload) -> Adapter:
 
 
 def _layers(workload: TransformerWorkload) -> Iterator[_Layer]:
-    """The layers of transformers that have an adapter."""
-    family, found = family_of(workload.config), set()
+    """Return the transformers layers that have an adapter."""
+    family = family_of(workload.config)
+    layers = set()
     for name in workload.shapes:
         if not name.endswith(A):
             continue
         row, _, number = row_of(family, workload.config, name.removesuffix(A) + ".weight")
         module = row.hf_name.replace("{n}", number).removesuffix(".weight")
-        if module not in found:
-            found.add(module)
+        if module not in layers:
+            layers.add(module)
             yield _Layer(module, row, number)
 
 
@@ -230,36 +243,40 @@ def _adapted(layer: _Layer, names: Mapping[str, object]) -> list[str]:
 
 
 def _heads(workload: TransformerWorkload) -> set[str]:
-    """The modules of transformers that are trained as they are: heads that the base lacks."""
-    family, adapter = family_of(workload.config), _adapter_of(workload)
-    own = [n for n in workload.shapes if n not in workload.frozen and not adapter.adds(n)]
-    names = [row_of(family, workload.config, name)[0].hf_name for name in own]
+    """Return the transformers modules that are trained in full: heads that the base lacks."""
+    family = family_of(workload.config)
+    adapter = _adapter_of(workload)
+    trained = [n for n in workload.shapes if n not in workload.frozen and not adapter.adds(n)]
+    names = [row_of(family, workload.config, name)[0].hf_name for name in trained]
     return {name.rpartition(".")[0] for name in names}
 
 
 def _tensors(workload: TransformerWorkload, read: Read) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     if _adapter_of(workload).kind == "prefix":
         names = [f"layers.{n}.attention{end}" for n in range(workload.config.layers) for end in (KEY, VALUE)]
-        found["prompt_embeddings"] = torch.cat([read(name).t() for name in names], dim=1)
+        tensors["prompt_embeddings"] = torch.cat([read(name).t() for name in names], dim=1)
     if _adapter_of(workload).kind in PROMPTS:
-        found["prompt_embeddings"] = prompt_vectors(read, _adapter_of(workload).kind == "p_tuning")
+        tensors["prompt_embeddings"] = prompt_vectors(read, _adapter_of(workload).kind == "p_tuning")
     for layer in _layers(workload):
         for leaf, tensor in _of_layer(layer, workload, read):
-            found[f"{PREFIX}{layer.module}.{leaf}"] = tensor
+            tensors[f"{PREFIX}{layer.module}.{leaf}"] = tensor
     if heads := _heads(workload):
         shapes = {n: s for n, s in workload.shapes.items() if n not in workload.frozen}
         own = {n: s for n, s in shapes.items() if not _adapter_of(workload).adds(n)}
         for name, tensor in to_hf(family_of(workload.config), workload.config, own, read):
             if name.rpartition(".")[0] in heads:
-                found[f"{PREFIX}{name}"] = tensor
-    return found
+                tensors[f"{PREFIX}{name}"] = tensor
+    return tensors
 
 
 def _of_layer(layer: _Layer, workload: TransformerWorkload, read: Read) -> Iterator[tuple[str, Tensor]]:
-    """A of all parts on one another, B with a block for each, and for DoRA the lengths of the rows of all parts: of
-    one that is not adapted the norms that they have."""
-    names, shapes = workload.shapes, workload.shapes
+    """Return A of all parts stacked, B with a block for each, and for DoRA the row norms of all parts.
+
+    A part without an adapter keeps its norms.
+    """
+    names = workload.shapes
+    shapes = workload.shapes
     adapted = _adapted(layer, names)
     yield "lora_A.weight", torch.cat([read(f"{part}{A}") for part in adapted])
     rank = _adapter_of(workload).rank

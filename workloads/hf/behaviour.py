@@ -1,6 +1,6 @@
-"""Checks that a Hugging Face class run as it is computes what the objective says, on a small copy of the class.
+"""Check that an unchanged Hugging Face class computes what the objective expects, on a small copy of the class.
 
-A class decides by itself what its masks mean, so the checks change tokens and look at which logits change.
+Classes interpret their masks on their own, so the checks change tokens and observe which logits change.
 """
 
 from __future__ import annotations
@@ -48,8 +48,10 @@ Reader = Callable[[int], np.ndarray]
 
 
 def reader(objective: Objective, vocabulary: Vocabulary, length: int) -> Reader:
-    """Reads sample n of random text or records for inputs of `length` tokens: sample 0 has documents of equal length,
-    sample 1 of other lengths, sample 2 one only."""
+    """Return a function that reads sample n of random text or records for inputs of `length` tokens.
+
+    Sample 0 has documents of equal length, sample 1 of other lengths, sample 2 a single one.
+    """
     words = np.array(sorted(set(range(vocabulary.size)) - vocabulary.special)[:200])
     if objective.reading.unit.startswith("record"):
         return lambda sample: _record(objective, words, length, sample)
@@ -65,14 +67,15 @@ def reader(objective: Objective, vocabulary: Vocabulary, length: int) -> Reader:
 
 
 def _record(objective: Objective, words: np.ndarray, length: int, sample: int) -> np.ndarray:
-    """A record of the objective, no two of one length."""
+    """Return a record of the objective. No two have the same length."""
     rng = np.random.default_rng(sample)
 
     def text(least: int, size: int) -> np.ndarray:
         found: np.ndarray = rng.choice(words, least + (2 * sample) % max(size, 1)).astype(np.int64)
         return found
 
-    name, half = objective.name, length // 2
+    name = objective.name
+    half = length // 2
     if name == "conversation":
         each = [_answered(text(DOCUMENT - n, 1)) for n in range(1 if sample > 1 else 2)]
         return np.concatenate([part for talk in each for part in (talk, [CLOSE])])
@@ -91,34 +94,35 @@ def _record(objective: Objective, words: np.ndarray, length: int, sample: int) -
 
 
 def _answered(words: np.ndarray) -> np.ndarray:
-    """A text of which the second half is the answer that is predicted."""
+    """Return a text whose second half is the answer to predict."""
     return np.concatenate([words[: len(words) // 2], words[len(words) // 2 :] | MARK])
 
 
 SEEDS = 3
 """Number of random weights with which a class is tried before it is refused."""
 MAX_PARAMETERS = 200_000_000
-"""Most parameters of a small copy."""
+"""Maximum number of parameters of a small copy."""
 
 
 Further = Callable[[HuggingFaceWorkload, HuggingFaceNetwork, Batch], None]
-"""A check of a small copy of a class on some samples, which raises WorkloadError."""
+"""A check of a small copy of a class on some samples. It raises WorkloadError on failure."""
 
 
 def check_behaviour(workload: HuggingFaceWorkload, further: Further | None = None) -> None:
-    """Raise WorkloadError unless a small copy of the class, with this configuration, passes these checks and `further`:
+    """Raise WorkloadError unless a small copy of the class, with this configuration, passes these checks and
+    `further`.
 
-    it draws no random numbers in training; a sample's logits do not depend on the other samples; a token changes only
-    logits that may see it, and packed documents give the logits of separate ones; recomputed layers give the same
-    gradients; transformers loads the export, which computes the same. With dropout, samples stay independent and
-    recomputation exact.
+    The class draws no random numbers in training. A sample's logits do not depend on the other samples. A token
+    changes only logits that may see it, and packed documents give the logits of separate ones. Recomputed layers give
+    the same gradients. transformers loads the export, which computes the same. With dropout, samples stay independent
+    and recomputation exact.
     """
     folder = str(root(workload.config.folder))
     if has_weights(folder) and workload.config.parameters() <= MAX_PARAMETERS:
         workload.initial(
             next(iter(workload.shapes)), 0
-        )  # a small checkpoint is read at once, to see whether it fits
-    what = f"{type(workload.config.bare).__name__} cannot be trained with {workload.objective.name} here"
+        )  # a small checkpoint is loaded right away, to check that it fits
+    problem = f"{type(workload.config.bare).__name__} cannot be trained with {workload.objective.name} here"
     failure: Exception | None = None
     for hf_config in narrowings(workload.config.hf_config()):
         try:
@@ -130,13 +134,13 @@ def check_behaviour(workload: HuggingFaceWorkload, further: Further | None = Non
                     _check_further(trial, further)
                 return
         except WorkloadError as error:
-            raise WorkloadError(f"{what}: {error}") from None
+            raise WorkloadError(f"{problem}: {error}") from None
         except TooLarge as error:
             failure = failure or error
         except Exception as error:  # each class fails in its own way on widths that it cannot have
             failure = error
     reason = f"{type(failure).__name__}: {' '.join(str(failure).split())[:160]}"
-    raise WorkloadError(f"{what}: it fails with {reason}; use another class") from failure
+    raise WorkloadError(f"{problem}: it fails with {reason}; use another class") from failure
 
 
 def _check_further(trial: HuggingFaceWorkload, further: Further) -> None:
@@ -153,7 +157,7 @@ class TooLarge(Exception):
 def _check_with_seeds(trial: HuggingFaceWorkload) -> None:
     """Run the checks with up to SEEDS seeds, until one passes.
 
-    With some weights rounding alone makes a router choose another expert; a class that is wrong fails with all seeds.
+    With some weights, rounding alone makes a router choose another expert. A wrong class fails with all seeds.
     """
     for seed in range(SEEDS):
         try:
@@ -169,14 +173,14 @@ def _check_with_seeds(trial: HuggingFaceWorkload) -> None:
 
 @contextmanager
 def small_trial(workload: HuggingFaceWorkload, hf_config: Any) -> Iterator[HuggingFaceWorkload]:
-    """The workload with a small configuration, few tokens and short sequences, in a folder that is removed at the
-    end."""
+    """Yield the workload with a small configuration, few tokens and short sequences, in a temporary folder."""
     vocabulary = fewer_tokens(hf_config, workload.vocabulary)
     _keep_slack(hf_config, workload)
     with tempfile.TemporaryDirectory(prefix="trial-") as folder:
         hf_config.save_pretrained(folder)
         objective = replace(workload.objective, vocabulary=vocabulary, sequence_length=LENGTH)  # type: ignore[type-var]
-        config, head = describe_hf_class(folder), workload.config.head
+        config = describe_hf_class(folder)
+        head = workload.config.head
         if head != "language":
             config = config.with_head(head, workload.config.classes)
         trial = replace(workload, config=config, objective=objective, vocabulary=vocabulary)
@@ -186,8 +190,9 @@ def small_trial(workload: HuggingFaceWorkload, hf_config: Any) -> Iterator[Huggi
 
 
 def _keep_slack(hf_config: Any, workload: HuggingFaceWorkload) -> None:
-    """Give the trial as many learned positions beyond its sequence length as the model has beyond the job's, since some
-    classes count positions from 2."""
+    """Give the trial as many spare learned positions beyond its sequence length as the model has, because some
+    classes count positions from 2.
+    """
     slack = workload.config.max_positions - workload.objective.sequence_length  # type: ignore[attr-defined]
     for part in nested_configs(hf_config):
         name = part.attribute_map.get("max_position_embeddings", "max_position_embeddings")
@@ -197,7 +202,9 @@ def _keep_slack(hf_config: Any, workload: HuggingFaceWorkload) -> None:
 
 
 def trained_model(workload: HuggingFaceWorkload, seed: int) -> HuggingFaceNetwork:
-    """The model in training mode, made as the trainer makes it: on the meta device, moved, filled by tensor name."""
+    """Return the model in training mode, built as the trainer builds it: on the meta device, moved, filled by tensor
+    name.
+    """
     with torch.device("meta"):
         model = workload.build()
     assert isinstance(model, HuggingFaceNetwork)
@@ -211,7 +218,7 @@ def trained_model(workload: HuggingFaceWorkload, seed: int) -> HuggingFaceNetwor
 
 @torch.no_grad()
 def move_adapter(model: nn.Module) -> None:
-    """Give the matrices of adapters values that count, which begin with zeros."""
+    """Give adapter matrices, which start at zero, values that affect the output."""
     for name, parameter in model.named_parameters():
         if name.endswith(B):
             parameter.copy_(0.1 * normal(0, name, parameter.shape))
@@ -232,7 +239,7 @@ def _check_all(trial: HuggingFaceWorkload, model: HuggingFaceNetwork) -> None:
 
 
 def _samples(trial: HuggingFaceWorkload) -> Batch:
-    """Three samples of the trial. What a run adds to them is there too."""
+    """Return three samples of the trial, with everything that a run adds to them."""
     read = reader(trial.objective, trial.vocabulary, LENGTH)
     batch = trial.objective.collate(Samples(read, 3), [0, 1, 2], 0)
     if getattr(trial.objective, "compares", False):
@@ -241,7 +248,7 @@ def _samples(trial: HuggingFaceWorkload) -> Batch:
 
 
 def _check_determinism(model: nn.Module, samples: Batch) -> Tensor:
-    """The logits. Raises WorkloadError if they depend on the state of torch's random generator."""
+    """Return the logits. Raises WorkloadError if they depend on the state of torch's random generator."""
     torch.manual_seed(1)
     first = logits_of(model, samples)
     torch.manual_seed(2)
@@ -262,14 +269,17 @@ def _check_independence(model: nn.Module, samples: Batch, logits: Tensor) -> Non
 
 @torch.no_grad()
 def _check_balance(model: HuggingFaceNetwork, samples: Batch) -> None:
-    """Check that our routers' loss of one sequence is that of the class."""
-    balance, network = model.balance, model.network
+    """Check that our router loss of one sequence equals that of the class."""
+    balance = model.balance
+    network = model.network
     if balance is None:
         return
-    found = network(input_ids=row_of(samples, 0)["tokens"], use_cache=False, output_router_logits=True)
-    loss, hf_loss = balance(found.router_logits, 1), found.aux_loss
+    output = network(input_ids=row_of(samples, 0)["tokens"], use_cache=False, output_router_logits=True)
+    loss = balance(output.router_logits, 1)
+    hf_loss = output.aux_loss
     zero = torch.zeros(())
-    loss, hf_loss = zero if loss is None else loss, zero if hf_loss is None else balance.weight * hf_loss
+    loss = zero if loss is None else loss
+    hf_loss = zero if hf_loss is None else balance.weight * hf_loss
     if differ(loss, torch.as_tensor(hf_loss)):
         raise WorkloadError(
             "it balances its routers in a way that is not known here; "
@@ -297,7 +307,7 @@ def _gradients(trial: HuggingFaceWorkload, model: nn.Module, samples: Batch) -> 
 
 
 def _check_dropout(trial: HuggingFaceWorkload) -> None:
-    """Check that dropout has an effect, and depends on nothing but the sample."""
+    """Check that dropout has an effect, and depends only on the sample."""
     model = trained_model(trial, 0)
     samples = _samples(trial)
     samples[KEYS] = row_keys(0, 0, 3)

@@ -42,13 +42,22 @@ def export(
     problem: str | None = None,
     generation: Generation = PLAIN,
 ) -> None:
-    """Write config.json and model.safetensors (fp32) of the model whose tensors `read(name)` gives; of one that
-    generates text also generation_config.json.
+    """Write config.json and model.safetensors (fp32) of a model; if it generates text, also generation_config.json.
 
-    decoder_start is the token with which the decoder of an encoder-decoder begins, by default the padding; labels are
-    the names of what a classifier predicts, and problem is transformers' name of its loss; `generation` says how a text
-    goes on and ends. ELECTRA's discriminator goes to `folder`, its generator to the folder `generator` in it. Raises
-    WorkloadError if transformers has no such model.
+    ELECTRA's discriminator goes to `folder`, its generator to the folder `generator` in it.
+
+    Args:
+        config: the model.
+        vocabulary: its vocabulary.
+        shapes: the shapes of its tensors.
+        read: returns the tensor of a name.
+        folder: where to write.
+        decoder_start: the first token of an encoder-decoder's decoder; by default the padding.
+        labels: the names of a classifier's labels.
+        problem: transformers' name of its loss.
+        generation: how a text continues and ends.
+
+    Raises WorkloadError if transformers has no such model.
     """
     if not config.generator:
         hf_config = hf_config_of(config, vocabulary, decoder_start, generation)
@@ -69,14 +78,14 @@ def export(
 def check_export(
     config: TransformerConfig, vocabulary: Vocabulary, shapes: Shapes, decoder_start: int | None = None
 ) -> None:
-    """Raise WorkloadError if `export` would; no weights are needed.
+    """Raise WorkloadError if `export` would. Needs no weights.
 
-    What has passed on this machine is remembered: to import transformers' class takes several seconds.
+    Successful checks are remembered on this machine, because importing transformers' class takes several seconds.
     """
     if config.causal and config.head == "sequence" and vocabulary.pad is None:
         raise WorkloadError(
-            "transformers finds the last token of a text by the padding behind it, and this tokenizer has no pad "
-            "token; give it one, or set checkpoint.export to null"
+            "cannot export: transformers needs a pad token to find the last token, and this tokenizer has "
+            "none; give it one, or set checkpoint.export to null"
         )
     passed = _passed(config, vocabulary, shapes, decoder_start)
     if passed.exists():
@@ -88,13 +97,13 @@ def check_export(
         blank = {name: torch.empty(shape, device="meta") for name, shape in names.items()}
         written = to_hf(family_of(part), part, names, blank.__getitem__)
         _check_fits(hf_config, {name: tensor.shape for name, tensor in written})
-    with contextlib.suppress(OSError):  # then it is checked again
+    with contextlib.suppress(OSError):  # then the check runs again next time
         passed.parent.mkdir(parents=True, exist_ok=True)
         passed.touch()
 
 
 def hf_names(config: TransformerConfig, shapes: Shapes) -> list[str]:
-    """The names of transformers' tensors for a model of one network."""
+    """Return the names of transformers' tensors for a model with one network."""
     blank = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
     return [name for name, _ in to_hf(family_of(config), config, shapes, blank.__getitem__)]
 
@@ -105,7 +114,7 @@ def hf_config_of(
     decoder_start: int | None = None,
     generation: Generation = PLAIN,
 ) -> Any:
-    """The configuration object of transformers for a model. Raises WorkloadError if it cannot describe the model."""
+    """Return transformers' configuration object for a model. Raises WorkloadError if it cannot describe the model."""
     from transformers import AutoConfig
 
     family = family_of(config)
@@ -129,7 +138,7 @@ def hf_config_of(
 
 
 def electra_pair(config: TransformerConfig, folder: str) -> tuple[tuple[TransformerConfig, str, str], ...]:
-    """The configurations of ELECTRA's two networks, the prefixes of their tensors' names, and their folders."""
+    """Return the configurations of ELECTRA's two networks, the prefixes of their tensors' names, and their folders."""
     generator = str(Path(folder) / GENERATOR)
     return (
         (config.changed({"generator": 0}), "discriminator.", folder),
@@ -138,17 +147,17 @@ def electra_pair(config: TransformerConfig, folder: str) -> tuple[tuple[Transfor
 
 
 def belongs(prefix: str, name: str) -> bool:
-    """Whether a tensor of the pair is one of the network with that prefix."""
+    """Return whether a tensor of the pair belongs to the network with that prefix."""
     return name.startswith(prefix) or shared(name)
 
 
 def shared(name: str) -> bool:
-    """Whether both networks of the pair have the tensor."""
+    """Return whether both networks of the pair have the tensor."""
     return name.startswith(("tokens.", "embeddings."))
 
 
 def within(prefix: str, name: str) -> str:
-    """The name of a tensor of the pair within its network."""
+    """Return the name of a tensor of the pair within its network."""
     return name.removeprefix(prefix)
 
 
@@ -170,7 +179,8 @@ def _export_one(
 
 def _check_config(family: Family, config: TransformerConfig, hf_config: Any) -> None:
     """Raise WorkloadError if the written configuration would be read as another model."""
-    found, wanted = structure(family.read_config(hf_config)), structure(config)
+    found = structure(family.read_config(hf_config))
+    wanted = structure(config)
     pools = config.sentence_head or config.head == "sequence"
     for name in wanted.keys() - {*family.unsaid, *(() if pools else ("pooler",))}:
         for part, value, other in _parts(name, wanted[name], found[name]):
@@ -182,7 +192,7 @@ def _check_config(family: Family, config: TransformerConfig, hf_config: Any) -> 
 
 
 def _parts(name: str, wanted: Any, found: Any) -> list[tuple[str, Any, Any]]:
-    """A field with its expected and its found value, or its nested fields with theirs."""
+    """Yield a field with its expected and its actual value, or its nested fields with theirs."""
     if not (is_dataclass(wanted) and is_dataclass(found)):
         return [(name, wanted, found)]
     return [(f"{name}.{f.name}", getattr(wanted, f.name), getattr(found, f.name)) for f in fields(wanted)]
@@ -194,11 +204,11 @@ def _written(value: Any) -> str:
 
 
 def _check_fits(hf_config: Any, written: dict[str, torch.Size]) -> None:
-    """Raise WorkloadError if a tensor of the export has another shape in the class of transformers."""
+    """Raise WorkloadError if a tensor of the export has another shape in the transformers class."""
     import transformers
 
     if any(".experts." in name for name in written):
-        return  # transformers stacks experts under other names as it loads
+        return  # transformers renames stacked experts as it loads
     with torch.device("meta"):
         made = getattr(transformers, hf_config.architectures[0])(hf_config).state_dict()
     for name, shape in written.items():
@@ -213,7 +223,9 @@ def _check_fits(hf_config: Any, written: dict[str, torch.Size]) -> None:
 def _passed(
     config: TransformerConfig, vocabulary: Vocabulary, shapes: Shapes, decoder_start: int | None
 ) -> Path:
-    """The file that is there once this model has passed, in this version of transformers and of this package."""
+    """Return the file that marks a successful check of this model, in this version of transformers and of this
+    package.
+    """
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     ids = vocabulary.pad, vocabulary.bos, vocabulary.eos
     asked = repr([metadata.version("transformers"), config, ids, decoder_start, sorted(shapes.items())])
@@ -224,7 +236,7 @@ def _passed(
 
 
 def structure(config: TransformerConfig) -> dict[str, Any]:
-    """The fields that decide what the body computes, without initialisation, training and heads."""
+    """Return the fields that decide what the body computes, without initialisation, training and heads."""
     values = {f.name: getattr(config, f.name) for f in fields(config) if f.name not in NO_STRUCTURE}
     if config.moe:
         plain = {"auxiliary": 0.0, "z_loss": 0.0}

@@ -1,6 +1,7 @@
-"""A table of every language model class of transformers: whether it passes `check_behaviour`, by default configuration.
+"""A table of transformers' language model classes: whether each passes `check_behaviour` in its default
+configuration.
 
-`python -m workloads.hf.class_table [FILE]` prints the table, or writes it to FILE; it takes a quarter of an hour.
+`python -m workloads.hf.class_table [FILE]` prints the table, or writes it to FILE. It takes a quarter of an hour.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ REQUIRED: Mapping[str, Mapping[str, Any]] = {
     "reformer": {"axial_pos_embds": False, "is_decoder": True},
     "xmod": {"default_language": "en_XX"},
 }
-"""Attributes by model_type that the default configuration lacks but every published one has."""
+"""Attributes, by model_type, that the default configuration lacks but every published one has."""
 
 
 @dataclass(frozen=True)
 class ClassCheck:
-    """An objective with its options to check a class with, and the heading of its column."""
+    """An objective with its options to check a class with, and its column heading."""
 
     title: str
     objective: str
@@ -65,7 +66,7 @@ CHECKS: Mapping[str, tuple[ClassCheck, ...]] = {
 
 
 def classes(architecture: str) -> Mapping[str, str]:
-    """The class names of transformers for an architecture, by model_type."""
+    """Return transformers' class names for an architecture, by model_type."""
     from transformers.models.auto import modeling_auto
 
     found: dict[str, Mapping[str, str]] = {
@@ -77,10 +78,11 @@ def classes(architecture: str) -> Mapping[str, str]:
 
 
 def configuration(model_type: str, architecture: str) -> Any:
-    """The default configuration of a class, with few layers. Raises what the class raises."""
+    """Return the default configuration of a class, with few layers. Raises whatever the class raises."""
     from transformers import CONFIG_MAPPING
 
-    kind, given = CONFIG_MAPPING[model_type], dict(REQUIRED.get(model_type, {}))
+    kind = CONFIG_MAPPING[model_type]
+    given = dict(REQUIRED.get(model_type, {}))
     full = vars(kind(**given))
     names = {kind.attribute_map.get(name, name) for name in DEPTH_NAMES}
     shallow = {name: min(DEPTH, full[name]) for name in names if type(full.get(name)) is int}
@@ -97,7 +99,7 @@ def configuration(model_type: str, architecture: str) -> Any:
 
 
 def outcome(model_type: str, architecture: str, check: ClassCheck) -> str:
-    """Empty if the class is accepted, else the reason why not."""
+    """Return an empty text if the class is accepted, else the reason for the refusal."""
     try:
         hf_config = configuration(model_type, architecture)
     except Exception as error:  # each class checks its configuration in its own way
@@ -126,7 +128,7 @@ def _vocabulary(size: int) -> Vocabulary:
 
 
 def table() -> Iterator[str]:
-    """The tables in Markdown, a row a class."""
+    """Return the tables in Markdown, one row a class."""
     import transformers
 
     yield "# Hugging Face classes that run as they are\n"
@@ -143,7 +145,7 @@ def table() -> Iterator[str]:
 
 
 def row(model_type: str, name: str, found: list[str]) -> str:
-    """A row of the table."""
+    """Return a row of the table."""
     cells = " | ".join(cell.replace("|", "/").replace("\n", " ") for cell in found)
     return f"| {model_type} | `{name}` | {cells} |"
 

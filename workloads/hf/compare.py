@@ -1,4 +1,4 @@
-"""Comparison of our model with what transformers loads from its export: the outputs for the same batches."""
+"""Compare our model with what transformers loads from its export, by the outputs for the same batches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from workloads.model.transformer import Output
 from workloads.workload import Batch, Vocabulary
 
 TOLERANCE = 1e-5
-"""Largest difference between two correct fp32 computations of one model, as a share of the largest number above one."""
+"""Largest difference between two correct fp32 computations of a model, as a share of the largest number above one."""
 _ARGUMENTS = {"tokens": "input_ids", "token_types": "token_type_ids", "task_types": "task_type_ids",
               "positions": "position_ids", "decoder_tokens": "decoder_input_ids"}  # fmt: skip
 _OUTPUTS = {
@@ -28,7 +28,7 @@ _OUTPUTS = {
     "sentence": ("seq_relationship_logits", "sop_logits", "logits"),
     "hidden": ("last_hidden_state",),
 }
-"""Names of an output in transformers by our name."""
+"""transformers' names for our outputs."""
 
 Outputs = Mapping[str, Tensor]
 
@@ -40,14 +40,16 @@ def difference(
     batches: Iterable[Batch],
     change: Callable[[Any], Any] = lambda hf_model: hf_model,
 ) -> float:
-    """Largest difference over all `batches` between `model`, in evaluation mode, and the export in `folder`, or what
-    `change` makes of it.
+    """Return the largest difference over all `batches` between `model`, in evaluation mode, and the export in
+    `folder`.
 
-    It is a share of the largest number of either output, if that is above one. If it exceeds TOLERANCE both are
-    computed again in fp64, which decides: in fp32, rounding may make a router choose another expert. Padding is not
-    compared. Raises RuntimeError if a tensor is missing in the export or left over.
+    `change` may modify the loaded export. The difference is a share of the largest number of either output, if that
+    is above one. If it exceeds TOLERANCE, both are recomputed in fp64, which decides: in fp32, rounding may make a
+    router choose another expert. Padding is not compared. Raises RuntimeError if the export lacks a tensor or has an
+    extra one.
     """
-    batches, worst = list(batches), 0.0
+    batches = list(batches)
+    worst = 0.0
     with torch.no_grad():
         for part, forward, path in _networks(config, model, folder):
             hf_model = change(load(path, strict=not isinstance(part, HuggingFaceModel)))
@@ -64,7 +66,8 @@ def difference(
 
 
 def load(folder: str, strict: bool = True) -> Any:
-    """The export as transformers loads it, by the class that its configuration names, in evaluation mode and fp32.
+    """Return the export as transformers loads it, by the class that its configuration names, in evaluation mode and
+    fp32.
 
     With `strict`, raises RuntimeError if a tensor is missing or left over.
     """
@@ -87,7 +90,7 @@ def load(folder: str, strict: bool = True) -> Any:
 
 
 def arguments(config: TransformerConfig, batch: Batch) -> dict[str, Tensor]:
-    """The arguments of a transformers model for our batch, without labels."""
+    """Return the arguments of a transformers model for our batch, without labels."""
     found = {hf_name: batch[name] for name, hf_name in _ARGUMENTS.items() if name in batch}
     if "positions" in batch:
         found["position_ids"] = batch["positions"] + config.position_offset * config.counted_positions
@@ -103,9 +106,10 @@ def arguments(config: TransformerConfig, batch: Batch) -> dict[str, Tensor]:
 def probes(
     config: TransformerConfig | HuggingFaceModel, vocabulary: Vocabulary, text: Tensor, lengths: Iterable[int]
 ) -> Iterator[Batch]:
-    """A batch of rows of `text` int64 [n] for each length: one full, one padded at its end, one at its beginning.
+    """Return, for each length, a batch with rows of `text` int64 [n]: one full, one padded at the end, one at the
+    beginning.
 
-    No row is padded at its beginning for a router with a capacity, which counts preceding tokens, nor where the first
+    Rows are not padded at the beginning for a router with a capacity, which counts preceding tokens, nor if the first
     token represents the sequence.
     """
     pad = vocabulary.padding
@@ -132,7 +136,7 @@ def probes(
 
 
 def _ended(tokens: Tensor, padding: Tensor, vocabulary: Vocabulary) -> Tensor:
-    """The rows with one end each, at their last token, whose hidden state classes of pairs classify."""
+    """Return the rows with exactly one end token, at their last position, whose hidden state pair classifiers read."""
     special = {vocabulary.eos, vocabulary.padding}
     other = next(number for number in range(vocabulary.size) if number not in special)
     found = tokens.masked_fill(tokens == vocabulary.eos, other)
@@ -144,7 +148,7 @@ def _ended(tokens: Tensor, padding: Tensor, vocabulary: Vocabulary) -> Tensor:
 def _networks(
     config: TransformerConfig | HuggingFaceModel, model: nn.Module, folder: str
 ) -> Iterator[tuple[TransformerConfig | HuggingFaceModel, Callable[[Batch], Outputs], str]]:
-    """Each exported network: its configuration, our forward pass and its folder."""
+    """Yield each exported network: its configuration, our forward pass and its folder."""
     if not isinstance(model, Electra):
         yield config, lambda batch: _of_output(model(batch)), folder
         return
@@ -178,10 +182,11 @@ def _hf_outputs(
 
 
 def _of_queries(hf_model: Any, batch: Batch) -> Tensor:
-    """XLNet's logits [queries, vocabulary] of a batch in two streams, see `workloads.objectives.permuted`."""
+    """Return XLNet's logits [queries, vocabulary] of a two-stream batch, see `workloads.objectives.permuted`."""
     queries = batch[QUERIES]
     hidden = ~batch["attention"] | queries.unsqueeze(1)
-    counts, length = queries.sum(1), queries.shape[1]
+    counts = queries.sum(1)
+    length = queries.shape[1]
     mapping = hidden.new_zeros(len(queries), int(counts.max()), length)
     for row, (seen, places) in enumerate(zip(queries, batch["positions"], strict=True)):
         hidden[row, places[seen]] = hidden[row, seen].clone()
@@ -202,7 +207,8 @@ def _difference(
     batch: Batch,
 ) -> float:
     given = {k: v for k, v in batch.items() if k not in ("labels", "sequence_labels")}
-    own, other = forward(given), _hf_outputs(config, hf_model, given)
+    own = forward(given)
+    other = _hf_outputs(config, hf_model, given)
     if QUERIES in batch and getattr(config, "positions", "") == "relative_keys":
         own = {"logits": own["logits"][batch[QUERIES]]}
     real = batch.get("decoder_padding" if "decoder_tokens" in batch else "padding")
@@ -210,7 +216,8 @@ def _difference(
     for name, value in own.items():
         found = next(other[n] for n in _OUTPUTS[name] if n in other)
         if real is not None and value.shape[:2] == real.shape:
-            value, found = value[real], found[real]
+            value = value[real]
+            found = found[real]
         scale = torch.stack((value.abs().max(), found.abs().max(), torch.ones_like(value.max()))).max()
         worst = torch.maximum(worst, ((value - found).abs().max() / scale).float())
     return float(worst)

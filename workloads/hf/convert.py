@@ -1,4 +1,4 @@
-"""Conversion of tensors between our model and a Hugging Face class, in both directions, by a family's table."""
+"""Convert tensors between our model and a Hugging Face class, in both directions, by a family's table."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ Shapes = Mapping[str, torch.Size]
 
 
 def row_of(family: Family, config: TransformerConfig, name: str) -> tuple[Row, int, str]:
-    """The row of our tensor `name`, its index among the row's tensors, and its layer's number. Raises WorkloadError."""
+    """Return the row of our tensor `name`, its index among the row's tensors, and its layer's number. Raises
+    WorkloadError.
+    """
     for row in family.all_rows(config):
-        if found := row.number(name):
-            return row, *found
+        if match := row.number(name):
+            return row, *match
     raise WorkloadError(
         f"{family.model_type} of transformers has nothing for {name}; change the model's options"
     )
@@ -28,16 +30,17 @@ def row_of(family: Family, config: TransformerConfig, name: str) -> tuple[Row, i
 def from_hf(
     family: Family, config: TransformerConfig, shapes: Shapes, name: str, read: Callable[[str], Tensor | None]
 ) -> Tensor | None:
-    """Our tensor `name` from those of the Hugging Face class, which `read(hf_name)` gives or returns None for.
+    """Return our tensor `name`, made from those of the Hugging Face class. `read(hf_name)` returns a tensor, or None
+    if it is missing.
 
-    None if one is missing. Devices and dtypes are as read; shapes are those of our tensors.
+    None if a tensor is missing. Devices and dtypes are as read; shapes are those of our tensors.
     """
     row, index, number = row_of(family, config, name)
     hf_name = row.hf_name.replace("{n}", number)
     if "{e}" in hf_name:
         parts = [read(hf_name.replace("{e}", str(e))) for e in range(shapes[name][0])]
-        found = [part for part in parts if part is not None]
-        return torch.stack(found) if len(found) == len(parts) else None
+        present = [part for part in parts if part is not None]
+        return torch.stack(present) if len(present) == len(parts) else None
     tensor = next((t for name in used(family, config, row, number) if (t := read(name)) is not None), None)
     if tensor is None:
         return None
@@ -61,7 +64,7 @@ def part_from_hf(
     part: Part,
     read: Callable[[str, Part], Tensor | None],
 ) -> Tensor:
-    """A part of our tensor `name`, which the checkpoint has; `read(hf_name, part)` is as in `from_hf`."""
+    """Return a part of our tensor `name`, which the checkpoint has. `read(hf_name, part)` is as in `from_hf`."""
     row, index, number = row_of(family, config, name)
     rows, *rest = part
     if "{e}" in row.hf_name:
@@ -95,13 +98,13 @@ def part_from_hf(
 
 
 def _folded(row: Row, shape: torch.Size, tensor: Tensor) -> Tensor:
-    """Theirs in as many dimensions as ours; as it is, if it is no tensor of that size."""
+    """Return their tensor with as many dimensions as ours; unchanged if its size differs."""
     wanted = shape[::-1] if row.transposed else shape
     return tensor.reshape(wanted) if row.theirs and tensor.numel() == wanted.numel() else tensor
 
 
 def _swapped(tensor: Tensor) -> Tensor:
-    """With the last two dimensions exchanged; a vector as it is."""
+    """Return the tensor with the last two dimensions exchanged; a vector unchanged."""
     return tensor.transpose(-2, -1) if tensor.dim() > 1 else tensor
 
 
@@ -110,7 +113,7 @@ def _swapped_part(part: Part) -> Part:
 
 
 def _in_turn(tensors: list[Tensor]) -> Tensor:
-    """One tensor [experts, out, ..] in which these take turns along `out`."""
+    """Return one tensor [experts, out, ..] in which these alternate along `out`."""
     experts, out, *rest = tensors[0].shape
     found = tensors[0].new_empty((experts, out * len(tensors), *rest))
     for index, tensor in enumerate(tensors):
@@ -119,7 +122,9 @@ def _in_turn(tensors: list[Tensor]) -> Tensor:
 
 
 def _joined(tensors: list[Tensor]) -> Tensor:
-    """As `torch.cat`, which for tensors without data imports torch's compiler: five seconds of a command."""
+    """Like `torch.cat`, which for tensors without data would import torch's compiler, taking five seconds of a
+    command.
+    """
     rows = [tensor.shape[0] for tensor in tensors]
     found = tensors[0].new_empty((sum(rows), *tensors[0].shape[1:]))
     for part, tensor in zip(found.split(rows), tensors, strict=True):
@@ -134,20 +139,20 @@ def _of(tensor: Tensor | None, name: str) -> Tensor:
 
 
 def used(family: Family, config: TransformerConfig, row: Row, number: str = "") -> list[str]:
-    """The names under which a checkpoint may have the row's tensor; the one that transformers uses comes first."""
+    """Return the names under which a checkpoint may have the row's tensor, transformers' own first."""
     names = [row.hf_name, *row.untied] if ties(family, config) else [*row.untied, row.hf_name]
     return [name.replace("{n}", number) for name in names]
 
 
 def ties(family: Family, config: TransformerConfig) -> bool:
-    """Whether transformers ties the word embeddings of a model for `config`."""
+    """Return whether transformers ties the word embeddings of a model for `config`."""
     return config.tied or "tied" in family.unsaid
 
 
 def to_hf(
     family: Family, config: TransformerConfig, shapes: Shapes, read: Callable[[str], Tensor]
 ) -> Iterator[tuple[str, Tensor]]:
-    """All tensors of the Hugging Face class by name, from our tensors, which `read(name)` gives."""
+    """Yield all tensors of the Hugging Face class by name, from our tensors, which `read(name)` returns."""
     for name in shapes:
         row, index, number = row_of(family, config, name)
         if index:

@@ -1,4 +1,4 @@
-"""Folders of torch.distributed.checkpoint (DCP): tensors read part by part, and written one at a time."""
+"""Folders of torch.distributed.checkpoint (DCP): tensors are read in parts and written one at a time."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ from workloads.errors import WorkloadError
 from workloads.hf.plain_pickle import Strided, dcp_metadata, strided
 from workloads.model.stored import Part
 
-METADATA, SUFFIX = ".metadata", ".distcp"
+METADATA = ".metadata"
+SUFFIX = ".distcp"
 _LOCAL_HEADER = struct.Struct("<26xHH")
-"""Of a file in a zip archive: the lengths of its name and of what stands between that and its bytes."""
+"""The header of a file in a zip archive: the lengths of its name and of the extra field before its data."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class _Entry:
 class DcpTensors:
     """The tensors in `folder` by their names there. Nothing is unpickled: see `plain_pickle`.
 
-    Raises WorkloadError if the folder cannot be read. What is no tensor (counters, generators, loaders) is passed over.
+    Raises WorkloadError if the folder cannot be read. Non-tensors (counters, generators, loaders) are skipped.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -56,11 +57,11 @@ class DcpTensors:
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """The shape of each tensor."""
+        """Return the shape of each tensor."""
         return {name: entry.shape for name, entry in self._entries.items()}
 
     def part(self, name: str, part: Part) -> Tensor:
-        """A part of a tensor, on the CPU in its own dtype; of the rest no bytes are read."""
+        """Return a part of a tensor, on the CPU in its own dtype, without reading the rest."""
         entry = self._entries[name]
         out = torch.empty([one.stop - one.start for one in part], dtype=entry.dtype)
         filled = 0
@@ -116,7 +117,7 @@ def _entry(name: str, tensor: Any, places: Mapping[tuple[str, tuple[int, ...]], 
 
 
 def _piece(path: Path, chunk: _Chunk, part: Part) -> Tensor:
-    """A part of one chunk: only the pages that it lies in are read."""
+    """Return a part of one chunk, reading only the pages that contain it."""
     try:
         with path.open("rb") as file, _mapped(file.fileno(), chunk) as memory:
             about, begin = _opened(str(path), chunk.offset, chunk.length)
@@ -127,7 +128,8 @@ def _piece(path: Path, chunk: _Chunk, part: Part) -> Tensor:
             last = first + sum((n - 1) * stride for n, stride in zip(extent, about.stride, strict=True))
             if about.size != chunk.shape or last >= about.count:
                 raise WorkloadError(f"{path} holds another tensor than its metadata says; copy it again")
-            item, base = about.dtype.itemsize, _base(chunk.offset)
+            item = about.dtype.itemsize
+            base = _base(chunk.offset)
             strides = [stride * item for stride in about.stride]
             there = np.ndarray(extent, f"u{item}", memory, begin + first * item - base, strides)
             return torch.from_numpy(there.copy()).view(about.dtype)
@@ -151,13 +153,15 @@ def _mapped(fd: int, chunk: _Chunk) -> Iterator[mmap.mmap]:
 
 
 def _base(offset: int) -> int:
-    """The byte of a file, at or before that one, from which on it can be mapped."""
+    """Return the byte at or before this one from which a file can be mapped."""
     return offset // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
 
 
 @lru_cache(maxsize=4096)
 def _opened(path: str, offset: int, length: int) -> tuple[Strided, int]:
-    """How the tensor that torch.save wrote there lies, and the byte of the file where its storage begins."""
+    """Return the layout of the tensor that torch.save wrote there, and the byte of the file at which its storage
+    begins.
+    """
     with open(path, "rb") as file:
         view = _View(file, offset, length)
         with zipfile.ZipFile(view) as archive:
@@ -178,18 +182,21 @@ def _opened(path: str, offset: int, length: int) -> tuple[Strided, int]:
 
 
 class _View:
-    """A stretch of a file, as a file."""
+    """A section of a file, as a file."""
 
     def __init__(self, file: IO[bytes], offset: int, length: int) -> None:
-        self._file, self._offset, self._length, self._at = file, offset, length, 0
+        self._file = file
+        self._offset = offset
+        self._length = length
+        self._at = 0
 
     def seek(self, at: int, whence: int = 0) -> int:
-        """Go to a byte of the stretch."""
+        """Go to a byte of the section."""
         self._at = at + (0, self._at, self._length)[whence]
         return self._at
 
     def tell(self) -> int:
-        """The byte of the stretch that is read next."""
+        """Return the position of the next byte to read."""
         return self._at
 
     def seekable(self) -> bool:
@@ -197,7 +204,7 @@ class _View:
         return True
 
     def read(self, count: int = -1) -> bytes:
-        """At most so many bytes, all by default."""
+        """Return up to `count` bytes, all by default."""
         left = max(0, self._length - self._at)
         count = left if count is None or count < 0 else min(count, left)
         self._file.seek(self._offset + self._at)
@@ -207,8 +214,11 @@ class _View:
 
 
 def write_dcp(shapes: Mapping[str, torch.Size], read: Callable[[str], Tensor], folder: str) -> None:
-    """Write tensors as `torch.distributed.checkpoint.save` does, which `load` of the same module reads into a state
-    dict with these names. `read(name)` gives an fp32 tensor; one is in memory at a time."""
+    """Write tensors as `torch.distributed.checkpoint.save` does, so that its `load` reads them into a state dict with
+    these names.
+
+    `read(name)` returns an fp32 tensor. Only one is in memory at a time.
+    """
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.metadata import MetadataIndex, StorageMeta
 
@@ -216,18 +226,18 @@ def write_dcp(shapes: Mapping[str, torch.Size], read: Callable[[str], Tensor], f
         """Reads a tensor when it is written."""
 
         def lookup_object(self, index: MetadataIndex) -> Tensor:
-            """The tensor that is written next."""
+            """Return the tensor to write next."""
             return read(index.fqn)
 
     class Writer(dcp.FileSystemWriter):
-        """Keeps where it was written out of the metadata: that is a draft's folder."""
+        """Keeps the location out of the metadata, because it is a draft's folder."""
 
         def storage_meta(self) -> StorageMeta:
             """Nothing."""
             return StorageMeta()
 
     blank = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
-    # Nothing is copied ahead: the order is that of the plan, and one tensor is held.
+    # Nothing is copied ahead: tensors are written in the plan's order, and one is in memory.
     writer = Writer(folder, thread_count=1, per_thread_copy_ahead=0)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one process writes

@@ -1,4 +1,4 @@
-"""An export for transformers as a folder of torch.distributed.checkpoint, with its own or another project's names."""
+"""Export as a folder of torch.distributed.checkpoint, with the tensor names of transformers or of another project."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Names: TypeAlias = Literal["hf", "torchtitan", "olmo"]
 
 
 def export_dcp(plain: str, folder: str, names: Names) -> None:
-    """Write what `plain` holds to `folder`, which torch's `load` reads and which a run may begin with: the
-    configuration and the tokenizer are beside the weights.
+    """Write the export in `plain` to `folder`, in a form that torch's `load` reads and that a run may start from.
 
-    Raises WorkloadError if `names` has none for a tensor, RuntimeError if one reads back as something else.
+    The configuration and the tokenizer are written beside the weights. Raises WorkloadError if `names` has no name
+    for a tensor, RuntimeError if a tensor reads back differently.
     """
     if (Path(plain) / GENERATOR).exists():
         raise WorkloadError("a pair of two networks has no common names; export it for transformers")
@@ -45,14 +45,14 @@ def export_dcp(plain: str, folder: str, names: Names) -> None:
 
     write_dcp({name: shape(made) for name, made in stored.items()}, read, folder)
     copy_others(plain, folder)
-    found = Weights(folder)
+    tensors = Weights(folder)
     for name in source.names:
-        if name not in found or not torch.equal(found.read(name), source.read(name)):
+        if name not in tensors or not torch.equal(tensors.read(name), source.read(name)):
             raise RuntimeError(f"{name} reads back as something else; nothing was published")
 
 
 def copy_others(plain: str, folder: str) -> None:
-    """Copy the files beside the weights."""
+    """Copy the files besides the weights."""
     for path in Path(plain).iterdir():
         if path.is_file() and ".safetensors" not in path.name:
             shutil.copyfile(path, Path(folder) / path.name)

@@ -20,7 +20,8 @@ def _read(hf_config: Any) -> dict[str, Any]:
     def said(name: str, missing: Any) -> Any:
         return getattr(hf_config, name, missing)
 
-    hidden, heads = hf_config.hidden_size, hf_config.num_attention_heads
+    hidden = hf_config.hidden_size
+    heads = hf_config.num_attention_heads
     for name, found, wanted in (
         ("relative_attention", bool(hf_config.relative_attention), True),
         ("pos_att_type", sorted(hf_config.pos_att_type or []), sorted(ATTENDS)),

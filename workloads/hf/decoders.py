@@ -14,7 +14,7 @@ from workloads.model.presets import PRESETS
 
 
 def decoder_heads(prefix: str) -> dict[str, Head]:
-    """The heads of a decoder family whose classes begin with `prefix`, by the names of our heads."""
+    """Return the heads of a decoder family whose classes begin with `prefix`, by the names of our heads."""
     return {
         "language": Head(f"{prefix}LMHeadModel" if prefix == "GPT2" else f"{prefix}ForCausalLM",
                          one("head.weight", "lm_head.weight")),
@@ -66,14 +66,15 @@ GPT2 = Family(
 
 
 def read_rope(hf_config: Any) -> dict[str, Any]:
-    """Our rope_theta and rope_scaling from the rope_parameters of transformers."""
+    """Return our rope_theta and rope_scaling from transformers' rope_parameters."""
     return read_rope_of(hf_config, hf_config.rope_parameters)
 
 
 def read_rope_of(hf_config: Any, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """The same from these parameters, which may be of some layers alone."""
+    """Return the same from these parameters, which may apply to some layers only."""
     rope = rope_as_read(hf_config, parameters)
-    kind, theta = rope.get("rope_type", "default"), rope["rope_theta"]
+    kind = rope.get("rope_type", "default")
+    theta = rope["rope_theta"]
     if kind == "default":
         return {"rope_theta": theta, "rope_scaling": None}
     if kind not in ("linear", "llama3", "yarn"):
@@ -97,22 +98,25 @@ def read_rope_of(hf_config: Any, parameters: Mapping[str, Any]) -> dict[str, Any
 
 
 def rope_as_read(hf_config: Any, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters as transformers' classes take them: original_max_position_embeddings beside them comes first."""
-    rope, beside = dict(parameters), getattr(hf_config, "original_max_position_embeddings", None)
+    """Return the parameters as transformers' classes use them: original_max_position_embeddings beside them takes
+    precedence.
+    """
+    rope = dict(parameters)
+    beside = getattr(hf_config, "original_max_position_embeddings", None)
     if beside is not None and rope.get("rope_type") in ("llama3", "yarn"):
         rope["original_max_position_embeddings"] = beside
     return rope
 
 
 def _stretch(hf_config: Any, rope: dict[str, Any]) -> float:
-    """The scaling factor of a configuration that has none."""
+    """Return the scaling factor for a configuration without one."""
     if not rope.get("original_max_position_embeddings"):
         raise WorkloadError("rope_parameters has no factor; give it in config.json")
     return float(hf_config.max_position_embeddings / rope["original_max_position_embeddings"])
 
 
 def write_rope(config: TransformerConfig) -> dict[str, Any]:
-    """The fields of config.json about rotary positions."""
+    """Return the fields of config.json about rotary positions."""
     scaling = config.rope_scaling
     rope: dict[str, Any] = {
         "rope_theta": config.rope_theta,

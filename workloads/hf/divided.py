@@ -1,4 +1,4 @@
-"""How a class of transformers that is run as it is is cut into stages: between any two layers of its list."""
+"""Cut an unchanged transformers class into pipeline stages, between any two layers of its list."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 @dataclass(frozen=True)
 class LayerList:
-    """The list of layers of a class, by its name, and what it has before and after it, by the names of modules."""
+    """The list of layers of a class, by its name, and the names of the modules before and after it."""
 
     name: str
     before: tuple[str, ...]
@@ -22,7 +22,7 @@ class LayerList:
 
 
 def layer_list(bare: Any, blocks: list[nn.Module], run: Callable[[], object]) -> tuple[LayerList | None, str]:
-    """Where a class can be cut into layers, or None and why it cannot; `run` is a forward pass of `bare`."""
+    """Return where a class can be cut into layers, or None and the reason. `run` is a forward pass of `bare`."""
     lists = {id(m): n for n, m in bare.named_modules() if isinstance(m, nn.ModuleList)}
     holders = [m for m in bare.modules() if isinstance(m, nn.ModuleList) and any(b in set(m) for b in blocks)]
     if len(blocks) < 2 or len(holders) != 1 or list(holders[0]) != blocks:
@@ -43,7 +43,7 @@ def layer_list(bare: Any, blocks: list[nn.Module], run: Callable[[], object]) ->
         hooks.append(block.register_forward_hook(lambda _, __, out: tuples.add(_is_tuple(out))))
     try:
         run()
-    except Exception:  # a class that cannot be run without data, each in its own way
+    except Exception:  # each class fails in its own way without data
         return None, "its layers cannot be followed without data"
     finally:
         for hook in hooks:
@@ -71,26 +71,30 @@ def _saved_buffers(module: nn.Module) -> list[str]:
 
 
 class Passing(nn.Module):
-    """A layer of another stage: it gives what it is given, or what was `received` from the stage before."""
+    """A layer of another stage: it returns its input, or what was `received` from the stage before."""
 
     def __init__(self, layer: nn.Module, gives_tuple: bool) -> None:
         super().__init__()
-        for name, value in vars(layer).items():  # what the class asks of its layers, such as their kind
+        # attributes that the class expects of its layers, such as their kind
+        for name, value in vars(layer).items():
             if not name.startswith("_") and name != "training":
                 setattr(self, name, value)
         self._gives_tuple = gives_tuple
         self.received: Tensor | None = None
 
     def forward(self, *given: Any, **named: Any) -> Any:
-        """The hidden states [B, L, hidden]."""
+        """Return the hidden states [B, L, hidden]."""
         hidden = given[0] if given else named["hidden_states"]
-        found = hidden if self.received is None else self.received
-        return (found,) if self._gives_tuple else found
+        output = hidden if self.received is None else self.received
+        return (output,) if self._gives_tuple else output
 
 
 class Absent(nn.Module):
-    """What another stage has before or after its layers: it gives zeros [B, L, hidden] for tokens, else what it is
-    given. With the weight that it had, if that is also another module's, so that its name stays."""
+    """A module of another stage, before or after its layers: it returns zeros [B, L, hidden] for tokens, else its
+    input.
+
+    It keeps its weight if another module shares it, so that the weight's name stays.
+    """
 
     def __init__(self, module: nn.Module, hidden: int, keeps: bool) -> None:
         super().__init__()
@@ -99,18 +103,20 @@ class Absent(nn.Module):
             self.weight = module.weight
 
     def forward(self, given: Tensor, *_: object, **__: object) -> Tensor:
-        """float [B, L, hidden]."""
+        """Return float [B, L, hidden]."""
         if given.is_floating_point():
             return given
         return torch.zeros(*given.shape, self._hidden, device=given.device)
 
 
 def keep_layers(bare: nn.Module, found: LayerList, hidden: int, start: int, stop: int) -> Passing | None:
-    """Leave of a class the layers from `start` to before `stop`, and what belongs to them; returns what is given the
-    hidden states that another stage sends."""
+    """Keep of a class the layers from `start` to before `stop` and what belongs to them. Return the module that
+    receives the hidden states of another stage.
+    """
     layers = bare.get_submodule(found.name)
     assert isinstance(layers, nn.ModuleList)
-    count, entered = len(layers), None
+    count = len(layers)
+    entered = None
     for number in range(count):
         if not start <= number < stop:
             passing = Passing(layers[number], found.gives_tuple)
@@ -125,7 +131,7 @@ def keep_layers(bare: nn.Module, found: LayerList, hidden: int, start: int, stop
     }
     for name in gone:
         module = bare.get_submodule(name)
-        if any(True for _ in module.children()):  # what it does is done by them
+        if any(True for _ in module.children()):  # their work is done by these
             module._parameters.update(dict.fromkeys(module._parameters))
             continue
         keeps = name in shared and any(id(p) in left for p in module.parameters(False))
@@ -135,7 +141,7 @@ def keep_layers(bare: nn.Module, found: LayerList, hidden: int, start: int, stop
 
 
 def _shared(bare: nn.Module) -> set[str]:
-    """Modules whose weight is another one's too."""
+    """Return the modules whose weight is shared with another module."""
     places: dict[int, list[str]] = {}
     for name, module in bare.named_modules():
         weight = module._parameters.get("weight")

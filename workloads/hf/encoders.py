@@ -39,7 +39,8 @@ def encoder_layers(
 ) -> tuple[Row, ...]:
     """The layers of the encoder in the module `prefix`, whose projections have these names; `ours` stands before our
     names."""
-    mine, layer = f"{ours}layers.{{n}}.", f"{prefix}.encoder.layer.{{n}}."
+    mine = f"{ours}layers.{{n}}."
+    layer = f"{prefix}.encoder.layer.{{n}}."
     return (
         *both(mine + "attention.query", layer + f"attention.self.{query}"),
         *both(mine + "attention.key", layer + f"attention.self.{key}"),

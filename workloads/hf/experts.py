@@ -44,7 +44,7 @@ def _write_mixtral(config: TransformerConfig) -> dict[str, Any]:
 
 
 def moe_of(config: TransformerConfig) -> MoE:
-    """Its experts. Raises WorkloadError if it has none."""
+    """Return the experts of the model. Raises WorkloadError if it has none."""
     if config.moe is None:
         raise WorkloadError(f"{config.family} needs moe; give moe or choose a class without experts")
     return config.moe
@@ -72,7 +72,7 @@ MIXTRAL = Family(
 
 
 def _pairs(start: int, width: int) -> list[int]:
-    """The order that turns interleaved rotary pairs (0, 1), (2, 3) into halves (0, 2, ..), (1, 3, ..)."""
+    """Return the order that turns interleaved rotary pairs (0, 1), (2, 3) into halves (0, 2, ..), (1, 3, ..)."""
     return [*range(start, start + width, 2), *range(start + 1, start + width, 2)]
 
 
@@ -135,7 +135,8 @@ def _read_deepseek(hf_config: Any) -> dict[str, Any]:
 
 
 def _write_deepseek(config: TransformerConfig) -> dict[str, Any]:
-    moe, latent = moe_of(config), _latent(config)
+    moe = moe_of(config)
+    latent = _latent(config)
     if moe.gate != "sigmoid" or not moe.shared or moe.every > 1 or moe.bias_rate is None:
         raise WorkloadError("DeepSeek-V3 has sigmoid routing with a bias, shared experts and no gaps")
     return write_rope(config) | {

@@ -45,7 +45,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType({
 
 
 def family_of(config: TransformerConfig) -> Family:
-    """The table for `config`; raises WorkloadError if transformers has no such class."""
+    """Return the table for `config`. Raises WorkloadError if transformers has no such class."""
     if config.family not in FAMILIES:
         raise WorkloadError(
             f"transformers has no class for {config.family}; export one of {', '.join(FAMILIES)}"
@@ -56,5 +56,5 @@ def family_of(config: TransformerConfig) -> Family:
 
 
 def by_model_type(model_type: str) -> Family | None:
-    """The table for a model_type of transformers, None if there is none here."""
+    """Return the table for a model_type of transformers; None if there is none here."""
     return next((f for f in FAMILIES.values() if f.model_type == model_type), None)

@@ -17,18 +17,22 @@ ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu", "silu": 
 HF_ACTIVATIONS = {hf_name: name for name, hf_name in ACTIVATIONS.items()} | {
     "gelu_pytorch_tanh": "gelu_tanh", "gelu_python": "gelu", "swish": "silu",
 }  # fmt: skip
-"""Our name of an activation by each of its names in transformers."""
+"""Our name of an activation for each of its names in transformers."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One tensor of the Hugging Face class and the tensors of our model that make it.
+    """One tensor of the Hugging Face class, and the tensors of our model that it consists of.
 
-    names: our tensors, which concatenated along dimension 0 are the tensor `hf_name`. {n} stands for a layer's number.
-    {e} in hf_name stands for an expert's number: our tensor is the stack of theirs. transposed: theirs is [.., in,
-    out]. in_turn: ours are stacks [experts, out, ..], and take turns along `out`. order(config): the order of their
-    dimension 0 in ours. untied: the names of the tensors that transformers uses in its place where the word embeddings
-    are not tied. theirs(config): the shape of theirs, where ours has the same numbers in fewer dimensions.
+    Attributes:
+        names: our tensors; concatenated along dimension 0 they form the tensor `hf_name`. {n} stands for a layer's
+            number.
+        hf_name: transformers' name. {e} stands for an expert's number: our tensor is the stack of theirs.
+        transposed: theirs is [.., in, out].
+        in_turn: ours are stacks [experts, out, ..] that alternate along `out`.
+        order(config): the order of their dimension 0 in ours.
+        untied: the names of the tensors that transformers uses instead if the word embeddings are not tied.
+        theirs(config): the shape of theirs, if ours has the same numbers in fewer dimensions.
     """
 
     names: tuple[str, ...]
@@ -40,8 +44,9 @@ class Row:
     theirs: Callable[[TransformerConfig], tuple[int, ...]] | None = None
 
     def number(self, name: str) -> tuple[int, str] | None:
-        """The index of the tensor `name` in `names`, and its layer's number ('' if there is none); None if it is not
-        in."""
+        """Return the index of the tensor `name` in `names`, and its layer's number ('' without one); None if it is
+        not among them.
+        """
         for index, pattern in enumerate(self.names):
             expression = re.escape(pattern).replace(r"\{n\}", r"(\d+)")
             if found := re.fullmatch(expression, name):
@@ -50,7 +55,7 @@ class Row:
 
 
 def both(names: str | tuple[str, ...], hf_name: str, transposed: bool = False) -> tuple[Row, ...]:
-    """The rows of a module's weight and bias."""
+    """Return the rows of a module's weight and bias."""
     modules = (names,) if isinstance(names, str) else names
     return tuple(
         Row(tuple(f"{module}.{leaf}" for module in modules), f"{hf_name}.{leaf}", transposed)
@@ -59,13 +64,13 @@ def both(names: str | tuple[str, ...], hf_name: str, transposed: bool = False) -
 
 
 def one(name: str, hf_name: str, *untied: str) -> tuple[Row, ...]:
-    """The row of a single tensor."""
+    """Return the row of a single tensor."""
     return (Row((name,), hf_name, untied=untied),)
 
 
 @dataclass(frozen=True)
 class Head:
-    """The class of transformers that has this head, and the rows of the head."""
+    """The transformers class with this head, and the rows of the head."""
 
     kind: str
     rows: tuple[Row, ...] = ()
@@ -73,15 +78,21 @@ class Head:
 
 @dataclass(frozen=True)
 class Family:
-    """The conversion table of one class of transformers.
+    """The conversion table of one transformers class.
 
-    base: our configuration with the values that the class fixes. fields: our configuration's fields to theirs;
-    constants: their fields with fixed values; reads and writes: functions for what is no plain pair. heads: by our
-    `head`, with '+sentence' where the model has a sentence head. prefix: the module name that a checkpoint of the bare
-    model leaves out. unsaid: fields of ours that only the weights tell, not the configuration. or_as_it_is: a
-    configuration that the table cannot express is run as the class of transformers instead of refused. in_4_bits: its
-    experts may be stored in MXFP4. unused: a pattern of names of tensors that transformers leaves out as well.
-    computed: tensors of theirs that follow from the configuration, and are none of ours.
+    Attributes:
+        base: our configuration with the values that the class fixes.
+        fields: our configuration's fields and theirs.
+        constants: their fields with fixed values.
+        reads, writes: functions for everything that is not a pair of fields.
+        heads: by our `head`, with '+sentence' if the model has a sentence head.
+        prefix: the module name that a checkpoint of the bare model leaves out.
+        unsaid: our fields that follow only from the weights, not from the configuration.
+        or_as_it_is: run the class of transformers for a configuration that the table cannot express, instead of
+            refusing it.
+        in_4_bits: experts may be stored in MXFP4.
+        unused: a pattern for names of tensors that transformers ignores too.
+        computed: their tensors that follow from the configuration and do not exist here.
     """
 
     model_type: str
@@ -100,7 +111,7 @@ class Family:
     writes: Callable[[TransformerConfig], dict[str, Any]] = lambda config: {}
 
     def head(self, config: TransformerConfig) -> Head:
-        """The class for `config`; raises WorkloadError if transformers has none."""
+        """Return the class for `config`. Raises WorkloadError if transformers has none."""
         key = config.head + ("+sentence" if config.sentence_head else "")
         if key not in self.heads:
             raise WorkloadError(
@@ -110,11 +121,13 @@ class Family:
         return self.heads[key]
 
     def all_rows(self, config: TransformerConfig) -> tuple[Row, ...]:
-        """Rows of the body and of the head of `config`."""
+        """Return the rows of the body and of the head of `config`."""
         return self.rows + self.head(config).rows
 
     def read_config(self, hf_config: Any) -> TransformerConfig:
-        """Our configuration from transformers' configuration object. Raises WorkloadError for an unknown activation."""
+        """Return our configuration for transformers' configuration object. Raises WorkloadError for an unknown
+        activation.
+        """
         pairs = {name: getattr(hf_config, hf_name) for name, hf_name in self.fields.items()}
         values = {k: v for k, v in pairs.items() if v is not None} | self.reads(hf_config)
         if "activation" in values:
@@ -127,14 +140,14 @@ class Family:
         fresh = {"kv_heads": 0, "head_dim": 0, "embedding_size": 0}
         found = self.base.changed(fresh | values)
         size = None if "head_dim" in values else getattr(hf_config, "head_dim", None)
-        if size not in (None, found.head_dim):  # the class reads it, though it is none of its fields
+        if size not in (None, found.head_dim):  # the class reads it, although it is not one of its fields
             raise WorkloadError(
                 f"head_dim {size} of this {self.model_type} is not hidden / heads, as it is here"
             )
         return found
 
     def write_config(self, config: TransformerConfig) -> dict[str, Any]:
-        """The fields of transformers' configuration for `config`."""
+        """Return the fields of transformers' configuration for `config`."""
         values = {hf_name: getattr(config, name) for name, hf_name in self.fields.items()}
         if "activation" in self.fields:
             values[self.fields["activation"]] = ACTIVATIONS[config.activation]

@@ -1,4 +1,4 @@
-"""The model in a Hugging Face folder: converted to a configuration of this project, or described to be run as it is."""
+"""The model in a Hugging Face folder: converted to our configuration, or described to be run unchanged."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from workloads.hf.weights import Weights, has_weights
 from workloads.model.config import TransformerConfig
 
 HARMLESS = frozenset((
-    # initialisation, and what acts in training only
+    # initialisation, and settings that act only in training
     "initializer_range", "initializer_factor", "init_std", "resid_pdrop", "embd_pdrop", "attn_pdrop", "dropout",
     "attention_dropout", "activation_dropout", "dropout_rate", "hidden_dropout_prob", "classifier_dropout",
     "attention_probs_dropout_prob", "classifier_dropout_prob", "encoder_layerdrop", "decoder_layerdrop",
     "qa_dropout", "seq_classif_dropout", "pooler_dropout",
     "router_jitter_noise", "router_aux_loss_coef", "router_z_loss_coef",
-    # roles of tokens, which the tokenizer knows; RoBERTa's padding is read as its position offset
+    # token roles, which the tokenizer knows; RoBERTa's padding is read as its position offset
     "pad_token_id", "bos_token_id", "eos_token_id", "sep_token_id", "decoder_start_token_id", "forced_bos_token_id",
     "forced_eos_token_id",
     # what is returned, cached, split or rounded, and who wrote the file
@@ -36,17 +36,17 @@ HARMLESS = frozenset((
     "id2label", "label2id", "problem_type", "summary_type", "summary_use_proj", "summary_activation",
     "summary_proj_to_labels", "summary_first_dropout", "summary_last_dropout", "num_nextn_predict_layers",
     "num_mtp_layers", "start_n_top", "end_n_top",
-    # the memory of earlier segments, which is read where one is given
+    # memory of earlier segments, which is read only if given
     "mem_len", "reuse_len", "same_length", "use_mems_eval", "use_mems_train",
-    # tables that are filled at the beginning and then weights, or that are not there
+    # tables that are filled at the beginning and are then weights, or that are absent
     "sinusoidal_pos_embds", "task_type_vocab_size",
-    # what is read from other fields: the step between layers with experts, activation and gate, windows
+    # derived from other fields: the step between layers with experts, activation and gate, windows
     "num_sparse_encoder_layers", "num_sparse_decoder_layers", "feed_forward_proj", "max_window_layers",
     "use_sliding_window", "original_max_position_embeddings", "pos_att_type", "max_relative_positions",
 ))  # fmt: skip
 """Fields of a transformers configuration that do not change what a loaded model computes."""
 DERIVED = ("head_dim", "n_inner", "num_key_value_heads")
-"""Sizes that may be absent, and then follow from others."""
+"""Sizes that may be absent and then follow from others."""
 _ROPE: Mapping[str, Mapping[str, Any]] = {
     "default": {},
     "linear": {"factor": None},
@@ -54,20 +54,22 @@ _ROPE: Mapping[str, Mapping[str, Any]] = {
     "yarn": {"factor": None, "original_max_position_embeddings": None, "beta_fast": 32.0, "beta_slow": 1.0,
              "mscale": 0.0, "mscale_all_dim": 0.0, "attention_factor": 0.0, "truncate": True},
 }  # fmt: skip
-"""The fields that each kind of rotary positions uses, and the value of an absent one."""
+"""The fields that each kind of rotary positions uses, with their defaults."""
 
 
 def check(family: Family, config: TransformerConfig, hf_config: Any) -> None:
     """Write `config`, which was read from `hf_config`, back and compare. Raises WorkloadError for a field that
-    differs."""
+    differs.
+    """
     names = sorted(field.name for field in fields(type(hf_config)))
-    # Those of the class are of the vocabulary that it was published with; beyond this one transformers warns of them.
+    # Vocabulary sizes are those at publication; beyond them transformers warns.
     tokens = {name: getattr(hf_config, name) for name in names if name.endswith("_token_id")}
     written_config = type(hf_config)(**{**tokens, **family.write_config(config)})
     for name in names:
         if name in HARMLESS or (name == "tie_word_embeddings" and "tied" in family.unsaid):
             continue
-        read, written = _plain(getattr(hf_config, name, None)), _plain(getattr(written_config, name, None))
+        read = _plain(getattr(hf_config, name, None))
+        written = _plain(getattr(written_config, name, None))
         if name == "rope_parameters":
             read = rope_as_read(hf_config, read) if "rope_type" in read else read
             kinds = [read, written] if "rope_type" in written else None
@@ -81,7 +83,8 @@ def _compare_rope(family: Family, read: Mapping[str, Any], expected: Mapping[str
     kind = expected["rope_type"]
     known = {"rope_theta": None, "rope_type": "default", "partial_rotary_factor": 1.0, **_ROPE[kind]}
     for name, missing in known.items():
-        found, written = read.get(name), expected.get(name)
+        found = read.get(name)
+        written = expected.get(name)
         found, written = (missing if v is None else v for v in (found, written))
         if found is None and name in ("factor", "original_max_position_embeddings"):
             continue  # follows from the positions
@@ -90,7 +93,7 @@ def _compare_rope(family: Family, read: Mapping[str, Any], expected: Mapping[str
 
 
 def _plain(value: Any) -> Any:
-    """The value, with the several names of one activation made one."""
+    """Return the value, with different names of one activation unified."""
     return HF_ACTIVATIONS.get(value, value) if isinstance(value, str) else value
 
 
@@ -102,12 +105,14 @@ def _unlike(family: Family, name: str, read: Any, written: Any) -> WorkloadError
 
 
 MXFP4 = "mxfp4"
-"""How transformers calls what `workloads.hf.mxfp4` reads."""
+"""transformers' name for what `workloads.hf.mxfp4` reads."""
 
 
 def describe_folder(folder: str, kept: FolderConfig | None = None) -> TransformerConfig | HuggingFaceModel:
-    """The model in `folder`, by the configuration that is `kept`, else by that in the folder; a `HuggingFaceModel` if
-    its class has no conversion table here."""
+    """Return the model in `folder`, from the `kept` configuration if given, else from the folder's.
+
+    A `HuggingFaceModel` if its class has no conversion table here.
+    """
     kept = kept or folder_config(folder)
     hf_config = read_hf_config(folder, quantised=(MXFP4,), kept=kept)
     family = by_model_type(hf_config.model_type)
@@ -126,7 +131,7 @@ def describe_folder(folder: str, kept: FolderConfig | None = None) -> Transforme
 
 
 def _read(family: Family, hf_config: Any, folder: str, tied: bool | None) -> TransformerConfig:
-    """The configuration of this project; whether the embedding is `tied` is read from the weights if it is None."""
+    """Return the configuration of this project. Whether the embedding is `tied` is read from the weights if None."""
     config = family.read_config(hf_config)
     check(family, config, hf_config)
     if tied is None and has_weights(folder):
@@ -135,7 +140,7 @@ def _read(family: Family, hf_config: Any, folder: str, tied: bool | None) -> Tra
 
 
 def _tied(family: Family, config: TransformerConfig, weights: Weights) -> bool:
-    """Whether the output projection is the embedding: as configured, unless the weights have a separate table."""
+    """Return whether the output projection is the embedding: as configured, unless the weights have two tables."""
     heads = family.heads.get("language") or family.heads["masked"]
     names = {row.names[0]: row for row in family.rows + heads.rows}
     head = names.get("head.weight") or names["head.output.weight"]
@@ -150,7 +155,9 @@ def _tied(family: Family, config: TransformerConfig, weights: Weights) -> bool:
 def _with_generator(
     family: Family, config: TransformerConfig, folder: str, kept: FolderConfig, tied: bool | None
 ) -> TransformerConfig:
-    """The configuration of both networks. Raises WorkloadError if the generator is not a narrower discriminator."""
+    """Return the configuration of both networks. Raises WorkloadError if the generator is not a narrower
+    discriminator.
+    """
     generator = _read(family, read_hf_config(folder, kept=kept), folder, tied)
     pair = config.changed({"generator": generator.hidden})
     expected = pair.generator_config()

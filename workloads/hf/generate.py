@@ -1,4 +1,4 @@
-"""Generation by a class of transformers that is run as it is, with its own `generate` and our choice of tokens."""
+"""Generation by an unchanged transformers class, with its own `generate` and our choice of tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from workloads.workload import Ended, Generation, Sampling
 
 
 class _Chosen:
-    """A logits processor that leaves one token: the one that `choose` chooses."""
+    """A logits processor that keeps one token: the one that `choose` chooses."""
 
     def __init__(self, sampling: Sampling, prompt: int, change: Change | None) -> None:
         self._sampling = sampling
@@ -33,13 +33,14 @@ class _Chosen:
 
 
 class _Stopped:
-    """A stopping criterion: the one text has ended."""
+    """A stopping criterion: the only text has ended."""
 
     def __init__(self, ended: Ended, before: int) -> None:
-        self._ended, self._before = ended, before
+        self._ended = ended
+        self._before = before
 
     def __call__(self, input_ids: Any, scores: Any, **more: Any) -> Any:
-        """See transformers. Whether each row has ended, bool [1]."""
+        """See transformers. Return whether each row has ended, bool [1]."""
         return torch.tensor([self._ended(input_ids[0, self._before :].tolist())], device=input_ids.device)
 
 
@@ -54,12 +55,14 @@ def generate(
     sampling: Sampling,
     ended: Ended | None = None,
 ) -> list[list[int]]:
-    """As `workloads.model.generate.generate`. Prompts are read one by one: not every class can read padding."""
+    """Like `workloads.model.generate.generate`. Prompts are processed one by one, because not every class supports
+    padding.
+    """
     if not network.can_generate():
         raise WorkloadError(f"the class of {config.folder} generates no text; use one with a language head")
     pair = config.architecture == "encoder-decoder"
     with evaluating(network):
-        said = []
+        texts = []
         for number, prompt in enumerate(prompts):
             room = min(max_tokens, config.max_positions - (0 if pair else len(prompt)))
             if not prompt or room < 1:
@@ -70,8 +73,8 @@ def generate(
             begin = start if pair else None
             change = change_of(generation, prompt, begin, room, network.device)
             chosen = _Chosen(sampling, number, change)
-            said.append(_said(network, prompt, room, generation.ends, begin, chosen, ended))
-    return said
+            texts.append(_said(network, prompt, room, generation.ends, begin, chosen, ended))
+    return texts
 
 
 def _said(
@@ -83,7 +86,7 @@ def _said(
     chosen: _Chosen,
     ended: Ended | None,
 ) -> list[int]:
-    from transformers import (  # takes a second, which a rank has no use for
+    from transformers import (  # takes a second and is not needed by ranks
         GenerationConfig,
         LogitsProcessorList,
         StoppingCriteriaList,
@@ -95,7 +98,7 @@ def _said(
         max_new_tokens=room, do_sample=False, num_beams=1, eos_token_id=list(ends), pad_token_id=ends[0],
         use_cache=True, decoder_start_token_id=start,
     )  # fmt: skip
-    network.generation_config = settings  # else what the class says by default would be added to them
+    network.generation_config = settings  # otherwise the class's defaults would be added
     made = network.generate(
         tokens,
         attention_mask=torch.ones_like(tokens),

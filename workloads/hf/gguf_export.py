@@ -1,6 +1,6 @@
-"""An export for transformers as one GGUF file for llama.cpp: tensors, configuration and tokenizer.
+"""Export as one GGUF file for llama.cpp: tensors, configuration and tokenizer.
 
-Names of tensors are those of the gguf package, metadata keys those of the format (github.com/ggml-org/ggml,
+Tensor names are those of the gguf package, metadata keys those of the format (github.com/ggml-org/ggml,
 docs/gguf.md), choices those of llama.cpp's own converter (its folder conversion/).
 """
 
@@ -33,7 +33,8 @@ _CUTS = {
     _WORDS + r"\p{N}{1,3}" + _REST: "llama-bpe",
     _WORDS + r"\p{N}" + _REST: "qwen2",
 }
-"""llama.cpp's name of a way to cut text, by its expression; empty for that of the byte-level pre-tokenizer itself."""
+"""llama.cpp's name for a way to split text, by its regular expression; empty for the byte-level pre-tokenizer itself.
+"""
 TEXTS = (
     "Hello, world!  It's 12345 o'clock;\n\n\tWE'LL see.",
     " Größe, 東京 and 🙂 at 3.14159 % of café\r\n",
@@ -43,7 +44,7 @@ HINT = "export it for transformers"
 
 
 def add_tokenizer(writer: Any, plain: str, config: Mapping[str, Any]) -> None:
-    """Add the tokenizer of an export for transformers. Raises WorkloadError if llama.cpp has none like it."""
+    """Add the tokenizer of an export. Raises WorkloadError if llama.cpp has no equivalent."""
     import gguf
 
     wrapped = _wrapped(plain)
@@ -52,7 +53,8 @@ def add_tokenizer(writer: Any, plain: str, config: Mapping[str, Any]) -> None:
     writer.add_tokenizer_pre(_cut(about))
     added = {token["id"]: token for token in about["added_tokens"]}
     names = {number: token for token, number in wrapped.get_vocab().items()}
-    tokens, kinds = [], []
+    tokens = []
+    kinds = []
     for number in range(config["vocab_size"]):
         tokens.append(names.get(number, f"[PAD{number}]"))
         kind = gguf.TokenType.NORMAL if number in names else gguf.TokenType.UNUSED
@@ -82,26 +84,29 @@ def check_tokenizer(plain: str, folder: str, file: str) -> None:
     from transformers import PreTrainedTokenizerFast
 
     wanted = _wrapped(plain)
-    found = PreTrainedTokenizerFast.from_pretrained(folder, gguf_file=file, local_files_only=True)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, gguf_file=file, local_files_only=True)
     for text in (*TEXTS, *(f"a{token}b" for token in wanted.all_special_tokens)):
-        one, other = (each(text, add_special_tokens=False)["input_ids"] for each in (wanted, found))
+        one, other = (each(text, add_special_tokens=False)["input_ids"] for each in (wanted, tokenizer))
         if one != other:
             raise RuntimeError(
-                f"transformers reads a tokenizer from {file} that divides {text!r} otherwise; nothing was published"
+                f"transformers reads a tokenizer from {file} that splits {text!r} differently; nothing was "
+                "published"
             )
 
 
 def _wrapped(plain: str) -> Any:
-    """The tokenizer in a folder. It is of the plain class: that of some models cuts text in its own way, whatever the
-    folder says."""
+    """Return the tokenizer in a folder, as the plain class. Some models' own classes split text in their own way,
+    whatever the folder says.
+    """
     from transformers import PreTrainedTokenizerFast
 
     return PreTrainedTokenizerFast.from_pretrained(plain, local_files_only=True)
 
 
 def _cut(about: Mapping[str, Any]) -> str:
-    """llama.cpp's name of the way in which a tokenizer.json cuts text. Raises WorkloadError if it has none."""
-    model, before = about["model"], about["pre_tokenizer"] or {}
+    """Return llama.cpp's name for the way a tokenizer.json splits text. Raises WorkloadError if it has none."""
+    model = about["model"]
+    before = about["pre_tokenizer"] or {}
     steps = before["pretokenizers"] if before.get("type") == "Sequence" else [before]
     last = steps[-1]
     if model["type"] != "BPE" or last.get("type") != "ByteLevel":
@@ -109,23 +114,23 @@ def _cut(about: Mapping[str, Any]) -> str:
             f"GGUF files are written with byte-level BPE, and this tokenizer is another; {HINT}"
         )
     expression = next((one["pattern"].get("Regex", "?") for one in steps if one["type"] == "Split"), "")
-    known = _CUTS.get(expression)
+    name = _CUTS.get(expression)
     plain = (
         not last.get("add_prefix_space")
         and last.get("use_regex", True) == (not expression)
         and len(steps) < 3
     )
-    normalised = about["normalizer"] is not None and (known, about["normalizer"]["type"]) != ("qwen2", "NFC")
-    whole = bool(model.get("ignore_merges")) == (known == "llama-bpe")
-    if known is None or not plain or normalised or not whole:
+    normalised = about["normalizer"] is not None and (name, about["normalizer"]["type"]) != ("qwen2", "NFC")
+    whole = bool(model.get("ignore_merges")) == (name == "llama-bpe")
+    if name is None or not plain or normalised or not whole:
         raise WorkloadError(
-            f"llama.cpp cuts text as GPT-2, Llama 3 or Qwen 2 do, and this tokenizer does otherwise; {HINT}"
+            f"llama.cpp splits text as GPT-2, Llama 3 or Qwen 2 do, and this tokenizer does not; {HINT}"
         )
-    return known
+    return name
 
 
 def _frame(wrapped: Any) -> tuple[bool, bool]:
-    """Whether a text begins with bos and ends with eos. Raises WorkloadError for anything else around it."""
+    """Return whether a text begins with bos and ends with eos. Raises WorkloadError for other tokens around it."""
     bare, full = (wrapped("a", add_special_tokens=on)["input_ids"] for on in (False, True))
     for begin in (False, True):
         for end in (False, True):
@@ -137,17 +142,18 @@ def _frame(wrapped: Any) -> tuple[bool, bool]:
 Numbers: TypeAlias = Literal["f32", "f16", "bf16", "q8_0"]
 FILE = "model.gguf"
 ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
-"""llama.cpp's architecture by transformers' model_type."""
+"""llama.cpp's architecture for each model_type of transformers."""
 TRIED = 24
 """Tokens on which the outputs are compared."""
 
 
 def export_gguf(plain: str, folder: str, numbers: Numbers) -> float:
-    """Write what `plain` holds to `folder`/model.gguf, with matrices in the format `numbers` and vectors in fp32; where
-    rows do not divide into the blocks of q8_0, in fp16.
+    """Write the export in `plain` to `folder`/model.gguf.
 
-    Returns the largest difference of its outputs to those of `plain`, as a share of the largest number; it is what the
-    rounding makes. Raises WorkloadError if llama.cpp has no such model or tokenizer, RuntimeError if transformers reads
+    Matrices have the format `numbers`, vectors fp32. Matrices whose rows do not divide into q8_0 blocks have fp16.
+
+    Returns the largest difference of its outputs to those of `plain`, as a share of the largest number; rounding
+    causes it. Raises WorkloadError if llama.cpp has no such model or tokenizer, RuntimeError if transformers reads
     another model from the file than one with the rounded weights.
     """
     import gguf
@@ -209,7 +215,7 @@ def check_gguf(config: Mapping[str, Any]) -> None:
 
 
 def _add_config(writer: Any, config: Mapping[str, Any]) -> None:
-    """The metadata of the model: see docs/gguf.md of ggml."""
+    """Add the metadata of the model, see docs/gguf.md of ggml."""
     rope = config["rope_parameters"]
     head = _head(config)
     writer.add_name(config["architectures"][0])
@@ -235,10 +241,11 @@ def _add_config(writer: Any, config: Mapping[str, Any]) -> None:
 def _tensors(
     plain: str, config: Mapping[str, Any]
 ) -> Iterator[tuple[str, torch.Size, Callable[[], np.ndarray]]]:
-    """Each tensor: its name in the file, its shape, and what reads it."""
+    """Yield each tensor: its name in the file, its shape, and a function that reads it."""
     import gguf
 
-    weights, kind = Weights(plain), config["model_type"]
+    weights = Weights(plain)
+    kind = config["model_type"]
     architecture = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == ARCHITECTURES[kind])
     names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
     for hf_name in weights.names:
@@ -258,13 +265,14 @@ def _read(weights: Weights, name: str, head: int) -> np.ndarray:
 
 
 def _stretched(plain: str) -> Tensor:
-    """By how much each rotary frequency of Llama 3.1 is divided."""
+    """Return the divisor of each rotary frequency of Llama 3.1."""
     from transformers import AutoConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     config = AutoConfig.from_pretrained(plain, local_files_only=True)
     slow, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
-    head, theta = 2 * len(slow), config.rope_parameters["rope_theta"]
+    head = 2 * len(slow)
+    theta = config.rope_parameters["rope_theta"]
     return (1 / theta ** (torch.arange(0, head, 2, dtype=torch.float32) / head)) / slow
 
 
@@ -273,7 +281,7 @@ def _head(config: Mapping[str, Any]) -> int:
 
 
 def _kind(shape: torch.Size, numbers: Numbers) -> Any:
-    """The format of a tensor, an enumeration of gguf."""
+    """Return the format of a tensor, an enumeration of gguf."""
     import gguf
 
     kinds = gguf.GGMLQuantizationType
@@ -285,7 +293,7 @@ def _kind(shape: torch.Size, numbers: Numbers) -> Any:
 
 
 def _difference(plain: str, folder: str, numbers: Numbers) -> float:
-    """What `export_gguf` returns; the file is read by transformers."""
+    """Return the result of `export_gguf`, from the file as transformers reads it."""
     import gguf
     from transformers import AutoConfig, AutoModelForCausalLM, logging
 
@@ -295,15 +303,16 @@ def _difference(plain: str, folder: str, numbers: Numbers) -> float:
     if wanted.config.rope_parameters.get("rope_type") != "default":
         config.rope_parameters = (
             wanted.config.rope_parameters
-        )  # transformers does not read these from a file,
+        )  # transformers does not read these from a file, nor those of a Qwen
     config.head_dim = _head(wanted.config.to_dict())  # nor that of a Qwen
-    with contextlib.redirect_stderr(io.StringIO()):  # a bar of its own
-        found = AutoModelForCausalLM.from_pretrained(
+    with contextlib.redirect_stderr(io.StringIO()):  # its own progress bar
+        loaded = AutoModelForCausalLM.from_pretrained(
             folder, gguf_file=FILE, config=config, local_files_only=True, dtype=torch.float32
         ).eval()
     tokens = torch.arange(TRIED)[None] % wanted.config.vocab_size
     with torch.no_grad():
-        exact, logits = wanted(tokens).logits, found(tokens).logits
+        exact = wanted(tokens).logits
+        logits = loaded(tokens).logits
         for tensor in {id(t): t for t in wanted.parameters()}.values():
             kind = _kind(tensor.shape, numbers)
             rounded = gguf.quants.dequantize(gguf.quants.quantize(tensor.numpy(), kind), kind)

@@ -14,7 +14,8 @@ from workloads.model.config import TransformerConfig
 from workloads.model.parts import MoE
 from workloads.model.presets import PRESETS
 
-_EXPERTS, _THEIRS = "layers.{n}.feedforward.experts.", "model.layers.{n}.mlp.experts."
+_EXPERTS = "layers.{n}.feedforward.experts."
+_THEIRS = "model.layers.{n}.mlp.experts."
 
 
 def _read(hf_config: Any) -> dict[str, Any]:
@@ -40,7 +41,7 @@ def _write(config: TransformerConfig) -> dict[str, Any]:
         )
     if moe.intermediate != config.intermediate:
         raise WorkloadError("experts of gpt-oss are as wide as intermediate; set moe.intermediate to it")
-    # The class makes the mask of windows also where no layer has one.
+    # The class builds the window mask even if no layer uses one.
     return write_rope(config) | write_windows(config) | {
         "sliding_window": config.window or PRESETS["gpt-oss-20b"].window,
         "num_local_experts": moe.experts,

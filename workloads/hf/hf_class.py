@@ -1,4 +1,4 @@
-"""A Hugging Face model class that has no conversion here and is run as it is: its description, and how it is built."""
+"""A Hugging Face class without a conversion here, which is run unchanged: its description, and how it is built."""
 
 from __future__ import annotations
 
@@ -29,18 +29,24 @@ HEADED = {
     "token": "AutoModelForTokenClassification",
     "span": "AutoModelForQuestionAnswering",
 }
-"""The Auto class of transformers for each head of supervised objectives."""
+"""transformers' Auto class for each head of supervised objectives."""
 
 
 @dataclass(frozen=True)
 class HuggingFaceModel:
     """The model in `folder`, of a class without a conversion table here, with the sizes that planning needs.
 
-    It is run as it is, hence one layer and one head; `styles` and `layer_list` say what may be divided of it. changes:
-    changed attributes of its configuration. zeroed: attributes that training sets to zero, since the random numbers
-    drawn with them would depend on the layout. head is what stands on its last hidden states, as in
-    `TransformerConfig`: the language model's own, or one of HEADED with so many `classes`. kept: the configuration
-    files that all of this is read from; those in the folder if it is None.
+    It is run unchanged, so it counts as one layer with one head; `styles` and `layer_list` say what can be sharded or
+    cut.
+
+    Attributes:
+        changes: changed attributes of its configuration.
+        zeroed: attributes that training sets to zero, because random numbers drawn with them would depend on the
+            layout.
+        head: the part on top of its last hidden states, as in `TransformerConfig`: the language model's own, or one
+            of HEADED.
+        classes: number of classes of such a head.
+        kept: the configuration files that everything is read from; those in the folder if None.
     """
 
     folder: str
@@ -64,11 +70,11 @@ class HuggingFaceModel:
     kept: FolderConfig | None = None
 
     def hf_config(self) -> Any:
-        """The configuration object of transformers, with the changes."""
+        """Return transformers' configuration object, with the changes."""
         return read_hf_config(self.folder, dict(self.changes), kept=self.kept)
 
     def changed(self, changes: Mapping[str, Any]) -> HuggingFaceModel:
-        """A copy with changed attributes of its configuration; raises WorkloadError for an attribute it lacks."""
+        """Return a copy with changed attributes of its configuration. Raises WorkloadError for an unknown attribute."""
         if not changes:
             return self
         hf_config = read_hf_config(self.folder, kept=self.kept)
@@ -78,7 +84,7 @@ class HuggingFaceModel:
         return replace(describe_hf_class(self.folder, changes, self.kept), changes=tuple(changes.items()))
 
     def with_head(self, head: str, classes: int) -> HuggingFaceModel:
-        """A copy with a head of HEADED. Raises WorkloadError if transformers has no such class for it."""
+        """Return a copy with a head of HEADED. Raises WorkloadError if transformers has no such class for it."""
         from transformers.models.auto import modeling_auto
 
         kind = HEADED[head].removeprefix("AutoModelFor")
@@ -95,8 +101,10 @@ class HuggingFaceModel:
         return replace(self, head=head, classes=classes)
 
     def padded_with(self, padding: int) -> HuggingFaceModel:
-        """A copy that knows the padding, where the class finds by it the token that its head reads. Raises
-        WorkloadError if its configuration names another."""
+        """Return a copy with this padding token, if the class needs it to find the token that its head reads.
+
+        Raises WorkloadError if its configuration names another.
+        """
         if self.head != "sequence" or self.architecture == "encoder":
             return self
         known = self.hf_config().get_text_config().pad_token_id
@@ -111,7 +119,7 @@ class HuggingFaceModel:
 
     @cached_property
     def bare(self) -> Any:
-        """The model of transformers on the meta device. Raises WorkloadError if its class cannot build it."""
+        """Return the transformers model on the meta device. Raises WorkloadError if its class cannot build it."""
         try:
             return build(self, meta=True)
         except Exception as error:  # each class fails in its own way on a configuration that it cannot have
@@ -122,41 +130,43 @@ class HuggingFaceModel:
 
     @cached_property
     def balanced(self) -> bool:
-        """Whether the class adds a loss that balances routers."""
+        """Return whether the class adds a loss that balances routers."""
         return balance_of(self.bare) is not None
 
     @cached_property
     def blocks(self) -> int:
-        """Layers that it can recompute."""
+        """Return the number of layers that it can recompute."""
         return len(blocks_of(self.bare))
 
     @cached_property
     def has_blocks(self) -> bool:
-        """Whether it has layers that can be recomputed or compiled one by one."""
+        """Return whether it has layers that can be recomputed or compiled one by one."""
         return bool(blocks_of(self.bare))
 
     @cached_property
     def styles(self) -> tuple[Mapping[str, str], str]:
-        """How its tensors may be cut, by names in the class, or nothing and why they may not."""
+        """Return how its tensors may be sharded, by names in the class, or nothing and the reason."""
         if self.architecture == "encoder-decoder":
             return {}, "transformers ships no plan for pairs"
         return tensor_styles(self.bare)
 
     @property
     def cut(self) -> int:
-        """What each number of ranks divides over which its tensors are cut."""
+        """Return the number that every count of ranks which shards its tensors must divide."""
         return cut_size(self.bare, self.styles[0])
 
     @cached_property
     def head_counts(self) -> tuple[int, int]:
-        """Attention heads, and those of keys and values; what each number of ranks divides that cuts tensors."""
+        """Return the attention heads, and those of keys and values, which a count of ranks that shards tensors must
+        divide.
+        """
         text = self.hf_config().get_text_config()
         heads = getattr(text, "num_attention_heads", None) or self.cut
         return heads, getattr(text, "num_key_value_heads", None) or heads
 
     @cached_property
     def layer_list(self) -> tuple[LayerList | None, str]:
-        """Where a pipeline may cut it, or None and why it may not."""
+        """Return where a pipeline may cut it, or None and the reason why not."""
         if self.architecture == "encoder-decoder":
             return None, "it has two lists of layers"
         if self.balanced:
@@ -171,7 +181,7 @@ class HuggingFaceModel:
 
     @cached_property
     def ends_in_head(self) -> bool:
-        """Whether its logits are what its output embeddings give for a hidden state, and nothing is done with them."""
+        """Return whether its logits are the unchanged results of its output embeddings for a hidden state."""
         head = self.bare.get_output_embeddings() if self.head == "language" else None
         if type(head) is not nn.Linear:
             return False
@@ -182,23 +192,23 @@ class HuggingFaceModel:
         try:
             with torch.no_grad(), _NoData():
                 logits = self.bare(input_ids=tokens, use_cache=False, **pair).logits
-        except Exception:  # a class that cannot be run without data, each in its own way
+        except Exception:  # each class fails in its own way without data
             return False
         finally:
             handle.remove()
         return len(given) == 1 and logits is given[0]
 
     def parameters(self) -> int:
-        """Number of trained parameters."""
+        """Return the number of trained parameters."""
         return sum(parameter.numel() for parameter in self.bare.parameters())
 
     def flops(self, sequence_length: int) -> float:
-        """6 N FLOPs per token; attention is not counted, since the class may have any kind."""
+        """Return 6 N FLOPs per token. Attention is not counted, because the class may use any kind."""
         return 6.0 * self.parameters()
 
 
 class _NoData(TorchDispatchMode):
-    """Whoever asks for an element of a tensor on the meta device is told 0."""
+    """Element access on meta-device tensors returns 0."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default:
@@ -208,7 +218,7 @@ class _NoData(TorchDispatchMode):
 
 @contextmanager
 def _no_experts(bare: nn.Module) -> Iterator[None]:
-    """Experts give what they are given: which are chosen is not known without data, and no matter here."""
+    """Experts return their input: without data, the choice of experts is unknown, and it does not matter here."""
     stacks = [module for module in bare.modules() if is_stack(module)]
     for module in stacks:
         module.forward = lambda hidden, *_, **__: hidden
@@ -222,8 +232,11 @@ def _no_experts(bare: nn.Module) -> Iterator[None]:
 def describe_hf_class(
     folder: str, changes: Mapping[str, Any] | None = None, kept: FolderConfig | None = None
 ) -> HuggingFaceModel:
-    """The description of the model in a folder, to be run as it is; by the configuration that is `kept`, else by that
-    in the folder. Raises WorkloadError if it is no language model."""
+    """Return the description of the model in a folder, to be run unchanged, from the `kept` configuration if given,
+    else from the folder's.
+
+    Raises WorkloadError if it is not a language model.
+    """
     kept = kept or folder_config(folder)
     hf_config = read_hf_config(folder, changes, kept=kept)
     architecture = _architecture(folder, hf_config)
@@ -250,7 +263,7 @@ def describe_hf_class(
 
 
 def _architecture(folder: str, hf_config: Any) -> str:
-    """The architecture: by the class that the configuration names, else by the classes of its model_type."""
+    """Return the architecture: by the class that the configuration names, else by the classes of its model_type."""
     from transformers.models.auto import modeling_auto
 
     causal = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(hf_config.model_type)
@@ -261,7 +274,7 @@ def _architecture(folder: str, hf_config: Any) -> str:
         if pair is not None:
             return "encoder-decoder"
     named = masked is None or causal in (hf_config.architectures or ())
-    if causal == masked:  # one class for both
+    if causal == masked:  # one class for both architectures
         named = getattr(hf_config, "causal", False)
     if causal is not None and named:
         return "decoder"
@@ -274,7 +287,7 @@ def _architecture(folder: str, hf_config: Any) -> str:
 
 
 def build(config: HuggingFaceModel, meta: bool = False) -> nn.Module:
-    """The model of transformers in fp32, on the current default device or, with `meta`, on the meta device."""
+    """Return the transformers model in fp32, on the current default device or, with `meta`, on the meta device."""
     if meta:
         with torch.device("meta"):
             return build(config)
@@ -284,7 +297,7 @@ def build(config: HuggingFaceModel, meta: bool = False) -> nn.Module:
 
 
 def auto_class(config: HuggingFaceModel) -> Any:
-    """The Auto class of transformers for the model's architecture and head."""
+    """Return transformers' Auto class for the model's architecture and head."""
     import transformers
 
     if config.head in HEADED:
@@ -297,12 +310,12 @@ def auto_class(config: HuggingFaceModel) -> Any:
 
 
 def training_config(config: HuggingFaceModel) -> Any:
-    """The configuration for training: all `random_attributes` are zero."""
+    """Return the configuration for training, with all `random_attributes` zero."""
     hf_config = config.hf_config()
     hf_config.return_dict = True
     if config.head != "language":
         hf_config.num_labels = config.classes
-        hf_config.classifier_dropout = 0.0  # some classes take 0.1 where nothing is said
+        hf_config.classifier_dropout = 0.0  # some classes use 0.1 if it is unset
     for part in nested_configs(hf_config):
         for name in random_attributes(part):
             setattr(part, name, 0.0)
@@ -310,10 +323,10 @@ def training_config(config: HuggingFaceModel) -> Any:
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """The outermost layers that the class itself can recompute (gradient checkpointing), in order."""
+    """Return the outermost layers that the class itself can recompute (gradient checkpointing), in order."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    found: list[nn.Module] = []
+    blocks: list[nn.Module] = []
     for child in model.children():
-        found += [child] if isinstance(child, GradientCheckpointingLayer) else blocks_of(child)
-    return found
+        blocks += [child] if isinstance(child, GradientCheckpointingLayer) else blocks_of(child)
+    return blocks

@@ -1,4 +1,4 @@
-"""Reading the configuration (config.json) of a Hugging Face folder as transformers' own object."""
+"""Read the configuration (config.json) of a Hugging Face folder as transformers' own object."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from typing import Any
 from workloads.errors import WorkloadError
 
 FOLDER = "hf:"
-"""How the name of a model begins that is in a folder of transformers."""
+"""Prefix of a model's name for a folder in transformers' format."""
 CONFIG, GENERATION = "config.json", "generation_config.json"
-"""Files of a folder that say what its model is, and how it generates."""
+"""Files of a folder that describe its model and its generation."""
 GENERATOR = "generator"
-"""Folder of ELECTRA's generator, inside that of its discriminator."""
+"""The folder of ELECTRA's generator, inside that of its discriminator."""
 HUB = re.compile(r"(?!\.)[\w.-]+(/(?!\.)[\w.-]+)?")
-"""Names of the Hub: one or two parts."""
+"""Names on the Hub: one or two parts."""
 FILES = (".json", ".yaml", ".tiktoken")
-"""How a name ends that is of a file."""
+"""Suffixes of file names."""
 ADAPTER = "adapter_config.json"
-"""The file that makes a folder an adapter of peft, and of transformers' `from_pretrained` one on its base."""
+"""The file that marks a folder as a peft adapter. transformers' `from_pretrained` then loads it onto its base."""
 PEFT_CLASSES = {
     "CAUSAL_LM": "AutoPeftModelForCausalLM",
     "SEQ_2_SEQ_LM": "AutoPeftModelForSeq2SeqLM",
@@ -33,27 +33,27 @@ PEFT_CLASSES = {
     "TOKEN_CLS": "AutoPeftModelForTokenClassification",
     "QUESTION_ANS": "AutoPeftModelForQuestionAnswering",
 }
-"""The class of peft that loads an adapter and its base, by the adapter's task."""
+"""peft's class that loads an adapter and its base, by the adapter's task."""
 BESIDE = ("PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING", "MULTITASK_PROMPT_TUNING", "ADAPTION_PROMPT")
-"""Kinds of adapters that stand beside the weights of the base."""
+"""Kinds of adapters that cannot be merged into the weights of the base."""
 HEADS = (".score.weight", ".classifier.weight", ".classifier.out_proj.weight")
-"""How the name of a matrix ends that has a row a label."""
+"""Suffix of a matrix with a row for each label."""
 RANDOM = ("drop", "jitter")
-"""Parts of the names of attributes with which a network draws random numbers in training."""
+"""Parts of the names of attributes that make a network draw random numbers in training."""
 
 
 @dataclass(frozen=True)
 class FolderConfig:
-    """The configuration files of a pretrained folder, as they are when a run begins.
+    """The configuration files of a pretrained folder as they are when a run begins.
 
-    The run keeps them, since the files may be edited or removed while it goes on.
+    The run keeps them, because the files may be edited or removed while it continues.
 
     Attributes:
         config: the text of config.json.
-        generator: the text of the config.json of ELECTRA's generator; empty if there is none.
-        generation: the text of generation_config.json; empty if there is none.
-        tied: whether the output projection is the embedding, for a class of this project. Weights in the folder decide
-            it, and they may be gone later. None if it is not known.
+        generator: the text of the config.json of ELECTRA's generator; empty without one.
+        generation: the text of generation_config.json; empty without one.
+        tied: whether the output projection is the embedding, for a class of this project. The weights in the folder
+            decide this, and may be gone later. None if unknown.
     """
 
     config: str
@@ -63,12 +63,12 @@ class FolderConfig:
 
     @property
     def of_generator(self) -> FolderConfig | None:
-        """The configuration of ELECTRA's generator alone; None if there is none."""
+        """Return the configuration of ELECTRA's generator alone; None without one."""
         return FolderConfig(self.generator) if self.generator else None
 
 
 def folder_config(folder: str) -> FolderConfig:
-    """Read the configuration files in a folder (or beside its config.json). Raises WorkloadError if it has none."""
+    """Read the configuration files in a folder (or beside its config.json). Raises WorkloadError if there are none."""
     path = root(folder)
     names = (CONFIG, f"{GENERATOR}/{CONFIG}", GENERATION)
     try:
@@ -88,15 +88,15 @@ def read_hf_config(
     quantised: Container[str] = (),
     kept: FolderConfig | None = None,
 ) -> Any:
-    """The configuration object of transformers for a folder (or its config.json), with `changes` of its attributes.
+    """Return transformers' configuration object for a folder (or its config.json), with `changes` of its attributes.
 
-    It is read from the text that a run has `kept`, if there is one, and from the folder otherwise. Raises WorkloadError
-    if transformers cannot read it, or if the weights are quantised by a method that is not among `quantised`.
+    It is read from the text that a run has `kept`, if any, else from the folder. Raises WorkloadError if transformers
+    cannot read it, or if the weights are quantised by a method that is not in `quantised`.
     """
     path = root(folder)
     if kept is None and not (path / CONFIG).exists():
         raise _no_config(folder)
-    from transformers import AutoConfig  # takes a second, which a wrong folder need not
+    from transformers import AutoConfig  # takes a second, so check the folder first
 
     try:
         with _place_of(path, kept) as place:
@@ -115,17 +115,19 @@ def read_hf_config(
 UNUSED = frozenset(
     {"transformers_version", "_name_or_path", "name_or_path", "dtype", "torch_dtype", "use_cache"}
 )
-"""What of a configuration decides no number here: who wrote it, and how it is loaded or run."""
+"""Keys of a configuration that affect no number here: who wrote it, and how it is loaded or run."""
 
 
 def config_differences(folder: str, kept: FolderConfig) -> list[tuple[str, str, str, str]]:
-    """In which keys the configuration files in a folder say something else than those that a run has `kept`: the file,
-    the key, and both values as text. Empty if the folder has no configuration any more."""
+    """Return the differences between the configuration files in a folder and those that a run has `kept`.
+
+    Each has the file, the key, and both values as text. Empty if the folder no longer has a configuration.
+    """
     try:
         now = folder_config(folder)
     except WorkloadError:
         return []
-    found = []
+    differing = []
     for file, theirs, ours in (
         (CONFIG, kept.config, now.config),
         (f"{GENERATOR}/{CONFIG}", kept.generator, now.generator),
@@ -134,16 +136,18 @@ def config_differences(folder: str, kept: FolderConfig) -> list[tuple[str, str, 
             continue
         was, is_now = (_flat(_resolved(folder, text)) for text in (theirs, ours))
         keys = [key for key in sorted(was.keys() | is_now.keys()) if was.get(key) != is_now.get(key)]
-        found += [
+        differing += [
             (file, key, was.get(key, "not set"), is_now.get(key, "not set"))
             for key in keys
             if UNUSED.isdisjoint(key.split("."))
         ]
-    return found
+    return differing
 
 
 def _resolved(folder: str, text: str) -> dict[str, Any]:
-    """What transformers reads of the text of a config.json; what the text says, where transformers cannot read it."""
+    """Return what transformers reads from the text of a config.json; the plain content if transformers cannot read
+    it.
+    """
     try:
         found: dict[str, Any] = read_hf_config(
             folder, quantised=AnyMethod(), kept=FolderConfig(text)
@@ -159,17 +163,17 @@ def _resolved(folder: str, text: str) -> dict[str, Any]:
 
 
 def _flat(value: Any, key: str = "") -> dict[str, str]:
-    """The values of a mapping, and of those within it, as text by their dotted keys."""
+    """Return the values of a mapping and of nested mappings as text, by their dotted keys."""
     if not isinstance(value, Mapping) or not value:
         return {key: json.dumps(value, sort_keys=True, default=str)}
-    found: dict[str, str] = {}
+    flat: dict[str, str] = {}
     for name, inner in value.items():
-        found |= _flat(inner, f"{key}.{name}" if key else str(name))
-    return found
+        flat |= _flat(inner, f"{key}.{name}" if key else str(name))
+    return flat
 
 
 class AnyMethod:
-    """Contains every method by which weights are quantised."""
+    """Contains every quantisation method."""
 
     def __contains__(self, _: object) -> bool:
         return True
@@ -184,7 +188,7 @@ def _no_config(folder: str) -> WorkloadError:
 
 
 def _is_there(file: Path, text: str) -> bool:
-    """Whether a file has this text."""
+    """Return whether a file has this text."""
     try:
         return file.read_text() == text
     except (OSError, UnicodeDecodeError):
@@ -193,7 +197,7 @@ def _is_there(file: Path, text: str) -> bool:
 
 @contextlib.contextmanager
 def _place_of(path: Path, kept: FolderConfig | None) -> Iterator[Path]:
-    """The folder itself, or a temporary one with the configuration that a run has kept, if that is another."""
+    """Yield the folder itself, or a temporary one with the configuration that a run has kept, if that differs."""
     if kept is None or _is_there(path / CONFIG, kept.config):
         yield path
         return
@@ -203,7 +207,7 @@ def _place_of(path: Path, kept: FolderConfig | None) -> Iterator[Path]:
 
 
 def check_no_adapter(folder: str) -> None:
-    """Raise WorkloadError if `folder` holds an adapter of peft, which is for a base that is elsewhere."""
+    """Raise WorkloadError if `folder` holds a peft adapter, whose base is elsewhere."""
     place = Path(folder, ADAPTER)
     if not place.exists():
         return
@@ -212,20 +216,22 @@ def check_no_adapter(folder: str) -> None:
         base, kind, task = (about.get(key) for key in ("base_model_name_or_path", "peft_type", "task_type"))
     except (OSError, ValueError, AttributeError) as error:
         raise WorkloadError(f"{place} cannot be read ({error})") from None
-    what = f"{folder} is an adapter of peft for {base}, and a model is read whole here"
+    problem = f"{folder} is an adapter of peft for {base}, and a model is read whole here"
     if kind in BESIDE:
-        raise WorkloadError(f"{what}; {kind} is merged into no weights, so name hf:{base} and train it anew")
+        raise WorkloadError(
+            f"{problem}; {kind} is merged into no weights, so name hf:{base} and train it anew"
+        )
     merged = f"{folder.rstrip('/')}-merged"
     more = f", num_labels={count}" if (count := _labels_of(Path(folder), task)) else ""
     code = (
         f"import peft; peft.{PEFT_CLASSES.get(task, 'AutoPeftModel')}.from_pretrained({folder!r}{more})"
         f".merge_and_unload().save_pretrained({merged!r})"
     )
-    raise WorkloadError(f"{what}; merge both with `python -c {shlex.quote(code)}` and name hf:{merged}")
+    raise WorkloadError(f"{problem}; merge both with `python -c {shlex.quote(code)}` and name hf:{merged}")
 
 
 def _labels_of(folder: Path, task: str | None) -> int:
-    """How many labels the head in an adapter's folder predicts; 0 if it has none."""
+    """Return how many labels the head in an adapter's folder predicts; 0 without a head."""
     from safetensors import SafetensorError, safe_open
 
     if task not in ("SEQ_CLS", "TOKEN_CLS"):
@@ -239,8 +245,9 @@ def _labels_of(folder: Path, task: str | None) -> int:
 
 
 def of_the_hub(path: str) -> str:
-    """The end of a hint: how to get what `path` names on the Hugging Face Hub; empty if that is no name of something
-    there, or is here."""
+    """Return the end of a hint about getting `path` from the Hugging Face Hub; empty if that is not a Hub name, or
+    exists locally.
+    """
     named = path.removeprefix(f"{Path.cwd()}/")
     if not HUB.fullmatch(named) or named.endswith(FILES) or Path(path).exists():
         return ""
@@ -248,7 +255,7 @@ def of_the_hub(path: str) -> str:
 
 
 def method_of(hf_config: Any) -> str:
-    """By which method the weights are quantised; empty if they are not."""
+    """Return the method by which the weights are quantised; empty if they are not."""
     given = getattr(hf_config, "quantization_config", None)
     if given is None:
         return ""
@@ -257,7 +264,7 @@ def method_of(hf_config: Any) -> str:
 
 
 def nested_configs(hf_config: Any) -> Iterator[Any]:
-    """A configuration and all configurations nested in it (text, vision, ...)."""
+    """Yield a configuration and all configurations nested in it (text, vision, ...)."""
     from transformers import PreTrainedConfig
 
     yield hf_config
@@ -267,7 +274,7 @@ def nested_configs(hf_config: Any) -> Iterator[Any]:
 
 
 def random_attributes(hf_config: Any) -> list[str]:
-    """The names of attributes, not zero, with which a network draws random numbers in training."""
+    """Return the nonzero attributes that make a network draw random numbers in training."""
     return sorted(
         name
         for name, value in vars(hf_config).items()
@@ -276,5 +283,5 @@ def random_attributes(hf_config: Any) -> list[str]:
 
 
 def root(folder: str) -> Path:
-    """The folder, also if the path of its config.json is given."""
+    """Return the folder, also for the path of its config.json."""
     return Path(folder).parent if folder.endswith(".json") else Path(folder)

@@ -1,7 +1,7 @@
-"""What a pretrained folder means beyond its weights: which number is which label, and how a text begins and ends.
+"""The meaning of a pretrained folder beyond its weights: the label of each number, and how a text begins and ends.
 
 A forward pass reads none of this, so a mistake here shows up only as wrong results. Training, evaluation, prompts and
-export all read it from here, and nowhere else.
+export read it only from here.
 """
 
 from __future__ import annotations
@@ -23,41 +23,42 @@ if TYPE_CHECKING:
     from workloads.workload import Generation, Objective, Vocabulary
 
 GENERIC = re.compile(r"LABEL_\d+")
-"""The names that transformers gives to labels that nobody named."""
+"""transformers' default names for unnamed labels."""
 PROBLEMS: Mapping[str, str] = MappingProxyType(
     {"sequence_classification": "single_label_classification", "regression": "regression"}
 )
-"""transformers' name of the loss of each objective that trains a head of whole texts."""
+"""transformers' name of the loss of each objective that trains a head over whole texts."""
 LABELLED = ("sequence_classification", "token_classification")
-"""Objectives that predict one of some labels."""
+"""Objectives that predict a label."""
 SHOWN = 8
-"""Most labels that a line names."""
+"""Maximum number of labels that a line lists."""
 BY_NAME = 6
-"""From which rule on a run compares the labels of a head by name; see `workloads.objectives.sampled.RULE`."""
+"""The first rule by which a run compares the labels of a head by name; see `workloads.objectives.sampled.RULE`."""
 SETTINGS = GENERATION
 WRITTEN = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
-"""The tokens of which an exported configuration and the settings beside it say the same."""
+"""Tokens for which an exported configuration and its generation settings must agree."""
 BY_LAST_TOKEN = frozenset({"mbart", "plbart", "fsmt"})
-"""Classes, by model_type, whose training begins a decoder with the last token of its target, whatever the configuration
-says."""
+"""Classes, by model_type, whose training begins a decoder with the last token of its target, whatever the
+configuration says.
+"""
 OF_LANGUAGES = frozenset({"mbart", "m2m_100", "nllb-moe", "plbart"})
-"""Classes whose texts begin or end with a token of their language."""
+"""Classes whose texts begin or end with a language token."""
 BY_INNER_BOS = frozenset({"t5gemma", "t5gemma2"})
-"""Classes whose training begins a decoder with the bos of the configuration within."""
+"""Classes whose training begins a decoder with the bos of the nested configuration."""
 
 
 @dataclass(frozen=True)
 class FolderMeaning:
-    """What the configuration files of a pretrained folder say about labels and tokens.
+    """What a pretrained folder's configuration files say about labels and tokens.
 
     Attributes:
-        labels: the label of each row of the classification head, in the head's order; empty if the folder names none.
-        problem_type: the loss of the classification head, by transformers' name; None if the folder does not say.
+        labels: the label of each row of the classification head, in order; empty if the folder names none.
+        problem_type: transformers' name of the classification head's loss; None if unknown.
         folder: the folder.
         model_type: transformers' name of the model's kind.
-        decoder_start: the token with which the class's training begins a decoder; None if the folder does not say.
-        pad: the padding; None if the folder does not say.
-        settings: those of generation_config.json, or of an earlier version's config.json, by their names.
+        decoder_start: the token with which the class's training begins a decoder; None if unknown.
+        pad: the padding token; None if unknown.
+        settings: those of generation_config.json, or of an earlier version's config.json, by name.
     """
 
     labels: tuple[str, ...] = ()
@@ -70,8 +71,10 @@ class FolderMeaning:
 
 
 def folder_meaning(folder: str, kept: FolderConfig | None = None) -> FolderMeaning:
-    """Read what the folder (or its config.json) means, by the configuration that a run has `kept`, if there is one.
-    Raises WorkloadError if transformers cannot read it."""
+    """Read the meaning of the folder (or its config.json), from the configuration that a run has `kept`, if any.
+
+    Raises WorkloadError if transformers cannot read it.
+    """
     config = read_hf_config(folder, quantised=AnyMethod(), kept=kept)
     return FolderMeaning(
         labels=_labels(config),
@@ -87,12 +90,11 @@ def folder_meaning(folder: str, kept: FolderConfig | None = None) -> FolderMeani
 def vocabulary_of_folder(
     vocabulary: Vocabulary, meaning: FolderMeaning, objective: str, start: int = -1
 ) -> Vocabulary:
-    """The vocabulary, with what the folder says of the decoder of an encoder-decoder that is trained by `objective`.
+    """Return the vocabulary, completed for an encoder-decoder that `objective` trains.
 
-    The target of a source is framed as the source, with the language of the target in place of that of the source. The
-    decoder begins with the token with which the class begins it in training. `start` is the token that the job names
-    for that, -1 if it names none. Raises WorkloadError if the folder says two things, or not which language a target
-    has.
+    A target gets the same special tokens as a source, with the target's language in place of the source's. The
+    decoder begins with the token that the class uses in training. `start` is the token that the job names for that;
+    -1 if it names none. Raises WorkloadError if the folder is ambiguous, or does not name a target's language.
     """
     target = _target(vocabulary, meaning) if objective == "seq2seq" else None
     if type(start) is int and start >= 0:
@@ -113,21 +115,25 @@ def vocabulary_of_folder(
 
 
 def generation_of(vocabulary: Vocabulary, meaning: FolderMeaning, objective: Objective) -> Generation:
-    """How a model of the folder goes on and ends a text: by the folder's settings, as far as they are not about what
-    the objective trains, which is with which token a target begins."""
-    from workloads.workload import Generation  # imports torch, which who only reads labels does not need
+    """Return how a model of the folder continues and ends a text.
+
+    The folder's settings apply, except for the first token of a target, which the objective trains.
+    """
+    # imports torch, which callers that only read labels do not need
+    from workloads.workload import Generation
 
     settings = dict(meaning.settings)
     notes: list[str] = []
     if around := getattr(objective, "around_target", None):
-        first, forced = around[0][:1], _one(settings.get("forced_bos_token_id"))
+        first = around[0][:1]
+        forced = _one(settings.get("forced_bos_token_id"))
         if vocabulary.target is not None and first:
             settings["forced_bos_token_id"] = first[0]
         elif forced is not None and (forced,) != first:
             del settings["forced_bos_token_id"]
             notes = [
-                f"{meaning.folder} forces answers to begin with token {forced}, with which no target begins here: that "
-                "setting is left out"
+                f"{meaning.folder} forces answers to begin with token {forced}, but targets here do not begin "
+                "with it: this setting is ignored"
             ]
     ends = settings.get("eos_token_id")
     ends = ends if isinstance(ends, list) else [ends]
@@ -136,12 +142,12 @@ def generation_of(vocabulary: Vocabulary, meaning: FolderMeaning, objective: Obj
 
 
 def generates(config: Any) -> bool:
-    """Whether a model of this configuration of ours generates text."""
+    """Return whether a model of this configuration generates text."""
     return config.head == "language" and config.architecture in ("decoder", "encoder-decoder")
 
 
 def as_written(ends: Sequence[int]) -> int | list[int]:
-    """The tokens that end a text, as transformers' files have them."""
+    """Return the tokens that end a text in the form of transformers' files."""
     return ends[0] if len(ends) == 1 else list(ends)
 
 
@@ -153,7 +159,7 @@ def write_settings(folder: str, generation: Generation, hf_config: Any) -> None:
 
 
 def _target(vocabulary: Vocabulary, meaning: FolderMeaning) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """What stands around a target, None if that is what stands around a source. Raises WorkloadError."""
+    """Return the special tokens around a target; None if they equal those around a source. Raises WorkloadError."""
     if vocabulary.frame is None:
         return None
     before, after = vocabulary.frame.single
@@ -173,7 +179,7 @@ def _target(vocabulary: Vocabulary, meaning: FolderMeaning) -> tuple[tuple[int, 
         told = " and ".join(f"{place} is {token}" for place, token in said.items())
         raise WorkloadError(f"{meaning.folder} names two languages of a target: {told}; make them the same")
     if not said and vocabulary.source_language is None and meaning.model_type not in OF_LANGUAGES:
-        return None  # the token is none of a language
+        return None  # the token is not a language
     if not said:
         raise WorkloadError(
             f"the tokenizer frames a text by its language (token {source}), and nothing says that of a target; "
@@ -185,7 +191,7 @@ def _target(vocabulary: Vocabulary, meaning: FolderMeaning) -> tuple[tuple[int, 
 
 
 def _one(token: Any) -> int | None:
-    """A token that may be written as a list of one."""
+    """Return a token that may be written as a list with one element."""
     if isinstance(token, Sequence) and len(token) == 1:
         return _one(token[0])
     return token if type(token) is int else None
@@ -198,7 +204,7 @@ def _decoder_start(config: Any) -> int | None:
 
 
 def _settings(folder: str, files: FolderConfig) -> dict[str, Any]:
-    """The settings with which transformers' `generate` would begin."""
+    """Return the settings that transformers' `generate` would use by default."""
     place = root(folder) / (SETTINGS if files.generation else "config.json")
     try:
         found = json.loads(files.generation or files.config)
@@ -215,8 +221,10 @@ def _settings(folder: str, files: FolderConfig) -> dict[str, Any]:
 def rows_of_labels(
     theirs: Sequence[str], ours: Sequence[str], where: str, is_folder: bool = True
 ) -> tuple[int, ...]:
-    """The row of a head at `where` that predicts each of `ours`; `theirs` are the labels of its rows, empty if nobody
-    named them. Raises WorkloadError if they are others."""
+    """Return the row of a head at `where` for each label in `ours`.
+
+    `theirs` are the labels of its rows; empty if they are unnamed. Raises WorkloadError if the labels differ.
+    """
     theirs = _named(theirs, ours)
     if not theirs or not ours:
         return tuple(range(len(ours)))
@@ -231,15 +239,14 @@ def rows_of_labels(
 
 
 def _named(theirs: Sequence[str], ours: Sequence[str]) -> Sequence[str]:
-    """The labels of a head's rows; those that transformers gives by number, where `ours` are such and nobody named
-    them."""
+    """Return the labels of a head's rows. Default names become those of `ours` if nobody named the rows."""
     if theirs or not all(GENERIC.fullmatch(label) for label in ours):
         return theirs
     return [f"LABEL_{number}" for number in range(len(ours))]
 
 
 def compares_labels(objective: Any) -> bool:
-    """Whether an objective trains a head whose labels, or whose problem, have names to compare."""
+    """Return whether an objective trains a head whose labels or problem have names to compare."""
     return objective.name in (*PROBLEMS, *LABELLED) and getattr(objective, "rule", BY_NAME) >= BY_NAME
 
 
@@ -251,10 +258,10 @@ def by_label(
     where: str,
     is_folder: bool = True,
 ) -> StoredWeights:
-    """Weights at `where` whose head predicts these labels in this order; `theirs` is what the head there means. A head
-    that begins anew, or whose labels nobody named, stays as it is.
+    """Return the weights at `where` with the head's rows in the order of these labels.
 
-    Raises WorkloadError if the head predicts other labels, or was trained for another problem than the objective's.
+    `theirs` is the meaning of the head there. A new head, or one with unnamed labels, is unchanged. Raises
+    WorkloadError if the head predicts other labels, or was trained for another problem than the objective's.
     """
     from workloads.model.stored import OUTPUT, ReorderedHead
 
@@ -266,24 +273,24 @@ def by_label(
 
 
 def notes_of_labels(theirs: Sequence[str], ours: Sequence[str], where: str) -> tuple[str, ...]:
-    """A line if the rows of a head are put in the order of `ours`, or nobody has said what they are."""
+    """Return one line if the rows of a head are reordered to `ours`, or if its labels are unnamed."""
     theirs = _named(theirs, ours)
     if not theirs and ours:
-        return (f"nobody named the labels of {where}: its rows are taken for {_listed(ours)}, in this order",)
+        return (f"the labels of {where} are unnamed: its rows are taken for {_listed(ours)}, in this order",)
     if ours and list(theirs) != list(ours):
         return (f"the head of {where} predicts {_listed(theirs)}: its rows follow data.labels by name",)
     return ()
 
 
 def names_of_outputs(labels: Sequence[str], theirs: FolderMeaning, classes: int) -> list[str]:
-    """The names of a head's outputs in an export: the labels, else those of the folder that the model is of."""
+    """Return the names of a head's outputs in an export: the labels, else those of the model's folder."""
     if not labels and len(theirs.labels) == classes:
         return list(theirs.labels)
     return list(labels) or [f"LABEL_{number}" for number in range(classes)]
 
 
 def check_problem(problem_type: str | None, objective: str, where: str) -> None:
-    """Raise WorkloadError if the head at `where` was trained for another problem than that of the objective."""
+    """Raise WorkloadError if the head at `where` was trained for another problem than the objective's."""
     wanted = PROBLEMS.get(objective)
     if wanted is None or problem_type in (None, wanted):
         return
@@ -294,19 +301,23 @@ def check_problem(problem_type: str | None, objective: str, where: str) -> None:
 
 
 def _listed(labels: Sequence[str]) -> str:
-    """The first labels of some."""
+    """Return the first labels as text."""
     return ", ".join(labels[:SHOWN]) + (", ..." if len(labels) > SHOWN else "")
 
 
 ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
-"""The roles of tokens for which transformers has a name of its own, such as eos_token."""
+"""Token roles with a name in transformers, such as eos_token."""
 PLAIN_CLASSES = (None, "PreTrainedTokenizerFast", "TokenizersBackend")
-"""Classes of tokenizers of transformers that name no token by default."""
+"""Tokenizer classes of transformers that name no token by default."""
 
 
 def tokens_of_files(config: Mapping[str, Any], named: Mapping[str, Any]) -> dict[str, str]:
-    """The special tokens by name, such as eos_token, that transformers reads of a tokenizer_config.json and of what a
-    special_tokens_map.json has `named`, for a class that names none by default. The map goes first, null included."""
+    """Return the special tokens by name, such as eos_token, that transformers reads for a class without default
+    names.
+
+    `config` is the tokenizer_config.json, `named` the content of special_tokens_map.json, which takes precedence,
+    nulls included.
+    """
     roles = {f"{role}_token" for role in ROLES}
     found = {name: value for name, value in config.items() if name in roles}
     found |= {name: value for name, value in named.items() if name in roles}
@@ -318,10 +329,13 @@ def tokens_of_files(config: Mapping[str, Any], named: Mapping[str, Any]) -> dict
     return {name: token for name, token in tokens.items() if isinstance(token, str)}
 
 
-@lru_cache(maxsize=4)  # a command asks several times, and each takes a second
+@lru_cache(maxsize=4)  # a command asks several times, and each call takes a second
 def tokens_of_class(folder: str, files: str) -> Mapping[str, str] | None:
-    """The special tokens by name that the tokenizer has which transformers makes of a local folder: of its files, and
-    by default of its class. None if it makes none. `files` tells the content of the folder's files from others."""
+    """Return the special tokens by name of the tokenizer that transformers makes from a local folder, class defaults
+    included.
+
+    None if it makes none. `files` identifies the content of the folder's files, for the cache.
+    """
     from transformers import AutoTokenizer
 
     try:

@@ -1,4 +1,4 @@
-"""Weights in MXFP4: numbers of 4 bits, 32 of which share a power of two (OCP Microscaling Formats 1.0, section 5.3)."""
+"""Weights in MXFP4: 4-bit numbers, 32 of which share a power of two (OCP Microscaling Formats 1.0, section 5.3)."""
 
 from __future__ import annotations
 
@@ -14,17 +14,21 @@ from workloads.model.stored import Part
 GROUP = 32
 """Numbers that share a scale."""
 BIAS = 127
-"""A scale of that value is one."""
+"""The stored scale that means one."""
 POSITIVE = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-"""The numbers by their low three bits; the fourth is the sign."""
+"""The numbers by their low three bits. The fourth bit is the sign."""
 BLOCKS, SCALES = "_blocks", "_scales"
-"""How the names of the two tensors end as which transformers stores one: uint8 [experts, out, groups, 16] and [experts,
-out, groups]."""
+"""Suffixes of the two tensors in which transformers stores one: uint8 [experts, out, groups, 16] and [experts, out,
+groups].
+"""
 
 
 def values(blocks: Tensor, scales: Tensor) -> Tensor:
-    """The numbers, bf16 [.., groups * 32], which that type has exactly: blocks uint8 [.., groups, 16], two numbers a
-    byte and the first in its low bits; scales uint8 [.., groups]."""
+    """Return the numbers in bf16 [.., groups * 32], which represents them exactly.
+
+    `blocks` is uint8 [.., groups, 16] with two numbers a byte, the first in the low bits; `scales` is uint8 [..,
+    groups].
+    """
     table = torch.tensor((*POSITIVE, *(-x for x in POSITIVE)), dtype=torch.bfloat16)
     pairs = torch.stack((blocks & 15, blocks >> 4), -1).flatten(-2)
     return torch.ldexp(table[pairs.int()], scales.int().unsqueeze(-1) - BIAS).flatten(-2)
@@ -46,10 +50,11 @@ class Source(Protocol):
 
 
 class Unpacked:
-    """The tensors of a source, of which those in MXFP4 are what they stand for: bf16 [experts, in, out]."""
+    """The tensors of a source, with those in MXFP4 expanded to bf16 [experts, in, out]."""
 
     def __init__(self, source: Source) -> None:
-        self._source, known = source, frozenset(source.names)
+        self._source = source
+        known = frozenset(source.names)
         bases = {name.removesuffix(BLOCKS) for name in known if name.endswith(BLOCKS)}
         self._packed = frozenset(base for base in bases if base + SCALES in known)
         stored = {base + end for base in self._packed for end in (BLOCKS, SCALES)}
@@ -65,7 +70,7 @@ class Unpacked:
         return found
 
     def part(self, name: str, part: Part) -> Tensor:
-        """A part of one; of what is packed, the groups that it touches are read."""
+        """Return a part of one tensor. Of a packed tensor, only the groups that it touches are read."""
         if name not in self._packed:
             return self._source.part(name, part)
         experts, inputs, out = part

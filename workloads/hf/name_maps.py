@@ -1,10 +1,10 @@
-"""The names and the row order that other projects give the tensors of a class of transformers.
+"""Other projects' names and row order for the tensors of a transformers class.
 
 torchtitan: the `from_hf_map` of its state dict adapters (github.com/pytorch/torchtitan, torchtitan/models/llama3 and
-qwen3, state_dict_adapter.py, August 2026); names of before April 2026 (`attention.wq`, `output`) are read too. Its
-Llama turns neighbouring pairs of a head (Meta's order), so rows of queries and keys stand in another order; its Qwen 3
-does as transformers. OLMo: OLMo-core's `HF_TO_OLMO_CORE_WEIGHT_MAPPINGS` (github.com/allenai/OLMo-core,
-src/olmo_core/nn/hf/convert.py, June 2026), under `model.`, where its trainer has them.
+qwen3, state_dict_adapter.py, August 2026). Names from before April 2026 (`attention.wq`, `output`) are read too. Its
+Llama rotates neighbouring pairs of a head (Meta's order), so rows of queries and keys have another order; its Qwen 3
+matches transformers. OLMo: OLMo-core's `HF_TO_OLMO_CORE_WEIGHT_MAPPINGS` (github.com/allenai/OLMo-core,
+src/olmo_core/nn/hf/convert.py, June 2026), under `model.`, as its trainer stores them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from torch import Tensor
 
 from workloads.errors import WorkloadError
 
-_LAYER, _TITAN = "model.layers.{n}.", "layers.{n}."
+_LAYER = "model.layers.{n}."
+_TITAN = "layers.{n}."
 _TORCHTITAN = {
     "model.embed_tokens.weight": ("tok_embeddings.weight",),
     "model.norm.weight": ("norm.weight",),
@@ -39,14 +40,15 @@ _TITAN_NORMS = {
     _LAYER + "self_attn.q_norm.weight": (_TITAN + "attention.q_norm.weight",),
     _LAYER + "self_attn.k_norm.weight": (_TITAN + "attention.k_norm.weight",),
 }
-_EXPERTS, _STACKS = _LAYER + "mlp.experts.{e}.", _TITAN + "moe.routed_experts.inner_experts."
+_EXPERTS = _LAYER + "mlp.experts.{e}."
+_STACKS = _TITAN + "moe.routed_experts.inner_experts."
 _TITAN_EXPERTS = {
     _EXPERTS + "gate_proj.weight": (_STACKS + "w1_EFD", _TITAN + "moe.experts.w1"),
     _EXPERTS + "up_proj.weight": (_STACKS + "w3_EFD", _TITAN + "moe.experts.w3"),
     _EXPERTS + "down_proj.weight": (_STACKS + "w2_EDF", _TITAN + "moe.experts.w2"),
     _LAYER + "mlp.gate.weight": (_TITAN + "moe.router.gate.weight",),
 }
-"""One tensor holds all experts: {e} is the place in its first dimension."""
+"""One tensor holds all experts: {e} is the index in its first dimension."""
 _BLOCK = "blocks.{n}."
 _OLMO = {
     "model.embed_tokens.weight": ("embeddings.weight",),
@@ -74,14 +76,20 @@ _AFTER = {
 }
 
 Table = Mapping[str, tuple[str, ...]]
-"""The names that another project has or had for a tensor of transformers, the present one first."""
+"""Another project's names for a tensor of transformers, the current one first."""
 
 
 @dataclass(frozen=True)
 class NameMap:
-    """The names of one project. marker: that of its word embeddings, by which it is known. tables: by model_type.
-    prefix: what it writes before all of them. paired: the model types of which the rows of queries and keys stand in
-    Meta's order. unties: it stores the output projection also where that is the embeddings."""
+    """The names of one project.
+
+    Attributes:
+        marker: the name of its word embeddings, which identifies the project.
+        tables: the names by model_type.
+        prefix: the prefix that it writes before all names.
+        paired: the model types whose query and key rows are in Meta's order.
+        unties: whether it stores the output projection even if that is tied to the embeddings.
+    """
 
     marker: str
     tables: Mapping[str, Table]
@@ -108,33 +116,41 @@ MAPS: Mapping[str, NameMap] = MappingProxyType({
     ),
 })  # fmt: skip
 PREFIXES = ("", "model.", "module.", "model.module.", "state_dict.")
-"""What stands before the names of weights in a checkpoint that holds more than those."""
+"""Prefixes of weight names in a checkpoint that also holds other state."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where the tensor of a class of transformers is stored; head: rows of a head whose rows stand in Meta's order, 0
-    if all do as in transformers. expert: its place in the first dimension of a stack, None if it is stored alone."""
+    """Where a tensor of a transformers class is stored.
+
+    Attributes:
+        head: rows of a head in Meta's order; 0 for transformers' order.
+        expert: its index in the first dimension of a stack; None if it is stored alone.
+    """
 
     name: str
     head: int = 0
     expert: int | None = None
 
     def rows(self, wanted: range) -> tuple[range, Tensor | None]:
-        """The stored rows among which the `wanted` ones are, and which of those they are, None for all of them."""
+        """Return the stored rows that contain the `wanted` ones, and their positions among them; None for all of
+        them.
+        """
         if not self.head:
             return wanted, None
         low = wanted.start // self.head * self.head
         high = -(-wanted.stop // self.head) * self.head
         numbers = torch.arange(wanted.start, wanted.stop)
-        inside, half = numbers % self.head, self.head // 2
+        inside = numbers % self.head
+        half = self.head // 2
         return range(low, high), numbers - inside + 2 * (inside % half) + inside // half - low
 
 
 @dataclass(frozen=True)
 class Stored:
-    """The tensors of transformers that make one of another project: one, or the experts of a stack in their order; head
-    as in `Place`."""
+    """The transformers tensors that form one tensor of another project: one tensor, or a stack's experts in order.
+    `head` is as in `Place`.
+    """
 
     names: tuple[str, ...]
     head: int = 0
@@ -144,12 +160,15 @@ class Stored:
 def places(
     stored: Mapping[str, Sequence[int]], config: Mapping[str, Any], word_embeddings: str
 ) -> dict[str, Place]:
-    """Where in a checkpoint with tensors of these shapes those of transformers are: by the names of a project in
-    `MAPS`, or of transformers.
+    """Return where the tensors of transformers are in a checkpoint, under a project's names in `MAPS` or
+    transformers' own.
 
-    config: the model's config.json. word_embeddings: their name in transformers, '' if that is not known. What else a
-    checkpoint has (optimiser state) is left out. Raises WorkloadError if a project's names for this class are not
-    known.
+    Args:
+        stored: the shapes of the checkpoint's tensors. Other content, such as optimizer state, is left out.
+        config: the model's config.json.
+        word_embeddings: their name in transformers; '' if unknown.
+
+    Raises WorkloadError if a project's names for this class are unknown.
     """
     for project, known in MAPS.items():
         for prefix in PREFIXES:
@@ -163,11 +182,12 @@ def places(
 
 
 def written(project: str, names: Collection[str], config: Mapping[str, Any]) -> dict[str, Stored]:
-    """The tensors that a project stores, by its names.
+    """Return the tensors that a project stores, by its names.
 
-    `names` are those of an export for transformers. Raises WorkloadError if a tensor has none in the project.
+    `names` are those of an export for transformers. Raises WorkloadError if the project has no name for a tensor.
     """
-    known, table = MAPS[project], _table(project, str(config.get("model_type")))
+    known = MAPS[project]
+    table = _table(project, str(config.get("model_type")))
     found: dict[str, Stored] = {}
     stacks: dict[str, dict[int, str]] = {}
     for name in names:
@@ -187,7 +207,7 @@ def written(project: str, names: Collection[str], config: Mapping[str, Any]) -> 
 
 
 def to_pairs(tensor: Tensor, head: int) -> Tensor:
-    """The rows of a tensor of transformers in Meta's order, for heads of so many rows."""
+    """Return the rows of a transformers tensor in Meta's order, for heads of `head` rows."""
     return tensor.unflatten(0, (-1, 2, head // 2)).transpose(1, 2).flatten(0, 2) if head else tensor
 
 

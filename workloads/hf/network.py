@@ -1,4 +1,4 @@
-"""The module that trains a model of transformers: it takes our batches and returns our outputs."""
+"""The module that trains a transformers model: it takes our batches and returns our outputs."""
 
 from __future__ import annotations
 
@@ -23,12 +23,15 @@ ARGUMENTS = {"tokens": "input_ids", "padding": "attention_mask", "token_types": 
 
 
 class HuggingFaceNetwork(nn.Module):
-    """A model of transformers (`network`) behind our batch and output; its tensors have the prefix `network.`.
+    """A transformers model (`network`) behind our batch and output. Its tensors have the prefix `network.`.
 
-    `fixed_buffers` are the values of buffers outside the state (rotary frequencies). Moving the model to another device
-    would lose them and untie tied weights, so both are restored after every move. causal: whether it is a decoder.
-    dropout is the rate of its dropout modules; ends_in_head says whether its logits are what its output embeddings
-    give; head is that of the `HuggingFaceModel`.
+    Attributes:
+        fixed_buffers: values of buffers outside the state (rotary frequencies). Moving the model to another device
+            would lose them and untie tied weights, so both are restored after every move.
+        causal: whether it is a decoder.
+        dropout: the rate of its dropout modules.
+        ends_in_head: whether its logits are the unchanged results of its output embeddings.
+        head: the head of the `HuggingFaceModel`.
     """
 
     def __init__(
@@ -50,16 +53,17 @@ class HuggingFaceNetwork(nn.Module):
         self._entered: Passing | None = None
         self._last: nn.Module | None = None
         self._cut = False
-        self._fixed_buffers, self._causal = fixed_buffers, causal
-        # As in transformers, whose classes with other heads have no such loss.
+        self._fixed_buffers = fixed_buffers
+        self._causal = causal
+        # As in transformers, where classes with other heads have no such loss.
         self.balance = balance_of(network) if head == "language" else None
 
     def keep(self, start: int, stop: int) -> None:
-        """Become a stage of a pipeline with the layers from `start` to before `stop`."""
+        """Become a pipeline stage with the layers from `start` to before `stop`."""
         assert self.layer_list is not None
         entered = keep_layers(self.network, self.layer_list, self.hidden, start, stop)
         layers = self.network.get_submodule(self.layer_list.name)
-        # Not as modules, of which names would come.
+        # not as modules, which would add names
         self.__dict__.update(_entered=entered, _cut=True)
         if stop < len(layers):  # type: ignore[arg-type]
             self.__dict__["_last"] = layers[stop - 1]  # type: ignore[index]
@@ -67,8 +71,9 @@ class HuggingFaceNetwork(nn.Module):
     def forward(
         self, batch: Batch, in_chunks: ChunkedLoss | None = None, handed: tuple[Tensor, ...] = ()
     ) -> Output | Handed:
-        """As `whole`, of the hidden states that another stage has `handed` on; of a stage that is not the last its
-        own."""
+        """Like `whole`, for the hidden states that another stage has `handed` on. Unless this is the last stage,
+        returns its hidden states.
+        """
         given: list[Tensor] = []
         hook = None
         if self._entered is not None:
@@ -88,8 +93,9 @@ class HuggingFaceNetwork(nn.Module):
         return Handed(((hidden[0] if isinstance(hidden, tuple) else hidden).float(),))
 
     def whole(self, batch: Batch, in_chunks: ChunkedLoss | None = None) -> Output:
-        """Logits [B, L, vocabulary] of the batch, or the sums of `in_chunks` where the class allows it, and the
-        routers' loss if the class has one. Of other heads what `Output` says of them."""
+        """Return logits [B, L, vocabulary] of the batch, or the sums of `in_chunks` if the class allows it, and the
+        routers' loss if the class has one. Other heads fill other fields of `Output`.
+        """
         arguments: dict[str, Any] = {
             hf_name: batch[name] for name, hf_name in ARGUMENTS.items() if name in batch
         }
@@ -97,7 +103,7 @@ class HuggingFaceNetwork(nn.Module):
             arguments["attention_mask"] = batch["padding"].long()
         if batch.keys() & {"attention", SEGMENTS} and self._causal:
             # Without a mask, the class derives its own from the positions, windows included: a document begins where
-            # they restart.
+            # positions restart.
             arguments.pop("attention_mask", None)
         elif "attention" in batch:
             arguments["attention_mask"] = _additive(batch["attention"])
@@ -124,17 +130,18 @@ class HuggingFaceNetwork(nn.Module):
     def _in_chunks(
         self, arguments: Mapping[str, Any], labels: Tensor, in_chunks: ChunkedLoss
     ) -> tuple[Any, tuple[Tensor, ...]]:
-        """The output of the class with the sum of the loss in place of each token's logits, and all sums."""
+        """Return the output of the class with the sum of the loss in place of each token's logits, and all sums."""
         head: Any = self.network.get_output_embeddings()  # type: ignore[operator]
         others: list[Tensor] = []
 
         def read(hidden: Tensor) -> Tensor:
             total, *rest = in_chunks(hidden, head.weight, head.bias, labels)
             others.extend(rest)
-            # What leaves the module is its loss, so that hooks on its output see the backward pass.
+            # The module returns its loss, so that hooks on its output see the backward pass.
             return total.expand(*hidden.shape[:-1], 1)
 
-        plain, head.forward = head.forward, read
+        plain = head.forward
+        head.forward = read
         try:
             output = self.network(**arguments, use_cache=False)
         finally:
@@ -154,6 +161,8 @@ class HuggingFaceNetwork(nn.Module):
 
 
 def _additive(allowed: Tensor) -> Tensor:
-    """An additive mask [B, 1, L, L] of `allowed` bool [B, L, L]: all attention implementations accept this form."""
+    """Return an additive mask [B, 1, L, L] of `allowed` bool [B, L, L]. All attention implementations accept this
+    form.
+    """
     mask = torch.zeros(allowed.shape, device=allowed.device)
     return mask.masked_fill(~allowed, torch.finfo(mask.dtype).min).unsqueeze(1)

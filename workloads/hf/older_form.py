@@ -1,8 +1,8 @@
-"""A config.json that transformers 4 reads as 5 does.
+"""Make a config.json that transformers 4 reads in the same way as transformers 5.
 
-What 5 writes says the base and the scaling of rotary positions in `rope_parameters` alone, and that all of T5's kind
-tie their embeddings. Version 4 reads neither without a word: it takes the base of its class, usually 10,000, and for
-T5 1.1 and mT5 the embedding for the head. Both forms stand in the file; 5 reads its own.
+Version 5 writes the base and the scaling of rotary positions only in `rope_parameters`, and does not state that
+T5-like models untie their embeddings. Version 4 silently ignores both: it uses its class's default base, usually
+10,000, and for T5 1.1 and mT5 the embedding as the head. So the file holds both forms; version 5 reads its own.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from workloads.hf.weights import Weights
 
 
 class _Names(NamedTuple):
-    """What version 4 calls the base, that of layers with a window, and the share of a head that turns."""
+    """Version 4's names for the base, for that of layers with a window, and for the rotated share of a head."""
 
     base: str = "rope_theta"
     near: str = "rope_local_base_freq"
@@ -29,19 +29,22 @@ OTHER_NAMES: Mapping[str, _Names] = {
     "modernbert": _Names(base="global_rope_theta", near="local_rope_theta"),
     "modernbert-decoder": _Names(base="global_rope_theta", near="local_rope_theta"),
 }
-"""The names of classes that have others than most, by model_type."""
-SCALING, LONG = "rope_scaling", ("short_factor", "long_factor")
+"""Classes with other names than most, by model_type."""
+SCALING = "rope_scaling"
+LONG = ("short_factor", "long_factor")
 THREE_FIELDS = ("phi3", "phi4_multimodal")
-"""Classes of version 4 that take a scaling of three fields alone."""
+"""Version 4 classes that accept only a scaling with three fields."""
 
 UNSCALED = ("mt5", "umt5")
-"""Classes like T5 that never scale what their head reads."""
+"""T5-like classes that never scale the input of their head."""
 HEAD = "lm_head.weight"
 
 
 def write_both_forms(folder: str) -> None:
     """Add the form of transformers 4 to the config.json in `folder`, which transformers 5 wrote beside the weights.
-    Where version 5 would read both as something else than the one, it stays as it is."""
+
+    The file stays unchanged if version 5 would read the two forms together differently.
+    """
     from transformers import AutoConfig
 
     path = Path(folder, "config.json")
@@ -58,14 +61,14 @@ def write_both_forms(folder: str) -> None:
 
 
 def _plain(config: Any) -> Any:
-    """A configuration without the earlier name of a scaling's kind, which version 5 keeps beside the present one."""
+    """Return a configuration without the old name of a scaling's kind, which version 5 keeps beside the new one."""
     if not isinstance(config, dict):
         return config
     return {name: _plain(value) for name, value in config.items() if name != "type"}
 
 
 def _add_positions(part: dict[str, Any]) -> bool:
-    """Add the fields to a configuration and to those nested in it; whether there were any to add."""
+    """Add the fields to a configuration and its nested ones; return whether anything was added."""
     nested = [value for name, value in part.items() if isinstance(value, dict) and name != "rope_parameters"]
     added = [_add_positions(each) for each in nested]
     parameters = part.get("rope_parameters")
@@ -88,7 +91,7 @@ def _add_positions(part: dict[str, Any]) -> bool:
 
 
 def _add_experts(config: dict[str, Any]) -> bool:
-    """Add how many experts there are under the name that Qwen 3 had; whether there was something to add."""
+    """Add the number of experts under Qwen 3's old name; return whether anything was added."""
     if config.get("model_type") != "qwen3_moe" or "num_local_experts" not in config:
         return False
     config["num_experts"] = config["num_local_experts"]
@@ -96,8 +99,11 @@ def _add_experts(config: dict[str, Any]) -> bool:
 
 
 def _add_head(config: dict[str, Any], folder: str) -> bool:
-    """Say of T5's kind that the head is no embedding, where the weights have one and it is not scaled, as version 4
-    scales one that is; whether there was something to say."""
+    """State that a T5-like head is not the embedding, if the weights have a separate one without scaling; return
+    whether anything was added.
+
+    Version 4 scales the input of a tied head.
+    """
     scaled = config.get("scale_decoder_outputs", config.get("model_type") not in UNSCALED)
     if config.get("model_type") not in ("t5", *UNSCALED) or scaled or HEAD not in Weights(folder):
         return False
@@ -106,7 +112,7 @@ def _add_head(config: dict[str, Any], folder: str) -> bool:
 
 
 def _scaling(rope: Mapping[str, Any], kind: str) -> dict[str, Any] | None:
-    """The scaling as version 4 has it, None if there is none."""
+    """Return the scaling in version 4's form; None without one."""
     named = rope.get("rope_type", "default")
     if kind in THREE_FIELDS and all(name in rope for name in LONG):
         return {"type": named, **{name: rope[name] for name in LONG}}

@@ -1,4 +1,4 @@
-"""An export for transformers of an encoder as an ONNX model, for onnxruntime and others."""
+"""Export an encoder as an ONNX model, for onnxruntime and others."""
 
 from __future__ import annotations
 
@@ -20,18 +20,20 @@ FILE = "model.onnx"
 ENCODERS = ("bert", "roberta", "xlm-roberta", "distilbert", "ernie", "albert", "electra")
 OPSET = 17
 LARGEST = 2 * 2**30 - 2**20
-"""Bytes of weights that a file of protobuf can hold."""
+"""Bytes of weights that a protobuf file can hold."""
 TOLERANCE = 1e-4
-"""Largest difference of the outputs, as a share of the largest number above one: runtimes order sums in their own
-way."""
+"""Largest difference of the outputs, as a share of the largest number above one, because runtimes order sums
+differently.
+"""
 LENGTHS = (1, 7, 32, 61)
 
 
 def export_onnx(plain: str, folder: str) -> None:
-    """Write what `plain` holds to `folder`/model.onnx (fp32), for batches of any size and length; configuration and
-    tokenizer beside it. Inputs and outputs have the names of transformers.
+    """Write the export in `plain` to `folder`/model.onnx (fp32), for batches of any size and length, with
+    configuration and tokenizer.
 
-    Raises WorkloadError if it is no encoder, RuntimeError if onnxruntime computes something else of it than torch.
+    Inputs and outputs have transformers' names. Raises WorkloadError if it is not an encoder, RuntimeError if
+    onnxruntime's results differ from torch's.
     """
     import transformers
 
@@ -51,9 +53,9 @@ def export_onnx(plain: str, folder: str) -> None:
         of_tokens = [name for name in outputs if model(**tried)[name].shape[:2] == tried["input_ids"].shape]
     axes = {name: {0: "batch", 1: "sequence"} for name in (*inputs, *of_tokens)}
     axes |= {name: {0: "batch"} for name in outputs if name not in of_tokens}
-    wrapped = _Named(model, inputs, outputs).eval()  # the mode that the exporter puts all back to
+    wrapped = _Named(model, inputs, outputs).eval()  # the exporter restores this mode for all modules
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the tracer, which sees sizes that the axes name
+        warnings.simplefilter("ignore")  # warnings of the tracer about sizes, which are dynamic axes
         torch.onnx.export(
             wrapped, tuple(tried.values()), str(Path(folder) / FILE), input_names=inputs, output_names=outputs,
             dynamic_axes=axes, opset_version=OPSET, dynamo=False,
@@ -63,7 +65,7 @@ def export_onnx(plain: str, folder: str) -> None:
 
 
 def check_onnx(config: Mapping[str, Any], paired: bool) -> None:
-    """Raise WorkloadError if the model of this config.json, or a pair of two, is not written."""
+    """Raise WorkloadError if the model of this config.json, or a pair of models, cannot be exported."""
     if config["model_type"] not in ENCODERS or paired:
         raise WorkloadError(
             f"ONNX models are written of single encoders ({', '.join(ENCODERS)}), and this is "
@@ -80,21 +82,24 @@ def _check_size(plain: str) -> None:
 
 
 class _Named(nn.Module):
-    """A model of transformers with inputs and outputs by position."""
+    """A transformers model with inputs and outputs by position."""
 
     def __init__(self, model: nn.Module, inputs: Sequence[str], outputs: Sequence[str]) -> None:
         super().__init__()
-        self.model, self.inputs, self.outputs = model, inputs, outputs
+        self.model = model
+        self.inputs = inputs
+        self.outputs = outputs
 
     def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
-        """The outputs of a batch."""
+        """Return the outputs of a batch."""
         found = self.model(**dict(zip(self.inputs, values, strict=True)))
         return tuple(found[name] for name in self.outputs)
 
 
 def _batch(model: Any, inputs: Sequence[str], length: int) -> dict[str, Tensor]:
-    """Three rows: a full one, one padded at its end, and one of a single token."""
-    size, pad = model.config.vocab_size, model.config.pad_token_id or 0
+    """Return three rows: a full one, one padded at its end, and one with a single token."""
+    size = model.config.vocab_size
+    pad = model.config.pad_token_id or 0
     tokens = (torch.arange(3 * length).view(3, length) * 7 + 11) % size
     tokens = torch.where(tokens == pad, (pad + 1) % size, tokens)
     ends = torch.tensor([length, (length + 1) // 2, 1])
@@ -121,7 +126,8 @@ def _compare(model: Any, inputs: Sequence[str], outputs: Sequence[str], path: Pa
             one = wanted[name]
             if one.shape[:2] == batch["input_ids"].shape:
                 real = batch["attention_mask"].bool()
-                one, value = one[real], value[real]
+                one = one[real]
+                value = value[real]
             apart = float((one - value).abs().max() / one.abs().max().clamp(min=1))
             if not apart <= TOLERANCE:
                 raise RuntimeError(

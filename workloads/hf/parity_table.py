@@ -26,7 +26,8 @@ from workloads.objectives.causal_lm import CausalLM
 from workloads.transformer_workload import TransformerWorkload
 from workloads.workload import Batch, Vocabulary
 
-SIZE, LENGTH = 97, 24
+SIZE = 97
+LENGTH = 24
 VOCABULARY = Vocabulary(SIZE, eos=2, pad=1, bos=0)
 
 
@@ -265,7 +266,8 @@ def random_state(workload: TransformerWorkload) -> dict[str, Tensor]:
 
 def batch_for(case: Case) -> Batch:
     """Two rows, the second padded where the case has padding."""
-    config, random = case.config, torch.Generator().manual_seed(0)
+    config = case.config
+    random = torch.Generator().manual_seed(0)
 
     def ids(*shape: int, high: int = SIZE) -> Tensor:
         return torch.randint(3 if high == SIZE else 0, high, shape, generator=random)

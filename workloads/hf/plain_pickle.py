@@ -1,4 +1,4 @@
-"""Pickles read as plain data: no code of theirs runs, and whatever is not expected in them is refused."""
+"""Read pickles as plain data: none of their code runs, and anything unexpected is refused."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class Record:
         pass
 
     def __setstate__(self, state: Any) -> None:
-        """Take the attributes; `values` are those of a class that keeps them without names."""
+        """Take the attributes. `values` are those of a class that stores them without names."""
         self.__dict__.update(state if isinstance(state, dict) else {"values": state})
 
 
 @dataclass(frozen=True)
 class Strided:
-    """How a stored tensor lies in its storage: elements, not bytes."""
+    """The layout of a stored tensor in its storage, in elements, not bytes."""
 
     dtype: torch.dtype
     count: int
@@ -60,8 +60,10 @@ class Strided:
 
 
 def dcp_metadata(data: bytes, where: str) -> Any:
-    """The `.metadata` of a folder of torch.distributed.checkpoint, as records. Raises WorkloadError if it is no such
-    thing, or asks for anything but the classes of that module."""
+    """Return the `.metadata` of a torch.distributed.checkpoint folder as records.
+
+    Raises WorkloadError if it is something else, or needs anything but that module's classes.
+    """
     found = _loaded(_Metadata(io.BytesIO(data)), where)
     if not isinstance(found, Record) or not hasattr(found, "state_dict_metadata"):
         raise WorkloadError(
@@ -71,7 +73,7 @@ def dcp_metadata(data: bytes, where: str) -> Any:
 
 
 def strided(data: bytes, where: str) -> Strided:
-    """What `torch.save` noted of one tensor. Raises WorkloadError if it noted anything else."""
+    """Return what `torch.save` recorded about one tensor. Raises WorkloadError for any other content."""
     found = _loaded(_Tensor(io.BytesIO(data)), where)
     if not isinstance(found, Strided):
         raise WorkloadError(
@@ -85,7 +87,7 @@ def _loaded(unpickler: pickle.Unpickler, where: str) -> Any:
         return unpickler.load()
     except WorkloadError as error:
         raise WorkloadError(f"{where} {error}") from None
-    except Exception as error:  # damaged pickles end in any error
+    except Exception as error:  # damaged pickles may raise any error
         raise WorkloadError(
             f"{where} cannot be read ({type(error).__name__}: {error}); copy it again"
         ) from None
@@ -93,7 +95,7 @@ def _loaded(unpickler: pickle.Unpickler, where: str) -> Any:
 
 class _Metadata(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        """The stand-in of a class of DCP's metadata."""
+        """Return the stand-in for a class of DCP's metadata."""
         if module == "torch" and name in _DTYPES:
             return _DTYPES[name]
         if (module, name) in _PLAIN:
@@ -108,7 +110,7 @@ class _Metadata(pickle.Unpickler):
 
 class _Tensor(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        """The stand-in of what a saved tensor is made of."""
+        """Return the stand-in for a constituent of a saved tensor."""
         if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
             return _noted
         if module == "torch" and name in _STORAGES:
@@ -120,7 +122,7 @@ class _Tensor(pickle.Unpickler):
         )
 
     def persistent_load(self, pid: Any) -> Any:
-        """The dtype of a storage, and how many elements it has."""
+        """Return the dtype and the number of elements of a storage."""
         _, dtype, _, _, count = pid
         return dtype, count
 

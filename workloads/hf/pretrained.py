@@ -1,4 +1,6 @@
-"""The weights in a Hugging Face folder as a model of ours begins with them: read part by part, all else refused."""
+"""The weights in a Hugging Face folder as the initial weights of our model: read part by part, with everything else
+refused.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ from workloads.model.stored import (
 
 HINT = "remove the changes of the model or give another checkpoint"
 FINAL_BIAS = "final_logits_bias"
-"""Tensor that BART adds to its logits; no model here has one."""
+"""A tensor that BART adds to its logits. No model here has one."""
 NOT_NEEDED = re.compile(
     r"(.*\.)?(position_ids|attn\.(masked_)?bias|rotary_emb\.inv_freq|final_logits_bias)"
     r"|decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight"
@@ -41,9 +43,10 @@ NOT_NEEDED = re.compile(
 def pretrained(
     config: TransformerConfig, shapes: Shapes, folder: str, tables: Collection[str] = (), added: int = 0
 ) -> StoredWeights:
-    """The checkpoint in `folder` for a model of these shapes; `tables` and `added` are as in `stored.misfits`.
+    """Return the checkpoint in `folder` for a model of these shapes. `tables` and `added` are as in `stored.misfits`.
 
-    Raises WorkloadError, which names tensors that are missing, have another shape or have no place in the model.
+    Raises WorkloadError with the names of tensors that are missing, have another shape or have no counterpart in the
+    model.
     """
     if not config.generator:
         return HuggingFaceWeights(config, shapes, folder, tables, added)
@@ -57,14 +60,14 @@ def pretrained(
         full = whole(shapes[name])
         if first is None or second is None or not torch.equal(first[full], second[full]):
             raise WorkloadError(
-                f"generator and discriminator in {folder} have unlike {name}, and here they share it; "
-                "give a pair that was trained together"
+                f"generator and discriminator in {folder} have different {name}, but here they share it; give "
+                "a pair that was trained together"
             )
     return _Pair(parts)
 
 
 class NamedTensors(Protocol):
-    """Tensors by the names of a class of transformers: see `Weights`."""
+    """Tensors by the names of a transformers class: see `Weights`."""
 
     @property
     def names(self) -> list[str]:
@@ -100,8 +103,9 @@ class _Pair:
 
 
 class HuggingFaceWeights:
-    """See `StoredWeights`. The folder was looked through when this was made; tensors are read when they are asked
-    for. `weights` are those of the class of transformers that are elsewhere than in a folder of its."""
+    """See `StoredWeights`. The constructor only checks the folder; tensors are read on demand. `weights` are given if
+    the tensors are stored elsewhere.
+    """
 
     def __init__(
         self,
@@ -112,8 +116,11 @@ class HuggingFaceWeights:
         added: int,
         weights: NamedTensors | None = None,
     ) -> None:
-        self._config, self._shapes, self._folder = config, shapes, folder
-        self._family, self._weights = family_of(config), weights or Weights(folder)
+        self._config = config
+        self._shapes = shapes
+        self._folder = folder
+        self._family = family_of(config)
+        self._weights = weights or Weights(folder)
         find = self._finder(self._weights.blank)
         self._there = {name: self._shape_of(name, find) for name in shapes}
         _check_values(self._family, config, self._finder(self._weights.read), folder)
@@ -129,7 +136,7 @@ class HuggingFaceWeights:
         return None if shape is None else _Tensor(self, name, shape)
 
     def read(self, name: str, part: Part) -> Tensor:
-        """A part of a tensor that is there."""
+        """Return a part of an existing tensor."""
         sizes = {**self._shapes, name: self._there[name] or self._shapes[name]}
 
         def read(hf_name: str, theirs: Part) -> Tensor | None:
@@ -139,16 +146,17 @@ class HuggingFaceWeights:
         return part_from_hf(self._family, self._config, sizes, name, part, read)
 
     def _shape_of(self, name: str, find: Callable[[str], Tensor | None]) -> torch.Size | None:
-        """The shape of our tensor `name` in the checkpoint, None if it is not there."""
+        """Return the shape of our tensor `name` in the checkpoint; None if it is missing."""
         try:
             found = from_hf(self._family, self._config, self._shapes, name, find)
-        except RuntimeError:  # those that are fused do not divide into ours
+        except RuntimeError:  # fused tensors may not divide into ours
             return torch.Size((0,))
         return None if found is None else found.shape
 
     def _stored_name(self, hf_name: str) -> str | None:
-        """The name of a tensor in the checkpoint: its full one, or without the prefix that a checkpoint of the bare
-        model leaves out."""
+        """Return the name of a tensor in the checkpoint: the full name, or without the prefix that a checkpoint of
+        the bare model leaves out.
+        """
         both = (hf_name, hf_name.removeprefix(self._family.prefix))
         return next((name for name in both if name in self._weights), None)
 
@@ -160,7 +168,7 @@ class HuggingFaceWeights:
         return find
 
     def _left_out(self) -> tuple[list[str], list[str]]:
-        """The tensors of other heads, and those that have no place at all."""
+        """Return the tensors of other heads, and those without any counterpart."""
         family = self._family
         taken = set(family.computed(self._config))
         for name in self._shapes:
@@ -171,7 +179,7 @@ class HuggingFaceWeights:
         heads = [head for head in family.heads.values() if head.kind != family.head(self._config).kind]
         others = {n for head in heads for row in head.rows for n in (row.hf_name, *row.untied)}
         mine = {n for row in family.head(self._config).rows for n in (row.hf_name, *row.untied)}
-        others -= mine  # one that is tied is not among our tensors
+        others -= mine  # a tied tensor is not among our tensors
         left: list[str] = []
         strange: list[str] = []
         for name in self._weights.names:
@@ -182,7 +190,9 @@ class HuggingFaceWeights:
         return sorted(left), strange
 
     def _is_spare(self, name: str) -> bool:
-        """Whether a tensor is of DeepSeek's layers that predict further tokens, which stand after the last one."""
+        """Return whether a tensor belongs to DeepSeek's layers for predicting further tokens, which come after the
+        last layer.
+        """
         found = re.match(r"model\.layers\.(\d+)\.", name)
         deepseek = self._family.model_type == "deepseek_v3"
         return bool(deepseek and found and int(found.group(1)) >= self._config.layers)
@@ -206,22 +216,22 @@ def _check_values(
     for row in family.all_rows(config):
         if not row.untied:
             continue
-        # Tensors that transformers ties must be equal; else only those that it computes with.
+        # Tensors that transformers ties must be equal; otherwise only those that it computes with.
         names = used(family, config, row) if ties(family, config) else row.untied
         found = {name: tensor for name in names if (tensor := read(name)) is not None}
         first = next(iter(found), "")
         for name, tensor in found.items():
             if not torch.equal(tensor, found[first]):
                 raise WorkloadError(
-                    f"the checkpoint in {folder} has a {name} unlike {first}, and here they are one; "
-                    "give a checkpoint where they are alike"
+                    f"the checkpoint in {folder} has different {name} and {first}, but here they are one tensor; "
+                    "give a checkpoint where they are equal"
                 )
     for name, wanted in family.computed(config).items():
         kept = read(name)
         if kept is not None and not _alike(kept, wanted):
             raise WorkloadError(
-                f"the checkpoint in {folder} has a {name} of its own, and here it follows from the configuration; give "
-                "a checkpoint where it does"
+                f"checkpoint {folder} stores {name}, which this model derives from its configuration; give a "
+                "checkpoint where both agree"
             )
     extra = read(FINAL_BIAS)
     if extra is not None and extra.any():
@@ -232,6 +242,6 @@ def _check_values(
 
 
 def _alike(kept: Tensor, wanted: Tensor) -> bool:
-    """Whether a table between -1 and 1 is the one that is wanted, but for rounding to its type."""
+    """Return whether a table with values from -1 to 1 equals the wanted one, up to rounding to its type."""
     apart = torch.finfo(kept.dtype).eps * 16 if kept.dtype == torch.float32 else torch.finfo(kept.dtype).eps
     return kept.shape == wanted.shape and float((kept.float() - wanted).abs().max()) <= apart

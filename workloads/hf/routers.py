@@ -1,4 +1,4 @@
-"""The loss by which a Hugging Face class balances its routers, computed per sequence."""
+"""The router balancing loss of a Hugging Face class, computed for each sequence."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from torch import Tensor, nn
 from workloads.errors import WorkloadError
 
 WEIGHTS = ("router_aux_loss_coef", "aux_loss_coef")
-"""Names of the weight of this loss in the model's class or its configuration."""
+"""Names of the loss's weight in the model's class or its configuration."""
 CHOSEN = ("num_experts_per_tok", "top_k", "num_experts_per_token")
 
 
 @dataclass(frozen=True)
 class Balance:
-    """weight * experts * sum over experts of (choices a token * mean score), mean over the sequences.
+    """weight * experts * sum over experts of (choices per token * mean score), mean over the sequences.
 
-    As in transformers (`load_balancing_loss_func`; Switch, Fedus et al., 2022, equations 4 to 6, over all routers
+    Same as transformers (`load_balancing_loss_func`; Switch, Fedus et al., 2022, equations 4 to 6, over all routers
     together), but for each sequence separately, so that it does not depend on how a batch is split.
     """
 
@@ -29,9 +29,10 @@ class Balance:
     chosen: int
 
     def __call__(self, logits: Sequence[Tensor] | None, sequences: int) -> Tensor | None:
-        """The loss of all routers' logits, each [sequences * L, experts] or [sequences, L, experts]; fp32 scalar.
+        """Return the loss of all routers' logits, each [sequences * L, experts] or [sequences, L, experts]; fp32
+        scalar.
 
-        None for a class that has no routers with its configuration.
+        None if the class has no routers in this configuration.
         """
         if not logits:
             return None
@@ -45,8 +46,10 @@ class Balance:
 
 
 def balance_of(network: nn.Module) -> Balance | None:
-    """The balancing loss of the class; None if it has none or its weight is zero. Raises WorkloadError if the number of
-    experts chosen per token is not known."""
+    """Return the balancing loss of the class; None if it has none or its weight is zero.
+
+    Raises WorkloadError if the number of experts per token is unknown.
+    """
     if not hasattr(sys.modules[type(network).__module__], "load_balancing_loss_func"):
         return None
     text = network.config.get_text_config()  # type: ignore[operator, union-attr]

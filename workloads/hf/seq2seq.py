@@ -26,7 +26,8 @@ def _t5_attention(module: str, hf_module: str) -> tuple[Row, ...]:
 
 def _t5_side(side: str, feed: int) -> tuple[Row, ...]:
     """`feed` is the number of the feed-forward among the sublayers of a block."""
-    prefix, block = f"{side}.layers.{{n}}.", f"{side}.block.{{n}}.layer."
+    prefix = f"{side}.layers.{{n}}."
+    block = f"{side}.block.{{n}}.layer."
     return (
         Row((f"{side}.relative_bias.weight",),
             f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight", transposed=True),
@@ -40,10 +41,8 @@ def _t5_side(side: str, feed: int) -> tuple[Row, ...]:
 
 
 def _t5_feed(side: str, feed: int, gated: bool) -> tuple[Row, ...]:
-    prefix, hf_prefix = (
-        f"{side}.layers.{{n}}.feedforward.",
-        f"{side}.block.{{n}}.layer.{feed}.DenseReluDense.",
-    )
+    prefix = f"{side}.layers.{{n}}.feedforward."
+    hf_prefix = f"{side}.block.{{n}}.layer.{feed}.DenseReluDense."
     up = (
         (
             *one(prefix + "gate.weight", hf_prefix + "wi_0.weight"),
@@ -145,7 +144,8 @@ UNLIMITED = 2**31 - 1
 
 
 def _switch_feed(side: str, feed: int) -> tuple[Row, ...]:
-    prefix, hf_prefix = f"{side}.layers.{{n}}.feedforward.", f"{side}.block.{{n}}.layer.{feed}.mlp."
+    prefix = f"{side}.layers.{{n}}.feedforward."
+    hf_prefix = f"{side}.block.{{n}}.layer.{feed}.mlp."
     return (
         *one(prefix + "up.weight", hf_prefix + "wi.weight"),
         *one(prefix + "down.weight", hf_prefix + "wo.weight"),
@@ -237,7 +237,8 @@ def _bart_attention(module: str, hf_module: str) -> tuple[Row, ...]:
 
 
 def _bart_side(side: str) -> tuple[Row, ...]:
-    prefix, hf_prefix = f"{side}.layers.{{n}}.", f"model.{side}.layers.{{n}}."
+    prefix = f"{side}.layers.{{n}}."
+    hf_prefix = f"model.{side}.layers.{{n}}."
     return (
         *one(f"{side}.embeddings.positions.weight", f"model.{side}.embed_positions.weight"),
         *both(f"{side}.embeddings.norm", f"model.{side}.layernorm_embedding"),

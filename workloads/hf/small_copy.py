@@ -13,11 +13,11 @@ from workloads.hf.hf_config import nested_configs
 from workloads.workload import Frame, Vocabulary
 
 WIDTH = 64
-"""Width of what is narrowed, where nothing else depends on it."""
+"""Reduced width, if nothing else depends on it."""
 WINDOW = 5
-"""Keys that a sliding window sees, or a chunk holds."""
+"""Keys that a sliding window sees, or that a chunk holds."""
 TOKENS = 256
-"""Ids below it stay in the small vocabulary."""
+"""Ids below this stay in the small vocabulary."""
 
 INNER = ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size", "ffn_hidden_size",
          "encoder_ffn_dim", "decoder_ffn_dim", "ffn_dim", "hidden_dim", "d_ff", "n_inner", "dff", "mlp_hidden_size",
@@ -33,11 +33,11 @@ WINDOWS = ("sliding_window", "attention_chunk_size", "local_attention", "window_
 
 
 def narrowings(hf_config: Any) -> Iterator[Any]:
-    """Copies of a configuration with few heads, columns and experts, and short windows, the smallest first.
+    """Yield copies of a configuration with few heads, columns and experts, and short windows, the smallest first.
 
-    Depth, the order of layer kinds, all switches and the head size stay: which token sees which is the same, at little
-    cost. Not every class accepts the smallest widths; the last copy is the configuration itself. Nested configurations
-    (text, vision) are narrowed as well.
+    Depth, the order of layer kinds, all switches and the head size stay, so token visibility is the same at little
+    cost. Not every class accepts the smallest widths; the last copy is the configuration itself. Nested
+    configurations (text, vision) are reduced as well.
     """
     for free, fewest in ((True, 2), (False, 2), (False, 4)):
         small = copy.deepcopy(hf_config)
@@ -48,7 +48,9 @@ def narrowings(hf_config: Any) -> Iterator[Any]:
 
 
 def fewer_tokens(hf_config: Any, vocabulary: Vocabulary) -> Vocabulary:
-    """A vocabulary of the first TOKENS ids and the special ones, renumbered; changes the configuration accordingly."""
+    """Return a vocabulary of the first TOKENS ids and the special ones, renumbered; update the configuration
+    accordingly.
+    """
     large = {
         token
         for part in nested_configs(hf_config)
@@ -73,7 +75,7 @@ def fewer_tokens(hf_config: Any, vocabulary: Vocabulary) -> Vocabulary:
             setattr(part, name, now if isinstance(getattr(part, name), list) else now[0])
         for name in [
             name for name in vars(part) if "vocab_size" in name
-        ]:  # embeddings of layers have their own
+        ]:  # per-layer embeddings have their own
             if (_number(part, name) or 0) > size:
                 setattr(part, name, size)
     known = {name: getattr(vocabulary, name) for name in ("eos", "pad", "bos", "cls", "sep", "mask")}
@@ -89,7 +91,8 @@ def fewer_tokens(hf_config: Any, vocabulary: Vocabulary) -> Vocabulary:
         **{name: new.get(token, token) for name, token in known.items() if token is not None},
     )
     anywhere = np.ones(small.size, bool)
-    words, sentences = vocabulary.word_start is not None, vocabulary.sentence_end is not None
+    words = vocabulary.word_start is not None
+    sentences = vocabulary.sentence_end is not None
     return replace(
         small, word_start=anywhere if words else None, sentence_end=anywhere if sentences else None
     )
@@ -107,7 +110,7 @@ def _sides(sides: Sequence[tuple[int, ...]], new: Mapping[int, int]) -> Any:
 
 
 def _ids(part: Any) -> Iterator[tuple[str, list[int]]]:
-    """The attributes of a configuration that hold token ids, with these ids."""
+    """Return the attributes of a configuration that hold token ids, with the ids."""
     for name, value in list(vars(part).items()):
         ids = value if isinstance(value, list) else [value]
         if name.endswith(("token_id", "token_index")) and ids and all(type(token) is int for token in ids):
@@ -115,7 +118,8 @@ def _ids(part: Any) -> Iterator[tuple[str, list[int]]]:
 
 
 def _narrow(part: Any, free: bool, fewest: int) -> None:
-    heads, hidden = _number(part, "num_attention_heads"), _number(part, "hidden_size")
+    heads = _number(part, "num_attention_heads")
+    hidden = _number(part, "hidden_size")
     if heads and hidden:
         _heads(part, heads, hidden, free, fewest)
     elif hidden and hidden > 8 * WIDTH and free:
@@ -123,7 +127,8 @@ def _narrow(part: Any, free: bool, fewest: int) -> None:
     for name in INNER:
         if (_number(part, name) or 0) > WIDTH:
             setattr(part, name, WIDTH)
-    groups, chosen = _number(part, "n_group") or 1, _number(part, "num_experts_per_tok") or 2
+    groups = _number(part, "n_group") or 1
+    chosen = _number(part, "num_experts_per_tok") or 2
     few = -(-max(2 * groups, 2 * chosen) // groups) * groups
     for name in EXPERTS:
         if (_number(part, name) or 0) > few:
@@ -134,9 +139,9 @@ def _narrow(part: Any, free: bool, fewest: int) -> None:
 
 
 def _heads(part: Any, heads: int, hidden: int, free: bool, fewest: int) -> None:
-    """Reduce to `fewest` heads, or to four where groups of them share keys; the head size stays.
+    """Reduce to `fewest` heads, or to four if groups of them share keys. The head size stays.
 
-    With `free` the hidden size is no multiple of it, if the class has a head size of its own.
+    With `free`, the hidden size need not be a multiple of it, if the class has a separate head size.
     """
     keys = _number(part, "num_key_value_heads") or heads
     few = min(heads, fewest if keys in (1, heads) else 4)
@@ -154,7 +159,8 @@ def _columns(part: Any, hidden: int, width: int) -> None:
     for name in [name for name, value in vars(part).items() if type(value) is int and value == hidden]:
         setattr(part, name, width)
     for count, each, times in STATES:
-        size, by = _number(part, each), _number(part, times)
+        size = _number(part, each)
+        by = _number(part, times)
         apart = (
             _number(part, "mamba_d_ssm") is not None
         )  # the columns of the state are given beside those of the model
@@ -163,6 +169,6 @@ def _columns(part: Any, hidden: int, width: int) -> None:
 
 
 def _number(part: Any, name: str) -> int | None:
-    """An integer attribute, by its usual name or the class's own name for it; None if there is none."""
+    """Return an integer attribute, by its usual name or the class's own; None without one."""
     value = vars(part).get(part.attribute_map.get(name, name))
     return value if type(value) is int else None

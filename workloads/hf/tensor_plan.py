@@ -1,4 +1,4 @@
-"""How the tensors of a class of transformers that is run as it is are divided: by the plan that transformers ships."""
+"""How to shard the tensors of an unchanged transformers class: by the plan that transformers ships."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ STYLES = {
     "local_params": "own",
     "mla_kv_a_proj": "latent",
 }
-"""The words of transformers' plans for modules, and those of `Workload.sharding`."""
+"""The styles in transformers' plans for modules, and the corresponding ones of `Workload.sharding`."""
 WHOLE = {"embedding_rowwise", "embedding_colwise", "replicate"}
-"""What every rank keeps whole here: tables, whose result is whole in any case."""
+"""Styles whose modules every rank keeps whole here: tables, whose result is whole in any case."""
 LINEAR = ("column", "row", "joined", "latent")
-"""Styles of linear layers alone."""
+"""Styles of linear layers only."""
 ROTATED = "qk_rope_head_dim"
-"""What a layer calls the last of the numbers of its latent vector that all heads read as they are."""
+"""A layer's name for the last elements of its latent vector, which all heads read unchanged."""
 
 
 def tensor_styles(bare: Any) -> tuple[Mapping[str, str], str]:
-    """Style by pattern of module names, or nothing and why there is none.
+    """Return the style for each pattern of module names, or nothing and the reason.
 
-    The language model's head stays whole, as tables do. Stacks of experts are divided by experts, whatever the plan
-    says of their inside: each rank has some of them, and the tokens that choose these.
+    The language model's head stays whole, as tables do. Stacks of experts are sharded by expert, whatever the plan
+    says about their inside: each rank has some experts, and the tokens that choose them.
     """
     plan: dict[str, str] = dict(getattr(bare, "tp_plan", None) or {})
     if not plan:
@@ -64,7 +64,7 @@ def tensor_styles(bare: Any) -> tuple[Mapping[str, str], str]:
 
 
 def _unfit(bare: Any, name: str, module: nn.Module, style: str, plan: Mapping[str, str]) -> str:
-    """Why a module cannot be divided by a style; empty if it can."""
+    """Return why a module cannot be sharded by a style; empty if it can."""
     if style in LINEAR and type(module) is not nn.Linear:
         return f"{name} is a {type(module).__name__}"
     if style == "stack" and not is_stack(module):
@@ -81,8 +81,9 @@ def _parent(bare: nn.Module, name: str) -> nn.Module:
 
 
 def is_stack(module: nn.Module) -> bool:
-    """Whether a module is a number of experts, each a slice of all its tensors, that is called as
-    (hidden [T, hidden], chosen [T, k], weights [T, k])."""
+    """Return whether a module consists of experts, each a slice of all its tensors, and is called as (hidden [T,
+    hidden], chosen [T, k], weights [T, k]).
+    """
     count = getattr(module, "num_experts", None)
     sizes = {p.shape[0] for p in module.parameters() if p.dim()} | {
         0 for p in module.parameters() if not p.dim()
@@ -92,8 +93,11 @@ def is_stack(module: nn.Module) -> bool:
 
 
 def stacked(bare: nn.Module) -> Iterator[str]:
-    """The parameters of a class of transformers that are stacks of experts: what a module that says how many it has
-    holds itself with one slice for each, if some of it are matrices. A router has one table for all."""
+    """Return the parameters of a transformers class that are stacks of experts.
+
+    These are tensors with one slice for each expert, held by a module that states its number of experts, if some of
+    them are matrices. A router has one table for all.
+    """
     for name, module in bare.named_modules():
         counts = {n for key, n in vars(module).items() if "experts" in key and type(n) is int}
         own = {leaf: p for leaf, p in module._parameters.items() if p is not None and p.dim() > 1}
@@ -103,12 +107,12 @@ def stacked(bare: nn.Module) -> Iterator[str]:
 
 
 def _starred(name: str) -> str:
-    """A module's name as plans write it: a star for each number of a list."""
+    """Return a module's name as in plans: with a star for each number of a list."""
     return ".".join("*" if part.isdigit() else part for part in name.split("."))
 
 
 def cut_size(bare: nn.Module, styles: Mapping[str, str]) -> int:
-    """What each number of ranks divides over which tensors of these styles are cut."""
+    """Return the number that every count of ranks which shards tensors of these styles must divide."""
     return gcd(*_sizes(bare, styles)) or 1
 
 

@@ -1,4 +1,4 @@
-"""Which tokens the outputs of a Hugging Face class depend on: checked by changing tokens, one at a time."""
+"""Check which tokens a Hugging Face class's outputs depend on, by changing one token at a time."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from workloads.model.masks import attends
 from workloads.workload import Batch
 
 LENGTH = 24
-"""Tokens of a sequence in the trial: several windows (`small_copy.WINDOW`) and several documents."""
+"""Tokens of a trial sequence: several windows (`small_copy.WINDOW`) and several documents."""
 TOLERANCE = 1e-5
-"""Logits that differ by at most this share of the largest logit count as equal."""
+"""Logits are equal if they differ by at most this share of the largest logit."""
 CHANGED_POSITIONS = (0, 3, 7, 8, 9, 14, 20, LENGTH - 1)
-"""Positions at which a token is changed to see which logits change."""
+"""Number of positions at which a token is changed."""
 
 
 @torch.no_grad()
 def logits_of(model: nn.Module, batch: Batch) -> Tensor:
-    """The logits [B, L, ..] of a batch; of a head of the full sequence [B, 1, classes]."""
+    """Return the logits [B, L, ..] of a batch; for a head over the whole sequence [B, 1, classes]."""
     output = model(batch)
-    found = output.logits if output.sentence is None else output.sentence.unsqueeze(1)
-    if not torch.is_tensor(found) or not torch.isfinite(found).all():
-        raise WorkloadError("its logits are no numbers; use another class")
-    return found
+    logits = output.logits if output.sentence is None else output.sentence.unsqueeze(1)
+    if not torch.is_tensor(logits) or not torch.isfinite(logits).all():
+        raise WorkloadError("its logits are not finite; use another class")
+    return logits
 
 
 def check_visibility(trial: HuggingFaceWorkload, model: nn.Module, base: Batch) -> None:
@@ -47,11 +47,16 @@ def check_visibility(trial: HuggingFaceWorkload, model: nn.Module, base: Batch) 
 
 
 def _check_head(trial: HuggingFaceWorkload, model: nn.Module, base: Batch) -> None:
-    """Check that outputs depend on text and not on padding; a decoder's for each token not on later ones."""
-    real, length = base["padding"][0], base["tokens"].shape[1]
-    visible, rows = real[None, :].expand(length, -1), real
+    """Check that outputs depend on text and not on padding, and that a decoder's token outputs do not depend on later
+    tokens.
+    """
+    real = base["padding"][0]
+    length = base["tokens"].shape[1]
+    visible = real[None, :].expand(length, -1)
+    rows = real
     if trial.config.head == "sequence":
-        visible, rows = visible[:1], torch.ones(1, dtype=torch.bool)
+        visible = visible[:1]
+        rows = torch.ones(1, dtype=torch.bool)
     elif trial.config.architecture == "decoder":
         visible = visible & torch.ones(length, length, dtype=torch.bool).tril()
     finds_end = trial.config.head == "sequence" and trial.config.architecture != "encoder"
@@ -61,9 +66,9 @@ def _check_head(trial: HuggingFaceWorkload, model: nn.Module, base: Batch) -> No
 
 
 def _visible(trial: HuggingFaceWorkload, base: Batch, real: Tensor) -> Tensor:
-    """bool [L, L]: whether the logits of a row may depend on a token, through any number of layers."""
-    if (told := attends(base)) is not None:
-        attended = told[0]
+    """Return bool [L, L]: whether the logits of a row may depend on a token, through any number of layers."""
+    if (masks := attends(base)) is not None:
+        attended = masks[0]
     elif trial.config.architecture == "decoder":
         return torch.ones(len(real), len(real), dtype=torch.bool).tril()
     else:
@@ -83,8 +88,9 @@ def _check_influence(
     rows: Tensor,
     end: int = LENGTH,
 ) -> None:
-    """Raise WorkloadError if a token of base[key] changes logits among `rows` although `visible` [rows, tokens] is
-    False, or if no token before `end` changes any."""
+    """Raise WorkloadError if a token of base[key] changes logits in `rows` where `visible` [rows, tokens] is False,
+    or if no token before `end` changes any logits.
+    """
     positions = [position for position in CHANGED_POSITIONS if position < min(end, base[key].shape[1])]
     batch = {n: v.repeat_interleave(len(positions) + 1, 0) for n, v in base.items() if v.dim()}
     special = trial.vocabulary.special
@@ -93,7 +99,8 @@ def _check_influence(
         old = int(base[key][0, position])
         batch[key][number, position] = other[1] if old == other[0] else other[0]
     logits = logits_of(model, batch)
-    limit, moved = _limit(logits), (logits[1:] - logits[0]).abs().amax(-1)
+    limit = _limit(logits)
+    moved = (logits[1:] - logits[0]).abs().amax(-1)
     allowed = torch.stack([visible[:, position] for position in positions])
     if (moved[~allowed & rows] > limit).any():
         raise WorkloadError(_leak_message(trial, base))
@@ -102,9 +109,9 @@ def _check_influence(
 
 
 def _leak_message(trial: HuggingFaceWorkload, base: Batch) -> str:
-    what = "a token's logits depend on tokens that it must not see"
+    problem = "a token's logits depend on tokens that it must not see"
     if trial.config.architecture != "decoder":
-        return f"{what}; use another objective or class"
+        return f"{problem}; use another objective or class"
     if attends(base) is not None:
         objective = trial.objective
         hint = (
@@ -114,9 +121,9 @@ def _leak_message(trial: HuggingFaceWorkload, base: Batch) -> str:
         )
         if getattr(objective, "pack", "no") == "yes":
             hint = 'set workload.options.pack to "no"'
-        return f"{what}, of other documents or later ones; {hint}"
+        return f"{problem}, of other documents or later ones; {hint}"
     undecided = getattr(trial.config.bare.config, "is_decoder", None) is False
-    return f"{what}; " + ("set workload.changes.is_decoder to true" if undecided else "use another class")
+    return f"{problem}; " + ("set workload.changes.is_decoder to true" if undecided else "use another class")
 
 
 def check_documents(model: nn.Module, samples: Batch, logits: Tensor) -> None:
@@ -127,12 +134,12 @@ def check_documents(model: nn.Module, samples: Batch, logits: Tensor) -> None:
             alone = logits_of(model, {"tokens": samples["tokens"][row : row + 1, start:end]})
             if differ(alone[0], logits[row, start:end]):
                 raise WorkloadError(
-                    "packed documents come out otherwise than separate ones; set workload.options.documents to pack"
+                    "packed documents have other outputs than separate ones; set workload.options.documents to pack"
                 )
 
 
 def check_windows(model: nn.Module, samples: Batch) -> None:
-    """Check that a mask which hides nothing changes nothing: the class keeps its own windows."""
+    """Check that a mask without effect changes nothing, so that the class keeps its own windows."""
     tokens = samples["tokens"]
     everything = torch.ones(len(tokens), LENGTH, LENGTH, dtype=torch.bool)
     if differ(
@@ -142,7 +149,7 @@ def check_windows(model: nn.Module, samples: Batch) -> None:
 
 
 def row_of(samples: Batch, row: int) -> Batch:
-    """One sample of a batch."""
+    """Return one sample of a batch."""
     return {name: value[row : row + 1] if value.dim() else value for name, value in samples.items()}
 
 
@@ -151,5 +158,5 @@ def _limit(logits: Tensor) -> float:
 
 
 def differ(one: Tensor, other: Tensor) -> bool:
-    """Whether two outputs differ in more than rounding."""
+    """Return whether two outputs differ by more than rounding."""
     return one.shape != other.shape or float((one - other).abs().max()) > _limit(one)

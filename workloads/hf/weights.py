@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint folder: read one at a time, or part by part, and written as safetensors."""
+"""The tensors of a checkpoint folder: read one at a time or in parts, and written as safetensors."""
 
 from __future__ import annotations
 
@@ -24,25 +24,26 @@ from workloads.hf.mxfp4 import Unpacked
 from workloads.hf.name_maps import places
 from workloads.model.stored import Part
 
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
 PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 NAMED = "transformers_weights"
 """The key of a config.json that names the file of the weights, or their index."""
 DISTRIBUTED = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
-"""Files of transformers' own sharded training, which it reads before all others."""
+"""Files of transformers' own sharded training, which it prefers to all others."""
 UNREAD = re.compile(
     r"(?!adapter_model).+\.(safetensors|gguf|h5|msgpack)|(pytorch_model|consolidated).*\.(bin|pt|pth)(\.index\.json)?"
 )
-"""Names of weights that `Weights` does not read, unless they are the file or the shards that it looks for."""
+"""Names of weight files that `Weights` does not read, unless they are the file or the shards that it looks for."""
 SHARD_BYTES = 5_000_000_000
-"""Most bytes of a file of an export, as in transformers."""
+"""Maximum bytes of an export's file, as in transformers."""
 
 
 class Weights:
-    """The checkpoint in `folder`: safetensors, MXFP4 read as bf16, or of torch.distributed.checkpoint by the names of
-    transformers. No pickle runs anything.
+    """The checkpoint in `folder`: safetensors (MXFP4 is read as bf16), or torch.distributed.checkpoint with
+    transformers' names.
 
-    Raises WorkloadError if the folder has neither, or if its files cannot be read.
+    Pickled code never runs. Raises WorkloadError if the folder has neither, or if its files cannot be read.
     """
 
     def __init__(self, folder: str) -> None:
@@ -60,29 +61,29 @@ class Weights:
         return name in self._stored
 
     def read(self, name: str) -> Tensor:
-        """The tensor `name` on CPU in its own dtype."""
+        """Return the tensor `name` on CPU in its own dtype."""
         return self._source.part(self._stored[name], tuple(slice(0, n) for n in self.shape(name)))
 
     def part(self, name: str, part: Part) -> Tensor:
-        """A part of the tensor `name`, on CPU in its own dtype; the rest of it is not read."""
+        """Return a part of the tensor `name`, on CPU in its own dtype, without reading the rest."""
         return self._source.part(self._stored[name], part)
 
     @property
     def names(self) -> list[str]:
-        """The names of all tensors."""
+        """Return the names of all tensors."""
         return list(self._stored)
 
     def shape(self, name: str) -> torch.Size:
-        """The shape of the tensor `name`."""
+        """Return the shape of the tensor `name`."""
         return torch.Size(self._source.shapes[self._stored[name]])
 
     def blank(self, name: str) -> Tensor:
-        """A tensor of the same shape on the meta device."""
+        """Return a tensor of the same shape on the meta device."""
         return torch.empty(self.shape(name), device="meta")
 
 
 class _Safetensors:
-    """One file, or several with an index, of which all tensors count, as in transformers."""
+    """One file, or several with an index. All tensors in them count, as in transformers."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._folder = folder
@@ -102,17 +103,17 @@ class _Safetensors:
             raise WorkloadError(f"{self._folder / name} cannot be read ({error})") from None
 
     def part(self, name: str, part: Part) -> Tensor:
-        """A part of a tensor."""
+        """Return a part of a tensor."""
         with self._open(self._files[name]) as file:
             if not part:
                 scalar: Tensor = file.get_tensor(name)
                 return scalar
             found: Tensor = file.get_slice(name)[part]
-            return found.clone()  # else it keeps the whole file mapped
+            return found.clone()  # without this, the whole file stays mapped
 
     @cached_property
     def shapes(self) -> Mapping[str, Sequence[int]]:
-        """The shape of each tensor."""
+        """Return the shape of each tensor."""
         found: dict[str, list[int]] = {}
         for file_name in sorted(set(self._files.values())):
             with self._open(file_name) as file:
@@ -123,7 +124,8 @@ class _Safetensors:
 
 class _Dcp:
     """A folder of torch.distributed.checkpoint beside the model's config.json, with the names of transformers or of
-    another project."""
+    another project.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._tensors = DcpTensors(folder)
@@ -142,7 +144,7 @@ class _Dcp:
         }
 
     def part(self, name: str, part: Part) -> Tensor:
-        """A part of a tensor."""
+        """Return a part of a tensor."""
         place = self._places[name]
         if place.expert is not None:
             return self._tensors.part(place.name, (slice(place.expert, place.expert + 1), *part))[0]
@@ -163,15 +165,16 @@ def _config_of(folder: Path) -> dict[str, Any]:
 
 
 def _file_of(folder: Path) -> str | None:
-    """The name of the file of safetensors, or of the index of several, that transformers reads in `folder`: what the
-    configuration names, else one whole file, else an index. An index beside a whole file is left from an earlier save.
+    """Return the name of the safetensors file, or of the index of several, that transformers reads in `folder`.
 
-    Raises WorkloadError if the configuration names a file that is not in the folder.
+    This is the one that the configuration names, else a single whole file, else an index. An index beside a whole
+    file is a leftover of an earlier save. Raises WorkloadError if the configuration names a file that is not in the
+    folder.
     """
     named = _config_of(folder).get(NAMED)
     if named is None:
         return next((name for name in (SINGLE, INDEX) if (folder / name).exists()), None)
-    here = os.path.abspath(folder)  # links are not followed: a folder of the Hub's cache is made of them
+    here = os.path.abspath(folder)  # links are not followed, because a Hub cache folder consists of them
     inside = isinstance(named, str) and Path(os.path.abspath(folder / named)).is_relative_to(here)
     if not inside or not named.endswith((".safetensors", ".safetensors.index.json")):
         raise WorkloadError(
@@ -181,10 +184,10 @@ def _file_of(folder: Path) -> str | None:
 
 
 def stale_in(folder: Path) -> set[Path]:
-    """The files of an earlier save in `folder` that nothing reads: an index beside a whole file, and its shards."""
+    """Return the leftover files of an earlier save in `folder`: an index beside a whole file, and its shards."""
     if _file_of(folder) != SINGLE or not (folder / INDEX).exists():
         return set()
-    with contextlib.suppress(WorkloadError):  # whatever is in it
+    with contextlib.suppress(WorkloadError):  # whatever it contains
         return {folder / INDEX, *(folder / name for name in _shards_of(folder / INDEX) if name != SINGLE)}
     return {folder / INDEX}
 
@@ -197,12 +200,16 @@ def _shards_of(index: Path) -> list[str]:
 
 
 def _modern(name: str) -> str:
-    """The present name of a tensor: checkpoints converted from TensorFlow call a norm's weight and bias gamma, beta."""
+    """Return the modern name of a tensor. Checkpoints converted from TensorFlow call a norm's weight and bias gamma
+    and beta.
+    """
     return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
 
 
 def has_weights(folder: str) -> bool:
-    """Whether `folder` holds a checkpoint, as `Weights` reads it. Raises WorkloadError if only a pickled one."""
+    """Return whether `folder` holds a checkpoint that `Weights` reads. Raises WorkloadError if there is only a
+    pickled one.
+    """
     if _file_of(Path(folder)) is not None or (Path(folder) / METADATA).exists():
         return True
     if pickled := next((name for name in PICKLED if (Path(folder) / name).exists()), None):
@@ -214,8 +221,11 @@ def has_weights(folder: str) -> bool:
 
 
 def check_none_unread(folder: str) -> None:
-    """Raise WorkloadError if `folder` holds weights under a name that `Weights` does not read, or would read others
-    than transformers does: a model would begin with other weights than those that are meant."""
+    """Raise WorkloadError if `folder` holds weights under names that `Weights` does not read, or if transformers
+    would read others.
+
+    A model would otherwise begin with other weights than intended.
+    """
     check_no_adapter(folder)
     names = sorted(path.name for path in Path(folder).glob("*") if path.is_file())
     first = next(filter(DISTRIBUTED.fullmatch, names), None)
@@ -229,7 +239,7 @@ def check_none_unread(folder: str) -> None:
 
 
 def check_of_class(folder: str) -> None:
-    """Raise WorkloadError if the weights in `folder` cannot be read by a class of transformers that is run as it is."""
+    """Raise WorkloadError if an unchanged transformers class cannot read the weights in `folder`."""
     if has_weights(folder) and _file_of(Path(folder)) is None:
         raise WorkloadError(
             f"{folder} has weights of torch.distributed.checkpoint, and its class is run as that of transformers; "
@@ -238,8 +248,11 @@ def check_of_class(folder: str) -> None:
 
 
 def weights_of_model(model: str) -> str | None:
-    """The folder with the weights of the model `hf:<folder>`; None for a preset, and for a configuration alone. Raises
-    WorkloadError as `has_weights` does."""
+    """Return the folder with the weights of the model `hf:<folder>`; None for a preset, and for a configuration
+    without weights.
+
+    Raises WorkloadError as `has_weights` does.
+    """
     if not model.startswith(FOLDER):
         return None
     folder = str(root(model.removeprefix(FOLDER)))
@@ -266,7 +279,8 @@ def write(tensors: Iterable[tuple[str, Tensor]], folder: str, shard_bytes: int =
             flush()
             size = 0
         shards[-1][name] = tensor.detach().cpu().contiguous()
-        size, total = size + amount, total + amount
+        size = size + amount
+        total = total + amount
     flush()
     if len(files) == 1:
         files[0].rename(place / SINGLE)

@@ -26,22 +26,25 @@ NO_HEAD_DIM = {k: v for k, v in FIELDS.items() if k != "head_dim"}
 
 
 def read_windows(hf_config: Any) -> dict[str, Any]:
-    """Our window and full_every from sliding_window and layer_types. Raises WorkloadError for an irregular order."""
-    window, types = hf_config.sliding_window or 0, hf_config.layer_types
+    """Return our window and full_every from sliding_window and layer_types. Raises WorkloadError for an irregular
+    order.
+    """
+    window = hf_config.sliding_window or 0
+    types = hf_config.layer_types
     full = [kind == "full_attention" for kind in types]
     if all(full) or not window:
         return {"window": 0, "full_every": 0}
     every = full.index(True) + 1 if any(full) else 0
     if full != [bool(every) and (i + 1) % every == 0 for i in range(len(full))]:
         raise WorkloadError(
-            f"layer_types of {hf_config.model_type} follow no order that is supported here: either none or "
-            "every n-th is full_attention"
+            f"layer_types of {hf_config.model_type} follow an order that is not supported here: none or "
+            "every n-th layer must be full_attention"
         )
     return {"window": window, "full_every": every}
 
 
 def write_windows(config: TransformerConfig) -> dict[str, Any]:
-    """sliding_window and layer_types."""
+    """Return sliding_window and layer_types."""
     every = config.full_every
     full = [not config.window or bool(every and (i + 1) % every == 0) for i in range(config.layers)]
     return {
@@ -161,7 +164,8 @@ GEMMA2 = Family(
 def _read_gemma3(hf_config: Any) -> dict[str, Any]:
     if hf_config.use_bidirectional_attention:
         raise WorkloadError("this Gemma 3 sees later tokens, which is not supported here; remove the setting")
-    windows, rope = read_windows(hf_config), hf_config.rope_parameters
+    windows = read_windows(hf_config)
+    rope = hf_config.rope_parameters
     if not windows["full_every"]:
         raise WorkloadError(
             "layer_types of gemma3_text has no order of both kinds, which is not supported here"

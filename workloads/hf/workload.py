@@ -1,4 +1,4 @@
-"""The workload of a Hugging Face class that is run as it is."""
+"""The workload of a Hugging Face class that is run unchanged."""
 
 from __future__ import annotations
 
@@ -52,14 +52,17 @@ NETWORK = "network."
 
 @dataclass(frozen=True)
 class HuggingFaceWorkload:
-    """`hf:<folder>` of any class of transformers. Its tensors are cut by the plan that transformers ships, its layers
-    at their list, as far as there are any; else it knows data parallelism and ZeRO only.
+    """`hf:<folder>` with any transformers class.
 
-    Its initial weights are those of the folder or, if that has only a configuration, those of the class's own
-    initialisation under torch.manual_seed(seed). That one runs through the whole model in order, so unlike elsewhere a
-    tensor's value depends on the model as well as on (seed, name). dropout is the rate of its dropout modules, see
-    `workloads.hf.dropout`. adapter is trained in place of its own weights, of which then only heads are that begin
-    anew.
+    Its tensors are sharded by the plan that transformers ships, and its layers are cut at their list, if these exist.
+    Otherwise it supports only data parallelism and ZeRO.
+
+    The initial weights are those of the folder or, if that has only a configuration, of the class's own
+    initialisation under torch.manual_seed(seed). The latter runs through the whole model in order, so unlike
+    elsewhere a tensor's value depends on the model as well as on (seed, name).
+
+    `dropout` is the rate of its dropout modules, see `workloads.hf.dropout`. With `adapter`, its own weights are
+    frozen, except new heads.
     """
 
     name: str
@@ -74,14 +77,14 @@ class HuggingFaceWorkload:
     generation: Generation = field(default=Generation(), compare=False)
 
     def build(self) -> nn.Module:
-        """The module on the current default device."""
+        """Return the module on the current default device."""
         model = self.wrap(build(self.config))
         if self.adapter and self.adapter.kind in LOW_RANK:
             self.adapter.adapt(model, adaptable(model))
         return model
 
     def with_adapter(self, adapter: Adapter) -> HuggingFaceWorkload:
-        """This workload with an adapter. Raises WorkloadError if there is nothing to adapt."""
+        """Return this workload with an adapter. Raises WorkloadError if there is nothing to adapt."""
         if adapter.kind not in (*LOW_RANK, "bitfit"):
             raise WorkloadError(
                 f"{adapter.kind} adapters are for classes of this project's own, and {self.name} is run as a class of "
@@ -93,18 +96,20 @@ class HuggingFaceWorkload:
                 "set workload.adapter.quantize to none"
             )
         check_has_biases(adapter.kind, self.shapes, self.name)
-        adapted, new = replace(self, adapter=adapter), {f"{NETWORK}{name}" for name in self.new}
+        adapted = replace(self, adapter=adapter)
+        new = {f"{NETWORK}{name}" for name in self.new}
         names = [name for name in parameters_of(adapted) if not adapter.trains(name) and name not in new]
         return replace(adapted, frozen=frozenset(names))
 
     @cached_property
     def new(self) -> Sequence[str]:
-        """The parameters of the head that the checkpoint lacks, by transformers' names."""
-        folder, bare = str(root(self.config.folder)), self.config.bare
+        """Return the parameters of the head that the checkpoint lacks, by transformers' names."""
+        folder = str(root(self.config.folder))
+        bare = self.config.bare
         if self.config.head == "language" or not has_weights(folder):
             return ()
-        there = set(Weights(folder).names)
-        return [n for n, _ in bare.named_parameters() if is_of_head(bare, n) and n not in there]
+        stored = set(Weights(folder).names)
+        return [n for n, _ in bare.named_parameters() if is_of_head(bare, n) and n not in stored]
 
     @property
     def notes(self) -> Sequence[str]:
@@ -114,18 +119,20 @@ class HuggingFaceWorkload:
         return (*new, *told, *self.generation.notes)
 
     def check_labels(self) -> None:
-        """Raise WorkloadError if the folder's head predicts other labels than the objective, or was trained for another
-        problem."""
+        """Raise WorkloadError if the folder's head predicts other labels than the objective, or was trained for
+        another problem.
+        """
         if self._rows is not None:
             check_problem(self._meaning.problem_type, self.objective.name, self.config.folder)
 
     @cached_property
     def _rows(self) -> tuple[int, ...] | None:
-        """The row of the folder's head for each label, None if it has no such head. Raises WorkloadError if it predicts
-        other labels."""
+        """Return the row of the folder's head for each label; None without such a head. Raises WorkloadError for
+        other labels.
+        """
         if not compares_labels(self.objective) or not has_weights(str(root(self.config.folder))):
             return None
-        new = {*self.new}  # of which all are, where the folder has none: then nothing need be built below
+        new = {*self.new}  # the folder without weights has none of them, so nothing needs to be built
         if all(n in new for n, _ in self.config.bare.named_parameters() if is_of_head(self.config.bare, n)):
             return None
         if not self._outputs - new:
@@ -142,7 +149,9 @@ class HuggingFaceWorkload:
 
     @cached_property
     def _outputs(self) -> frozenset[str]:
-        """The tensors of the head that have a row a label, by transformers' names: one more label changes them."""
+        """Return the head's tensors with a row for each label, by transformers' names: those that one more label
+        changes.
+        """
         sizes = [
             {name: tensor.shape for name, tensor in config.bare.named_parameters()}
             for config in (self.config, replace(self.config, classes=self.config.classes + 1))
@@ -203,8 +212,8 @@ class HuggingFaceWorkload:
     def sharding(self) -> Mapping[str, str]:
         """See Workload.sharding: the plan that transformers ships with the class, of which tables and heads stay
         whole."""
-        found = {f"{NETWORK}{name}": style for name, style in self.config.styles[0].items()}
-        return styles_with(found) if self.adapter else found
+        styles = {f"{NETWORK}{name}": style for name, style in self.config.styles[0].items()}
+        return styles_with(styles) if self.adapter else styles
 
     @cached_property
     def stacks(self) -> frozenset[str]:
@@ -213,10 +222,10 @@ class HuggingFaceWorkload:
 
     def stages(self) -> Sequence[str]:
         """See Workload.stages: all its layers but the first."""
-        found = self.config.layer_list[0]
-        if found is None:
+        layers = self.config.layer_list[0]
+        if layers is None:
             return ()
-        return [f"{NETWORK}{found.name}.{number}" for number in range(1, len(blocks_of(self.config.bare)))]
+        return [f"{NETWORK}{layers.name}.{number}" for number in range(1, len(blocks_of(self.config.bare)))]
 
     def blocks(self, model: nn.Module) -> Sequence[nn.Module]:
         """See Workload.blocks: the layers that the class itself can recompute."""
@@ -237,7 +246,8 @@ class HuggingFaceWorkload:
         ended: Ended | None = None,
     ) -> list[list[int]]:
         """See Workload.generate."""
-        generation, start = self.generation.ending(self.vocabulary.eos), self.decoder_start
+        generation = self.generation.ending(self.vocabulary.eos)
+        start = self.decoder_start
         return generate(model.network, self.config, prompts, max_tokens, generation, start, sampling, ended)
 
     def check_hf(self) -> None:
@@ -248,7 +258,7 @@ class HuggingFaceWorkload:
         self.base_to_hf(merged_reader(self.adapter, self.shapes, read) if self.adapter else read, folder)
 
     def base_to_hf(self, read: Callable[[str], Tensor], folder: str) -> None:
-        """As `to_hf`, of the model without its adapter."""
+        """Like `to_hf`, for the model without its adapter."""
         hf_config = self._export_config()
         with torch.device("meta"):
             model = self.wrap(auto_class(self.config).from_config(hf_config, dtype=torch.float32))
@@ -263,8 +273,9 @@ class HuggingFaceWorkload:
             write_settings(folder, self.generation, hf_config)
 
     def _export_config(self) -> Any:
-        """The folder's configuration, with the token with which a decoder was trained to begin, and those that end a
-        text."""
+        """Return the folder's configuration, with the token with which a decoder was trained to begin, and those that
+        end a text.
+        """
         hf_config = self.config.hf_config()
         start = getattr(self.objective, "decoder_start", None)
         if self.config.architecture == "encoder-decoder" and start is not None:
@@ -279,27 +290,31 @@ class HuggingFaceWorkload:
         return hf_config
 
     def wrap(self, bare: nn.Module) -> HuggingFaceNetwork:
-        """A model of transformers inside our module."""
+        """Wrap a transformers model in our module."""
         causal = self.config.architecture == "decoder"
-        ends, head = self.config.ends_in_head, self.config.head
+        ends = self.config.ends_in_head
+        head = self.config.head
         network = HuggingFaceNetwork(bare, self._fixed_buffers, causal, self.dropout, ends, head)
-        network.layer_list, network.hidden = self.config.layer_list[0], self.config.hidden
+        network.layer_list = self.config.layer_list[0]
+        network.hidden = self.config.hidden
         return network
 
     @cached_property
     def _fixed_buffers(self) -> Mapping[str, Tensor]:
-        """Values of the buffers that are not in the state, as a build on a real device computes them."""
+        """Return the values of the buffers that are not in the state, as computed when building on a real device."""
         model = _initialised(self.config, 0)
         kept = model.state_dict().keys()
         return {name: buffer.clone() for name, buffer in model.named_buffers() if name not in kept}
 
 
 def _renamed(config: HuggingFaceModel) -> dict[str, str] | None:
-    """How names in a checkpoint of the language model begin in the class with the head, where that is otherwise (as
-    those of Llama's for questions do)."""
+    """Return the prefixes of the language model's checkpoint names in the class with the head, if they differ (as for
+    Llama's question answering).
+    """
     if config.head == "language":
         return None
-    ours, theirs = config.bare.base_model_prefix, replace(config, head="language").bare.base_model_prefix
+    ours = config.bare.base_model_prefix
+    theirs = replace(config, head="language").bare.base_model_prefix
     there = Weights(str(root(config.folder))).names
     if ours == theirs or any(name.startswith(f"{ours}.") for name in there):
         return None
@@ -307,21 +322,23 @@ def _renamed(config: HuggingFaceModel) -> dict[str, str] | None:
 
 
 def adaptable(model: nn.Module) -> list[str]:
-    """The linear layers of a module of ours that an adapter may have as targets: all but those of heads."""
+    """Return the linear layers of our module that an adapter may target: all except those of heads."""
     bare = model.get_submodule(NETWORK.removesuffix("."))
     names = linear_layers(model)
     return [n for n in names if not is_of_head(bare, n.removeprefix(NETWORK) + ".weight")]
 
 
 def is_of_head(bare: nn.Module, name: str) -> bool:
-    """Whether a tensor of a class of transformers is of what stands on its last hidden states: a checkpoint of the
-    language model lacks it, and so it does some classes' pooler."""
+    """Return whether a tensor of a transformers class belongs to the part on top of its last hidden states.
+
+    A checkpoint of the language model lacks these tensors, and some classes' pooler.
+    """
     return not name.startswith(f"{bare.base_model_prefix}.") or ".pooler." in f".{name}"
 
 
 @lru_cache(maxsize=1)
 def _initialised(config: HuggingFaceModel, seed: int) -> nn.Module:
-    """The model with its initial weights, on CPU. The last one is cached, since it is read tensor by tensor."""
+    """Return the model with its initial weights, on CPU. The last one is cached: it is read tensor by tensor."""
     import transformers
 
     folder = root(config.folder)
@@ -330,7 +347,7 @@ def _initialised(config: HuggingFaceModel, seed: int) -> nn.Module:
         if not has_weights(str(folder)):
             return build(config)
         transformers.logging.disable_progress_bar()  # in commands, among their own lines
-        transformers.logging.set_verbosity_error()  # what begins anew is told by `notes`
+        transformers.logging.set_verbosity_error()  # `notes` reports the newly initialised tensors
         try:
             model, found = auto_class(config).from_pretrained(
                 folder, config=training_config(config), dtype=torch.float32, local_files_only=True,

@@ -39,7 +39,8 @@ def _row(
     return Row((ours,), theirs, transposed, theirs=shape)
 
 
-_OURS, _THEIRS = "layers.{n}.", "transformer.layer.{n}."
+_OURS = "layers.{n}."
+_THEIRS = "transformer.layer.{n}."
 XLNET = Family(
     model_type="xlnet",
     base=PRESETS["xlnet-base"],

@@ -136,16 +136,16 @@ OTHER_NAMES = {
     "summarisation": "seq2seq",
     "reward_model": "reward",
 }
-"""What else objectives are called, in papers and in other libraries."""
+"""Other names of objectives in papers and libraries."""
 OF_MODELS = dict.fromkeys(("contrastive", "clip"), "workloads.vision.clip:Clip") | dict.fromkeys(
     ("masked_image", "masked_image_modeling", "masked_image_modelling", "mim", "mae"),
     "workloads.vision.mae:Mae",
 )
 """Objectives that are part of a model here, by the model."""
 OF_OWN_ANSWERS = ("grpo", "ppo", "rlhf", "rl", "rloo", "gspo", "dapo", "reinforce", "online_dpo")
-"""Objectives of answers that the model draws while it is trained, which are not here."""
+"""Objectives that learn from answers sampled during training, which are not supported."""
 OF_TEXT: tuple[str, ...] = tuple(name for name in NAMES if not _CLASSES[name].unit.startswith("record"))
-"""Objectives that read text and not records."""
+"""Objectives that read text, not records."""
 
 
 def build(
@@ -159,12 +159,19 @@ def build(
     typed: bool = False,
     **options: Any,
 ) -> Objective:
-    """The objective `name` for model inputs of `sequence_length` tokens, under the rule of the run's data.
+    """Return the objective `name`.
 
-    labels are the names of what is predicted, typed whether the model has two token types, for supervised objectives.
+    Args:
+        name: the name, see `NAMES`.
+        vocabulary: the vocabulary of the run.
+        sequence_length: length of the model's inputs.
+        seed: the run's seed.
+        rule: the rule of the run's data, see `workloads.objectives.sampled.RULE`.
+        labels: names of the labels, for supervised objectives.
+        typed: whether the model has two token types.
 
-    Raises WorkloadError for an unknown name or option, an option out of range, or a vocabulary that lacks
-    the tokens or tables the objective needs.
+    Further keyword arguments are the objective's options. Raises WorkloadError for an unknown name or option, an
+    option out of range, or a vocabulary that lacks tokens or tables that the objective needs.
     """
     kind = _find(name)
     known = {f.name for f in fields(kind)} - {
@@ -189,32 +196,33 @@ def build(
 
 
 def special_tokens(name: str) -> tuple[str, ...]:
-    """Special tokens that a tokenizer for this objective must contain beyond the standard set.
+    """Return the special tokens that a tokenizer for this objective needs beyond the standard set.
 
-    The standard set is <|endoftext|>, <pad>, <bos>, <cls>, <sep>, <mask>, <unk>. Raises WorkloadError for an
-    unknown name.
+    The standard set is <|endoftext|>, <pad>, <bos>, <cls>, <sep>, <mask>, <unk>. Raises WorkloadError for an unknown
+    name.
     """
     return tuple(f"<extra_id_{i}>" for i in range(_find(name).sentinels))
 
 
 def architectures(name: str) -> frozenset[str]:
-    """Architectures that the objective can train; raises WorkloadError for an unknown name."""
+    """Return the architectures that the objective can train. Raises WorkloadError for an unknown name."""
     return _find(name).architectures
 
 
 def reads_pairs(name: str) -> bool:
-    """Whether a document is two texts to the objective; raises WorkloadError for an unknown name."""
+    """Return whether the objective reads a document as two texts. Raises WorkloadError for an unknown name."""
     return _find(name).unit == "documents"
 
 
 def is_framed(name: str) -> bool:
-    """Whether what the tokenizer puts around a text stands around each text that the objective reads; raises
-    WorkloadError for an unknown name."""
+    """Return whether the tokenizer's special tokens surround each text that the objective reads. Raises WorkloadError
+    for an unknown name.
+    """
     return _find(name).framed
 
 
 def compares(name: str) -> bool:
-    """Whether a sample is two answers to the objective; raises WorkloadError for an unknown name."""
+    """Return whether a sample of the objective is two answers. Raises WorkloadError for an unknown name."""
     return _find(name).compares
 
 
@@ -223,7 +231,7 @@ def _find(name: str) -> type[SampledObjective]:
         kind = load(name)
         if not (isinstance(kind, type) and issubclass(kind, SampledObjective)) or not is_dataclass(kind):
             raise WorkloadError(
-                f"{name} is no objective; make it a frozen, keyword-only dataclass that inherits from "
+                f"{name} is not an objective; make it a frozen, keyword-only dataclass that inherits from "
                 "workloads.objectives.sampled.SampledObjective"
             )
         return kind
@@ -233,15 +241,17 @@ def _find(name: str) -> type[SampledObjective]:
 
 
 def _near(name: str) -> str:
-    """What the writer of an unknown name may have meant."""
-    asked = name.lower().replace("-", "_")
-    if asked in OF_MODELS:
-        return f", and the model has its own: workload.model {OF_MODELS[asked]}"
-    if asked in OF_OWN_ANSWERS:
+    """Return a hint about the intended objective for an unknown name."""
+    wanted = name.lower().replace("-", "_")
+    if wanted in OF_MODELS:
+        return f", and the model has its own: workload.model {OF_MODELS[wanted]}"
+    if wanted in OF_OWN_ANSWERS:
         return (
             ": nothing here learns from answers that it draws itself, dpo, ipo, orpo and kto do from others"
         )
-    # of names of few letters any other is near
+    # with short names, every other name is near
     long = [each for each in NAMES if len(each) > 6]
-    near = [OTHER_NAMES[asked]] if asked in OTHER_NAMES else get_close_matches(asked, long, n=1, cutoff=0.7)
+    near = (
+        [OTHER_NAMES[wanted]] if wanted in OTHER_NAMES else get_close_matches(wanted, long, n=1, cutoff=0.7)
+    )
     return f": did you mean {near[0]}?" if near else ""

@@ -15,20 +15,21 @@ from workloads.objectives.spans import lengths_until, padded, run_starts, runs, 
 
 @dataclass(frozen=True, kw_only=True)
 class BlankInfilling(SampledObjective):
-    """GLM: part A is the text with a <mask> for each span, part B the spans in random order, in a row.
+    """GLM: part A is the text with a <mask> for each span, part B the spans one after the other, in random order.
 
-    Spans have lengths from Poisson(`mean_span`), zero left out, `rate` of the window in all (section 2.1). In
-    part B a span begins with `<extra_id_0>` (the paper's [START]) and predicts its tokens and then
-    `<extra_id_1>` ([END]). Part A sees all of part A; part B sees part A and what is before it in part B.
-    positions, int64 [2, length]: the place in part A, which in part B is that of the span's <mask>; and the
-    place within the span, from 1, which in part A is 0 (section 2.2). A span that meets a document end is
-    split there. The window leaves room for half as many spans again as are expected; more are not taken.
+    Spans have lengths from Poisson(`mean_span`), without zeros, `rate` of the window in all (section 2.1). In part B,
+    a span begins with `<extra_id_0>` (the paper's [START]) and predicts its tokens and then `<extra_id_1>` ([END]).
+    Part A sees all of part A; part B sees part A and everything before it in part B. positions, int64 [2, length]:
+    first the place in part A, which in part B is that of the span's <mask>; second the place within the span, from 1,
+    which in part A is 0 (section 2.2). A span that meets a document end is split there. The window has room for 1.5
+    times the expected number of spans; further ones are dropped.
     """
 
     name = "blank_infilling"
     architectures = frozenset({"prefix"})
     needs: ClassVar[tuple[str, ...]] = ("cls", "pad", "mask")
-    begins, ends = "cls", ""
+    begins = "cls"
+    ends = ""
     sentinels: ClassVar[int] = 2
     rate: float = fraction(0.15)
     mean_span: float = at_least(1.0, 3.0)
@@ -43,11 +44,14 @@ class BlankInfilling(SampledObjective):
         text = self.read_window(read, sample)
         hidden = self._hidden(text, rng)
         begins = run_starts(hidden)
-        cls, masks = [self.token("cls")], np.where(begins, self.token("mask"), text)
+        cls = [self.token("cls")]
+        masks = np.where(begins, self.token("mask"), text)
         part_a = np.concatenate((cls, masks[~hidden | begins]))
         places = np.cumsum(~hidden | begins)[begins]
-        tokens, labels = [part_a], [np.full(len(part_a), IGNORE)]
-        outer, inner = [np.arange(len(part_a))], [np.zeros(len(part_a), dtype=np.int64)]
+        tokens = [part_a]
+        labels = [np.full(len(part_a), IGNORE)]
+        outer = [np.arange(len(part_a))]
+        inner = [np.zeros(len(part_a), dtype=np.int64)]
         starts, stops = runs(hidden)
         start, end = self.vocabulary.sentinels[:2]
         for i in rng.permutation(len(starts)):
@@ -56,7 +60,8 @@ class BlankInfilling(SampledObjective):
             labels.append(np.concatenate((span, [end])))
             outer.append(np.full(len(span) + 1, places[i]))
             inner.append(np.arange(1, len(span) + 2))
-        length, used = self.sequence_length, sum(map(len, tokens))
+        length = self.sequence_length
+        used = sum(map(len, tokens))
         return {
             "tokens": padded(np.concatenate(tokens), length, self.token("pad")),
             "labels": padded(np.concatenate(labels), length, IGNORE),
@@ -66,22 +71,23 @@ class BlankInfilling(SampledObjective):
         }
 
     def _hidden(self, text: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """The tokens of all spans, bool [window]."""
+        """Return the tokens of all spans, bool [window]."""
         drawn = rng.poisson(self.mean_span, size=4 * len(text))
         wanted = max(1, round(self.rate * len(text)))
         hidden = scatter(lengths_until(wanted, drawn[drawn > 0]), len(text), rng) & self.is_text(text)
         return hidden & (np.cumsum(run_starts(hidden)) <= self._spans(len(text)))
 
     def _spans(self, window: int) -> int:
-        """The most spans that a window may have."""
+        """Return the maximum number of spans of a window."""
         return ceil(1.5 * self.rate * window / self.mean_span)
 
     def _longest(self, window: int) -> int:
-        """<cls>, every token once, and for each span a <mask> and a start."""
+        """Return the length of <cls>, every token once, and a <mask> and a start for each span."""
         return 1 + window + 2 * self._spans(window)
 
 
 def _attention(part_a: int, used: int, length: int) -> np.ndarray:
-    row, column = np.arange(length)[:, None], np.arange(length)[None, :]
+    row = np.arange(length)[:, None]
+    column = np.arange(length)[None, :]
     real = (row < used) & (column < used)
     return (real & ((column < part_a) | (column <= row))) | (row == column)

@@ -13,7 +13,7 @@ from workloads.objectives.sampled import IGNORE, Read, Sample, SampledObjective
 
 
 def positions_in(parts: np.ndarray) -> np.ndarray:
-    """Position of each token in its part, int64 [length], for part numbers that stand in runs."""
+    """Return the position of each token in its part, int64 [length]. Equal part numbers are adjacent."""
     index = np.arange(len(parts))
     starts = np.flatnonzero(np.diff(parts, prepend=parts[0] - 1))
     return index - starts[np.searchsorted(starts, index, side="right") - 1]
@@ -21,14 +21,14 @@ def positions_in(parts: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, kw_only=True)
 class CausalLM(SampledObjective):
-    """Predict each token from those before it. tokens and labels int64 [length]; labels are already shifted.
+    """Predict each token from those before it. tokens and labels are int64 [length]; labels are already shifted.
 
-    documents="pack": text is one stream, tokens attend across document ends (GPT-2).
-    documents="isolate": adds segments and positions, int64 [length]: a document sees itself alone, and what follows a
-    document's end is not predicted from it.
+    documents="pack": text is one stream, and tokens attend across document ends (GPT-2). documents="isolate": adds
+    segments and positions, int64 [length]. A document sees only itself, and the token after a document's end is not
+    predicted from it.
 
-    A shorter window is filled up with eos, from which nothing is predicted. Nor is what the tokenizer puts before a
-    text (`Vocabulary.before`), such as bos: it is read, and the text is predicted from it.
+    A shorter window is filled with eos, from which nothing is predicted. The tokenizer's tokens before a text
+    (`Vocabulary.before`), such as bos, are read but not predicted.
     """
 
     name = "causal_lm"
@@ -43,7 +43,9 @@ class CausalLM(SampledObjective):
 
     def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
         window = self.read_window(read, sample)
-        tokens, labels, eos = window[:-1], window[1:], self.vocabulary.eos
+        tokens = window[:-1]
+        labels = window[1:]
+        eos = self.vocabulary.eos
         is_end = self._ends(window)
         labels = np.where(self._opens(window, is_end)[1:], IGNORE, labels)
         is_end = is_end[:-1]
@@ -63,13 +65,15 @@ class CausalLM(SampledObjective):
         }
 
     def _ends(self, window: np.ndarray) -> np.ndarray:
-        """Which tokens end a document, bool [window]: eos, but where it stands before a text."""
-        eos, before = self.vocabulary.eos, np.array(self.vocabulary.before, dtype=np.int64)
+        """Return which tokens end a document, bool [window]: eos, except before a text."""
+        eos = self.vocabulary.eos
+        before = np.array(self.vocabulary.before, dtype=np.int64)
         is_eos = window == eos
         if eos not in before:
             return is_eos
         found = np.zeros(len(window), dtype=bool)
-        # Of several in a row at the beginning the last stands before a text, and so every other one before it.
+        # Of several eos in a row at the beginning, the last one is before a text, and so is every other one before
+        # it.
         first = int(np.argmin(is_eos)) if not is_eos.all() else 0
         at = len(before) if first % 2 else 0
         for place in np.flatnonzero(is_eos).tolist():
@@ -81,8 +85,9 @@ class CausalLM(SampledObjective):
         return found
 
     def _opens(self, window: np.ndarray, is_end: np.ndarray) -> np.ndarray:
-        """Which tokens stand before a text, bool [window]."""
-        before, found = self.vocabulary.before, np.zeros(len(window), dtype=bool)
+        """Return which tokens are before a text, bool [window]."""
+        before = self.vocabulary.before
+        found = np.zeros(len(window), dtype=bool)
         starts = np.flatnonzero(is_end) + 1 if before else ()
         for start in (0, *starts):
             there = window[start : start + len(before)]

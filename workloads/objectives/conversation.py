@@ -17,11 +17,11 @@ from workloads.workload import Reading
 
 @dataclass(frozen=True, kw_only=True)
 class Conversation(SampledObjective):
-    """Only what the assistant says is predicted (InstructGPT's demonstrations; Ouyang et al. 2022, section 3.5).
+    """Only the assistant's answers are predicted (InstructGPT's demonstrations; Ouyang et al. 2022, section 3.5).
 
-    A sample holds as many whole conversations, in order, as fit it; with `pack` "no" one. Each sees itself alone
-    (attention, bool [length, length]), its positions begin at 0. One that is longer than a sample loses its end, or
-    with `truncate` "start" its beginning.
+    A sample has as many whole conversations, in order, as fit; with `pack` "no" a single one. Each sees only itself
+    (attention, bool [length, length]), and its positions begin at 0. A conversation longer than a sample loses its
+    end, or with `truncate` "start" its beginning.
     """
 
     name = "conversation"
@@ -40,7 +40,8 @@ class Conversation(SampledObjective):
         found = [self.kept(words) for words in _apart(np.asarray(read(sample), dtype=np.int64))]
         words = np.concatenate(found)
         number = np.repeat(np.arange(len(found)), [len(each) for each in found])
-        ids, predicted = words & ~MARK, (words & MARK) > 0
+        ids = words & ~MARK
+        predicted = (words & MARK) > 0
         follows = np.append(predicted[1:] & (number[1:] == number[:-1]), False)
         labels = np.where(follows, np.roll(ids, -1), IGNORE)
         pad = self.vocabulary.padding
@@ -54,7 +55,7 @@ class Conversation(SampledObjective):
         }
 
     def kept(self, words: np.ndarray) -> np.ndarray:
-        """What a sample has of a conversation."""
+        """Return the part of a conversation that fits a sample."""
         if self.truncate == "end":
             return words[: self.sequence_length]
         return from_end(words, self.sequence_length, self.vocabulary.before)
@@ -67,6 +68,6 @@ class Conversation(SampledObjective):
 
 
 def _apart(words: np.ndarray) -> list[np.ndarray]:
-    """The conversations of a sample, which closing words separate."""
+    """Return the conversations of a sample, which are separated by closing words."""
     closing = words == CLOSE
     return [part[part != CLOSE] for part in np.split(words, np.flatnonzero(closing) + 1) if len(part)]

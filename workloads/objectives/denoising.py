@@ -28,7 +28,8 @@ class Denoising(SampledObjective):
     name = "denoising"
     architectures = frozenset({"encoder-decoder"})
     needs: ClassVar[tuple[str, ...]] = ("bos", "pad", "mask", "sentence_end")
-    begins, ends = "bos", "eos"
+    begins = "bos"
+    ends = "eos"
     rate: float = fraction(0.3)
     mean_span: float = at_least(1.0, 3.0)
     permute: bool = True
@@ -49,7 +50,8 @@ class Denoising(SampledObjective):
     def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
         tokens = self.read_window(read, sample)
         shuffled = self._shuffled(tokens, rng) if self.permute else tokens
-        eos, length = [self.vocabulary.eos], self.sequence_length
+        eos = [self.vocabulary.eos]
+        length = self.sequence_length
         source = np.concatenate(([self.token("bos")], self._infilled(shuffled, rng), eos))
         target = np.concatenate((tokens, eos))
         return source_and_target(source, target, (length, length), self.decoder_start, self.token("pad"))

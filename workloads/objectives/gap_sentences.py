@@ -14,10 +14,10 @@ from workloads.objectives.spans import Stretches, longest_document, sentences
 
 
 def rouge1(text: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
-    """ROUGE-1 F1 of each sentence against the rest of the text, repeated tokens counted; float64 [sentences].
+    """Return ROUGE-1 F1 of each sentence against the rest of the text, repeated tokens counted; float64 [sentences].
 
-    With c the count of a token in the sentence and n in the text: overlap = sum of min(c, n - c), and
-    F1 = 2 * overlap / (tokens of the sentence + tokens of the rest).
+    With c the count of a token in the sentence and n in the text: overlap = sum of min(c, n - c), and F1 = 2 *
+    overlap / (tokens of the sentence + tokens of the rest).
     """
     ids, token = np.unique(text, return_inverse=True)
     sentence = np.repeat(np.arange(len(starts)), stops - starts)
@@ -42,7 +42,8 @@ class GapSentences(SampledObjective):
     name = "gap_sentences"
     architectures = frozenset({"encoder-decoder"})
     needs: ClassVar[tuple[str, ...]] = ("pad", "mask", "sentence_end")
-    begins, ends = "", "eos"
+    begins = ""
+    ends = "eos"
     unit = "document"
     rate: float = fraction(0.3)
     choose: str = choice("principal", "random", "lead")
@@ -71,15 +72,18 @@ class GapSentences(SampledObjective):
         return source_and_target(source, target, lengths, self.decoder_start, self.token("pad"))
 
     def _gaps(self, text: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """The tokens of the gap sentences and the first token of each, bool [text]."""
+        """Return the tokens of the gap sentences and the first token of each, bool [text]."""
         starts, stops = sentences(text, self.vocabulary.eos, self.table("sentence_end"))
-        hidden, begins = np.zeros(len(text), dtype=bool), np.zeros(len(text), dtype=bool)
-        left, room = round(self.rate * len(starts)), self.target_length - 1
+        hidden = np.zeros(len(text), dtype=bool)
+        begins = np.zeros(len(text), dtype=bool)
+        left = round(self.rate * len(starts))
+        room = self.target_length - 1
         left = min(max(left, 1), len(starts) - 1)
         for i in self._ranked(text, (starts, stops), rng):
             if left > 0 and stops[i] - starts[i] <= room:
                 hidden[starts[i] : stops[i]], begins[starts[i]] = True, True
-                left, room = left - 1, room - int(stops[i] - starts[i])
+                left = left - 1
+                room = room - int(stops[i] - starts[i])
         return hidden, begins
 
     def _ranked(self, text: np.ndarray, found: Stretches, rng: np.random.Generator) -> np.ndarray:

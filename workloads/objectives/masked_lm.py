@@ -25,7 +25,7 @@ NEEDS = ("cls", "sep", "mask")
 
 
 def framed(objective: SampledObjective, window: np.ndarray) -> np.ndarray:
-    """<cls> window <sep>, int64 [length]."""
+    """Return <cls> window <sep>, int64 [length]."""
     return np.concatenate(([objective.token("cls")], window, [objective.token("sep")]))
 
 
@@ -36,7 +36,7 @@ def masked(
     rng: np.random.Generator,
     first: np.ndarray | None = None,
 ) -> Sample:
-    """tokens with the chosen ones corrupted, labels at the chosen ones."""
+    """Return the tokens with the chosen ones corrupted, and labels at the chosen ones."""
     corrupted = corrupt(tokens, chosen, objective.token("mask"), objective.text_ids, rng, first)
     return {"tokens": corrupted, "labels": labels_at(tokens, chosen)}
 
@@ -51,7 +51,8 @@ class MaskedLM(SampledObjective):
     name = "masked_lm"
     architectures = frozenset({"encoder"})
     needs: ClassVar[tuple[str, ...]] = NEEDS
-    begins, ends = "cls", "sep"
+    begins = "cls"
+    ends = "sep"
     rate: float = fraction(0.15)
 
     def window(self, sequence_length: int) -> int:
@@ -72,7 +73,8 @@ class WholeWordMasking(SampledObjective):
     name = "whole_word_masking"
     architectures = frozenset({"encoder"})
     needs: ClassVar[tuple[str, ...]] = (*NEEDS, "word_start")
-    begins, ends = "cls", "sep"
+    begins = "cls"
+    ends = "sep"
     rate: float = fraction(0.15)
 
     def window(self, sequence_length: int) -> int:
@@ -96,7 +98,8 @@ class SpanMasking(SampledObjective):
     name = "span_masking"
     architectures = frozenset({"encoder"})
     needs: ClassVar[tuple[str, ...]] = (*NEEDS, "word_start")
-    begins, ends = "cls", "sep"
+    begins = "cls"
+    ends = "sep"
     rate: float = fraction(0.15)
     p: float = fraction(0.2)
     longest: int = at_least(1, 10)
@@ -107,7 +110,7 @@ class SpanMasking(SampledObjective):
     def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
         tokens = framed(self, self.read_window(read, sample))
         text = self.is_text(tokens)
-        # More trials than are needed: the rate is met long before they end.
+        # Draw more trials than needed; the rate is met long before they run out.
         lengths = rng.geometric(self.p, size=2 * len(tokens))
         lengths = lengths[lengths <= self.longest]
         units = words(tokens, text, self.table("word_start"))
@@ -126,7 +129,8 @@ class EntityMasking(SampledObjective):
     name = "entity_masking"
     architectures = frozenset({"encoder"})
     needs: ClassVar[tuple[str, ...]] = NEEDS
-    begins, ends = "cls", "sep"
+    begins = "cls"
+    ends = "sep"
     rate: float = fraction(0.15)
     entities: Sequence[Sequence[int]] = ()
 
@@ -156,7 +160,7 @@ class EntityMasking(SampledObjective):
 
     @cached_property
     def _trie(self) -> dict[int, Any]:
-        """Nested by token id; the key -1 marks the end of an entity."""
+        """Return the entities nested by token id. The key -1 marks the end of an entity."""
         root: dict[int, Any] = {}
         for entity in self.entities:
             node = root
@@ -167,9 +171,12 @@ class EntityMasking(SampledObjective):
 
     def _units(self, tokens: np.ndarray, text: np.ndarray) -> Stretches:
         ids = tokens.tolist()
-        starts, stops, at = [], [], 0
+        starts = []
+        stops = []
+        at = 0
         while at < len(ids):
-            stop, node = at + 1, self._trie
+            stop = at + 1
+            node = self._trie
             for i in range(at, len(ids)):
                 if ids[i] not in node:
                     break
@@ -193,7 +200,8 @@ class ReplacedTokenDetection(SampledObjective):
     name = "replaced_token_detection"
     architectures = frozenset({"encoder"})
     needs: ClassVar[tuple[str, ...]] = NEEDS
-    begins, ends = "cls", "sep"
+    begins = "cls"
+    ends = "sep"
     rate: float = fraction(0.15)
 
     def window(self, sequence_length: int) -> int:

@@ -1,4 +1,4 @@
-"""Which tokens to hide and what to put in their place (BERT, Devlin et al. 2019, section 3.1)."""
+"""Choose tokens to hide and their replacements (BERT, Devlin et al. 2019, section 3.1)."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from workloads.objectives.sampled import IGNORE
 from workloads.objectives.spans import Stretches
 
 MASKED, REPLACED = 0.8, 0.1
-"""Shares of the chosen tokens that become <mask> and a random token; the rest stay as they are."""
+"""Shares of the chosen tokens that become <mask> and a random token. The rest stay unchanged."""
 
 
 def budget(text: np.ndarray, rate: float) -> int:
-    """How many of the text tokens (bool [length]) to choose: the rate, and one at least if there is any."""
+    """Return how many of the text tokens (bool [length]) to choose: the rate, but at least one if there are any."""
     count = int(text.sum())
     return min(count, max(1, round(rate * count)))
 
 
 def choose_tokens(text: np.ndarray, rate: float, rng: np.random.Generator) -> np.ndarray:
-    """Single tokens at random, exactly the rate; bool [length]."""
+    """Choose single tokens at random, exactly the rate; bool [length]."""
     chosen = np.zeros(len(text), dtype=bool)
     chosen[rng.choice(np.flatnonzero(text), size=budget(text, rate), replace=False)] = True
     return chosen
@@ -27,13 +27,14 @@ def choose_tokens(text: np.ndarray, rate: float, rng: np.random.Generator) -> np
 def choose_units(
     units: Stretches, text: np.ndarray, rate: float, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Whole units at random until the rate is met; one that would exceed it is passed over.
+    """Choose whole units at random until the rate is met; a unit that would exceed it is skipped.
 
     Returns chosen, bool [length], and for each token the first token of its unit, int64 [length].
     """
     starts, stops = units
     left = budget(text, rate)
-    chosen, first = np.zeros(len(text), dtype=bool), np.arange(len(text))
+    chosen = np.zeros(len(text), dtype=bool)
+    first = np.arange(len(text))
     sizes = stops - starts
     for unit in rng.permutation(len(starts)):
         if sizes[unit] <= left:
@@ -48,14 +49,15 @@ def choose_units(
 def choose_word_spans(
     words: Stretches, text: np.ndarray, rate: float, lengths: np.ndarray, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Spans of whole words from random beginnings until the rate is met (SpanBERT, section 3.1).
+    """Choose spans of whole words from random beginnings until the rate is met (SpanBERT, section 3.1).
 
-    `lengths` are in words, one a trial. A span ends early at a special token, at a word already chosen, and
-    before a word that would exceed the rate. Returns as `choose_units`, a span being the unit.
+    `lengths` are in words, one for each trial. A span ends early at a special token, at a chosen word, and before a
+    word that would exceed the rate. Returns as `choose_units`, with spans as units.
     """
     starts, stops = words
     left = budget(text, rate)
-    chosen, first = np.zeros(len(text), dtype=bool), np.arange(len(text))
+    chosen = np.zeros(len(text), dtype=bool)
+    first = np.arange(len(text))
     anchors = rng.integers(max(len(starts), 1), size=len(lengths))
     for anchor, length in zip(anchors, lengths, strict=True):
         for word in range(anchor, min(anchor + length, len(starts))):
@@ -79,9 +81,9 @@ def corrupt(
     rng: np.random.Generator,
     first: np.ndarray | None = None,
 ) -> np.ndarray:
-    """The tokens with 80 % of the chosen ones masked, 10 % replaced at random, 10 % kept; int64 [length].
+    """Return the tokens with 80 % of the chosen ones masked, 10 % replaced at random, 10 % kept; int64 [length].
 
-    With `first`, int64 [length], all tokens of a unit share the fate of its first token.
+    With `first`, int64 [length], all tokens of a unit are treated like its first token.
     """
     fate = rng.random(len(tokens))
     if first is not None:
@@ -93,5 +95,5 @@ def corrupt(
 
 
 def labels_at(tokens: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """The original tokens where chosen, -100 elsewhere; int64 [length]."""
+    """Return the original tokens where chosen, -100 elsewhere; int64 [length]."""
     return np.where(chosen, tokens, IGNORE)

@@ -26,18 +26,22 @@ from typing import Any
 from workloads.errors import WorkloadError
 
 EXTRA = "pip install -e '.[eval]' in the checkout"
-"""What installs the libraries that are optional."""
+"""Command that installs the optional libraries."""
 OF_A_CLASS = ("precision", "recall", "f1")
-"""Metrics that each class has."""
+"""Metrics with a value for each class."""
 
 
 def measure(name: str, predictions: Sequence[Any], references: Sequence[Any], classes: int = 0) -> float:
-    """The metric `name` of predictions, one for each reference.
+    """Return the metric `name` of predictions, one for each reference.
 
-    Of labels that are numbers `classes` says how many there are; where it is 0, those that are seen are all.
-    Of texts a reference may be a list of texts: the best of them counts, and BLEU and chrF take all as in the paper.
-    Raises WorkloadError for an unknown metric (with the nearest names), lists of different lengths or of none, values
-    that the metric is not defined for, and a library that is not installed.
+    Args:
+        name: the metric.
+        predictions, references: labels, numbers or texts. A text's reference may be a list of texts: the best one
+            counts, and BLEU and chrF use all as in the paper.
+        classes: number of classes of numeric labels; 0 for those that occur.
+
+    Raises WorkloadError for an unknown metric (with the nearest names), lists of different lengths or without
+    entries, values for which the metric is undefined, and a missing library.
     """
     if name not in METRICS:
         near = get_close_matches(name, METRICS, n=3, cutoff=0.4) or sorted(METRICS)
@@ -60,7 +64,7 @@ def _accuracy(predictions: Sequence[Any], references: Sequence[Any]) -> float:
 
 
 def _of_a_class(kind: str, predictions: Sequence[Any], references: Sequence[Any], classes: int) -> float:
-    """0 of a class that is never predicted, or never there."""
+    """0 for a class that is never predicted, or never occurs."""
     from sklearn.metrics import precision_recall_fscore_support
 
     binary = classes == 2 if classes else {*predictions, *references} <= {0, 1}
@@ -77,7 +81,7 @@ def _matthews(predictions: Sequence[Any], references: Sequence[Any]) -> float:
 
 
 def _spearman(predictions: Sequence[Any], references: Sequence[Any]) -> float:
-    """0 where all predictions are equal, or all references: neither has an order."""
+    """0 if all predictions, or all references, are equal, because they have no order then."""
     from scipy.stats import spearmanr
 
     numbers = [[_number(value) for value in values] for values in (predictions, references)]
@@ -113,7 +117,7 @@ def _rouge(kind: str, predictions: Sequence[str], references: Sequence[str | Seq
 def _corpus(kind: str, predictions: Sequence[str], references: Sequence[str | Sequence[str]]) -> float:
     sacrebleu = _library("sacrebleu", kind)
     given = [_each(wanted) for wanted in references]
-    # Its references are by their number, the first of all texts first; None where a text has fewer.
+    # sacrebleu takes references by number: the first of all texts first, None for a text with fewer
     columns = [
         [wanted[n] if n < len(wanted) else None for wanted in given] for n in range(max(map(len, given)))
     ]
@@ -141,4 +145,4 @@ METRICS: Mapping[str, Callable[..., float]] = {
     **{kind: partial(_rouge, kind) for kind in ("rouge1", "rouge2", "rougeL", "rougeLsum")},
     **{kind: partial(_corpus, kind) for kind in ("bleu", "chrf")},
 }
-"""The metrics by name; each takes predictions and references."""
+"""The metrics by name. Each takes predictions and references."""

@@ -1,4 +1,4 @@
-"""Options of an objective: dataclass fields that carry their own check."""
+"""Options of an objective: dataclass fields with their checks."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from workloads.errors import WorkloadError
 
 
 def fraction(default: float) -> Any:
-    """An option strictly between 0 and 1."""
+    """Return an option strictly between 0 and 1."""
     return field(default=default, metadata={"fits": lambda v: 0 < v < 1, "what": "between 0 and 1"})
 
 
 def fraction_or_zero(most: float) -> Any:
-    """An option from 0, the default, to below `most`."""
+    """Return an option from 0, the default, to below `most`."""
     return field(
         default=0.0, metadata={"fits": lambda v: 0 <= v < most, "what": f"at least 0 and below {most}"}
     )
 
 
 def at_least(least: float, default: float) -> Any:
-    """A numeric option with a lower bound."""
+    """Return a numeric option with a lower bound."""
     return field(default=default, metadata={"fits": lambda v: v >= least, "what": f"at least {least}"})
 
 
 def choice(default: str, *others: str) -> Any:
-    """An option that is one of a few strings."""
+    """Return an option that is one of a few strings."""
     words = (default, *others)
     what = "one of " + ", ".join(words)
     return field(default=default, metadata={"fits": lambda v: v in words, "what": what})
@@ -35,7 +35,8 @@ def choice(default: str, *others: str) -> Any:
 def check(name: str, objective: Any) -> None:
     """Raise WorkloadError for the first field of `objective` that has a wrong type or is out of range."""
     for option in fields(objective):
-        value, kind = getattr(objective, option.name), type(option.default)
+        value = getattr(objective, option.name)
+        kind = type(option.default)
         if kind is float and type(value) is int:
             value = float(value)
         if kind in (bool, int, float, str) and type(value) is not kind:

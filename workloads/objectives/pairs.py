@@ -24,17 +24,17 @@ NEIGHBOURS = 10_000
 
 
 def sentence_starts(objective: SampledObjective, text: np.ndarray) -> np.ndarray:
-    """Where sentences begin in a stretch of one document, int64; the first is 0."""
+    """Return where sentences begin in a stretch of one document, int64; the first is 0."""
     return sentences(text, objective.vocabulary.eos, objective.table("sentence_end"))[0]
 
 
 def two_segments(
     objective: SampledObjective, window: np.ndarray, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What a sample reads of a document, cut in two at a random sentence.
+    """Return what a sample reads of a document, cut in two at a random sentence.
 
-    Under rule 1 that is its window's longest stretch of one document. Where there is only one sentence the cut is
-    anywhere in it. Text of fewer than two tokens is not cut.
+    Under rule 1 it reads its window's longest stretch of one document. A single sentence is cut anywhere. Text of
+    fewer than two tokens is not cut.
     """
     text = longest_document(window, objective.vocabulary.eos)
     if len(text) < 2:
@@ -47,8 +47,9 @@ def two_segments(
 def framed_pair(
     objective: SampledObjective, first: np.ndarray, second: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """<cls> first <sep> second <sep> and padding: tokens, token_types (0 and 1), padding, each [length]."""
-    length, sep = objective.sequence_length, [objective.token("sep")]
+    """Return <cls> first <sep> second <sep> and padding: tokens, token_types (0 and 1), padding, each [length]."""
+    length = objective.sequence_length
+    sep = [objective.token("sep")]
     tokens = np.concatenate(([objective.token("cls")], first, sep, second, sep))
     types = np.repeat([0, 1], [len(first) + 2, len(second) + 1])
     return (
@@ -62,16 +63,18 @@ def framed_pair(
 class NextSentence(SampledObjective):
     """BERT's next sentence prediction with masked tokens (Devlin et al. 2019, section 3.1, task 2).
 
-    Half of the second segments continue the first, from the same document (sequence_labels 0); half come from another
-    document (1), of the same length where it has the text: any sample of another document may give it, all with the
-    same probability (of its section and source, where the text is read section by section). Under rule 1 it is text of
-    an earlier sample that holds a document's end, and where ten of them hold none, of the present document too.
+    Half of the second segments continue the first, from the same document (sequence_labels 0). Half come from another
+    document (1), with the same length if it has enough text. Any sample of another document may provide it, all with
+    equal probability (within its section and source, if the text is read section by section). Under rule 1 it is text
+    of an earlier sample that contains a document's end; if ten of them contain none, it may be text of the same
+    document.
     """
 
     name = "next_sentence"
     architectures = frozenset({"encoder"})
     needs: ClassVar[tuple[str, ...]] = PAIR_NEEDS
-    begins, ends = "cls", "sep"
+    begins = "cls"
+    ends = "sep"
     unit = "document"
     least_documents = 2
     rate: float = fraction(0.15)
@@ -94,13 +97,15 @@ class NextSentence(SampledObjective):
     def _from_another_document(
         self, read: Read, sample: int, length: int, rng: np.random.Generator
     ) -> np.ndarray:
-        """Up to `length` tokens from the beginning of a sentence of another document."""
+        """Return up to `length` tokens from the beginning of a sentence of another document."""
         if self.rule == 1:
             return self._earlier(read, sample, length, rng)
-        own, every = read.siblings(sample), read.companions(sample)
-        if len(own) == len(every):  # in a section of one document
+        own = read.siblings(sample)
+        every = read.companions(sample)
+        if len(own) == len(every):  # the section has a single document
             return np.empty(0, dtype=np.int64)
-        number, before = int(rng.integers(len(every) - len(own))), every.index(own.start)
+        number = int(rng.integers(len(every) - len(own)))
+        before = every.index(own.start)
         text = self.read_window(read, every[number if number < before else number + len(own)])
         return self._of(text, length, rng)
 
@@ -135,7 +140,8 @@ class SentenceOrder(SampledObjective):
     name = "sentence_order"
     architectures = frozenset({"encoder"})
     needs: ClassVar[tuple[str, ...]] = PAIR_NEEDS
-    begins, ends = "cls", "sep"
+    begins = "cls"
+    ends = "sep"
     unit = "document"
     rate: float = fraction(0.15)
 

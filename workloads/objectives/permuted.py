@@ -14,18 +14,18 @@ from workloads.objectives.spans import padded
 
 @dataclass(frozen=True, kw_only=True)
 class PermutedLM(SampledObjective):
-    """XLNet's permutation language modelling, its two streams laid side by side in one sequence.
+    """XLNet's permutation language modelling, with both streams side by side in one sequence.
 
-    The sequence is the text (content stream) and after it a <mask> token for each target (query stream). Of a
-    random factorisation order the last 1/`k` of the text are the targets (partial prediction, section 2.3):
-    a query sees the text before its target in that order and its own position, never its target; a target in
-    the content stream sees what is before it in the order and itself; all other text sees all other text.
-    With `span` above 1 targets are spans of 1 to so many tokens, each drawn within `k` times as many (section 3.1), in
-    a random order as well.
-    Weights are shared between the streams as in the paper, so that a plain transformer with `attention`, bool
-    [length, length], `positions`, int64 [length], and `queries`, bool [length], computes both in one pass: XLNet as it
-    is, any other model with the token <mask> in place of the queries' own vector. No segment is read with the memory of
-    the one before it.
+    The sequence is the text (content stream), then a <mask> token for each target (query stream). The last 1/`k` of a
+    random factorisation order are the targets (partial prediction, section 2.3). A query sees the text before its
+    target in that order and its own position, never its target. A target in the content stream sees what is before it
+    in the order, and itself. All other text sees all other text. With `span` above 1, targets are spans of 1 to
+    `span` tokens, each drawn from a context `k` times as long (section 3.1), also in a random order.
+
+    Weights are shared between the streams as in the paper. So a plain transformer with `attention`, bool [length,
+    length], `positions`, int64 [length], and `queries`, bool [length], computes both in one pass: XLNet itself, or
+    any other model with the token <mask> in place of the queries' own vector. No segment reads the memory of the one
+    before it.
     """
 
     name = "permuted_lm"
@@ -42,7 +42,8 @@ class PermutedLM(SampledObjective):
 
     def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
         text = self.read_window(read, sample)
-        size, length = len(text), self.sequence_length
+        size = len(text)
+        length = self.sequence_length
         order = rng.permutation(np.flatnonzero(self.is_text(text)))
         if self.span > 1:
             inside = np.isin(order, self._spans(text, rng))
@@ -51,7 +52,7 @@ class PermutedLM(SampledObjective):
         else:
             count = min(self._targets(size), len(order))
         targets = order[len(order) - count :]
-        # The place in the order: 0 for what is given, 1, 2, ... for the targets.
+        # The place in the order: 0 for given text, 1, 2, ... for the targets.
         place = np.zeros(size, dtype=np.int64)
         place[targets] = np.arange(len(targets)) + 1
         used = size + len(targets)
@@ -70,8 +71,9 @@ class PermutedLM(SampledObjective):
         }
 
     def _spans(self, text: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Places of targets, in spans of 1 to `span` tokens, each within a context of `k` times as many; special tokens
-        are none, and as many are left out as there are too many."""
+        """Return places of targets, in spans of 1 to `span` tokens, each within a context `k` times as long. Special
+        tokens are never targets; surplus targets are dropped at random.
+        """
         found: list[int] = []
         at = 0
         while at < len(text):

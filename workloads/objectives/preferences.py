@@ -1,11 +1,12 @@
-"""Objectives over answers that people prefer: the data says which of two is better, or whether one is good.
+"""Objectives over people's preferences: the data says which of two answers is better, or whether one is good.
 
-A sample is two answers to one prompt, each after it: the first in the first half of the row, the second in the second.
-Each sees itself alone (attention, bool [length, length]), and its positions begin at 0, so that one forward pass has
-the log-probabilities of both, and a row is split as any other. compared, bool: False where one of them has lost its
-answer, or both are alike since they were cut; such a sample is not trained on. answer_tokens, int64 [2]. reference,
-fp32 [2], which the data gives: the log-probabilities of both answers under the reference, which is the model that the
-run began with.
+A sample is two answers to one prompt, each after the prompt: the first in the first half of the row, the second in
+the second half. Each sees only itself (attention, bool [length, length]), and its positions begin at 0. So one
+forward pass gives the log-probabilities of both, and rows are split as any others.
+
+Batch entries: compared, bool, is False if an answer was cut off completely, or if both are equal after cutting; such
+a sample is not trained on. answer_tokens, int64 [2]. reference, fp32 [2], from the data: the log-probabilities of
+both answers under the reference, the run's initial model.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ from workloads.objectives.spans import padded
 from workloads.workload import Batch, Loss, Objective
 
 REFERENCE, BASELINE = "reference", "baseline"
-"""The batch's entries with the log-probabilities under the reference, and with what rewards are counted from."""
+"""Batch entries with the reference's log-probabilities, and with the baseline of rewards."""
 CERTAIN = -1e-6
-"""The largest mean log-probability of a token whose odds are taken: of a certain answer fp32 has no odds."""
+"""The largest mean log-probability of a token for which odds are computed. Odds of a certain answer overflow fp32."""
 DIVERGENCE = "divergence"
 """The sum whose mean over the global batch, at least 0, is the baseline."""
 
 
 def kept(words: np.ndarray, objective: Objective) -> np.ndarray:
-    """What half a row has of an answer with its prompt; `truncate` says which end of it is lost."""
+    """Return what fits half a row of an answer with its prompt. `truncate` says which end is cut."""
     half = objective.window(objective.sequence_length)  # type: ignore[attr-defined]
     if objective.truncate == "start":  # type: ignore[attr-defined]
         words = from_end(words, half, objective.vocabulary.before)  # type: ignore[attr-defined]
@@ -45,27 +46,31 @@ def kept(words: np.ndarray, objective: Objective) -> np.ndarray:
 
 
 def predicted(words: np.ndarray) -> bool:
-    """Whether something of an answer, as it was kept, is predicted."""
+    """Return whether a cut answer still has predicted tokens."""
     return bool((words[1:] & MARK).any())
 
 
 def comparable(answers: list[np.ndarray]) -> bool:
-    """Whether two answers, as they were kept, differ and are predicted."""
+    """Return whether two cut answers differ and both have predicted tokens."""
     return not np.array_equal(answers[0], answers[1]) and all(map(predicted, answers))
 
 
 def two_answers(
     objective: SampledObjective, answers: list[np.ndarray], compared: bool
 ) -> dict[str, np.ndarray]:
-    """A row of two answers as they were kept, see this module."""
+    """Return a row of two cut answers, see this module."""
     half = objective.sequence_length // 2
-    tokens, labels, parts = [], [], []
+    tokens = []
+    labels = []
+    parts = []
     for number, words in enumerate(answers):
-        ids, follows = words & ~MARK, np.append((words[1:] & MARK) > 0, False)
+        ids = words & ~MARK
+        follows = np.append((words[1:] & MARK) > 0, False)
         tokens.append(padded(ids, half, objective.vocabulary.padding))
         labels.append(padded(np.where(follows, np.roll(ids, -1), IGNORE), half, IGNORE))
         parts.append(2 * number + (np.arange(half) >= len(ids)))
-    part, targets = np.concatenate(parts), np.concatenate(labels)
+    part = np.concatenate(parts)
+    targets = np.concatenate(labels)
     return {
         "tokens": np.concatenate(tokens),
         "labels": targets if compared else np.full_like(targets, IGNORE),
@@ -78,7 +83,9 @@ def two_answers(
 
 
 def log_probabilities(logits: Tensor, labels: Tensor, of_tokens: Callable[[Tensor, Tensor], Loss]) -> Tensor:
-    """Of both answers of each row, summed over their tokens: fp32 [B, 2]. `of_tokens` as in `Workload.criterion`."""
+    """Return the summed log-probabilities of both answers of each row, fp32 [B, 2]. `of_tokens` is as in
+    `Workload.criterion`.
+    """
     rows = [
         [
             -of_tokens(part, found).total
@@ -92,7 +99,7 @@ def log_probabilities(logits: Tensor, labels: Tensor, of_tokens: Callable[[Tenso
 def preference_loss(
     objective: Objective, output: Any, batch: Batch, of_tokens: Callable[[Tensor, Tensor], Loss]
 ) -> Loss | None:
-    """The loss of an `Output` for an objective that compares answers; None for another objective."""
+    """Return the loss of an `Output` for an objective that compares answers; None for another objective."""
     if not isinstance(objective, Dpo | Ipo | Orpo | Kto | Reward):
         return None
     if isinstance(objective, Reward):
@@ -106,8 +113,11 @@ def preference_loss(
 
 
 def judged(each: Tensor, rewards: Tensor, batch: Batch, said: Tensor | None = None) -> Loss:
-    """The loss of pairs: `each` [B] is that of a pair, `rewards` [B, 2] of its answers, `said` [B, 2] their
-    log-probabilities."""
+    """Return the loss of pairs.
+
+    `each` [B] is the loss of each pair, `rewards` [B, 2] are the rewards of its answers, `said` [B, 2] their
+    log-probabilities.
+    """
     compared = batch["compared"]
     count = compared.sum().float()
     rewards = rewards.detach()
@@ -127,7 +137,7 @@ def _pair(objective: SampledObjective, record: np.ndarray) -> list[np.ndarray]:
 
 
 def _sample_pair(self: SampledObjective, read: Read, sample: int, rng: np.random.Generator) -> Sample:
-    """`SampledObjective.sample` of the objectives over pairs of answers, and so the next two."""
+    """`SampledObjective.sample` of objectives over pairs of answers; the next two functions likewise."""
     answers = _pair(self, read(sample))
     return two_answers(self, answers, comparable(answers))
 
@@ -145,12 +155,11 @@ def _is_pair_lost(self: SampledObjective, record: np.ndarray) -> bool:
 class Dpo(SampledObjective):
     """Direct preference optimisation (Rafailov et al. 2023, equation 7).
 
-    The loss of a pair is -log sigmoid(beta x margin), where the margin is how much more the log-probability of the
-    chosen answer has risen above the reference's than that of the rejected one. `loss` "hinge": max(0, 1 - beta x
-    margin) (Zhao et al. 2023). `label_smoothing` is the share of pairs that are taken to be the wrong way round: the
-    loss is "sigmoid" of both ways (cDPO, Mitchell 2023), or its unbiased form, "robust" (Chowdhury et al. 2024).
-    `sft` weighs the mean negative log-probability of a token of the chosen answer beside it, which keeps that answer
-    likely (Pang et al. 2024, equation 1).
+    The loss of a pair is -log sigmoid(beta x margin). The margin is the rise of the chosen answer's log-probability
+    over the reference's, minus that of the rejected answer. `loss` "hinge": max(0, 1 - beta x margin) (Zhao et al.
+    2023). `label_smoothing` is the assumed share of swapped pairs: the loss is "sigmoid" of both orders (cDPO,
+    Mitchell 2023), or its unbiased form, "robust" (Chowdhury et al. 2024). `sft` weighs an additional mean negative
+    log-probability of the chosen answer's tokens, which keeps that answer likely (Pang et al. 2024, equation 1).
     """
 
     name = "dpo"
@@ -163,20 +172,24 @@ class Dpo(SampledObjective):
     label_smoothing: float = fraction_or_zero(0.5)
     loss: str = choice("sigmoid", "hinge", "robust")
     sft: float = at_least(0.0, 0.0)
-    sample, is_cut, is_lost = _sample_pair, _is_pair_cut, _is_pair_lost
+    sample = _sample_pair
+    is_cut = _is_pair_cut
+    is_lost = _is_pair_lost
 
     def __post_init__(self) -> None:
         SampledObjective.__post_init__(self)
         if self.loss == "hinge" and self.label_smoothing:
             raise WorkloadError(
-                "label_smoothing is not of the loss hinge; set it to 0, or loss to sigmoid or robust"
+                "the loss hinge has no label_smoothing; set it to 0, or loss to sigmoid or robust"
             )
 
     def compare(self, said: Tensor, batch: Batch) -> Loss:
-        """The loss of log-probabilities [B, 2]."""
+        """Return the loss for log-probabilities [B, 2]."""
         rewards = self.beta * (said - batch[REFERENCE])
-        margin, smooth = rewards[:, 0] - rewards[:, 1], self.label_smoothing
-        right, wrong = -F.logsigmoid(margin), -F.logsigmoid(-margin)
+        margin = rewards[:, 0] - rewards[:, 1]
+        smooth = self.label_smoothing
+        right = -F.logsigmoid(margin)
+        wrong = -F.logsigmoid(-margin)
         each = (1 - smooth) * right + smooth * wrong
         if self.loss == "hinge":
             each = torch.relu(1 - margin)
@@ -189,8 +202,10 @@ class Dpo(SampledObjective):
 
 @dataclass(frozen=True, kw_only=True)
 class Ipo(SampledObjective):
-    """Identity preference optimisation (Azar et al. 2023, equation 17, where beta is tau): the squared distance of the
-    margin of the log-probabilities of a token from 1 / (2 beta)."""
+    """Identity preference optimisation (Azar et al. 2023, equation 17, where beta is tau).
+
+    The loss is the squared distance of the margin, in log-probabilities per token, from 1 / (2 beta).
+    """
 
     name = "ipo"
     architectures = frozenset({"decoder"})
@@ -199,10 +214,12 @@ class Ipo(SampledObjective):
     compares: ClassVar[bool] = True
     truncate: str = choice("end", "start")
     beta: float = at_least(1e-6, 0.1)
-    sample, is_cut, is_lost = _sample_pair, _is_pair_cut, _is_pair_lost
+    sample = _sample_pair
+    is_cut = _is_pair_cut
+    is_lost = _is_pair_lost
 
     def compare(self, said: Tensor, batch: Batch) -> Loss:
-        """The loss of log-probabilities [B, 2]."""
+        """Return the loss for log-probabilities [B, 2]."""
         ratios = said - batch[REFERENCE]
         mean = ratios / batch["answer_tokens"].clamp(min=1)
         each = (mean[:, 0] - mean[:, 1] - 1 / (2 * self.beta)).square()
@@ -211,11 +228,11 @@ class Ipo(SampledObjective):
 
 @dataclass(frozen=True, kw_only=True)
 class Orpo(SampledObjective):
-    """Odds ratio preference optimisation, which needs no reference (Hong et al. 2024, equations 6 and 7, where beta is
-    lambda).
+    """Odds ratio preference optimisation, which needs no reference (Hong et al. 2024, equations 6 and 7, where beta
+    is lambda).
 
-    The mean negative log-probability of a token of the chosen answer, and beta x -log sigmoid of the logarithm of the
-    ratio of both answers' odds, each by the mean log-probability of its tokens.
+    The loss is the mean negative log-probability of the chosen answer's tokens, plus beta x -log sigmoid of the log
+    ratio of both answers' odds, each from its tokens' mean log-probability.
     """
 
     name = "orpo"
@@ -225,12 +242,14 @@ class Orpo(SampledObjective):
     compares: ClassVar[bool] = True
     truncate: str = choice("end", "start")
     beta: float = at_least(1e-6, 0.1)
-    sample, is_cut, is_lost = _sample_pair, _is_pair_cut, _is_pair_lost
+    sample = _sample_pair
+    is_cut = _is_pair_cut
+    is_lost = _is_pair_lost
 
     def compare(self, said: Tensor, batch: Batch) -> Loss:
-        """The loss of log-probabilities [B, 2]."""
+        """Return the loss for log-probabilities [B, 2]."""
         mean = said / batch["answer_tokens"].clamp(min=1)
-        mean = mean.where(batch["compared"][:, None], -1.0)  # of what is left out there may be no token
+        mean = mean.where(batch["compared"][:, None], -1.0)  # samples that are left out may have no token
         mean = mean.clamp(max=CERTAIN)
         odds = mean - torch.log(-torch.expm1(mean))
         each = -mean[:, 0] - self.beta * F.logsigmoid(odds[:, 0] - odds[:, 1])
@@ -239,14 +258,13 @@ class Orpo(SampledObjective):
 
 @dataclass(frozen=True, kw_only=True)
 class Kto(SampledObjective):
-    """Kahneman-Tversky optimisation (Ethayarajh et al. 2024, equations 7 and 8) of answers that are each good or not.
+    """Kahneman-Tversky optimisation (Ethayarajh et al. 2024, equations 7 and 8) of answers that are each good or bad.
 
-    The second answer in a row is that of a record after this one that has another prompt: over such pairs that do not
-    belong together the divergence from the reference is measured (section 4.1). baseline, a scalar that the engine
-    gives, is its mean over the global batch, at least 0, without a gradient. desirable bool: whether the answer is
-    good. mismatched bool: False where no other prompt was found, so that the pair does not count. Under a rule before 6
-    the second answer is that of the next record, whatever its prompt. `desirable_weight` and `undesirable_weight` are
-    lambda of both kinds.
+    The second answer in a row is that of a later record with another prompt. Such mismatched pairs measure the
+    divergence from the reference (section 4.1). baseline, a scalar from the engine, is its mean over the global
+    batch, at least 0, without a gradient. desirable, bool: whether the answer is good. mismatched, bool: False if no
+    other prompt was found, so that the pair does not count. Under a rule before 6, the second answer is that of the
+    next record, whatever its prompt. `desirable_weight` and `undesirable_weight` are lambda of both kinds.
     """
 
     name = "kto"
@@ -269,13 +287,16 @@ class Kto(SampledObjective):
         return {**row, "desirable": np.array(bool(label)), "mismatched": np.array(mismatched)}
 
     def _answer_of_another(self, read: Read, sample: int, prompt: np.ndarray) -> tuple[np.ndarray, bool]:
-        """The answer of a later record to another prompt, and whether one was found; else the answer of the next one.
+        """Return the answer of a later record with another prompt, and whether one was found; else the next record's
+        answer.
 
-        Rows of one prompt stand together, so that the distance doubles: few records are read, however many those are.
+        Rows of one prompt are adjacent, so the search distance doubles: few records are read, however many share the
+        prompt.
         """
         near = read.companions(sample)
         place = (sample - near.start) // near.step
-        found, distance = None, 1
+        found = None
+        distance = 1
         while found is None or distance < len(near):
             other, _ = unpack(read(near[(place + distance) % len(near)]))
             begin = _begin(other)
@@ -292,14 +313,16 @@ class Kto(SampledObjective):
         return not predicted(kept(unpack(record)[0], self))
 
     def compare(self, said: Tensor, batch: Batch) -> Loss:
-        """The loss of log-probabilities [B, 2]."""
+        """Return the loss for log-probabilities [B, 2]."""
         ratio, apart = (said - batch[REFERENCE]).unbind(1)
-        good, compared = batch["desirable"], batch["compared"]
+        good = batch["desirable"]
+        compared = batch["compared"]
         above = (ratio - batch[BASELINE]) * torch.where(good, 1.0, -1.0)
         weight = torch.where(good, self.desirable_weight, self.undesirable_weight)
         each = weight * (1 - torch.sigmoid(self.beta * above))
         values = {"reward": self.beta * ratio.detach(), "log_probability": said[:, 0].detach()}
-        count, kinds = compared.sum().float(), {"chosen": good & compared, "rejected": ~good & compared}
+        count = compared.sum().float()
+        kinds = {"chosen": good & compared, "rejected": ~good & compared}
         sums = {
             f"{kind}_{name}": (value.where(chosen, 0.0).sum(), chosen.sum().float())
             for name, value in values.items()
@@ -313,7 +336,7 @@ class Kto(SampledObjective):
 
 
 def _begin(words: np.ndarray) -> int:
-    """Where in a prompt with its answer the answer begins."""
+    """Return where the answer begins in a prompt with its answer."""
     return int(np.argmax((words & MARK) > 0))
 
 
@@ -321,20 +344,21 @@ def _begin(words: np.ndarray) -> int:
 class Reward(SampledObjective):
     """A reward model (InstructGPT, Ouyang et al. 2022, equation 1; Bradley and Terry 1952): a number for an answer.
 
-    It is that of the last token; the loss of a pair is -log sigmoid of how much the number of the chosen one is larger.
-    `center` weighs the square of the sum of both, which keeps rewards around zero (Eisenstein et al. 2023). places,
-    int64 [2]: the last token of each answer.
+    The number is that of the last token. The loss of a pair is -log sigmoid of the chosen answer's number minus the
+    rejected one's. `center` weighs the square of the sum of both, which keeps rewards around zero (Eisenstein et al.
+    2023). places, int64 [2]: the last token of each answer.
     """
 
     name = "reward"
     architectures = frozenset({"decoder"})
-    needs: ClassVar[tuple[str, ...]] = ("pad",)  # by which transformers finds the last token
+    needs: ClassVar[tuple[str, ...]] = ("pad",)  # transformers finds the last token by it
     unit = "record"
     framed = True
     compares: ClassVar[bool] = True
     truncate: str = choice("end", "start")
     center: float = at_least(0.0, 0.0)
-    is_cut, is_lost = _is_pair_cut, _is_pair_lost
+    is_cut = _is_pair_cut
+    is_lost = _is_pair_lost
 
     def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
         answers = _pair(self, read(sample))
@@ -344,14 +368,14 @@ class Reward(SampledObjective):
         return {**{name: value for name, value in row.items() if name != "labels"}, "places": places}
 
     def compare(self, said: Tensor, batch: Batch) -> Loss:
-        """The loss of rewards [B, 2]."""
+        """Return the loss for rewards [B, 2]."""
         said = said.float()
         each = -F.logsigmoid(said[:, 0] - said[:, 1]) + self.center * said.sum(1).square()
         return judged(each, said, batch)
 
 
 def means(sums: Mapping[str, tuple[float, float]]) -> dict[str, float]:
-    """The means of what was summed beside the loss, none of nothing, with the margin of the rewards."""
+    """Return the means of the sums beside the loss, without empty ones, and the margin of the rewards."""
     found = {name: total / count for name, (total, count) in sums.items() if count}
     if found.keys() >= {"chosen_reward", "rejected_reward"}:
         found["reward_margin"] = found["chosen_reward"] - found["rejected_reward"]

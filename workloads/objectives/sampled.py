@@ -1,7 +1,7 @@
-"""The base of all objectives: one sample at a time, with its own random numbers.
+"""The base class of all objectives: one sample at a time, with separate random numbers.
 
-A sample depends on (seed, sample id, turn) alone, never on the batch it is in: each one draws from a
-counter-based generator (Philox; Salmon et al. 2011) keyed by a hash of these three and the objective's name.
+A sample depends only on (seed, sample id, turn), never on its batch. Each sample draws from a counter-based generator
+(Philox; Salmon et al. 2011) keyed by a hash of these three and the objective's name.
 """
 
 from __future__ import annotations
@@ -25,56 +25,58 @@ IGNORE = -100
 """The label of a position that is not predicted."""
 
 SHORTEST = 8
-"""Shortest sequence: below it some objectives have nothing to predict."""
+"""Shortest sequence. In shorter ones, some objectives have nothing to predict."""
 
 RULE = 6
 """The sampling rule of new runs: how objectives read text and draw random numbers. It is the format of the run's
-prepared data (`orchestrator.data.store.manifest.FORMATS`), so a run keeps its rule when it resumes. Under rule 1 all
-objectives read a stream with a stride of sequence_length tokens, and some text between two windows was never read."""
+prepared data (`orchestrator.data.store.manifest.FORMATS`), so a run keeps its rule when it resumes. Under rule 1, all
+objectives read a stream with a stride of sequence_length tokens, and some text between two windows was never read.
+"""
 
 Read = Text
 Sample = Mapping[str, ArrayLike]
 
 
 def generator(seed: int, sample: int, turn: int, name: str) -> np.random.Generator:
-    """The random numbers of one sample: the same on every machine, rank and batch size."""
+    """Return the random numbers of one sample: the same on every machine, rank and batch size."""
     digest = blake2b(f"{seed}/{sample}/{turn}/{name}".encode(), digest_size=16).digest()
     return np.random.Generator(np.random.Philox(key=np.frombuffer(digest, dtype="<u8")))
 
 
 @dataclass(frozen=True, kw_only=True)
 class SampledObjective(ABC):
-    """Base of all objectives. Fields after `seed` are the options of `workloads.objectives.build`.
+    """Base class of all objectives. Fields after `seed` are the options of `workloads.objectives.build`.
 
-    With `static` every turn sees the same corruption of a sample (BERT); without it, each draws another (RoBERTa).
-    `labels` are the names of what is predicted, `typed` says that the model has two token types; both matter to
-    objectives that read records. `rule` is that of the run's data, see RULE. Raises WorkloadError if the vocabulary
-    lacks what `needs` names, or an option is wrong.
+    With `static`, every turn sees the same corruption of a sample (BERT); otherwise each turn draws another
+    (RoBERTa). `labels` are the names of the labels, `typed` says whether the model has two token types; both matter
+    only for records. `rule` is that of the run's data, see RULE. Raises WorkloadError if the vocabulary lacks what
+    `needs` names, or if an option is invalid.
     """
 
     name = ""
     architectures: ClassVar[frozenset[str]] = frozenset()
     needs: ClassVar[tuple[str, ...]] = ()
-    """Fields of Vocabulary that may not be None."""
+    """Fields of Vocabulary that must not be None."""
     sentinels: ClassVar[int] = 0
-    """How many `<extra_id_i>` tokens a tokenizer for this objective carries."""
+    """Number of `<extra_id_i>` tokens that a tokenizer for this objective has."""
     begins, ends = "", ""
-    """The roles of the tokens that stand around each text that the model reads, as an exported tokenizer adds them."""
+    """The roles of the tokens around each text that the model reads, as an exported tokenizer adds them."""
     unit: ClassVar[Literal["stream", "document", "documents", "record", "records"]] = "stream"
-    """What a sample reads; see `Reading`."""
+    """How a sample reads the text; see `Reading`."""
     overlap: ClassVar[int] = 0
-    """Tokens at the end of a window of a stream that the next one begins with."""
+    """Number of tokens at the end of a stream's window that the next window repeats."""
     least_documents: ClassVar[int] = 1
-    """How many documents the text must have at least."""
+    """Minimum number of documents of the text."""
     partial: ClassVar[bool] = False
     """Whether a window of a stream may be shorter, see `Reading`."""
 
     framed: ClassVar[bool] = False
-    """Whether what the tokenizer puts around a text stands around each text in prepared data, see `Vocabulary.before`;
-    other objectives put tokens around a text themselves, if any."""
+    """Whether the tokenizer's special tokens surround each text in prepared data, see `Vocabulary.before`. Other
+    objectives add tokens around a text themselves, if any.
+    """
 
     compares: ClassVar[bool] = False
-    """Whether a sample is two answers, see `workloads.objectives.preferences`; then it has `compare`, its loss."""
+    """Whether a sample is two answers, see `workloads.objectives.preferences`. Then `compare` is its loss."""
 
     vocabulary: Vocabulary
     sequence_length: int
@@ -91,55 +93,59 @@ class SampledObjective(ABC):
             )
         if self.compares and self.sequence_length % 2:
             raise WorkloadError(
-                f"{self.name}: sequence_length is {self.sequence_length}, of which each answer has half; make it even"
+                f"{self.name}: sequence_length is {self.sequence_length}, of which each answer has half; make "
+                "it even"
             )
         options.check(self.name, self)
         self._check_vocabulary()
 
     def window(self, sequence_length: int) -> int:
-        """Tokens of raw text that one sample reads, so that its model input is `sequence_length` long; of two
-        answers, what each may have."""
+        """Return the tokens of raw text that a sample reads, for model inputs of `sequence_length`; for two answers,
+        the tokens of each.
+        """
         return sequence_length // 2 if self.compares else sequence_length
 
     @abstractmethod
     def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
-        """The arrays of one sample, without the batch dimension. Same keys and shapes for every sample."""
+        """Return the arrays of one sample, without the batch dimension. Keys and shapes are the same for every
+        sample.
+        """
 
     @property
     def reading(self) -> Reading:
-        """How it divides the text into samples: without gaps, except under rule 1."""
+        """Return how the text is divided into samples: without gaps, except under rule 1."""
         window = self.window(self.sequence_length)
         if self.rule == 1:
             return Reading("stream", window, self.sequence_length, partial=self.partial)
         return Reading(self.unit, window, window - self.overlap, self.least_documents, self.partial)
 
     def collate(self, read: Read, ids: Sequence[int], turn: int) -> Batch:
-        """A batch of the samples `ids`: the samples stacked, each independent of the others."""
+        """Return a batch of the samples `ids`, stacked, each independent of the others."""
         drawn = 0 if self.static else turn
         samples = [self.sample(read, int(i), generator(self.seed, int(i), drawn, self.name)) for i in ids]
         return {key: torch.from_numpy(np.stack([s[key] for s in samples])) for key in samples[0]}
 
     def begins_decoder(self, own: int) -> int:
-        """The token with which a decoder begins: that of the pretrained folder, else the objective's `own`."""
+        """Return the first token of a decoder: the pretrained folder's, else the objective's `own`."""
         return own if self.vocabulary.decoder_start is None else self.vocabulary.decoder_start
 
     @property
     def around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The tokens before and after a text that the model reads."""
+        """Return the tokens before and after a text that the model reads."""
         known = (getattr(self.vocabulary, role, None) for role in (self.begins, self.ends))
         before, after = (() if token is None else (token,) for token in known)
         return before, after
 
     def is_cut(self, record: np.ndarray) -> bool:
-        """Whether a record is longer than a sample, so that not all of it is read."""
+        """Return whether a record is longer than a sample, so that a part of it is not read."""
         return False
 
     def is_lost(self, record: np.ndarray) -> bool:
-        """Whether nothing of what is to be predicted is left of a record that is cut."""
+        """Return whether nothing to predict is left of a record after cutting."""
         return False
 
     def read_window(self, read: Read, sample: int) -> np.ndarray:
-        """The raw tokens of a sample, int64 [window or fewer]. Raises WorkloadError if they do not fit."""
+        """Return the raw tokens of a sample, int64 [window or fewer]. Raises WorkloadError if they do not fit."""
         tokens = np.asarray(read(sample), dtype=np.int64)
         reading = self.reading
         expected = reading.window
@@ -158,15 +164,15 @@ class SampledObjective(ABC):
         return tokens
 
     def token(self, name: str) -> int:
-        """The id of the special token `name` of the vocabulary, one of those in `needs`."""
+        """Return the id of the special token `name` of the vocabulary, one of those in `needs`."""
         return int(getattr(self.vocabulary, name))
 
     def table(self, name: str) -> np.ndarray:
-        """The bool table `name` of the vocabulary, [size], one of those in `needs`."""
+        """Return the bool table `name` of the vocabulary, [size], one of those in `needs`."""
         return np.asarray(getattr(self.vocabulary, name), dtype=bool)
 
     def is_text(self, tokens: np.ndarray) -> np.ndarray:
-        """Which tokens are text, not special; bool of the shape of `tokens`."""
+        """Return which tokens are text and not special; bool of the shape of `tokens`."""
         return ~self._special[tokens]
 
     @cached_property
@@ -177,7 +183,7 @@ class SampledObjective(ABC):
 
     @cached_property
     def text_ids(self) -> np.ndarray:
-        """All ids that are neither special nor reserved, in order: what a random replacement is drawn from."""
+        """Return all ids that are neither special nor reserved, in order. Random replacements are drawn from them."""
         table = self._special.copy()
         table[list(self.vocabulary.reserved)] = True
         return np.flatnonzero(~table)

@@ -1,4 +1,4 @@
-"""Samples made by a function, for batches that are not from a corpus."""
+"""Samples made by a function, for batches that do not come from a corpus."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Samples:
-    """`size` samples, each a document of its own; implements `workloads.workload.Text`."""
+    """`size` samples, each a separate document; implements `workloads.workload.Text`."""
 
     read: Callable[[int], np.ndarray]
     size: int

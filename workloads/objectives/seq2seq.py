@@ -11,9 +11,9 @@ from workloads.objectives.spans import padded
 def source_and_target(
     source: np.ndarray, target: np.ndarray, lengths: tuple[int, int], start: int, pad: int
 ) -> Sample:
-    """tokens [lengths[0]] and decoder_tokens, labels [lengths[1]] with their padding; all padded at the end.
+    """Return tokens [lengths[0]] and decoder_tokens, labels [lengths[1]] with their padding, all padded at the end.
 
-    The decoder reads `start` and the target but its last token; its labels are the target.
+    The decoder reads `start` and the target without its last token. Its labels are the target.
     """
     encoder, decoder = lengths
     shifted = np.concatenate(([start], target[:-1]))[: len(target)]

@@ -34,7 +34,8 @@ class SpanCorruption(SampledObjective):
     name = "span_corruption"
     architectures = frozenset({"encoder-decoder"})
     needs: ClassVar[tuple[str, ...]] = ("pad",)
-    begins, ends = "", "eos"
+    begins = ""
+    ends = "eos"
     sentinels: ClassVar[int] = SENTINELS
     rate: float = fraction(0.15)
     mean_span: float = at_least(1.0, 3.0)
@@ -79,7 +80,10 @@ class SpanCorruption(SampledObjective):
         # As much of the window as fills the input when its eos is added.
         visible = np.cumsum(~hidden | begins)
         used = int(np.searchsorted(visible, self.sequence_length - 1, side="right"))
-        tokens, hidden, begins, number = tokens[:used], hidden[:used], begins[:used], number[:used]
+        tokens = tokens[:used]
+        hidden = hidden[:used]
+        begins = begins[:used]
+        number = number[:used]
         marked = np.where(begins, sentinels[np.minimum(number, len(sentinels) - 1)], tokens)
         eos = [self.vocabulary.eos]
         source = np.concatenate((marked[~hidden | begins], eos))

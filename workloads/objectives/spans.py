@@ -1,4 +1,4 @@
-"""Stretches of a token window: where they are, and how to place random ones.
+"""Stretches of a token window: how to find them, and how to place random ones.
 
 A stretch is a half-open range; a set of them is a pair of int64 arrays (starts, stops) in order.
 """
@@ -11,18 +11,18 @@ Stretches = tuple[np.ndarray, np.ndarray]
 
 
 def runs(inside: np.ndarray) -> Stretches:
-    """Maximal runs of True in a bool array [length]."""
+    """Return the maximal runs of True in a bool array [length]."""
     edges = np.diff(inside.astype(np.int8), prepend=0, append=0)
     return np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)
 
 
 def run_starts(inside: np.ndarray) -> np.ndarray:
-    """True at the first position of each run of True; bool [length]."""
+    """Return True at the first position of each run of True; bool [length]."""
     return inside & ~np.concatenate(([False], inside[:-1]))
 
 
 def pieces(inside: np.ndarray, begins: np.ndarray) -> Stretches:
-    """The runs of `inside`, cut again where `begins` is True; both bool [length]."""
+    """Return the runs of `inside`, cut again where `begins` is True; both bool [length]."""
     cuts = (inside & begins) | run_starts(inside)
     starts = np.flatnonzero(cuts)
     edges = np.append(np.flatnonzero(cuts | ~inside), len(inside))
@@ -30,23 +30,23 @@ def pieces(inside: np.ndarray, begins: np.ndarray) -> Stretches:
 
 
 def words(tokens: np.ndarray, text: np.ndarray, word_start: np.ndarray) -> Stretches:
-    """Whole words: text tokens from one that begins a word to the next; no word holds a special token."""
+    """Return whole words: text tokens from the beginning of a word to the next. No word contains a special token."""
     return pieces(text, word_start[tokens])
 
 
 def documents(tokens: np.ndarray, eos: int) -> Stretches:
-    """What stands between document ends, without the ends; empty documents are left out."""
+    """Return the tokens between document ends, without the ends. Empty documents are left out."""
     return runs(tokens != eos)
 
 
 def sentences(tokens: np.ndarray, eos: int, sentence_end: np.ndarray) -> Stretches:
-    """Sentences with their closing token; a document's end closes a sentence and belongs to none."""
+    """Return sentences with their closing token. A document's end closes a sentence and belongs to none."""
     after = np.concatenate(([True], sentence_end[tokens[:-1]]))
     return pieces(tokens != eos, after)
 
 
 def longest_document(tokens: np.ndarray, eos: int) -> np.ndarray:
-    """The longest stretch of the window that lies in one document, int64 [at most length]."""
+    """Return the longest stretch of the window within one document, int64 [at most length]."""
     starts, stops = documents(tokens, eos)
     if len(starts) == 0:
         return tokens[:0]
@@ -55,13 +55,13 @@ def longest_document(tokens: np.ndarray, eos: int) -> np.ndarray:
 
 
 def composition(total: int, parts: int, rng: np.random.Generator) -> np.ndarray:
-    """`parts` lengths of at least 1 that add to `total`, all ways equally likely; int64 [parts]."""
+    """Return `parts` lengths of at least 1 that sum to `total`, all ways equally likely; int64 [parts]."""
     cuts = np.sort(rng.choice(total - 1, size=parts - 1, replace=False)) + 1
     return np.diff(cuts, prepend=0, append=total)
 
 
 def lengths_until(budget: int, drawn: np.ndarray) -> np.ndarray:
-    """The first of the `drawn` lengths that add to `budget`, the last one shortened to meet it."""
+    """Return the first of the `drawn` lengths that sum to `budget`, the last one shortened to meet it."""
     if budget <= 0:
         return drawn[:0]
     reached = np.cumsum(drawn)
@@ -74,10 +74,10 @@ def lengths_until(budget: int, drawn: np.ndarray) -> np.ndarray:
 
 
 def scatter(lengths: np.ndarray, size: int, rng: np.random.Generator, gap: int = 1) -> np.ndarray:
-    """Spans of these lengths, in this order, at random over `size` positions; bool [size].
+    """Place spans of these lengths, in this order, at random over `size` positions; bool [size].
 
-    At least `gap` positions stay free between two spans; all such placements are equally likely. Spans at
-    the end of `lengths` that do not fit are left out.
+    At least `gap` positions stay free between two spans; all such placements are equally likely. Spans at the end of
+    `lengths` that do not fit are left out.
     """
     needed = np.cumsum(lengths + gap) - gap
     lengths = lengths[needed <= size]
@@ -93,10 +93,10 @@ def scatter(lengths: np.ndarray, size: int, rng: np.random.Generator, gap: int =
 
 
 def scatter_within(places: Stretches, lengths: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
-    """Spans of these lengths at random over `size` positions, each within one of the `places`; bool [size].
+    """Place spans of these lengths at random over `size` positions, each within one of the `places`; bool [size].
 
-    A place is drawn for each span, the longest first, in proportion to the room that is left there; within a place
-    all placements are equally likely. What no place has room for makes the others longer as far as they can be.
+    A place is drawn for each span, the longest first, in proportion to its remaining room. Within a place, all
+    placements are equally likely. Length that fits no place is added to the other spans as far as possible.
     """
     starts, stops = places
     room = stops - starts + 1  # a span takes its length and a gap
@@ -124,7 +124,7 @@ def scatter_within(places: Stretches, lengths: np.ndarray, size: int, rng: np.ra
 
 
 def padded(values: np.ndarray, length: int, fill: int) -> np.ndarray:
-    """`values` followed by `fill` up to `length`; int64 [length]."""
+    """Return `values` followed by `fill` up to `length`; int64 [length]."""
     result = np.full(length, fill, dtype=np.int64)
     result[: len(values)] = values
     return result

@@ -1,8 +1,9 @@
-"""Supervised objectives over records: what is predicted stands in the data.
+"""Supervised objectives over records: the data contains the labels.
 
-Each frames its texts as the tokenizer does (`Vocabulary.frame`), and cuts what is too long at its end, of a pair the
-longer text first, as tokenizers do by default ("longest first"). Prepared data holds whole records, so that the length
-may change. Before rule 6 the first of two equally long texts kept the odd token, which `tokenizers` leaves the second.
+Each surrounds its texts with the tokenizer's special tokens (`Vocabulary.frame`), and cuts long texts at the end, the
+longer text of a pair first, as tokenizers do by default ("longest first"). Prepared data holds whole records, so the
+length may change. Before rule 6, the first of two equally long texts kept the odd token, which `tokenizers` gives to
+the second.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from workloads.objectives.spans import padded
 from workloads.workload import Frame
 
 Cut = Callable[[np.ndarray, np.ndarray, int], tuple[np.ndarray, np.ndarray]]
-"""Shortens two texts to so many tokens together."""
+"""Shortens two texts to a total number of tokens."""
 
 
 def frame_of(objective: SampledObjective) -> Frame:
-    """The tokens around texts: those of the tokenizer, or <cls> text <sep> text <sep> as far as there are such."""
+    """Return the tokens around texts: the tokenizer's, or as much of <cls> text <sep> text <sep> as exists."""
     known = objective.vocabulary
     if known.frame is not None:
         return known.frame
@@ -34,19 +35,20 @@ def frame_of(objective: SampledObjective) -> Frame:
 
 
 def shortened(first: np.ndarray, second: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
-    """Two texts in `room` tokens together; the longer one is cut first, at its end."""
+    """Return two texts with at most `room` tokens together. The longer one is cut first, at its end."""
     return _shortened(first, second, room, len(first) > len(second))
 
 
 def _shortened_before_6(first: np.ndarray, second: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
-    """As `shortened`, but the first of two equally long texts keeps an odd token."""
+    """Like `shortened`, but the first of two equally long texts keeps an odd token."""
     return _shortened(first, second, room, len(first) >= len(second))
 
 
 def _shortened(
     first: np.ndarray, second: np.ndarray, room: int, is_first_longer: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    a, b = len(first), len(second)
+    a = len(first)
+    b = len(second)
     if a + b > room:
         if is_first_longer:
             b = min(b, room // 2)
@@ -64,8 +66,9 @@ def framed(
     *,
     cut: Cut | None = None,
 ) -> tuple[dict[str, np.ndarray], int]:
-    """tokens, padding and token_types, each [length], and where the second text begins."""
-    frame, length = frame_of(objective), objective.sequence_length
+    """Return tokens, padding and token_types, each [length], and where the second text begins."""
+    frame = frame_of(objective)
+    length = objective.sequence_length
     before, *between, after = frame.single if second is None else frame.pair
     middle = between[0] if between else ()
     room = max(length - len(before) - len(middle) - len(after), 0)
@@ -85,7 +88,7 @@ def framed(
 
 
 def is_longer(objective: SampledObjective, texts: Sequence[np.ndarray]) -> bool:
-    """Whether texts with what stands around them are longer than a sample."""
+    """Return whether texts with their special tokens are longer than a sample."""
     frame = frame_of(objective)
     return (
         sum(map(len, (*texts, *(frame.pair if len(texts) > 1 else frame.single)))) > objective.sequence_length
@@ -93,30 +96,31 @@ def is_longer(objective: SampledObjective, texts: Sequence[np.ndarray]) -> bool:
 
 
 def texts_of(record: np.ndarray) -> list[np.ndarray]:
-    """The texts of a record whose last section says what is predicted."""
+    """Return the texts of a record whose last section is the label."""
     first, *rest = unpack(record)[:-1]
     return [first, *(part for part in rest if len(part))]
 
 
 def _with_label(objective: SampledObjective, record: np.ndarray) -> tuple[dict[str, np.ndarray], int]:
-    """The framed texts of a record, and the one number that it ends with."""
+    """Return the texts of a record with their special tokens, and its label."""
     (label,) = unpack(record)[-1]
     return framed(objective, *texts_of(record))[0], int(label)
 
 
 def _are_texts_cut(self: SampledObjective, record: np.ndarray) -> bool:
-    """`SampledObjective.is_cut` where a record's texts are framed."""
+    """`SampledObjective.is_cut` for records whose texts get special tokens."""
     return is_longer(self, texts_of(record))
 
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceClassification(SampledObjective):
-    """One label a text, or a pair of texts: sequence_labels int64."""
+    """One label for a text, or for a pair of texts: sequence_labels int64."""
 
     name = "sequence_classification"
     architectures = frozenset({"encoder", "decoder", "encoder-decoder"})
     unit = "record"
-    begins, ends = "cls", "sep"
+    begins = "cls"
+    ends = "sep"
     is_cut = _are_texts_cut
 
     def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
@@ -126,12 +130,13 @@ class SequenceClassification(SampledObjective):
 
 @dataclass(frozen=True, kw_only=True)
 class Regression(SampledObjective):
-    """One number a text, or a pair of texts: sequence_labels fp32; the loss is the squared error."""
+    """One number for a text, or for a pair of texts: sequence_labels fp32. The loss is the squared error."""
 
     name = "regression"
     architectures = frozenset({"encoder", "decoder", "encoder-decoder"})
     unit = "record"
-    begins, ends = "cls", "sep"
+    begins = "cls"
+    ends = "sep"
     is_cut = _are_texts_cut
 
     def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
@@ -141,12 +146,13 @@ class Regression(SampledObjective):
 
 @dataclass(frozen=True, kw_only=True)
 class TokenClassification(SampledObjective):
-    """One label a word, predicted at its first token: labels int64 [length]."""
+    """One label for a word, predicted at its first token: labels int64 [length]."""
 
     name = "token_classification"
     architectures = frozenset({"encoder", "decoder", "encoder-decoder"})
     unit = "record"
-    begins, ends = "cls", "sep"
+    begins = "cls"
+    ends = "sep"
     is_cut = _are_texts_cut
 
     def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
@@ -164,20 +170,23 @@ class TokenClassification(SampledObjective):
 
 
 def _context_first(question: np.ndarray, context: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
-    """Both in `room` tokens, of which the question has half at most; the context loses its end."""
+    """Return both texts with at most `room` tokens, at most half of them the question's. The context loses its end."""
     question = question[: room // 2]
     return question, context[: room - len(question)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpanExtraction(SampledObjective):
-    """The answer to a question is a span of a context: labels int64 [2], its first and its last token. A question
-    without an answer points at the first token; of an answer that is cut off nothing is predicted."""
+    """The answer to a question is a span of a context: labels int64 [2], its first and its last token.
+
+    A question without an answer points at the first token. If the answer is cut off, nothing is predicted.
+    """
 
     name = "span_extraction"
     architectures = frozenset({"encoder", "decoder", "encoder-decoder"})
     unit = "record"
-    begins, ends = "cls", "sep"
+    begins = "cls"
+    ends = "sep"
     is_cut = _are_texts_cut
 
     def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
@@ -197,12 +206,13 @@ class SpanExtraction(SampledObjective):
 
 @dataclass(frozen=True, kw_only=True)
 class Seq2Seq(SampledObjective):
-    """A target text from a source text; both have the length of a sample, the target `target_length` if it is given."""
+    """A target text from a source text. Both have the length of a sample, or the target has `target_length`."""
 
     name = "seq2seq"
     architectures = frozenset({"encoder-decoder"})
     unit = "record"
-    begins, ends = "", "eos"
+    begins = ""
+    ends = "eos"
     target: int = at_least(0, 0)
     start: int = at_least(-1, -1)
 
@@ -218,8 +228,7 @@ class Seq2Seq(SampledObjective):
 
     @property
     def decoder_start(self) -> int:
-        """The token with which the decoder begins: `start`, by default that of the pretrained folder, else the
-        padding."""
+        """Return the first token of the decoder: `start`, by default the pretrained folder's, else the padding."""
         return self.begins_decoder(self.vocabulary.padding) if self.start < 0 else self.start
 
     @property
@@ -229,13 +238,13 @@ class Seq2Seq(SampledObjective):
 
     @property
     def around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The tokens before and after a source: those of the tokenizer, by default its eos behind."""
+        """Return the tokens before and after a source: the tokenizer's, by default eos after it."""
         known = self.vocabulary
         return ((), (known.eos,)) if known.frame is None else known.frame.single
 
     @property
     def around_target(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The tokens before and after a target: those around a source, in the language of the target."""
+        """Return the tokens before and after a target: those of a source, in the language of the target."""
         return self.around if self.vocabulary.target is None else self.vocabulary.target
 
     def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:

@@ -17,14 +17,13 @@ from workloads.objectives.spans import padded
 
 @dataclass(frozen=True, kw_only=True)
 class TranslationLM(SampledObjective):
-    """XLM's translation language modelling: tokens are masked on both sides of a pair, and a pair sees both.
+    """XLM's translation language modelling: tokens are masked on both sides of a pair, and a pair sees both sides.
 
-    A document is `source <sep> target`. A sample is as many whole pairs as fit, and padding: token_types are 0 in the
-    source and its <sep>, 1 in the target; positions start again with each side; attention, bool [length, length],
-    keeps pairs apart. Of a pair that is longer than a sample the beginning is read; a source without a <sep>, which
-    that may leave, counts as padding and is not predicted. Where a tokenizer has one token for <sep> and the end of a
-    document, as BERT's, every second one ends a document. Under rule 1 a sample is a window of the text, cut wherever
-    it ends.
+    A document is `source <sep> target`. A sample is as many whole pairs as fit, and padding. token_types are 0 in the
+    source and its <sep>, 1 in the target. Positions restart on each side. attention, bool [length, length], keeps
+    pairs apart. A pair longer than a sample is cut at its end. A source that then lacks its <sep> counts as padding
+    and is not predicted. If a tokenizer has one token for <sep> and the end of a document, as BERT's has, every
+    second one ends a document. Under rule 1, a sample is a window of the text, cut anywhere.
     """
 
     name = "translation_lm"
@@ -36,12 +35,14 @@ class TranslationLM(SampledObjective):
     def sample(self, read: Read, sample: int, rng: np.random.Generator) -> Sample:
         text = self.read_window(read, sample)
         pad = self.vocabulary.padding
-        tokens, real = padded(text, self.sequence_length, pad), np.arange(self.sequence_length) < len(text)
-        separators, closing = (tokens == self.token("sep")) & real, (tokens == self.vocabulary.eos) & real
+        tokens = padded(text, self.sequence_length, pad)
+        real = np.arange(self.sequence_length) < len(text)
+        separators = (tokens == self.token("sep")) & real
+        closing = (tokens == self.vocabulary.eos) & real
         if self.rule > 1 and self.vocabulary.eos == self.vocabulary.sep:
             closing = separators & (np.cumsum(separators) % 2 == 0)
             separators = separators & ~closing
-        document = np.cumsum(closing) - closing + ~real  # padding is a document of its own
+        document = np.cumsum(closing) - closing + ~real  # padding is a separate document
         paired = (np.bincount(document, weights=separators) == 1)[document]
         before = np.cumsum(separators) - separators
         first = np.searchsorted(document, document)

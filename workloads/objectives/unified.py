@@ -19,8 +19,9 @@ MODES, SHARES = ("bidirectional", "seq2seq", "left_to_right", "right_to_left"), 
 
 
 def attention_of(mode: str, types: np.ndarray, real: np.ndarray) -> np.ndarray:
-    """Which token attends to which, bool [length, length]; padding attends only to itself."""
-    row, column = np.arange(len(types))[:, None], np.arange(len(types))[None, :]
+    """Return which token attends to which, bool [length, length]. Padding attends only to itself."""
+    row = np.arange(len(types))[:, None]
+    column = np.arange(len(types))[None, :]
     source = (types == 0)[None, :]
     allowed = {
         "bidirectional": np.ones((len(types), len(types)), dtype=bool),
@@ -43,7 +44,8 @@ class UnifiedLM(SampledObjective):
     name = "unified_lm"
     architectures = frozenset({"encoder", "prefix"})
     needs: ClassVar[tuple[str, ...]] = PAIR_NEEDS
-    begins, ends = "cls", "sep"
+    begins = "cls"
+    ends = "sep"
     unit = "document"
     rate: float = fraction(0.15)
 

@@ -54,22 +54,26 @@ class Parts(Protocol):
 def pairs(parts: Parts, piece: Slice, comparison: Comparison) -> np.ndarray:
     """Pairs of documents that are alike and have equal keys in a slice, PAIR [pairs]. All that are alike in one key are
     joined by its first document."""
-    keys, numbers = [np.zeros(0, np.uint64)], [np.zeros(0, np.uint64)]
+    keys = [np.zeros(0, np.uint64)]
+    numbers = [np.zeros(0, np.uint64)]
     for number in range(parts.count):
         records = parts.compared(number).records(*piece)
         alive = parts.alive(number)
         records = records if alive is None else records[alive[records["document"]]]
         keys.append(records["key"])
         numbers.append(np.uint64(number) << np.uint64(32) | records["document"].astype(np.uint64))
-    key, document = np.concatenate(keys), np.concatenate(numbers)
+    key = np.concatenate(keys)
+    document = np.concatenate(numbers)
     del keys, numbers
     order = np.lexsort((document, key))
-    key, document = key[order], document[order]
+    key = key[order]
+    document = document[order]
     same = key[1:] == key[:-1]
     shared = (
         np.concatenate([same, [False]]) | np.concatenate([[False], same]) if len(key) else np.zeros(0, bool)
     )
-    key, document = key[shared], document[shared]
+    key = key[shared]
+    document = document[shared]
     if not len(key):
         return np.zeros(0, PAIR)
     signatures = _signatures(parts, document)
@@ -100,7 +104,8 @@ def _led(document: np.ndarray, signatures: np.ndarray, left: np.ndarray, alike: 
 
 def _equal(signatures: np.ndarray, one: np.ndarray, other: np.ndarray) -> np.ndarray:
     """How many bytes of two signatures are equal, by rows."""
-    step, found = 2**16, [np.zeros(0, np.int64)]
+    step = 2**16
+    found = [np.zeros(0, np.int64)]
     for at in range(0, len(one), step):
         same = signatures[one[at : at + step]] == signatures[other[at : at + step]]
         found.append(np.count_nonzero(same, axis=1))
@@ -146,7 +151,8 @@ def clusters(found: Sequence[np.ndarray], parts: Parts, held_out: int, longest: 
     document, place = np.unique(np.concatenate([joined["one"], joined["other"]]), return_inverse=True)
     if not len(document):
         return Clusters(document, document)
-    one, other = place[: len(joined)], place[len(joined) :]
+    one = place[: len(joined)]
+    other = place[len(joined) :]
     graph = coo_matrix((np.ones(len(joined), np.int8), (one, other)), shape=(len(document), len(document)))
     label = connected_components(graph, directed=False)[1]
     owner = (document >> np.uint64(32)).astype(np.int64)

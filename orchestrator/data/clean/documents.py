@@ -104,6 +104,7 @@ def texts(
                 raise _too_long(span)
             if row.ends:
                 yield "".join(held), {}
-                held, size = [], 0
+                held = []
+                size = 0
         if held:
             yield "".join(held), {}

@@ -24,7 +24,8 @@ BULLETS = ("\u2022", "-")
 def quality(text: str, rule: GopherQuality) -> str:
     """Why the quality rules remove a text; empty if they do not."""
     found = counted(text)
-    total, lengths = len(found.numbers), found.lengths[~found.symbols]
+    total = len(found.numbers)
+    lengths = found.lengths[~found.symbols]
     number = len(lengths)
     if rule.min_words and number < rule.min_words:
         return "too few words"
@@ -88,7 +89,8 @@ def repeated(parts: Sequence[str]) -> tuple[int, int]:
         return 0, 0
     for part in parts:
         if part in seen:
-            number, characters = number + 1, characters + len(part)
+            number = number + 1
+            characters = characters + len(part)
         else:
             seen.add(part)
     return number, characters
@@ -96,7 +98,8 @@ def repeated(parts: Sequence[str]) -> tuple[int, int]:
 
 def _repeated_words(text: str, rule: GopherRepetition) -> str:
     found = counted(text)
-    total, ends = len(found.numbers), np.concatenate([[0], np.cumsum(found.lengths)])
+    total = len(found.numbers)
+    ends = np.concatenate([[0], np.cumsum(found.lengths)])
     rows = _Rows(found.numbers)
     for length, share in sorted(rule.top):
         if total < length or not share:
@@ -127,7 +130,8 @@ class _Rows:
     that are there more than once can longer ones be."""
 
     def __init__(self, numbers: np.ndarray) -> None:
-        self._numbers, self._words = numbers, int(numbers.max(initial=0)) + 1
+        self._numbers = numbers
+        self._words = int(numbers.max(initial=0)) + 1
         self._repeated = [_Repeated(np.arange(len(numbers)), numbers)]  # of one word all
 
     def of(self, length: int) -> _Repeated:

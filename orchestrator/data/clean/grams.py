@@ -40,7 +40,8 @@ def write_index(folder: DataFolder, step: PlannedStep) -> None:
     if read_index(folder, step) is not None:
         return
     rule: Decontaminate = step.rule
-    hashes, found = WordHashes(), [np.zeros(0, ENTRY)]
+    hashes = WordHashes()
+    found = [np.zeros(0, ENTRY)]
     files = sources.resolve(others(rule, ()), "data.clean.decontaminate.sources")
     for part in aligned(sources.cut(files, PART_BYTES)):
         for text, _ in texts(part):

@@ -40,7 +40,8 @@ POLICIES = (
 
 def c4(text: str, rule: C4) -> str | Removed:
     """The lines of a text that are kept, or why the document is not."""
-    number, kept = 0, []
+    number = 0
+    kept = []
     for line in map(str.strip, text.splitlines()):
         found = line.split()
         if rule.max_word_length and any(len(word) > rule.max_word_length for word in found):
@@ -91,8 +92,10 @@ EMPTY = "nothing is left"
 @lru_cache(maxsize=32)
 def decide_of(uri: str, step: PlannedStepJson) -> Decide:
     """What a step decides. Kept, since a model takes long to load. Raises InputError."""
-    folder, planned = DataFolder(uri), PlannedStep(*json.loads(step))
-    rule, name = planned.rule, planned.name
+    folder = DataFolder(uri)
+    planned = PlannedStep(*json.loads(step))
+    rule = planned.rule
+    name = planned.name
     if name == "url":
         lists = json.loads(folder.read(f"{planned.key}/lists.json") or b"{}")
         return text_steps.url(rule, {key: frozenset(entries) for key, entries in lists.items()})
@@ -164,7 +167,8 @@ class _Comparing:
         keys, signed = signatures.near(self._rows, rule.hashes, rule.seed, how.bands)
         self._keys.append(keys)
         self._signatures.append(signed)
-        self._rows, self._waiting = [], 0
+        self._rows = []
+        self._waiting = 0
 
     def write(self, folder: DataFolder, key: str, part: str) -> None:
         """Store it."""
@@ -172,8 +176,10 @@ class _Comparing:
             keys, signed = signatures.exact(self._exact)
         else:
             self._sign()
-            keys, signed = np.concatenate(self._keys), np.concatenate(self._signatures)
-        documents, sizes = np.array(self._documents, np.uint32), np.array(self._sizes, np.uint32)
+            keys = np.concatenate(self._keys)
+            signed = np.concatenate(self._signatures)
+        documents = np.array(self._documents, np.uint32)
+        sizes = np.array(self._sizes, np.uint32)
         signatures.write(
             folder, compared_name(key, part), documents, sizes, keys, signed, np.array(self._words, bool)
         )
@@ -187,7 +193,9 @@ def compared_name(key: str, part: str) -> str:
 def decide_part(uri: str, cleaning: Cleaning, number: int, part: Part) -> None:
     """Decide pass `number` of one part, as far as it is not decided, in the folder `uri`. Raises InputError."""
     os.environ["RAYON_NUM_THREADS"] = "1"  # a task has one CPU
-    folder, name, passes = DataFolder(uri), part_key(part), cleaning.passes()
+    folder = DataFolder(uri)
+    name = part_key(part)
+    passes = cleaning.passes()
     steps = [step for step in passes[number] if step.name not in CORPUS]
     comparing = [_Comparing(step) for step in passes[number] if step.name in CORPUS]
     mask = kept_of(folder, passes[number - 1][-1].key, name) if number else None
@@ -230,7 +238,8 @@ def _decide_all(
                 break
             if after is not text and after != text:
                 decision.changed += 1
-                text, size = after, len(after.encode())
+                text = after
+                size = len(after.encode())
             decision.bytes_after += size
             left.append(count - 1)
         else:
@@ -270,7 +279,8 @@ def compare_part(uri: str, step: PlannedStep, before: Sequence[PlannedStep], key
     What one of those would remove is compared as it was.
     """
     os.environ["RAYON_NUM_THREADS"] = "1"
-    comparing, steps = _Comparing(step), [_decide(uri, each) for each in before]
+    comparing = _Comparing(step)
+    steps = [_decide(uri, each) for each in before]
     for number, (text, row) in enumerate(texts(part)):
         for decide in steps:
             after = decide(text, row)

@@ -87,7 +87,8 @@ class Cleaning:
         held: tuple[PlannedStep, ...] = ()
         for step in self.steps:
             if held and held[-1].name in CORPUS and step.name not in CORPUS:
-                found, held = [*found, held], ()
+                found = [*found, held]
+                held = ()
             held = (*held, step)
         return [*found, held] if held else found
 
@@ -110,7 +111,8 @@ def cleaning_of(data: DataSpec, files: Sequence[SourceFile], part_bytes: int) ->
     validation = data.validation.sources if data.validation else []
     held_out = tuple(source for source in validation if isinstance(source.field, str))
     whole = [part_bytes, _in_order(files)]
-    key, steps = _hash([VERSION, manifest.FORMAT]), []
+    key = _hash([VERSION, manifest.FORMAT])
+    steps = []
     local = key
     for step in data.clean:
         options = step.options.model_dump(mode="json")

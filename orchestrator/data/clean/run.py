@@ -143,7 +143,8 @@ def _decision(corpus: Corpus, chosen: Clusters, number: int, samples: list[list[
 def _samples(chosen: Clusters, parts: Sequence[Part]) -> dict[int, list[list[str]]]:
     """Some documents that are removed by the number of their part, each beside what is kept instead."""
     mask = chosen.document != chosen.kept
-    removed, kept = chosen.document[mask], chosen.kept[mask]
+    removed = chosen.document[mask]
+    kept = chosen.kept[mask]
     drawn = np.argsort(mix(removed), kind="stable")[:SAMPLES]
     wanted = {int(n) for n in (*removed[drawn], *kept[drawn]) if int(n) >> 32 < len(parts)}
     text = {number: _text(parts[number >> 32], number & 0xFFFFFFFF) for number in sorted(wanted)}
@@ -229,7 +230,8 @@ def _decide_parts(work: Work, number: int, steps: Sequence[PlannedStep]) -> None
             there_too = undecided(work.folder, step.key, keys)
             lacking = [yes or key in there_too for yes, key in zip(lacking, keys, strict=True)]
     todo = [n for n, yes in enumerate(lacking) if yes]
-    uri, plan = work.folder.uri, work.cleaning.to_json()
+    uri = work.folder.uri
+    plan = work.cleaning.to_json()
     what = f"cleaning, pass {number + 1} of {len(work.cleaning.passes())}"
     work.progress(what, len(keys) - len(todo), len(keys))
 
@@ -287,11 +289,9 @@ def _compare_others(work: Work, step: PlannedStep) -> list[str]:
     if not texts:
         return []
     files = sources.resolve(texts, f"data.clean.{step.name}.against", work.cleaning.on_error)
-    parts, before, uri = (
-        aligned(sources.cut(files, OTHER_PART_BYTES)),
-        work.cleaning.changing(step),
-        work.folder.uri,
-    )
+    parts = aligned(sources.cut(files, OTHER_PART_BYTES))
+    before = work.cleaning.changing(step)
+    uri = work.folder.uri
     key = other_key(step, before)
     there = work.folder.sizes(key)
     rows = [{"part": to_json(part)} for part in parts if f"{part_key(part)}.bin" not in there]

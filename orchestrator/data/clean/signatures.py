@@ -86,7 +86,8 @@ def exact(hashes: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
 def near(rows: Iterable[np.ndarray], hashes: int, seed: int, bands: int) -> tuple[np.ndarray, np.ndarray]:
     """The keys [documents, bands] and signatures [documents, hashes] of documents by the hashes of their rows of words;
     of no meaning for one without words."""
-    keys, signatures = [np.zeros((0, bands), np.uint64)], [np.zeros((0, hashes), np.uint8)]
+    keys = [np.zeros((0, bands), np.uint64)]
+    signatures = [np.zeros((0, hashes), np.uint8)]
     for batch in _batches(rows):
         numbers = _minima(batch, hashes, seed)
         # the last bits of a number are not uniform enough for a byte of it
@@ -108,7 +109,8 @@ def _batches(rows: Iterable[np.ndarray]) -> Iterable[list[np.ndarray]]:
         size += len(row)
         if size >= BATCH:
             yield held
-            held, size = [], 0
+            held = []
+            size = 0
     if held:
         yield held
 
@@ -158,7 +160,8 @@ class Compared:
 
     def records(self, band: int, first: int, last: int) -> np.ndarray:
         """The records of a band with keys in ranges [first, last), sorted by key."""
-        counts, sums = self.header["counts"][band], self.header["sums"]["ranges"][band]
+        counts = self.header["counts"][band]
+        sums = self.header["sums"]["ranges"][band]
         before = (8 + self.header["width"]) * self.rows + RECORD.itemsize * (
             sum(map(sum, self.header["counts"][:band])) + sum(counts[:first])
         )
@@ -173,7 +176,8 @@ class Compared:
 
     def _part(self, offset: int, size: int, checksum: str | None) -> bytes:
         found = bytearray(size)
-        view, at = memoryview(found), 0
+        view = memoryview(found)
+        at = 0
         while at < size:
             count = self.folder.read_into(self.name, self.header["begin"] + offset + at, view[at:])
             if not count:
@@ -196,7 +200,9 @@ def write(
     """Store what a part's documents are compared by: their numbers, sizes, keys [documents, bands] and signatures.
     Only those that have `words`, bool [documents], are candidates."""
     listed = documents.astype("<u4").tobytes() + sizes.astype("<u4").tobytes()
-    counts, sums, parts = [], [], []
+    counts = []
+    sums = []
+    parts = []
     for band in range(keys.shape[1]):
         records = np.zeros(np.count_nonzero(words), RECORD)
         records["key"], records["document"] = keys[words, band], documents[words]

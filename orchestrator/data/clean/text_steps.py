@@ -88,7 +88,8 @@ def language(rule: Language) -> Decide:
 
 def url(rule: Url, lists: Mapping[str, frozenset[str]]) -> Decide:
     """Remove documents whose address is in one of the `lists`, by the names of the rule's options."""
-    domains, urls = {_domain(entry) for entry in lists["domains"]}, lists["urls"]
+    domains = {_domain(entry) for entry in lists["domains"]}
+    urls = lists["urls"]
     words, soft, parts = (
         {_letters(entry) for entry in lists[name]} for name in ("words", "soft_words", "parts")
     )

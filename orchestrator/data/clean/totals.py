@@ -28,7 +28,8 @@ def totals(text: CleanedText, parts: Sequence[Part], sources: int) -> list[dict[
 
     Raises InputError if nothing is left.
     """
-    folder, keys = DataFolder(text.uri), [part_key(part) for part in parts]
+    folder = DataFolder(text.uri)
+    keys = [part_key(part) for part in parts]
     found: list[dict[str, Any]] = []
     for step in text.cleaning.steps:
         counts: list[Counter[str]] = [Counter() for _ in range(sources)]

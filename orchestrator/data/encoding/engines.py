@@ -77,7 +77,8 @@ class FastEngine:
     def __init__(self, text: str, parse: bool = False) -> None:
         os.environ["RAYON_NUM_THREADS"] = "1"  # a task has one CPU
         self.name = f"{FAST} {version(FAST)}"
-        self._text, self._parse = text, parse
+        self._text = text
+        self._parse = parse
         self._tokenizer: Any = None
         self._renew()
 

@@ -67,7 +67,8 @@ def framed(
     places: list[int] = []
     values: list[int] = []
     ends: list[int] = []
-    start, begins = 0, not goes_on
+    start = 0
+    begins = not goes_on
     for piece, stop in zip(pieces, encoded.ends.tolist(), strict=True):
         ids = encoded.ids[start:stop]
         opening = framing.opening(ids) if begins else ()
@@ -79,6 +80,7 @@ def framed(
         values += [*opening, *closing]
         if piece.ends:
             ends.append(stop + len(values))
-        start, begins = stop, piece.ends
+        start = stop
+        begins = piece.ends
     inserted = np.array(values, dtype=encoded.ids.dtype)
     return np.insert(encoded.ids, places, inserted), np.array(ends, dtype=np.int64)

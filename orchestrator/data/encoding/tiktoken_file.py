@@ -74,7 +74,8 @@ def convert(ranks: Mapping[bytes, int], pattern: str, special: Mapping[str, int]
     merges = []
     for data, rank in ranks.items():
         for cut in range(1, len(data)):
-            left, right = data[:cut], data[cut:]
+            left = data[:cut]
+            right = data[cut:]
             if left in ranks and right in ranks:
                 merges.append((rank, ranks[left], ranks[right], left, right))
     merges.sort()

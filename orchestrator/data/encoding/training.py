@@ -43,7 +43,8 @@ def train(texts: Iterable[str], recipe: TokenizerRecipe, special_tokens: Sequenc
     special = byte_level.all_special(special_tokens)
     tokenizer = _empty(recipe)
     if recipe.divided_by in ("gpt2", "gpt4"):
-        alphabet, held = sorted(pre_tokenizers.ByteLevel.alphabet()), texts
+        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+        held = texts
     else:
         held = list(texts)
         limit = min(CHARACTERS, (recipe.vocabulary - _reserved(recipe, special)) // 4)
@@ -96,7 +97,8 @@ def _empty(recipe: TokenizerRecipe) -> Tokenizer:
     decoder: Any
     if recipe.divided_by == "bert":
         tokenizer.normalizer = normalizers.BertNormalizer(lowercase=False, strip_accents=False)
-        parts, decoder = [pre_tokenizers.BertPreTokenizer()], decoders.WordPiece()
+        parts = [pre_tokenizers.BertPreTokenizer()]
+        decoder = decoders.WordPiece()
     elif recipe.divided_by == "metaspace":
         parts = [pre_tokenizers.Metaspace(prepend_scheme="never")]
         decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace(prepend_scheme="never")])
@@ -153,7 +155,8 @@ def _settle_scores(model: dict[str, Any], special: int) -> None:
     rare have the lowest, in an order of their own; special tokens so low a one that their spelling in a text is text:
     the trainer gives them the highest."""
     pieces = [(piece, round(score, DIGITS)) for piece, score in model["vocab"][special:]]
-    lowest, single = min((score for _, score in pieces), default=0.0), [p for p in pieces if len(p[0]) == 1]
+    lowest = min((score for _, score in pieces), default=0.0)
+    single = [p for p in pieces if len(p[0]) == 1]
     # the trainer numbers them upwards from the lowest, in steps of 0.0001
     rare = sorted(piece for piece, score in single if score <= lowest + (len(single) + 1) / 10**DIGITS)
     low = {piece: round(lowest - (number + 1) / 10**DIGITS, DIGITS) for number, piece in enumerate(rare)}

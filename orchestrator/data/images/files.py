@@ -32,7 +32,8 @@ FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 """What is decoded, whatever a file is called: Pillow knows others, and runs a program for some of them."""
 PIXELS = 2**27
 """Most pixels of an image: it takes three bytes for each while it is decoded."""
-CAPTION, CLASS = "txt", "cls"
+CAPTION = "txt"
+CLASS = "cls"
 CAPTION_BYTES = 2**16
 ON_ERROR = "data.samples.options.on_error"
 TARS = (".tar", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tgz")
@@ -53,7 +54,9 @@ class ImageSource:
     """The images at `uri`: a folder, or one or more archives by path or glob. Raises InputError."""
 
     def __init__(self, uri: str, on_error: str, where: str) -> None:
-        self.uri, self._on_error, self._where = uri, on_error, where
+        self.uri = uri
+        self._on_error = on_error
+        self._where = where
         self._is_tar = uri.lower().endswith(TARS)
 
     def read(self, rejected: Rejected) -> Iterator[RawImage]:
@@ -122,7 +125,8 @@ class ImageSource:
         beside = ((captions.get(str(path.with_suffix(""))), path) for path in images)
         contents = self._contents(folder, (str(path) for pair in beside for path in pair if path))
         for path in paths:
-            stem, kind = str(path.with_suffix("")), _kind(path)
+            stem = str(path.with_suffix(""))
+            kind = _kind(path)
             if kind == CAPTION and stem not in alone:
                 continue
             file = SourceFile(0, f"{folder[1]}/{path}", ".image", 0, "", "", on_error=self._on_error)
@@ -132,7 +136,8 @@ class ImageSource:
                 if kind not in IMAGES:
                     raise Unfit("type", f"is no image by the end of its name ({path.suffix})")
                 said = next(contents) if stem in captions else None
-                data, label = next(contents), path.parts[0] if len(path.parts) > 1 else None
+                data = next(contents)
+                label = path.parts[0] if len(path.parts) > 1 else None
                 yield RawImage(data, label, _text(said), file, None)
             except Unfit as error:
                 rejected.refuse(file, error)
@@ -218,7 +223,8 @@ def _middle(image: Image.Image, size: int) -> Image.Image:
 
 def _of_row(values: dict[str, Any], file: SourceFile, row: int) -> RawImage:
     """The image of an archive's row. Raises Unfit for one that has none, or several."""
-    given, values = values, {name.lower(): value for name, value in values.items()}
+    given = values
+    values = {name.lower(): value for name, value in values.items()}
     if len(values) < len(given):
         raise Unfit("duplicate", f"{given['__key__']} has a member twice, in capitals too")
     kinds = [kind for kind in IMAGES if kind in values]

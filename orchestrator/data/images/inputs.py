@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-BEGIN, END = "<|startoftext|>", "<|endoftext|>"
+BEGIN = "<|startoftext|>"
+END = "<|endoftext|>"
 BICUBIC = 3
 """Pillow's number of it."""
 

@@ -14,7 +14,9 @@ from orchestrator.data.store.data_folder import DataFolder
 
 Encoder: TypeAlias = Callable[[Sequence[str]], tuple[np.ndarray, np.ndarray]]
 """Makes token ids of texts, int32 [texts, tokens], and says which of them are cut, bool [texts]."""
-PART, CAPTIONS, SUMS = "part", "captions", "sums"
+PART = "part"
+CAPTIONS = "captions"
+SUMS = "sums"
 
 
 class Found:
@@ -30,10 +32,15 @@ class Found:
         is_cut: Callable[[str], None],
         named: Sequence[str] = (),
     ) -> None:
-        self._folder, self._each, self._ids, self._is_cut = folder, each, ids, is_cut
+        self._folder = folder
+        self._each = each
+        self._ids = ids
+        self._is_cut = is_cut
         self._named = list(named)
-        self._pixels, self._captions = list[np.ndarray](), list[str]()
-        self._numbers, self._labels = dict[str | None, int]({None: -1}), array("i")
+        self._pixels = list[np.ndarray]()
+        self._captions = list[str]()
+        self._numbers = dict[str | None, int]({None: -1})
+        self._labels = array("i")
         self.sizes = list[int]()
 
     def add(self, pixels: np.ndarray, label: str | None, caption: str) -> None:
@@ -49,7 +56,8 @@ class Found:
         """Write the part that is begun."""
         if not self._pixels:
             return
-        part, captions = len(self.sizes), None
+        part = len(self.sizes)
+        captions = None
         self._folder.write(part_name(PART, part), npy(np.stack(self._pixels)))
         if self._ids:
             captions, cut = self._ids(self._captions)
@@ -61,7 +69,8 @@ class Found:
         ]
         self._folder.write(part_name(SUMS, part), npy(np.array(sums, np.uint64)))
         self.sizes.append(len(self._pixels))
-        self._pixels, self._captions = [], []
+        self._pixels = []
+        self._captions = []
 
     @property
     def count(self) -> int:

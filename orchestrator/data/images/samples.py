@@ -59,7 +59,9 @@ class Captions:
     """What makes token ids of captions; its file is named by the key `where` of a job."""
 
     def __init__(self, tokenizer: str, tokens: int, where: str) -> None:
-        self._name, self._tokens, self._where = tokenizer, tokens, where
+        self._name = tokenizer
+        self._tokens = tokens
+        self._where = where
 
     def file(self) -> bytes | None:
         """The tokenizer's file, None for bytes and without captions. Raises InputError."""
@@ -102,7 +104,8 @@ class Captions:
             return partial(byte_tokens, length=self._tokens)
 
         def encode(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-            found, cut = np.zeros((len(texts), self._tokens), np.int32), np.zeros(len(texts), bool)
+            found = np.zeros((len(texts), self._tokens), np.int32)
+            cut = np.zeros(len(texts), bool)
             for number, encoding in enumerate(tokenizer.encode_batch(list(texts))):
                 ids = encoding.ids or [0]
                 found[number] = ids[-1]
@@ -115,7 +118,8 @@ class Captions:
 
 def byte_tokens(texts: Sequence[str], length: int) -> tuple[np.ndarray, np.ndarray]:
     """UTF-8 bytes between 256 and 257, which also fills up what is left: int32 [texts, length]; and which are cut."""
-    found, cut = np.full((len(texts), length), 257, np.int32), np.zeros(len(texts), bool)
+    found = np.full((len(texts), length), 257, np.int32)
+    cut = np.zeros(len(texts), bool)
     for number, text in enumerate(texts):
         ids = [256, *text[:length].encode()]
         cut[number] = len(ids) >= length
@@ -200,14 +204,21 @@ class Images:
         if caption and "{}" not in caption:
             raise ValueError(f"caption {caption!r} has no place for the class; put {{}} there")
         self._source = ImageSource(uri, on_error, f"{WHERE}.uri")
-        self._size, self._channels, self._caption, self._named = size, channels, caption, [*map(str, classes)]
+        self._size = size
+        self._channels = channels
+        self._caption = caption
+        self._named = [*map(str, classes)]
         self._texts = Captions(tokenizer, tokens, f"{WHERE}.tokenizer")
-        self._tokens, self._patches = tokens, patches
+        self._tokens = tokens
+        self._patches = patches
         self._mean, self._std = (np.asarray(value, np.float32).reshape(-1, 1, 1) for value in (mean, std))
         if not (self._std > 0).all() or {len(self._mean), len(self._std)} - {1, channels}:
             raise ValueError(f"mean and std are one number or {channels}, and std is positive")
-        self._crop, self._mirror, self._limit = crop, mirror, max_rejected
-        self._folder, self._about = Path(), dict[str, Any]()
+        self._crop = crop
+        self._mirror = mirror
+        self._limit = max_rejected
+        self._folder = Path()
+        self._about = dict[str, Any]()
 
     def fingerprint(self) -> str:
         """A checksum of the files, the tokenizer's too, and of how they are prepared."""
@@ -219,7 +230,8 @@ class Images:
 
         Raises InputError for what cannot be used unless it is to be skipped, and if nothing is left.
         """
-        target, rejected = DataFolder(folder), Rejected(ON_ERROR)
+        target = DataFolder(folder)
+        rejected = Rejected(ON_ERROR)
         ids = self._texts.encoder()
         whole = SourceFile(0, self._source.uri, ".image", 0, "", "")
         cut = Unfit("cut", f"a caption is longer than {self._tokens} tokens")
@@ -321,7 +333,8 @@ class Images:
 
     def _read(self, number: int) -> tuple[np.ndarray, np.ndarray | None]:
         """An image and its caption, verified. Raises InputError if they are not what was prepared."""
-        pixels, caption = self._row(PART, number), self._row(CAPTIONS, number) if self._tokens else None
+        pixels = self._row(PART, number)
+        caption = self._row(CAPTIONS, number) if self._tokens else None
         if sum_of(pixels, caption) != int(self._row(SUMS, number)):
             raise self._damaged()
         return pixels, caption
@@ -338,7 +351,8 @@ class Images:
 
     def _array(self, name: str) -> np.ndarray | None:
         """A small array, verified; None if there is none. Raises InputError if it is not what was prepared."""
-        digest, path = self._about["sums"].get(name), self._folder / f"{name}.npy"
+        digest = self._about["sums"].get(name)
+        path = self._folder / f"{name}.npy"
         if digest is None:
             return None
         if not path.is_file() or xxhash.xxh3_64_hexdigest(path.read_bytes()) != digest:
@@ -367,7 +381,8 @@ class Images:
     def _said(self, image: RawImage) -> RawImage:
         """With the name of its class, and a caption where the class gives one. Raises Unfit for a class that is none,
         and for one without a caption where there are to be some."""
-        label, caption = image.label, image.caption
+        label = image.label
+        caption = image.caption
         if label is not None and self._named and label not in self._named:
             number = int(label) if label.isdecimal() else -1
             if not 0 <= number < len(self._named):

@@ -1,4 +1,4 @@
-"""Answers after prompts as marked tokens: texts, or messages that a chat template writes."""
+"""Answers after prompts as marked tokens. Both are plain texts, or messages that a chat template writes."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from workloads.objectives.records import MARK
 
 @dataclass(frozen=True)
 class Answers:
-    """Makes marked tokens of answers and what comes before them.
+    """Converts answers and the prompts before them to marked tokens.
 
     Attributes:
         encoder: the tokenizer.
-        template: the chat template that writes messages, None if there is none.
+        template: the chat template that writes messages; None without one.
         eos: the token that ends a text.
-        data_format: of the prepared data, see `manifest.FORMATS`.
-        framing: what stands around a text, and how names of special tokens in it are read. A template writes its own.
-        tool_template: the one that writes messages with tools, None if `template` does.
+        data_format: format of the prepared data, see `manifest.FORMATS`.
+        framing: the special tokens around a text, and how their names in a text are read. A template writes its own.
+        tool_template: the template that writes messages with tools; None if `template` does.
     """
 
     encoder: Tokenizer
@@ -40,13 +40,22 @@ class Answers:
     tool_template: Template | None = None
 
     def marked(self, text: str, answers: Sequence[tuple[int, int]], special: bool = True) -> np.ndarray:
-        """The tokens of a text, uint32, with MARK on those of the answers at these characters. A token that begins
-        before an answer and ends in it is the answer's: a byte-level tokenizer joins the space before a word to it.
-        The names of special tokens are read as such if they are `special`, as in what a chat template writes."""
+        """Return the tokens of a text, uint32, with MARK set on those of the answers.
+
+        Args:
+            text: the text.
+            answers: first and last character (exclusive) of each answer.
+            special: read the names of special tokens as these tokens, as in the output of a chat template.
+
+        A token that begins before an answer and ends within it belongs to the answer, because a byte-level tokenizer
+        joins a word and the space before it.
+        """
         self.encoder.encode_special_tokens = not special
-        found: Encoding = self.encoder.encode(text, add_special_tokens=False)
-        ids = np.array(found.ids, dtype=np.int64)
-        starts, stops = (np.array([pair[side] for pair in found.offsets], dtype=np.int64) for side in (0, 1))
+        encoding: Encoding = self.encoder.encode(text, add_special_tokens=False)
+        ids = np.array(encoding.ids, dtype=np.int64)
+        starts, stops = (
+            np.array([pair[side] for pair in encoding.offsets], dtype=np.int64) for side in (0, 1)
+        )
         predicted = np.zeros(len(ids), dtype=bool)
         for begin, end in answers:
             reached = stops > begin if self.data_format > 3 else starts >= begin
@@ -54,8 +63,10 @@ class Answers:
         return (ids | np.where(predicted, MARK, 0)).astype(np.uint32)
 
     def of_messages(self, messages: Any, tools: Any = None) -> list[np.ndarray]:
-        """A conversation as marked tokens, of which the assistant's answers are predicted; it may call `tools`. Where
-        each answer has to stand in a text of its own (see `turns`) these are several. Raises ValueError in one line."""
+        """Return a conversation as marked tokens, in which the assistant's answers are predicted.
+
+        There are several texts if each answer needs its own, see `turns`. Raises a one-line ValueError.
+        """
         named = tools_of(tools)
         given = self._given(messages, named)
         if self.data_format < 6:
@@ -63,16 +74,21 @@ class Answers:
         return self._turns(given, named)
 
     def _turns(self, messages: list[Message], tools: list[Any] | None, first: int = 0) -> list[np.ndarray]:
-        """The texts of a conversation (see `turns.written`) as marked tokens."""
+        """Return the texts of a conversation (see `turns.written`) as marked tokens."""
         template = self._writer(tools)
-        found = written(template, messages, tools, first)
+        texts = written(template, messages, tools, first)
         return [
-            self.marked(*each) if template.marks_answers else self._behind_prompts(*each) for each in found
+            self.marked(text.text, text.answers)
+            if template.marks_answers
+            else self._behind_prompts(text.text, text.answers)
+            for text in texts
         ]
 
     def _behind_prompts(self, text: str, answers: Sequence[tuple[int, int]]) -> np.ndarray:
-        """As `marked`, but no token of white space has both the end of a prompt and the beginning of its answer: a
-        server has the tokens of the prompt alone, as of a thought's tag with the end of its line."""
+        """Like `marked`, but no whitespace token spans the end of a prompt and the beginning of its answer.
+
+        A server tokenises the prompt alone, such as the tag of a thought with its line break.
+        """
         whole = self.marked(text, answers)
         begins = [begin for begin, _ in answers if text[max(begin - 1, 0) : begin + 1].isspace()]
         if not begins:
@@ -93,33 +109,33 @@ class Answers:
             ]
         )
         same_text = self._text_of(apart) == self._text_of(whole)
-        return apart if same_text else whole  # some tokenizers add a space where a text begins
+        return apart if same_text else whole  # some tokenizers add a space at the beginning of each text
 
     def _text_of(self, words: np.ndarray) -> str:
         return str(self.encoder.decode(unmarked(words).tolist(), skip_special_tokens=False))
 
     def _writer(self, tools: list[Any] | None) -> Template:
-        """The template that writes a conversation that may call these tools."""
-        found = self.tool_template if tools is not None and self.tool_template else self.template
-        assert found is not None
-        return found
+        """Return the template for a conversation that may call these tools."""
+        template = self.tool_template if tools is not None and self.tool_template else self.template
+        assert template is not None
+        return template
 
     def _written(self, given: list[Message], tools: list[Any] | None) -> tuple[str, list[tuple[int, int]]]:
-        """As `_rendered`, for data in a format before 6. Raises ValueError too if the template leaves out a tool or a
-        call."""
+        """Like `_rendered`, for data in a format before 6. Also raises ValueError if the template omits a tool or a
+        call.
+        """
         text, answers = self._rendered(given, tools)
         if self.data_format > 4:
             check_written(text, given, tools)
         return text, answers
 
     def _rendered(self, given: list[Message], tools: list[Any] | None) -> tuple[str, list[tuple[int, int]]]:
-        """What the template writes, and where in it the answers stand that are predicted. Raises ValueError in one
-        line."""
+        """Return the template's text, and the places of the predicted answers in it. Raises a one-line ValueError."""
         assert self.template is not None
         text, answers = self.template.render(given, tools)
         only_read = [number for number, each in enumerate(given) if each.get("weight") == 0]
         for number in reversed(only_read if self.data_format > 4 else []):
-            # Of one message a template may mark several places.
+            # A template may mark several places in one message.
             before, after = (
                 len(self.template.render(given[:end], tools)[1]) if end else 0 for end in (number, number + 1)
             )
@@ -127,18 +143,20 @@ class Answers:
         return text, answers
 
     def _given(self, messages: Any, tools: list[Any] | None) -> list[Message]:
-        """The messages as the template is given them. Raises ValueError in one line."""
+        """Return the messages in the form that the template reads. Raises a one-line ValueError."""
         template = self._writer(tools)
-        found = checked(messages)
+        checked_messages = checked(messages)
         if self.data_format < 5:
             return list(messages)
-        check_answers(found)
-        found = template.as_read(found)
-        return found if self.data_format < 6 else template.calls_as_read(found)
+        check_answers(checked_messages)
+        checked_messages = template.as_read(checked_messages)
+        return checked_messages if self.data_format < 6 else template.calls_as_read(checked_messages)
 
     def paired(self, values: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-        """Both answers of a row, each after the prompt, as marked tokens. Raises ValueError in one line."""
-        chosen, rejected, prompt = values["chosen"], values["rejected"], values.get("prompt")
+        """Return both answers of a row, each after the prompt, as marked tokens. Raises a one-line ValueError."""
+        chosen = values["chosen"]
+        rejected = values["rejected"]
+        prompt = values.get("prompt")
         if chosen == rejected:
             raise ValueError("its chosen and its rejected answer are equal")
         if prompt is None:
@@ -147,24 +165,27 @@ class Answers:
         return self.after(prompt, chosen, "chosen", tools), self.after(prompt, rejected, "rejected", tools)
 
     def after(self, prompt: Any, answer: Any, name: str, tools: Any = None) -> np.ndarray:
-        """A prompt and the answer to it as marked tokens, of which only the answer is predicted.
+        """Return a prompt and its answer as marked tokens, in which only the answer is predicted.
 
-        Both are texts, which the end of a document follows; or the prompt is a list of messages, and the answer one
-        more or the text of one, and it may call `tools`. `name` is that of the answer's column. Raises ValueError in
-        one line.
+        Args:
+            prompt: a text, or a list of messages.
+            answer: a text that the end of a document follows if the prompt is a text; else one or more messages, or
+                the text of one.
+            name: the answer's column, for error messages.
+            tools: the tools that the messages may call.
+
+        Raises a one-line ValueError.
         """
         if not isinstance(prompt, str):
-            found = self._after_messages(prompt, answer, name, tools)
-            if len(found) > 1:
+            texts = self._after_messages(prompt, answer, name, tools)
+            if len(texts) > 1:
                 raise ValueError(
-                    f"its {name} has {len(found)} answers that the chat template does not write as one text; give one "
-                    "of them, after a prompt that has those before it"
+                    f"its {name} has {len(texts)} answers that the chat template does not write as one text; give one "
+                    "of them, after a prompt that contains those before it"
                 )
-            return found[0]
+            return texts[0]
         if not isinstance(answer, str):
-            raise ValueError(
-                f"its prompt is a text, and its {name} is none; give both as texts or as messages"
-            )
+            raise ValueError(f"its prompt is a text but its {name} is not; give both as texts or as messages")
         _check_text(prompt, "prompt")
         _check_text(answer, name)
         if not answer and self.data_format > 3:
@@ -176,8 +197,11 @@ class Answers:
         return _not_empty(np.concatenate([before, words, ending]).astype(np.uint32), name)
 
     def to_turn(self, prompt: Any, answer: Any, tools: Any = None) -> list[np.ndarray]:
-        """A conversation of two columns as marked tokens, of which the answer is predicted: a text is a turn, without
-        the spaces around a user's. There are several as in `of_messages`. Raises ValueError in one line."""
+        """Return a conversation from two columns as marked tokens, in which the answer is predicted.
+
+        A text is a turn; a user's text is stripped. There may be several results, as in `of_messages`. Raises a
+        one-line ValueError.
+        """
         if isinstance(prompt, str):
             prompt = [{"role": "user", "content": prompt.strip()}]
         return self._after_messages(prompt, answer, "completion", tools)
@@ -209,14 +233,14 @@ class Answers:
 
 
 def _not_empty(words: np.ndarray, name: str) -> np.ndarray:
-    """The marked tokens. Raises ValueError if none of them can be predicted."""
+    """Return the marked tokens. Raises ValueError if none of them can be predicted."""
     if not (words[1:] & MARK).any():
         raise ValueError(f"its {name} is empty")
     return words
 
 
 def unmarked(words: np.ndarray) -> np.ndarray:
-    """The token ids of marked tokens, int64."""
+    """Return the token ids of marked tokens, int64."""
     return np.asarray(words, dtype=np.int64) & ~MARK
 
 
@@ -231,9 +255,9 @@ def _messages(answer: Any, name: str) -> list[Any]:
 
 
 def _without_prompt(chosen: Any, rejected: Any) -> tuple[list[Any], list[Any], list[Any]]:
-    """Two conversations that begin alike as the prompt, which that is, and what follows in each."""
+    """Split two conversations into their common beginning, which is the prompt, and the rest of each."""
     if not (isinstance(chosen, list) and isinstance(rejected, list)):
-        raise ValueError("it has no prompt, and its answers are no conversations that begin with one")
+        raise ValueError("it has no prompt, and its answers are not conversations that begin with one")
     alike = 0
     while alike < min(len(chosen), len(rejected)) and chosen[alike] == rejected[alike]:
         alike += 1
@@ -244,4 +268,4 @@ def _without_prompt(chosen: Any, rejected: Any) -> tuple[list[Any], list[Any], l
 
 def _check_text(text: str, name: str) -> None:
     if not is_unicode(text):
-        raise ValueError(f"has half a surrogate pair in its {name}")
+        raise ValueError(f"has an unpaired surrogate in its {name}")

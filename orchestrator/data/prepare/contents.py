@@ -1,7 +1,7 @@
-"""What tells documents apart: the length and a hash of each one's text, however it was cut into pieces and parts.
+"""The identity of documents: the length and a hash of each document's text, however it was cut into pieces and parts.
 
-The hash is the text, read as one number in base 256, modulo the prime 2^127 - 1 (Karp and Rabin, 1987): that of two
-pieces joined follows from theirs. A document's digest mixes both into 64 bits.
+The hash is the text, read as one number in base 256, modulo the prime 2^127 - 1 (Karp and Rabin, 1987). The hash of
+two joined pieces follows from their hashes. A document's digest mixes length and hash into 64 bits.
 """
 
 from __future__ import annotations
@@ -17,50 +17,54 @@ from orchestrator.data.sources.documents import TextPiece
 PRIME_BITS = 127
 PRIME = 2**PRIME_BITS - 1
 BETWEEN = 0xFF
-"""What is hashed between the two texts of a pair; no byte of UTF-8."""
+"""The byte that is hashed between the two texts of a pair; it never occurs in UTF-8."""
 ENTRY = np.dtype([("bytes", "<u8"), ("low", "<u8"), ("high", "<u8")])
-"""An entry of an index: bytes of text, and the two halves of the hash."""
+"""An index entry: bytes of text, and the two halves of the hash."""
 
 
 class Content(NamedTuple):
-    """The bytes of text of a piece of a document, and its hash."""
+    """The number of text bytes in a piece of a document, and their hash."""
 
     bytes: int = 0
     hash: int = 0
 
     def joined(self, after: Content) -> Content:
-        """The content of this piece and the one after it."""
-        # 256^n modulo 2^127 - 1 is a power of two
+        """Return the content of this piece followed by `after`."""
+        # Multiplying by 256^n modulo 2^127 - 1 shifts by a power of two.
         shifted = self.hash << (8 * after.bytes % PRIME_BITS)
         return Content(self.bytes + after.bytes, (shifted + after.hash) % PRIME)
 
 
 class ContentIndex:
-    """The contents of the documents of one shard, and last that of the document which the next shard continues, empty
-    if there is none."""
+    """The contents of one shard's documents. The last entry is the beginning of the document that the next shard
+    continues; it is empty if no document does.
+    """
 
     def __init__(self) -> None:
         self._entries: list[bytes] = []
         self._held = Content()
 
     def add(self, piece: TextPiece) -> None:
-        """The next piece of the shard's text."""
+        """Add the next piece of the shard's text."""
         data = piece.text.encode()
         self._held = self._held.joined(Content(len(data), _remainder(int.from_bytes(data))))
-        if piece.halves:  # a pair is never cut, so that what is no text need not be counted
+        if piece.halves:  # pairs are never cut, so the separator byte need not be counted
             self._held = Content(self._held.bytes, (self._held.hash << 8 | BETWEEN) % PRIME)
         if piece.ends:
             self._entries.append(_packed(self._held))
             self._held = Content()
 
     def to_bytes(self) -> bytes:
-        """The index as it is stored: an `ENTRY` for each document, and the last."""
+        """Return the stored form: one `ENTRY` for each document, and the last one."""
         return b"".join([*self._entries, _packed(self._held)])
 
 
 def _remainder(number: int) -> int:
-    """`number` modulo PRIME. Of a long one the halves are added, since a power of two with a multiple of PRIME_BITS
-    leaves 1: that takes a time in proportion to its length, a division much more."""
+    """Return `number` modulo PRIME.
+
+    A long number is folded in half repeatedly: 2^k leaves remainder 1 if k is a multiple of PRIME_BITS, so the halves
+    can be added. This takes time proportional to the length; a division takes much longer.
+    """
     while (bits := number.bit_length()) > 4 * PRIME_BITS:
         half = bits // 2 // PRIME_BITS * PRIME_BITS
         number = (number >> half) + (number & ((1 << half) - 1))
@@ -68,12 +72,12 @@ def _remainder(number: int) -> int:
 
 
 def documents_of(indices: Iterable[bytes]) -> np.ndarray:
-    """The contents of the documents of a source, ENTRY [documents], from the indices of its shards in order."""
+    """Return the contents of a source's documents, ENTRY [documents], from the indices of its shards in order."""
     return np.concatenate([np.zeros(0, ENTRY), *documents_by_part(indices)])
 
 
 def documents_by_part(indices: Iterable[bytes]) -> Iterator[np.ndarray]:
-    """`documents_of` shard by shard: the documents that end in each."""
+    """Yield the documents that end in each shard; `documents_of` shard by shard."""
     held = Content()
     for index in indices:
         entries = np.frombuffer(index, ENTRY).copy()
@@ -87,10 +91,12 @@ def documents_by_part(indices: Iterable[bytes]) -> Iterator[np.ndarray]:
 
 
 def digests(contents: np.ndarray) -> np.ndarray:
-    """A 64-bit hash of each document's text, uint64 of the shape of `contents`: uniform, and equal for equal texts
-    alone, as far as 64 bits tell."""
-    found: np.ndarray = mix(mix(mix(contents["bytes"]) ^ contents["low"]) ^ contents["high"])
-    return found
+    """Return a 64-bit hash of each document's text, uint64 with the shape of `contents`.
+
+    Hashes are uniform. Equal texts have equal hashes; different texts differ up to 64-bit collisions.
+    """
+    mixed: np.ndarray = mix(mix(mix(contents["bytes"]) ^ contents["low"]) ^ contents["high"])
+    return mixed
 
 
 def _content(entry: np.void) -> Content:

@@ -1,4 +1,6 @@
-"""The fingerprint of prepared data: a checksum of all that determines its tokens, by which it is found again."""
+"""The fingerprint of prepared data: a checksum of everything that determines its tokens. Prepared data is found by
+it.
+"""
 
 from __future__ import annotations
 
@@ -26,15 +28,15 @@ SOURCES = "data.sources"
 
 
 class TextChanged(InputError):
-    """The text is not that which a run began with."""
+    """The training text is not the text that the run began with."""
 
 
 KindOf = Callable[[int], "RecordKind | None"]
-"""How rows become records in prepared data of a format; None of text."""
+"""Returns how rows become records in prepared data of a given format; None for plain text."""
 
 
 class Given(NamedTuple):
-    """What determines the tokens of text in prepared data of a format, see `fingerprint`."""
+    """Everything besides the text that determines the tokens of prepared data; see `fingerprint`."""
 
     chosen: Any
     kind: RecordKind | None
@@ -42,14 +44,16 @@ class Given(NamedTuple):
 
 
 def no_kind(data_format: int) -> RecordKind | None:
-    """That of text."""
+    """The `KindOf` of plain text: no records."""
     return None
 
 
 def given_in(
     data_format: int, data: DataSpec, choose: Callable[[int], Any], kind_of: KindOf, framed: bool
 ) -> Given:
-    """What determines the tokens of `data` in a format, by the tokenizer that `choose` gives for it."""
+    """Return what determines the tokens of `data` in a format, with the tokenizer that `choose` returns for that
+    format.
+    """
     chosen = choose(data_format)
     framing = UNFRAMED
     if data_format > 5:
@@ -64,9 +68,10 @@ def given_in(
 def chosen_tokenizer(
     data: DataSpec, special_tokens: Sequence[str], data_format: int = manifest.FORMAT
 ) -> Any:
-    """What the fingerprint has of the tokenizer: its JSON with the ids of its roles, or the number of entries of one
-    that is to be trained, with its special tokens, and its recipe unless that is the byte-level BPE. It is read as for
-    prepared data of `data_format`.
+    """Return the tokenizer's part of the fingerprint, as prepared data of `data_format` reads it.
+
+    For a given tokenizer: its JSON and the ids of its roles. For one that is still to be trained: its vocabulary
+    size, its special tokens, and its recipe unless that is the byte-level BPE.
 
     Raises InputError.
     """
@@ -81,8 +86,7 @@ def chosen_tokenizer(
 def check_same_text(
     data: DataSpec, special_tokens: Sequence[str], before: str, kind_of: KindOf, framed: bool
 ) -> None:
-    """Raise TextChanged if `data` does not have the fingerprint `before` any more, and InputError if it cannot be
-    read."""
+    """Raise TextChanged if `data` no longer has the fingerprint `before`, and InputError if it cannot be read."""
     files = sources.resolve(data.sources, SOURCES, data.on_error)
     part_bytes = sources.part_size(files)
     cleaning = cleaning_of(data, files, part_bytes)
@@ -98,13 +102,16 @@ def format_and_fingerprint(
     before: str,
     clean: str = "",
 ) -> tuple[int, str, Given]:
-    """The current format, the fingerprint of the data in it and what else determines it; or those of the format in
-    which it has the fingerprint `before`. Raises TextChanged if there is none."""
+    """Return the format, the fingerprint in it, and what else determines the tokens.
+
+    Without `before` this is the current format. With `before` it is the format in which the data has that
+    fingerprint. Raises TextChanged if no format matches.
+    """
     refused = None
     for data_format in reversed(manifest.FORMATS):
         try:
             given = given_in_format(data_format)
-        except InputError as error:  # an earlier format may have taken it, or a later one takes it
+        except InputError as error:  # an earlier or later format may accept the tokenizer
             if not before:
                 raise
             refused = error if data_format == manifest.FORMATS[-1] else refused
@@ -116,9 +123,9 @@ def format_and_fingerprint(
             return data_format, name, given
     if refused is not None:
         raise refused
-    hint = "put the files back as they were, or start another run"
+    hint = "restore the text or start a new run"
     raise TextChanged(
-        "the text has changed since the run began, and its token shards are gone", SOURCES, hint
+        "the training text changed after the run began, and the prepared shards are gone", SOURCES, hint
     )
 
 
@@ -131,8 +138,18 @@ def fingerprint(
     clean: str = "",
     framing: Framing = UNFRAMED,
 ) -> str:
-    """xxh3_128 of everything that determines the shards' bytes; where the files are does not. `clean` is the key of the
-    steps that clean the text, `data_format` the newest if it is not said."""
+    """Return the xxh3_128 hash of everything that determines the shards' bytes. The location of the files does not
+    count.
+
+    Args:
+        files: the source files.
+        chosen: the tokenizer's part, see `chosen_tokenizer`.
+        part_bytes: size of a part.
+        data_format: format of the prepared data; the newest one if None.
+        kind: how rows become records; None for plain text.
+        clean: key of the steps that clean the text.
+        framing: the special tokens around each text.
+    """
     data_format = data_format or manifest.newest_format(kind is not None)
     content = [_content(file, data_format) for file in files]
     records = [kind.to_json(data_format)] if kind else []
@@ -145,10 +162,10 @@ def fingerprint(
 
 
 def _content(file: SourceFile, data_format: int) -> dict[str, Any]:
-    """What of a file determines its tokens."""
-    found = {key: getattr(file, key) for key in ("source", "kind", "size", "content", "field")}
+    """Return the properties of a file that determine its tokens."""
+    fields = {key: getattr(file, key) for key in ("source", "kind", "size", "content", "field")}
     if file.compression:
-        found["compression"] = file.compression
+        fields["compression"] = file.compression
     if file.folders and data_format > 5:
-        found["folders"] = file.folders
-    return {**found, "on_error": file.on_error} if file.on_error != "fail" else found
+        fields["folders"] = file.folders
+    return {**fields, "on_error": file.on_error} if file.on_error != "fail" else fields

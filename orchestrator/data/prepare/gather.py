@@ -1,4 +1,4 @@
-"""Collecting the records of shards into the manifest of prepared data."""
+"""Collect the records of shards into the manifest of prepared data."""
 
 from __future__ import annotations
 
@@ -28,17 +28,24 @@ def gather(
     written: TokenFormat,
     where: str = "data.sources",
 ) -> DataManifest:
-    """The manifest of all shards in `folder`, from their records, and rejected.jsonl beside it. `uris` are those of the
-    sources, `where` their key in the job file.
+    """Build the manifest of all shards in `folder` from their records, and write rejected.jsonl beside it.
+
+    Args:
+        folder: the prepared data.
+        fingerprint: its fingerprint.
+        uris: the URIs of the sources.
+        parts: the parts of the text.
+        written: the token format.
+        where: the key of the sources in the job file.
 
     Raises InputError if a record is damaged or the sources have no text.
     """
-    found, findings = gather_some(folder, fingerprint, uris, parts, range(len(parts)), written)
+    built, findings = gather_some(folder, fingerprint, uris, parts, range(len(parts)), written)
     rejected = rejections.write(folder, findings)
-    if not found.bytes:
+    if not built.bytes:
         hint = "; ".join(["give files with text", *rejections.notes(rejected, folder.uri)])
         raise InputError("there is no text in the files", where, hint)
-    return replace(found, rejected=rejected)
+    return replace(built, rejected=rejected)
 
 
 def gather_some(
@@ -49,7 +56,8 @@ def gather_some(
     numbers: Sequence[int],
     written: TokenFormat,
 ) -> tuple[DataManifest, list[rejections.Finding]]:
-    """The manifest of the shards of these `numbers`, ascending, as `gather`, and what was rejected in them.
+    """Like `gather`, for the shards of these ascending `numbers` alone. Also returns the findings about rejected text
+    in them.
 
     Raises InputError if a record is damaged.
     """
@@ -65,10 +73,13 @@ def gather_some(
         add_engine(engines, record.pop("engine"))
         findings += record.pop("rejected")
         named.append(record.pop("named"))
-        if record["tokens"] or (written.version > 2 and record["bytes"]):  # text of which no token is made
+        if record["tokens"] or (
+            written.version > 2 and record["bytes"]
+        ):  # a part may have text that gives no token
             prepared[parts[number][0].file.source].append(TokenShard(file=shard_name(number), **record))
     every = [shard for source in prepared for shard in source]
-    tokens, text = sum(s.tokens for s in every), sum(s.bytes for s in every)
+    tokens = sum(s.tokens for s in every)
+    text = sum(s.bytes for s in every)
     documents = sum(s.documents for s in every)
     before = () if written.kind else written.framing.before
     counts -= documents * np.bincount(before, minlength=len(counts)) if before else 0
@@ -76,7 +87,7 @@ def gather_some(
     ends = max(int(counts[written.roles["eos"]]) - documents, 0)
     share = counts[counts > 0] / max(predicted, 1)
     tokenizer = folder.read("tokenizer.json") or b""
-    found = DataManifest(
+    built = DataManifest(
         fingerprint=fingerprint,
         dtype=written.dtype,
         records=written.kind.objective if written.kind else "",
@@ -85,7 +96,7 @@ def gather_some(
         vocabulary=written.vocabulary,
         roles=dict(written.roles),
         sentinels=tokenizers.sentinels_in(tokenizer.decode()),
-        sources=tuple(PreparedSource(uri, tuple(found)) for uri, found in zip(uris, prepared, strict=True)),
+        sources=tuple(PreparedSource(uri, tuple(built)) for uri, built in zip(uris, prepared, strict=True)),
         tokens=tokens,
         documents=documents,
         bytes=text,
@@ -98,7 +109,7 @@ def gather_some(
         named=named_tokens.summed(named),
         inner_ends=ends if written.version > 5 and not written.kind else 0,
     )
-    return found, findings
+    return built, findings
 
 
 def _chat_of(written: TokenFormat) -> dict[str, Any]:
@@ -110,5 +121,5 @@ def _chat_of(written: TokenFormat) -> dict[str, Any]:
 
 
 def _records(folder: DataFolder, numbers: Sequence[int], data_format: int) -> Iterator[dict[str, Any] | None]:
-    """The records of these shards in order: few at a time, since each counts every token of the vocabulary."""
+    """Yield the records of these shards in order, a few at a time: each counts every token of the vocabulary."""
     return read_at_once(lambda number: read_record(folder, number, data_format), numbers, held=AT_ONCE)

@@ -1,5 +1,6 @@
-"""The messages of a conversation and its tools, checked, and as chat templates are meant to be given them: without
-what is null, and with the arguments of a call as a mapping, which data often has as text."""
+"""Check the messages and tools of a conversation, and bring them into the form that chat templates expect: no null
+values, and call arguments as a mapping even where the data has them as text.
+"""
 
 from __future__ import annotations
 
@@ -12,24 +13,24 @@ from orchestrator.data.sources.repair import is_unicode
 
 ROLES = ("system", "user", "assistant", "tool", "developer")
 REASONED = ("reasoning_content", "thinking", "reasoning")
-"""Keys of a message for what was thought before the answer."""
+"""Keys of a message that hold the reasoning before an answer."""
 THOUGHT, THOUGHT_ENDS = "<think>", "</think>"
-"""The tags around what was thought in a content, as most models write them."""
+"""The tags that most models put around reasoning in the content."""
 SPEAKERS = {"human": "user", "gpt": "assistant", "function_response": "tool", "observation": "tool"}
-"""Whom messages in the manner of ShareGPT, {from, value}, name otherwise than by a role."""
+"""The roles behind the speaker names of ShareGPT messages ({from, value})."""
 
 Message = dict[str, Any]
 
 
 def checked(messages: Any) -> list[Message]:
-    """The messages. Raises ValueError in one line for what is no conversation of text."""
+    """Return the messages in their checked form. Raises a one-line ValueError if they are not a text conversation."""
     if not isinstance(messages, list) or not messages:
-        raise ValueError("its messages are no list of messages")
+        raise ValueError("its messages are not a list of messages")
     return [_message(message, number) for number, message in enumerate(messages, 1)]
 
 
 def check_answers(messages: list[Message]) -> None:
-    """Raise ValueError in one line for an answer from which nothing can be learnt, or only in part."""
+    """Raise a one-line ValueError for an answer that has nothing, or only part of it, to train on."""
     for number, message in enumerate(messages, 1):
         if message["role"] != "assistant":
             continue
@@ -38,40 +39,46 @@ def check_answers(messages: list[Message]) -> None:
             raise ValueError(
                 f"its message {number} has a weight of {weight!r}; an answer is predicted (1) or not (0)"
             )
-        said = message.keys() & {"tool_calls", *REASONED} or text_of(message["content"]).strip()
-        if message.get("weight") != 0 and not said:
+        has_content = message.keys() & {"tool_calls", *REASONED} or text_of(message["content"]).strip()
+        if message.get("weight") != 0 and not has_content:
             raise ValueError(f"its message {number}, of the assistant, is empty")
 
 
 def check_written(text: str, messages: list[Message], tools: list[Any] | None) -> None:
-    """Raise ValueError in one line if a chat template has left out of `text` what it does not know: the tools, or a
-    call of one. For data in format 5; `left_out` asks for more."""
+    """Raise a one-line ValueError if a chat template omitted the tools or a tool call from `text`.
+
+    For prepared data in format 5. `left_out` is the stricter check of later formats.
+    """
     calls = [call for message in messages for call in message.get("tool_calls", ())]
-    for what, named in (("tools", tools or ()), ("tool calls", calls)):
+    for feature, named in (("tools", tools or ()), ("tool calls", calls)):
         names = [each.get("function", each).get("name") for each in named]
         if any(isinstance(name, str) and name not in text for name in names):
-            raise ValueError(f"the chat template writes no {what}; name one that does in data.chat_template")
+            raise ValueError(
+                f"the chat template writes no {feature}; name one that does in data.chat_template"
+            )
 
 
 def thought_of(message: Message) -> str:
-    """What was thought before an answer: under a key of its own, or between tags at the beginning of its content."""
+    """Return the reasoning before an answer, from its own key or from between tags at the start of the content."""
     apart = next((message[key] for key in REASONED if message.get(key)), "")
     return (apart if isinstance(apart, str) else "") or _in_two(message)[0]
 
 
 def squeezed(text: str) -> str:
-    """A text without its spaces, which templates take away and add."""
+    """Return a text without whitespace, because templates add and remove it."""
     return "".join(text.split())
 
 
 def left_out(message: Message, text: str, thoughts: bool = True) -> str:
-    """What a `squeezed` text lacks of a message: its content, its reasoning if `thoughts` matter, or a call by its name
-    and arguments; empty if it lacks nothing."""
+    """Return what a `squeezed` text lacks of a message, or an empty text if nothing is missing.
+
+    Looked for are the content, the reasoning if `thoughts` is set, and each call's name and arguments.
+    """
     return _look(message, text, 0, thoughts)[1]
 
 
 def has_all(messages: Sequence[Message], text: str) -> bool:
-    """Whether a `squeezed` text has all of the messages, one after the other."""
+    """Return whether a `squeezed` text contains all of the messages, in order."""
     at = 0
     for message in messages:
         at, lacking = _look(message, text, at, True)
@@ -81,27 +88,29 @@ def has_all(messages: Sequence[Message], text: str) -> bool:
 
 
 def _look(message: Message, text: str, at: int, thoughts: bool) -> tuple[int, str]:
-    """Where in `text`, from `at` on, a message ends, and what the text lacks of it."""
+    """Return the place in `text` (searched from `at`) where a message ends, and what the text lacks of it."""
     end = at
     parts = [("the reasoning", thought_of(message) if thoughts else ""), ("the content", _in_two(message)[1])]
     for name, part in parts:
-        found = _end_of([_spellings(part)], text, at)
-        if found is None:
+        stop = _end_of([_spellings(part)], text, at)
+        if stop is None:
             return at, name
-        end = max(end, found)
+        end = max(end, stop)
     place = at
     for call in message.get("tool_calls", ()):
         function = call.get("function", call)
-        found = _end_of([(squeezed(function["name"]),), *_said_by(function["arguments"])], text, place)
-        if found is None:
+        stop = _end_of([(squeezed(function["name"]),), *_argument_pieces(function["arguments"])], text, place)
+        if stop is None:
             return at, f"a call of {function['name']}"
-        place = found
+        place = stop
     return max(end, place), ""
 
 
 def _end_of(pieces: Sequence[tuple[str, ...]], text: str, at: int) -> int | None:
-    """Where the last of some pieces ends, each in its first spelling from `at` on; None if one is not there. The
-    first place of a piece is never behind the one that is meant."""
+    """Return where the last of the pieces ends, or None if one is missing.
+
+    For each piece, the spelling that ends first from `at` on counts. This place is never later than the intended one.
+    """
     end = at
     for spellings in pieces:
         ends = [place + len(one) for one in spellings if (place := text.find(one, at)) >= 0]
@@ -111,20 +120,23 @@ def _end_of(pieces: Sequence[tuple[str, ...]], text: str, at: int) -> int | None
     return end
 
 
-def _said_by(value: Any) -> list[tuple[str, ...]]:
-    """The pieces that a call's arguments leave in a text, in whatever form a template writes them: keys, texts, numbers
-    and truth values. One that is null may be left out."""
+def _argument_pieces(value: Any) -> list[tuple[str, ...]]:
+    """Return the pieces that a call's arguments leave in a text, whatever form the template writes: keys, texts,
+    numbers and booleans. A null argument may be omitted.
+    """
     if isinstance(value, Mapping):
-        return [piece for key, item in value.items() for piece in (_spellings(str(key)), *_said_by(item))]
+        return [
+            piece for key, item in value.items() for piece in (_spellings(str(key)), *_argument_pieces(item))
+        ]
     if isinstance(value, list):
-        return [piece for item in value for piece in _said_by(item)]
+        return [piece for item in value for piece in _argument_pieces(item)]
     if isinstance(value, str):
         return [_spellings(value)]
     return [] if value is None else [(json.dumps(value), str(value))]
 
 
 def _spellings(text: str) -> tuple[str, ...]:
-    """A text as it stands, and as JSON, HTML and Python spell it, without spaces."""
+    """Return a text as it is, and as JSON, HTML and Python spell it, all without whitespace."""
     as_json = (json.dumps(text, ensure_ascii=is_ascii)[1:-1] for is_ascii in (False, True))
     as_html = (html.escape(text, quote=quoted) for quoted in (False, True))
     forms = (text, *as_json, *as_html, text.replace("'", r"\'"), repr(text)[1:-1])
@@ -132,7 +144,7 @@ def _spellings(text: str) -> tuple[str, ...]:
 
 
 def _in_two(message: Message) -> tuple[str, str]:
-    """What of a message's content stands between tags for a thought, and the rest."""
+    """Split a message's content into the reasoning between tags and the rest."""
     content = text_of(message.get("content") or "")
     if message["role"] != "assistant" or THOUGHT_ENDS not in content:
         return "", content
@@ -141,53 +153,53 @@ def _in_two(message: Message) -> tuple[str, str]:
 
 
 def tools_of(given: Any) -> list[Any] | None:
-    """The tools that a conversation may call, as a list or its JSON; None if there are none. Raises ValueError."""
-    found = _of_json(given) if isinstance(given, str) else given
-    if not found:
+    """Return the tools of a conversation, given as a list or as JSON; None without tools. Raises ValueError."""
+    tools = _of_json(given) if isinstance(given, str) else given
+    if not tools:
         return None
-    if isinstance(found, list):
-        found = [_of_json(tool) if isinstance(tool, str) else tool for tool in found]
-    if not isinstance(found, list) or not all(isinstance(tool, Mapping) for tool in found):
-        raise ValueError("its tools are no list of mappings")
-    if not is_unicode(json.dumps(found, ensure_ascii=False, default=str)):
-        raise ValueError("has half a surrogate pair in its tools")
-    return found
+    if isinstance(tools, list):
+        tools = [_of_json(tool) if isinstance(tool, str) else tool for tool in tools]
+    if not isinstance(tools, list) or not all(isinstance(tool, Mapping) for tool in tools):
+        raise ValueError("its tools are not a list of mappings")
+    if not is_unicode(json.dumps(tools, ensure_ascii=False, default=str)):
+        raise ValueError("has an unpaired surrogate in its tools")
+    return tools
 
 
 def text_of(content: str | list[Message]) -> str:
-    """The text of a message's content."""
+    """Return the text of a message's content."""
     return content if isinstance(content, str) else "".join(part["text"] for part in content)
 
 
 def without_nulls(value: Any) -> Any:
-    """A value of a table without the keys that are null: a table gives a mapping the keys of all others in its
-    column."""
+    """Return a table value without null keys. A table gives each mapping the keys of all mappings of its column."""
     if isinstance(value, Mapping):
         return {key: without_nulls(item) for key, item in value.items() if item is not None}
     return [without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def _message(given: Any, number: int) -> Message:
-    message = _with_role(_said(given))
-    content, calls = message.get("content"), message.pop("tool_calls", None)
+    message = _with_role(_non_null(given))
+    content = message.get("content")
+    calls = message.pop("tool_calls", None)
     if isinstance(content, list):
         message["content"] = content = [_part(part, number) for part in content]
     if not isinstance(content, str | list) and not (calls and content is None):
         raise ValueError(f"its message {number} has no content of text")
     if not is_unicode(json.dumps(message, ensure_ascii=False, default=str)):
-        raise ValueError(f"has half a surrogate pair in its message {number}")
+        raise ValueError(f"has an unpaired surrogate in its message {number}")
     role = message.get("role")
     if role not in ROLES:
         raise ValueError(f"the role {role!r} of its message {number} is none of {', '.join(ROLES)}")
     if calls:
         if role != "assistant" or not isinstance(calls, list):
-            raise ValueError(f"its message {number} has tool_calls that are no list of an assistant's")
+            raise ValueError(f"its message {number} has tool_calls that are not a list of an assistant's")
         message["tool_calls"] = [_call(call, number) for call in calls]
     return message
 
 
 def _with_role(message: Message) -> Message:
-    """The message with role and content, which stand in from and value in the manner of ShareGPT."""
+    """Return the message with `role` and `content`. ShareGPT messages name these `from` and `value`."""
     if "role" in message or not {"from", "value"} <= message.keys():
         return message
     spoken = {key: value for key, value in message.items() if key not in ("from", "value")}
@@ -200,33 +212,33 @@ def _with_role(message: Message) -> Message:
 
 
 def _part(given: Any, number: int) -> Message:
-    part = _said(given)
+    part = _non_null(given)
     if part.get("type") != "text":
-        what = f"a part of type {part.get('type')!r}"
-        raise ValueError(f"its message {number} has {what}, and only parts of text are read")
+        kind = f"a part of type {part.get('type')!r}"
+        raise ValueError(f"its message {number} has {kind}, and only parts of text are read")
     if not isinstance(part.get("text"), str):
         raise ValueError(f"its message {number} has a part without text")
     return part
 
 
 def _call(given: Any, number: int) -> Message:
-    call = _said(given)
+    call = _non_null(given)
     nested = "function" in call
-    function = _said(call["function"]) if nested else call
+    function = _non_null(call["function"]) if nested else call
     arguments = function.get("arguments", {})
     if isinstance(arguments, str):
         arguments = _of_json(arguments or "{}")
     if not isinstance(function.get("name"), str) or not isinstance(arguments, Mapping):
         raise ValueError(f"its message {number} has a tool call without a name, or without arguments in JSON")
     function = {**function, "arguments": arguments}
-    found = {**call, "function": function} if nested else function
-    if not is_unicode(json.dumps(found, ensure_ascii=False, default=str)):
-        raise ValueError(f"has half a surrogate pair in a tool call of its message {number}")
-    return found
+    checked_call = {**call, "function": function} if nested else function
+    if not is_unicode(json.dumps(checked_call, ensure_ascii=False, default=str)):
+        raise ValueError(f"has an unpaired surrogate in a tool call of its message {number}")
+    return checked_call
 
 
-def _said(given: Any) -> Message:
-    """What a mapping says; nothing if it is none."""
+def _non_null(given: Any) -> Message:
+    """Return a mapping without its null values; empty if `given` is not a mapping."""
     return (
         {key: value for key, value in given.items() if value is not None}
         if isinstance(given, Mapping)

@@ -1,6 +1,6 @@
-"""Tasks over parts of the text, by Ray: one CPU each, in order, with errors that are one line.
+"""Ray tasks over parts of the text, with one CPU each, in order. Errors are one line.
 
-What passes between them are files, and a row says which.
+Tasks exchange data through files; a row names the file.
 """
 
 from __future__ import annotations
@@ -28,16 +28,25 @@ from orchestrator.data.quiet_logging import quiet
 from orchestrator.storage.retry import storage_failed, transient
 
 Run = Callable[[dict[str, Any]], dict[str, Any]]
-"""What is run; both sides are what a row of a dataset can hold."""
+"""The function that a task runs. Input and output are rows that a Ray dataset can hold."""
 NAME = "part"
-"""What a process that runs one is called, as `ray::part`."""
+"""The name of a task's process, shown as `ray::part`."""
 
 
 def results(
     run: Run, given: Sequence[dict[str, Any]], workers: int, cpus: float, tries: int
 ) -> Iterator[dict[str, Any]]:
-    """What `run` returns for each input, `workers` of them at once with `cpus` each; one whose process ends is tried
-    again, so often in all. Raises what Ray does when that does not help."""
+    """Yield what `run` returns for each input, in order.
+
+    Args:
+        run: the function to run.
+        given: its inputs.
+        workers: number of tasks at once.
+        cpus: CPUs of each task.
+        tries: how often a task whose process ends is started in all.
+
+    Raises Ray's error if all tries fail.
+    """
     nodes = sum(bool(node["Alive"]) for node in ray.nodes())
     return (_by_dataset if nodes > 1 else _by_tasks)(run, given, workers, cpus, tries)
 
@@ -46,8 +55,10 @@ def _by_tasks(
     run: Run, given: Sequence[dict[str, Any]], workers: int, cpus: float, tries: int
 ) -> Iterator[dict[str, Any]]:
     task = _call.options(name=NAME, num_cpus=cpus, max_retries=tries - 1)
-    function = ray.put(run)  # it may hold much, such as a tokenizer
-    left, waiting, running = iter(given), deque[Any](), list[Any]()
+    function = ray.put(run)  # it may be large, for example a tokenizer
+    left = iter(given)
+    waiting = deque[Any]()
+    running = list[Any]()
 
     def begin() -> None:
         for one in left:
@@ -60,13 +71,13 @@ def _by_tasks(
         begin()
         while running:
             running[:] = ray.wait(running)[1]
-            begin()  # first, since who takes the results may be busy
+            begin()  # start the next tasks first: the consumer of the results may be slow
             while waiting and waiting[0] not in running:
                 yield ray.get(waiting.popleft())
     finally:
         if ray.is_initialized():
-            for begun in running:
-                ray.cancel(begun)
+            for task_ref in running:
+                ray.cancel(task_ref)
 
 
 @ray.remote
@@ -79,7 +90,7 @@ def _by_dataset(
 ) -> Iterator[dict[str, Any]]:
     import ray.data
 
-    with warnings.catch_warnings():  # by no other option can the tries of a task be bounded
+    with warnings.catch_warnings():  # Ray Data has no other option to limit the tries of a task
         warnings.simplefilter("ignore", DeprecationWarning)
         dataset = ray.data.from_items(list(given), override_num_blocks=len(given)).map(
             run, compute=ray.data.TaskPoolStrategy(size=workers), num_cpus=cpus, max_retries=tries - 1
@@ -92,21 +103,22 @@ def _by_dataset(
 
 
 def _quiet() -> AbstractContextManager[None]:
-    """Keep Ray Data's progress messages out of the terminal; they stay in Ray's log files."""
+    """Keep Ray Data's progress messages off the terminal. They stay in Ray's log files."""
     handlers = [h for h in logging.getLogger("ray.data").handlers if isinstance(h, logging.StreamHandler)]
     return quiet(handlers, logging.ERROR)
 
 
 MOST = 1 << 14
-"""Characters of a task that come back, the first of them."""
+"""A task returns at most this many characters of its output, from the beginning."""
 LOGGER = logging.getLogger("orchestrator.data")
 
 
 class Copy(io.TextIOBase):
-    """A stream whose text goes on to `stream`, and its first MOST characters to `text`."""
+    """A stream that passes its text on to `stream`, and its first MOST characters to `text`."""
 
     def __init__(self, stream: IO[str], text: io.StringIO) -> None:
-        self._stream, self._text = stream, text
+        self._stream = stream
+        self._text = text
 
     encoding = "utf-8"
 
@@ -129,7 +141,7 @@ class Copy(io.TextIOBase):
 
 @contextlib.contextmanager
 def printed() -> Iterator[io.StringIO]:
-    """Have what is printed in this context, warnings included; it is printed where it was before too."""
+    """Capture what is printed in this context, warnings included. It is still printed as before."""
     text = io.StringIO()
     with (
         contextlib.redirect_stdout(Copy(sys.stdout, text)),
@@ -139,7 +151,7 @@ def printed() -> Iterator[io.StringIO]:
 
 
 def log_printed(task: str, text: str) -> None:
-    """Log what a task has printed, a message a line."""
+    """Log what a task printed, one message a line."""
     for line in text.splitlines():
         if line.strip():
             LOGGER.info("data, %s: %s", task, line)
@@ -148,16 +160,17 @@ def log_printed(task: str, text: str) -> None:
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 DEATHS = (WorkerCrashedError, NodeDiedError, OutOfMemoryError)
 TRIES = 8
-"""How often a task is begun whose process ends without a word: a node that goes away is none of its fault, but a row
-on which every process ends must not be tried for ever."""
+"""How often a task is started whose process ends without an error. A node that goes away is not the task's fault, but
+a row on which every process dies must not be tried forever.
+"""
 
 
 Task = Callable[..., Callable[[], None] | None]
-"""What is done with a row; if it returns a function, that is the rest of it, which mostly waits."""
+"""Processes a row. It may return a function for the rest of the work, which is mostly waiting."""
 TOGETHER_BYTES = 2**25
-"""Bytes of text whose parts one task may take, one after the other."""
+"""Bytes of text that one task may process, as several parts in sequence."""
 MOST_TOGETHER = 16
-"""Rows that one task may take."""
+"""Maximum number of rows of one task."""
 
 
 def run_tasks(
@@ -168,15 +181,18 @@ def run_tasks(
     together: int = 1,
     there: Callable[[dict[str, Any]], bool] = lambda row: False,
 ) -> Iterator[int]:
-    """Run `task` on each row, which JSON can hold, as many at once as CPUs are free; yields how many of the first rows
-    are done. `cache` is where they write. A task whose process or node ends is begun again. If so many CPUs are to be
-    left that none is free, one task runs beside those who use them.
+    """Run `task` on each row, on as many CPUs as are free; yield the number of leading rows that are done.
 
-    Small ones are done `together`, as many as this in one task at most: there the rest of one (see `Task`) is done
-    beside the next, and nobody waits for Ray between them. One that is begun again passes over the first of its rows
-    that are `there`.
+    Args:
+        task: what to do with a row. A task whose process or node ends is started again.
+        rows: values that JSON can hold.
+        cache: where the tasks write, for error messages.
+        leave: CPUs to leave free. If none remains, one task shares the CPUs with their users.
+        together: largest number of rows of one task. Small rows share a task: the rest of one row (see `Task`)
+            overlaps with the next row, and Ray causes no wait in between.
+        there: whether a row is already done. A restarted task skips such rows at its beginning.
 
-    Raises InputError and Unreachable as the tasks do, for storage that fails there, and for a row on which the process
+    Raises InputError and Unreachable as the tasks do, if a task's storage fails, and for a row on which the process
     ended TRIES times.
     """
     if not rows:
@@ -189,7 +205,8 @@ def run_tasks(
             done, error = run_rows(task, cache, todo)
         return {"done": len(group) - len(todo) + done, "error": error, "printed": text.getvalue()}
 
-    unused, every = ray.available_resources().get("CPU", 1), ray.cluster_resources().get("CPU", 1)
+    unused = ray.available_resources().get("CPU", 1)
+    every = ray.cluster_resources().get("CPU", 1)
     free = int(min(unused, every - leave))
     share = 1.0 if free >= 1 or not leave else 0.0
     workers = max(1, min(free, len(rows)))
@@ -197,7 +214,7 @@ def run_tasks(
         {"rows": json.dumps(rows[one.start : one.stop])} for one in grouped(len(rows), workers, together)
     ]
     done = 0
-    with _told_of_deaths(cache, "a part"):
+    with _deaths_as_input_errors(cache, "a part"):
         for group in results(run, groups, workers, share, TRIES):
             log_printed(f"part {done + 1} of {len(rows)}", group["printed"])
             for _ in range(group["done"]):
@@ -207,39 +224,42 @@ def run_tasks(
 
 
 def grouped(count: int, workers: int, together: int) -> list[range]:
-    """The numbers below `count` in groups that follow each other, none larger than `together`: smaller ones towards the
-    end, so that all workers end at about the same time (guided self-scheduling: Polychronopoulos and Kuck, 1987)."""
-    found: list[range] = []
+    """Return the numbers below `count` in consecutive groups of at most `together`.
+
+    Groups shrink towards the end, so that all workers finish at about the same time (guided self-scheduling:
+    Polychronopoulos and Kuck, 1987).
+    """
+    groups: list[range] = []
     first = 0
     while first < count:
         size = max(1, min(together, (count - first) // (2 * workers)))
-        found.append(range(first, first + size))
+        groups.append(range(first, first + size))
         first += size
-    return found
+    return groups
 
 
 def together(part_bytes: int) -> int:
-    """How many parts of so many bytes one task takes, see `run_tasks`."""
+    """Return how many parts of `part_bytes` bytes one task takes, see `run_tasks`."""
     return max(1, min(MOST_TOGETHER, TOGETHER_BYTES // max(part_bytes, 1)))
 
 
 def run_alone(task: Task, cache: str, *arguments: Any) -> None:
-    """Run one task with its arguments, as Ray takes them, on one CPU. Raises as `run_tasks`."""
-    with _told_of_deaths(cache, "all of the text"):
+    """Run one task on one CPU, with its arguments as Ray passes them. Raises as `run_tasks`."""
+    with _deaths_as_input_errors(cache, "all of the text"):
         error, text = ray.get(_run_alone.remote(task, cache, *arguments))
     log_printed(getattr(task, "__name__", "task"), text)
     raise_error(error)
 
 
 @contextmanager
-def _told_of_deaths(cache: str, of: str) -> Iterator[None]:
-    """A process that ended too often is an InputError."""
+def _deaths_as_input_errors(cache: str, of: str) -> Iterator[None]:
+    """Turn a process that died too often into an InputError."""
     try:
         yield
     except DEATHS as error:
-        what = f"cannot be made: the process for {of} ended {TRIES} times ({type(error).__name__})"
+        problem = f"cannot be made: the process for {of} ended {TRIES} times ({type(error).__name__})"
         hint = "give its machine more memory; on a cluster, Ray's logs of the worker say more"
-        raise InputError(what, cache, hint) from None
+        raise InputError(problem, cache, hint) from None
 
 
 @ray.remote(num_cpus=1, max_retries=TRIES - 1)
@@ -250,7 +270,7 @@ def _run_alone(task: Task, cache: str, *arguments: Any) -> tuple[str, str]:
 
 
 def run_task(task: Task, cache: str, *arguments: Any) -> str:
-    """Run a task and the rest of it; its error as `encode_error` gives it, empty without one."""
+    """Run a task and the rest of its work. Return its error as `encode_error` does, or an empty text."""
     try:
         if rest := task(*arguments):
             rest()
@@ -260,27 +280,32 @@ def run_task(task: Task, cache: str, *arguments: Any) -> str:
 
 
 def run_rows(task: Task, cache: str, rows: Sequence[dict[str, Any]]) -> tuple[int, str]:
-    """Run a task on one row after the other, the rest of each beside the next, until there is an error: how many of the
-    first rows are done, and the error as of `run_task`."""
+    """Run a task on one row after the other until there is an error. The rest of each row's work overlaps with the
+    next row.
+
+    Returns the number of leading rows that are done, and the error as `run_task` returns it.
+    """
     done = 0
     with ThreadPoolExecutor(1) as pool:
         rest: Future[str] | None = None
         for row in rows:
-            begun: list[Callable[[], None] | None] = []
-            error = run_task(lambda row=row, begun=begun: begun.append(task(row)), cache)
+            started: list[Callable[[], None] | None] = []
+            error = run_task(lambda row=row, started=started: started.append(task(row)), cache)
             if rest and (failed := rest.result()):
                 return done, failed
             done += rest is not None
             if error:
                 return done, error
-            rest = pool.submit(run_task, begun[0] or (lambda: None), cache)
+            rest = pool.submit(run_task, started[0] or (lambda: None), cache)
         error = rest.result() if rest else ""
     return done + (rest is not None and not error), error
 
 
 def encode_error(error: Exception, cache: str) -> str:
-    """An error of a task as JSON, since an exception would carry Ray's full stack trace. Errors other than of input or
-    storage are raised."""
+    """Return an error of a task as JSON, because an exception would carry Ray's full stack trace.
+
+    Errors that are not about input or storage are raised.
+    """
     if not (isinstance(error, InputError) or storage_failed(error)):
         raise error
     passing = transient(error)
@@ -288,15 +313,20 @@ def encode_error(error: Exception, cache: str) -> str:
         return json.dumps([passing, error.what, error.where, error.hint])
     hint = "keep sources and cache where all nodes see them"
     if getattr(error, "errno", None) in FULL:
-        hint = "make room or name another data.cache; the same command goes on"
-    reason, place = getattr(error, "strerror", None) or error, getattr(error, "filename", None) or cache
-    if isinstance(error, FileNotFoundError) and error.errno is None:  # as stores tell it
-        reason, place = os.strerror(errno.ENOENT), error
+        hint = "free space or set another data.cache, then run the same command again"
+    reason = getattr(error, "strerror", None) or error
+    place = getattr(error, "filename", None) or cache
+    # object stores raise it without an errno
+    if isinstance(error, FileNotFoundError) and error.errno is None:
+        reason = os.strerror(errno.ENOENT)
+        place = error
     return json.dumps([passing, f"cannot be used on a worker's node ({reason})", str(place), hint])
 
 
 def raise_error(text: str) -> None:
-    """Raise the error that `encode_error` encoded: InputError, or Unreachable if it is transient. Nothing for ""."""
+    """Raise the error that `encode_error` encoded: InputError, or Unreachable if it is transient. Do nothing for an
+    empty text.
+    """
     if text:
         passing, *arguments = json.loads(text)
         raise (Unreachable if passing else InputError)(*arguments)

@@ -1,4 +1,4 @@
-"""The text of a part as it is tokenised: what is read, or what cleaning leaves of it."""
+"""The text of a part as it is tokenised: as read, or as cleaning leaves it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 def part_pieces(
     part: Part, data_format: int, cleaned: CleanedText | None, rejected: Rejected | None = None
 ) -> Iterator[TextPiece]:
-    """The text of a part, or what cleaning leaves of it."""
+    """Yield the text of a part as read, or as cleaning leaves it."""
     if cleaned is not None:
         return cleaned.pieces(part, rejected)
     return (piece for span in part for piece in pieces(span, data_format, rejected))
 
 
 def goes_on(part: Part, cleaned: CleanedText | None) -> bool:
-    """Whether the text of a part goes on with a document of the part before; of cleaned text all are whole."""
+    """Return whether a part begins within a document of the part before. Cleaned text never does."""
     span = part[0]
     if cleaned is not None or span.file.kind != ".txt" or not span.start:
         return False
@@ -35,10 +35,11 @@ def goes_on(part: Part, cleaned: CleanedText | None) -> bool:
 def sample(
     parts: Sequence[Part], limit: int, data_format: int = FORMAT, cleaned: CleanedText | None = None
 ) -> Iterator[str]:
-    """About `limit` bytes of text: the beginning of each part, in proportion to its size."""
+    """Yield about `limit` bytes of text: the beginning of each part, in proportion to its size."""
     share = limit / max(1, sum(span.bytes for part in parts for span in part))
     for part in parts:
-        held, due = 0, share * sum(span.bytes for span in part)
+        held = 0
+        due = share * sum(span.bytes for span in part)
         for piece in part_pieces(part, data_format, cleaned):
             yield piece.text
             held += piece.bytes

@@ -1,17 +1,17 @@
-"""Preparing data: raw sources to token shards, as tasks of Ray.
+"""Preparing data: raw sources to token shards, as Ray tasks.
 
     <cache>/<fingerprint>/
       tokenizer.json
       shards/000000.bin      token ids of one part, little-endian; each document ends with eos
       shards/000000.ends     the ends of its documents
       records/000000.json    the shard's counts and checksums, written after it
-      plan.json              how many parts each source has
-      sections/000000.json   of data that is streamed: the shards of a section, written when all of them are there
+      plan.json              number of parts of each source
+      sections/000000.json   streamed data only: the shards of a section, written once all of them exist
       manifest.json          written last
 
-The fingerprint covers the content of the sources, the tokenizer and the format, not where the files are. A killed
-preparation continues where it was: a part that has a record is not done again. Files of finished data that are missing,
-or were quarantined because they are damaged, are made again and must come out the same.
+The fingerprint covers the content of the sources, the tokenizer and the format, but not the location of the files. A
+killed preparation continues: parts that have a record are not done again. If files of finished data are missing, or
+were quarantined as damaged, they are made again and must come out the same.
 """
 
 from __future__ import annotations
@@ -76,28 +76,28 @@ def prepare(
     begin: bool = False,
     leave: float = 0.0,
 ) -> str:
-    """Prepare the token shards of `data` in `cache` unless they are there; returns the URI of the prepared data.
+    """Prepare the token shards of `data` in `cache` unless they exist; return the URI of the prepared data.
 
-    Ray must be initialised, and its nodes must see the sources and the cache. One CPU must be free; each task takes
-    one, no more than are free are used, and none is held afterwards.
+    Ray must be initialised, and its nodes must see the sources and the cache. At least one CPU must be free. Each
+    task takes one CPU, tasks use only free CPUs, and none is held afterwards.
 
     Args:
         data: what to prepare.
         objective_special_tokens: special tokens that the objective needs in the tokenizer.
         cache: folder or URI of all prepared data.
-        progress: called with parts, in the stages "tokenizer" and "tokens", see `Progress`.
-        part_bytes: size of a part; chosen by the amount of text if None.
-        before: fingerprint of the data that a run began with: prepare exactly that, in its format.
-        tokenizer_of: URI of prepared data whose tokenizer is taken instead of the one that `data` names.
+        progress: called with numbers of parts, in the stages "tokenizer" and "tokens", see `Progress`.
+        part_bytes: size of a part; derived from the amount of text if None.
+        before: fingerprint of the data that a run began with. Prepares exactly that data, in its format.
+        tokenizer_of: URI of prepared data whose tokenizer replaces the one that `data` names.
         where: the key of the sources in the job file.
-        kind_of: how rows become records in data of a format, for an objective that reads such.
-        framed: whether what the tokenizer puts around a text stands around each text.
-        make: False to raise InputError where the data is not there.
-        begin: of data that is streamed, prepare only the first section, and those that were published before.
-        leave: CPUs that are left for others, at the cost of having only one task, on no CPU of its own.
+        kind_of: how rows become records in data of a format, for an objective that reads records.
+        framed: put the tokenizer's special tokens around each text.
+        make: False raises InputError if the data does not exist yet.
+        begin: for streamed data, prepare only the first section and those that were published before.
+        leave: CPUs to leave for others. If none remains, a single task runs without a CPU of its own.
 
-    Raises InputError for sources or a tokenizer that cannot be used and for a cache that cannot be written, TextChanged
-    if `data` does not have the fingerprint `before` any more.
+    Raises InputError for sources or a tokenizer that cannot be used and for a cache that cannot be written,
+    TextChanged if `data` no longer has the fingerprint `before`.
     """
     files = sources.resolve(data.sources, where, data.on_error)
     if not any(file.size for file in files):
@@ -144,32 +144,32 @@ def prepare(
     except Exception as error:
         if isinstance(error, InputError) or not storage_failed(error):
             raise
-        reason, place = (
-            getattr(error, "strerror", None) or error,
-            getattr(error, "filename", None) or folder.uri,
-        )
+        reason = getattr(error, "strerror", None) or error
+        place = getattr(error, "filename", None) or folder.uri
         if transient(error):
             raise Unreachable(
                 f"does not answer ({reason})", str(place), "check address and network"
             ) from None
-        hint = "make room or name another data.cache; the same command goes on"
+        hint = "free space or set another data.cache, then run the same command again"
         raise InputError(f"cannot be written ({reason})", str(place), hint) from None
     return folder.uri
 
 
 def _tokenizer_of(uri: str) -> tuple[str, dict[str, int]]:
-    """The tokenizer of the prepared data at `uri` as JSON, and the ids of its tokens by role. Raises InputError and
-    DamagedShard."""
+    """Return the tokenizer of the prepared data at `uri` as JSON, and the ids of its tokens by role. Raises
+    InputError and DamagedShard.
+    """
     folder = DataFolder(uri)
-    if (found := published.read(folder)) is None:
+    if (published_data := published.read(folder)) is None:
         raise InputError("there is no prepared data", uri, AGAIN)
-    return read_tokenizer(folder, found), found.roles
+    return read_tokenizer(folder, published_data), published_data.roles
 
 
 @dataclass(frozen=True)
 class _Preparation:
-    """What is prepared, how, and where; see `prepare`. `given.chosen` is the tokenizer as JSON with its roles, or the
-    number of entries of one to train with its special tokens."""
+    """One preparation; see `prepare`. `given.chosen` is the tokenizer's JSON with its roles, or the vocabulary size
+    of one to train with its special tokens.
+    """
 
     data: DataSpec
     files: Sequence[SourceFile]
@@ -183,7 +183,7 @@ class _Preparation:
 
     @property
     def _uris(self) -> list[str]:
-        """Those of the sources."""
+        """The URIs of the sources."""
         return [source.name for source in self.data.sources]
 
     @property
@@ -192,13 +192,15 @@ class _Preparation:
         return self.folder.uri.rsplit("/", 1)[-1]
 
     def make(self, begin: bool, leave: float) -> None:
-        """Make the files that are missing, the manifest last; if asked to `begin`, those of the first sections."""
-        folder, cleaning = self.folder, self.cleaning
+        """Make the missing files, the manifest last. With `begin`, make only the first sections."""
+        folder = self.folder
+        cleaning = self.cleaning
         try:
             finished = manifest.read(folder)
         except manifest.DamagedManifest:
             finished = None
-        parts, text = sources.cut(self.files, self.part_bytes, self.data_format), None
+        parts = sources.cut(self.files, self.part_bytes, self.data_format)
+        text = None
         if self.data_format > 5:
             kind = self.given.kind
             check_columns(parts, self.where, kind.objective if kind else "")
@@ -223,17 +225,17 @@ class _Preparation:
         self._tokenise(parts, written, tasks, publisher, there, leave)
         if begin:
             return
-        found = gather(folder, self._name, self._uris, parts, written, self.where)
+        gathered = gather(folder, self._name, self._uris, parts, written, self.where)
         reuse.note(folder, key, keys)
         if finished is None:
-            manifest.write(folder, replace(found, code=cleaning.code if cleaning else {}))
-        elif not finished.same_tokens(found):
-            what = "what was missing cannot be made again as it was: the tokenizer's library is another"
-            hint = "install the version that it was made with, or start another run"
-            raise InputError(what, folder.uri, hint)
+            manifest.write(folder, replace(gathered, code=cleaning.code if cleaning else {}))
+        elif not finished.same_tokens(gathered):
+            problem = "missing shards cannot be recreated: the tokenizer library's version has changed"
+            hint = "install the version that made the data, or start a new run"
+            raise InputError(problem, folder.uri, hint)
 
     def _tokenizer(self, parts: list[Part], text: CleanedText | None) -> TokenFormat:
-        """Train the tokenizer if that is asked for, and write it."""
+        """Train the tokenizer if the job asks for it, and write it."""
         folder, (chosen, kind, framing) = self.folder, self.given
         if isinstance(chosen[0], str):
             given, roles = chosen
@@ -247,19 +249,24 @@ class _Preparation:
             run_alone(_train, folder.uri, folder.uri, rows, chosen, self.data_format, text)
         made = (folder.read("tokenizer.json") or b"").decode()
         roles = tokenizer.roles_of(tokenizer.encoder(made), {})
-        # the requested size, even if the text gave fewer entries: the model's size depends on it before there is data
+        # use the requested size even if the text gave fewer entries: the model's size follows from it before there is
+        # data
         return TokenFormat(chosen[0], roles, self.data_format, kind, framing)
 
     def _publisher(
         self, plan: SectionPlan, parts: list[Part], written: TokenFormat, begin: bool
     ) -> Publisher:
-        """What publishes the sections: all, or if asked to `begin` the first and those that were published before."""
-        folder, name, uris = self.folder, self._name, self._uris
+        """Return the publisher of all sections. With `begin`, of the first section and those that were published
+        before.
+        """
+        folder = self.folder
+        name = self._name
+        uris = self._uris
         code = self.cleaning.code if self.cleaning else {}
 
         def section(numbers: Sequence[int]) -> manifest.DataManifest:
-            found, _ = gather_some(folder, name, uris, parts, numbers, written)
-            return replace(found, code=code)
+            gathered, _ = gather_some(folder, name, uris, parts, numbers, written)
+            return replace(gathered, code=code)
 
         there = published.so_far(folder) if begin else None
         sections = max(1, there[1] if there else 0) if begin else plan.sections
@@ -274,12 +281,15 @@ class _Preparation:
         there: Mapping[int, tuple[str, int]],
         leave: float,
     ) -> None:
-        """Write the shards that have no record or of which a file is missing, until it is certain that too much is left
-        out; with a `publisher` only those of its sections, in their order. Those that are `there` are copied."""
-        folder, progress = self.folder, self.progress
+        """Write the shards that lack a record or a file, until `data.max_rejected` is exceeded for certain.
+
+        With a `publisher`, write only the shards of its sections, in their order. Shards that are `there` are copied.
+        """
+        folder = self.folder
+        progress = self.progress
         ceiling = rejections.Ceiling(self.data.max_rejected, folder)
         todo = shards.unfinished(folder, len(parts), written)
-        from orchestrator.data.prepare.part_tasks import (  # Ray: what is there does without
+        from orchestrator.data.prepare.part_tasks import (  # only here: complete data is used without Ray
             run_tasks,
             together,
         )
@@ -288,8 +298,9 @@ class _Preparation:
         refuted = None
         wanted = publisher.parts if publisher else range(len(parts))
         text_bytes = sum(span.bytes for number in wanted for span in parts[number])
-        most = 1 if publisher else together(text_bytes // max(len(parts), 1))  # sections are to be there soon
-        # once more for what was made by an engine that then differed from the reference
+        # one part a task if sections are to be published early
+        most = 1 if publisher else together(text_bytes // max(len(parts), 1))
+        # One more round for shards of an engine that later differed from the reference.
         while refuted != (refuted := shards.refuted_engine(folder)):
             if refuted:
                 todo = shards.unfinished(folder, len(parts), written)
@@ -323,8 +334,9 @@ _ShardTasks = tuple[Callable[[dict[str, Any]], Callable[[], None] | None], Calla
 def _shard_tasks(
     uri: str, written: TokenFormat, given: str, fast: bool, text: CleanedText | None
 ) -> _ShardTasks:
-    """What makes the shard of a row by the tokenizer that is `given`, and what says whether it is there. Both are sent
-    to other processes."""
+    """Return the function that makes the shard of a row with the tokenizer `given`, and the one that says whether the
+    shard exists. Both are sent to other processes.
+    """
 
     def task(row: dict[str, Any]) -> Callable[[], None] | None:
         if row["there"]:
@@ -334,9 +346,11 @@ def _shard_tasks(
         part = sources.from_json(row["part"])
         return shards.make_shard(uri, row["number"], part, written, fast, text, given)
 
-    def is_there(row: dict[str, Any]) -> bool:  # a record that was there before is of files that are not
-        found = DataFolder(uri), row["number"], written.version
-        return not row["recorded"] and shards.read_record(*found) is not None
+    def is_there(row: dict[str, Any]) -> bool:
+        # a record from before belongs to files that are missing
+        if row["recorded"]:
+            return False
+        return shards.read_record(DataFolder(uri), row["number"], written.version) is not None
 
     return task, is_there
 
@@ -349,7 +363,7 @@ def _refuse_pairs_without_separator(files: Sequence[SourceFile], roles: Mapping[
 
 
 def _reach(data_format: int) -> int | None:
-    """Bytes after its spans that a task may read; None for no bound."""
+    """Return how many bytes after its spans a task may read; None for no limit."""
     return None if data_format == 1 else LINE_BYTES
 
 

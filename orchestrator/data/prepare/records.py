@@ -1,4 +1,4 @@
-"""Rows of named columns to records, by the objective that reads them; see `workloads.objectives.records`."""
+"""Convert table rows to the records of an objective; see `workloads.objectives.records` for the formats."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ from workloads.objectives.records import pack, to_bits
 NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?")
 TRUTHS = ("true", "false")
 SHOWN = 8
-"""Most labels that a message names."""
+"""Maximum number of labels that an error message lists."""
 
 
 @dataclass(frozen=True)
 class Labels:
-    """The labels of a job, and which of them a row means.
+    """The label names of a job, and how a row's value maps to one of them.
 
     Attributes:
-        names: the labels, in the order of their numbers.
-        data_format: of the prepared data. Before 6 a JSON number or boolean was a number even where a label had its
-            name.
+        names: label names, in the order of their numbers.
+        data_format: format of the prepared data. Before format 6, a JSON number or boolean was always a label number,
+            even if a label had that name.
     """
 
     names: tuple[str, ...]
     data_format: int = 6
 
     def number_of(self, value: Any) -> int:
-        """The number of the label that a row names. Raises Unfit if there is none."""
+        """Return the label number of a row's value. Raises Unfit if no label matches."""
         if self.data_format < 6:
             return _in_range(value, _whole(value) if not isinstance(value, float) else None, self.names)
         named = self._named(value)
@@ -56,14 +56,14 @@ class Labels:
         return _in_range(value, number, self.names)
 
     def is_by_number(self, value: Any) -> bool:
-        """Whether a value, or one of a list of such, says a label by its number, which no label is called."""
+        """Return whether a value, or an element of a list, gives a label as a number that is not a label name."""
         if self.data_format < 6:
             return False
         values = value if isinstance(value, list) else [value]
         return any(self._named(each) is None for each in values)
 
     def _named(self, value: Any) -> int | None:
-        """The number of the label with the name that `value` is, or spells; None if there is none."""
+        """Return the number of the label whose name equals or spells `value`, or None."""
         if isinstance(value, str):
             return self.names.index(value) if value in self.names else None
         if isinstance(value, bool):
@@ -76,14 +76,14 @@ class Labels:
         return alike[0] if alike else None
 
     def _are_values(self, value: Any) -> bool:
-        """Whether labels are numbers or truths themselves, so that another one of these is no place among them."""
+        """Return whether the label names are numbers or booleans. Then a number in a row is a name, never an index."""
         if any(NUMBER.fullmatch(name) for name in self.names):
             return True
         return isinstance(value, bool) and any(name.lower() in TRUTHS for name in self.names)
 
 
 def _whole(value: Any) -> int | None:
-    """The whole number that a value is, or spells; None if it is none."""
+    """Return the value as an integer if it is one or spells one, else None."""
     if isinstance(value, str):
         spelled = value.strip()
         return int(spelled) if spelled.isdecimal() and len(spelled) < 10 else None
@@ -106,8 +106,15 @@ def _in_range(value: Any, number: int | None, names: Sequence[str]) -> int:
 
 @dataclass(frozen=True)
 class RecordKind:
-    """How rows become records: the objective that reads them, the names of the labels, and the chat template with the
-    names of the special tokens that it uses; that for conversations with tools, if it is another one."""
+    """How rows become records.
+
+    Attributes:
+        objective: the objective that reads the records.
+        labels: the label names.
+        template: the chat template.
+        tokens: names and texts of the special tokens that the template uses.
+        tool_template: the template for conversations with tools, if it differs from `template`.
+    """
 
     objective: str
     labels: tuple[str, ...] = ()
@@ -116,27 +123,29 @@ class RecordKind:
     tool_template: str = ""
 
     def to_json(self, data_format: int = RECORDS_FORMAT) -> dict[str, Any]:
-        """As plain data, which is part of the fingerprint of data in this format."""
-        found = asdict(self)
+        """Return plain data. It is part of the fingerprint of prepared data in this format."""
+        fields = asdict(self)
         if data_format < 6 or not self.tool_template:
-            del found["tool_template"]
-        return found
+            del fields["tool_template"]
+        return fields
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> RecordKind:
-        """The inverse of `to_json`, of what JSON has made of it."""
+        """Restore a RecordKind from parsed JSON. The inverse of `to_json`."""
         tokens = tuple((name, token) for name, token in data["tokens"])
         tools = data.get("tool_template", "")
         return cls(data["objective"], tuple(data["labels"]), data["template"], tokens, tools)
 
 
 class Record(NamedTuple):
-    """A record of a row.
+    """One record of a row.
 
     Attributes:
-        words, tokens: its words, and the ids of its tokens.
-        text: the row's content, which tells it from others.
-        goes_on: whether another record of the same row follows, of a conversation that is learnt turn by turn.
+        words: the words of the record, as they are stored.
+        tokens: the token ids in the record.
+        text: the row's content, which distinguishes it from other rows.
+        goes_on: whether another record of the same row follows. A conversation that is trained turn by turn has
+            several.
     """
 
     words: np.ndarray
@@ -154,10 +163,18 @@ def records_of(
     data_format: int = RECORDS_FORMAT,
     framing: Framing = UNFRAMED,
 ) -> Iterator[Record]:
-    """The records of a span, in order; `eos` is the token that ends a text. What cannot be used goes to `rejected`, see
-    `rows`. `data_format` is that of the prepared data, `framing` what stands around a text in it.
+    """Yield the records of a span, in order.
 
-    Raises InputError that names file and row if the policy of the file is to fail.
+    Args:
+        span: the rows to read.
+        kind: how rows become records.
+        encoder: the tokenizer.
+        eos: the token that ends a text.
+        rejected: collects the rows that cannot be used, see `rows`.
+        data_format: format of the prepared data.
+        framing: the special tokens around each text.
+
+    Raises InputError with file and row if the file's policy is to fail.
     """
     rejected = rejected or Rejected()
     columns = RowColumns(span, kind.objective, kind.labels, data_format)
@@ -170,16 +187,16 @@ def records_of(
         try:
             values = columns.read(row.values)
             if kind.objective in _ANSWERS:
-                found = _of_answers(values, kind.objective, answers)
+                encoded = _of_answers(values, kind.objective, answers)
             else:
-                found = [_ENCODERS[kind.objective](values, labels, encoder)]
+                encoded = [_ENCODERS[kind.objective](values, labels, encoder)]
         except Unfit as error:
             rejected.refuse(span.file, error, row.at, row.values)
             continue
         if kind.labels and labels.is_by_number(values.get("label", values.get("labels"))):
             rejected.note(span.file, "label", "takes a label by its number", row.at, row.values)
         text = json.dumps(values, sort_keys=True, ensure_ascii=False, default=str)
-        for left, (words, tokens) in enumerate(found, 1 - len(found)):
+        for left, (words, tokens) in enumerate(encoded, 1 - len(encoded)):
             yield Record(words, tokens, text, left < 0)
 
 
@@ -188,7 +205,7 @@ def _text(values: Mapping[str, Any], name: str) -> str:
     if not isinstance(text, str):
         raise WrongRow(f"its {name} is {type(text).__name__}, not a text")
     if not is_unicode(text):
-        raise WrongRow(f"has half a surrogate pair in its {name}")
+        raise WrongRow(f"has an unpaired surrogate in its {name}")
     return text
 
 
@@ -205,22 +222,20 @@ def _joined(*parts: Sequence[int] | np.ndarray) -> np.ndarray:
 
 
 def _texts(values: Mapping[str, Any], encoder: Tokenizer, data_format: int) -> tuple[list[int], list[int]]:
-    """The tokens of a row's text and of the second one of a pair. Raises WrongRow."""
+    """Return the tokens of a row's text, and of its second text if it is a pair. Raises WrongRow."""
     first = _ids(encoder, _text(values, "text"))
     second = _ids(encoder, _text(values, "pair")) if values.get("pair") is not None else []
     if "pair" in values and not second:
         raise WrongRow("its pair is empty")
     if data_format > 5 and not first and not second and not _is_framed(encoder):
-        raise WrongRow(
-            "its text has no token, and this tokenizer adds none, so that nothing could be classified"
-        )
+        raise WrongRow("its text has no token and this tokenizer adds none, so nothing can be classified")
     return first, second
 
 
 def _is_framed(encoder: Tokenizer) -> bool:
-    """Whether something stands around a text whatever it is: what the tokenizer adds, or its <cls> and <sep>."""
-    found = {"cls", "sep"} & roles_of(encoder, {}).keys()
-    return bool(encoder.num_special_tokens_to_add(is_pair=False) or found)
+    """Return whether even an empty text gets tokens: those the tokenizer adds, or its <cls> and <sep>."""
+    roles = {"cls", "sep"} & roles_of(encoder, {}).keys()
+    return bool(encoder.num_special_tokens_to_add(is_pair=False) or roles)
 
 
 def _labelled(values: Mapping[str, Any], labels: Labels, encoder: Tokenizer) -> Encoded:
@@ -233,23 +248,25 @@ def _scored(values: Mapping[str, Any], labels: Labels, encoder: Tokenizer) -> En
     try:
         number = float(values["label"])
     except (TypeError, ValueError):
-        raise WrongRow(f"its label {values['label']!r} is no number") from None
+        raise WrongRow(f"its label {values['label']!r} is not a number") from None
     if not math.isfinite(number):
         raise WrongRow(f"its label {number} is not finite")
     return pack([first, second, [to_bits(number)]]), _joined(first, second)
 
 
 def _by_word(values: Mapping[str, Any], labels: Labels, encoder: Tokenizer) -> Encoded:
-    words, given = values["words"], values["labels"]
+    words = values["words"]
+    given = values["labels"]
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-        raise WrongRow("its words are no list of texts")
+        raise WrongRow("its words are not a list of texts")
     if not all(map(is_unicode, words)):
-        raise WrongRow("has half a surrogate pair in its words")
+        raise WrongRow("has an unpaired surrogate in its words")
     if not isinstance(given, list) or len(given) != len(words):
-        raise WrongRow(f"it has {len(words)} words and not as many labels")
+        raise WrongRow(f"it has {len(words)} words but another number of labels")
     numbers = [labels.number_of(label) for label in given]
     ids, word_of = _in_words(words, encoder, labels.data_format)
-    before, marks = None, []
+    before = None
+    marks = []
     for word in word_of:
         marks.append(numbers[word] + 1 if word is not None and word != before else 0)
         before = word
@@ -257,39 +274,44 @@ def _by_word(values: Mapping[str, Any], labels: Labels, encoder: Tokenizer) -> E
 
 
 def _in_words(words: list[str], encoder: Tokenizer, data_format: int) -> tuple[list[int], list[int | None]]:
-    """The tokens of a text that is given in words, and the word that each belongs to. They are those of the running
-    text, in which a space stands between two words and belongs to the second. Before format 6 each word was encoded
-    alone, without its space."""
+    """Return the tokens of a text that is given as words, and for each token the index of its word.
+
+    The words are joined with single spaces and tokenised as running text. A space belongs to the word after it.
+    Before format 6, each word was encoded alone, without its space.
+    """
     if data_format < 6:
         alone: Encoding = encoder.encode(words, is_pretokenized=True, add_special_tokens=False)
         return alone.ids, alone.word_ids
-    text, stops = "", []
+    text = ""
+    stops = []
     for word in words:
         bare = word.strip() or word
         apart = text and bare and not text[-1].isspace() and not bare[0].isspace()
         text += f" {bare}" if apart else bare
         stops.append(len(text))
-    found: Encoding = encoder.encode(text, add_special_tokens=False)
-    places = [bisect_right(stops, start) for start, _ in found.offsets]
-    return found.ids, [place if place < len(words) else None for place in places]
+    encoding: Encoding = encoder.encode(text, add_special_tokens=False)
+    places = [bisect_right(stops, start) for start, _ in encoding.offsets]
+    return encoding.ids, [place if place < len(words) else None for place in places]
 
 
 def _answered(values: Mapping[str, Any], labels: Labels, encoder: Tokenizer) -> Encoded:
-    question, context = _ids(encoder, _text(values, "question")), _text(values, "context")
-    found: Encoding = encoder.encode(context, add_special_tokens=False)
+    question = _ids(encoder, _text(values, "question"))
+    context = _text(values, "context")
+    encoding: Encoding = encoder.encode(context, add_special_tokens=False)
     place = [0, 0]
     if values.get("answer"):
-        answer, start = _text(values, "answer"), values.get("start")
+        answer = _text(values, "answer")
+        start = values.get("start")
         if isinstance(start, str) and start.strip().isdecimal():
             start = int(start)
         if not isinstance(start, int) or context[start : start + len(answer)] != answer:
-            raise WrongRow(f"its answer {answer[:40]!r} does not stand at character {start} of the context")
+            raise WrongRow(f"its answer {answer[:40]!r} is not at character {start} of the context")
         stop = start + len(answer)
-        inside = [n for n, (a, b) in enumerate(found.offsets) if a < stop and b > start]
+        inside = [n for n, (a, b) in enumerate(encoding.offsets) if a < stop and b > start]
         if not inside:
             raise WrongRow(f"its answer {answer[:40]!r} has no token")
         place = [inside[0] + 1, inside[-1] + 1]
-    return pack([question, found.ids, place]), _joined(question, found.ids)
+    return pack([question, encoding.ids, place]), _joined(question, encoding.ids)
 
 
 def _translated(values: Mapping[str, Any], labels: Labels, encoder: Tokenizer) -> Encoded:
@@ -308,12 +330,12 @@ def _of_answers(values: Mapping[str, Any], objective: str, answers: Answers) -> 
 
 def _spoken(values: Mapping[str, Any], answers: Answers) -> list[Encoded]:
     if "messages" in values:
-        found = answers.of_messages(values["messages"], values.get("tools"))
+        encoded = answers.of_messages(values["messages"], values.get("tools"))
     else:
-        found = answers.to_turn(values["prompt"], values["completion"], values.get("tools"))
-    if any(np.array_equal(unmarked(words), words) for words in found):
+        encoded = answers.to_turn(values["prompt"], values["completion"], values.get("tools"))
+    if any(np.array_equal(unmarked(words), words) for words in encoded):
         raise WrongRow("it has no answer of the assistant that is predicted", "remove it")
-    return [(words, unmarked(words)) for words in found]
+    return [(words, unmarked(words)) for words in encoded]
 
 
 def _compared(values: Mapping[str, Any], answers: Answers) -> list[Encoded]:

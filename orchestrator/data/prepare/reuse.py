@@ -1,10 +1,10 @@
-"""Shards of other prepared data in the same cache that are of the same text by the same tokenizer: they are copied.
+"""Reuse of shards: copy those of other prepared data in the same cache that hold the same text by the same tokenizer.
 
     <cache>/<fingerprint>/parts.json    the keys of its parts, in order
     <cache>/tokens/<key>.json           the names of all prepared data of that tokenizer, format and cleaning
 
-Files that are added to the sources, or changed, then cost no more than themselves, where the division into parts is the
-same (see `sources.part_size`).
+New or changed source files then cost no more than themselves, if the division into parts stays the same (see
+`sources.part_size`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PARTS = "parts.json"
 
 
 def tokens_key(tokenizer: str, written: TokenFormat, clean: str) -> str:
-    """What determines the tokens of a part, beside its text."""
+    """Return the key of everything besides the text that determines a part's tokens."""
     kind = written.kind.to_json(written.version) if written.kind else None
     whole = [tokenizer, written.vocabulary, dict(written.roles), written.version, kind, clean]
     framing = [written.framing.to_json()] if written.framing.to_json() else []
@@ -38,28 +38,32 @@ def tokens_key(tokenizer: str, written: TokenFormat, clean: str) -> str:
 
 
 def there_already(folder: DataFolder, key: str, parts: Sequence[str]) -> dict[int, tuple[str, int]]:
-    """For the numbers of those of the `parts` that other data in the cache has: where, and its number there."""
-    cache, own = _cache_of(folder)
-    known: dict[str, tuple[str, int]] = {}
+    """Return the parts that other data in the cache already has: for each part number, that data's URI and its shard
+    number.
+    """
+    cache, own_name = _cache_of(folder)
+    location: dict[str, tuple[str, int]] = {}
     for name in _names(cache, key):
         uri = f"{cache.uri}/{name}"
-        if name != own and (listed := DataFolder(uri).read_json(PARTS)):
-            known |= {part: (uri, number) for number, part in enumerate(listed)}
-    return {number: known[part] for number, part in enumerate(parts) if part in known}
+        if name != own_name and (listed := DataFolder(uri).read_json(PARTS)):
+            location |= {part: (uri, number) for number, part in enumerate(listed)}
+    return {number: location[part] for number, part in enumerate(parts) if part in location}
 
 
 def note(folder: DataFolder, key: str, parts: Sequence[str]) -> None:
-    """Note prepared data, so that its parts are found."""
-    cache, own = _cache_of(folder)
+    """Register prepared data, so that others find its parts."""
+    cache, own_name = _cache_of(folder)
     if folder.read_json(PARTS) != list(parts):
         folder.write_json(PARTS, list(parts))
-    if own not in (names := _names(cache, key)):
-        cache.write_json(_file(key), [*names, own])
+    if own_name not in (names := _names(cache, key)):
+        cache.write_json(_file(key), [*names, own_name])
 
 
 def copy_shard(source: str, number: int, folder: DataFolder, to: int, data_format: int) -> bool:
-    """Copy shard `number` of the data at `source`, as shard `to` with its record; False if it is not there as it was
-    written, or an engine that was refuted made it."""
+    """Copy shard `number` of the data at `source` to shard `to`, with its record.
+
+    Returns False if the shard differs from what was written, or if an engine made it that turned out to be wrong.
+    """
     other = DataFolder(source)
     record = read_record(other, number, data_format)
     engine = str(((record or {}).get("engine") or {}).get("name", ""))

@@ -1,4 +1,4 @@
-"""Writing one part of the text as one token shard with a record."""
+"""Write one part of the text as one token shard with a record."""
 
 from __future__ import annotations
 
@@ -34,14 +34,15 @@ if TYPE_CHECKING:
 
 
 EVERY = 256
-"""Of so many pieces of text one is encoded by the reference too, the first of each part always."""
+"""One of this many pieces of text is encoded by the reference too, and always the first piece of a part."""
 COMPARED = 2**12
-"""Characters of a piece that are compared: of a longer one, both engines encode its beginning once more. The reference
-takes as long for some long documents as the engine for a whole part."""
+"""Number of characters that are compared. Both engines encode the beginning of a longer piece again, because the
+reference takes as long for some long documents as the engine does for a whole part.
+"""
 
 
 class EngineDiffers(Exception):
-    """The engine `name` has given other ids than the reference."""
+    """The engine `name` returned other ids than the reference."""
 
     def __init__(self, name: str) -> None:
         super().__init__(f"{name} gives other ids than the reference")
@@ -49,11 +50,12 @@ class EngineDiffers(Exception):
 
 
 class PartEncoder:
-    """Encodes the pieces of a part by the engine that is chosen for the tokenizer's JSON `text`: the reference,
-    or, if it is `allowed`, a faster one."""
+    """Encodes the pieces of a part, by the reference engine or, if `allowed`, by a faster one."""
 
     def __init__(self, text: str, number: int, allowed: bool = True, parse: bool = False) -> None:
-        """`number` draws what is compared; with `parse` the names of special tokens in a text are the tokens."""
+        """`text` is the tokenizer's JSON. `number` seeds the choice of pieces to compare. With `parse`, the names of
+        special tokens in a text are read as the tokens.
+        """
         self._reference = reference(text, parse)
         self._engine: Engine = (fast(text, parse) if allowed else None) or self._reference
         self._draw = np.random.default_rng(number)
@@ -62,16 +64,16 @@ class PartEncoder:
 
     @property
     def compared(self) -> Compared:
-        """The engine, and how much of the text was compared."""
+        """Name of the engine, and how much of the text was compared."""
         return Compared(self._engine.name, *self._compared)
 
     def encode(self, pieces: Sequence[TextPiece]) -> Encoded:
-        """The ids of the pieces. Raises EngineDiffers."""
-        found = self._engine.encode([piece.text for piece in pieces])
+        """Return the ids of the pieces. Raises EngineDiffers."""
+        encoded = self._engine.encode([piece.text for piece in pieces])
         if self._engine is not self._reference:
             for number in self._drawn(pieces):
-                self._compare(found, number, pieces[number].text)
-        return found
+                self._compare(encoded, number, pieces[number].text)
+        return encoded
 
     def _drawn(self, pieces: Sequence[TextPiece]) -> Iterator[int]:
         for number, lot in enumerate(self._draw.random(len(pieces))):
@@ -82,7 +84,8 @@ class PartEncoder:
     def _compare(self, found: Encoded, number: int, text: str) -> None:
         if len(text) > COMPARED:
             text = text[:COMPARED]
-            found, number = self._engine.encode([text]), 0
+            found = self._engine.encode([text])
+            number = 0
         if not np.array_equal(found.of(number), self._reference.encode([text]).ids):
             raise EngineDiffers(self._engine.name)
         self._compared[0] += 1
@@ -90,28 +93,27 @@ class PartEncoder:
 
 
 BATCH_BYTES = 2**20
-"""Bytes of text that are tokenised at once; that takes about fifty times the memory."""
+"""Bytes of text that are tokenised at once. This takes about fifty times as much memory."""
 BLOCK_BYTES = 2**20
 """Bytes of a shard that one checksum covers."""
 HELD_BYTES = 2**26
-"""Bytes of tokens of a part that are held in memory: what is more, of a compressed file, waits in a file without a
-name."""
+"""Bytes of a part's tokens that are held in memory. More tokens, of a compressed file, wait in an unnamed file."""
 MOST_TOKENS = 2**32 - 1
-"""Tokens of a shard at most: its index of documents has 32 bits."""
+"""Maximum number of tokens of a shard, because its index of documents has 32 bits."""
 REFUTED = "engine.json"
-"""The file with the engine that has differed from the reference; what it made is made again."""
+"""The file that names an engine that differed from the reference. The shards of that engine are made again."""
 
 
 @dataclass(frozen=True)
 class TokenFormat:
-    """How text is written as tokens, the same in all shards of prepared data.
+    """How text is written as tokens. It is the same for all shards of prepared data.
 
     Attributes:
-        vocabulary: entries of the tokenizer.
+        vocabulary: number of entries of the tokenizer.
         roles: ids of its tokens by role.
-        version: of the format of prepared data.
-        kind: how rows become records, for an objective that reads such; None of text.
-        framing: which special tokens stand around and within texts.
+        version: format of the prepared data.
+        kind: how rows become records, for an objective that reads records; None for plain text.
+        framing: the special tokens around and within texts.
     """
 
     vocabulary: int
@@ -122,34 +124,38 @@ class TokenFormat:
 
     @property
     def dtype(self) -> str:
-        """The smallest little-endian unsigned type that holds all ids: '<u2' or '<u4', which all words of records
-        have."""
+        """The smallest little-endian unsigned type that holds all ids: '<u2' or '<u4'. Words of records are always
+        '<u4'.
+        """
         return "<u2" if self.vocabulary <= 2**16 and self.kind is None else "<u4"
 
 
 def shard_name(number: int) -> str:
-    """The file of shard `number` within the prepared data."""
+    """Return the path of shard `number` within the prepared data."""
     return f"shards/{number:06d}.bin"
 
 
 def record_name(number: int) -> str:
-    """The file of the record of shard `number`."""
+    """Return the path of the record of shard `number`."""
     return f"records/{number:06d}.json"
 
 
 def ends_name(shard: str) -> str:
-    """The file beside a shard with the index after the last token of each document, little-endian 32-bit, no header."""
+    """Return the path of a shard's index: the position after each document's last token, little-endian 32-bit, no
+    header.
+    """
     return shard.removesuffix(".bin") + ".ends"
 
 
 def contents_name(shard: str) -> str:
-    """The file beside a shard with the length and the hash of each document's text, see `contents.ContentIndex`."""
+    """Return the path of the lengths and hashes of a shard's documents, see `contents.ContentIndex`."""
     return shard.removesuffix(".bin") + ".contents"
 
 
 def sizes_beside(shard: str, documents: int, data_format: int) -> dict[str, int]:
-    """The files beside a shard of so many documents, and their sizes in bytes."""
-    ends, contents = 4 * documents, ENTRY.itemsize * (documents + 1)
+    """Return the sizes in bytes of the files beside a shard with this many documents."""
+    ends = 4 * documents
+    contents = ENTRY.itemsize * (documents + 1)
     beside = {ends_name(shard): (2, ends), contents_name(shard): (3, contents)}
     return {name: size for name, (since, size) in beside.items() if data_format >= since}
 
@@ -163,12 +169,22 @@ def make_shard(
     cleaned: CleanedText | None = None,
     text: str = "",
 ) -> Callable[[], None]:
-    """Make shard `number` of the prepared data at `uri`; returns what writes it, and then its record.
+    """Encode shard `number` of the prepared data at `uri`; return the function that writes it and then its record.
 
-    The record holds the numbers of tokens, documents and bytes of text, checksums, the count of each id, and which
-    engine encoded the text: a faster one than the reference if that is allowed (`fast`) and gives the same ids. Records
-    are encoded by the reference alone; with `cleaned` the documents are what is left of the part. `text` is the
-    tokenizer's JSON, for who makes many. Raises InputError for text that cannot be read.
+    The record holds the numbers of tokens, documents and bytes of text, checksums, the count of each id, and the
+    engine that encoded the text.
+
+    Args:
+        uri: the prepared data.
+        number: the shard's number.
+        part: the text.
+        written: the token format.
+        fast: allow a faster engine than the reference, as long as it returns the same ids. Records always use the
+            reference.
+        cleaned: the cleaned text; its documents replace those of the part.
+        text: the tokenizer's JSON, for callers that make many shards.
+
+    Raises InputError for text that cannot be read.
     """
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a task has one CPU
     folder = DataFolder(uri)
@@ -177,7 +193,7 @@ def make_shard(
         of_records = _records(part, written, written.kind, text)
         return lambda: _write(folder, number, of_records, FORMAT)
     refuted = refuted_engine(folder)
-    draw = int(part_key(part)[:8], 16)  # so that a part's record is the same in whatever corpus
+    draw = int(part_key(part)[:8], 16)  # so that a part's record is the same in every corpus
     parse = written.framing.parsed
     named = NamedTokens(text if written.version > 5 else "")
     try:
@@ -190,7 +206,7 @@ def make_shard(
 
 
 def refuted_engine(folder: DataFolder) -> str:
-    """The engine that has once differed from the reference on this text, empty if there is none."""
+    """Return the engine that once differed from the reference on this text; empty if none did."""
     return str((folder.read_json(REFUTED) or {}).get("engine", ""))
 
 
@@ -202,14 +218,17 @@ def _encoded(
     cleaned: CleanedText | None,
     named: NamedTokens,
 ) -> _Shard:
-    """The tokens of a part. Raises EngineDiffers and InputError."""
+    """Return the tokens of a part. Raises EngineDiffers and InputError."""
     named.clear()
     tokens = _Held(folder.uri if folder.local else None, written.dtype)
     ends: list[np.ndarray] = []
-    contents, counts = ContentIndex(), np.zeros(written.vocabulary, dtype=np.int64)
+    contents = ContentIndex()
+    counts = np.zeros(written.vocabulary, dtype=np.int64)
     text_bytes = length = 0
     rejected = Rejected()
-    framing, eos, sep = written.framing, written.roles["eos"], written.roles.get("sep")
+    framing = written.framing
+    eos = written.roles["eos"]
+    sep = written.roles.get("sep")
     open_ = goes_on(part, cleaned) if framing.before else False
     for batch in _batches(part_pieces(part, written.version, cleaned, rejected)):
         ids, ended = framed(encoder.encode(batch), batch, framing, eos, sep, open_)
@@ -218,26 +237,29 @@ def _encoded(
         length += len(ids)
         counts += np.bincount(ids, minlength=written.vocabulary)
         if length > MOST_TOKENS:
-            what = f"has more than {MOST_TOKENS:,} tokens, and a compressed file is made as one part"
-            raise InputError(what, part[0].file.uri, "decompress it, or make several files of it")
+            problem = f"has more than {MOST_TOKENS:,} tokens, and a compressed file is made as one part"
+            raise InputError(problem, part[0].file.uri, "decompress it, or make several files of it")
         tokens.add(ids)
         text_bytes += sum(piece.bytes for piece in batch)
         for piece in batch:
             contents.add(piece)
             named.add(piece.text, framing.parsed)
     index = np.concatenate(ends) if ends else np.zeros(0, np.int64)
-    found = named.to_json()
-    return _Shard(tokens.all(), index, contents, text_bytes, counts, rejected, found, encoder.compared)
+    names_found = named.to_json()
+    return _Shard(tokens.all(), index, contents, text_bytes, counts, rejected, names_found, encoder.compared)
 
 
 class _Held:
-    """The tokens of a part, of which no more than HELD_BYTES are in memory. One copy: of a large part they are most of
-    what a worker holds."""
+    """The tokens of a part. At most HELD_BYTES are in memory. There is one copy, because the tokens of a large part
+    are most of a worker's memory.
+    """
 
     def __init__(self, folder: str | None, width: str) -> None:
-        """`width` is the type of a token; what is more than fits waits on the disk of `folder`, or of the system's
-        temporary files."""
-        self._folder, self._width = folder, width
+        """`width` is the dtype of a token. Tokens that do not fit wait on the disk of `folder`, or in the system's
+        temporary files.
+        """
+        self._folder = folder
+        self._width = width
         self._held = bytearray()
         self._file: IO[bytes] | None = None
 
@@ -250,7 +272,7 @@ class _Held:
             self._held.clear()
 
     def all(self) -> np.ndarray:
-        """All of them; nothing may be appended after."""
+        """Return all tokens. Nothing may be appended afterwards."""
         if self._file is None:
             return np.frombuffer(self._held, self._width)
         self._file.write(self._held)
@@ -259,14 +281,15 @@ class _Held:
 
 
 def _records(part: Part, written: TokenFormat, kind: RecordKind, text: str) -> _Shard:
-    """The records of a part as its documents, each with a closing word."""
-    # these import torch, which text does not need: it would cost every worker a second and 200 MiB
+    """Return the records of a part as its documents, each with a closing word."""
+    # These import torch, which text does not need. It would cost every worker a second and 200 MiB.
     from orchestrator.data.prepare.records import records_of
     from workloads.objectives.records import CLOSE
 
-    found: list[np.ndarray] = []
+    words_of: list[np.ndarray] = []
     ends: list[int] = []
-    contents, counts = ContentIndex(), np.zeros(written.vocabulary, dtype=np.int64)
+    contents = ContentIndex()
+    counts = np.zeros(written.vocabulary, dtype=np.int64)
     text_bytes = length = 0
     turns = {"rows": 0, "more": 0, "tokens": 0}
     goes_on = False
@@ -280,10 +303,10 @@ def _records(part: Part, written: TokenFormat, kind: RecordKind, text: str) -> _
         for span in part
         for one in records_of(span, kind, encoder, eos, rejected, written.version, framing)
     ):
-        if not goes_on:  # several records may hold one row
+        if not goes_on:  # a row may give several records
             named.add_record(record.text, framing.parsed)
-        found.append(np.append(record.words, [CLOSE]).astype("<u4"))
-        length += len(found[-1])
+        words_of.append(np.append(record.words, [CLOSE]).astype("<u4"))
+        length += len(words_of[-1])
         ends.append(length)
         piece = TextPiece(record.text, True, len(record.text.encode()))
         contents.add(piece)
@@ -294,8 +317,10 @@ def _records(part: Part, written: TokenFormat, kind: RecordKind, text: str) -> _
             turns["more"] += 1
             turns["tokens"] += len(record.words)
         goes_on = record.goes_on
-    counts[eos] += length - counts.sum()  # what is no token counts as the end that each record has
-    words = np.concatenate(found) if found else np.zeros(0, "<u4")
+    counts[eos] += (
+        length - counts.sum()
+    )  # every word that is not a token counts as the eos that each record has
+    words = np.concatenate(words_of) if words_of else np.zeros(0, "<u4")
     return _Shard(words, np.array(ends), contents, text_bytes, counts, rejected, named.to_json(), turns=turns)
 
 
@@ -312,8 +337,9 @@ class _Shard(NamedTuple):
 
 
 def _write(folder: DataFolder, number: int, shard: _Shard, data_format: int) -> None:
-    """Write the files of a shard, all at once since each waits for the disk or the store, and then its record."""
-    data, name = shard.tokens.view(np.uint8).data, shard_name(number)
+    """Write the files of a shard in parallel, because each waits for the disk or the store; then write its record."""
+    data = shard.tokens.view(np.uint8).data
+    name = shard_name(number)
     files: dict[str, bytes | memoryview] = {name: data}
     record: dict[str, Any] = {
         "tokens": len(shard.tokens),
@@ -330,8 +356,8 @@ def _write(folder: DataFolder, number: int, shard: _Shard, data_format: int) -> 
     if data_format > 2:
         files[contents_name(name)] = listed = shard.contents.to_bytes()
         record["contents"] = xxhash.xxh3_64_hexdigest(listed)
-    if found := shard.rejected.to_json():
-        record["rejected"] = found
+    if rejected := shard.rejected.to_json():
+        record["rejected"] = rejected
     if any(shard.turns.values()):
         record["turns"] = dict(shard.turns)
     if shard.named:
@@ -342,19 +368,23 @@ def _write(folder: DataFolder, number: int, shard: _Shard, data_format: int) -> 
 
 
 def block_sums(data: bytes | memoryview) -> str:
-    """The checksums of a shard's blocks, concatenated."""
+    """Return the checksums of a shard's blocks, concatenated."""
     return "".join(
         xxhash.xxh3_64_hexdigest(data[at : at + BLOCK_BYTES]) for at in range(0, len(data), BLOCK_BYTES)
     )
 
 
 def read_record(folder: DataFolder, number: int, data_format: int) -> dict[str, Any] | None:
-    """The record of shard `number`; None if it is missing or damaged. `rejected` has what was left out or repaired,
-    `named` the names of special tokens in the text."""
+    """Return the record of shard `number`; None if it is missing or damaged.
+
+    `rejected` lists what was left out or repaired, `named` the names of special tokens in the text.
+    """
     try:
         record = folder.read_json(record_name(number))
-        counts, engine = np.array(record.pop("counts"), dtype=np.int64), record.pop("engine", None)
-        rejected, named = record.pop("rejected", []), record.pop("named", {})
+        counts = np.array(record.pop("counts"), dtype=np.int64)
+        engine = record.pop("engine", None)
+        rejected = record.pop("rejected", [])
+        named = record.pop("named", {})
         TokenShard(file="", **record)
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
@@ -365,32 +395,38 @@ def read_record(folder: DataFolder, number: int, data_format: int) -> dict[str, 
 
 
 def is_complete(folder: DataFolder) -> bool:
-    """Whether `folder` holds prepared data with all its files in their sizes."""
+    """Return whether `folder` holds prepared data with all files at their expected sizes."""
     try:
-        found = read(folder)
+        data = read(folder)
     except DamagedManifest:
         return False
-    if found is None:
+    if data is None:
         return False
-    if found.own:  # which has no files
+    if data.own:  # the user's own data has no files here
         return True
-    sizes, width = folder.sizes(""), np.dtype(found.dtype).itemsize
-    wanted = {shard.file: shard.tokens * width for shard in found.shards}
-    for shard in found.shards:
-        wanted |= sizes_beside(shard.file, shard.documents, found.format)
+    sizes = folder.sizes("")
+    width = np.dtype(data.dtype).itemsize
+    wanted = {shard.file: shard.tokens * width for shard in data.shards}
+    for shard in data.shards:
+        wanted |= sizes_beside(shard.file, shard.documents, data.format)
     whole = all(sizes.get(name) == size for name, size in wanted.items())
-    return whole and sizes.get(found.tokenizer, 0) > 0
+    return whole and sizes.get(data.tokenizer, 0) > 0
 
 
 def unfinished(folder: DataFolder, parts: int, written: TokenFormat) -> list[int]:
-    """The numbers of the shards of which a file is missing or of the wrong size, or that a refuted engine made."""
-    refuted, width = refuted_engine(folder), np.dtype(written.dtype).itemsize
-    sizes, records = folder.sizes("shards"), folder.sizes("records")
+    """Return the numbers of the shards that lack a file, have a file of the wrong size, or come from a refuted
+    engine.
+    """
+    refuted = refuted_engine(folder)
+    width = np.dtype(written.dtype).itemsize
+    sizes = folder.sizes("shards")
+    records = folder.sizes("records")
 
     def lacks(number: int) -> bool:
         if os.path.basename(record_name(number)) not in records:
             return True
-        record, shard = read_record(folder, number, written.version), os.path.basename(shard_name(number))
+        record = read_record(folder, number, written.version)
+        shard = os.path.basename(shard_name(number))
         if record is None or (refuted and (record["engine"] or {}).get("name") == refuted):
             return True
         if sizes.get(shard) != record["tokens"] * width:
@@ -409,6 +445,7 @@ def _batches(items: Iterator[TextPiece]) -> Iterator[list[TextPiece]]:
         size += item.bytes + 1  # an empty piece takes memory too
         if size >= BATCH_BYTES:
             yield batch
-            batch, size = [], 0
+            batch = []
+            size = 0
     if batch:
         yield batch

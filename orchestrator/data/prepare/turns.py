@@ -1,11 +1,12 @@
-"""What of a conversation is learnt: texts as a chat template writes them, with the places of the assistant's answers.
+"""What a model learns from a conversation: texts written by a chat template, with the places of the assistant's
+answers.
 
-One text has the whole conversation where the template leaves what it has written of a message as it is when others
-follow. Many do not: an earlier answer loses its thoughts, or ends otherwise. Then each answer stands in a text of its
-own, behind what a server would show of the conversation before it.
+One text holds the whole conversation if the template never rewrites a message when others follow. Many templates do:
+they drop the reasoning of an earlier answer, or end it differently. Then each answer gets a text of its own, after
+the conversation that a server would show before it.
 
-What the template does not write is not learnt, so that it is missed: each answer's content, reasoning and calls, by
-their names and arguments, are looked for in what the answer adds to the text.
+What the template omits cannot be learnt. So each answer's content, reasoning and calls (names and arguments) are
+looked for in the text that the answer adds.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ HINT = "name one that writes it in data.chat_template, or take it out"
 
 
 class Written(NamedTuple):
-    """A text, and where in it the answers stand that are predicted."""
+    """A text, and the places of the answers in it that are predicted."""
 
     text: str
     answers: list[tuple[int, int]]
@@ -37,15 +38,18 @@ class Written(NamedTuple):
 def written(
     template: Template, messages: list[Message], tools: list[Any] | None, first: int = 0
 ) -> list[Written]:
-    """The texts of a conversation, of which the answers from message `first` on are predicted, but for those of weight
-    0. Raises ValueError in one line, also if the template leaves out something."""
+    """Return the texts of a conversation. The answers from message `first` on are predicted, except those of weight
+    0.
+
+    Raises a one-line ValueError, also if the template omits something.
+    """
     answers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
     predicted = [number for number in answers if number >= first and messages[number].get("weight") != 0]
     if not predicted:
         return [Written(template.write(messages, tools), [])]
     _check_tools(template, messages[: answers[0]], tools)
-    found = _as_marked(template, messages, tools, answers, predicted) if template.marks_answers else None
-    texts = found or _by_turn(template, messages, tools, predicted)
+    marked = _as_marked(template, messages, tools, answers, predicted) if template.marks_answers else None
+    texts = marked or _by_turn(template, messages, tools, predicted)
     _check_context(texts[-1].text, messages[: predicted[-1]], predicted)
     return texts
 
@@ -57,40 +61,42 @@ def _as_marked(
     answers: list[int],
     predicted: list[int],
 ) -> list[Written] | None:
-    """The whole conversation with the answers that the template marks; None where not all of them are predicted, or
-    something is left out of one."""
+    """Return the whole conversation with the answers that the template marks.
+
+    None if some answers are not predicted, or if the template omits part of one.
+    """
     text, places = template.marked(messages, tools)
     if answers != predicted:
         return None
-    said = squeezed("".join(text[start:stop] for start, stop in places))
-    return [Written(text, places)] if has_all([messages[number] for number in answers], said) else None
+    marked_text = squeezed("".join(text[start:stop] for start, stop in places))
+    return [Written(text, places)] if has_all([messages[number] for number in answers], marked_text) else None
 
 
 def _by_turn(
     template: Template, messages: list[Message], tools: list[Any] | None, predicted: list[int]
 ) -> list[Written]:
-    """A text for each answer, and one for several where the text of a later one begins with that of an earlier one."""
-    found: list[Written] = []
+    """Return one text for each answer. Answers share a text if the later text begins with the earlier one."""
+    texts: list[Written] = []
     for number in predicted:
         if template.marks_answers:
             text, places = _marked_turn(template, messages, tools, number)
         else:
             text, begin = _turn(template, messages, tools, number)
             places = [(begin, len(text))]
-        said = "".join(text[start:stop] for start, stop in places)
-        _check(messages[number], number, squeezed(said))
-        if found and text[: places[0][0]].startswith(found[-1].text):
-            places = found.pop().answers + places
-        found.append(Written(text, places))
+        answer_text = "".join(text[start:stop] for start, stop in places)
+        _check(messages[number], number, squeezed(answer_text))
+        if texts and text[: places[0][0]].startswith(texts[-1].text):
+            places = texts.pop().answers + places
+        texts.append(Written(text, places))
     whole = template.write(messages, tools)
-    last = found.pop()
-    return [*found, last._replace(text=whole) if whole.startswith(last.text) else last]
+    last = texts.pop()
+    return [*texts, last._replace(text=whole) if whole.startswith(last.text) else last]
 
 
 def _marked_turn(
     template: Template, messages: list[Message], tools: list[Any] | None, number: int
 ) -> tuple[str, list[tuple[int, int]]]:
-    """The conversation up to an answer, and what the template marks of that."""
+    """Return the conversation up to an answer, and the places that the template marks in that answer."""
     text, places = template.marked(messages[: number + 1], tools)
     before = template.write(messages[:number], tools) if number else ""
     begin = _alike(before, text)
@@ -103,12 +109,12 @@ def _marked_turn(
 def _turn(
     template: Template, messages: list[Message], tools: list[Any] | None, number: int
 ) -> tuple[str, int]:
-    """The conversation up to an answer as a server would have it, and where the answer begins."""
+    """Return the conversation up to an answer as a server would hold it, and where the answer begins."""
     shown = template.write(messages[:number], tools, prompt=True)
     text = template.write(messages[: number + 1], tools)
     if text.startswith(shown):
         return text, len(shown)
-    if thought_of(messages[number]):  # where a server shows no thoughts unless it is asked for them
+    if thought_of(messages[number]):  # A server may write reasoning only on request.
         thinking = template.write(messages[:number], tools, prompt=True, enable_thinking=True)
         if text.startswith(thinking):
             return text, len(thinking)
@@ -117,7 +123,7 @@ def _turn(
         raise ValueError(_otherwise(number))
     if text.startswith(before):
         return shown + _in_thought(shown, text, len(before), number), len(shown)
-    # What comes before it is written otherwise once the answer is there.
+    # The template rewrites the text before the answer once the answer is there.
     other = template.write([*messages[:number], {"role": "assistant", "content": PROBE}], tools)
     asks = shown[len(before) :]
     begin = text.rfind(asks, 0, _alike(other, text)) if asks else -1
@@ -127,31 +133,32 @@ def _turn(
 
 
 def _in_thought(shown: str, text: str, before: int, number: int) -> str:
-    """The answer of a `text` behind what is `shown` of it, which opens a thought after `before`: an answer that has no
-    thought closes it."""
+    """Return the answer of `text`, to stand after the prompt `shown`, which opens a thought after `before`. An answer
+    without reasoning closes the thought.
+    """
     place = shown.find(THOUGHT, before)
     if place < 0 or THOUGHT_ENDS in shown[place:] or not text.startswith(shown[:place]):
         raise ValueError(_otherwise(number))
-    if text.startswith(THOUGHT, place):  # an empty one
+    if text.startswith(THOUGHT, place):  # an empty thought
         return text[place + len(THOUGHT) :]
     return f"{THOUGHT_ENDS}\n\n{text[place:]}"
 
 
 def _alike(one: str, other: str) -> int:
-    """With how many characters both begin."""
+    """Return the length of the common prefix."""
     either = min(len(one), len(other))
     return next((place for place in range(either) if one[place] != other[place]), either)
 
 
 def _otherwise(number: int) -> str:
     return (
-        f"the chat template writes what comes before message {number + 1} otherwise where it asks for that answer than "
-        "where the answer is there; mark answers in the template by {% generation %}"
+        f"the chat template writes the text before message {number + 1} differently in its prompt for that answer than "
+        "once the answer is there; mark answers in the template by {% generation %}"
     )
 
 
 def _check_tools(template: Template, messages: list[Message], tools: list[Any] | None) -> None:
-    """Raise ValueError if the template does not tell of each tool before the first answer."""
+    """Raise ValueError if the template does not write every tool before the first answer."""
     names = [tool.get("function", tool).get("name") for tool in tools or ()]
     text = template.write(messages, tools, prompt=True) if names else ""
     if any(isinstance(name, str) and name not in text for name in names):
@@ -159,8 +166,9 @@ def _check_tools(template: Template, messages: list[Message], tools: list[Any] |
 
 
 def _check_context(text: str, messages: Sequence[Message], predicted: Sequence[int]) -> None:
-    """Raise ValueError if the template leaves out something that an answer depends on. What was thought before an
-    earlier answer may be left out: a server leaves it out too."""
+    """Raise ValueError if the template omits something that an answer depends on. The reasoning before an earlier
+    answer may be omitted, because a server omits it too.
+    """
     text = squeezed(text)
     for number, message in enumerate(messages):
         if number not in predicted:

@@ -1,3 +1,5 @@
-"""Samples: streams of tokens to batches, by index arithmetic (`batches`). `windows` says where a sample lies, `order`
-which is next, `receipt` which were used; what is held out for validation is none of them.
+"""Samples: from token streams to batches, by index arithmetic (`batches`).
+
+`windows` locates a sample, `order` says which one is next, `receipt` records which were used. Samples that are held
+out for validation are excluded.
 """

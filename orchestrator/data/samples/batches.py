@@ -42,78 +42,85 @@ def batches_of(
     plan: SectionPlan | None = None,
     share: float | None = None,
 ) -> Batches:
-    """The batches of prepared data for an objective.
+    """Return the batches of prepared data for an objective.
 
     Args:
-        tokens: the prepared data, or what of it is trained on.
-        objective: what reads the samples.
+        tokens: the prepared data, or the part of it that is trained on.
+        objective: reads the samples.
         seed: determines the order.
-        weights: passes over each source in one epoch; they do not count where there is a mixture.
-        mixture: the proportions in which sources come.
-        packed: whether whole documents are packed by best fit.
-        routed: whether the model routes tokens to experts, which must then know what is padding.
-        plan: the sections that an epoch goes through, None for an epoch that is shuffled whole.
-        share: of the documents of sections that is held out; without sections `tokens` are those that are left.
+        weights: passes over each source in one epoch. Ignored with a mixture.
+        mixture: the proportions of the sources.
+        packed: pack whole documents by best fit.
+        routed: whether the model routes tokens to experts, which then need to know the padding.
+        plan: the sections that an epoch goes through; None for an epoch that is shuffled as a whole.
+        share: with sections, the share of their documents that is held out. Without sections, `tokens` is the rest
+            already.
 
-    Raises InputError if a source has no sample for an epoch, or the text too few documents. For data of format 1 an
-    empty source is allowed, as it was in the version that made it.
+    Raises InputError if a source has no sample in an epoch, or if there are too few documents. An empty source is
+    allowed for data of format 1, because the version that made it allowed it.
     """
     reading = objective.reading
     if plan is not None:
-        assert isinstance(tokens, Tokens), "what is held out is told by the share"
-        found = sections_of(tokens, plan, reading, packed, share)
+        assert isinstance(tokens, Tokens), "sections hold out documents by the share"
+        sections = sections_of(tokens, plan, reading, packed, share)
         order = None
         if mixture is not None:
-            phases = mixture.weights(*found.sizes(mixture.by_size))
-            order = SectionedMixture(seed, plan.sections, found, phases, mixture.most)
-        sectioned = order or SectionedOrder(seed, plan.sections, found, weights)
-        read = SampleReader(found.streams, found.windows, objective, growing=True)
+            tokens_of, samples_of = sections.sizes(mixture.by_size)
+            phases = mixture.weights(tokens_of, samples_of)
+            order = SectionedMixture(seed, plan.sections, sections, phases, mixture.most)
+        sectioned = order or SectionedOrder(seed, plan.sections, sections, weights)
+        read = SampleReader(sections.streams, sections.windows, objective, growing=True)
         return Batches(read, sectioned, packed, routed)
     make: Callable[[Streams, int, Reading], Windows] = packed_windows if packed else windows_of
     windows = [make(tokens, source, reading) for source in range(tokens.sources)]
-    samples = [len(found) for found in windows]
+    samples = [len(each) for each in windows]
     strict = tokens.manifest.format > 1
     for number, count in enumerate(samples):
         if not count and (strict or not any(samples)):
-            tokens_there = tokens.length(number)
+            length = tokens.length(number)
             raise InputError(
-                f"{tokens_there} tokens are fewer than one sample of {objective.name}, which reads {reading.window}",
+                f"{length} tokens are less than one sample of {objective.name}, which has {reading.window}",
                 f"data.sources.{number}",
                 "give more text, leave the source out, or lower data.sequence_length",
             )
-    documents = sum(found.documents or 0 for found in windows)
+    documents = sum(each.documents or 0 for each in windows)
     if reading.unit != "stream" and documents < reading.documents:
         raise InputError(
-            f"the text is {documents} document, and {objective.name} needs {reading.documents} at least",
+            f"the text has {documents} document(s), but {objective.name} needs at least {reading.documents}",
             "data.sources",
             "separate documents by lines of <|endoftext|>, or give one a line in .jsonl",
         )
     read = SampleReader(tokens, windows, objective)
     if mixture is None:
         return Batches(read, Order(seed, samples, weights, by_pass=strict), packed, routed)
-    phases = mixture.weights([found.tokens for found in windows], samples)
+    phases = mixture.weights([each.tokens for each in windows], samples)
     return Batches(read, MixedOrder(seed, samples, phases, mixture.most), packed, routed)
 
 
 def slices(
     position: int, global_batch: int, dp_rank: int, dp_size: int, micro_batch: int
 ) -> list[tuple[int, int]]:
-    """(first position, count) of the micro-batches of a data-parallel rank in the step that starts at `position`.
+    """Return (first position, count) of a data-parallel rank's micro-batches in the step that starts at `position`.
 
     Rank r takes the r-th of `dp_size` contiguous blocks. Raises ValueError if the batch is not divisible.
     """
     share, rest = divmod(global_batch, dp_size)
     if rest or share % micro_batch:
         raise ValueError(
-            f"global batch {global_batch} is no multiple of {dp_size} ranks x {micro_batch} sequences"
+            f"global batch {global_batch} is not a multiple of {dp_size} ranks x {micro_batch} sequences"
         )
     first = position + dp_rank * share
     return [(start, micro_batch) for start in range(first, first + share, micro_batch)]
 
 
 class StepSamples(NamedTuple):
-    """A rank's micro-batches of a step, and the sum of its samples' receipt digests; of rank 0 where whole documents
-    are packed, the share of padding in the global batch."""
+    """A rank's micro-batches of a step.
+
+    Attributes:
+        batches: the micro-batches.
+        digest: the sum of the receipt digests of their samples.
+        padding: on rank 0, if whole documents are packed, the share of padding in the global batch.
+    """
 
     batches: list[Batch]
     digest: int
@@ -121,7 +128,7 @@ class StepSamples(NamedTuple):
 
 
 class Batches:
-    """Micro-batches over prepared data, in a fixed order; `read` reads one sample."""
+    """Micro-batches over prepared data, in a fixed order. `read` reads one sample."""
 
     def __init__(
         self, read: SampleReader, order: AnyOrder, packed: bool = False, routed: bool = False
@@ -129,14 +136,16 @@ class Batches:
         """`packed` and `routed` are as in `batches_of`."""
         self.read = read
         self.order = order
-        self.packed, self._routed = packed, routed
+        self.packed = packed
+        self._routed = routed
 
     def reading(self, read: SampleReader) -> Batches:
-        """These batches of what `read` gives for the samples."""
+        """Return these batches with another sample reader."""
         return Batches(read, self.order, self.packed, self._routed)
 
     def batch(self, position: int, count: int) -> tuple[Batch, int]:
-        """The samples at positions [position, position + count), collated, and the sum of their receipt digests.
+        """Return the samples at positions [position, position + count), collated, and the sum of their receipt
+        digests.
 
         Samples of different turns (see `Order`) are collated separately and put back in order.
         """
@@ -154,48 +163,49 @@ class Batches:
 
     @property
     def ahead(self) -> int:
-        """Steps whose batches are best made before they are used: on a store some blocks take longer than others."""
+        """How many steps ahead to make batches: on an object store, some blocks take longer than others."""
         return AHEAD if self.read.streams.at_once > 1 else 1
 
     def padding(self, position: int, count: int) -> float:
-        """The share of padding in the model's input of the samples at [position, position + count)."""
+        """Return the share of padding in the model's input for the samples at [position, position + count)."""
         _, ids = self.order.at(np.arange(position, position + count))
         return 1.0 - float(self._real(ids).sum()) / (count * self._stride)
 
     def _real(self, ids: np.ndarray) -> np.ndarray:
-        """Tokens of the input of each of these samples that are no padding."""
+        """Return the number of input tokens of each sample that are not padding."""
         reading = self.read.objective.reading
         return np.array([self.read.length(int(i)) for i in ids]) - (reading.window - reading.stride)
 
     @property
     def _stride(self) -> int:
-        """Tokens of the input of a sample of a stream."""
+        """Number of input tokens of a sample of a stream."""
         return self.read.objective.reading.stride
 
 
 class Prefetch(Generic[T]):
-    """Computes `make(first)`, `make(first + 1)`, ... in a thread, `depth` items ahead of their use; those from `stop`
-    on never.
+    """Computes `make(first)`, `make(first + 1)`, ... in a thread, `depth` items ahead of their use, up to `stop`
+    (exclusive).
 
-    An exception of `make` is raised by the `next` that would have returned its item.
+    An exception in `make` is raised by the `next` that would have returned its item.
     """
 
     def __init__(self, make: Callable[[int], T], first: int, depth: int = 1, stop: int | None = None) -> None:
         self._make = make
-        self._number, self._stop = first, stop
+        self._number = first
+        self._stop = stop
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
         self._ahead: deque[Future[T]] = deque()
         for _ in range(depth):
             self._submit()
 
     def next(self) -> T:
-        """The next item."""
+        """Return the next item."""
         self._submit()
         return self._ahead.popleft().result()
 
     @property
     def is_ready(self) -> bool:
-        """Whether the next item is made, so that `next` does not wait; not if making it was stopped."""
+        """Whether `next` returns without waiting. False if making the item was stopped."""
         made = self._ahead[0]
         return made.done() and not isinstance(made.exception(), StoppedWaiting)
 
@@ -207,7 +217,7 @@ class Prefetch(Generic[T]):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.close(wait=kind is None)  # an error is told at once
+        self.close(wait=kind is None)  # an error is raised without waiting
 
     def _submit(self) -> None:
         if self._stop is not None and self._number >= self._stop:

@@ -15,8 +15,10 @@ from workloads.workload import Batch, Objective
 
 @dataclass(frozen=True)
 class HeldOut:
-    """A set of held-out text as an objective reads it, with its size in tokens, documents and bytes of text. What
-    stands before a text does not count among its tokens: it is not predicted."""
+    """A set of held-out text as an objective reads it, with its number of tokens, documents and bytes of text.
+
+    Special tokens before a text do not count as its tokens, because they are not predicted.
+    """
 
     read: SampleReader
     tokens: int
@@ -29,17 +31,19 @@ class HeldOut:
         return len(self.read)
 
     def batch(self, numbers: Sequence[int]) -> Batch:
-        """The samples of these numbers, in this order, as they are in the first turn."""
+        """Return the samples of these numbers, in this order, as in the first turn."""
         return self.read.collate(numbers, turn=0)
 
 
 def split_set(parts: Split, objective: Objective) -> HeldOut:
-    """The held-out documents of a split for an objective. Raises InputError if they have no sample, or are too few."""
+    """Return the held-out documents of a split for an objective. Raises InputError if they have no sample, or are too
+    few.
+    """
     return _held_out(parts.held_out, objective, SHARE, parts.held_out.documents, parts.bytes)
 
 
 def set_of(tokens: Tokens, objective: Objective, where: str) -> HeldOut:
-    """Text of its own for an objective; `where` is its key in the job file.
+    """Return a separate text as a set for an objective. `where` is its key in the job file.
 
     Raises InputError if it has no sample, or too few documents.
     """
@@ -51,10 +55,12 @@ def _held_out(streams: Streams, objective: Objective, where: str, documents: int
     windows = [windows_of(streams, source, reading, whole=True) for source in range(streams.sources)]
     tokens = sum(map(streams.length, range(streams.sources)))
     if not any(map(len, windows)):
-        what = f"{tokens} tokens are fewer than one sample of {objective.name}, which reads {reading.window}"
-        raise InputError(what, where, "hold out more text, or lower data.sequence_length")
-    if reading.unit != "stream" and sum(found.documents or 0 for found in windows) < reading.documents:
-        what = f"the set is {documents} document, and {objective.name} needs {reading.documents} at least"
-        raise InputError(what, where, "hold out more documents")
+        problem = f"{tokens} tokens are less than one sample of {objective.name}, which has {reading.window}"
+        raise InputError(problem, where, "hold out more text, or lower data.sequence_length")
+    if reading.unit != "stream" and sum(each.documents or 0 for each in windows) < reading.documents:
+        problem = (
+            f"the set has {documents} document(s), but {objective.name} needs at least {reading.documents}"
+        )
+        raise InputError(problem, where, "hold out more documents")
     frames = 0 if streams.manifest.records else documents * len(streams.manifest.frame[0])
     return HeldOut(SampleReader(streams, windows, objective), tokens - frames, documents, text_bytes)

@@ -1,4 +1,4 @@
-"""Which documents of prepared data are held out from training: those whose text says so."""
+"""The documents of prepared data that are held out from training, chosen by a digest of their text."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ class Subset(StreamsOf):
     """The streams of the chosen documents of each source, one after the other; implements `Streams`."""
 
     def __init__(self, streams: Streams, runs: Sequence[Runs], documents: int) -> None:
-        """`runs` has for each source those of the chosen documents, of which there are `documents`."""
+        """`runs` has the runs of chosen documents of each source; `documents` is the number of chosen documents."""
         super().__init__(streams)
         self.documents = documents
-        self._runs = [(found.starts, found.stops) for found in runs]
-        self._ends = [found.ends for found in runs]
+        self._runs = [(runs_of_source.starts, runs_of_source.stops) for runs_of_source in runs]
+        self._ends = [runs_of_source.ends for runs_of_source in runs]
         self.tokens = sum(map(self.length, range(self.sources)))
 
     @property
     def digest(self) -> str:
         """See `Tokens.digest`."""
-        found = xxhash.xxh3_128(self._streams.digest.encode())
+        hasher = xxhash.xxh3_128(self._streams.digest.encode())
         for starts, stops in self._runs:
-            found.update(np.array([len(starts)], "<i8").tobytes())
+            hasher.update(np.array([len(starts)], "<i8").tobytes())
             for values in (starts, stops):
                 for at in range(0, len(values), CHUNK):
-                    found.update(values[at : at + CHUNK].astype("<i8").tobytes())
-        return found.hexdigest()
+                    hasher.update(values[at : at + CHUNK].astype("<i8").tobytes())
+        return hasher.hexdigest()
 
     def length(self, source: int) -> int:
-        """Number of tokens of the chosen documents of a source."""
+        """Return the number of tokens of the chosen documents of a source."""
         return int(self._ends[source][-1]) if len(self._ends[source]) else 0
 
     def window(self, source: int, start: int, length: int) -> np.ndarray:
@@ -69,23 +69,25 @@ class Subset(StreamsOf):
         for ends in self._streams.document_ends_by_part(source) if len(stops) else ():
             run = np.minimum(np.searchsorted(stops, ends), len(stops) - 1)
             inside = (starts[run] < ends) & (ends <= stops[run])
-            run, ends = run[inside], ends[inside]
+            run = run[inside]
+            ends = ends[inside]
             yield np.asarray(ends - stops[run] + self._ends[source][run])
 
 
 SHARE = "data.validation.share"
 DIGESTS = 2**64
-"""Number of digests that there may be."""
+"""Number of possible digests."""
 MANY = 2**20
-"""Documents of data whose split is kept on a node's disk."""
+"""From this number of documents on, the split is kept on a node's disk."""
 SIDES = ("trained", "held_out")
 RUNS_FORMAT = 1
 
 
 @dataclass(frozen=True)
 class Split:
-    """The documents of prepared data in two: those that are trained on, and those that are held out, with the bytes of
-    the latter's text."""
+    """The documents of prepared data in two sets: for training, and held out. `bytes` is the size of the held-out
+    text.
+    """
 
     training: Subset
     held_out: Subset
@@ -93,104 +95,117 @@ class Split:
 
 
 class Documents(Streams, Protocol):
-    """Streams of which the documents are told apart."""
+    """Streams whose documents can be distinguished by their content."""
 
     def contents_by_part(self, source: int) -> Iterator[np.ndarray]:
         """See `Tokens.contents_by_part`."""
 
 
 def split(tokens: Documents, share: float, both: bool = True, of: str = "") -> Split:
-    """Hold out about the `share` of documents whose digest is small: equal documents are on one side, and a document is
-    on the same side whatever others there are.
+    """Hold out about the `share` of documents, those with the smallest digests.
 
-    Of more than MANY documents each node keeps the result on its disk: neither memory nor the time of a start grows
-    with them. `of` says which documents these are, if not all. Raises InputError if a side would be empty and `both`
-    are wanted, or the data do not tell documents apart.
+    Equal documents are on the same side, and the side of a document does not depend on the others. For more than MANY
+    documents, each node keeps the result on its disk, so that neither memory nor startup time grows with them.
+
+    Args:
+        tokens: the documents.
+        share: the share to hold out.
+        both: require that neither side is empty.
+        of: which documents these are, for error messages; empty for all.
+
+    Raises InputError if a side is empty although `both` is set, or if the data cannot distinguish documents.
     """
-    limit = math.ceil(share * DIGESTS)  # exact: the product of a float and a power of two is one
+    limit = math.ceil(share * DIGESTS)  # exact: multiplying a float by a power of two does not round
     key = xxhash.xxh3_128_hexdigest(json.dumps([RUNS_FORMAT, tokens.digest, limit]).encode())
-    runs, told = [], []
+    runs = []
+    facts_of = []
     for source in range(tokens.sources):
 
         def fill(makers: dict[str, RunsMaker], source: int = source) -> dict[str, Any]:
             return _scan(tokens, source, limit, makers)
 
         if tokens.manifest.documents > MANY:
-            found, facts = on_disk(tokens.derived / "split" / key, source, SIDES, fill)
+            sides_of_source, facts = on_disk(tokens.derived / "split" / key, source, SIDES, fill)
         else:
-            found, facts = in_memory(SIDES, fill)
-        runs.append(found)
-        told.append(facts)
-    held_out, every = (sum(facts[name] for facts in told) for name in ("held_out", "documents"))
-    least, most = min(facts["least"] for facts in told), max(facts["most"] for facts in told)
+            sides_of_source, facts = in_memory(SIDES, fill)
+        runs.append(sides_of_source)
+        facts_of.append(facts)
+    held_out, every = (sum(facts[name] for facts in facts_of) for name in ("held_out", "documents"))
+    least = min(facts["least"] for facts in facts_of)
+    most = max(facts["most"] for facts in facts_of)
     if both:
         _check_sides(least, most, every, held_out, share, of)
-    sides = {side: [found[side] for found in runs] for side in SIDES}
+    sides = {side: [each[side] for each in runs] for side in SIDES}
     return Split(
         Subset(tokens, sides["trained"], every - held_out),
         Subset(tokens, sides["held_out"], held_out),
-        sum(facts["bytes"] for facts in told),
+        sum(facts["bytes"] for facts in facts_of),
     )
 
 
 def _scan(tokens: Documents, source: int, limit: int, makers: dict[str, RunsMaker]) -> dict[str, Any]:
-    """Give the runs of a source's documents on both sides to the makers; numbers of documents, bytes of those that are
-    held out, the least and greatest digest."""
-    told = {"documents": 0, "held_out": 0, "bytes": 0, "least": DIGESTS, "most": 0}
+    """Pass the runs of a source's documents on both sides to the makers.
+
+    Returns the numbers of documents and held-out documents, the bytes of held-out text, and the least and greatest
+    digest.
+    """
+    totals = {"documents": 0, "held_out": 0, "bytes": 0, "least": DIGESTS, "most": 0}
     begin = 0
     parts = zip(tokens.document_ends_by_part(source), tokens.contents_by_part(source), strict=True)
     for ends, entries in parts:
         if not len(ends):
             continue
         values = digests(entries)
-        chosen, bounds = values < limit, np.concatenate(([begin], ends))
+        chosen = values < limit
+        bounds = np.concatenate(([begin], ends))
         makers["trained"].add(*edges(bounds, ~chosen))
         makers["held_out"].add(*edges(bounds, chosen))
         begin = int(ends[-1])
-        told["documents"] += len(ends)
-        told["held_out"] += int(chosen.sum())
-        told["bytes"] += int(entries["bytes"][chosen].sum())
-        told["least"], told["most"] = (
-            min(told["least"], int(values.min())),
-            max(told["most"], int(values.max())),
-        )
-    return told
+        totals["documents"] += len(ends)
+        totals["held_out"] += int(chosen.sum())
+        totals["bytes"] += int(entries["bytes"][chosen].sum())
+        totals["least"] = min(totals["least"], int(values.min()))
+        totals["most"] = max(totals["most"], int(values.max()))
+    return totals
 
 
 def trained_documents(tokens: Tokens, held_out: Tokens, share: float) -> int:
-    """How many documents of the set `held_out` are also among those of `tokens` that are trained on, where `share` of
-    them is held out.
+    """Count the documents of the set `held_out` that are also in the training part of `tokens`, where `share` is held
+    out.
 
-    Raises InputError if either does not tell documents apart.
+    Raises InputError if either data set cannot distinguish documents.
     """
     ours = np.concatenate([digests(held_out.contents(source)) for source in range(held_out.sources)])
     ours = ours[ours >= math.ceil(share * DIGESTS)]
-    there = np.zeros(len(ours), dtype=bool)
+    found_in_training = np.zeros(len(ours), dtype=bool)
     for source in range(tokens.sources):
         for entries in tokens.contents_by_part(source):
-            there |= np.isin(ours, digests(entries))
-    return int(there.sum())
+            found_in_training |= np.isin(ours, digests(entries))
+    return int(found_in_training.sum())
 
 
 def _check_sides(
     least_digest: int, most_digest: int, documents: int, held_out: int, share: float, of: str
 ) -> None:
-    """Raise InputError if `held_out` of the documents with digests in these bounds are none or all of them."""
+    """Raise InputError if `held_out` is none or all of the documents; their digests are within the given bounds."""
     if 0 < held_out < documents:
         return
-    least, most = least_digest / DIGESTS, most_digest / DIGESTS
+    least = least_digest / DIGESTS
+    most = most_digest / DIGESTS
     if not held_out:
-        what, hint = "holds out none", f"make it at least {_rounded(least, up=True)}"
+        effect = "holds out none"
+        hint = f"make it at least {_rounded(least, up=True)}"
     else:
-        what, hint = "leaves none", f"make it at most {_rounded(most, up=False)}"
+        effect = "leaves none"
+        hint = f"make it at most {_rounded(most, up=False)}"
     if least == most:
         hint = (
             "separate documents by lines of <|endoftext|>, or name held-out text in data.validation.sources"
         )
-    raise InputError(f"{share:g} {what} of {documents} documents{of}", SHARE, hint)
+    raise InputError(f"{share:g} {effect} of {documents} documents{of}", SHARE, hint)
 
 
 def _rounded(share: float, up: bool) -> str:
-    """A share to three significant digits."""
+    """Round a share to three significant digits."""
     unit = 10.0 ** (math.floor(math.log10(share)) - 2)
     return f"{(math.floor(share / unit) + 1 if up else math.floor(share / unit)) * unit:.3g}"

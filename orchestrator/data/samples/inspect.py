@@ -1,4 +1,4 @@
-"""Samples as the model sees them: tokens, what is predicted of them, where documents end, what is padding."""
+"""Samples as the model sees them: tokens, labels, document boundaries and padding."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ from workloads.workload import Batch, Reading
 IGNORED = -100
 """The label of a position that is not predicted."""
 SIDES = (("tokens", "padding"), ("decoder_tokens", "decoder_padding"))
-"""What an encoder or a decoder alone reads, and what the decoder of a pair reads; each with where it is real."""
+"""The entries for an encoder or decoder alone, and for the decoder of a pair, each with its padding mask."""
 Decode = Callable[[int], str]
 
 
 @dataclass(frozen=True)
 class Spot:
-    """A token that a model reads.
+    """One token that a model reads.
 
     Attributes:
-        text, token: what it reads there.
-        label: what is predicted there, None for nothing. Of a causal model that is the next token.
-        begins: whether it begins a document, or a row.
-        real: whether it is no padding.
-        position: its position in its document, where the batch says so; sees: how many tokens it attends to, where the
-            batch says so.
+        text, token: the token.
+        label: the token predicted here, None for none. A causal model predicts the next token.
+        said: the label as text.
+        begins: whether it begins a document or a row.
+        real: whether it is not padding.
+        position: its position in its document, if the batch has positions.
+        sees: number of tokens that it attends to, if the batch says so.
     """
 
     text: str
@@ -44,47 +45,48 @@ class Spot:
     sees: int | None
 
     def to_json(self) -> dict[str, Any]:
-        """The token as plain data, without what is not known or the rule."""
-        found: dict[str, Any] = {"token": self.token, "text": self.text}
-        found |= {} if self.label is None else {"label": self.label, "label_text": self.said}
-        found |= {"begins": True} if self.begins else {}
-        found |= {} if self.real else {"padding": True}
-        found |= {} if self.position is None else {"position": self.position}
-        return found | ({} if self.sees is None else {"sees": self.sees})
+        """Return the token as plain data, without unknown and default values."""
+        fields: dict[str, Any] = {"token": self.token, "text": self.text}
+        fields |= {} if self.label is None else {"label": self.label, "label_text": self.said}
+        fields |= {"begins": True} if self.begins else {}
+        fields |= {} if self.real else {"padding": True}
+        fields |= {} if self.position is None else {"position": self.position}
+        return fields | ({} if self.sees is None else {"sees": self.sees})
 
 
 def documents_cut(streams: Streams, reading: Reading, packed: bool) -> dict[str, int]:
-    """How many documents there are, how many of them are cut, and how many of those would fit a sample."""
-    found = {"documents": 0, "cut": 0, "cut_though_short": 0}
+    """Count the documents, those that are cut, and those that are cut although they would fit a sample."""
+    totals = {"documents": 0, "cut": 0, "cut_though_short": 0}
     for source in range(streams.sources):
         ends = streams.document_ends(source)
         starts = np.concatenate(([0], ends[:-1]))
         is_long = ends - starts > reading.window
-        # a document's first tokens are not predicted from it, nor are those that a sample shares with the one before
-        overlap, stride = reading.window - reading.stride, reading.stride
+        # a document's first token is never predicted, nor are tokens that a sample shares with the one before
+        overlap = reading.window - reading.stride
+        stride = reading.stride
         last = np.maximum(ends - 1 - overlap, starts)
         is_cut = is_long if packed else is_long | (starts // stride != last // stride)
         counts = (len(ends), is_cut.sum(), (is_cut & ~is_long).sum())
-        for key, count in zip(found, counts, strict=True):
-            found[key] += int(count)
-    return found
+        for key, count in zip(totals, counts, strict=True):
+            totals[key] += int(count)
+    return totals
 
 
 def spots(
     batch: Batch, row: int, decode: Decode, closing: int, length: int | None = None
 ) -> dict[str, list[Spot]]:
-    """The tokens of a row of a batch, by the entry that has them.
+    """Return the tokens of a row of a batch, by the batch entry that holds them.
 
     Args:
         batch, row: which row.
-        decode: the text of a token.
+        decode: returns the text of a token.
         closing: the token that ends a document.
-        length: how many tokens are no padding, where the batch does not say it.
+        length: number of tokens that are not padding, if the batch does not say.
     """
     values = {name: entry[row].numpy() for name, entry in batch.items()}
     seen = attends({name: entry[row : row + 1] for name, entry in batch.items() if entry.dim()})
     last = [tokens for tokens, _ in SIDES if tokens in values][-1]
-    found = {}
+    spots_of = {}
     for name, padding in SIDES:
         if name not in values:
             continue
@@ -97,15 +99,15 @@ def spots(
         sees = seen[0].sum(1).numpy() if name == "tokens" and seen is not None else None
         begins = np.concatenate(([True], tokens[:-1] == closing))
         begins = begins if places is None else begins | (places == 0)
-        found[name] = [
+        spots_of[name] = [
             _spot(decode, int(token), labels, begins, real, places, sees, number)
             for number, token in enumerate(tokens)
         ]
-    return found
+    return spots_of
 
 
 def others(batch: Batch, row: int) -> dict[str, Any]:
-    """What a row has besides: whole labels, seeds, numbers of one sample."""
+    """Return the other entries of a row: whole labels, seeds, numbers of one sample."""
     shown = {name for side in SIDES for name in side} | {"positions", "attention", SEGMENTS}
     return {
         name: entry[row].tolist()
@@ -118,73 +120,78 @@ def others(batch: Batch, row: int) -> dict[str, Any]:
 def samples_at(
     batches: Batches, positions: Sequence[int], global_batch: int, begun: tuple[int, int] = (0, 0)
 ) -> list[dict[str, Any]]:
-    """Where the samples at these positions come from: step, turn, sample, source, and its pieces of the stream. The run
-    has `begun` at that step with the sample at that position; what comes before has no step of its."""
+    """Return where the samples at these positions come from: step, turn, sample, source, and pieces of the stream.
+
+    `begun` is the step and position at which the run began. Earlier positions have no step.
+    """
     turns, ids = batches.order.at(np.array(positions))
-    found = []
-    step, first = begun
+    origins = []
+    first_step, first = begun
     for position, turn, sample in zip(positions, turns.tolist(), ids.tolist(), strict=True):
         source, pieces = batches.read.origin(sample)
-        found.append(
+        origins.append(
             {
                 "position": position,
-                "step": step + (position - first) // global_batch + 1 if position >= first else None,
+                "step": first_step + (position - first) // global_batch + 1 if position >= first else None,
                 "turn": turn,
                 "sample": sample,
                 "source": source,
                 "pieces": [[start, start + length] for start, length in pieces],
             }
         )
-    return found
+    return origins
 
 
 def plain(spots_of_row: Sequence[Spot], is_causal: bool) -> list[tuple[str, str]]:
-    """A row as (text, kind) pieces: "boundary", "padding", "replaced" and "label" of what is masked, "predicted" and
-    "read" of what is only read. Of a causal model the token is told by the label of the one before it; where not all
-    that could be is predicted, what is stands between « and »."""
-    found: list[tuple[str, str]] = []
+    """Return a row as (text, kind) pieces.
+
+    Kinds are "boundary", "padding", "predicted" and "read"; for masked tokens "replaced" and "label". For a causal
+    model, a token is predicted if the token before it has a label. If only some of the tokens are predicted, « and »
+    enclose them.
+    """
+    pieces: list[tuple[str, str]] = []
     predicted = partly = False
     padding = 0
     for number, spot in enumerate(spots_of_row):
         if not spot.real:
             padding += 1
             if number + 1 == len(spots_of_row) or spots_of_row[number + 1].real:
-                found.append((f" [{padding} of padding]", "padding"))
+                pieces.append((f" [{padding} of padding]", "padding"))
                 padding = 0
             continue
         if spot.begins and number:
-            found.append((" ‖ ", "boundary"))
+            pieces.append((" ‖ ", "boundary"))
         if is_causal:
             partly |= not predicted and not spot.begins
-            found.append((spot.text, "predicted" if predicted else "read"))
+            pieces.append((spot.text, "predicted" if predicted else "read"))
             predicted = spot.label is not None
         elif spot.label is None:
-            found.append((spot.text, "read"))
+            pieces.append((spot.text, "read"))
         elif spot.label == spot.token:
-            found.append((f"[{spot.text}]", "predicted"))
+            pieces.append((f"[{spot.text}]", "predicted"))
         else:
-            found += [(f"[{spot.text}", "replaced"), (f"→{spot.said}]", "label")]
-    return _marked(found) if partly else found
+            pieces += [(f"[{spot.text}", "replaced"), (f"→{spot.said}]", "label")]
+    return _marked(pieces) if partly else pieces
 
 
-def answers_apart(found: dict[str, list[Spot]], batch: Batch) -> dict[str, list[Spot]]:
-    """The tokens of a row by their entry; those of two answers that are compared by what each answer is."""
+def answers_apart(spots_of: dict[str, list[Spot]], batch: Batch) -> dict[str, list[Spot]]:
+    """Return the tokens of a row by entry; the tokens of two compared answers by the role of each answer."""
     if "answer_tokens" not in batch:
-        return found
-    half = len(found["tokens"]) // 2
+        return spots_of
+    half = len(spots_of["tokens"]) // 2
     is_pair = "desirable" not in batch
     first, second = ("chosen", "rejected") if is_pair else ("completion", "completion of another row")
-    return {first: found["tokens"][:half], second: found["tokens"][half:]}
+    return {first: spots_of["tokens"][:half], second: spots_of["tokens"][half:]}
 
 
 def _marked(pieces: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Pieces with « and » around those that are predicted."""
-    found: list[tuple[str, str]] = []
+    """Put « and » around the predicted pieces."""
+    marked: list[tuple[str, str]] = []
     for kind, group in itertools.groupby(pieces, lambda piece: piece[1]):
         marks = [("«", "label")], [("»", "label")]
         begin, end = marks if kind == "predicted" else ([], [])
-        found += [*begin, *group, *end]
-    return found
+        marked += [*begin, *group, *end]
+    return marked
 
 
 def _spot(

@@ -1,7 +1,7 @@
 """The order of samples: a pure function of (seed, epoch, position), in constant memory.
 
-A keyed permutation replaces a shuffled list: position p of an epoch is sample permute(p). Any rank finds any sample of
-any step with a few multiplications, and nothing is stored or replayed on resume.
+A keyed permutation replaces a shuffled list: position p of an epoch is sample permute(p). Any rank finds any sample
+of any step with a few multiplications. Nothing is stored, and nothing is replayed on resume.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from numpy.typing import ArrayLike
 from orchestrator.config.errors import InputError
 
 ROUNDS = 6
-"""Pairs of Feistel rounds. Three suffice to look random; the others cost microseconds."""
+"""Pairs of Feistel rounds. Three are enough to look random; the others cost microseconds."""
 
 
 class Order:
     """The infinite sequence of samples over weighted sources.
 
-    An epoch takes floor(weight x samples) of each source, all shuffled together. With a fractional weight each epoch
-    takes the next part of the source. A sample's randomness depends on its turn, which is the number of the pass over
-    its source, so that no two passes are alike.
+    An epoch takes floor(weight x samples) of each source, all shuffled together. With a fractional weight, each epoch
+    takes the next part of the source. A sample's randomness depends on its turn, the number of the pass over its
+    source, so that no two passes are alike.
 
     Args:
         seed: determines the order.
         samples: number of samples of each source.
         weights: passes over each source in one epoch.
-        by_pass: False for data of format 1: the turn is the number of the epoch, and a source may be empty.
+        by_pass: False for data of format 1. The turn is then the number of the epoch, and a source may be empty.
 
     Raises InputError if a source or an epoch would be empty.
     """
@@ -38,19 +38,19 @@ class Order:
     def __init__(
         self, seed: int, samples: Sequence[int], weights: Sequence[float], by_pass: bool = True
     ) -> None:
-        # the decimal that the user wrote, not the nearest binary fraction: 0.29 of 100 samples is 29
+        # use the decimal that the user wrote, not the nearest binary fraction: 0.29 of 100 samples is 29
         self.taken = [math.floor(Fraction(str(w)) * n) for w, n in zip(weights, samples, strict=True)]
         self.epoch_size = sum(self.taken)
         if self.epoch_size == 0:
             raise InputError(
-                f"an epoch over {sum(samples)} samples with weights {list(weights)} takes none",
+                f"an epoch over {sum(samples)} samples with weights {list(weights)} gives none",
                 "data.sources",
                 "raise the weights or give more text",
             )
         for number, taken in enumerate(self.taken):
             if by_pass and not taken:
                 raise InputError(
-                    f"weight {weights[number]} of {samples[number]} samples takes none into an epoch",
+                    f"weight {weights[number]} of {samples[number]} samples gives none in an epoch",
                     f"data.sources.{number}.weight",
                     "raise it, or leave the source out",
                 )
@@ -63,7 +63,7 @@ class Order:
         self._offsets = np.cumsum(self._samples) - self._samples
 
     def at(self, position: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-        """(turn, sample id) at each global `position`, both int64 of its shape.
+        """Return (turn, sample id) at each global `position`, both int64 of its shape.
 
         Sample ids number the samples of all sources, one source after the other.
         """
@@ -71,24 +71,26 @@ class Order:
         epoch, index = np.divmod(position, self.epoch_size)
         drawn = permute(index, epoch, self.epoch_size, self.seed)
         source = np.searchsorted(self._ends, drawn, side="right")
-        taken, samples = self._taken[source], self._samples[source]
+        taken = self._taken[source]
+        samples = self._samples[source]
         within = drawn - (self._ends[source] - taken)
-        # with Python's integers, since the product may exceed 2^63 after many epochs of a large source
-        passes, start = (epoch.astype(object) * taken) // samples, (epoch.astype(object) * taken) % samples
+        # Python integers, because the product may exceed 2^63 after many epochs of a large source.
+        passes = (epoch.astype(object) * taken) // samples
+        start = (epoch.astype(object) * taken) % samples
         index = within + start.astype(np.int64)
         turn = passes.astype(np.int64) + index // samples if self._by_pass else epoch
         return turn, self._offsets[source] + index % samples
 
     def drawn(self, position: int) -> list[int]:
-        """How many samples of each source come before `position`; within an epoch by their proportion of it."""
+        """Return how many samples of each source come before `position`. Within an epoch, counts are proportional."""
         return [position * taken // self.epoch_size for taken in self.taken]
 
 
 def permute(index: ArrayLike, epoch: ArrayLike, size: int, seed: int) -> np.ndarray:
-    """The image of each `index` of [0, size) under the permutation keyed by (seed, epoch); int64.
+    """Return the image of each `index` of [0, size) under the permutation keyed by (seed, epoch); int64.
 
-    A generalised Feistel network over [0, a) x [0, b) with a x b just above `size`, repeated until the result is below
-    `size` (Black and Rogaway, 2002, "Ciphers with arbitrary finite domains", methods 2 and 3).
+    A generalised Feistel network over [0, a) x [0, b) with a x b just above `size`, repeated until the result is
+    below `size` (Black and Rogaway, 2002, "Ciphers with arbitrary finite domains", methods 2 and 3).
     """
     index, epoch = np.broadcast_arrays(np.asarray(index, dtype=np.int64), np.asarray(epoch, dtype=np.int64))
     width = math.isqrt(size - 1) + 1
@@ -103,8 +105,9 @@ def permute(index: ArrayLike, epoch: ArrayLike, size: int, seed: int) -> np.ndar
 
 
 def _feistel(place: np.ndarray, key: np.ndarray, width: int, height: int) -> np.ndarray:
-    """One pass of a permutation of [0, width x height); each half-round adds a hash of the other half."""
-    a, b = np.uint64(width), np.uint64(height)
+    """Apply one pass of a permutation of [0, width x height). Each half-round adds a hash of the other half."""
+    a = np.uint64(width)
+    b = np.uint64(height)
     high, low = np.divmod(place, a)
     for number in range(ROUNDS):
         key = mix(key + np.uint64(number))
@@ -114,7 +117,7 @@ def _feistel(place: np.ndarray, key: np.ndarray, width: int, height: int) -> np.
 
 
 def mix(value: np.ndarray) -> np.ndarray:
-    """The splitmix64 step, a bijection of 64-bit words (Steele, Lea and Flood, 2014; Stafford's mix 13)."""
+    """Apply the splitmix64 step, a bijection of 64-bit words (Steele, Lea and Flood, 2014; Stafford's mix 13)."""
     with np.errstate(over="ignore"):
         value = value + np.uint64(0x9E3779B97F4A7C15)
         value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -1,8 +1,9 @@
-"""Own samples in the place of prepared text: which of them a step reads, what is held out, and that they stay the same.
+"""The user's own samples in place of prepared text: which of them a step reads, which are held out, and proof that
+they stay the same.
 
-    <cache>/<fingerprint>/manifest.json    how many samples there are, and a checksum of what they hold
+    <cache>/<fingerprint>/manifest.json    the number of samples, and a checksum of their content
 
-The order is that of text: a pure function of (seed, epoch, position).
+The order is the same as for text: a pure function of (seed, epoch, position).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ WHERE = "data.samples"
 
 
 def open_samples(named: ObjectReference, seed: int, folder: str | None = None) -> OwnSamples:
-    """The dataset of a job, over what it has prepared in `folder`, if it prepares anything. Raises InputError."""
+    """Return the dataset of a job. `folder` is where it prepared its data, if it does. Raises InputError."""
     try:
         return OwnSamples(named.use, named.options, seed, folder)
     except WorkloadError as error:
@@ -43,49 +44,54 @@ def open_samples(named: ObjectReference, seed: int, folder: str | None = None) -
 
 
 def check_cache(named: ObjectReference, seed: int, store: str) -> None:
-    """Raise InputError if the samples are prepared, and the cache is a store."""
+    """Raise InputError if the samples need preparation and the cache is an object store."""
     if open_samples(named, seed).is_prepared:
         raise _not_on_a_store(store)
 
 
 def _not_on_a_store(uri: str) -> InputError:
     hint = "set data.cache to a folder that all nodes see"
-    return InputError("what is prepared of samples is read from a disk", f"data.cache {uri}", hint)
+    return InputError("prepared samples must be on a disk", f"data.cache {uri}", hint)
 
 
 def prepare_samples(named: ObjectReference, seed: int, cache: str, before: str = "") -> str:
-    """The URI of the manifest of own samples, written unless it is there; `before` is that which the run has.
+    """Return the URI of the manifest of own samples, and write it unless it exists.
 
-    Raises InputError if a sample cannot be read, TextChanged if they are not those of `before`.
+    `before` is the fingerprint that the run began with. Raises InputError if a sample cannot be read, TextChanged if
+    the samples no longer have the fingerprint `before`.
     """
-    made = open_samples(named, seed)
-    there = DataFolder(f"{DataFolder(cache).uri}/{before}") if before and made.is_prepared else None
-    if there and manifest.read(there):
-        return there.uri  # the files that it was made of are not read again
+    samples = open_samples(named, seed)
+    existing = DataFolder(f"{DataFolder(cache).uri}/{before}") if before and samples.is_prepared else None
+    if existing and manifest.read(existing):
+        return existing.uri  # the samples' source files are not read again
     try:
-        content = made.fingerprint()
+        content = samples.fingerprint()
     except WorkloadError as error:
         raise InputError(str(error), WHERE) from None
-    drawn = None if made.is_prepared else seed
-    told = json.dumps([named.model_dump(), drawn, content], sort_keys=True)
-    own = xxhash.xxh3_128_hexdigest(told.encode())
-    if before and own != before:
-        hint = "put the files back as they were, or start another run"
-        raise TextChanged("the samples have changed since the run began", WHERE, hint)
-    folder = DataFolder(f"{DataFolder(cache).uri}/{own}")
+    drawn = None if samples.is_prepared else seed
+    identity = json.dumps([named.model_dump(), drawn, content], sort_keys=True)
+    fingerprint = xxhash.xxh3_128_hexdigest(identity.encode())
+    if before and fingerprint != before:
+        hint = "restore the files or start a new run"
+        raise TextChanged("the samples changed after the run began", WHERE, hint)
+    folder = DataFolder(f"{DataFolder(cache).uri}/{fingerprint}")
     if manifest.read(folder) is None:
-        if made.is_prepared and not folder.local:
+        if samples.is_prepared and not folder.local:
             raise _not_on_a_store(folder.uri)
-        about: dict[str, Any] = made.prepare(folder.uri) if made.is_prepared else {"count": len(made)}
+        about: dict[str, Any] = (
+            samples.prepare(folder.uri) if samples.is_prepared else {"count": len(samples)}
+        )
         count = about["count"]
-        found = DataManifest(own, "uint16", "", 1, {}, (), (), count, count, 0, 0.0, 1.0, own=own)
-        manifest.write(folder, replace(found, rejected=about.get("rejected", {})))
+        data = DataManifest(
+            fingerprint, "uint16", "", 1, {}, (), (), count, count, 0, 0.0, 1.0, own=fingerprint
+        )
+        manifest.write(folder, replace(data, rejected=about.get("rejected", {})))
     return folder.uri
 
 
 @dataclass(frozen=True)
 class OwnBatches:
-    """Micro-batches of the samples `numbers` of a dataset in a fixed order; see `batches.Batches`."""
+    """Micro-batches of the samples `numbers` of a dataset, in a fixed order; see `batches.Batches`."""
 
     samples: OwnSamples
     numbers: np.ndarray
@@ -94,19 +100,19 @@ class OwnBatches:
     ahead: int = 1
 
     def batch(self, position: int, count: int) -> tuple[Batch, int]:
-        """The samples at positions [position, position + count), and the sum of their receipt digests."""
+        """Return the samples at positions [position, position + count), and the sum of their receipt digests."""
         positions = np.arange(position, position + count)
         turns, ids = self.order.at(positions)
         chosen = self.numbers[ids]
         batch, hashes = self.samples.batch(chosen.tolist(), turns.tolist())
         digests = [
-            receipt.digest(int(p), int(n), np.frombuffer(found, "<i8"))
-            for p, n, found in zip(positions, chosen, hashes, strict=True)
+            receipt.digest(int(p), int(n), np.frombuffer(sample_hash, "<i8"))
+            for p, n, sample_hash in zip(positions, chosen, hashes, strict=True)
         ]
         return batch, receipt.add(digests)
 
     def padding(self, position: int, count: int) -> float:
-        """0: nothing is filled up."""
+        """Return 0: own samples are never padded."""
         return 0.0
 
 
@@ -125,16 +131,16 @@ class OwnHeldOut:
 
     @property
     def tokens(self) -> int:
-        """A sample counts as one."""
+        """Number of samples: a sample counts as one token."""
         return self.samples
 
     @property
     def documents(self) -> int:
-        """A sample counts as one."""
+        """Number of samples: a sample counts as one document."""
         return self.samples
 
     def batch(self, numbers: Sequence[int]) -> Batch:
-        """The samples of these numbers, in this order, as they are in the first turn, with what is of the set."""
+        """Return the samples of these numbers, in order, as in the first turn, with the values of the whole set."""
         chosen = self.numbers[np.asarray(numbers)]
         batch = self.read.batch(chosen.tolist(), [0] * len(chosen), held_out=True)[0]
         return {**batch, **_of_set(self.read, len(chosen))}
@@ -143,25 +149,34 @@ class OwnHeldOut:
 def batches_of_samples(
     named: ObjectReference, seed: int, share: float | None, data: DataManifest, folder: str
 ) -> tuple[OwnBatches, OwnHeldOut | None]:
-    """The batches of a job's samples, and about the `share` of them that is held out, by their numbers alone. `folder`
-    is where they were prepared.
+    """Return the batches of a job's samples, and the held-out samples: about the `share` of them, chosen by number.
 
-    Raises InputError if there are not as many as `data` says, or a side has none.
+    Args:
+        named: the dataset of the job.
+        seed: determines the order.
+        share: share to hold out; None for no held-out samples.
+        data: the manifest of the samples.
+        folder: where they were prepared.
+
+    Raises InputError if the number of samples differs from `data`, or if either side is empty.
     """
-    made = open_samples(named, seed, folder)
-    if len(made) != data.documents:
+    samples = open_samples(named, seed, folder)
+    if len(samples) != data.documents:
         raise InputError(
-            f"there are {len(made)} samples, and the run has {data.documents}", WHERE, "put the files back"
+            f"there are {len(samples)} samples, but the run began with {data.documents}",
+            WHERE,
+            "restore the files",
         )
-    numbers = np.arange(len(made))
+    numbers = np.arange(len(samples))
     held_out = None
     if share:
         chosen = mix(numbers.astype(np.uint64)) < np.uint64(min(math.ceil(share * DIGESTS), DIGESTS - 1))
         if not 0 < chosen.sum() < len(numbers):
             side = "none" if not chosen.any() else "all"
             raise InputError(f"{share:g} holds out {side} of {len(numbers)} samples", SHARE, "change it")
-        held_out, numbers = OwnHeldOut(made, numbers[chosen]), numbers[~chosen]
-    return OwnBatches(made, numbers, Order(seed, [len(numbers)], [1.0])), held_out
+        held_out = OwnHeldOut(samples, numbers[chosen])
+        numbers = numbers[~chosen]
+    return OwnBatches(samples, numbers, Order(seed, [len(numbers)], [1.0])), held_out
 
 
 def _of_set(samples: OwnSamples, count: int) -> Batch:
@@ -172,16 +187,23 @@ def _of_set(samples: OwnSamples, count: int) -> Batch:
 def first_samples(
     named: ObjectReference, seed: int, count: int = 2, of_set: bool = False, prepared: str = ""
 ) -> Batch:
-    """A batch of the first samples, or of the only one several times; with what is `of_set`. They are read from where
-    they were `prepared`, if that is given. Raises InputError."""
-    made = open_samples(named, seed, prepared or None)
+    """Return a batch of the first samples, repeated if there are fewer than `count`. Raises InputError.
+
+    Args:
+        named: the dataset of the job.
+        seed: determines the samples.
+        count: size of the batch.
+        of_set: include the values of the whole set.
+        prepared: the folder where the samples were prepared; empty to prepare them temporarily.
+    """
+    samples = open_samples(named, seed, prepared or None)
     with tempfile.TemporaryDirectory() as folder:
-        if made.is_prepared and not prepared:
-            made.prepare(folder, count)
-            made = open_samples(named, seed, folder)
+        if samples.is_prepared and not prepared:
+            samples.prepare(folder, count)
+            samples = open_samples(named, seed, folder)
         try:
-            batch, _ = made.batch([number % len(made) for number in range(count)], [0] * count)
-            batch |= _of_set(made, count) if of_set else {}
+            batch, _ = samples.batch([number % len(samples) for number in range(count)], [0] * count)
+            batch |= _of_set(samples, count) if of_set else {}
         except WorkloadError as error:
             raise InputError(str(error), WHERE) from None
     return {name: torch.clone(value) for name, value in batch.items()}

@@ -16,17 +16,19 @@ from workloads.workload import Batch, Objective
 class SampleReader:
     """The samples of all sources; implements `workloads.workload.Text`.
 
-    Ids number the samples of all sources, one source after the other, and those beyond the last wrap around; where
-    there may be more samples later (`growing`), an id is index x sources + source.
+    Ids number the samples of all sources, one source after the other; ids beyond the last wrap around. If more
+    samples may be added later (`growing`), an id is index x sources + source.
     """
 
     def __init__(
         self, streams: Streams, windows: Sequence[Windows], objective: Objective, growing: bool = False
     ) -> None:
         """`windows` are the samples of each source of `streams`."""
-        self.streams, self.objective = streams, objective
-        self._windows, self._growing = windows, growing
-        self._ends = np.cumsum([len(found) for found in windows])
+        self.streams = streams
+        self.objective = objective
+        self._windows = windows
+        self._growing = growing
+        self._ends = np.cumsum([len(each) for each in windows])
         self._held: dict[int, np.ndarray] = {}
         self._beside: dict[str, np.ndarray] = {}
 
@@ -34,52 +36,57 @@ class SampleReader:
         return sum(map(len, self._windows)) if self._growing else int(self._ends[-1])
 
     def __contains__(self, sample: int) -> bool:
-        """Whether this is the id of a sample, as far as they are known."""
+        """Return whether this is the id of a known sample."""
         if not self._growing:
             return 0 <= sample < len(self)
         source, index = self._place(sample)
         return 0 <= index < len(self._windows[source])
 
     def __call__(self, sample: int) -> np.ndarray:
-        """The tokens of a sample, int64 [window or fewer]."""
+        """Return the tokens of a sample, int64 [window or fewer]."""
         if sample in self._held:
             return self._held[sample]
         source, index = self._place(sample)
-        found = [self.streams.window(source, *piece) for piece in self._windows[source].pieces(index)]
-        return found[0] if len(found) == 1 else np.concatenate(found)
+        pieces = [
+            self.streams.window(source, start, length)
+            for start, length in self._windows[source].pieces(index)
+        ]
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
     def length(self, sample: int) -> int:
-        """The number of tokens of a sample, which is not read."""
+        """Return the number of tokens of a sample, without reading it."""
         source, index = self._place(sample)
         return sum(length for _, length in self._windows[source].pieces(index))
 
     def origin(self, sample: int) -> tuple[int, Sequence[tuple[int, int]]]:
-        """The source of a sample, and where its pieces are, see `Windows.pieces`."""
+        """Return the source of a sample, and its pieces, see `Windows.pieces`."""
         source, index = self._place(sample)
         return source, self._windows[source].pieces(index)
 
     def longer_than(self, length: int) -> Iterator[int]:
-        """The ids of the samples with more words than `length`."""
+        """Yield the ids of the samples with more than `length` tokens."""
         for source, windows in enumerate(self._windows):
             numbers = self._ids(source, range(len(windows)))
             yield from (sample for sample in numbers if self.length(sample) > length)
 
     def siblings(self, sample: int) -> range:
-        """The ids of the samples of the same document."""
+        """Return the ids of the samples of the same document."""
         source, index = self._place(sample)
         return self._ids(source, self._windows[source].siblings(index))
 
     def companions(self, sample: int) -> range:
-        """The ids of the samples that may be read along with one: all, or where there may be more later those of its
-        section and source."""
+        """Return the ids of the samples that may be read together with this one: all of them, or, if samples may
+        still be added, those of its section and source.
+        """
         if not self._growing:
             return range(len(self))
         source, index = self._place(sample)
         return self._ids(source, self._windows[source].companions(index))
 
     def holding(self, ids: Sequence[int] | np.ndarray) -> SampleReader:
-        """This reader with the samples `ids` in memory, each of which is then read once."""
-        held, numbers = copy.copy(self), [int(number) for number in ids]
+        """Return a reader that holds the samples `ids` in memory, so that each is read once."""
+        held = copy.copy(self)
+        numbers = [int(number) for number in ids]
         if self.streams.at_once > 1:
             with ThreadPoolExecutor(self.streams.at_once) as pool:
                 held._held = dict(zip(numbers, pool.map(self, numbers), strict=True))
@@ -88,13 +95,13 @@ class SampleReader:
         return held
 
     def beside(self, name: str, values: np.ndarray) -> SampleReader:
-        """This reader, whose batches have `values` of their samples too, [samples, ...], under that name."""
-        found = copy.copy(self)
-        found._beside = {**self._beside, name: values}
-        return found
+        """Return a reader whose batches also contain `values` of their samples, [samples, ...], under this name."""
+        reader = copy.copy(self)
+        reader._beside = {**self._beside, name: values}
+        return reader
 
     def collate(self, ids: Sequence[int] | np.ndarray, turn: int) -> Batch:
-        """The samples `ids` as the objective puts them into a batch; `turn` is as in `Objective.collate`."""
+        """Return the samples `ids` as a batch of the objective. `turn` is as in `Objective.collate`."""
         batch = self.objective.collate(self, [int(number) for number in ids], turn)
         if not self._beside:
             return batch
@@ -102,7 +109,7 @@ class SampleReader:
         return batch | {name: torch.from_numpy(values[rows]) for name, values in self._beside.items()}
 
     def _ids(self, source: int, numbers: range) -> range:
-        """The ids of samples [start, stop) of a source."""
+        """Return the ids of the samples [start, stop) of a source."""
         if self._growing:
             step = len(self._windows)
             return range(numbers.start * step + source, numbers.stop * step + source, step)
@@ -110,7 +117,7 @@ class SampleReader:
         return range(first + numbers.start, first + numbers.stop)
 
     def _place(self, sample: int) -> tuple[int, int]:
-        """The source of a sample, and its index there."""
+        """Return the source of a sample, and its index there."""
         if self._growing:
             return sample % len(self._windows), sample // len(self._windows)
         sample %= len(self)

@@ -1,7 +1,7 @@
-"""Windows of samples that are left out after an instability, as arithmetic on positions.
+"""Windows of samples that are skipped after an instability, as arithmetic on positions.
 
-Everything here is a pure function of what is recorded, so that ranks decide alike, a resumed run decides as the first
-one did, and a replay reads the same samples.
+Everything here is a pure function of recorded events, so that all ranks decide alike, a resumed run decides as the
+original did, and a replay reads the same samples.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from orchestrator.config.stability import StabilitySpec
 
 @dataclass(frozen=True)
 class Skip:
-    """`count` samples from global position `start` on are left out; from optimiser step `step` on, counted from 1,
-    the learning rate is multiplied by `lr_scale`."""
+    """`count` samples from global position `start` on are skipped. From optimizer step `step` on, counted from 1, the
+    learning rate is multiplied by `lr_scale`.
+    """
 
     step: int
     start: int
@@ -25,38 +26,40 @@ class Skip:
     lr_scale: float = 1.0
 
     def to_json(self) -> dict[str, Any]:
-        """The window as plain data."""
+        """Return the skip as plain data."""
         return asdict(self)
 
 
 def merged(*records: Iterable[dict[str, Any] | Skip]) -> tuple[Skip, ...]:
-    """The windows of several records, each once, in the order of positions."""
-    found = {s if isinstance(s, Skip) else Skip(**s) for record in records for s in record}
-    return tuple(sorted(found, key=lambda skip: skip.start))
+    """Return the skips of several records without duplicates, ordered by position."""
+    skips = {s if isinstance(s, Skip) else Skip(**s) for record in records for s in record}
+    return tuple(sorted(skips, key=lambda skip: skip.start))
 
 
 def on_record(events: Iterable[dict[str, Any]], before: tuple[Skip, ...] = ()) -> tuple[Skip, ...]:
-    """The windows that the events of a run name, and those from `before` these events.
+    """Return the skips named by a run's events, together with those from `before` the events.
 
-    Where a run was extended, windows of a decay that the longer run does not have are forgotten.
+    If a run was extended, skips within a decay phase that the longer run does not have are dropped.
     """
-    found = before
+    skips = before
     for event in events:
         if event.get("skipped"):
-            found = merged(found, [event["skipped"]])
+            skips = merged(skips, [event["skipped"]])
         if extended := event.get("extended"):
-            found = tuple(skip for skip in found if skip.step <= extended["settled"])
-    return found
+            skips = tuple(skip for skip in skips if skip.step <= extended["settled"])
+    return skips
 
 
 def start_of(position: int, batches: int, size: int, skips: Sequence[Skip]) -> int:
-    """Where the batch of `size` samples begins that comes `batches` after the one next to be read at `position`.
+    """Return where a batch of `size` samples begins, `batches` after the next batch to be read at `position`.
 
-    Windows in `skips`, in the order of positions, are passed over; each begins and ends where a batch would.
+    Windows in `skips`, ordered by position, are passed over. Each begins and ends at a batch boundary.
     """
-    start, covered = position + batches * size, 0
+    start = position + batches * size
+    covered = 0
     for skip in skips:
-        first, end = max(skip.start, covered), skip.start + skip.count
+        first = max(skip.start, covered)
+        end = skip.start + skip.count
         if position <= first <= start and first < end:
             start += end - first
         covered = max(covered, end)
@@ -64,7 +67,7 @@ def start_of(position: int, batches: int, size: int, skips: Sequence[Skip]) -> i
 
 
 def start_before(position: int, batches: int, size: int, skips: Sequence[Skip]) -> int:
-    """Where the batch began that was read `batches` before the one at `position`; 0 if there were not so many."""
+    """Return where the batch began that was read `batches` before the one at `position`; 0 if there are fewer."""
     for _ in range(batches):
         position -= size
         for skip in reversed(skips):
@@ -74,24 +77,31 @@ def start_before(position: int, batches: int, size: int, skips: Sequence[Skip]) 
 
 
 def is_before(position: int, known: Iterable[Skip], skips: Iterable[Skip]) -> bool:
-    """Whether a commit at `position`, which left out the windows `known`, has used no sample of `skips`."""
+    """Return whether a commit at `position` with the skips `known` used no sample of `skips`."""
     left_out = set(known)
     return all(position <= skip.start or skip in left_out for skip in skips)
 
 
 def lr_factor(step: int, skips: Iterable[Skip]) -> float:
-    """What the learning rate of the `step`-th update, counted from 1, is multiplied by."""
+    """Return the factor on the learning rate of the `step`-th update, counted from 1."""
     return math.prod(skip.lr_scale for skip in skips if skip.step <= step)
 
 
 def next_skip(
     stability: StabilitySpec, batch: int, skips: Sequence[Skip], step: int, position: int
 ) -> Skip | None:
-    """The window that an instability at optimiser step `step` adds; None if the retries around its step are spent.
+    """Return the skip that an instability at optimizer step `step` adds; None if the retries around the step are used
+    up.
 
-    `position` is that of the first sample of the step and `batch` the global batch in samples. The loss of a step is
-    measured before its samples are learned from, so that those of the steps before may be the cause: every retry leaves
-    out one batch more of them.
+    Args:
+        stability: the job's settings.
+        batch: the global batch in samples.
+        skips: the skips so far.
+        step: the step, counted from 1.
+        position: the position of the step's first sample.
+
+    A step's loss is measured before its samples are learnt from, so earlier steps may be the cause: each retry skips
+    one more batch before it.
     """
     tried = sum(abs(skip.step - step) <= stability.window for skip in skips)
     if tried >= stability.retries:

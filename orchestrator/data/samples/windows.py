@@ -1,4 +1,4 @@
-"""The positions of samples in a source's stream of tokens, as an objective reads it."""
+"""The positions of samples in a source's token stream, as an objective reads it."""
 
 from __future__ import annotations
 
@@ -26,8 +26,14 @@ NAMES = ("starts", "stops", "ends")
 
 @dataclass(frozen=True)
 class ListedWindows:
-    """Samples [starts[i], stops[i]), int64 [samples], ascending; documents end at `ends`, int64. `documents` of these
-    have a sample; `tokens` is what all samples have together."""
+    """Samples [starts[i], stops[i]), listed one by one.
+
+    Attributes:
+        starts, stops: int64 [samples], ascending.
+        ends: the ends of the documents, int64.
+        documents: number of documents that have a sample.
+        tokens: number of tokens of all samples together.
+    """
 
     starts: np.ndarray
     stops: np.ndarray
@@ -39,7 +45,7 @@ class ListedWindows:
         return len(self.starts)
 
     def at(self, sample: int) -> tuple[int, int]:
-        """The index of a sample's first token, and its number of tokens."""
+        """Return the index of a sample's first token, and its number of tokens."""
         return int(self.starts[sample]), int(self.stops[sample] - self.starts[sample])
 
     def pieces(self, sample: int) -> Sequence[tuple[int, int]]:
@@ -61,30 +67,36 @@ class ListedWindows:
 def listed_windows(
     parts: Iterable[np.ndarray], reading: Reading, source: int, digest: str = "", place: Path | None = None
 ) -> ListedWindows:
-    """The samples of a source by its documents, whose ends come in `parts`. With a folder on this node's disk as
-    `place` they are kept there, by the `digest` of the data, and `parts` is read only by the first who asks."""
+    """Return the samples of a source, made from its documents.
+
+    Args:
+        parts: the ends of the documents, part by part.
+        reading: how the objective reads samples.
+        source: number of the source.
+        digest: digest of the data; the key of the files.
+        place: a folder on this node's disk to keep the result in. `parts` is then read only by the first caller.
+    """
 
     def make(keep: Keep) -> dict[str, Any]:
-        told = {"documents": 0, "tokens": 0}
-        for found in listed(parts, reading):
+        totals = {"documents": 0, "tokens": 0}
+        for chunk in listed(parts, reading):
             for name in NAMES:
-                keep(name, getattr(found, name))
-            told["documents"] += found.documents
-            told["tokens"] += int((found.stops - found.starts).sum())
-        return told
+                keep(name, getattr(chunk, name))
+            totals["documents"] += chunk.documents
+            totals["tokens"] += int((chunk.stops - chunk.starts).sum())
+        return totals
 
     if place is None:
-        arrays, told = arrays_in_memory(NAMES, make)
+        arrays, totals = arrays_in_memory(NAMES, make)
     else:
         content = json.dumps([FORMAT, digest, reading.unit, reading.window]).encode()
         folder = place / "windows" / xxhash.xxh3_128_hexdigest(content)
-        arrays, told = arrays_on_disk(folder, source, NAMES, make)
-    return ListedWindows(arrays["starts"], arrays["stops"], arrays["ends"], **told)
+        arrays, totals = arrays_on_disk(folder, source, NAMES, make)
+    return ListedWindows(arrays["starts"], arrays["stops"], arrays["ends"], **totals)
 
 
 class _Listed(NamedTuple):
-    """The next samples [starts, stops), the ends of the documents that they were made of, and how many of these have a
-    sample."""
+    """The next samples [starts, stops), the ends of their documents, and how many of these documents have a sample."""
 
     starts: np.ndarray
     stops: np.ndarray
@@ -93,9 +105,13 @@ class _Listed(NamedTuple):
 
 
 def listed(parts: Iterable[np.ndarray], reading: Reading) -> Iterator[_Listed]:
-    """The samples of documents whose ends come in parts, ascending int64; they do not depend on how these are cut."""
+    """Yield the samples of documents. `parts` holds the documents' ends, ascending int64; the division into parts
+    does not affect the result.
+    """
     cut = {"record": _records, "records": _full_records, "document": _parts, "documents": _full_documents}
-    make, begin, held = cut[reading.unit], 0, np.zeros(0, np.int64)
+    make = cut[reading.unit]
+    begin = 0
+    held = np.zeros(0, np.int64)
     for ends in chain(parts, [None]):
         held = held if ends is None else np.concatenate([held, ends])
         if not len(held):
@@ -103,11 +119,14 @@ def listed(parts: Iterable[np.ndarray], reading: Reading) -> Iterator[_Listed]:
         starts, stops, used = make(begin, held, reading.window, ends is None)
         documents = len(np.unique(np.searchsorted(held, starts, side="right")))
         yield _Listed(starts, stops, held[:used], documents)
-        begin, held = int(held[used - 1]) if used else begin, held[used:]
+        begin = int(held[used - 1]) if used else begin
+        held = held[used:]
 
 
 Cut = tuple[np.ndarray, np.ndarray, int]
-"""Samples [starts, stops), and how many documents they are made of: of those after them more may follow."""
+"""Samples [starts, stops), and how many of the documents they use up. The remaining documents may continue in the
+next part.
+"""
 
 
 def _records(begin: int, ends: np.ndarray, window: int, last: bool) -> Cut:
@@ -116,8 +135,9 @@ def _records(begin: int, ends: np.ndarray, window: int, last: bool) -> Cut:
 
 
 def _parts(begin: int, ends: np.ndarray, window: int, last: bool) -> Cut:
-    """Each document without its closing token, in the fewest parts of about equal size that have at most `window`
-    tokens."""
+    """Split each document, without its closing token, into the fewest parts of about equal size with at most `window`
+    tokens.
+    """
     begins = np.concatenate(([begin], ends[:-1]))
     sizes = ends - 1 - begins
     parts = -(-sizes // window)
@@ -128,8 +148,12 @@ def _parts(begin: int, ends: np.ndarray, window: int, last: bool) -> Cut:
 
 
 def _full_documents(begin: int, ends: np.ndarray, window: int, last: bool) -> Cut:
-    """Windows of as many full documents, in order, as fit `window` tokens; of a longer document, its beginning."""
-    starts, stops, document = [], [], 0
+    """Windows of as many consecutive whole documents as fit `window` tokens. A longer document is cut to its
+    beginning.
+    """
+    starts = []
+    stops = []
+    document = 0
     while document < len(ends):
         after = int(np.searchsorted(ends, begin + window, side="right"))
         if after == len(ends) and not last:
@@ -142,10 +166,12 @@ def _full_documents(begin: int, ends: np.ndarray, window: int, last: bool) -> Cu
 
 
 def _full_records(begin: int, ends: np.ndarray, window: int, last: bool) -> Cut:
-    """As many full records, in order, as have `window` tokens together without their closing words; a longer one
-    alone."""
-    tokens = ends - begin - np.arange(1, len(ends) + 1)  # up to the end of each
-    firsts, record = [], 0
+    """Groups of as many consecutive whole records as have at most `window` tokens without their closing words. A
+    longer record is alone.
+    """
+    tokens = ends - begin - np.arange(1, len(ends) + 1)  # tokens up to the end of each record
+    firsts = []
+    record = 0
     while record < len(ends):
         before = int(tokens[record - 1]) if record else 0
         after = max(int(np.searchsorted(tokens, before + window, side="right")), record + 1)
@@ -160,7 +186,7 @@ def _full_records(begin: int, ends: np.ndarray, window: int, last: bool) -> Cut:
 
 @dataclass(frozen=True)
 class PackedWindows:
-    """Samples of whole documents, and of windows of longer ones; implements `Windows`."""
+    """Samples of whole documents, and of windows of longer documents; implements `Windows`."""
 
     index: PackingIndex
 
@@ -182,63 +208,63 @@ class PackedWindows:
         return self.index.pieces(sample)
 
     def siblings(self, sample: int) -> range:
-        """See `Windows`. Not available: a sample has several documents."""
+        """Not available: a sample has several documents. See `Windows`."""
         raise NotImplementedError
 
     def companions(self, sample: int) -> range:
-        """See `Windows`. Not available: the objectives that ask read documents."""
+        """Not available: the objectives that need it read documents. See `Windows`."""
         raise NotImplementedError
 
 
 MANY = 2**20
-"""Documents of data whose index is kept on a node's disk."""
+"""From this number of documents on, the index is kept on a node's disk."""
 
 
 class Streams(Protocol):
-    """What is read of prepared data: a stream of tokens of each source, as in `data.store.tokens.Tokens`."""
+    """A view of prepared data: one token stream for each source, as in `data.store.tokens.Tokens`."""
 
     @property
     def manifest(self) -> DataManifest:
-        """That of the prepared data."""
+        """The manifest of the prepared data."""
 
     @property
     def sources(self) -> int:
         """Number of sources."""
 
     def length(self, source: int) -> int:
-        """Number of tokens of a source."""
+        """Return the number of tokens of a source."""
 
     def window(self, source: int, start: int, length: int) -> np.ndarray:
-        """Tokens [start, start + length) of a source, int64."""
+        """Return tokens [start, start + length) of a source, int64."""
 
     @property
     def at_once(self) -> int:
-        """How many windows are best read at once."""
+        """How many windows are best read in parallel."""
 
     def document_ends(self, source: int) -> np.ndarray:
-        """The index after the closing token of each document of a source, int64 [documents], ascending."""
+        """Return the index after each document's closing token, int64 [documents], ascending."""
 
     def document_ends_by_part(self, source: int) -> Iterator[np.ndarray]:
-        """The same in parts."""
+        """Yield the values of `document_ends` in parts."""
 
     @property
     def digest(self) -> str:
-        """Streams of equal digests have the same tokens and documents."""
+        """A digest of the content: streams with equal digests have the same tokens and documents."""
 
     @property
     def derived(self) -> Path:
-        """The folder on this node's disk for what is derived from the data."""
+        """The folder on this node's disk for files derived from the data."""
 
 
 class StreamsOf:
-    """A base of streams that are made of others: what does not depend on which tokens they have."""
+    """Base class of streams that select or join other streams."""
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
 
     @property
     def manifest(self) -> DataManifest:
-        """That of the prepared data, of which these are a part."""
+        """The manifest of the prepared data that these streams are part of."""
         return self._streams.manifest
 
     @property
@@ -266,33 +292,35 @@ class StreamsOf:
 
 
 class Windows(Protocol):
-    """Where the samples 0, 1, ... of one source are."""
+    """The positions of the samples 0, 1, ... of one source."""
 
     @property
     def documents(self) -> int | None:
-        """Number of documents; None if it is unknown."""
+        """Number of documents; None if unknown."""
 
     @property
     def tokens(self) -> int:
-        """Number of tokens of all samples together."""
+        """Total number of tokens of all samples."""
 
     def __len__(self) -> int:
         """Number of samples."""
 
     def pieces(self, sample: int) -> Sequence[tuple[int, int]]:
-        """The index of the first token of each piece of the stream that a sample has, and its number of tokens."""
+        """Return the pieces of the stream that make up a sample: first token and number of tokens of each."""
 
     def siblings(self, sample: int) -> range:
-        """The samples of the same document."""
+        """Return the samples of the same document."""
 
     def companions(self, sample: int) -> range:
-        """The samples that may be read along with one."""
+        """Return the samples that may be read together with this one."""
 
 
 @dataclass(frozen=True)
 class TiledWindows:
-    """A window every `stride` tokens of a stream of `length` tokens, regardless of documents. With `whole` a last one
-    is shorter where full windows leave tokens over; it has two tokens at least."""
+    """A window every `stride` tokens of a stream of `length` tokens, regardless of document ends.
+
+    With `whole`, the tokens left after the last full window form one shorter window of at least two tokens.
+    """
 
     length: int
     reading: Reading
@@ -300,7 +328,8 @@ class TiledWindows:
     documents: int | None = None
 
     def __len__(self) -> int:
-        window, stride = self.reading.window, self.reading.stride
+        window = self.reading.window
+        stride = self.reading.stride
         full = max(0, (self.length - window) // stride + 1)
         covered = (full - 1) * stride + window if full else 0
         return full + (self.whole and self.length > covered and self.length - full * stride > 1)
@@ -312,7 +341,7 @@ class TiledWindows:
         return (count - 1) * self.reading.window + self.at(count - 1)[1] if count else 0
 
     def at(self, sample: int) -> tuple[int, int]:
-        """The index of a sample's first token, and its number of tokens."""
+        """Return the index of a sample's first token, and its number of tokens."""
         start = sample * self.reading.stride
         return start, min(self.reading.window, self.length - start)
 
@@ -321,18 +350,19 @@ class TiledWindows:
         return (self.at(sample),)
 
     def siblings(self, sample: int) -> range:
-        """See `Windows`. Not available: documents are not considered."""
+        """Not available: documents are not considered. See `Windows`."""
         raise NotImplementedError
 
     def companions(self, sample: int) -> range:
-        """See `Windows`. Not available: the objectives that ask read documents."""
+        """Not available: the objectives that need it read documents. See `Windows`."""
         raise NotImplementedError
 
 
 def windows_of(tokens: Streams, source: int, reading: Reading, whole: bool = False) -> Windows:
-    """The samples of a source; with `whole`, to its last token where the objective takes a shorter window.
+    """Return the samples of a source.
 
-    Raises DamagedShard if the index of its documents is damaged.
+    With `whole`, they reach the source's last token if the objective accepts a shorter window. Raises DamagedShard if
+    the index of documents is damaged.
     """
     if reading.unit == "stream":
         return TiledWindows(tokens.length(source), reading, whole and reading.partial)
@@ -343,7 +373,7 @@ def windows_of(tokens: Streams, source: int, reading: Reading, whole: bool = Fal
 
 
 def packed_windows(tokens: Streams, source: int, reading: Reading) -> PackedWindows:
-    """The samples of a source's stream, packed by best fit. Raises DamagedShard as `windows_of`."""
+    """Return the samples of a source, packed by best fit. Raises DamagedShard as `windows_of`."""
     ends = tokens.document_ends_by_part(source)
     index = open_index(tokens.derived, tokens.digest, source, ends, reading.window, reading.stride)
     return PackedWindows(index)

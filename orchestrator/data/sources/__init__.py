@@ -1,7 +1,7 @@
-"""Sources: which files a job names, how they are divided into spans, and the rows of a span, whatever its kind.
+"""Sources: the files that a job names, their division into spans, and the rows of a span of any kind.
 
-`resolve` lists the files, `cut` divides them into parts, `rows.rows` reads a span: documents and records are made of
-its rows. What cannot be used goes to `rejected.Rejected`.
+`resolve` lists the files, `cut` divides them into parts, `rows.rows` reads a span. Documents and records are made
+from its rows. Unusable input goes to `rejected.Rejected`.
 """
 
 from orchestrator.data.sources.files import Part, SourceFile, Span, from_json, opened, to_json

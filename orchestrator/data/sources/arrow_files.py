@@ -1,7 +1,7 @@
-"""Datasets that Hugging Face's `Dataset.save_to_disk` has written: a folder of Arrow files and a state.json.
+"""Datasets written by Hugging Face's `Dataset.save_to_disk`: a folder of Arrow files and a state.json.
 
-A file is an Arrow IPC stream: a schema, then record batches. It has no index, so that a span of it is given by the byte
-at which a batch begins and that at which another one ends.
+A file is an Arrow IPC stream: a schema, then record batches. It has no index, so a span is given by the byte at which
+a batch begins, and the byte at which a batch ends.
 """
 
 from __future__ import annotations
@@ -17,21 +17,23 @@ from orchestrator.config.fields import keys_of
 from orchestrator.storage.retry import Retry
 
 STATE, SPLITS = "state.json", "dataset_dict.json"
-"""In the folder of a dataset, and in that of several splits."""
-BATCH, SCHEMA = "record batch", "schema"
+"""State files: in the folder of a dataset, and in that of several splits."""
+BATCH = "record batch"
+SCHEMA = "schema"
 MARK = b"ARROW1\0\0"
-"""How a file of Arrow's file format begins, which Feather files are too."""
+"""The first bytes of Arrow's file format, which Feather files share."""
 END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
-"""What follows the last batch of a stream that was written to its end."""
+"""The end mark after the last batch of a complete stream."""
 
 
 def saved_files(fs: Any, folder: str, where: str) -> list[str] | None:
-    """The files of a dataset that was saved in `folder`, in their order; None if it is another folder.
+    """Return the files of a dataset saved in `folder`, in order; None for other folders.
 
-    Raises InputError for a folder of several splits, which it names, and for a dataset whose rows are to be read in
-    another order than that of the files.
+    Raises InputError for a folder of several splits, whose names it lists, and for a dataset whose row order differs
+    from that of the files.
     """
-    folder, retry = folder.rstrip("/"), Retry()
+    folder = folder.rstrip("/")
+    retry = Retry()
     if retry(fs.isfile, f"{folder}/{SPLITS}"):
         splits = _json(fs, f"{folder}/{SPLITS}", where).get("splits") or []
         hint = f"name one of them, as in {where.split()[-1].rstrip('/')}/{splits[0] if splits else 'train'}"
@@ -44,65 +46,73 @@ def saved_files(fs: Any, folder: str, where: str) -> list[str] | None:
     try:
         return [f"{folder}/{file['filename']}" for file in state["_data_files"]]
     except (KeyError, TypeError):
-        raise InputError(f"has a {STATE} without files", where, "save the dataset anew") from None
+        raise InputError(f"has a {STATE} without files", where, "save the dataset again") from None
 
 
 def _json(fs: Any, path: str, where: str) -> dict[str, Any]:
     try:
-        found = json.loads(Retry()(fs.cat_file, path))
+        content = json.loads(Retry()(fs.cat_file, path))
     except ValueError:
-        raise InputError(f"{path} is not JSON", where, "save the dataset anew") from None
-    return found if isinstance(found, dict) else {}
+        raise InputError(f"{path} is not JSON", where, "save the dataset again") from None
+    return content if isinstance(content, dict) else {}
 
 
 def schema_of(file: BinaryIO) -> pa.Schema:
-    """The schema of an Arrow file. Raises OSError or ValueError if it is none."""
+    """Return the schema of an Arrow file. Raises OSError or ValueError for other files."""
     file.seek(_begin(file))
     return pa.ipc.open_stream(pa.PythonFile(file, mode="r")).schema
 
 
 def _begin(file: BinaryIO) -> int:
-    """The byte at which the stream begins: Arrow's file format is a stream between a mark and an index."""
+    """Return the byte at which the stream begins. Arrow's file format is a stream between a mark and an index."""
     file.seek(0)
     return len(MARK) if file.read(len(MARK)) == MARK else 0
 
 
 def label_names(schema: pa.Schema, column: str) -> tuple[str, ...]:
-    """The names of the labels in a column, or at a path into one, in the order of their numbers: what Hugging Face's
-    datasets note of a ClassLabel beside the schema of a table. Empty if there are none."""
+    """Return the names of the labels in a column, or at a path into one, in the order of their numbers.
+
+    Hugging Face's datasets store the names of a ClassLabel with a table's schema. Empty without names.
+    """
     stored = (schema.metadata or {}).get(b"huggingface", b"{}")
     try:
         features = json.loads(stored)["info"]["features"]
     except (ValueError, KeyError, TypeError):
         return ()
-    found = features[column] if column in features else _feature_at(features, column)
-    while isinstance(found, dict) and isinstance(inner := found.get("feature"), dict):
-        found = inner
-    names = found.get("names") if isinstance(found, dict) and found.get("_type") == "ClassLabel" else None
+    feature = features[column] if column in features else _feature_at(features, column)
+    while isinstance(feature, dict) and isinstance(inner := feature.get("feature"), dict):
+        feature = inner
+    names = (
+        feature.get("names") if isinstance(feature, dict) and feature.get("_type") == "ClassLabel" else None
+    )
     return tuple(map(str, names)) if isinstance(names, list) else ()
 
 
 def _feature_at(features: Any, path: str) -> Any:
-    """What features say at a path; None if nothing."""
+    """Return the features at a path; None without any."""
     try:
         keys = keys_of(path)
     except ValueError:
         return None
-    found = features
+    feature = features
     for key in keys:
-        while isinstance(found, dict) and key not in found and "feature" in found:
-            found = found["feature"]
-        if isinstance(found, dict) and isinstance(key, str) and key in found:
-            found = found[key]
+        while isinstance(feature, dict) and key not in feature and "feature" in feature:
+            feature = feature["feature"]
+        if isinstance(feature, dict) and isinstance(key, str) and key in feature:
+            feature = feature[key]
         elif not (isinstance(key, int) or key.isdigit()):
             return None
-    return found
+    return feature
 
 
 def batch_ends(file: BinaryIO) -> Iterator[tuple[int, int]]:
-    """The byte at which the schema ends, and that at which each batch does, with the rows before that byte. Raises
-    OSError or ValueError where the file is damaged or cut off."""
-    schema, rows, last = schema_of(file), 0, 0
+    """Yield the byte at which the schema ends, and the end of each batch, with the number of rows before that byte.
+
+    Raises OSError or ValueError if the file is damaged or truncated.
+    """
+    schema = schema_of(file)
+    rows = 0
+    last = 0
     for message, end in _messages(file, _begin(file)):
         if message.type not in (SCHEMA, BATCH):
             raise _encoded(message)
@@ -117,13 +127,15 @@ def batch_ends(file: BinaryIO) -> Iterator[tuple[int, int]]:
 
 
 def batches_in(file: BinaryIO) -> Iterator[pa.RecordBatch]:
-    """All batches of a file. Raises OSError or ValueError for one that is damaged."""
+    """Yield all batches of a file. Raises OSError or ValueError for a damaged one."""
     file.seek(_begin(file))
     yield from pa.ipc.open_stream(pa.PythonFile(file, mode="r"))
 
 
 def batches(file: BinaryIO, start: int, stop: int) -> Iterator[pa.RecordBatch]:
-    """The batches in bytes [start, stop) of a file. Raises OSError or ValueError, also if it ends before `stop`."""
+    """Yield the batches in bytes [start, stop) of a file. Raises OSError or ValueError, also if it ends before
+    `stop`.
+    """
     schema = schema_of(file)
     for message, end in _messages(file, start):
         if message.type not in (SCHEMA, BATCH):
@@ -141,7 +153,7 @@ def _encoded(message: Any) -> ValueError:
 
 
 def _messages(file: BinaryIO, start: int) -> Iterator[tuple[Any, int]]:
-    """The messages from byte `start` on, each with the byte at which it ends."""
+    """Yield the messages from byte `start` on, each with the byte at which it ends."""
     file.seek(start)
     stream = pa.PythonFile(file, mode="r")
     while True:

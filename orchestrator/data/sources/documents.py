@@ -1,7 +1,7 @@
-"""Documents of text, made of the rows of a span, whatever its kind.
+"""Documents of text, made from the rows of a span of any kind.
 
-A document may continue in the next span, so documents come in pieces: the pieces of all spans in order are those of the
-file. In `data_format` 1, that of an earlier version, lines are never cut, however long.
+A document may continue in the next span, so documents come in pieces: the pieces of all spans in order are those of
+the file. In `data_format` 1, of an earlier version, lines are never cut, however long.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ NULL = Unfit("null", "has no value")
 
 
 class TextPiece(NamedTuple):
-    """A piece of a document's text, of `bytes` bytes in UTF-8. The last piece of a document `ends` it; the last piece
-    of the first text of a pair `halves` it."""
+    """A piece of a document's text, `bytes` long in UTF-8. The document's last piece has `ends` set; the last piece
+    of the first text of a pair has `halves` set.
+    """
 
     text: str
     ends: bool
@@ -30,12 +31,14 @@ class TextPiece(NamedTuple):
 
 
 LOOK_BYTES = 2**20
-"""Bytes of a file that are looked at before anything is prepared, about."""
+"""Approximate number of bytes of a file that are checked before anything is prepared."""
 
 
 def check_beginning(files: Sequence[SourceFile]) -> None:
-    """Raise InputError if the first document of a source cannot be read, unless its policy is to go on without what
-    cannot. An .arrow file is not looked at, since its batches are found by reading all of it."""
+    """Raise InputError if the first document of a source cannot be read, unless the policy is to continue.
+
+    An .arrow file is not checked, because finding its batches reads all of it.
+    """
     first = {file.source: file for file in reversed(files) if file.size}
     for file in first.values():
         if file.on_error == "fail" and file.kind != ".arrow":
@@ -45,7 +48,7 @@ def check_beginning(files: Sequence[SourceFile]) -> None:
 
 
 def pieces(span: Span, data_format: int = FORMAT, rejected: Rejected | None = None) -> Iterator[TextPiece]:
-    """The span's text, in pieces. What cannot be used goes to `rejected`, see `rows`.
+    """Yield the span's text in pieces. Unusable text goes to `rejected`, see `rows`.
 
     Raises InputError as `rows` does, and for rows without the text if the policy of the file is to fail.
     """
@@ -60,8 +63,10 @@ def pieces(span: Span, data_format: int = FORMAT, rejected: Rejected | None = No
 
 
 def texts_of_row(span: Span, row: Row, rejected: Rejected) -> list[str] | None:
-    """The text of a row, or the two of a pair; None if it goes to `rejected`. A row of a table with an empty cell is no
-    document under any policy."""
+    """Return the text of a row, or both texts of a pair; None if it goes to `rejected`.
+
+    A table row with an empty cell is never a document, under any policy.
+    """
     file = span.file
     try:
         if file.kind in TABLES and any(
@@ -76,7 +81,7 @@ def texts_of_row(span: Span, row: Row, rejected: Rejected) -> list[str] | None:
 
 
 def _document(texts: Sequence[str], data_format: int) -> Iterator[TextPiece]:
-    """The pieces of a row's text, or of the two texts of a pair."""
+    """Yield the pieces of a row's text, or of the two texts of a pair."""
     *first, last = texts
     for text in first:
         yield from (piece._replace(ends=False, halves=piece.ends) for piece in cut_text(text, data_format))
@@ -84,7 +89,7 @@ def _document(texts: Sequence[str], data_format: int) -> Iterator[TextPiece]:
 
 
 def cut_text(text: str, data_format: int) -> Iterator[TextPiece]:
-    """A document in pieces of at most PIECE_BYTES characters, cut after a line or else between two words."""
+    """Yield a document in pieces of at most PIECE_BYTES characters, cut after a line or else between two words."""
     start = 0
     while len(text) - start > text_rows.PIECE_BYTES:
         stop = text.rfind("\n", start, start + text_rows.PIECE_BYTES) + 1 or start + text_rows.PIECE_BYTES
@@ -96,7 +101,9 @@ def cut_text(text: str, data_format: int) -> Iterator[TextPiece]:
 
 
 def _between_words(text: str, start: int, stop: int) -> int:
-    """The last single space in text[start:stop]; `stop` if there is none. See `orchestrator.data.sources.lines`."""
+    """Return the position of the last single space in text[start:stop]; `stop` without one. See
+    `orchestrator.data.sources.lines`.
+    """
     at = stop
     while (at := text.rfind(" ", start + 1, at)) > 0:
         if not text[at - 1].isspace() and not text[at + 1].isspace():

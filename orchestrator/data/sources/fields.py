@@ -1,4 +1,4 @@
-"""What is read of a row: its texts, by `field` of its source."""
+"""The values of a row that its source's `field` selects."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from orchestrator.data.sources.repair import is_unicode
 
 
 def value_of(values: Mapping[str, Any], field: str) -> Any:
-    """What a column, a path into one or a template gives of a row; None if the row lacks it.
+    """Return the value of a column, a path into one or a template; None if the row lacks it.
 
-    A column whose name looks like a path comes before the path. Raises Unfit for a template over what is no text.
+    A column whose name looks like a path takes precedence. Raises Unfit for a template over values that are not text.
     """
     if field in values:
         return values[field]
@@ -37,7 +37,7 @@ def value_of(values: Mapping[str, Any], field: str) -> Any:
 def _at(values: Mapping[str, Any], path: str) -> Any:
     try:
         keys = keys_of(path)
-    except ValueError:  # the name of a column that this row lacks
+    except ValueError:  # the row lacks a column of this name
         return None
     found: Any = values
     for key in keys:
@@ -55,7 +55,7 @@ def _at(values: Mapping[str, Any], path: str) -> Any:
 
 
 def texts_of(values: Mapping[str, Any], fields: Sequence[str]) -> list[str]:
-    """The text of a row, or the two of a pair. Raises Unfit."""
+    """Return the text of a row, or both texts of a pair. Raises Unfit."""
     texts = []
     for field in fields:
         text = value_of(values, field)
@@ -65,6 +65,6 @@ def texts_of(values: Mapping[str, Any], fields: Sequence[str]) -> list[str]:
             kind, but = ("field", "") if text is None else ("type", f" but {type(text).__name__}")
             raise Unfit(kind, f"has no text '{field}'{but}", "set field to the text's key")
         if not is_unicode(text):
-            raise Unfit("surrogate", f"has half a surrogate pair in '{field}'")
+            raise Unfit("surrogate", f"has an unpaired surrogate in '{field}'")
         texts.append(text)
     return texts

@@ -22,9 +22,9 @@ from orchestrator.data.sources.verified import (
 from orchestrator.storage.retry import storage_failed, transient
 
 TABLES = (".parquet", ".arrow")
-"""Kinds whose spans are not of lines."""
+"""Kinds whose spans are not made of lines."""
 VANISHED = "vanished"
-"""The content of a file that is named and not there, under a policy that goes on without it."""
+"""The content of a missing file, under a policy that continues without it."""
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,13 @@ class SourceFile:
 
     Attributes:
         content: identifies its bytes: their hash, or the ETag of a remote object.
-        field: key or column of the text, or of the two texts of a pair, or those of a record by what is read of it;
-            empty for .txt.
-        sums: for a local file the checksums of its blocks, see `orchestrator.data.sources.verified`.
-        compression: what it is compressed by: gz, bz2, xz or zst; empty if it is plain.
-        on_error: what is done about input that cannot be used: fail, skip or repair.
-        copy: how many of the files before it have the same text.
-        folders: what the folders above it say in the manner of Hive, as in `lang=en/`, of the columns that its fields
-            name; None for a value that is null there. A column of its own comes before.
+        field: column of the text, of both texts of a pair, or of each input of a record by its name; empty for .txt.
+        sums: for a local file, the checksums of its blocks, see `orchestrator.data.sources.verified`.
+        compression: gz, bz2, xz or zst; empty if it is plain.
+        on_error: what to do with unusable input: fail, skip or repair.
+        copy: number of earlier files with the same text.
+        folders: values of Hive-style folders above it, such as `lang=en/`, for the columns that its fields need; None
+            for null. The file's own columns take precedence.
     """
 
     source: int
@@ -57,29 +56,29 @@ class SourceFile:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The keys of a row's text, pair of texts or record."""
+        """Return the keys of a row's text, pair of texts or record."""
         if isinstance(self.field, dict):
             return tuple(self.field.values())
         return (self.field,) if isinstance(self.field, str) else tuple(self.field)
 
     @property
     def plain_size(self) -> int:
-        """Bytes of its text, about: text that is compressed takes a quarter."""
+        """Return the approximate bytes of its text; compressed text takes a quarter."""
         return self.size * (4 if self.compression else 1)
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns, and paths into columns, of which its fields are made."""
+        """Return the columns, and paths into columns, that its fields need."""
         return tuple(dict.fromkeys(column for field in self.fields for column in columns_of(field)))
 
 
 @dataclass(frozen=True)
 class Span:
-    """The lines of a file that begin within bytes [start, stop), row groups [start, stop) of a .parquet file, or the
-    record batches in these bytes of an .arrow file.
+    """The lines of a file that begin within bytes [start, stop), the row groups [start, stop) of a .parquet file, or
+    the record batches in these bytes of an .arrow file.
 
-    `row` is how many rows of an .arrow file are before it. `sums`, if not empty, are the checksums of the file from
-    block `first` on, as many as the span may need.
+    `row` is the number of rows before it in an .arrow file. `sums`, if not empty, are the file's checksums from block
+    `first` on, as many as the span may need.
     """
 
     file: SourceFile
@@ -92,19 +91,20 @@ class Span:
 
 
 Part = tuple[Span, ...]
-"""Consecutive spans of one source; one task makes one shard of it."""
+"""Consecutive spans of one source. One task makes one shard of it."""
 
 
 def to_json(part: Part, reach: int | None = None) -> str:
-    """The part as JSON, for a task on any node that reads at most `reach` bytes after its spans."""
+    """Return the part as JSON, for a task on any node that reads at most `reach` bytes after its spans."""
     spans = (_with_sums(span, reach) for span in part)
     return json.dumps([{**vars(span), "file": vars(span.file)} for span in spans])
 
 
 @contextmanager
 def opened(span: Span) -> Iterator[BinaryIO]:
-    """The file of a span, its blocks checked as they are read. Raises InputError if it has changed, also after all was
-    read."""
+    """Open the file of a span and verify its blocks as they are read. Raises InputError if it has changed, even after
+    everything was read.
+    """
     file = span.file
     sums, first = (span.sums, span.first) if span.sums else (file.sums, 0)
     try:
@@ -116,18 +116,20 @@ def opened(span: Span) -> Iterator[BinaryIO]:
 
 
 def _named(error: Exception, uri: str) -> Exception:
-    """An error of a store's client, which may not say what was read, as one that does."""
+    """Return a store client's error, which may lack the file's name, as an error with the name."""
     if isinstance(error, OSError) or not storage_failed(error):
         return error
     what = f"cannot be read ({' '.join(str(error).split())})"
     if transient(error):
         return Unreachable(what, uri, "check address and network")
-    return InputError(what, uri, "check its address and credentials; the same command goes on")
+    return InputError(what, uri, "check its address and credentials, then run the same command again")
 
 
 def _with_sums(span: Span, reach: int | None) -> Span:
-    """The span with only those of its file's checksums that it needs."""
-    file, first, last = span.file, 0, None
+    """Return the span with only the checksums that it needs."""
+    file = span.file
+    first = 0
+    last = None
     if not (file.kind in TABLES or file.compression) and reach is not None:
         first = max(span.start - LONGEST_SEPARATOR, 0) // BLOCK_BYTES
         last = (span.stop + reach) // BLOCK_BYTES + 1
@@ -136,5 +138,5 @@ def _with_sums(span: Span, reach: int | None) -> Span:
 
 
 def from_json(text: str) -> Part:
-    """The inverse of `to_json`."""
+    """Restore a part; the inverse of `to_json`."""
     return tuple(Span(**{**span, "file": SourceFile(**span["file"])}) for span in json.loads(text))

@@ -1,4 +1,4 @@
-"""What identifies the text of a file, and of a part."""
+"""The identity of a file's and a part's text."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from orchestrator.data.sources.files import Part, SourceFile
 
 
 def identity_of(file: SourceFile) -> dict[str, Any]:
-    """What of a file determines its text, and which of several files with that text it is."""
+    """Return everything that determines a file's text, and which of several files with that text it is."""
     keys = ("kind", "size", "content", "field", "compression", "on_error")
     folders = {"folders": file.folders} if file.folders else {}
     return {key: getattr(file, key) for key in keys} | ({"copy": file.copy} if file.copy else {}) | folders
 
 
 def numbered(files: Sequence[SourceFile]) -> list[SourceFile]:
-    """The files, each with how many before it have its text: what is decided of one copy is not decided of another."""
+    """Return the files, each with the number of earlier files with the same text, so that copies are decided on
+    separately.
+    """
     seen: Counter[str] = Counter()
     found = []
     for file in files:
@@ -32,7 +34,8 @@ def numbered(files: Sequence[SourceFile]) -> list[SourceFile]:
 
 
 def part_key(part: Part) -> str:
-    """What identifies the text of a part: equal keys mean equal text, in whatever corpus, and no two parts of a corpus
-    have the same."""
+    """Return a key of a part's text. Equal keys mean equal text, in any corpus, and the parts of a corpus have
+    different keys.
+    """
     spans = [[identity_of(span.file), span.start, span.stop] for span in part]
     return xxhash.xxh3_128_hexdigest(json.dumps(spans, sort_keys=True).encode())

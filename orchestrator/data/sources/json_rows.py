@@ -1,4 +1,4 @@
-"""The rows of files of JSON: an object a line, or the objects of one list, however they are laid out in lines."""
+"""The rows of JSON files: one object a line, or the objects of a single list in any layout."""
 
 from __future__ import annotations
 
@@ -18,21 +18,23 @@ _A_LINE_EACH = "write each of its objects on a line of its own, or call the file
 LIST = Unfit("json", "is no object, and begins a list", _A_LINE_EACH)
 NO_OBJECT = Unfit("json", "is no object")
 WHITE = b" \t\r\n"
-"""White space of JSON."""
+"""JSON's white space."""
 
 Found = Iterator[tuple[int, dict[str, Any]]]
 
 
 def read(span: Span, file: BinaryIO, rejected: Rejected, data_format: int, _: tuple[str, ...]) -> Found:
-    """The rows of a span, each with the byte at which it begins."""
+    """Yield the rows of a span, each with the byte at which it begins."""
     longest = None if data_format == 1 else lines.LINE_BYTES
-    at, stop = span.start, math.inf if span.file.compression else span.stop
+    at = span.start
+    stop = math.inf if span.file.compression else span.stop
     is_whole = not at and stop >= span.file.size and data_format > 5
     if at:
         at = lines.line_break(file, at, span.file.size, None, span.stop)
         file.seek(at)
     while at < stop and (line := file.readline(-1 if longest is None else longest + 1)):
-        begin, at = at, at + len(line)
+        begin = at
+        at = at + len(line)
         if is_whole and begins_list(line):
             yield from _List(span, file, rejected, line, begin)
             return
@@ -50,12 +52,12 @@ def read(span: Span, file: BinaryIO, rejected: Rejected, data_format: int, _: tu
 
 
 def begins_list(line: bytes) -> bool:
-    """Whether the first line of a file begins a list."""
+    """Return whether the first line of a file begins a list."""
     return line.removeprefix(codecs.BOM_UTF8).lstrip(WHITE).startswith(b"[")
 
 
 def _object(line: bytes, span: Span, at: int, rejected: Rejected) -> dict[str, Any] | None:
-    """The object that a line, or an item of a list, is; None if it goes to `rejected`."""
+    """Return the object in a line or list item; None if it goes to `rejected`."""
     file = span.file
     try:
         try:
@@ -81,17 +83,19 @@ def _object(line: bytes, span: Span, at: int, rejected: Rejected) -> dict[str, A
 
 
 class _List:
-    """The objects of the list that a file is, each with the byte at which it begins; one at a time is in memory.
+    """The objects of a file's list, each with the byte at which it begins. Only one is in memory at a time.
 
-    What is held is the file's bytes as Latin-1, a character a byte: JSON's own characters are the same in UTF-8, and an
-    object's place is then a byte. Its bytes are decoded for themselves, so that one that is no UTF-8 is refused alone.
+    The buffer holds the file's bytes as Latin-1, one character a byte: JSON's own characters are the same in UTF-8,
+    and an object's position is a byte offset. Each object's bytes are decoded separately, so that invalid UTF-8 in
+    one does not affect the others.
     """
 
     def __init__(self, span: Span, file: BinaryIO, rejected: Rejected, first: bytes, at: int) -> None:
         self._span = span
         self._file = file
         self._rejected = rejected
-        self._text, self._at = first.decode("latin-1"), at
+        self._text = first.decode("latin-1")
+        self._at = at
         self._next = first.index(b"[") + 1
         self._decode = json.JSONDecoder(strict=False).raw_decode
 
@@ -119,7 +123,7 @@ class _List:
             self._refuse("torn", "is cut off: the end of its list is missing", "fetch the file anew")
 
     def _mark(self) -> str:
-        """The next character that is no white space, empty at the end of the file."""
+        """Return the next character that is not white space; empty at the end of the file."""
         while True:
             while self._next < len(self._text) and self._text[self._next] in WHITE.decode():
                 self._next += 1
@@ -129,12 +133,12 @@ class _List:
                 return ""
 
     def _item(self) -> bytes | None:
-        """The bytes of the next item; None where it is none, or cut off."""
+        """Return the bytes of the next item; None if it is invalid or truncated."""
         while True:
             held = len(self._text) - self._next
             try:
                 end = self._decode(self._text, self._next)[1]
-                # a number at the end may go on
+                # a number at the end may continue
                 if end < len(self._text) or not self._more(lines.BLOCK):
                     item = self._text[self._next : end].encode("latin-1")
                     self._next = end
@@ -150,7 +154,7 @@ class _List:
                     return None
 
     def _more(self, size: int) -> bool:
-        """Read about `size` bytes more, and forget those before the next item; False at the end of the file."""
+        """Read about `size` bytes more, and discard those before the next item; False at the end of the file."""
         data = self._file.read(size)
         self._at += self._next
         self._text = self._text[self._next :] + data.decode("latin-1")
@@ -158,6 +162,6 @@ class _List:
         return bool(data)
 
     def _refuse(self, kind: str, what: str, hint: str) -> None:
-        """Refuse what is left of the file."""
+        """Refuse the rest of the file."""
         left = self._text[self._next :][:1000].encode("latin-1")
         self._rejected.refuse(self._span.file, Unfit(kind, what, hint), self._at + self._next, left)

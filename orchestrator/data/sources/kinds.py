@@ -1,4 +1,4 @@
-"""What a file is by its suffixes: of which kind, and by what it is compressed."""
+"""The kind and compression of a file, by its suffixes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROWS = {
     ".feather": ".arrow",
     ".tar": ".tar",
 }
-"""Suffixes of files that hold rows, and the kind of each."""
+"""Suffixes of files with rows, and the kind of each."""
 COMPRESSED = {".gz": "gz", ".bz2": "bz2", ".xz": "xz", ".zst": "zst", ".zstd": "zst"}
 SHORT = {".tgz": (".tar", "gz"), ".tbz2": (".tar", "bz2"), ".txz": (".tar", "xz")}
 NO_TEXT = {
@@ -29,18 +29,18 @@ NO_TEXT = {
     *(".db", ".sqlite", ".mdb", ".idx", ".orc", ".avro"),
     *(".exe", ".dll", ".so", ".o", ".a", ".pyc", ".class", ".jar", ".woff", ".woff2", ".ttf"),
 }
-"""Suffixes of files that hold no plain text. A file of any other suffix, or of none, is text."""
+"""Suffixes of files without plain text. A file with any other suffix, or without one, is text."""
 
 
 class Kind(NamedTuple):
-    """The kind of a file as a suffix, `.txt` for any text, and its compression, empty if it has none."""
+    """The kind of a file as a suffix, `.txt` for any text; and its compression, empty without one."""
 
     kind: str
     compression: str
 
 
 def kind_of(name: str, form: str | None) -> Kind | None:
-    """The kind of a file by its name, or by the `format` that its source gives; None if it holds no plain text."""
+    """Return the kind of a file by its name, or by its source's `format`; None if it is not plain text."""
     path = PurePosixPath(name)
     suffix = path.suffix.lower()
     if suffix in SHORT and form is None:

@@ -1,9 +1,9 @@
-"""The lines of a range of bytes of a file, with bounded memory.
+"""The lines of a byte range of a file, in bounded memory.
 
-A file is divided at arbitrary bytes; the text of a range starts and ends at the first break after these bytes. A break
-is the end of a line. If no line ends within the bound, the break is before the last single space between two words
-within the bound: nearly all tokenizers start a new token there, so that the tokens are those of the uncut line. If
-there is no such space either, the break is between two characters.
+A file is divided at arbitrary bytes. The text of a range starts and ends at the first break at or after these bytes.
+A break is the end of a line. If no line ends within the bound, the break is before the last single space between two
+words within the bound: nearly all tokenizers start a new token there, so the tokens equal those of the uncut line.
+Without such a space, the break is between two characters.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ WHITE = b" \t\r\n\v\f"
 LONGEST_SEPARATOR = 64
 BLOCK = 2**20
 LINE_BYTES = 2**26
-"""A row that is longer in a file of lines is refused, since all of it must be in memory."""
+"""Longer rows in line-based files are refused, because a whole row must be in memory."""
 
 
 class Line(NamedTuple):
-    """A line with its line end, or a part of one that is longer than the bound. `at` is the offset of its first byte;
-    `whole` is whether it is a full line."""
+    """A line with its line end, or a part of a line that exceeds the bound. `at` is the offset of its first byte,
+    `whole` whether it is complete.
+    """
 
     at: int
     data: bytes
@@ -28,10 +29,10 @@ class Line(NamedTuple):
 
 
 def line_break(file: BinaryIO, at: int, size: int, longest: int | None, stop: int | None = None) -> int:
-    """The offset of the first break at or after byte `at` of a file of `size` bytes; any offset from `stop` on if the
-    first is not before that.
+    """Return the offset of the first break at or after byte `at` of a file of `size` bytes.
 
-    A line of more than `longest` bytes also breaks between words; with None only at its end.
+    If the first break is not before `stop`, any offset from `stop` on may be returned. A line of more than `longest`
+    bytes also breaks between words; with None only at its end.
     """
     if at <= 0 or at >= size:
         return max(0, min(at, size))
@@ -47,9 +48,10 @@ def line_break(file: BinaryIO, at: int, size: int, longest: int | None, stop: in
 
 
 def lines(file: BinaryIO, start: int, stop: int, longest: int | None) -> Iterator[Line]:
-    """The lines of bytes [start, stop) of a file, where both are breaks; lines longer than `longest` bytes in parts.
+    """Yield the lines of bytes [start, stop) of a file, where both are breaks. Lines longer than `longest` bytes come
+    in parts.
 
-    From byte 0 on the file is read forwards alone, and `stop` may be after its end.
+    From byte 0 on, the file is only read forwards, and `stop` may be beyond its end.
     """
     if start >= stop:
         return
@@ -57,13 +59,16 @@ def lines(file: BinaryIO, start: int, stop: int, longest: int | None) -> Iterato
     if start:
         file.seek(start - 1)
         begins = file.read(1) == b"\n"
-    at, rest = start, b""
+    at = start
+    rest = b""
     while at < stop:
         room = stop - at if longest is None else min(longest + 1, stop - at)
         data = rest + file.readline(room - len(rest))
         if not data:
             return
-        ended, over, rest = data.endswith(b"\n"), len(data) < room, b""
+        ended = data.endswith(b"\n")
+        over = len(data) < room
+        rest = b""
         if longest is not None and len(data) > longest and not ended:
             cut = word_break(data)
             data, rest, over = data[:cut], data[cut:], False
@@ -73,8 +78,9 @@ def lines(file: BinaryIO, start: int, stop: int, longest: int | None) -> Iterato
 
 
 def line_at(file: BinaryIO, at: int) -> bytes:
-    """The start of the line that begins at byte `at`, long enough to recognise a separator; empty if none begins
-    there."""
+    """Return the start of the line that begins at byte `at`, long enough to recognise a separator; empty if none
+    begins there.
+    """
     if at:
         file.seek(at - 1)
         if file.read(1) != b"\n":
@@ -84,8 +90,9 @@ def line_at(file: BinaryIO, at: int) -> bytes:
 
 
 def line_number(file: BinaryIO, at: int) -> int:
-    """The number, from 1, of the line with byte `at` of a file that was just opened."""
-    count, left = 1, at
+    """Return the number, from 1, of the line that contains byte `at` of a newly opened file."""
+    count = 1
+    left = at
     while left > 0 and (block := file.read(min(left, BLOCK))):
         count += block.count(b"\n")
         left -= len(block)
@@ -93,7 +100,9 @@ def line_number(file: BinaryIO, at: int) -> int:
 
 
 def word_break(data: bytes) -> int:
-    """Where to cut a line that continues after `data`: before the last single space, else before the last character."""
+    """Return where to cut a line that continues after `data`: before the last single space, else before the last
+    character.
+    """
     at = len(data) - 1
     while (at := data.rfind(b" ", 1, at)) > 0:
         if data[at - 1] not in WHITE and data[at + 1] not in WHITE:

@@ -1,4 +1,4 @@
-"""The files that the sources name, and what identifies their content."""
+"""The files that the sources name, and the identity of their content."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from orchestrator.storage.retry import Retry, status_of, transient
 from orchestrator.storage.uri import is_local, local_path
 
 LIST = ".list"
-"""How the name of a file ends that names files, one a line."""
+"""The suffix of a file that lists files, one a line."""
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
-"""What a folder in the manner of Hive has in place of a value that is null."""
+"""A null in a Hive-style folder name."""
 THREADS = 8
 ABSENT = (404, 410)
-"""Answers of HTTP that say that there is no such file."""
+"""HTTP status codes for a missing file."""
 
 
 class Listed(NamedTuple):
-    """A file as its file system lists it; without `info` it was named and is not there."""
+    """A file as its file system lists it. Without `info`, it was named but does not exist."""
 
     fs: Any
     name: str
@@ -44,45 +44,51 @@ class Listed(NamedTuple):
 def resolve(
     sources: Sequence[Source], where: str = "data.sources", on_error: str = "fail"
 ) -> list[SourceFile]:
-    """All files of all sources, whose key in the job file is `where`: in the order of the sources and of what each
-    names, and by name within a glob or a folder.
+    """Return all files of all sources, in the order of the sources and of the names in each, sorted by name within a
+    glob or folder.
 
-    A folder is a dataset that `Dataset.save_to_disk` wrote, or stands for all files below it. A file that a list names
-    and that is not there is passed on, unless `on_error` is fail. Raises InputError for a source that matches nothing,
-    cannot be listed, names a file twice, or has files that hold no text.
+    A folder is a dataset written by `Dataset.save_to_disk`, or stands for all files below it. A missing file from a
+    list is kept unless `on_error` is fail. `where` is the sources' key in the job file.
+
+    Raises InputError for a source that matches nothing, cannot be listed, names a file twice, or has files without
+    text.
     """
-    found: list[SourceFile] = []
+    files: list[SourceFile] = []
     with ThreadPoolExecutor(THREADS) as pool:
         for number, source in enumerate(sources):
             key = f"{where}.{number}.uri"
             listed = [file for place in source.places for file in _files(place, key, source, on_error, pool)]
             _refuse_twice(listed, key)
-            found += pool.map(
+            files += pool.map(
                 lambda file, n=number, s=source, k=key: _identify(n, s, k, file, on_error), listed
             )
-    return numbered(found)
+    return numbered(files)
 
 
 def _files(place: str, key: str, source: Source, on_error: str, pool: ThreadPoolExecutor) -> list[Listed]:
-    """What a path, glob or URI stands for."""
-    where = f"{key} {place}"
+    """Return the files of a path, glob or URI."""
+    key_and_place = f"{key} {place}"
     if place.endswith(LIST) and source.format is None:
-        found = list(pool.map(lambda named: _named_in_list(named, where, on_error), _lines(place, where)))
+        found = list(
+            pool.map(
+                lambda named: _named_in_list(named, key_and_place, on_error), _lines(place, key_and_place)
+            )
+        )
         return [file for files in found for file in files]
-    found_here = _match(place, where)
+    found_here = _match(place, key_and_place)
     if not found_here:
-        raise InputError("there is no such file", where, "check the path")
+        raise InputError("there is no such file", key_and_place, "check the path")
     return found_here
 
 
 def _match(place: str, where: str) -> list[Listed]:
-    """The files of a path, glob or URI; none if there is no such file."""
+    """Return the files of a path, glob or URI; empty if there is none."""
     try:
         fs, path = _file_system(place)
         return _checked(fs, list(_infos(fs, path, where)), is_local(place), where)
     except InputError:
         raise
-    except Exception as error:  # every fsspec backend raises errors of its own
+    except Exception as error:  # fsspec backends raise various errors
         kind = Unreachable if transient(error) else InputError
         raise kind(f"cannot be listed ({error})", where, "check the address and credentials") from None
 
@@ -95,7 +101,7 @@ def _infos(fs: Any, path: str, where: str) -> Iterator[dict[str, Any]]:
     retry = Retry()
     try:
         info = retry(fs.info, path)
-    except FileNotFoundError as error:  # so fsspec tells whatever a server of HTTP has answered
+    except FileNotFoundError as error:  # fsspec raises this for any HTTP error status
         if "*" not in path and status_of(error.__cause__) not in (0, *ABSENT):
             raise error.__cause__ or error from None
         info = None
@@ -105,16 +111,18 @@ def _infos(fs: Any, path: str, where: str) -> Iterator[dict[str, Any]]:
         saved = saved_files(fs, path, where)
         yield from ([retry(fs.info, name) for name in saved] if saved else _below(fs, path, where))
     else:
-        found = retry(fs.glob, path, detail=True)
-        for name in (name for name in sorted(found) if not _is_hidden(name, path)):
-            info = _behind_link(fs, found[name])
+        matches = retry(fs.glob, path, detail=True)
+        for name in (name for name in sorted(matches) if not _is_hidden(name, path)):
+            info = _behind_link(fs, matches[name])
             if info["type"] != "directory":
                 yield info
 
 
 def _is_hidden(name: str, pattern: str) -> bool:
-    """Whether a file, or a folder above it, begins with a dot where the pattern has a wildcard, as a shell's does not
-    match it: such are copies that an editor keeps, and what a system notes about a file."""
+    """Return whether a file, or a folder above it, begins with a dot where the pattern has a wildcard.
+
+    As in a shell, a wildcard does not match these: they are editors' copies and systems' notes about files.
+    """
     steps = pattern.split("/")
     first = next((number for number, step in enumerate(steps) if has_magic(step)), len(steps))
     if any(step.startswith(".") for step in steps[first:]):
@@ -123,7 +131,7 @@ def _is_hidden(name: str, pattern: str) -> bool:
 
 
 def _behind_link(fs: Any, info: dict[str, Any]) -> dict[str, Any]:
-    """What a link leads to, under the link's name: a listing tells of links. The link itself where that is nothing."""
+    """Return the target of a link under the link's name, because a listing reports the link; a broken link as it is."""
     if not info.get("islink"):
         return info
     try:
@@ -133,12 +141,14 @@ def _behind_link(fs: Any, info: dict[str, Any]) -> dict[str, Any]:
 
 
 def _below(fs: Any, folder: str, where: str) -> list[dict[str, Any]]:
-    """The files in a folder and those below it, but for what is hidden. Raises InputError for a mixture of texts and
-    rows, of which one may be there by chance."""
-    found = Retry()(fs.find, folder, detail=True)
+    """Return the files in a folder and below it, except hidden ones.
+
+    Raises InputError for a mixture of texts and rows, because one kind may be there by accident.
+    """
+    entries = Retry()(fs.find, folder, detail=True)
     names = [
         name
-        for name in sorted(found)
+        for name in sorted(entries)
         if not any(step.startswith((".", "_")) for step in name[len(folder) :].strip("/").split("/"))
     ]
     if not names:
@@ -148,11 +158,13 @@ def _below(fs: Any, folder: str, where: str) -> list[dict[str, Any]]:
         if kind := kind_of(name, None):
             kinds.setdefault(kind.kind in ROWS, name)
     if len(kinds) > 1:
-        what = f"is a folder of rows ({os.path.basename(kinds[True])}) and of texts ({os.path.basename(kinds[False])})"
+        rows_file = os.path.basename(kinds[True])
+        text_file = os.path.basename(kinds[False])
+        problem = f"is a folder of rows ({rows_file}) and of texts ({text_file})"
         raise InputError(
-            what, where, f"name its files, for example {where.split()[-1].rstrip('/')}/**/*.jsonl"
+            problem, where, f"name its files, for example {where.split()[-1].rstrip('/')}/**/*.jsonl"
         )
-    return [_behind_link(fs, found[name]) for name in names]
+    return [_behind_link(fs, entries[name]) for name in names]
 
 
 def _checked(fs: Any, infos: list[dict[str, Any]], local: bool, where: str) -> list[Listed]:
@@ -163,14 +175,14 @@ def _checked(fs: Any, infos: list[dict[str, Any]], local: bool, where: str) -> l
 
 
 def _lines(place: str, where: str) -> list[str]:
-    """The files that a list names, those without a protocol relative to its folder."""
+    """Return the files that a list names. Names without a protocol are relative to its folder."""
     try:
         fs, path = _file_system(place)
         text = Retry()(fs.cat_file, path).decode()
     except FileNotFoundError:
         raise InputError("there is no such file", where, "check the path") from None
     except UnicodeDecodeError:
-        raise InputError("is no list of names in UTF-8", where, "give one name a line") from None
+        raise InputError("is not a list of names in UTF-8", where, "give one name a line") from None
     except Exception as error:
         kind = Unreachable if transient(error) else InputError
         raise kind(f"cannot be read ({error})", where, "check the address and credentials") from None
@@ -187,8 +199,8 @@ def _lines(place: str, where: str) -> list[str]:
 
 
 def _named_in_list(place: str, where: str, on_error: str) -> list[Listed]:
-    if found := _match(place, f"{where}: {place}"):
-        return found
+    if matches := _match(place, f"{where}: {place}"):
+        return matches
     if on_error == "fail":
         raise InputError(
             f"names {place}, and there is no such file", where, "remove it, or set data.on_error"
@@ -202,8 +214,10 @@ def _refuse_twice(listed: Sequence[Listed], key: str) -> None:
     for file in listed:
         place = os.path.realpath(local_path(file.name)) if file.local else file.name
         if place in seen:
-            what = f"names {file.name} twice" + (", by a link" if file.local and place != file.name else "")
-            raise InputError(what, key, "name it once; weight says how often it is read")
+            problem = f"names {file.name} twice" + (
+                ", by a link" if file.local and place != file.name else ""
+            )
+            raise InputError(problem, key, "name it once; weight says how often it is read")
         seen.add(place)
 
 
@@ -218,7 +232,7 @@ def _identify(number: int, source: Source, key: str, file: Listed, on_error: str
         raise InputError("a text file cannot hold pairs or records", path, "give them as .jsonl or .parquet")
     field = source.field if kind.kind != ".txt" else ""
     gone = SourceFile(number, uri, kind.kind, 0, VANISHED, field, "", kind.compression, on_error)
-    gone = replace(gone, folders=_said_by_folders(path, gone.columns))
+    gone = replace(gone, folders=_values_in_folders(path, gone.columns))
     if file.info is None:
         return gone
     try:
@@ -226,7 +240,9 @@ def _identify(number: int, source: Source, key: str, file: Listed, on_error: str
         if file.local:
             size, content, sums = identify(local_path(path))
         else:
-            size, content, sums = int(file.info["size"]), tag(file.fs, path, file.info), ""
+            size = int(file.info["size"])
+            content = tag(file.fs, path, file.info)
+            sums = ""
     except FileNotFoundError as error:
         if on_error != "fail":
             return gone
@@ -236,11 +252,11 @@ def _identify(number: int, source: Source, key: str, file: Listed, on_error: str
     return replace(gone, size=size, content=content, sums=sums)
 
 
-def _said_by_folders(path: str, columns: Sequence[str]) -> dict[str, str | None]:
-    """The values of those of the `columns` that folders of a path name in the manner of Hive, as texts."""
-    found: dict[str, str | None] = {}
+def _values_in_folders(path: str, columns: Sequence[str]) -> dict[str, str | None]:
+    """Return the values of those `columns` that Hive-style folder names in a path give, as texts."""
+    values: dict[str, str | None] = {}
     for folder in path.split("/")[:-1]:
         name, is_said, value = folder.partition("=")
         if is_said and unquote(name) in columns:
-            found[unquote(name)] = None if value == HIVE_NULL else unquote(value)
-    return found
+            values[unquote(name)] = None if value == HIVE_NULL else unquote(value)
+    return values

@@ -1,5 +1,6 @@
-"""Whether the rows of a source have the columns that its `field` names. A wrong name would else be a value that is null
-in every row, without a word where a value may be."""
+"""Check that a source's rows have the columns in its `field`. Otherwise a wrong name would silently be a null in
+every row.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +17,12 @@ from orchestrator.data.sources.spans import cut
 from orchestrator.data.sources.table_rows import schema_in
 
 SHOWN = 8
-"""Names that are told of those that there are."""
+"""Number of existing names that a message lists."""
 Keys = tuple[str | int, ...]
 
 
 def first_parts(files: Sequence[SourceFile], part_bytes: int) -> list[Part]:
-    """The first part of each source, as `cut` makes it; no file after it is opened."""
+    """Return the first part of each source, as `cut` makes it. Later files are not opened."""
     of_source: dict[int, list[SourceFile]] = {}
     for file in files:
         held = of_source.setdefault(file.source, [])
@@ -31,11 +32,14 @@ def first_parts(files: Sequence[SourceFile], part_bytes: int) -> list[Part]:
 
 
 def check_columns(parts: Iterable[Part], where: str, objective: str = "") -> None:
-    """Raise InputError if a column, or a path into one, that a source names is in no row of its first part.
+    """Raise InputError if a source names a column, or a path into one, that no row of its first part has.
 
-    `parts` are those of the sources, of which the first of each is read; `where` is the key of the sources in the job
-    file; the `objective` is that of records. Where rows that lack something are left out by policy, and counted, only
-    what may be null is looked for.
+    Args:
+        parts: the parts of the sources; the first of each source is read.
+        where: the key of the sources in the job file.
+        objective: the objective of records.
+
+    If the policy leaves out and counts rows that lack something, only columns that may be null are checked.
     """
     first: dict[int, Part] = {}
     for part in parts:
@@ -45,7 +49,7 @@ def check_columns(parts: Iterable[Part], where: str, objective: str = "") -> Non
 
 
 def _sought(file: SourceFile, objective: str) -> list[str]:
-    """The columns that are looked for."""
+    """Return the columns to look for."""
     if file.kind == ".txt":
         return []
     fields = file.fields
@@ -60,8 +64,9 @@ def _sought(file: SourceFile, objective: str) -> list[str]:
 
 
 def _check(part: Part, columns: Sequence[str], where: str) -> None:
-    """Raise InputError for the first of the `columns` that rows of a part lack, and no row has."""
-    sought, lacking = set(columns), dict[str, _Place]()
+    """Raise InputError for the first of the `columns` that no row of a part has."""
+    sought = set(columns)
+    lacking = dict[str, _Place]()
     for span in part if columns else ():
         in_table = _columns_of_table(span)
         for row in rows(span):
@@ -81,7 +86,7 @@ def _check(part: Part, columns: Sequence[str], where: str) -> None:
 
 
 def _columns_of_table(span: Span) -> list[str]:
-    """The columns of a table, whose rows are read with those alone that are asked for; none of another kind."""
+    """Return the columns of a table, whose rows otherwise have only the requested ones; empty for other kinds."""
     schema = schema_in(span) if span.file.kind in TABLES else None
     return [] if schema is None else list(schema.names)
 
@@ -90,8 +95,8 @@ class _Place:
     """How far a path leads into a row.
 
     Attributes:
-        is_there: to its end, or to a list that is shorter.
-        is_open: not to its end, but to a null, so that another row may tell.
+        is_there: to its end, or to a list that is too short.
+        is_open: to a null, so that another row may decide.
     """
 
     def __init__(self, values: Mapping[str, Any], path: str, in_table: Sequence[str]) -> None:
@@ -115,8 +120,10 @@ class _Place:
         self._found = found
 
     def hint(self) -> str:
-        """What there is in place of what is not there."""
-        found, before, after = self._found, self._keys[: self._done], self._keys[self._done + 1 :]
+        """Return a hint about what exists in place of what is missing."""
+        found = self._found
+        before = self._keys[: self._done]
+        after = self._keys[self._done + 1 :]
         if not isinstance(found, Mapping):
             return f"'{_path(before)}' is {type(found).__name__}, into which no path leads"
         names = [str(name) for name in (self._in_table if not before and self._in_table else found)]
@@ -132,7 +139,7 @@ class _Place:
 
 
 def _keys(values: Mapping[str, Any], path: str) -> Keys:
-    """The steps of a path; a column whose name looks like one comes before."""
+    """Return the steps of a path. A column whose name looks like one takes precedence."""
     if path in values:
         return (path,)
     try:

@@ -1,7 +1,7 @@
-"""The plain bytes of a file that is compressed, read forwards in bounded memory.
+"""The decompressed bytes of a compressed file, read forwards in bounded memory.
 
-A file is one or more compressed streams, one after the other. One that is cut off gives the bytes before the cut. Of
-one that is damaged in another way only the streams that ended before the damage can be trusted: their checksums were
+A file is one or more compressed streams in sequence. A truncated stream gives the bytes before the end. If a stream
+is damaged in another way, only the streams that ended before the damage can be trusted, because their checksums were
 right.
 """
 
@@ -26,42 +26,42 @@ MAGIC = {
     "xz": (b"\xfd7zXZ\x00",),
     "zst": (b"\x28\xb5\x2f\xfd", *(bytes([0x50 + n]) + b"\x2a\x4d\x18" for n in range(16))),
 }
-"""How a compressed file begins; of zstd also the frames that hold no data."""
+"""The first bytes of a compressed file; for zstd also those of frames without data."""
 CHUNK = 2**16
-"""Compressed bytes that are taken, and plain bytes that are given, at once."""
+"""Compressed bytes that are read at once, and decompressed bytes that are returned at once."""
 ERRORS = (zlib.error, lzma.LZMAError, OSError, EOFError, ValueError)
 
 
 class Damage(NamedTuple):
-    """Why the plain bytes end early: the file is cut off, or it is damaged; and what the decoder said."""
+    """Why the decompressed bytes end early: the file is truncated or damaged; and the decoder's message."""
 
     cut_off: bool
     reason: str
 
 
 class Plain(io.RawIOBase):
-    """The plain bytes of compressed streams.
+    """The decompressed bytes of compressed streams.
 
     Attributes:
-        damage: why the bytes end early, known when all were read.
-        sound: how many of the bytes read so far can be trusted whatever comes after them.
+        damage: why the bytes end early; known after all were read.
+        sound: how many of the bytes read so far can be trusted, whatever follows.
     """
 
     def __init__(
         self, file: BinaryIO, compression: str, known: tuple[int, Damage | None] | None = None
     ) -> None:
-        """`known` is what `measured` found: no more bytes than that are given."""
+        """`known` is the result of `measured`; no bytes beyond it are returned."""
         self._streams = _zstandard(file, self) if compression == "zst" else _streams(file, compression, self)
-        self._known, self._made, self._held = known, 0, b""
+        self._known = known
+        self._made = 0
+        self._held = b""
         self.damage: Damage | None = None
         self.sound = 0
         head = file.read(len(MAGIC[compression][-1]))
         file.seek(0)
         if not head.startswith(MAGIC[compression]):
-            self.damage, self._streams = (
-                Damage(not head, f"it does not begin as .{compression} does"),
-                iter(()),
-            )
+            self.damage = Damage(not head, f"it does not begin as .{compression} does")
+            self._streams = iter(())
 
     def readable(self) -> bool:
         """See `io.RawIOBase`."""
@@ -78,7 +78,8 @@ class Plain(io.RawIOBase):
                 return 0
         if not self._held:
             self._held = next(self._streams, b"")
-        part, self._held = self._held[:room], self._held[room:]
+        part = self._held[:room]
+        self._held = self._held[room:]
         target[: len(part)] = part
         self._made += len(part)
         return len(part)
@@ -110,8 +111,9 @@ _DECODERS: dict[str, Any] = {"gz": _Inflate, "bz2": bz2.BZ2Decompressor, "xz": l
 
 
 def _streams(file: BinaryIO, compression: str, plain: Plain) -> Iterator[bytes]:
-    """The plain bytes of all streams of a file; says in `plain` where they end early."""
-    made, rest = 0, b""
+    """Yield the decompressed bytes of all streams of a file. If they end early, record why in `plain`."""
+    made = 0
+    rest = b""
     while rest := (rest or file.read(CHUNK)):
         rest = rest.lstrip(b"\0")  # padding between streams
         if not rest:
@@ -119,7 +121,8 @@ def _streams(file: BinaryIO, compression: str, plain: Plain) -> Iterator[bytes]:
         decoder = _DECODERS[compression]()
         while not decoder.eof:
             data = rest or (file.read(CHUNK) if decoder.needs_input else b"")
-            ended, rest = not data and decoder.needs_input, b""
+            at_end = not data and decoder.needs_input
+            rest = b""
             try:
                 out = decoder.decompress(data, CHUNK)
             except ERRORS as error:
@@ -127,19 +130,22 @@ def _streams(file: BinaryIO, compression: str, plain: Plain) -> Iterator[bytes]:
                 return
             made += len(out)
             if decoder.eof:
-                plain.sound, rest = made, decoder.unused_data
-            elif ended and not out:
-                plain.sound, plain.damage = made, Damage(True, "its end is missing")
+                plain.sound = made
+                rest = decoder.unused_data
+            elif at_end and not out:
+                plain.sound = made
+                plain.damage = Damage(True, "its end is missing")
                 return
             if out:
                 yield out
 
 
 class _Counted(io.RawIOBase):
-    """A file that knows whether it was read to its end."""
+    """A file that records whether it was read to its end."""
 
     def __init__(self, file: BinaryIO) -> None:
-        self._file, self.at_end = file, False
+        self._file = file
+        self.at_end = False
 
     def readable(self) -> bool:
         return True
@@ -151,8 +157,10 @@ class _Counted(io.RawIOBase):
 
 
 def _zstandard(file: BinaryIO, plain: Plain, skip: int = 0, step: int = CHUNK) -> Iterator[bytes]:
-    """As `_streams`, of zstd, by pyarrow; without the first `skip` bytes. All of a damaged file is distrusted, since
-    pyarrow does not say where its frames end."""
+    """Like `_streams`, for zstd, by pyarrow, without the first `skip` bytes.
+
+    Nothing of a damaged file is trusted, because pyarrow does not report where frames end.
+    """
     file.seek(0)
     counted = _Counted(file)
     stream = pa.CompressedInputStream(pa.PythonFile(counted, mode="r"), "zstd")
@@ -164,7 +172,7 @@ def _zstandard(file: BinaryIO, plain: Plain, skip: int = 0, step: int = CHUNK) -
             made += len(out)
             yield out
     except ERRORS as error:
-        if counted.at_end and step > 1:  # the last step has lost what it had
+        if counted.at_end and step > 1:  # the last step lost its data
             for out in _zstandard(file, plain, made, 1):
                 made += len(out)
                 yield out
@@ -175,7 +183,7 @@ def _zstandard(file: BinaryIO, plain: Plain, skip: int = 0, step: int = CHUNK) -
 
 
 def measured(file: BinaryIO, compression: str) -> tuple[int, Damage | None]:
-    """How many plain bytes of a file can be trusted, and why no more."""
+    """Return how many decompressed bytes of a file can be trusted, and why no more."""
     plain = Plain(file, compression)
     while plain.read(CHUNK):
         pass
@@ -184,13 +192,13 @@ def measured(file: BinaryIO, compression: str) -> tuple[int, Damage | None]:
 
 
 def damage_of(file: BinaryIO) -> Damage | None:
-    """Why the plain bytes of a file that was read to its end have ended early, if they have."""
+    """Return why the decompressed bytes of a completely read file ended early, if they did."""
     raw = getattr(file, "raw", None)
     return raw.damage if isinstance(raw, Plain) else None
 
 
 @contextmanager
 def opened_plain(file: SourceFile) -> Iterator[BinaryIO]:
-    """The plain bytes of a file, for messages: no checksum is compared."""
+    """Return the decompressed bytes of a file, for messages. Checksums are not compared."""
     with open_input(file.uri) as raw:
         yield io.BufferedReader(Plain(raw, file.compression)) if file.compression else raw

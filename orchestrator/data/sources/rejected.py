@@ -1,5 +1,6 @@
-"""What is done about input that cannot be used, by `data.on_error`: the command fails, or it is left out or repaired,
-and counted by file and kind with the first examples."""
+"""Handling of unusable input by `data.on_error`: the command fails, or the input is left out or repaired and counted
+by file and kind, with first examples.
+"""
 
 from __future__ import annotations
 
@@ -14,28 +15,34 @@ from orchestrator.data.sources.lines import line_number
 from orchestrator.data.sources.plain import opened_plain
 
 EXAMPLES = 3
-"""Examples that are kept of one kind in one file and part."""
+"""Number of examples kept for one kind in one file and part."""
 SHOWN = 200
-"""Most characters of an example's text, and of what is said of it."""
+"""Maximum characters of an example's text, and of its description."""
 COUNTED_BYTES = 2**30
-"""Bytes in which lines are counted for a message."""
-LEFT_OUT, REPAIRED, READ = "left out", "repaired", "read by number"
+"""Bytes within which lines are counted for a message."""
+LEFT_OUT = "left out"
+REPAIRED = "repaired"
+READ = "read by number"
 ROWS = (".parquet", ".arrow", ".tar")
-"""Kinds of files whose rows are counted; in others a row is known by the byte at which its line begins."""
+"""Kinds of files whose rows are numbered. In others, a row is identified by the byte at which its line begins."""
 
 
 class Unfit(Exception):
-    """Why input cannot be used: its kind in one word, what is wrong, and a hint."""
+    """Why input is unusable: its kind in one word, the problem, and a hint."""
 
     def __init__(self, kind: str, what: str, hint: str = "fix or remove it") -> None:
         super().__init__(what)
-        self.kind, self.what, self.hint = kind, what, hint
+        self.kind = kind
+        self.what = what
+        self.hint = hint
 
 
 @dataclass
 class Finding:
-    """How often input of one `kind` in one file was left out or repaired, which is the `action`. `count` is of
-    documents; a file that ends too early, or cannot be read at all, counts as one."""
+    """How often input of one `kind` in one file was left out or repaired (the `action`).
+
+    `count` counts documents. A file that ends too early, or cannot be read at all, counts as one.
+    """
 
     source: int
     file: str
@@ -46,7 +53,7 @@ class Finding:
 
 
 class Rejected:
-    """What of the input of a part was left out or repaired, by the policy of a key of the job file."""
+    """The input of a part that was left out or repaired, by the policy of a key of the job file."""
 
     def __init__(self, key: str = "data.on_error") -> None:
         self._found: dict[tuple[str, str, str], Finding] = {}
@@ -55,8 +62,10 @@ class Rejected:
     def refuse(
         self, file: SourceFile, error: Unfit, at: int | None = None, sample: object = "", count: int = 1
     ) -> None:
-        """Count what is left out: `count` documents at `at`, which is the byte of a line or the number of a row, and
-        None for the file. Raises InputError if the policy of the file is to fail."""
+        """Count `count` documents that are left out. Raises InputError if the policy of the file is to fail.
+
+        `at` is the byte of a line or the number of a row; None for the whole file.
+        """
         if file.on_error == "fail":
             place = "" if at is None else f"{place_of(file, at)}: "
             raise InputError(f"{place}{error.what}", file.uri, f"{error.hint}, or set {self._key}") from None
@@ -69,7 +78,7 @@ class Rejected:
     def note(
         self, file: SourceFile, kind: str, what: str, at: int | None = None, sample: object = ""
     ) -> None:
-        """Count a document that was read, by a reading that a user should know of."""
+        """Count a document that was read in a way that the user should know about."""
         self._count(file, READ, Unfit(kind, what), at, sample, 1)
 
     def pass_over(self, file: SourceFile, error: Unfit, at: int | None = None) -> None:
@@ -77,14 +86,14 @@ class Rejected:
         self._count(file, LEFT_OUT, error, at, "", 1)
 
     def to_json(self) -> list[dict[str, Any]]:
-        """The findings in a fixed order, as plain data."""
+        """Return the findings in a fixed order, as plain data."""
         return [asdict(found) for _, found in sorted(self._found.items())]
 
     def _count(
         self, file: SourceFile, action: str, error: Unfit, at: int | None, sample: object, count: int
     ) -> None:
         key = (file.uri, error.kind, action)
-        where = without_credentials(file.uri)  # it is kept beside the data
+        where = without_credentials(file.uri)  # it is stored beside the data
         found = self._found.setdefault(key, Finding(file.source, where, error.kind, action))
         found.count += count
         if len(found.examples) < EXAMPLES:
@@ -93,7 +102,7 @@ class Rejected:
 
 
 def shown(sample: object) -> str:
-    """The beginning of what was given, as text that JSON and a terminal can hold."""
+    """Return the beginning of a value, as text that JSON and a terminal can hold."""
     if isinstance(sample, bytes):
         return sample[: 4 * SHOWN].decode(errors="backslashreplace")[:SHOWN]
     if isinstance(sample, Mapping):
@@ -102,8 +111,7 @@ def shown(sample: object) -> str:
 
 
 def place_of(file: SourceFile, at: int) -> str:
-    """Where in a file something stands, for people. A file of lines is read once more, to count them, if that is soon
-    done."""
+    """Return a position in a file for people. A line-based file is read once more to count lines, if that is quick."""
     if file.kind in ROWS:
         return f"row {at + 1}"
     if at > COUNTED_BYTES:

@@ -1,4 +1,4 @@
-"""Repairing text: what is no UTF-8 becomes U+FFFD, NULs and byte order marks go."""
+"""Repair of text: invalid UTF-8 becomes U+FFFD; NULs and byte order marks are removed."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from orchestrator.data.sources.rejected import Unfit
 BOM = "\ufeff"
 REPLACEMENT = "\ufffd"
 MOST = 0.1
-"""Share of a text's characters up to which it is repaired; what is worse is no text."""
+"""Up to this share of wrong characters a text is repaired; beyond it, it is not text."""
 
 
 def replaced(data: bytes) -> str:
-    """Bytes as text, with U+FFFD for what is no UTF-8. Raises Unfit for what is hardly text."""
+    """Decode bytes with U+FFFD for invalid UTF-8. Raises Unfit if hardly anything is text."""
     text = data.decode(errors="replace")
     _check_share(text, text.count(REPLACEMENT) + text.count("\0"))
     return text
 
 
 def sound(text: str, on_error: str) -> tuple[str, Unfit | None]:
-    """A text without halves of surrogate pairs, NULs and a byte order mark before it, and what was repaired, if
+    """Return a text without unpaired surrogates, NULs and a leading byte order mark, and what was repaired, if
     anything.
 
-    Raises Unfit where the policy is not to repair; a byte order mark is then left.
+    Raises Unfit if the policy is not to repair; then a byte order mark remains.
     """
     found = None
     if not is_unicode(text):
-        found = Unfit("surrogate", "has half a surrogate pair")
+        found = Unfit("surrogate", "has an unpaired surrogate")
         text = text if on_error != "repair" else joined(text)
     if "\0" in text:
         found = found or Unfit("nul", "has NUL characters")
@@ -37,12 +37,13 @@ def sound(text: str, on_error: str) -> tuple[str, Unfit | None]:
     if found and on_error != "repair":
         raise found
     if on_error == "repair" and text.startswith(BOM):
-        found, text = found or Unfit("bom", "begins with a byte order mark"), text.lstrip(BOM)
+        found = found or Unfit("bom", "begins with a byte order mark")
+        text = text.lstrip(BOM)
     return text, found
 
 
 def sound_value(value: Any, on_error: str) -> tuple[Any, Unfit | None]:
-    """As `sound`, of all texts within a value of JSON. Raises Unfit."""
+    """Like `sound`, for all texts within a JSON value. Raises Unfit."""
     if isinstance(value, str):
         return sound(value, on_error)
     if isinstance(value, bytes):
@@ -61,7 +62,7 @@ def sound_value(value: Any, on_error: str) -> tuple[Any, Unfit | None]:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether a text can be written as UTF-8: it has no half of a surrogate pair."""
+    """Return whether a text can be encoded as UTF-8, which requires that it has no unpaired surrogate."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -70,7 +71,7 @@ def is_unicode(text: str) -> bool:
 
 
 def joined(text: str) -> str:
-    """A text with its halves of surrogate pairs joined where two meet, and U+FFFD for the others."""
+    """Return a text with split surrogate pairs joined, and U+FFFD for unpaired ones."""
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 

@@ -1,8 +1,7 @@
-"""The rows of a span, whatever its kind: texts, pairs of texts and records are made of them.
+"""The rows of a span of any kind. Texts, pairs of texts and records are made from them.
 
-A line of .jsonl, .csv and .tsv, an object of a list in .json, a row of .parquet and .arrow, and the members of a .tar
-that share a key are a row. A text file has rows with the one column `text`: its documents, or pieces of them where they
-are long.
+A row is a line of .jsonl, .csv or .tsv, an object of a list in .json, a row of .parquet or .arrow, or the members of
+a .tar that share a key. A text file has rows with the single column `text`: its documents, or pieces of long ones.
 """
 
 from __future__ import annotations
@@ -28,9 +27,11 @@ BOM = b"\xef\xbb\xbf"
 def read(
     span: Span, file: BinaryIO, rejected: Rejected, _: int, __: tuple[str, ...]
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The rows of a file, each with the byte at which it begins. A row of too few values lacks the last of them;
-    under a policy that goes on without a row, it is taken for one that is cut off."""
-    csv.field_size_limit(lines.LINE_BYTES)  # its own limit is 128 KiB
+    """Yield the rows of a file, each with the byte at which it begins.
+
+    A row with too few values lacks the last columns; if the policy is to continue, it counts as truncated.
+    """
+    csv.field_size_limit(lines.LINE_BYTES)  # Python's own limit is 128 KiB
     reader = _Reader(span, file, rejected)
     names: list[str] | None = None
     for at, values in reader:
@@ -53,21 +54,25 @@ class _Reader:
     """The rows of a file as lists, with the bytes at which they begin."""
 
     def __init__(self, span: Span, file: BinaryIO, rejected: Rejected) -> None:
-        self._source, self._file, self._rejected = span.file, file, rejected
+        self._source = span.file
+        self._file = file
+        self._rejected = rejected
         self._delimiter = "\t" if span.file.kind == ".tsv" else ","
-        self._at, self._named = 0, False
+        self._at = 0
+        self._named = False
         self._ahead: deque[bytes] = deque()
         self._taken: list[bytes] = []
 
     def __iter__(self) -> Iterator[tuple[int, list[str]]]:
         while True:
-            begin, self._taken = self._at, []
+            begin = self._at
+            self._taken = []
             try:
                 values = next(csv.reader(self._lines(), delimiter=self._delimiter, strict=True), None)
             except (Unfit, csv.Error) as error:
                 first = self._taken[0]
                 if damage_of(self._file) and not self._ahead:
-                    return  # which is told of the file
+                    return  # errors about the file itself
                 unfit = error if isinstance(error, Unfit) else Unfit("csv", f"is no row of CSV ({error})")
                 self._rejected.refuse(self._source, unfit, begin, first[:1000])
                 if not self._named:
@@ -85,7 +90,7 @@ class _Reader:
                 yield begin, values
 
     def _lines(self) -> Iterator[str]:
-        """The lines that a row takes, decoded. Raises Unfit."""
+        """Yield the decoded lines of a row. Raises Unfit."""
         size = 0
         while line := self._ahead.popleft() if self._ahead else self._file.readline(lines.LINE_BYTES + 1):
             self._taken.append(line)
@@ -107,9 +112,10 @@ class _Reader:
 
 
 class Row(NamedTuple):
-    """A row of named columns, and where it stands: the byte at which its line begins, of the plain text, or its number.
+    """A row of named columns and its place: the byte at which its line begins, in the decompressed text, or its
+    number.
 
-    `ends` is False for a piece of a document that the next row goes on with.
+    `ends` is False for a piece of a document that continues in the next row.
     """
 
     at: int
@@ -120,19 +126,26 @@ class Row(NamedTuple):
 def rows(
     span: Span, rejected: Rejected | None = None, data_format: int = FORMAT, columns: tuple[str, ...] = ()
 ) -> Iterator[Row]:
-    """The rows of a span, in order. What cannot be used goes to `rejected`; without one it is not counted, and a
-    compressed file is not checked before it is read.
+    """Yield the rows of a span in order.
 
-    With `columns`, a table or an archive has those besides those that its fields name; a line has all. Raises
-    InputError for input that cannot be used if the policy of the file is to fail, and for a file that has changed since
+    Args:
+        span: what to read.
+        rejected: collects unusable input. Without it, such input is not counted, and a compressed file is not
+            verified first.
+        data_format: format of the prepared data.
+        columns: further columns of a table or an archive besides those in its fields. A line always has all columns.
+
+    Raises InputError for unusable input if the policy of the file is to fail, and for a file that has changed since
     its content was identified.
     """
-    file, checked = span.file, rejected is not None and span.file.on_error != "fail"
+    file = span.file
+    checked = rejected is not None and span.file.on_error != "fail"
     rejected = rejected or Rejected()
     if file.content == VANISHED:
         rejected.refuse(file, Unfit("vanished", "there is no such file", "remove it from the list"))
         return
-    read, by_folders = _READERS[file.kind], file.folders if data_format > 5 else {}
+    read = _READERS[file.kind]
+    by_folders = file.folders if data_format > 5 else {}
     with opened_sound(span, rejected, checked) as handle:
         for at, values, *ends in read(span, handle, rejected, data_format, columns):
             values = {**by_folders, **values} if by_folders else values
@@ -142,8 +155,10 @@ def rows(
 
 @contextmanager
 def opened_sound(span: Span, rejected: Rejected, checked: bool) -> Iterator[BinaryIO]:
-    """The plain bytes of a span's file; that they end early is told to `rejected` after they were read. If it is
-    `checked`, a compressed file is read once before, and then as far as it can be trusted."""
+    """Yield the decompressed bytes of a span's file. If they end early, `rejected` is told after all were read.
+
+    If `checked`, a compressed file is read once before, and then only as far as it can be trusted.
+    """
     file = span.file
     with opened(span) as raw:
         handle = raw
@@ -156,8 +171,9 @@ def opened_sound(span: Span, rejected: Rejected, checked: bool) -> Iterator[Bina
 
 
 def _is_sound(span: Span, at: int, values: dict[str, Any], rejected: Rejected) -> bool:
-    """Whether the texts that are read of a row are text, after repair if that is the policy; if not, the row goes to
-    `rejected`."""
+    """Return whether the texts needed from a row are valid, after repair if that is the policy. If not, the row goes
+    to `rejected`.
+    """
     file = span.file
     names = {column if column in values else column.split(".")[0].split("[")[0] for column in file.columns}
     repaired = None

@@ -1,4 +1,4 @@
-"""The division of files into parts, of which one task makes one shard each."""
+"""Divide files into parts, each of which one task turns into one shard."""
 
 from __future__ import annotations
 
@@ -16,22 +16,25 @@ from orchestrator.data.store.manifest import FORMAT
 
 PARTS = 64
 PART_BYTES = (2**20, 2**25)
-"""Least and most bytes of a part: enough that starting a task is cheap, and little enough for one core's memory."""
+"""Minimum and maximum bytes of a part: enough that starting a task is cheap, and little enough for one core's memory.
+"""
 
 BEGINNING = 2**16
-"""Bytes of a file by which it is told whether it holds a list."""
+"""Bytes of a file that are read to see whether it holds a list."""
 UNDIVIDED = (".csv", ".tsv", ".tar")
-"""Kinds that are read from their beginning alone: a line may end within a quoted value, a member's text anywhere."""
+"""Kinds that can be read only from the beginning: a line may end within a quoted value, and a member's text is
+anywhere.
+"""
 
 
 def part_size(files: Sequence[SourceFile]) -> int:
-    """Bytes of a part for these files: about PARTS of them, within PART_BYTES."""
+    """Return the bytes of a part for these files: about PARTS parts, within PART_BYTES."""
     least, most = PART_BYTES
     return min(most, max(least, sum(file.plain_size for file in files) // PARTS))
 
 
 def cut(files: Sequence[SourceFile], part_bytes: int, data_format: int = FORMAT) -> list[Part]:
-    """Divide all files into parts of about `part_bytes`: large files are cut, small ones of a source combined.
+    """Divide all files into parts of about `part_bytes`: large files are cut, small files of a source combined.
 
     A compressed file, a .csv, a .tar and a list in a .json cannot be cut. Raises InputError for a .parquet or .arrow
     file that is damaged or lacks the field, if its policy is to fail.
@@ -43,7 +46,8 @@ def cut(files: Sequence[SourceFile], part_bytes: int, data_format: int = FORMAT)
         for span in _spans(file, part_bytes, data_format):
             if held and (size + span.bytes > part_bytes or held[0].file.source != file.source):
                 parts.append(tuple(held))
-                held, size = [], 0
+                held = []
+                size = 0
             held.append(span)
             size += span.bytes
     return [*parts, tuple(held)] if held else parts
@@ -64,8 +68,10 @@ def _spans(file: SourceFile, part_bytes: int, data_format: int) -> list[Span]:
 
 
 def _is_list(file: SourceFile) -> bool:
-    """Whether a .json holds a list of objects, and not an object a line. Other files of lines are not looked at: there
-    may be thousands of them on a store."""
+    """Return whether a .json holds a list of objects instead of one object a line.
+
+    Other line-based files are not opened, because there may be thousands on a store.
+    """
     if file.kind != ".jsonl" or not file.uri.lower().endswith(".json"):
         return False
     with opened(Span(file, 0, file.size, file.size)) as handle:
@@ -76,10 +82,12 @@ def _is_list(file: SourceFile) -> bool:
 
 
 def _whole_rows(file: SourceFile, part_bytes: int) -> list[Span]:
-    """Spans that end with a row group of a .parquet file, or with a record batch of an .arrow file. What is damaged
-    is in a span of its own, whose reader tells it."""
+    """Return spans that end with a row group of a .parquet file, or with a record batch of an .arrow file.
+
+    Damaged parts form a separate span, whose reader reports them.
+    """
     names: list[str] = []
-    places: list[tuple[int, int]] = []  # where a group or batch may begin, and the rows before it
+    places: list[tuple[int, int]] = []  # where a group or batch may begin, and the number of rows before it
     sizes: list[int] = []
     damage = None
     with opened(Span(file, 0, file.size, file.size)) as handle:
@@ -91,7 +99,8 @@ def _whole_rows(file: SourceFile, part_bytes: int) -> list[Span]:
                 sizes = [after - before for (before, _), (after, _) in pairwise(places)]
             else:
                 parquet = pq.ParquetFile(handle)
-                names, meta = parquet.schema_arrow.names, parquet.metadata
+                names = parquet.schema_arrow.names
+                meta = parquet.metadata
                 sizes = [meta.row_group(i).total_byte_size for i in range(meta.num_row_groups)]
                 places = [(i, 0) for i in range(len(sizes) + 1)]
         except ERRORS as error:
@@ -99,13 +108,16 @@ def _whole_rows(file: SourceFile, part_bytes: int) -> list[Span]:
             sizes = [after - before for (before, _), (after, _) in pairwise(places)]
     if file.on_error == "fail":
         _refuse(file, names, damage)
-    spans, first, held = [], 0, 0
+    spans = []
+    first = 0
+    held = 0
     for number, size in enumerate(sizes):
         held += size
         if held >= part_bytes or number == len(sizes) - 1:
             (start, row), (stop, _) = places[first], places[number + 1]
             spans.append(Span(file, start, stop, held, row=row))
-            first, held = number + 1, 0
+            first = number + 1
+            held = 0
     if damage:
         start, row = places[-1] if places else (0, 0)
         spans.append(Span(file, start, file.size if file.kind == ".arrow" else 0, 0, row=row))
@@ -113,11 +125,11 @@ def _whole_rows(file: SourceFile, part_bytes: int) -> list[Span]:
 
 
 def _refuse(file: SourceFile, names: list[str], damage: BaseException | None) -> None:
-    """Raise InputError for a table that is damaged or lacks what is read of it."""
+    """Raise InputError for a table that is damaged or lacks a needed column."""
     if damage:
         kind = "an Arrow" if file.kind == ".arrow" else "a parquet"
-        what = f"is not {kind} file ({' '.join(str(damage).split())[:200]})"
-        raise InputError(what, file.uri, "write the file anew, or set data.on_error") from None
+        problem = f"is not {kind} file ({' '.join(str(damage).split())[:200]})"
+        raise InputError(problem, file.uri, "write the file anew, or set data.on_error") from None
     for key in file.columns:
         if not top_level(names, [key]) and key not in file.folders:
             raise InputError(f"has no column '{key}'", file.uri, f"set field to one of {', '.join(names)}")

@@ -16,20 +16,20 @@ from orchestrator.data.sources.rejected import Rejected, Unfit
 BATCH_ROWS = 256
 """Rows of a .parquet file that are read at once."""
 ERRORS = (OSError, ValueError, MemoryError, NotImplementedError, KeyError, TypeError)
-"""What pyarrow raises for damaged files; errors of storage are ReadFailed."""
+"""pyarrow's errors for damaged files. Storage errors are ReadFailed."""
 
 Found = Iterator[tuple[int, dict[str, Any]]]
 
 
 def read(span: Span, file: BinaryIO, rejected: Rejected, data_format: int, columns: tuple[str, ...]) -> Found:
-    """The rows of a span, of the columns that its fields and `columns` name. What of it is damaged is refused."""
+    """Yield the rows of a span with the columns that its fields and `columns` need. Damaged parts are refused."""
     wanted = [*span.file.columns, *columns]
     reader = _arrow if span.file.kind == ".arrow" else _parquet
     yield from reader(span, file, wanted, rejected, data_format)
 
 
 def schema_in(span: Span) -> pa.Schema | None:
-    """The schema of a table; None if it is damaged, which reading its rows tells."""
+    """Return the schema of a table; None if it is damaged, which reading its rows reports."""
     with opened(span) as file:
         try:
             return schema_of(file) if span.file.kind == ".arrow" else pq.read_schema(file)
@@ -38,7 +38,7 @@ def schema_in(span: Span) -> pa.Schema | None:
 
 
 def top_level(names: list[str], wanted: list[str]) -> list[str]:
-    """The columns of a table that hold what is `wanted`, of which some may be paths into them."""
+    """Return the columns of a table that hold what is `wanted`, which may be paths into columns."""
     found = (name if name in names else name.split(".")[0].split("[")[0] for name in wanted)
     return sorted(set(found) & set(names))
 
@@ -71,7 +71,8 @@ def _parquet(span: Span, file: BinaryIO, wanted: list[str], rejected: Rejected, 
 
 
 def _arrow(span: Span, file: BinaryIO, wanted: list[str], rejected: Rejected, data_format: int) -> Found:
-    row, found = span.row, batches(file, span.start, span.stop)
+    row = span.row
+    found = batches(file, span.start, span.stop)
     while True:
         try:
             batch = next(found, None)
@@ -96,9 +97,11 @@ def _rows(first: int, count: int, columns: dict[str, list[Any]]) -> Found:
 
 
 def values_of_column(column: pa.Array, data_format: int) -> list[Any]:
-    """The values of a column; a text that is no UTF-8 as its bytes. Before format 6 a map is a list of pairs, and a
-    value of JSON its text. Raises what is in ERRORS for a damaged column, which would otherwise be read from anywhere
-    in memory."""
+    """Return the values of a column. Text that is not valid UTF-8 is returned as bytes.
+
+    Before format 6, a map is a list of pairs, and a JSON value is its text. Raises one of ERRORS for a damaged
+    column, which would otherwise be read from arbitrary memory.
+    """
     kind = column.type
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         plain = column.cast(pa.large_binary() if pa.types.is_large_string(kind) else pa.binary())
@@ -119,18 +122,18 @@ def values_of_column(column: pa.Array, data_format: int) -> list[Any]:
 
 
 def _is_json(kind: pa.DataType) -> bool:
-    """Whether a type is that of JSON, as which Hugging Face's feature `Json` is written."""
+    """Return whether a type is JSON, as Hugging Face's feature `Json` is stored."""
     return isinstance(kind, pa.JsonType)
 
 
 def _holds(kind: pa.DataType, sought: Callable[[pa.DataType], bool]) -> bool:
-    """Whether a type is of a sort, or has such within."""
+    """Return whether a type is of a sort, or contains one."""
     inner = (kind.field(number).type for number in range(kind.num_fields))
     return sought(kind) or any(_holds(each, sought) for each in inner)
 
 
 def _decoded(value: Any, kind: pa.DataType) -> Any:
-    """A value with what its JSON says in place of the text. Raises ValueError."""
+    """Return a value with its JSON texts parsed. Raises ValueError."""
     if value is None:
         return None
     if _is_json(kind):
@@ -152,4 +155,4 @@ def _text(value: bytes) -> str | bytes:
 
 
 def _damaged(what: str, error: BaseException) -> Unfit:
-    return Unfit("damaged", f"{what} ({' '.join(str(error).split())[:200]})", "write the file anew")
+    return Unfit("damaged", f"{what} ({' '.join(str(error).split())[:200]})", "write the file again")

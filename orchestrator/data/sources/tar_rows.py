@@ -1,9 +1,8 @@
-"""The rows of .tar files as WebDataset lays them out: members that share a name up to its first dot are one row.
+"""The rows of .tar files in WebDataset layout: members with the same name up to the first dot form one row.
 
-A row has the columns `__key__` and, by what follows the first dot, the members: `.json` as what it holds, others as
-text. Small and capital letters are the same there, as for the library webdataset; before format 6 they are not.
-tarfile ends in silence at a damaged header, so the headers are walked here: after one the next that is whole is looked
-for.
+A row has the column `__key__` and, named by what follows the first dot, the members: `.json` is parsed, others are
+text. Names are case-insensitive, as in the library webdataset; before format 6 they are not. tarfile ends silently at
+a damaged header, so headers are read here, and after a damaged one the next valid one is searched for.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ LINKS = (tarfile.LNKTYPE, tarfile.SYMTYPE)
 
 
 class Member(NamedTuple):
-    """A file in an archive; `data` is empty for one that is not wanted."""
+    """A file in an archive. `data` is empty if it is not wanted."""
 
     name: str
     data: bytes
@@ -43,7 +42,7 @@ class Member(NamedTuple):
 def read(
     span: Span, file: BinaryIO, rejected: Rejected, data_format: int, columns: tuple[str, ...]
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The rows of an archive, each with its number."""
+    """Yield the rows of an archive, each with its number."""
     wanted = {name.split("[")[0] for name in (*span.file.columns, *columns)}
     wanted |= {name.rsplit(".", depth)[0] for name in wanted for depth in range(1, name.count(".") + 1)}
     called: dict[str, list[str]] = {}
@@ -64,7 +63,9 @@ def read(
                 rejected.refuse(span.file, unfit, row, key)
             else:
                 yield row, values
-            row, values, unfit = row + 1, {}, None
+            row = row + 1
+            values = {}
+            unfit = None
         key = its_key
         values["__key__"] = key
         try:
@@ -82,14 +83,14 @@ def read(
 
 
 def _split(name: str) -> tuple[str, str]:
-    """The key of a member, and what follows the first dot of its name; that is empty for a hidden one."""
+    """Return the key of a member, and what follows the first dot of its name; empty for a hidden member."""
     folder, _, base = name.rpartition("/")
     stem, _, extension = base.partition(".")
     return (f"{folder}/{stem}" if folder else stem), (extension if stem else "")
 
 
 def _value(member: Member, extension: str) -> Any:
-    """Raises Unfit."""
+    """Return the member's value. Raises Unfit."""
     if extension.rsplit(".", 1)[-1].lower() == "json":
         try:
             return json.loads(member.data)
@@ -102,14 +103,16 @@ def _value(member: Member, extension: str) -> Any:
 
 
 class _Archive:
-    """Walks an archive forwards. `whole` is whether it ended with the blocks of zeros that close it."""
+    """Reads an archive forwards. `whole` is whether it ended with the closing blocks of zeros."""
 
     def __init__(self, span: Span, file: BinaryIO, rejected: Rejected) -> None:
-        self._source, self._file, self._rejected = span.file, file, rejected
+        self._source = span.file
+        self._file = file
+        self._rejected = rejected
         self.whole = False
 
     def members(self, wanted: Callable[[str], bool]) -> Iterator[Member]:
-        """The files in the archive; the data of those alone whose name is wanted."""
+        """Yield the files in the archive, with data only for wanted names."""
         found, named, lost = 0, {}, False  # type: int, dict[str, str], bool
         while len(head := self._take(BLOCK)) == BLOCK:
             self.whole = not any(head)
@@ -126,7 +129,8 @@ class _Archive:
             if info.type in (PAX, tarfile.GNUTYPE_LONGNAME):
                 named |= self._extended(info)
                 continue
-            name, size = named.get("path", info.name), int(named.get("size", info.size))
+            name = named.get("path", info.name)
+            size = int(named.get("size", info.size))
             named = {}
             if info.type in FILES:
                 found += 1
@@ -153,7 +157,7 @@ class _Archive:
             self._rejected.refuse(self._source, unfit)
 
     def _extended(self, info: tarfile.TarInfo) -> dict[str, str]:
-        """The path and the size of the next member, where they do not fit its header."""
+        """Return the path and the size of the next member, which do not fit its header."""
         data = self._take(min(info.size, lines.LINE_BYTES))
         self._skip(info.size - len(data) + -info.size % BLOCK)
         if info.type == tarfile.GNUTYPE_LONGNAME:

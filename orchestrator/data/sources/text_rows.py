@@ -1,7 +1,7 @@
-"""The documents of a text file, in pieces where they are long.
+"""The documents of a text file, in pieces if they are long.
 
-A file is one document, or several separated by lines with only `<|endoftext|>`. A document may go on in the next span:
-the pieces of all spans in order are the pieces of the file.
+A file is one document, or several separated by lines with only `<|endoftext|>`. A document may continue in the next
+span: the pieces of all spans in order are the pieces of the file.
 """
 
 from __future__ import annotations
@@ -29,16 +29,18 @@ Piece = tuple[int, dict[str, Any], bool]
 def read(
     span: Span, file: BinaryIO, rejected: Rejected, data_format: int, _: tuple[str, ...]
 ) -> Iterator[Piece]:
-    """The pieces of a span. One that cannot be used is left out, and the document ends where its last piece would."""
+    """Yield the pieces of a span. An unusable piece is left out, and the document ends where its last piece would."""
     longest = None if data_format == 1 else PIECE_BYTES
-    start, stop, last = 0, sys.maxsize, None
+    start = 0
+    stop = sys.maxsize
+    last = None
     if not span.file.compression:
         size = span.file.size
         start, stop = (line_break(file, at, size, longest) for at in (span.start, span.stop))
         last = Line(stop, line_at(file, stop), True) if stop < size else None
     decode = _Decoder(span, rejected, span.file.on_error != "fail" and _goes_on(file, start))
     if not span.file.compression:
-        file.seek(start)  # what was looked at is elsewhere
+        file.seek(start)  # the file position has moved
     held: list[bytes] = []
     began = held_bytes = 0
     for line, following in pairwise(
@@ -46,7 +48,8 @@ def read(
     ):
         if line is None or _separates(line):
             continue
-        ends, data = following is None or _separates(following), line.data
+        ends = following is None or _separates(following)
+        data = line.data
         if following is None and damage_of(file):
             yield from decode.cut_off([*held, data], began if held else line.at)
             return
@@ -57,17 +60,21 @@ def read(
         held_bytes += len(data)
         if ends or held_bytes >= PIECE_BYTES:
             yield from decode(held, ends, began)
-            held, held_bytes = [], 0
+            held = []
+            held_bytes = 0
     if held:
         yield from decode(held, False, began)
 
 
 class _Decoder:
-    """Turns bytes into pieces. `_open` is whether there is, or may be, a piece of the document that its end is to
-    follow."""
+    """Turns bytes into pieces. `_open` is whether the current document has, or may have, a piece that its end must
+    follow.
+    """
 
     def __init__(self, span: Span, rejected: Rejected, goes_on: bool) -> None:
-        self._file, self._rejected, self._open = span.file, rejected, goes_on
+        self._file = span.file
+        self._rejected = rejected
+        self._open = goes_on
 
     def __call__(self, parts: list[bytes], ends: bool, at: int) -> Iterator[Piece]:
         data = b"".join(parts)
@@ -83,7 +90,7 @@ class _Decoder:
         self._open = not ends
 
     def cut_off(self, parts: list[bytes], at: int) -> Iterator[Piece]:
-        """The last piece of a file that is cut off, which is kept under `repair` alone."""
+        """Return the last piece of a truncated file, which is kept only under `repair`."""
         if self._file.on_error == "repair":
             whole = codecs.getincrementaldecoder("utf-8")("replace").decode(b"".join(parts))
             yield from self([whole.encode()], True, at)
@@ -91,7 +98,7 @@ class _Decoder:
             yield at, {"text": ""}, True
 
     def _text(self, data: bytes, at: int) -> str:
-        """Raises Unfit; InputError if the policy is to fail."""
+        """Decode UTF-8. Raises Unfit, or InputError if the policy is to fail."""
         policy = self._file.on_error
         try:
             text = data.decode()
@@ -113,17 +120,17 @@ class _Decoder:
 
 
 def goes_on(span: Span, file: BinaryIO) -> bool:
-    """Whether the first text of a span of a text file goes on with a document of which there is text before."""
+    """Return whether the first text of a span continues a document that has text before the span."""
     if span.file.compression:
         return False
     start = line_break(file, span.start, span.file.size, PIECE_BYTES)
-    if _separates(Line(start, line_at(file, start), True)):  # before which the document has ended
+    if _separates(Line(start, line_at(file, start), True)):  # the document has ended before it
         return False
     return _goes_on(file, start)
 
 
 def _goes_on(file: BinaryIO, start: int) -> bool:
-    """Whether what begins at byte `start` goes on with a document of which there is text before."""
+    """Return whether the text from byte `start` continues a document that has text before it."""
     if not start:
         return False
     file.seek(max(0, start - LONGEST_SEPARATOR))
@@ -133,7 +140,7 @@ def _goes_on(file: BinaryIO, start: int) -> bool:
 
 
 def _without_mark(found: Iterator[Line], data_format: int) -> Iterator[Line]:
-    """The lines, without the byte order mark that some editors put at the start of a UTF-8 file."""
+    """Yield the lines without the byte order mark that some editors put at the start of a UTF-8 file."""
     for line in found:
         marked = data_format > 1 and line.at == 0 and line.data.startswith(BOM)
         yield Line(len(BOM), line.data.removeprefix(BOM), line.whole) if marked else line

@@ -1,8 +1,8 @@
-"""Source files, read so that a change since their content was identified is noticed.
+"""Source files, read so that a change since their content was identified is detected.
 
-The hash of a file's content is part of the fingerprint of prepared data. The file is read again later, for tokenising,
-and may have changed: a local file is therefore read in blocks, each compared with the checksum taken first, and a
-remote object must still have the same ETag.
+The hash of a file's content is part of the fingerprint of prepared data. The file is read again later, for
+tokenising, and may have changed in between. So a local file is read in blocks, each compared with the checksum taken
+first, and a remote object must still have the same ETag.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ READ_BYTES = 2**20
 
 
 def identify(path: str) -> tuple[int, str, str]:
-    """Size of a local file in bytes, its checksum, and the concatenated checksums of its blocks."""
-    whole, size, sums = xxhash.xxh3_128(), 0, []
+    """Return the size of a local file in bytes, its checksum, and the concatenated checksums of its blocks."""
+    whole = xxhash.xxh3_128()
+    size = 0
+    sums = []
     with open(path, "rb", buffering=0) as file:
         while block := _full(file, BLOCK_BYTES):
             whole.update(block)
@@ -36,15 +38,15 @@ def identify(path: str) -> tuple[int, str, str]:
 
 
 def tag(fs: RemoteFileSystem, path: str, info: dict[str, Any]) -> str:
-    """What identifies the content of a remote object: its ETag, or what its file system has instead."""
+    """Return the identity of a remote object's content: its ETag, or what its file system has instead."""
     return str(info.get("ETag") or Retry()(fs.ukey, path))
 
 
 def open_source(uri: str, size: int, content: str, sums: str, first: int = 0) -> BinaryIO:
-    """Open the first `size` bytes of a source file; `sums` are the checksums of its blocks from block `first` on.
+    """Open the first `size` bytes of a source file. `sums` are the checksums of its blocks from block `first` on.
 
-    Reading raises InputError where the content has changed since it was identified. Bytes that were appended since then
-    are not read.
+    Reading raises InputError if the content has changed since it was identified. Bytes appended since then are not
+    read.
     """
     if not size:
         return io.BytesIO()
@@ -56,7 +58,7 @@ def open_source(uri: str, size: int, content: str, sums: str, first: int = 0) ->
 
 
 def check_unchanged(uri: str, size: int, content: str, sums: str) -> None:
-    """Raise InputError if a remote object has changed since it was identified; local files are checked by block."""
+    """Raise InputError if a remote object has changed since it was identified. Local files are verified by block."""
     if sums or not size:
         return
     fs, path = shared_file_system(uri, TIMEOUT)
@@ -65,7 +67,7 @@ def check_unchanged(uri: str, size: int, content: str, sums: str) -> None:
 
 
 def changed(uri: str) -> InputError:
-    """The error for a file that has changed."""
+    """Return the error for a changed file."""
     return InputError(
         "has changed since this command began to read it",
         uri,
@@ -74,7 +76,7 @@ def changed(uri: str) -> InputError:
 
 
 class ReadFailed(Exception):
-    """Storage failed with `error` while a parser read from it, which must not take that for damaged input."""
+    """Storage failed with `error` while a parser read from it. The parser must not mistake this for damaged input."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
@@ -82,8 +84,11 @@ class ReadFailed(Exception):
 
 
 class Guarded(io.BufferedReader):
-    """A buffered file of `size` bytes. An error of its storage comes as ReadFailed, and a parser that a damaged length
-    makes ask for more bytes than there are gets those that there are, without memory for the others."""
+    """A buffered file of `size` bytes.
+
+    A storage error becomes ReadFailed. A parser that a damaged length makes ask for too many bytes gets those that
+    exist, without memory for the others.
+    """
 
     def __init__(self, raw: io.RawIOBase, size: int) -> None:
         super().__init__(_Guard(raw), READ_BYTES)
@@ -125,11 +130,14 @@ class _Guard(io.RawIOBase):
 
 
 class VerifiedFile(SeekableFile):
-    """A local file of `size` bytes whose blocks from `first` on are verified by `sums`; no other blocks can be read."""
+    """A local file of `size` bytes whose blocks from `first` on are verified by `sums`. Other blocks cannot be read."""
 
     def __init__(self, path: str, size: int, sums: str, first: int) -> None:
         self._file = open(path, "rb", buffering=0)  # noqa: SIM115
-        self._path, self._size, self._sums, self._first = path, size, sums, first
+        self._path = path
+        self._size = size
+        self._sums = sums
+        self._first = first
         self._held: tuple[int, bytes] = (-1, b"")
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]

@@ -1,3 +1,3 @@
-"""Prepared data: its manifest, its files on a disk or a store (`data_folder`), and its tokens as streams (`tokens`),
-read from verified shards, from copies on a node or in blocks.
+"""Prepared data: its manifest, its files on a disk or a store (`data_folder`), and its token streams (`tokens`), read
+from verified shards, from copies on a node, or in blocks.
 """

@@ -1,9 +1,9 @@
-"""Blocks of shards on a remote store, read one by one: those that were used last are kept on this node's disk.
+"""Blocks of shards on a remote store, read one by one. The most recently used ones are kept on this node's disk.
 
     <copies of the data>/blocks/<checksum of the shard>-<number>    one block, as it is in the shard
 
-All processes of a node share the folder. A block is verified by the checksum in the manifest whenever it is read, from
-the store or from the disk.
+All processes of a node share the folder. A block is verified by the manifest's checksum whenever it is read, from the
+store or from the disk.
 """
 
 from __future__ import annotations
@@ -30,14 +30,17 @@ from orchestrator.storage.atomic import DRAFT, replace_file
 IN_MEMORY = 32
 """Blocks that a process holds in memory."""
 LOCKS = 64
-"""Files that are locked while a block is loaded, so that one process of a node asks for it."""
+"""Number of lock files: a block is loaded under a lock, so that only one process of a node requests it."""
 SWEEP = 16
-"""A process looks what can be removed whenever it has added this part of what is kept."""
+"""A process looks for removable blocks whenever it has added this share of the cache."""
 
 
 def cache_for(found: DataManifest, keep: int | None, growing: bool) -> BlockCache | None:
-    """Where blocks of remote data are kept, in `keep` bytes; None where all of the data fits, which is then copied
-    whole, as data without checksums of blocks always is. How much there will be of `growing` data is not known."""
+    """Return the cache for blocks of remote data, with `keep` bytes; None if all data fits, which is then copied
+    whole.
+
+    Data without block checksums is always copied whole. The final size of `growing` data is unknown.
+    """
     place = copies_of(found)
     if keep is None:
         keep = shutil.disk_usage(place).free // 2
@@ -48,17 +51,21 @@ def cache_for(found: DataManifest, keep: int | None, growing: bool) -> BlockCach
 
 
 class BlockCache:
-    """Files in the folder `place`, of about `most` bytes together: what was used longest ago is removed. Where the disk
-    is full, or `most` is 0, nothing is kept."""
+    """Files in the folder `place` of about `most` bytes in total; the least recently used ones are removed.
+
+    If the disk is full, or `most` is 0, nothing is kept.
+    """
 
     def __init__(self, place: Path, most: int) -> None:
         place.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._place, self._most, self._added = place, most, most
+        self._place = place
+        self._most = most
+        self._added = most
         self._held: OrderedDict[str, bytes] = OrderedDict()
         self._guard = threading.Lock()
 
     def read(self, name: str, load: Callable[[], bytes], is_sound: Callable[[bytes], bool]) -> bytes:
-        """A block, from memory, from the disk if it is sound there, or as `load` gives it. Raises as `load`."""
+        """Return a block: from memory, from the disk if it is sound there, or from `load`. Raises as `load`."""
         with self._guard:
             if name in self._held:
                 self._held.move_to_end(name)
@@ -78,7 +85,7 @@ class BlockCache:
         return found
 
     def _kept(self, name: str, is_sound: Callable[[bytes], bool]) -> bytes | None:
-        """A block of the disk; it is then one that was used just now."""
+        """Return a block from the disk, and mark it as just used."""
         path = self._place / name
         try:
             found = path.read_bytes()
@@ -93,7 +100,7 @@ class BlockCache:
     def _keep(self, name: str, data: bytes) -> None:
         if len(data) > self._most:
             return
-        with contextlib.suppress(OSError):  # a full disk: the block is used all the same
+        with contextlib.suppress(OSError):  # the disk is full: the block is used without keeping it
             self._added += len(data)
             if self._added * SWEEP >= self._most:
                 self._added = 0
@@ -101,7 +108,7 @@ class BlockCache:
             replace_file(str(self._place / name), [data])
 
     def _remove_oldest(self, coming: int) -> None:
-        """Remove what was used longest ago, and drafts of processes that were killed, until there is room."""
+        """Remove the least recently used blocks, and drafts of killed processes, until there is room."""
         there = []
         for entry in os.scandir(self._place):
             with contextlib.suppress(OSError):
@@ -120,14 +127,15 @@ class BlockCache:
 
 
 class RemoteShard:
-    """The tokens of a shard on a store, of which only the blocks that are read are fetched; see `VerifiedShard`.
+    """The tokens of a shard on a store. Only blocks that are read are fetched; see `VerifiedShard`.
 
-    Reading raises DamagedShard if the object is not what was written, or gone, and what the store raises when it does
-    not answer.
+    Reading raises DamagedShard if the object is damaged or missing, and the store's error if it does not answer.
     """
 
     def __init__(self, folder: DataFolder, dtype: str, shard: TokenShard, cache: BlockCache) -> None:
-        self._folder, self._shard, self._cache = folder, shard, cache
+        self._folder = folder
+        self._shard = shard
+        self._cache = cache
         self._dtype = np.dtype(dtype)
         self._size = shard.tokens * self._dtype.itemsize
 
@@ -135,8 +143,9 @@ class RemoteShard:
         return self._shard.tokens
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        """Tokens [start, stop), fewer at the shard's end."""
-        first, last = start * self._dtype.itemsize, min(stop, len(self)) * self._dtype.itemsize
+        """Return tokens [start, stop), fewer at the shard's end."""
+        first = start * self._dtype.itemsize
+        last = min(stop, len(self)) * self._dtype.itemsize
         numbers = range(first // BLOCK_BYTES, -(-last // BLOCK_BYTES))
         data = b"".join(self._block(number) for number in numbers)
         begin = first - numbers.start * BLOCK_BYTES
@@ -154,7 +163,7 @@ class RemoteShard:
             return xxhash.xxh3_64_hexdigest(data) == expected
 
         def load() -> bytes:
-            for _ in range(2):  # what was damaged on its way is sound the next time
+            for _ in range(2):  # damage in transit is gone on the next try
                 if is_sound(data := self._fetched(number)):
                     return data
             raise self._lost(f"block {number} is not what was written")

@@ -1,4 +1,4 @@
-"""Numbers of prepared data for its report: lengths, duplicates, languages and fertility, by source."""
+"""Statistics of prepared data for its report: lengths, duplicates, languages and fertility, by source."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from orchestrator.data.prepare.contents import digests
 from orchestrator.data.store.tokens import Tokens
 
 SAMPLE = 300
-"""Documents of each source that are decoded, evenly spaced."""
+"""Number of documents of each source that are decoded, evenly spaced."""
 SAMPLE_TOKENS = 2048
-"""Most tokens of such a document."""
+"""Maximum tokens of such a document."""
 COUNTED = 2**22
-"""Documents that are compared for duplicates, about: of more data a part, chosen by their text."""
+"""Approximate number of documents compared for duplicates; from more data a part is chosen by its text."""
 BINS = 24
 """Bins of the lengths: [1, 2), [2, 4), ... tokens."""
 
 
 def census(uri: str) -> dict[str, Any]:
-    """What the data at `uri` holds. Raises InputError and DamagedShard as `Tokens` does."""
+    """Return the statistics of the data at `uri`. Raises InputError and DamagedShard as `Tokens` does."""
     tokens = Tokens.open(uri)
     found = tokens.manifest
     duplicates = _duplicates(tokens)
@@ -63,8 +63,10 @@ def census(uri: str) -> dict[str, Any]:
 
 
 def with_tokens(steps: list[dict[str, Any]], tokens: Tokens) -> list[dict[str, Any]]:
-    """The totals of cleaning, with about how many tokens each step has removed of each source: what is removed is not
-    tokenised, so they are what its bytes would be at the bytes a token of what was kept."""
+    """Return the totals of cleaning with the approximate number of tokens that each step removed from each source.
+
+    Removed text is never tokenised, so tokens are estimated from its bytes, at the bytes per token of the kept text.
+    """
     ratios = []
     for source in tokens.manifest.sources:
         text = sum(shard.bytes for shard in source.shards)
@@ -82,18 +84,23 @@ def with_tokens(steps: list[dict[str, Any]], tokens: Tokens) -> list[dict[str, A
 
 
 def _lengths(tokens: Tokens, source: int) -> tuple[list[int], int]:
-    """How many documents have [2^n, 2^(n+1)) tokens, by n, and the tokens of the longest."""
-    counts, longest, last = np.zeros(BINS, np.int64), 0, 0
+    """Return how many documents have [2^n, 2^(n+1)) tokens, by n, and the tokens of the longest."""
+    counts = np.zeros(BINS, np.int64)
+    longest = 0
+    last = 0
     for ends in tokens.document_ends_by_part(source):
         if len(ends):
             lengths = np.maximum(1, np.diff(ends, prepend=last))
             counts += np.bincount(np.minimum(np.log2(lengths).astype(np.int64), BINS - 1), minlength=BINS)
-            longest, last = max(longest, int(lengths.max())), int(ends[-1])
+            longest = max(longest, int(lengths.max()))
+            last = int(ends[-1])
     return counts.tolist(), longest
 
 
 def _duplicates(tokens: Tokens) -> list[int] | None:
-    """About how many documents of each source have the text of an earlier one; None for data without contents."""
+    """Return the approximate number of each source's documents that repeat an earlier text; None for data without
+    contents.
+    """
     if tokens.manifest.format < 3:
         return None
     share = min(1.0, COUNTED / max(1, tokens.manifest.documents))
@@ -107,13 +114,13 @@ def _duplicates(tokens: Tokens) -> list[int] | None:
     repeated = [
         round(int(np.count_nonzero(~first[begin:end])) / share) for begin, end in pairwise(ends.tolist())
     ]
-    # further records of a row have its text
+    # further records of a row repeat its text
     more = [sum(shard.turns.get("more", 0) for shard in source.shards) for source in tokens.manifest.sources]
     return [max(0, count - of_rows) for count, of_rows in zip(repeated, more, strict=True)]
 
 
 def _sampled(tokens: Tokens, source: int) -> dict[str, Any]:
-    """Languages and tokens a word of a sample of a source's documents."""
+    """Return languages and tokens per word of a sample of a source's documents."""
     languages: Counter[str] = Counter()
     number = total = 0
     language = _language()
@@ -130,7 +137,7 @@ def _sampled(tokens: Tokens, source: int) -> dict[str, Any]:
 
 
 def _sample(tokens: Tokens, source: int) -> Iterator[tuple[str, int]]:
-    """Documents with their tokens without the closing one, evenly spaced."""
+    """Yield evenly spaced documents with their tokens, without the closing one."""
     ends = tokens.document_ends(source)
     decoder = tokens.tokenizer()
     for number in (
@@ -143,7 +150,7 @@ def _sample(tokens: Tokens, source: int) -> Iterator[tuple[str, int]]:
 
 
 def _language() -> Callable[[str], str] | None:
-    """What says the language of a text, None without the extra `data`."""
+    """Return a function that detects the language of a text; None without the extra `data`."""
     try:
         model = identifier()
     except InputError:

@@ -31,7 +31,7 @@ class DataFolder:
         return f"{self.uri}/{name}"
 
     def read(self, name: str) -> bytes | None:
-        """The content of a file, None if there is none. Raises InputError if permission is denied."""
+        """Return the content of a file; None if it is missing. Raises InputError if permission is denied."""
         try:
             return self.retry(self.backend.read, name)
         except (FileNotFoundError, NotADirectoryError):
@@ -42,26 +42,28 @@ class DataFolder:
             ) from None
 
     def read_into(self, name: str, offset: int, target: memoryview) -> int:
-        """Fill `target` from a byte offset of a file; returns the number of bytes read. Raises FileNotFoundError."""
+        """Fill `target` from a byte offset of a file; return the number of bytes read. Raises FileNotFoundError."""
         return self.retry(self.backend.read_into, name, offset, target)
 
     def read_json(self, name: str) -> Any:
-        """A JSON document, None if there is none."""
+        """Return a JSON document; None if it is missing."""
         data = self.read(name)
         return None if data is None else json.loads(data)
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """Sizes in bytes of all files below `folder`, by path relative to it; empty if there is no such folder."""
+        """Return the sizes in bytes of all files below `folder`, by path relative to it; empty if the folder does not
+        exist.
+        """
         skip = len(folder) + 1 if folder else 0
         return {path[skip:]: size for path, size in self.retry(self.backend.list, folder).items()}
 
     def remove_old_drafts(self) -> None:
-        """Remove the drafts of writers that were killed, see `remove_drafts`."""
+        """Remove the drafts of killed writers, see `remove_drafts`."""
         if self.local:
             remove_drafts(self.uri)
 
     def remove(self, name: str) -> None:
-        """Remove a file; a missing one is no error."""
+        """Remove a file; a missing one is not an error."""
         self.retry(self.backend.remove, name)
 
     def write(self, name: str, data: bytes | memoryview) -> None:

@@ -1,6 +1,6 @@
-"""Arrays that are derived from prepared data once for a node, and memory-mapped from files on its disk.
+"""Arrays that each node derives from prepared data once, and memory-maps from files on its disk.
 
-<derived>/<what>/<key>/000000.json     of source 0: what its maker has to say, and checksums, written last
+<derived>/<what>/<key>/000000.json     of source 0: its maker's facts, and checksums, written last
 <derived>/<what>/<key>/000000.<name>   the numbers of one array, int64 little-endian
 """
 
@@ -21,28 +21,29 @@ from orchestrator.storage.atomic import draft_of, replace_file
 CHUNK = 2**20
 """Numbers that are hashed at once."""
 Keep = Callable[[str, np.ndarray], Any]
-"""Takes the next numbers of the array of a name."""
+"""Takes the next numbers of a named array."""
 
 
 def arrays_in_memory(
     names: Sequence[str], make: Callable[[Keep], dict[str, Any]]
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """The arrays that `make` gives to its argument piece by piece, int64, and what it says, as JSON."""
+    """Return the arrays that `make` passes to its argument piece by piece, int64, and the facts that it returns."""
     found: dict[str, list[np.ndarray]] = {name: [np.zeros(0, np.int64)] for name in names}
-    told = make(lambda name, values: found[name].append(values))
-    return {name: np.concatenate(pieces) for name, pieces in found.items()}, told
+    facts = make(lambda name, values: found[name].append(values))
+    return {name: np.concatenate(pieces) for name, pieces in found.items()}, facts
 
 
 def arrays_on_disk(
     folder: Path, source: int, names: Sequence[str], make: Callable[[Keep], dict[str, Any]]
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """The same, memory-mapped from files in `folder`, which the first process of a node makes unless they are there and
-    sound."""
+    """Like `arrays_in_memory`, but memory-mapped from files in `folder`. The node's first process makes them unless
+    they exist and are sound.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     facts = folder / f"{source:06d}.json"
     if (found := _there(folder, source, names)) is not None:
         return found
-    with locked(facts.with_suffix(".lock")):  # one process of a node makes it while the others wait
+    with locked(facts.with_suffix(".lock")):  # one process of a node makes the arrays, the others wait
         if (found := _there(folder, source, names)) is None:
             _write(folder, source, names, make)
             found = _there(folder, source, names)
@@ -62,11 +63,11 @@ def _write(folder: Path, source: int, names: Sequence[str], make: Callable[[Keep
     try:
         for name, draft in drafts.items():
             files[name] = draft.open("wb")
-        told = make(keep)
+        facts = make(keep)
         for name, file in files.items():
             file.close()
             os.replace(drafts[name], folder / f"{source:06d}.{name}")
-        content = json.dumps({"told": told, "sums": {name: sums[name].hexdigest() for name in names}})
+        content = json.dumps({"told": facts, "sums": {name: sums[name].hexdigest() for name in names}})
         replace_file(str(folder / f"{source:06d}.json"), [content.encode()])
     finally:
         for name, draft in drafts.items():
@@ -78,7 +79,7 @@ def _write(folder: Path, source: int, names: Sequence[str], make: Callable[[Keep
 def _there(
     folder: Path, source: int, names: Sequence[str]
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
-    """The arrays if all of them are there, and are what was written."""
+    """Return the arrays if all of them exist and are undamaged."""
     try:
         found = json.loads((folder / f"{source:06d}.json").read_bytes())
         arrays = {name: _mapped(folder / f"{source:06d}.{name}", found["sums"][name]) for name in names}
@@ -88,7 +89,7 @@ def _there(
 
 
 def _mapped(path: Path, expected: str) -> np.ndarray:
-    """The numbers of a file. Raises ValueError if they are not what was written, OSError if it is missing."""
+    """Return the numbers of a file. Raises ValueError if they are damaged, OSError if the file is missing."""
     size = path.stat().st_size
     values = np.memmap(path, "<i8", mode="r") if size else np.zeros(0, "<i8")
     found = xxhash.xxh3_128()

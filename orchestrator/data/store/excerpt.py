@@ -20,7 +20,7 @@ EXCERPT_TOKENS = 2**15
 
 
 def write_excerpt(uri: str, target: str) -> None:
-    """Write an excerpt of the prepared data at `uri` to the folder `target`, unless that has one of the same data.
+    """Write an excerpt of the prepared data at `uri` to the folder `target`, unless it has one of the same data.
 
     Raises InputError and DamagedShard as `Tokens` does, and OSError.
     """
@@ -36,7 +36,8 @@ def write_excerpt(uri: str, target: str) -> None:
         return
     source = max(range(tokens.sources), key=tokens.length)
     found = tokens.window(source, 0, min(EXCERPT_TOKENS, tokens.length(source)))
-    data, name = found.astype(full.dtype).tobytes(), shards.shard_name(0)
+    data = found.astype(full.dtype).tobytes()
+    name = shards.shard_name(0)
     ends = tokens.document_ends(source) if full.format > 1 else np.flatnonzero(found == full.roles["eos"]) + 1
     ends = ends[ends <= len(found)].astype("<u4")
     shard = TokenShard(name, len(found), len(ends), 0, xxhash.xxh3_128_hexdigest(data))
@@ -48,6 +49,6 @@ def write_excerpt(uri: str, target: str) -> None:
     folder.write("tokenizer.json", tokens.tokenizer().to_str().encode())
     text = folder.read("tokenizer.json") or b""
     sources = (PreparedSource(full.sources[source].uri, (shard,)),)
-    # what tells documents apart is not kept: nothing is held out from an excerpt
+    # the contents index is left out, because nothing is held out from an excerpt
     kept = replace(full, sources=sources, format=min(full.format, 2))
     manifest.write(folder, replace(kept, tokenizer_xxh3=xxhash.xxh3_128_hexdigest(text)))

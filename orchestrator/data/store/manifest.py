@@ -1,4 +1,4 @@
-"""The manifest of prepared data: a JSON document that is written last. The data exists when its manifest does."""
+"""The manifest of prepared data: a JSON document written last. The data exists once its manifest does."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from orchestrator.config.redact import without_credentials
 from orchestrator.data.store.data_folder import DataFolder
 
 FORMAT = 6
-"""The format of data that is prepared now. It also determines how samples are cut and drawn, since a run keeps its
-data."""
+"""The format of newly prepared text. It also determines how samples are cut and drawn, because a run keeps its data.
+"""
 RECORDS_FORMAT = 6
-"""The same of records."""
+"""The format of newly prepared records."""
 FORMATS = (1, 2, 3, 4, 5, 6)
 """Formats that can be read, and prepared again for runs that began with them.
 
@@ -33,7 +33,7 @@ NAME = "manifest.json"
 
 
 def newest_format(records: bool) -> int:
-    """The format of data that is prepared now, of text or of `records`."""
+    """Return the format of newly prepared data, of text or of `records`."""
     return RECORDS_FORMAT if records else FORMAT
 
 
@@ -43,14 +43,14 @@ class TokenShard:
 
     Attributes:
         file: its path in the folder of prepared data.
-        tokens, documents: how many it holds.
+        tokens, documents: their numbers.
         bytes: length of their text in UTF-8.
         xxh3: xxh3_128 of the file.
         blocks: from format 2 on, the xxh3_64 (16 hexadecimal digits) of every `shards.BLOCK_BYTES`, concatenated.
         ends: from format 2 on, the xxh3_64 of the index of document ends, see `shards.ends_name`.
         contents: from format 3 on, the xxh3_64 of the index of documents' contents, see `shards.contents_name`.
-        turns: of conversations that are learnt turn by turn: how many `rows`, how many records these have `more` than
-            one each, all of which are documents, and the `tokens` of those; empty if there are none.
+        turns: of conversations that are learnt turn by turn: the number of `rows`, how many `more` records than rows
+            they have, and the `tokens` of those; empty without any.
     """
 
     file: str
@@ -67,7 +67,8 @@ class TokenShard:
 @dataclass(frozen=True)
 class PreparedSource:
     """The shards of one source in the order of its text. `uri` is where the text was when it was prepared, or several
-    places joined by commas."""
+    places joined by commas.
+    """
 
     uri: str
     shards: tuple[TokenShard, ...]
@@ -84,28 +85,30 @@ class DataManifest:
 
     Attributes:
         fingerprint: hash of the text, the tokenizer and the format.
-        vocabulary: ids, at least as many as the tokenizer has entries; the others are unused.
-        roles: the ids of eos, pad, bos, cls, sep, mask and unk, as far as the tokenizer has them, and of the languages
-            that it names, see `orchestrator.data.encoding.tokenizer.LANGUAGES`.
+        vocabulary: number of ids, at least the tokenizer's entries; further ids are unused.
+        roles: the ids of eos, pad, bos, cls, sep, mask and unk, as far as the tokenizer has them, and of the
+            languages that it names, see `orchestrator.data.encoding.tokenizer.LANGUAGES`.
         sentinels: the ids of `<extra_id_0>`, `<extra_id_1>`, ...
-        entropy: of the unigram distribution of tokens, in nats: the loss of a model that knows only token frequencies.
+        entropy: entropy of the unigram distribution of tokens, in nats: the loss of a model that knows only token
+            frequencies.
         records: the objective whose records it holds, see `orchestrator.data.prepare.records`; empty for text.
-        engines: which engines encoded the text, and how much of it was compared with the reference, by name, see
+        engines: by name, the engines that encoded the text, and how much of it was compared with the reference, see
             `encoding.engines`; empty for data of earlier versions.
-        rejected: how many documents were left out, repaired, or read in a way that is told, by kind; empty if none.
-        code: hashes of the own functions that cleaned the text, by `module:name`; empty if none did, and for data of
+        rejected: numbers of documents that were left out, repaired, or read in a notable way, by kind; empty without
+            any.
+        code: hashes of the user's functions that cleaned the text, by `module:name`; empty without any, and for data
+            of earlier versions.
+        chat: the `template` that wrote its conversations, the special `tokens` that it uses, and the `tool_template`
+            for conversations with tools, if that is another one; empty without any, and for data of earlier versions.
+        frame: the tokens before each text, and those after it before the end of the document; empty for data of
             earlier versions.
-        chat: the `template` that wrote its conversations, the special `tokens` that it names, and the `tool_template`
-            that wrote those with tools if that is another one; empty if none did, and for data of earlier versions.
-        frame: the tokens that stand before each text, and those behind it in front of the one that ends a document; of
-            data of earlier versions none.
-        named: how often the names of special tokens stand in the texts, by name, of those that were read as "text" and
-            of those that were read as "tokens".
-        inner_ends: tokens that end a document and stand within one; of data of earlier versions they are not counted.
-        own: checksum of own samples, of which there are as many as `documents`; empty for text.
-        tokens: of all sources, those of frames included.
-        bytes_per_token: turns a loss in nats per token into bits per byte: loss / ln 2 / bytes_per_token. What stands
-            before a text is not predicted, and does not count, here and in the entropy.
+        named: how often the text contains each name of a special token, separately for names read as "text" and as
+            "tokens".
+        inner_ends: number of tokens within documents that look like a document's end; 0 for data of earlier versions.
+        own: checksum of own samples, of which there are `documents`; empty for text.
+        tokens: tokens of all sources, those of `frame` included.
+        bytes_per_token: turns a loss in nats per token into bits per byte: loss / ln 2 / bytes_per_token. Tokens
+            before a text are not predicted and do not count, here and in the entropy.
     """
 
     fingerprint: str
@@ -139,7 +142,7 @@ class DataManifest:
 
     @property
     def turns(self) -> dict[str, int]:
-        """Those of all shards, see `TokenShard`; empty if there are none."""
+        """The sums of `turns` over all shards, see `TokenShard`; empty without any."""
         found = Counter[str]()
         for shard in self.shards:
             found.update(shard.turns)
@@ -147,12 +150,12 @@ class DataManifest:
 
     @property
     def rows(self) -> int:
-        """Documents, each row of a table as one, however many records it has."""
+        """Number of documents, counting each table row as one, however many records it has."""
         return self.documents - self.turns.get("more", 0)
 
     @property
     def digest(self) -> str:
-        """xxh3_128 over the shards' checksums in order: data of equal digests has the same tokens, or own samples."""
+        """xxh3_128 over the shards' checksums in order. Data with equal digests has the same tokens, or own samples."""
         if self.own:
             return self.own
         content = [[[shard.tokens, shard.xxh3] for shard in source.shards] for source in self.sources]
@@ -161,13 +164,13 @@ class DataManifest:
     def to_json(self) -> dict[str, Any]:
         """The manifest as JSON."""
         found = asdict(self)
-        if self.format < 3:  # whose checksum is over what there was
+        if self.format < 3:  # the checksum covers the original keys
             for shard in (shard for source in found["sources"] for shard in source["shards"]):
                 del shard["contents"]
         for shard in (shard for source in found["sources"] for shard in source["shards"]):
             if not shard["turns"]:
                 del shard["turns"]
-        if not self.records:  # as of earlier versions
+        if not self.records:  # as in earlier versions
             del found["records"]
         if not self.engines:
             del found["engines"]
@@ -189,7 +192,7 @@ class DataManifest:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> DataManifest:
-        """The inverse of `to_json`. Raises KeyError or TypeError for another document."""
+        """Restore a manifest; the inverse of `to_json`. Raises KeyError or TypeError for another document."""
         sources = tuple(
             PreparedSource(s["uri"], tuple(TokenShard(**shard) for shard in s["shards"]))
             for s in data["sources"]
@@ -199,7 +202,7 @@ class DataManifest:
         return cls(**{**data, **changed, "frame": (tuple(before), tuple(after))})
 
     def same_tokens(self, other: DataManifest) -> bool:
-        """Whether both have the same tokens from the same tokenizer."""
+        """Return whether both have the same tokens from the same tokenizer."""
         tokenizers = {self.tokenizer_xxh3, other.tokenizer_xxh3} - {""}
         return [s.xxh3 for s in self.shards] == [s.xxh3 for s in other.shards] and len(tokenizers) < 2
 
@@ -209,11 +212,11 @@ class DataManifest:
 
 
 class DamagedManifest(InputError):
-    """The manifest is not what was written."""
+    """The manifest differs from what was written."""
 
 
 def read(folder: DataFolder, name: str = NAME) -> DataManifest | None:
-    """The manifest `name` in `folder`, or None if there is none.
+    """Return the manifest `name` in `folder`; None if it is missing.
 
     Raises InputError if its format is unknown, DamagedManifest if it is damaged.
     """
@@ -236,8 +239,10 @@ def read(folder: DataFolder, name: str = NAME) -> DataManifest | None:
 
 
 def write(folder: DataFolder, manifest: DataManifest, name: str = NAME) -> None:
-    """Write the manifest, with which the prepared data exists; with another `name`, one of a part of it. Others may
-    read it, and where the text was stands there without credentials."""
+    """Write the manifest, which makes the prepared data exist. With another `name`, it describes a part.
+
+    Others may read it, so the location of the text is written without credentials.
+    """
     manifest = replace(manifest, sources=tuple(map(_public, manifest.sources)))
     folder.write_json(name, {**manifest.to_json(), "checksum": manifest.checksum()})
 

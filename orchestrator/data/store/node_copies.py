@@ -1,4 +1,4 @@
-"""Copies of prepared data on a node's own disk: whole shards of a remote store, and what is derived from them."""
+"""Copies of prepared data on a node's own disk: whole shards of a remote store, and files derived from them."""
 
 from __future__ import annotations
 
@@ -22,15 +22,17 @@ AGAIN = "run or prepare the job again, which makes what is missing"
 
 
 def copies_of(found: DataManifest) -> Path:
-    """This node's folder for copies of prepared data, and what is derived from it."""
+    """Return this node's folder for copies of prepared data and files derived from it."""
     kept = own_folder_or_another("tokens") / found.fingerprint
     kept.mkdir(exist_ok=True, mode=0o700)
     return kept
 
 
 def downloaded(folder: DataFolder, found: DataManifest, shard: TokenShard) -> Path:
-    """The path of a local copy of a remote shard, downloaded if needed. Its name contains its checksum, so it is never
-    stale."""
+    """Return the path of a local copy of a remote shard, downloaded if needed.
+
+    The name contains the shard's checksum, so it is never stale.
+    """
     kept = copies_of(found)
     path = kept / f"{Path(shard.file).stem}-{shard.xxh3}.bin"
     size = shard.tokens * np.dtype(found.dtype).itemsize
@@ -42,12 +44,13 @@ def downloaded(folder: DataFolder, found: DataManifest, shard: TokenShard) -> Pa
 
 def _download(folder: DataFolder, shard: TokenShard, path: Path) -> None:
     """Download a shard to `path`, whose lock is held. Raises DataGone if it is missing or damaged."""
-    for left in path.parent.glob(f"{path.name}.*.tmp"):  # by a download that was killed
+    for left in path.parent.glob(f"{path.name}.*.tmp"):  # left by a killed download
         left.unlink()
     block = memoryview(bytearray(2**22))
 
     def blocks() -> Iterator[memoryview]:
-        at, digest = 0, xxhash.xxh3_128()
+        at = 0
+        digest = xxhash.xxh3_128()
         while count := folder.read_into(shard.file, at, block):
             at += count
             digest.update(block[:count])
@@ -65,7 +68,7 @@ def _download(folder: DataFolder, shard: TokenShard, path: Path) -> None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold a file lock, which ends with the process: one rank of a node downloads while the others wait."""
+    """Hold a file lock, which ends with the process: one rank of a node downloads, the others wait."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

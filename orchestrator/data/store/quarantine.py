@@ -1,4 +1,6 @@
-"""Files of prepared data on a store that are damaged or missing: put aside, and noted, so that they are made again."""
+"""Quarantine of damaged or missing files of prepared data on a store: they are renamed and noted, so that they are
+made again.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +8,11 @@ from orchestrator.data.store.data_folder import DataFolder
 from orchestrator.storage.retry import storage_failed
 
 NOTE = "damaged.json"
-"""The file that says that one of the others is damaged or missing; listing all of them takes long on a store."""
+"""The file that notes that another one is damaged or missing, because listing all files of a store takes long."""
 
 
 def put_aside(folder: DataFolder, name: str) -> None:
-    """Rename a file to `<name>.damaged`, if it is there, and note that it is missing; nothing if storage fails."""
+    """Rename a file to `<name>.damaged`, if it exists, and note that it is missing. Failing storage is ignored."""
     try:
         if (data := folder.read(name)) is not None:
             folder.write(f"{name}.damaged", data)
@@ -22,11 +24,11 @@ def put_aside(folder: DataFolder, name: str) -> None:
 
 
 def is_noted(folder: DataFolder) -> bool:
-    """Whether a file is known to be missing."""
+    """Return whether a file is known to be missing."""
     return folder.read(NOTE) is not None
 
 
 def clear_note(folder: DataFolder) -> None:
-    """All files are there again."""
+    """Remove the note, because all files exist again."""
     if is_noted(folder):
         folder.remove(NOTE)

@@ -1,4 +1,4 @@
-"""What prepared data holds, for `orchestrator data inspect`."""
+"""The content of prepared data, for `orchestrator data inspect`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EXCERPT_TOKENS = 64
 
 
 def sizes(uri: str, share: float | None = None) -> dict[str, int]:
-    """Documents, tokens and bytes of text of prepared data, or of the `share` of it that is held out.
+    """Return documents, tokens and bytes of text of prepared data, or of the `share` of it that is held out.
 
     Raises InputError as `Tokens.open` and `split`.
     """
@@ -27,11 +27,11 @@ def sizes(uri: str, share: float | None = None) -> dict[str, int]:
 
 
 def inspect(uri: str, share: float | None = None) -> dict[str, Any]:
-    """Totals, sources, entropy and an excerpt of each source's text, and with a `share` what it would hold out.
+    """Return totals, sources, entropy and an excerpt of each source's text; with a `share`, also what it would hold
+    out.
 
-    Raises InputError as `sizes` does.
-
-    `entropy_nats` and `bits_per_byte` are the loss of a model that knows only how often each token occurs.
+    `entropy_nats` and `bits_per_byte` are the loss of a model that knows only token frequencies. Raises InputError as
+    `sizes` does.
     """
     tokens = Tokens.open(uri)
     found = tokens.manifest

@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from workloads.workload import Vocabulary
 
 AT_ONCE = 16
-"""Windows that are read from a store at once."""
+"""Windows that are read from a store in parallel."""
 MAPPED = 4096
-"""Files that are mapped at once; a process may have some ten thousand."""
+"""Files that are mapped at the same time; a process may map some ten thousand."""
 POLL = 0.5
-"""Seconds between two looks for the next section of data that is still prepared."""
+"""Seconds between two checks for the next section of data that is still being prepared."""
 
 
 class Tokens:
@@ -45,11 +45,15 @@ class Tokens:
     def __init__(
         self, folder: DataFolder, found: DataManifest, sections: int | None = None, keep: int | None = None
     ) -> None:
-        """`sections` is how many are published of data that is still prepared; None if all is there.
+        """`sections` is the number of published sections of data that is still being prepared; None if it is
+        complete.
 
         Raises DataGone if a shard is missing or damaged.
         """
-        self.folder, self.manifest, self.sections, self.keep = folder, found, sections, keep
+        self.folder = folder
+        self.manifest = found
+        self.sections = sections
+        self.keep = keep
         self._cache = None if folder.local else cache_for(found, keep, sections is not None)
         self._mapped: OrderedDict[VerifiedShard, None] = OrderedDict()
         self._shards: list[list[VerifiedShard | RemoteShard]] = [[] for _ in found.sources]
@@ -61,9 +65,9 @@ class Tokens:
     def open(cls, uri: str, retry: Retry | None = None, keep: int | None = None) -> Tokens:
         """Open the prepared data at `uri`, as far as it is published.
 
-        Local shards are mapped in place. Remote ones are kept in the system's temporary folder, of which they may take
-        `keep` bytes, half of what is free if None: where all fit they are downloaded once per node and verified, else
-        their blocks are when they are read. Raises DataGone if the data is missing or damaged.
+        Local shards are mapped in place. Remote shards are copied to the system's temporary folder, where they may
+        take `keep` bytes, or half of the free space if None. If all fit, they are downloaded and verified once per
+        node; otherwise single blocks are, when they are read. Raises DataGone if the data is missing or damaged.
         """
         folder = DataFolder(uri, retry)
         if found := manifest.read(folder):
@@ -73,7 +77,7 @@ class Tokens:
         raise DataGone("there is no prepared data", folder.uri, "make it with `orchestrator data prepare`")
 
     def await_section(self, number: int) -> None:
-        """Wait until a section is published, for as long as the process is not asked to stop.
+        """Wait until a section is published, unless the process is asked to stop.
 
         Raises StoppedWaiting, and DataGone if its shards are missing or damaged.
         """
@@ -116,7 +120,7 @@ class Tokens:
         return opened
 
     def _use(self, shard: VerifiedShard | RemoteShard) -> None:
-        """A shard that is read now is mapped; the one that was used longest ago is not, if there are too many."""
+        """Map a shard that is about to be read. With too many mapped shards, unmap the least recently used one."""
         if isinstance(shard, VerifiedShard):
             self._mapped[shard] = None
             self._mapped.move_to_end(shard)
@@ -125,11 +129,11 @@ class Tokens:
 
     @property
     def at_once(self) -> int:
-        """How many windows are best read at once: each waits for the store."""
+        """How many windows are best read in parallel, because each waits for the store."""
         return 1 if self._cache is None else AT_ONCE
 
     def tokens_before(self, source: int, part: int) -> int:
-        """Tokens of a source in the parts before the one of this number."""
+        """Return the tokens of a source in the parts before the part of this number."""
         return self._before(source, int(np.searchsorted(self._parts[source], part)))
 
     def _before(self, source: int, shard: int) -> int:
@@ -141,18 +145,19 @@ class Tokens:
         return len(self._shards)
 
     def length(self, source: int) -> int:
-        """Number of tokens of a source."""
+        """Return the number of tokens of a source."""
         return int(self._ends[source][-1]) if len(self._ends[source]) else 0
 
     def window(self, source: int, start: int, length: int) -> np.ndarray:
-        """Tokens [start, start + length) of a source, int64; they may span several shards."""
+        """Return tokens [start, start + length) of a source, int64. They may span several shards."""
         ends = self._ends[source]
         if start < 0 or length < 0 or start + length > self.length(source):
             raise IndexError(
                 f"tokens {start} to {start + length} of {self.length(source)} in source {source}"
             )
         found = np.empty(length, dtype=np.int64)
-        number, filled = int(np.searchsorted(ends, start, side="right")), 0
+        number = int(np.searchsorted(ends, start, side="right"))
+        filled = 0
         while filled < length:
             shard = self._shards[source][number]
             at = start + filled - (int(ends[number]) - len(shard))
@@ -164,7 +169,7 @@ class Tokens:
         return found
 
     def document_ends(self, source: int) -> np.ndarray:
-        """The index after the closing token of each document of a source, int64 [documents], ascending.
+        """Return the index after each document's closing token, int64 [documents], ascending.
 
         Raises DamagedShard if the index file is missing or damaged.
         """
@@ -172,71 +177,77 @@ class Tokens:
         return np.concatenate(found) if found else np.zeros(0, dtype=np.int64)
 
     def document_ends_by_part(self, source: int, among: range | None = None) -> Iterator[np.ndarray]:
-        """`document_ends` shard by shard, of all shards or `among` these. Raises DamagedShard."""
-        shards, begin = self.manifest.sources[source].shards, 0
+        """Yield `document_ends` shard by shard, for all shards or those in `among`. Raises DamagedShard."""
+        shards = self.manifest.sources[source].shards
+        begin = 0
         if among is not None:
-            shards, begin = shards[among.start : among.stop], self._before(source, among.start)
+            shards = shards[among.start : among.stop]
+            begin = self._before(source, among.start)
         indices = self._indices({ends_name(shard.file): shard.ends for shard in shards})
         for shard, data in zip(shards, indices, strict=True):
             yield np.frombuffer(data, "<u4").astype(np.int64) + begin
             begin += shard.tokens
 
     def shards_of(self, source: int, first: int, last: int) -> range:
-        """The places of a source's shards that are of the parts [first, last)."""
+        """Return the indices of a source's shards that belong to the parts [first, last)."""
         begin, end = np.searchsorted(self._parts[source], (first, last))
         return range(int(begin), int(end))
 
     def last_begun(self, source: int, shard: int) -> int:
-        """The place of the last shard before this one in which a document ends; 0 if there is none."""
+        """Return the index of the last shard before this one in which a document ends; 0 without one."""
         while shard > 0 and not self.manifest.sources[source].shards[shard - 1].documents:
             shard -= 1
         return max(shard - 1, 0)
 
     def documents_until(self, source: int, shard: int) -> int:
-        """The index after the last document that ends before this shard. Raises DamagedShard."""
+        """Return the index after the last document that ends before this shard. Raises DamagedShard."""
         ends = list(self.document_ends_by_part(source, range(self.last_begun(source, shard), shard)))
         found = np.concatenate([[0], *ends])
         return int(found[-1])
 
     @property
     def digest(self) -> str:
-        """Data of equal digests has the same tokens."""
+        """A digest of the content: data with equal digests has the same tokens."""
         return self.manifest.digest
 
     @property
     def derived(self) -> Path:
-        """The folder on this node's disk for what is derived from the data."""
+        """The folder on this node's disk for files derived from the data."""
         if self.folder.local and os.access(self.folder.uri, os.W_OK):
             return Path(self.folder.uri)
         return copies_of(self.manifest)
 
     def contents(self, source: int) -> np.ndarray:
-        """Bytes and hash of the text of each document of a source, `contents.ENTRY` [documents].
+        """Return bytes and hash of the text of each document of a source, `contents.ENTRY` [documents].
 
-        Raises InputError for data before format 3, which has none, and DamagedShard if an index is missing or damaged.
+        Raises InputError for data before format 3, which lacks them, and DamagedShard if an index is missing or
+        damaged.
         """
         return np.concatenate([np.zeros(0, ENTRY), *self.contents_by_part(source)])
 
     def contents_by_part(self, source: int, among: range | None = None) -> Iterator[np.ndarray]:
-        """`contents` shard by shard, of all shards or `among` these: the documents that end in each. Raises as it
-        does."""
+        """Yield `contents` shard by shard, for all shards or those in `among`: the documents that end in each. Raises
+        as `contents`.
+        """
         if self.manifest.format < 3:
             what = f"is of format {self.manifest.format}, which does not tell documents apart by their text"
             raise InputError(what, self.folder.uri, "start another run, for which it is prepared anew")
-        shards, before = self.manifest.sources[source].shards, 0
-        if among is not None:  # the first of these documents may begin in a shard before
+        shards = self.manifest.sources[source].shards
+        before = 0
+        if among is not None:  # the first of these documents may begin in an earlier shard
             first = self.last_begun(source, among.start)
-            shards, before = shards[first : among.stop], among.start - first
+            shards = shards[first : among.stop]
+            before = among.start - first
         indices = self._indices({contents_name(shard.file): shard.contents for shard in shards})
         return islice(documents_by_part(indices), before, None)
 
     def _indices(self, sums: dict[str, str]) -> Iterator[bytes]:
-        """The files of these names and checksums, in order. Raises DamagedShard."""
+        """Yield the files with these names and checksums, in order. Raises DamagedShard."""
 
         def read(name: str) -> bytes:
             return _beside(self.folder, name, xxhash.xxh3_64_hexdigest, sums[name])
 
-        return read_at_once(read, sums, held=64)  # all of them may take more memory than there is
+        return read_at_once(read, sums, held=64)  # all of them together may exceed the memory
 
     def check(self) -> None:
         """Read and verify everything. Raises DamagedShard."""
@@ -254,7 +265,7 @@ class Tokens:
         return Tokenizer.from_str(read_tokenizer(self.folder, self.manifest))
 
     def vocabulary(self) -> Vocabulary:
-        """What an objective needs to know of the tokenizer."""
+        """Return what an objective needs to know about the tokenizer."""
         from orchestrator.data.encoding.vocabulary import (
             vocabulary_of,  # imports torch, which reading tokens does not need
         )
@@ -263,12 +274,12 @@ class Tokens:
 
 
 def read_tokenizer(folder: DataFolder, found: DataManifest) -> str:
-    """The tokenizer of prepared data, as JSON. Raises DamagedShard if it is missing or damaged."""
+    """Return the tokenizer of prepared data as JSON. Raises DamagedShard if it is missing or damaged."""
     return _beside(folder, found.tokenizer, xxhash.xxh3_128_hexdigest, found.tokenizer_xxh3).decode()
 
 
 def _beside(folder: DataFolder, name: str, checksum: Callable[[bytes], str], expected: str) -> bytes:
-    """A small file of the prepared data; it is quarantined if its recorded checksum does not match.
+    """Return a small file of the prepared data. It is quarantined if its recorded checksum does not match.
 
     Raises DamagedShard.
     """
@@ -282,9 +293,9 @@ def _beside(folder: DataFolder, name: str, checksum: Callable[[bytes], str], exp
 
 
 def problems(uri: str) -> list[str]:
-    """A line for each problem of prepared data on this machine's disks, after reading every byte.
+    """Return one line for each problem of prepared data on this machine's disks, after reading every byte.
 
-    Missing data, and data on a remote store, is no problem: it is made again, or verified when it is downloaded.
+    Missing data and remote data are not problems: they are made again, or verified when downloaded.
     """
     try:
         folder = DataFolder(uri)

@@ -1,4 +1,4 @@
-"""A memory-mapped token shard on a local disk, whose blocks are verified by their checksums before they are used."""
+"""A memory-mapped token shard on a local disk, whose blocks are verified by their checksums before use."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ SUM_DIGITS = 16
 
 
 class DamagedShard(Exception):
-    """The bytes of a file are not those that were written. It has been quarantined, so that it is made again."""
+    """A file is damaged. It has been quarantined, so that it is made again."""
 
 
 class DataGone(InputError):
-    """Prepared data is not there, or not all of it. To a command that is wrong input; a rank that raises it need not
-    end the run, whose controller makes the data again: another rank may have put a damaged file aside just before."""
+    """Prepared data is missing, completely or in part.
+
+    For a command this is wrong input. A rank that raises it need not end the run: the controller makes the data
+    again, because another rank may just have quarantined a damaged file.
+    """
 
     kind = ""
 
@@ -30,8 +33,8 @@ class DataGone(InputError):
 class VerifiedShard:
     """The tokens of a shard. A block is verified when it is first read; a shard of format 1 is one block.
 
-    `maps` says whether the file is mapped from the beginning, so that it can be read though it is removed; else it is
-    when it is read, until `close`. Raises ValueError if the file is missing or of the wrong size.
+    With `maps`, the file is mapped from the beginning, so that it can be read even after its removal. Otherwise it is
+    mapped when it is read, until `close`. Raises ValueError if the file is missing or has the wrong size.
     """
 
     def __init__(self, path: Path, dtype: str, shard: TokenShard, maps: bool = True) -> None:
@@ -40,7 +43,9 @@ class VerifiedShard:
         if size != expected:
             state = "is missing" if size is None else f"has {size} bytes instead of {expected}"
             raise ValueError(f"shard {shard.file} {state}")
-        self._path, self._shard, self._dtype = path, shard, np.dtype(dtype)
+        self._path = path
+        self._shard = shard
+        self._dtype = np.dtype(dtype)
         self._mapped: np.ndarray | None = None
         if maps:
             self._map()
@@ -56,7 +61,7 @@ class VerifiedShard:
         return self._mapped is not None
 
     def close(self) -> None:
-        """Unmap the file; what is known of its blocks is forgotten."""
+        """Unmap the file, and forget which blocks were verified."""
         self._mapped = None
         self._sound[:] = False
 
@@ -73,8 +78,9 @@ class VerifiedShard:
         return self._mapped
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        """Tokens [start, stop), fewer at the shard's end. Raises DamagedShard."""
-        tokens, size = self._map(), self._dtype.itemsize
+        """Return tokens [start, stop), fewer at the shard's end. Raises DamagedShard."""
+        tokens = self._map()
+        size = self._dtype.itemsize
         for number in range(start * size // self._block, -(-min(stop, len(self)) * size // self._block)):
             if not self._sound[number]:
                 self._check(tokens, number)
@@ -101,6 +107,6 @@ class VerifiedShard:
 
 
 def quarantine(path: Path) -> None:
-    """Rename a damaged file so that it is made again; ranks that have it open keep it."""
+    """Rename a damaged file so that it is made again. Ranks that have it open keep it."""
     with contextlib.suppress(OSError):
         os.replace(path, f"{path}.damaged")

@@ -155,7 +155,7 @@ def test_old_data_is_made_again_as_it_was(tmp_path: Path) -> None:
     for shard in (old / "shards").iterdir():
         assert (again / "shards" / shard.name).read_bytes() == shard.read_bytes()
     assert Path(prepare(data, (), str(tmp_path / "cache"))).name != old.name
-    with pytest.raises(InputError, match="the text has changed since the run began"):
+    with pytest.raises(InputError, match="the training text changed after the run began"):
         prepare(data, (), str(tmp_path / "cache"), before="f" * 32)
 
 
@@ -199,7 +199,9 @@ def test_a_full_disk_is_one_line_and_the_same_command_goes_on(tmp_path: Path) ->
     with mounted(tmp_path / "disk", "64k") as disk:
         data = spec(*write_texts(tmp_path / "texts"))
         (disk / "filler").write_bytes(bytes(30_000))
-        with pytest.raises(InputError, match=r"No space left on device.*the same command goes on") as caught:
+        with pytest.raises(
+            InputError, match=r"No space left on device.*run the same command again"
+        ) as caught:
             prepare(data, (), str(disk / "cache"), part_bytes=2000)
         assert "\n" not in str(caught.value)
         assert str(disk / "cache") in caught.value.where

@@ -1,5 +1,5 @@
-"""Mixtures: how many samples of each source come when, as arithmetic on positions.
+"""Mixtures: which source a sample comes from, as arithmetic on positions.
 
-`interleave` says which source a position belongs to, `shares` how often each source comes, `mixed_order` which of its
-samples comes, `passes` how often a run reads each.
+`interleave` assigns positions to sources, `shares` computes the weights of sources, `mixed_order` chooses the sample
+of a source, `passes` counts how often a run reads each source.
 """

@@ -16,16 +16,16 @@ from orchestrator.data.samples.order import mix, permute
 class MixedOrder:
     """The sequence of samples over sources in given proportions.
 
-    There is no epoch: each source is read in passes of its own, every sample of it once in each, shuffled anew, one
-    pass after the other. The n-th sample of a source is number n modulo its size of pass n / size, and n follows from
-    the position (see `Interleave`). A source that has made the most passes that it may comes no more: from then on the
-    others share its places in their proportions.
+    A mixture has no epochs: each source is read in its own passes. A pass reads every sample once, in a new random
+    order. The n-th sample of a source is number n modulo its size of pass n / size, and n follows from the position
+    (see `Interleave`). A source that has used up its passes no longer appears; the others then share its places in
+    their proportions.
 
     Args:
         seed: determines the order.
         samples: number of samples of each source, at least 1.
-        phases: the first position of each, ascending from 0, and the whole weights of all sources in it.
-        most: the passes that each source may make, None for any number.
+        phases: the first position of each phase, ascending from 0, and the integer weights of all sources in it.
+        most: maximum passes over each source; None for no limit.
     """
 
     def __init__(
@@ -35,18 +35,20 @@ class MixedOrder:
         phases: Sequence[tuple[int, Sequence[int]]],
         most: Sequence[Fraction | None] = (),
     ) -> None:
-        self.seed, self.samples = seed, list(samples)
+        self.seed = seed
+        self.samples = list(samples)
         self._places = Places(phases, limits_of(most, samples))
         self._offsets = np.cumsum(self.samples) - self.samples
         self._seeds = [seed_of(seed, n) for n in range(len(samples))]
 
     @property
     def size(self) -> int | None:
-        """How many positions there are, None for any number."""
+        """Number of positions; None if unlimited."""
         return self._places.size
 
     def at(self, position: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-        """(turn, sample id) at each global `position`, as `Order.at`; the turn is the pass over the sample's source.
+        """Return (turn, sample id) at each global `position`, as `Order.at`. The turn is the pass over the sample's
+        source.
 
         Raises InputError beyond the end of the order, see `size`.
         """
@@ -54,30 +56,32 @@ class MixedOrder:
         if self.size is not None and position.size and int(position.max()) >= self.size:
             raise ended(self.size)
         source, number = self._places.at(position.ravel())
-        turn, sample = np.zeros_like(number), np.zeros_like(number)
+        turn = np.zeros_like(number)
+        sample = np.zeros_like(number)
         for which in np.unique(source):
-            mine, size = source == which, self.samples[which]
+            mine = source == which
+            size = self.samples[which]
             turn[mine], index = np.divmod(number[mine], size)
             sample[mine] = self._offsets[which] + permute(index, turn[mine], size, self._seeds[which])
         return turn.reshape(position.shape), sample.reshape(position.shape)
 
     def drawn(self, position: int) -> list[int]:
-        """How many samples of each source come before `position`."""
+        """Return how many samples of each source come before `position`."""
         return self._places.counts(position)
 
     def changes(self) -> list[tuple[int, tuple[int, ...]]]:
-        """The positions from which on other weights hold, and these."""
+        """Return the positions at which the weights change, with the new weights."""
         return self._places.changes()
 
 
 def ended(size: int) -> InputError:
-    """The error for a position beyond the end of an order."""
-    what = f"all sources have made the passes that they may after {size} samples"
-    return InputError(what, "data.sources", "raise max_passes, or train for fewer steps")
+    """Return the error for a position beyond the end of an order."""
+    problem = f"all sources reach max_passes after {size} samples"
+    return InputError(problem, "data.sources", "raise max_passes, or train for fewer steps")
 
 
 def limits_of(most: Sequence[Fraction | None], samples: Sequence[int]) -> list[int | None]:
-    """How often sources of so many samples come, that may make so many passes."""
+    """Return how often sources of these sizes may come, given their maximum passes."""
     return [
         None if passes is None else int(passes * count)
         for passes, count in zip(most or [None] * len(samples), samples, strict=True)
@@ -85,5 +89,5 @@ def limits_of(most: Sequence[Fraction | None], samples: Sequence[int]) -> list[i
 
 
 def seed_of(seed: int, source: int) -> int:
-    """A seed of a source's own: sources of one size are not shuffled alike."""
+    """Return a separate seed for a source, so that sources of one size are shuffled differently."""
     return int(mix(mix(np.array([seed % 2**64], dtype=np.uint64)) ^ np.uint64(source + 1))[0])

@@ -1,4 +1,4 @@
-"""How often each source is read in the course of a run."""
+"""How often a run reads each source."""
 
 from __future__ import annotations
 
@@ -12,24 +12,28 @@ from orchestrator.data.samples.order import Order
 from orchestrator.data.samples.sections.order import SectionedOrder
 
 MANY = 4.0
-"""Passes beyond which text that is read again teaches little (Muennighoff et al., 2023, figure 1)."""
+"""Beyond this number of passes, repeated text teaches little (Muennighoff et al., 2023, figure 1)."""
 
 
 AnyOrder = Order | MixedOrder | SectionedOrder | SectionedMixture
 
 
 def check_length(order: AnyOrder, positions: int) -> None:
-    """Raise InputError if the order ends before so many positions, since every source has made all of its passes."""
+    """Raise InputError if the order ends before `positions` because every source has reached max_passes."""
     if not isinstance(order, MixedOrder | SectionedMixture):
         return
     if order.size is not None and order.size < positions:
-        what = f"all sources have made the passes that they may after {order.size} of the run's {positions} samples"
-        raise InputError(what, "data.sources", "raise max_passes, give more text, or train for fewer steps")
+        problem = f"all sources reach max_passes after {order.size} of the run's {positions} samples"
+        raise InputError(
+            problem, "data.sources", "raise max_passes, give more text, or train for fewer steps"
+        )
 
 
 def course(order: AnyOrder, uris: Sequence[str], global_batch: int, positions: int) -> dict[str, Any]:
-    """The sources of a run of so many `positions` with the samples that it draws of each and the passes that it makes
-    over it; and where the proportions change, the shares of samples from which step on."""
+    """Return the sources of a run of `positions` samples, with the samples drawn from each and the passes over it.
+
+    For a mixture, also return the steps at which the proportions change, with the new shares of samples.
+    """
     drawn = order.drawn(positions)
     sources = [
         {
@@ -49,11 +53,11 @@ def course(order: AnyOrder, uris: Sequence[str], global_batch: int, positions: i
     return {"mixture": changes, "sources": sources}
 
 
-def notes(found: dict[str, Any]) -> list[str]:
-    """A line for each source that a run with this course reads more often than is of use."""
+def notes(course_of_run: dict[str, Any]) -> list[str]:
+    """Return one line for each source that is read more often than is useful."""
     return [
         f"source {number} ({source['uri']}) is read {source['passes']:.1f} times; beyond {MANY:g} passes repeated "
         "text teaches little"
-        for number, source in enumerate(found["sources"])
+        for number, source in enumerate(course_of_run["sources"])
         if source["passes"] > MANY
     ]

@@ -12,7 +12,9 @@ from orchestrator.data.samples.mixture.interleave import Interleave
 
 @dataclass(frozen=True)
 class _Stretch:
-    """Positions from `start` on are interleaved by `lanes`; `before` of each source came earlier."""
+    """Positions from `start` on are interleaved by `lanes`. `before` is the number of earlier positions of each
+    source.
+    """
 
     start: int
     lanes: Interleave
@@ -23,12 +25,12 @@ class Places:
     """The sources of an infinite sequence of positions, in constant memory.
 
     Args:
-        phases: the first position of each, ascending from 0, and the whole weights of all sources in it.
-        limits: how often each source comes at most, None for any number; the others then share its places in their
-            proportions.
+        phases: the first position of each phase, ascending from 0, and the integer weights of all sources in it.
+        limits: how often each source may come, None for no limit. When one is used up, the others share its places in
+            their proportions.
 
     Attributes:
-        size: how many positions there are, None for any number.
+        size: number of positions; None if unlimited.
     """
 
     def __init__(self, phases: Sequence[tuple[int, Sequence[int]]], limits: Sequence[int | None]) -> None:
@@ -36,31 +38,35 @@ class Places:
         self._starts = [stretch.start for stretch in self._stretches]
 
     def at(self, position: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The source of each position, and how many of its samples come before; int64."""
+        """Return the source of each position, and how many samples of that source come before; int64."""
         which = np.searchsorted(self._starts, position, side="right") - 1
-        source, number = np.zeros_like(position), np.zeros_like(position)
+        source = np.zeros_like(position)
+        number = np.zeros_like(position)
         for index in np.unique(which):
-            mine, stretch = which == index, self._stretches[index]
+            mine = which == index
+            stretch = self._stretches[index]
             source[mine], count = stretch.lanes.at(position[mine] - stretch.start)
             number[mine] = np.array(stretch.before, dtype=np.int64)[source[mine]] + count
         return source, number
 
     def counts(self, position: int) -> list[int]:
-        """How many samples of each source come before `position`."""
+        """Return how many samples of each source come before `position`."""
         stretch = self._stretches[int(np.searchsorted(self._starts, position, side="right")) - 1]
         counts = stretch.lanes.counts(position - stretch.start)
         return [before + count for before, count in zip(stretch.before, counts, strict=True)]
 
     def changes(self) -> list[tuple[int, tuple[int, ...]]]:
-        """The positions from which on other weights hold, and these."""
+        """Return the positions at which the weights change, with the new weights."""
         return [(stretch.start, stretch.lanes.weights) for stretch in self._stretches]
 
 
 def _stretches(
     phases: Sequence[tuple[int, Sequence[int]]], limits: Sequence[int | None]
 ) -> tuple[list[_Stretch], int | None]:
-    """The phases, each cut where a source has come as often as it may; and where none is left, None for never."""
-    found: list[_Stretch] = []
+    """Return the phases, each cut where a source reaches its limit, and the position where no source is left; None if
+    that never happens.
+    """
+    stretches: list[_Stretch] = []
     before = [0] * len(limits)
     ends = [*(start for start, _ in phases[1:]), None]
     for (start, weights), end in zip(phases, ends, strict=True):
@@ -69,17 +75,17 @@ def _stretches(
                 w if n is None or done < n else 0 for w, done, n in zip(weights, before, limits, strict=True)
             ]
             if not any(left):
-                return found, start
+                return stretches, start
             lanes = Interleave(left)
             stops = [
                 lanes.reach(source, limit - before[source])
                 for source, limit in enumerate(limits)
                 if limit is not None and left[source]
             ]
-            found.append(_Stretch(start, lanes, tuple(before)))
+            stretches.append(_Stretch(start, lanes, tuple(before)))
             stop = min([start + count for count in stops] + ([] if end is None else [end]), default=None)
             if stop is None:
-                return found, None
+                return stretches, None
             before = [a + b for a, b in zip(before, lanes.counts(stop - start), strict=True)]
             start = stop
-    return found, None
+    return stretches, None

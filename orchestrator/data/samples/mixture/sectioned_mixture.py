@@ -1,5 +1,6 @@
-"""The order of samples of a mixture by sections: a pure function of (seed, position), of which the first pass over a
-source needs no more than the sections up to its samples."""
+"""The order of samples of a mixture by sections: a pure function of (seed, position). During the first pass over a
+source, a position depends only on the sections up to its samples.
+"""
 
 from __future__ import annotations
 
@@ -16,21 +17,21 @@ from orchestrator.data.samples.order import permute
 
 
 class SectionedMixture:
-    """The sequence of samples over sources in given proportions, each of which is read section after section.
+    """The sequence of samples over sources in given proportions, where each source is read section after section.
 
-    As `MixedOrder`, but a pass over a source goes through its sections one after the other, and shuffles the samples of
-    each. Sample ids are index x sources + source, as those of `SectionedOrder`. Which source comes at a position does
-    not depend on how much text there is until a source has made all of its passes, and none has while it is read for
-    the first time. For one thread at a time.
+    Like `MixedOrder`, but a pass over a source goes through its sections in order and shuffles the samples within
+    each. A sample id is index x sources + source, as in `SectionedOrder`. The source at a position does not depend on
+    the amount of text until a source has used up its passes, which cannot happen while it is read for the first time.
+    Not thread-safe.
 
     Args:
         seed: determines the order.
-        sections: how many there are.
-        ends: the number of samples of each source up to the end of a section; may wait until that is known.
-        phases: the first position of each, ascending from 0, and the whole weights of all sources in it.
-        most: the passes that each source may make, 1 at least, None for any number.
+        sections: number of sections.
+        ends: returns the number of samples of each source up to the end of a section; may wait until it is known.
+        phases: the first position of each phase, ascending from 0, and the integer weights of all sources in it.
+        most: maximum passes over each source, at least 1; None for no limit.
 
-    `at` raises InputError beyond the end of the order and for a source without samples, and what `ends` raises.
+    `at` raises InputError beyond the end of the order and for a source without samples, and whatever `ends` raises.
     """
 
     def __init__(
@@ -41,28 +42,33 @@ class SectionedMixture:
         phases: Sequence[tuple[int, Sequence[int]]],
         most: Sequence[Fraction | None] = (),
     ) -> None:
-        self.seed, self._count, self._ends, self._phases = seed, sections, ends, phases
+        self.seed = seed
+        self._count = sections
+        self._ends = ends
+        self._phases = phases
         sources = len(phases[0][1])
         self._most = list(most) or [None] * sources
         self._bounds = np.zeros((1, sources), np.int64)
-        """Samples of each source before the first section, and up to the end of each that is known."""
+        """Cumulative samples of each source at the start, and at the end of each known section."""
         self._places = Places(phases, [None] * sources)
         self._seeds = [seed_of(seed, number) for number in range(sources)]
 
     @property
     def samples(self) -> list[int]:
-        """Samples of each source; waits for all of them."""
+        """Number of samples of each source. Waits for all sections."""
         self._reach(None)
         return [int(count) for count in self._bounds[-1]]
 
     @property
     def size(self) -> int | None:
-        """How many positions there are, None for any number; waits for all samples."""
+        """Number of positions; None if unlimited. Waits for all sections."""
         self._reach(None)
         return self._places.size
 
     def at(self, position: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-        """(turn, sample id) at each global `position`, int64 of its shape; the turn is the pass over the source."""
+        """Return (turn, sample id) at each global `position`, int64 of its shape. The turn is the pass over the
+        source.
+        """
         position = np.asarray(position, dtype=np.int64)
         flat = position.ravel()
         if not flat.size:
@@ -71,7 +77,8 @@ class SectionedMixture:
         if whole and self._places.size is not None and int(flat.max()) >= self._places.size:
             raise ended(self._places.size)
         source, number = self._places.at(flat)
-        turn, sample = np.zeros_like(flat), np.zeros_like(flat)
+        turn = np.zeros_like(flat)
+        sample = np.zeros_like(flat)
         for which in np.unique(source):
             mine = source == which
             turn[mine], sample[mine] = self._of_source(
@@ -80,31 +87,34 @@ class SectionedMixture:
         return turn.reshape(position.shape), (sample * len(self._seeds) + source).reshape(position.shape)
 
     def drawn(self, position: int) -> list[int]:
-        """How many samples of each source come before `position`."""
+        """Return how many samples of each source come before `position`."""
         self._reach(position)
         return self._places.counts(position)
 
     def changes(self) -> list[tuple[int, tuple[int, ...]]]:
-        """The positions from which on other weights hold, and these; waits for all samples."""
+        """Return the positions at which the weights change, with the new weights. Waits for all sections."""
         self._reach(None)
         return self._places.changes()
 
     def _of_source(
         self, source: int, number: np.ndarray, bounds: np.ndarray, whole: bool
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The pass and the index of the samples of one source that come as its `number`-th, int64."""
+        """Return the pass and the index of the `number`-th samples of one source, int64."""
         turn, place = np.divmod(number, bounds[-1]) if whole else (np.zeros_like(number), number)
         section = np.searchsorted(bounds, place, side="right") - 1
         index = np.zeros_like(place)
         for which in np.unique(section):
-            mine, first = section == which, bounds[which]
+            mine = section == which
+            first = bounds[which]
             key = turn[mine] * self._count + which
             size = int(bounds[which + 1] - first)
             index[mine] = first + permute(place[mine] - first, key, size, self._seeds[source])
         return turn, index
 
     def _reach(self, position: int | None) -> bool:
-        """Find as many sections as the positions up to this one need, all of them for None; whether those are all."""
+        """Load as many sections as the positions up to this one need, all of them for None. Return whether all are
+        loaded.
+        """
         while len(self._bounds) <= self._count and not self._holds(position):
             self._bounds = np.vstack([self._bounds, [self._ends(len(self._bounds) - 1)]])
             if len(self._bounds) > self._count:
@@ -113,14 +123,15 @@ class SectionedMixture:
         return len(self._bounds) > self._count
 
     def _holds(self, position: int | None) -> bool:
-        """Whether every source has more samples, as far as is known, than come up to a position: then none is read
-        again, and none has made all of its passes."""
+        """Return whether every source has more known samples than come up to a position. Then no source is read
+        again, and none has used up its passes.
+        """
         if position is None:
             return False
         counts = self._places.counts(position + 1)
-        return all(count < there for count, there in zip(counts, self._bounds[-1], strict=True))
+        return all(count < available for count, available in zip(counts, self._bounds[-1], strict=True))
 
     def _refuse_empty(self) -> None:
         for number in np.flatnonzero(self._bounds[-1] == 0):
             hint = "give more text, leave the source out, or lower data.sequence_length"
-            raise InputError("has not one sample", f"data.sources.{number}", hint)
+            raise InputError("has no sample", f"data.sources.{number}", hint)

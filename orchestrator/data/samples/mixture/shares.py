@@ -1,4 +1,4 @@
-"""How often each source comes: from what a job file says, and the sizes of the sources, to whole weights of samples."""
+"""Weights of sources: from the job file and the sizes of the sources to integer weights of samples."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ DIGITS = 40
 
 @dataclass(frozen=True)
 class Mixture:
-    """What a job file says of the mixture of its sources.
+    """The mixture of sources in a job file.
 
     Attributes:
-        phases: the position from which on each holds, ascending from 0, and each source's share of the tokens; None
-            where the sizes decide.
-        alpha: the power of a source's size that its share is proportional to, where the sizes decide.
-        most: the passes that a source may make, None for any number.
-        size: positions that the run has.
+        phases: the first position of each phase, ascending from 0, and each source's share of the tokens; None if the
+            sizes decide.
+        alpha: if the sizes decide, a source's share is proportional to its size to this power.
+        most: maximum passes over each source; None for no limit.
+        size: number of positions of the run.
     """
 
     phases: tuple[tuple[int, tuple[Fraction, ...] | None], ...]
@@ -33,16 +33,22 @@ class Mixture:
 
     @classmethod
     def of(cls, data: DataSpec, global_batch: int, steps: int) -> Mixture | None:
-        """The mixture of a job, None if its sources have weights in passes. A phase begins `global_batch` positions a
-        step later, whatever was left out before."""
+        """Return the mixture of a job; None if its sources have weights in passes.
+
+        A phase begins `global_batch` positions later for each step, regardless of skipped samples.
+        """
         if not data.is_mixed:
             return None
-        asked, alpha, phases = data.mixture, Fraction(1), [(0, tuple(s.share for s in data.sources))]
-        if asked and asked.phases:
-            starts = [0, *(phase.until * global_batch for phase in asked.phases if phase.until)]
-            phases = [(start, tuple(phase.shares)) for start, phase in zip(starts, asked.phases, strict=True)]
-        elif asked:
-            alpha = asked.power
+        mixture = data.mixture
+        alpha = Fraction(1)
+        phases = [(0, tuple(s.share for s in data.sources))]
+        if mixture and mixture.phases:
+            starts = [0, *(phase.until * global_batch for phase in mixture.phases if phase.until)]
+            phases = [
+                (start, tuple(phase.shares)) for start, phase in zip(starts, mixture.phases, strict=True)
+            ]
+        elif mixture:
+            alpha = mixture.power
             phases = [(0, tuple(None for _ in data.sources))]
         exact = tuple((start, _exact(shares)) for start, shares in phases)
         most = tuple(None if s.max_passes is None else Fraction(str(s.max_passes)) for s in data.sources)
@@ -54,18 +60,22 @@ class Mixture:
         return any(shares is None for _, shares in self.phases)
 
     def weights(self, tokens: Sequence[int], samples: Sequence[int]) -> list[tuple[int, list[int]]]:
-        """The first position of each phase, and the whole weights of the sources' samples in it, whose sources have
-        so many tokens and samples."""
+        """Return the first position of each phase, and the integer weights of the sources' samples in it.
+
+        `tokens` and `samples` are the sizes of the sources.
+        """
         means = [Fraction(t, n) if n else Fraction(1) for t, n in zip(tokens, samples, strict=True)]
-        found = []
+        weights = []
         for start, shares in self.phases:
             by_size = shares if shares is not None else powers(tokens, self.alpha)
-            found.append((start, whole([s / mean for s, mean in zip(by_size, means, strict=True)])))
-        return found
+            weights.append((start, whole([s / mean for s, mean in zip(by_size, means, strict=True)])))
+        return weights
 
 
 def powers(sizes: Sequence[int], alpha: Fraction) -> list[Fraction]:
-    """sizes^alpha (Conneau and Lample, 2019, section 3.1), by decimal arithmetic: the same on every machine."""
+    """Return sizes^alpha (Conneau and Lample, 2019, section 3.1) in decimal arithmetic, which is the same on every
+    machine.
+    """
     with localcontext() as context:
         context.prec = DIGITS
         power = Decimal(alpha.numerator) / Decimal(alpha.denominator)
@@ -73,20 +83,21 @@ def powers(sizes: Sequence[int], alpha: Fraction) -> list[Fraction]:
 
 
 def whole(rates: Sequence[Fraction]) -> list[int]:
-    """The smallest whole numbers in these proportions; to one part in 2^24 if those are larger. What is not 0 stays
-    so."""
+    """Return the smallest integers in these proportions, or, if their sum exceeds 2^24, integers accurate to one part
+    in 2^24. Positive rates stay positive.
+    """
     scale = math.lcm(*(rate.denominator for rate in rates))
-    found = [int(rate * scale) for rate in rates]
-    common = math.gcd(*found)
-    found = [number // common for number in found]
-    total = sum(found)
+    weights = [int(rate * scale) for rate in rates]
+    common = math.gcd(*weights)
+    weights = [number // common for number in weights]
+    total = sum(weights)
     if total <= MOST:
-        return found
-    room = MOST - len(found)
-    return [max(1, (2 * number * room + total) // (2 * total)) if number else 0 for number in found]
+        return weights
+    room = MOST - len(weights)
+    return [max(1, (2 * number * room + total) // (2 * total)) if number else 0 for number in weights]
 
 
 def _exact(shares: Sequence[float | None]) -> tuple[Fraction, ...] | None:
-    """The decimals that the user wrote; None if there are none."""
-    known = [Fraction(str(share)) for share in shares if share is not None]
-    return tuple(known) if len(known) == len(shares) else None
+    """Return the decimals that the user wrote; None unless all are given."""
+    given = [Fraction(str(share)) for share in shares if share is not None]
+    return tuple(given) if len(given) == len(shares) else None

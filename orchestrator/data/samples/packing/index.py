@@ -1,12 +1,13 @@
-"""Which pieces of a source's stream make up each sample: computed once, kept on this node's disk, memory-mapped.
+"""The pieces of a source's stream that make up each packed sample. Computed once, kept on this node's disk,
+memory-mapped.
 
     <prepared data>/packing/<key>/000000.json    of source 0: sizes and checksums, written last
     <prepared data>/packing/<key>/000000.first   int64 [samples + 1]: the number of each sample's first piece
     <prepared data>/packing/<key>/000000.pieces  int64 [pieces, 2]: the first token of each, and its length
 
-Numbers are little-endian. The key covers all that determines the pieces. Data on a remote store has its index where its
-shards are copied to. A source is packed in parts of at most DOCUMENTS documents, so that memory does not grow with it;
-blocks are verified by their checksums when they are first read.
+Numbers are little-endian. The key covers everything that determines the pieces. For data on a remote store, the index
+is in the folder of the local copies of its shards. A source is packed in parts of at most DOCUMENTS documents, so
+that memory does not grow with its size. Each block's checksum is verified when the block is first read.
 """
 
 from __future__ import annotations
@@ -30,12 +31,13 @@ from orchestrator.storage.atomic import draft_of, replace_file
 
 
 def cut(starts: np.ndarray, stops: np.ndarray, window: int, stride: int) -> tuple[np.ndarray, np.ndarray]:
-    """The pieces of the documents [start, stop): (starts, stops), int64, document after document.
+    """Return the pieces (starts, stops) of the documents [start, stop), int64, in the order of documents.
 
-    A document is one piece; one that is longer than `window` tokens is cut into windows of which each begins with the
-    last `window` - `stride` tokens of the one before, and what is left. What has no token beyond those is left out.
+    A document of at most `window` tokens is one piece. A longer one is cut into windows, each of which begins with
+    the last `window` - `stride` tokens of the one before, and a rest. A rest without further tokens is dropped.
     """
-    sizes, overlap = stops - starts, window - stride
+    sizes = stops - starts
+    overlap = window - stride
     full = np.maximum(0, (sizes - window) // stride + 1)
     parts = full + (sizes - full * stride > overlap)
     first = np.repeat(np.cumsum(parts) - parts, parts)
@@ -45,34 +47,37 @@ def cut(starts: np.ndarray, stops: np.ndarray, window: int, stride: int) -> tupl
 
 
 def pack(sizes: np.ndarray, capacity: int) -> np.ndarray:
-    """The number of the sample that each piece goes into, int64; a sample holds `capacity` tokens.
+    """Return the number of the sample that each piece goes into, int64. A sample holds `capacity` tokens.
 
-    The longest piece comes first; each goes where the least room is left that it fits into. Pieces of one size are
-    placed together, so the time is that of sorting, and a search for each change of the room that samples have.
+    Best-fit decreasing: the longest piece comes first, and each goes into the fullest sample that has room for it.
+    Pieces of one size are placed together, so the time is that of sorting plus one search for each change in the
+    samples' room.
     """
-    found = np.full(len(sizes), -1, dtype=np.int64)
+    sample_of = np.full(len(sizes), -1, dtype=np.int64)
     order = np.argsort(-sizes, kind="stable")
     edges = np.flatnonzero(np.diff(sizes[order], prepend=-1))
     rooms = _Rooms(capacity)
     for begin, end in itertools.pairwise([*edges, len(order)]):
-        size, left = int(sizes[order[begin]]), order[begin:end]
+        size = int(sizes[order[begin]])
+        left = order[begin:end]
         for samples, each in rooms.places(size, len(left)):
             count = min(len(left), len(samples) * each)
-            found[left[:count]] = np.repeat(samples, each)[:count]
+            sample_of[left[:count]] = np.repeat(samples, each)[:count]
             left = left[count:]
-    return found
+    return sample_of
 
 
 class _Rooms:
     """Samples by the room that they have left."""
 
     def __init__(self, capacity: int) -> None:
-        self._capacity, self._count = capacity, 0
+        self._capacity = capacity
+        self._count = 0
         self._by_room: dict[int, list[np.ndarray]] = {}
-        self._rooms: list[int] = []  # those of which there are samples, ascending
+        self._rooms: list[int] = []  # sizes of room that some sample has, ascending
 
     def places(self, size: int, pieces: int) -> Iterator[tuple[np.ndarray, int]]:
-        """Samples, and how many pieces of a size each is given; the last of them may be given fewer."""
+        """Yield samples, and how many pieces of this size each gets; the last sample may get fewer."""
         while pieces:
             at = bisect_left(self._rooms, size)
             room = self._rooms[at] if at < len(self._rooms) else self._capacity
@@ -91,11 +96,11 @@ class _Rooms:
         return np.arange(self._count - count, self._count)
 
     def _take(self, room: int, most: int) -> np.ndarray:
-        there = self._by_room[room]
-        samples = there.pop()
+        group = self._by_room[room]
+        samples = group.pop()
         if len(samples) > most:
-            there.append(samples[most:])
-        if not there:
+            group.append(samples[most:])
+        if not group:
             del self._by_room[room]
             self._rooms.remove(room)
         return samples[:most]
@@ -111,17 +116,17 @@ class _Rooms:
 
 FORMAT = 1
 DOCUMENTS = 2**20
-"""Documents that are packed together: enough that a part's last samples, which are not full, do not count."""
+"""Documents that are packed together: so many that the underfull last samples of a part do not matter."""
 DTYPE = "<i8"
 
 
 class PackingIndex:
-    """The samples of a packed source; `open_index` makes it. Raises DamagedShard where a file was changed."""
+    """The samples of a packed source, made by `open_index`. Raises DamagedShard if a file was changed."""
 
     def __init__(self, folder: Path, source: int, facts: dict[str, Any]) -> None:
-        """Raises ValueError if a file is missing or of the wrong size."""
+        """Raises ValueError if a file is missing or has the wrong size."""
         self.facts = facts
-        """Numbers of samples, pieces ("count"), tokens, documents, and of these how many are "cut"; checksums."""
+        """Numbers of samples, pieces ("count"), tokens, documents, and documents that are "cut"; and checksums."""
         self._first, self._pieces = (
             VerifiedShard(folder / f"{source:06d}.{name}", DTYPE, _shard(f"{source:06d}.{name}", facts[name]))
             for name in ("first", "pieces")
@@ -131,20 +136,20 @@ class PackingIndex:
         return int(self.facts["samples"])
 
     def pieces(self, sample: int) -> list[tuple[int, int]]:
-        """The first token of each piece of a sample, and its length, ascending."""
+        """Return first token and length of each piece of a sample, ascending."""
         first, last = self._first.read(sample, sample + 2).tolist()
-        found = self._pieces.read(2 * first, 2 * last).reshape(-1, 2)
-        return [(int(start), int(length)) for start, length in found]
+        rows = self._pieces.read(2 * first, 2 * last).reshape(-1, 2)
+        return [(int(start), int(length)) for start, length in rows]
 
 
 def open_index(
     place: Path, digest: str, source: int, ends: Iterable[np.ndarray], window: int, stride: int
 ) -> PackingIndex:
-    """The index of a source in the folder `place`, made now unless it is there.
+    """Return the index of a source in the folder `place`. Make it unless it exists.
 
     Args:
-        place: the folder on this node's disk for what is derived from the data.
-        digest: of the documents of all sources.
+        place: the folder on this node's disk for files derived from the data.
+        digest: digest of the documents of all sources.
         source: number of the source.
         ends: the index after the last token of each document, ascending int64, in parts.
         window: tokens of a sample.
@@ -154,23 +159,23 @@ def open_index(
     folder = place / "packing" / key
     folder.mkdir(parents=True, exist_ok=True)
     facts = folder / f"{source:06d}.json"
-    if (found := _there(folder, source, facts)) is not None:  # one of no sample is there too
-        return found
-    with locked(facts.with_suffix(".lock")):  # one process of a node packs while the others wait
-        if (found := _there(folder, source, facts)) is None:
+    if (index := _there(folder, source, facts)) is not None:  # an index may be empty, so compare with None
+        return index
+    with locked(facts.with_suffix(".lock")):  # one process of a node packs, the others wait
+        if (index := _there(folder, source, facts)) is None:
             _write(folder, source, facts, ends, window, stride)
-            found = _there(folder, source, facts)
-    assert found is not None
-    return found
+            index = _there(folder, source, facts)
+    assert index is not None
+    return index
 
 
 def _there(folder: Path, source: int, facts: Path) -> PackingIndex | None:
-    """The index if all of it is there."""
+    """Return the index if it is complete, else None."""
     try:
-        found = json.loads(facts.read_bytes())
-        if found.pop("checksum") != _checksum(found):
+        stored = json.loads(facts.read_bytes())
+        if stored.pop("checksum") != _checksum(stored):
             return None
-        return PackingIndex(folder, source, found)
+        return PackingIndex(folder, source, stored)
     except (OSError, ValueError, KeyError, AttributeError):
         return None
 
@@ -178,8 +183,8 @@ def _there(folder: Path, source: int, facts: Path) -> PackingIndex | None:
 def _write(
     folder: Path, source: int, facts: Path, ends: Iterable[np.ndarray], window: int, stride: int
 ) -> None:
-    """Pack a source part by part into drafts, which then take the place of its files."""
-    found: dict[str, Any] = dict.fromkeys(("samples", "count", "tokens", "documents", "cut"), 0)
+    """Pack a source part by part into drafts, then rename the drafts."""
+    totals: dict[str, Any] = dict.fromkeys(("samples", "count", "tokens", "documents", "cut"), 0)
     names = ("first", "pieces")
     drafts = {name: Path(draft_of(str(folder / f"{source:06d}.{name}"))) for name in names}
     try:
@@ -187,18 +192,18 @@ def _write(
             sums = {"first": _Sums(first), "pieces": _Sums(pieces)}
             for starts, stops in _parts(ends):
                 firsts, rows = _packed(starts, stops, window, stride)
-                sums["first"].write(firsts[:-1] + found["count"])
+                sums["first"].write(firsts[:-1] + totals["count"])
                 sums["pieces"].write(rows)
-                found["samples"] += len(firsts) - 1
-                found["count"] += len(rows)
-                found["tokens"] += int(rows[:, 1].sum())
-                found["documents"] += len(starts)
-                found["cut"] += int((stops - starts > window).sum())
-            sums["first"].write(np.array([found["count"]]))
-            found |= {name: sums[name].finish() for name in names}
+                totals["samples"] += len(firsts) - 1
+                totals["count"] += len(rows)
+                totals["tokens"] += int(rows[:, 1].sum())
+                totals["documents"] += len(starts)
+                totals["cut"] += int((stops - starts > window).sum())
+            sums["first"].write(np.array([totals["count"]]))
+            totals |= {name: sums[name].finish() for name in names}
         for name, draft in drafts.items():
             os.replace(draft, folder / f"{source:06d}.{name}")
-        content = json.dumps({**found, "checksum": _checksum(found)}).encode()
+        content = json.dumps({**totals, "checksum": _checksum(totals)}).encode()
         replace_file(str(facts), [memoryview(content)])
     finally:
         for draft in drafts.values():
@@ -206,23 +211,26 @@ def _write(
 
 
 def _parts(ends: Iterable[np.ndarray]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The documents [start, stop), at most DOCUMENTS at a time."""
+    """Yield the documents [start, stop), at most DOCUMENTS at a time."""
     begin = 0
-    for found in ends:
-        for at in range(0, len(found), DOCUMENTS):
-            stops = found[at : at + DOCUMENTS]
+    for part_ends in ends:
+        for at in range(0, len(part_ends), DOCUMENTS):
+            stops = part_ends[at : at + DOCUMENTS]
             yield np.concatenate(([begin], stops[:-1])), stops
             begin = int(stops[-1])
 
 
 def _packed(starts: np.ndarray, stops: np.ndarray, window: int, stride: int) -> tuple[np.ndarray, np.ndarray]:
-    """(number of each sample's first piece and of the one after the last, int64 [samples + 1]; start and length of
-    each piece, int64 [pieces, 2]), samples in the order of their first tokens."""
+    """Pack documents; samples are in the order of their first tokens.
+
+    Returns (firsts, rows): the number of each sample's first piece, with the end of the last one, int64 [samples +
+    1]; and start and length of each piece, int64 [pieces, 2].
+    """
     begins, ends = cut(starts, stops, window, stride)
     sample = pack(ends - begins, window)
     if not len(sample):
         return np.zeros(1, np.int64), np.zeros((0, 2), np.int64)
-    # pieces are in the order of the text, so that the first of a sample is the first to name it
+    # pieces are in the order of the text, so the first piece of a sample is its first occurrence
     _, first, sample = np.unique(sample, return_index=True, return_inverse=True)
     rank = np.empty_like(first)
     rank[np.argsort(first)] = np.arange(len(first))
@@ -234,11 +242,14 @@ def _packed(starts: np.ndarray, stops: np.ndarray, window: int, stride: int) -> 
 
 
 class _Sums:
-    """Writes numbers to a file, with their checksums."""
+    """Writes numbers to a file, and computes their checksums."""
 
     def __init__(self, file: IO[bytes]) -> None:
-        self._file, self._count = file, 0
-        self._whole, self._held, self._blocks = xxhash.xxh3_128(), bytearray(), list[str]()
+        self._file = file
+        self._count = 0
+        self._whole = xxhash.xxh3_128()
+        self._held = bytearray()
+        self._blocks = list[str]()
 
     def write(self, values: np.ndarray) -> None:
         data = np.ascontiguousarray(values, dtype=DTYPE).tobytes()

@@ -1,3 +1,3 @@
-"""Sections of prepared data: an epoch goes through them one after the other, so that training may begin with the first
-while the others are prepared (`data.streaming`), and reads only few shards at a time.
+"""Sections of prepared data. An epoch goes through them in order, so training can begin with the first section while
+the others are prepared (`data.streaming`), and reads only a few shards at a time.
 """

@@ -1,4 +1,4 @@
-"""The documents of one section: those that end in the parts which it is the first to need."""
+"""The documents of one section: those that end in the parts that no earlier section needs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from orchestrator.data.store.tokens import Tokens
 
 
 class SectionDocuments(StreamsOf):
-    """The streams of the documents of a section, which must be there; implements `Streams`."""
+    """The streams of a section's documents; implements `Streams`. The section must be available."""
 
     def __init__(self, tokens: Tokens, plan: SectionPlan, section: int) -> None:
         super().__init__(tokens)
@@ -32,16 +32,20 @@ class SectionDocuments(StreamsOf):
 
     @property
     def digest(self) -> str:
-        """See `Tokens.digest`; of the shards that these documents begin in, too."""
+        """See `Tokens.digest`. Also covers the shards in which these documents begin."""
         shards = []
-        for number, (source, own) in enumerate(zip(self.manifest.sources, self._shards, strict=True)):
-            first = self._tokens.last_begun(number, own.start)
-            shards.append([[shard.tokens, shard.xxh3] for shard in source.shards[first : own.stop]])
+        for number, (source, shards_of_source) in enumerate(
+            zip(self.manifest.sources, self._shards, strict=True)
+        ):
+            first = self._tokens.last_begun(number, shards_of_source.start)
+            shards.append(
+                [[shard.tokens, shard.xxh3] for shard in source.shards[first : shards_of_source.stop]]
+            )
         content = [self.manifest.dtype, shards, [stop - start for start, stop in self._bounds]]
         return xxhash.xxh3_128_hexdigest(json.dumps(content).encode())
 
     def length(self, source: int) -> int:
-        """Number of tokens of the section's documents of a source."""
+        """Return the number of tokens of the section's documents of a source."""
         start, stop = self._bounds[source]
         return stop - start
 
@@ -64,7 +68,7 @@ class SectionDocuments(StreamsOf):
 
 
 class JoinedStreams(StreamsOf):
-    """The streams of sections, one section after the other, as far as they were added; implements `Streams`."""
+    """The streams of the sections added so far, one after the other; implements `Streams`."""
 
     def __init__(self, tokens: Tokens) -> None:
         super().__init__(tokens)
@@ -72,7 +76,7 @@ class JoinedStreams(StreamsOf):
         self._ends = [[0] for _ in range(tokens.sources)]
 
     def add(self, section: Streams) -> list[int]:
-        """Add the next section; returns where it begins in the stream of each source."""
+        """Add the next section. Return where it begins in the stream of each source."""
         begins = [ends[-1] for ends in self._ends]
         self._added.append(section)
         for source, ends in enumerate(self._ends):
@@ -85,11 +89,11 @@ class JoinedStreams(StreamsOf):
         return xxhash.xxh3_128_hexdigest("".join(section.digest for section in self._added).encode())
 
     def length(self, source: int) -> int:
-        """Number of tokens of a source in the sections so far."""
+        """Return the number of tokens of a source in the sections so far."""
         return self._ends[source][-1]
 
     def window(self, source: int, start: int, length: int) -> np.ndarray:
-        """See `Tokens.window`; none of samples goes over the end of a section."""
+        """See `Tokens.window`. No sample crosses the end of a section."""
         section = int(np.searchsorted(self._ends[source], start, side="right")) - 1
         if start < 0 or section == len(self._added):
             raise IndexError(

@@ -1,4 +1,4 @@
-"""Which parts of the text each section has: known as soon as the text is divided, before any of it is tokenised."""
+"""The parts of the text that each section has. Known as soon as the text is divided, before anything is tokenised."""
 
 from __future__ import annotations
 
@@ -16,18 +16,21 @@ if TYPE_CHECKING:
 
 NAME = "plan.json"
 FEWEST = 8
-"""Sections where there are so many parts: training then begins when an eighth of the text is prepared."""
+"""Minimum number of sections if there are enough parts. Training begins when an eighth of the text is prepared."""
 PARTS = 64
-"""Parts of a section at most, which have 2 GiB of text: its samples are shuffled together."""
+"""Maximum number of parts in a section (2 GiB of text), because a section's samples are shuffled together."""
 
 
 @dataclass(frozen=True)
 class SectionPlan:
-    """How many parts each source has, in the order of their numbers, and how many bytes of its files those hold that
-    the first section needs, and all of them; and from the parts, the sections.
+    """The division of prepared data into sections.
 
-    Section g of G ends after the share (g + 1) / G of each source, counted in parts. Where that is within a part, the
-    section has the same share of the part's samples.
+    Attributes:
+        parts: number of parts of each source.
+        bytes: for each source, bytes of the files in the parts that the first section needs, and in all parts.
+
+    Section g of G ends after the share (g + 1) / G of each source, counted in parts. If that is within a part, the
+    section gets the same share of the part's samples.
     """
 
     parts: tuple[int, ...]
@@ -36,44 +39,43 @@ class SectionPlan:
 
     @classmethod
     def of(cls, parts: Sequence[Part], sources: int) -> SectionPlan:
-        """The plan of text that is divided into `parts`, in the order of its sources."""
+        """Return the plan of text that is divided into `parts`, in the order of its sources."""
         named = [part[0].file.source for part in parts]
         assert named == sorted(named), "parts are in the order of their sources"
-        found = cls(tuple(named.count(source) for source in range(sources)))
+        plan = cls(tuple(named.count(source) for source in range(sources)))
         sizes = [sum(span.bytes for span in part) for part in parts]
-        bounds = zip(found.first, found.needed(0), found.parts, strict=True)
+        bounds = zip(plan.first, plan.needed(0), plan.parts, strict=True)
         held = ((sum(sizes[a : a + some]), sum(sizes[a : a + every])) for a, some, every in bounds)
-        return replace(found, bytes=tuple(held))
+        return replace(plan, bytes=tuple(held))
 
     @classmethod
     def read(cls, folder: DataFolder) -> SectionPlan | None:
-        """The plan of prepared data, None for data of an earlier version."""
-        found = folder.read_json(NAME)
-        if found is None:
+        """Return the plan of prepared data; None for data of an earlier version."""
+        stored = folder.read_json(NAME)
+        if stored is None:
             return None
-        return cls(tuple(found["parts"]), tuple((some, every) for some, every in found.get("bytes", ())))
+        return cls(tuple(stored["parts"]), tuple((some, every) for some, every in stored.get("bytes", ())))
 
     def write(self, folder: DataFolder) -> None:
-        """Write the plan beside the prepared data, unless it is there."""
+        """Write the plan beside the prepared data, unless it is there already."""
         if self.read(folder) != self:
             folder.write_json(NAME, {"parts": self.parts, "bytes": self.bytes})
 
     def extrapolated(self, counts: Sequence[int]) -> list[int]:
-        """What there is of each source in all of it, of which the parts that the first section needs have `counts`: as
-        much more as there are bytes.
+        """Scale counts of the parts that the first section needs to estimates for the whole sources, by bytes.
 
         Raises InputError for data of an earlier version.
         """
         if not self.bytes:
-            hint = "prepare the data again, which writes them"
-            raise InputError("has no sizes of its sources", NAME, hint)
+            hint = "prepare the data again"
+            raise InputError("lacks the sizes of its sources", NAME, hint)
         return [
             count * every // max(some, 1) for count, (some, every) in zip(counts, self.bytes, strict=True)
         ]
 
     @cached_property
     def sections(self) -> int:
-        """Number of sections, 1 at least."""
+        """Number of sections, at least 1."""
         every = sum(self.parts)
         return max(1, min(every, max(FEWEST, -(-every // PARTS))))
 
@@ -83,15 +85,17 @@ class SectionPlan:
         return [end - count for count, end in zip(self.parts, accumulate(self.parts), strict=True)]
 
     def end(self, section: int) -> list[tuple[int, int]]:
-        """Where a section ends in each source: so many parts, and so many `sections`-ths of the next one."""
+        """Return where a section ends in each source: a number of whole parts, and a number of `sections`-ths of the
+        next part.
+        """
         return [divmod(count * (section + 1), self.sections) for count in self.parts]
 
     def needed(self, section: int) -> list[int]:
-        """How many parts of each source must be there for the sections up to this one."""
+        """Return how many parts of each source the sections up to this one need."""
         return [whole + (rest > 0) for whole, rest in self.end(section)]
 
     def numbers(self, section: int) -> list[int]:
-        """The numbers of the parts that this section needs and none before it."""
+        """Return the numbers of the parts that this section needs and no earlier one does."""
         before = self.needed(section - 1) if section else [0] * len(self.parts)
         return [
             first + part

@@ -1,9 +1,9 @@
-"""What is published of data that is still prepared: a manifest of each section's shards, written when all of them are
-there, in order.
+"""The published part of data that is still being prepared: one manifest for each section, in order, written once all
+of the section's shards exist.
 
-    <prepared data>/sections/000000.json    as manifest.json, of the shards that section 0 needs
+    <prepared data>/sections/000000.json    like manifest.json, for the shards that section 0 needs
 
-manifest.json takes their place when all is prepared.
+manifest.json replaces them when everything is prepared.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from orchestrator.data.store.data_folder import DataFolder
 from orchestrator.data.store.manifest import DataManifest, PreparedSource
 
 SUMMED = ("tokens", "documents", "bytes", "inner_ends")
-"""What sections add up to."""
+"""Manifest fields that are summed over sections."""
 
 
 class StoppedWaiting(Exception):
-    """The process was asked to stop before the data was there that it waited for."""
+    """The process was asked to stop while it waited for data."""
 
 
 def section_name(number: int) -> str:
-    """The file of section `number`."""
+    """Return the file name of section `number`."""
     return f"sections/{number:06d}.json"
 
 
@@ -33,12 +33,12 @@ def publish(folder: DataFolder, number: int, section: DataManifest) -> None:
 
 
 def read_section(folder: DataFolder, number: int) -> DataManifest | None:
-    """The shards of a section, None if they are not all there yet. Raises InputError as `manifest.read`."""
+    """Return the shards of a section; None if they are not complete yet. Raises InputError as `manifest.read`."""
     return manifest.read(folder, section_name(number))
 
 
 def joined(before: DataManifest, section: DataManifest) -> DataManifest:
-    """The data up to a section: its shards after those before."""
+    """Return the data up to and including a section: its shards follow those before."""
     sources = tuple(
         PreparedSource(one.uri, one.shards + more.shards)
         for one, more in zip(before.sources, section.sources, strict=True)
@@ -48,18 +48,20 @@ def joined(before: DataManifest, section: DataManifest) -> DataManifest:
 
 
 def so_far(folder: DataFolder) -> tuple[DataManifest, int] | None:
-    """The data as far as it is published, and of how many sections that is; None if of none."""
-    found, number = read_section(folder, 0), 1
-    if found is None:
+    """Return the published data and its number of sections; None before the first section."""
+    manifest_so_far = read_section(folder, 0)
+    number = 1
+    if manifest_so_far is None:
         return None
     while more := read_section(folder, number):
-        found, number = joined(found, more), number + 1
-    return found, number
+        manifest_so_far = joined(manifest_so_far, more)
+        number = number + 1
+    return manifest_so_far, number
 
 
 def read(folder: DataFolder) -> DataManifest | None:
-    """The manifest of prepared data, or of as much as is published; None if there is none."""
+    """Return the manifest of prepared data, complete or as far as published; None without any."""
     if whole := manifest.read(folder):
         return whole
-    found = so_far(folder)
-    return found[0] if found else None
+    published = so_far(folder)
+    return published[0] if published else None

@@ -1,4 +1,4 @@
-"""Publishing sections in the course of a preparation."""
+"""Publish sections while data is being prepared."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from orchestrator.data.store.manifest import DataManifest
 
 
 class Publisher:
-    """Publishes each section when all its parts are done, in order.
+    """Publishes each section as soon as all its parts are done, in order.
 
     Args:
         folder: the prepared data.
         plan: which parts each section needs.
-        gather: the manifest of the shards of some parts.
-        sections: how many are to be published.
+        gather: returns the manifest of the shards of some parts.
+        sections: number of sections to publish.
     """
 
     def __init__(
@@ -29,34 +29,38 @@ class Publisher:
         gather: Callable[[Sequence[int]], DataManifest],
         sections: int,
     ) -> None:
-        self._folder, self._plan, self._gather = folder, plan, gather
-        self.sections, self._next = sections, 0
+        self._folder = folder
+        self._plan = plan
+        self._gather = gather
+        self.sections = sections
+        self._next = 0
 
     @property
     def parts(self) -> list[int]:
-        """The parts that the sections need, in the order in which they need them."""
+        """The parts that the sections need, in the order in which they are needed."""
         return [part for section in range(self.sections) for part in self._plan.numbers(section)]
 
     def order(self, todo: Sequence[int]) -> list[int]:
-        """Those of the parts `todo` that the sections need, in that order."""
+        """Return those of the parts `todo` that the sections need, in the order in which they are needed."""
         left = set(todo)
         return [part for part in self.parts if part in left]
 
     def look(self, todo: Sequence[int]) -> None:
-        """Publish what can be: only the parts `todo` are not done.
+        """Publish every section whose parts are done. `todo` are the parts that are not done.
 
-        Raises InputError if a section was published with other shards: who trains has used those.
+        Raises InputError if a section was published before with different shards, because runs may have trained on
+        those.
         """
         left = set(todo)
         while self._next < self.sections and left.isdisjoint(self._plan.numbers(self._next)):
-            found = self._gather(self._plan.numbers(self._next))
+            section_data = self._gather(self._plan.numbers(self._next))
             before = read_section(self._folder, self._next)
-            if before and not before.same_tokens(found):
-                what = f"section {self._next} cannot be made again as it was published"
-                hint = "install the versions that it was made with; or begin anew, with data.encode_with: tokenizers"
-                raise InputError(what, self._folder.uri, hint)
-            if (refuted := refuted_engine(self._folder)) and refuted in found.engines:
-                return  # which is made again
+            if before and not before.same_tokens(section_data):
+                problem = f"section {self._next} differs from what was published before"
+                hint = "install the library versions that made it, or start again with data.encode_with: tokenizers"
+                raise InputError(problem, self._folder.uri, hint)
+            if (refuted := refuted_engine(self._folder)) and refuted in section_data.engines:
+                return  # it is made again
             if not before:
-                publish(self._folder, self._next, found)
+                publish(self._folder, self._next, section_data)
             self._next += 1

@@ -1,4 +1,4 @@
-"""The samples of sections, and where each section ends in them: both may still grow."""
+"""The samples of sections, and where each section ends in them. More sections may be added later."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 
 class Sections(Protocol):
-    """The samples of each source as far as they are there, those of a number never change; called with the number of a
-    section, which is waited for, the number of samples of each source up to its end.
+    """The samples of each source that are available so far. The sample with a given number never changes.
 
-    Calling it raises as `Tokens.await_section`.
+    A call with the number of a section waits for that section. It returns the number of samples of each source up to
+    the section's end, and raises as `Tokens.await_section`.
     """
 
     @property
     def streams(self) -> Streams:
-        """What the samples are read of."""
+        """The streams that the samples are read from."""
 
     @property
     def windows(self) -> Sequence[Windows]:
@@ -37,13 +37,15 @@ class Sections(Protocol):
     def __call__(self, section: int, /) -> Sequence[int]: ...
 
     def sizes(self, whole: bool) -> tuple[list[int], list[int]]:
-        """How many tokens and samples each source has in the parts that the first section needs; if `whole`, about how
-        many it has: those times what the files of the source hold over what those parts hold, in bytes."""
+        """Return how many tokens and samples each source has in the parts that the first section needs.
+
+        With `whole`, return estimates for the whole source, scaled by bytes: the source's files over those parts.
+        """
 
 
 @dataclass(frozen=True)
 class GrowingWindows:
-    """A full window every `stride` tokens of a source, as far as there are tokens; implements `Windows`."""
+    """A full window every `stride` tokens of a source, as far as tokens are available; implements `Windows`."""
 
     stream: Tokens
     source: int
@@ -63,7 +65,7 @@ class GrowingWindows:
         return self.within(self.stream.length(self.source))
 
     def within(self, tokens: int) -> int:
-        """How many samples the first `tokens` tokens have."""
+        """Return how many samples fit in the first `tokens` tokens."""
         return max(0, (tokens - self.reading.window) // self.reading.stride + 1)
 
     def pieces(self, sample: int) -> Sequence[tuple[int, int]]:
@@ -71,18 +73,20 @@ class GrowingWindows:
         return ((sample * self.reading.stride, self.reading.window),)
 
     def siblings(self, sample: int) -> range:
-        """See `Windows`. Not available: documents are not considered."""
+        """Not available: documents are not considered. See `Windows`."""
         raise NotImplementedError
 
     def companions(self, sample: int) -> range:
-        """See `Windows`. Not available: the objectives that ask read documents."""
+        """Not available: the objectives that need it read documents. See `Windows`."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class StreamSections:
-    """Windows of one stream of a source, which go over the ends of sections; implements `Sections`. A section that ends
-    within a part has the same share of its samples."""
+    """Windows of one stream for each source, which may cross the ends of sections; implements `Sections`.
+
+    A section that ends within a part gets the same share of the part's samples.
+    """
 
     streams: Tokens
     plan: SectionPlan
@@ -91,30 +95,30 @@ class StreamSections:
     def __call__(self, section: int) -> list[int]:
         """See `Sections`."""
         self.streams.await_section(section)
-        found = []
+        totals = []
         for windows, (whole, rest) in zip(self.windows, self.plan.end(section), strict=True):
             first = self.plan.first[windows.source]
             count, after = (
                 windows.within(self.streams.tokens_before(windows.source, first + parts))
                 for parts in (whole, whole + 1)
             )
-            found.append(count + (after - count) * rest // self.plan.sections)
-        return found
+            totals.append(count + (after - count) * rest // self.plan.sections)
+        return totals
 
     def sizes(self, whole: bool) -> tuple[list[int], list[int]]:
-        """See `Sections`. Samples are of one length, so that they are counted in tokens too."""
+        """See `Sections`. All samples have the same length, so both results count tokens."""
         if not whole:
             ones = [1] * self.streams.sources
             return ones, ones
         self.streams.await_section(0)
         ends = [first + needed for first, needed in zip(self.plan.first, self.plan.needed(0), strict=True)]
-        there = [self.streams.tokens_before(source, end) for source, end in enumerate(ends)]
-        found = self.plan.extrapolated(there)
-        return found, found
+        available = [self.streams.tokens_before(source, end) for source, end in enumerate(ends)]
+        estimates = self.plan.extrapolated(available)
+        return estimates, estimates
 
 
 class JoinedWindows:
-    """The samples of a source section after section; implements `Windows`."""
+    """The samples of a source, section after section; implements `Windows`."""
 
     def __init__(self) -> None:
         self._added: list[tuple[int, Windows]] = []
@@ -139,7 +143,7 @@ class JoinedWindows:
         return self._ends[-1]
 
     def before(self, section: int) -> int:
-        """How many samples come before a section."""
+        """Return how many samples come before a section."""
         return self._ends[section]
 
     @property
@@ -157,11 +161,11 @@ class JoinedWindows:
         """See `Windows`."""
         section = self._section(sample)
         before = self._ends[section]
-        found = self._added[section][1].siblings(sample - before)
-        return range(before + found.start, before + found.stop)
+        siblings = self._added[section][1].siblings(sample - before)
+        return range(before + siblings.start, before + siblings.stop)
 
     def companions(self, sample: int) -> range:
-        """See `Windows`: those of the same section, since what comes later need not be there."""
+        """See `Windows`. Only samples of the same section, because later ones may not exist yet."""
         section = self._section(sample)
         return range(self._ends[section], self._ends[section + 1])
 
@@ -170,27 +174,30 @@ class JoinedWindows:
 
 
 class DocumentSections:
-    """Samples that are made of the documents of one section each; implements `Sections`. For one thread at a time.
+    """Samples that are each made of documents of one section; implements `Sections`. Not thread-safe.
 
     Args:
         tokens: the prepared data.
         plan: its sections.
         reading: how samples are made.
-        packed: whether documents are packed by best fit, those of a section together.
-        share: of documents that are held out from training.
+        packed: pack the documents of a section by best fit.
+        share: share of the documents that is held out from training; None for none.
     """
 
     def __init__(
         self, tokens: Tokens, plan: SectionPlan, reading: Reading, packed: bool, share: float | None
     ) -> None:
-        self._tokens, self._plan, self._reading = tokens, plan, reading
+        self._tokens = tokens
+        self._plan = plan
+        self._reading = reading
         self._make = packed_windows if packed else windows_of
-        self._share, self._added = share, 0
+        self._share = share
+        self._added = 0
         self.streams = JoinedStreams(tokens)
         self.windows = [JoinedWindows() for _ in range(tokens.sources)]
 
     def __call__(self, section: int) -> list[int]:
-        """See `Sections`. A section that ends within the parts of another has the same share of its samples."""
+        """See `Sections`. A section that ends within another section's parts gets the same share of its samples."""
         self._reach(section)
         return [self._within(source, section, windows) for source, windows in enumerate(self.windows)]
 
@@ -199,10 +206,12 @@ class DocumentSections:
         self._reach(0)
         for source, windows in enumerate(self.windows):
             if not windows.before(1):
-                what = (
-                    "has not one sample in its first section, from which the proportions of a mixture follow"
+                problem = (
+                    "has no sample in its first section, which determines the proportions of the mixture"
                 )
-                raise InputError(what, f"data.sources.{source}", "give more text, or leave out data.shuffle")
+                raise InputError(
+                    problem, f"data.sources.{source}", "give more text, or leave out data.shuffle"
+                )
         samples = [windows.before(1) for windows in self.windows]
         tokens = [windows.first.tokens for windows in self.windows]
         if not whole:
@@ -210,14 +219,14 @@ class DocumentSections:
         return self._plan.extrapolated(tokens), self._plan.extrapolated(samples)
 
     def _reach(self, section: int) -> None:
-        """Add the sections up to this one, which are waited for."""
+        """Wait for the sections up to this one, and add them."""
         while self._added <= section:
             self._tokens.await_section(self._added)
             every = SectionDocuments(self._tokens, self._plan, self._added)
-            found = every if self._share is None else split(every, self._share, both=False).training
-            begins = self.streams.add(found)
+            trained = every if self._share is None else split(every, self._share, both=False).training
+            begins = self.streams.add(trained)
             for source, (begin, windows) in enumerate(zip(begins, self.windows, strict=True)):
-                windows.add(begin, self._make(found, source, self._reading))
+                windows.add(begin, self._make(trained, source, self._reading))
             self._added += 1
             if self._added == 1:
                 self._refuse_few()
@@ -226,24 +235,30 @@ class DocumentSections:
         """Raise InputError if the first section has fewer documents than the objective needs."""
         documents = sum(windows.documents or 0 for windows in self.windows)
         if self._reading.unit != "stream" and documents < self._reading.documents:
-            what = f"the first section is {documents} document, and {self._reading.documents} at least are needed"
-            raise InputError(what, "data.sources", "give more documents, or leave out data.shuffle")
+            needed = self._reading.documents
+            problem = (
+                f"the first section has {documents} document(s), but the objective needs at least {needed}"
+            )
+            raise InputError(problem, "data.sources", "give more documents, or leave out data.shuffle")
 
     def _within(self, source: int, section: int, windows: JoinedWindows) -> int:
-        """How many samples of a source come up to the end of a section."""
-        sections, end, number = self._plan.sections, self._plan.parts[source] * (section + 1), section
+        """Return how many samples of a source come before the end of a section."""
+        sections = self._plan.sections
+        end = self._plan.parts[source] * (section + 1)
+        number = section
         while number and self._plan.needed(number - 1)[source] * sections >= end:
             number -= 1
         begin = self._plan.needed(number - 1)[source] if number else 0
         parts = self._plan.needed(number)[source] - begin
-        first, after = windows.before(number), windows.before(number + 1)
+        first = windows.before(number)
+        after = windows.before(number + 1)
         return first + ((after - first) * (end - begin * sections) // (parts * sections) if parts else 0)
 
 
 def sections_of(
     tokens: Tokens, plan: SectionPlan, reading: Reading, packed: bool = False, share: float | None = None
 ) -> Sections:
-    """The samples of prepared data section by section, see `DocumentSections`."""
+    """Return the samples of prepared data section by section, see `DocumentSections`."""
     if reading.unit == "stream" and not packed and share is None:
         windows = [GrowingWindows(tokens, source, reading) for source in range(tokens.sources)]
         return StreamSections(tokens, plan, windows)

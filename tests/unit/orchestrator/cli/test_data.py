@@ -52,7 +52,7 @@ def test_preparing_tells_what_is_held_out(
     assert held_out == json.loads(command("data", "inspect", uri, "--share", "0.3", "--json").out)["held_out"]
     assert found["held_out"]["same"]["documents"] == 60
     assert found["notes"] == [
-        f"{60 - held_out['documents']} of the 60 documents of the set same are in the training text too"
+        f"{60 - held_out['documents']} of the 60 documents of the set same are also in the training text"
     ]
     assert command("data", "prepare", path).out.splitlines() == [
         uri,

@@ -80,7 +80,7 @@ def test_no_sample_is_compared_with_itself(document: dict[str, Any]) -> None:
     document["train"]["global_batch"] = 20
     spec = parse(document)
     uri = prepare_samples(spec.data.samples, 0, str(document["data"]["cache"]))  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="20 samples are compared with each other, and there are"):
+    with pytest.raises(InputError, match="20 samples are compared with each other, but there are"):
         training_inputs(spec, Tokens.open(uri))
 
 
@@ -111,7 +111,7 @@ def test_a_run_may_be_chosen_by_zero_shot(tmp_path: Path, document: dict[str, An
         ("train", {"global_batch": 1}, "compares the samples of a global batch, and there is one"),
         ("checkpoint", {"export": "gguf"}, "gguf is not for own models"),
         ("data", {"streaming": True}, "streaming is of text"),
-        ("data", {"cache": "s3://bucket/cache"}, "data.cache s3://bucket/cache: what is prepared of samples"),
+        ("data", {"cache": "s3://bucket/cache"}, "data.cache s3://bucket/cache: prepared samples must"),
     ],
 )
 def test_what_cannot_be_is_refused_before_a_run(

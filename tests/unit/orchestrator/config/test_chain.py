@@ -123,7 +123,7 @@ def on(reference: str, **more: Any) -> dict[str, Any]:
          "set it to stage:base"),
         ([BASE | {"train": {"stepps": 1}}], "job: stages.base: train.stepps: unknown key; did you mean 'steps'?"),
         ([BASE | {"tune": {"space": {"train.optimizer.lr": {"choice": [1, 2]}}, "trials": 2}}],
-         "stages.base.tune: a stage is trained, and not searched over"),
+         "stages.base.tune: a stage cannot be a search"),
         ([BASE | {"tracking": {"uri": "file:a"}}, {"name": "b", "tracking": {"uri": "file:b"}}],
          "job: tracking: the stages of a chain are under one run in MLflow"),
         ([BASE, on("stage:base", workload={"init_from": "stage:base", "adapter": LORA}),

@@ -52,12 +52,12 @@ def test_what_a_hint_writes_is_a_job(hint: str) -> None:
 @pytest.mark.parametrize(
     ("key", "hint"),
     [
-        ("train.optimizer.min_lr", "train.optimizer.final_lr says it as a share of lr"),
-        ("train.optimizer.no_decay", "vectors are not decayed"),
+        ("train.optimizer.min_lr", "train.optimizer.final_lr is min_lr divided by lr"),
+        ("train.optimizer.no_decay", "biases and norms (vectors) never have weight decay"),
         ("gradient_clipping", "train.optimizer.clip"),
         ("workload.adapter.r", "workload.adapter.rank"),
         ("workload.lora", "workload.adapter, as in {kind: lora, rank: 16}"),
-        ("train.resume_from", "the same command goes on from the last commit"),
+        ("train.resume_from", "run the same command again to resume from the last commit"),
         ("train.optimizer.beta", "did you mean 'betas'?"),
         ("train.micro_batch", "did you mean parallel.micro_batch?"),
         ("train.weight_decay", "did you mean train.optimizer.weight_decay?"),

@@ -33,5 +33,5 @@ def test_other_values_are_what_they_look_like(written: str, read: object) -> Non
 
 @pytest.mark.parametrize("text", ['name: "a\\ud800"', '"\\udc00": 1', '{a: ["\\ud83d"]}'])
 def test_half_a_surrogate_pair_is_refused(text: str) -> None:
-    with pytest.raises(InputError, match=r"job.yaml:1: is not YAML \(.* has half a surrogate pair"):
+    with pytest.raises(InputError, match=r"job.yaml:1: is not YAML \(.* has an unpaired surrogate"):
         parse_yaml(text, "job.yaml")

@@ -201,7 +201,7 @@ def test_text_that_is_both_trained_on_and_held_out_is_told(runs: Runs) -> None:
     prepare_here(spec, runs.cache)
     runs.controller(spec).drive()
     told = [event["reason"] for event in runs.events("prepare")]
-    assert re.fullmatch(r"(\d+) of the \1 documents of the set same are in the training text too", told[-1])
+    assert re.fullmatch(r"(\d+) of the \1 documents of the set same are also in the training text", told[-1])
 
 
 def test_a_share_that_holds_out_nothing_starts_no_gang(runs: Runs) -> None:

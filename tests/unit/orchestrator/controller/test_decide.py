@@ -233,12 +233,12 @@ TRAIN = (
     ),
     Case(
         "nothing is gained any more", in_phase("train"), see(ranks=ended("plateau", 60)), "export", "halt",
-        "validation.loss has not become better in 3 evaluations", {"step": 60, "outcome": None}, rules=rules(MEASURED),
+        "validation.loss has not improved in 3 evaluations", {"step": 60, "outcome": None}, rules=rules(MEASURED),
     ),
     Case(
         "the model of a run that ended early is exported",
-        in_phase("export", step=60, reason="validation.loss has not become better in 3 evaluations"),
-        see(exported=True), "done", "finish", "validation.loss has not become better", {"outcome": "done"},
+        in_phase("export", step=60, reason="validation.loss has not improved in 3 evaluations"),
+        see(exported=True), "done", "finish", "validation.loss has not improved", {"outcome": "done"},
         rules=rules(MEASURED),
     ),
     Case(

@@ -66,7 +66,7 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
     "no field": ("a.jsonl", b'{"text": "x"}\n{"body": "x"}', "line 2, at byte 14: has no text 'text'"),
     "a number": ("a.jsonl", b'{"text": 3}', "line 1, at byte 0: has no text 'text'"),
     "null": ("a.jsonl", b'{"text": null}', "line 1, at byte 0: has no text 'text'"),
-    "half a surrogate pair": ("a.jsonl", b'{"text": "x"}\n{"text": "\\ud800"}', "line 2, at byte 14: has half"),
+    "an unpaired surrogate": ("a.jsonl", b'{"text": "x"}\n{"text": "\\ud800"}', "line 2, at byte 14: has an unpaired"),
     "a deep one": ("a.jsonl", b'{"text": ' + b"[" * 200_000, "line 1, at byte 0: is not JSON"),
     "other bytes in JSON": ("a.jsonl", b'{"text": "\xff"}', "line 1, at byte 0: is not JSON"),
     "no parquet": ("a.parquet", b"PAR1 or not", "is not a parquet file"),

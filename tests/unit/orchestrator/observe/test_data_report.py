@@ -50,6 +50,6 @@ def test_the_page_of_records_and_of_old_data_says_what_is_not_known() -> None:
     for key in ("languages", "fertility", "sampled"):
         del plain[key]
     said = page(census(records="dpo", sources=[plain], clean=[], rejected=[]))
-    assert "records are no text" in said
+    assert "records are not text" in said
     assert "Cleaning" not in said
     assert "unknown" in said

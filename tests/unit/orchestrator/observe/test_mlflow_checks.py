@@ -22,7 +22,7 @@ NOBODY = "http://127.0.0.1:9"
 @pytest.mark.parametrize("uri", ["./mlruns", "mlruns", "file:mlruns", "file:///a/mlruns"])
 def test_a_folder_is_refused_as_mlflow_refuses_it(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
-    with pytest.raises(InputError, match=r"keeps no runs any more; write sqlite:///mlflow\.db"):
+    with pytest.raises(InputError, match=r"no longer stores runs in folders; write sqlite:///mlflow\.db"):
         check_tracking(uri)
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     check_tracking(uri)

@@ -103,7 +103,7 @@ def test_it_is_tried_again_where_that_helps(hook: Hook) -> None:
     hook.codes = [404]
     told.event(event("failed"))
     told.close(10)
-    assert (len(hook.got), told.problem) == (1, "the webhook was not told: HTTPError")
+    assert (len(hook.got), told.problem) == (1, "the webhook could not be reached: HTTPError")
     assert "hunter2" not in told.problem
 
 
@@ -123,7 +123,7 @@ def test_the_address_may_be_in_the_environment(hook: Any, monkeypatch: pytest.Mo
     lost = Notifier(NotifySpec(webhook="$HOOK"), "base", "runs/base")
     lost.event(event("done"))
     lost.close(20)
-    assert lost.problem == "the webhook was not told: $HOOK is not set where the run's controller is"
+    assert lost.problem == "the webhook could not be reached: $HOOK is not set where the run's controller is"
     monkeypatch.setenv("HOOK", hook.url)
     told = Notifier(NotifySpec(webhook="$HOOK"), "base", "runs/base")
     told.event(event("done"))

@@ -47,7 +47,7 @@ def test_the_token_becomes_a_cookie_and_leaves_the_address(server: PageServer) -
 def test_nobody_else_is_answered(server: PageServer) -> None:
     for path in ("/", "/run/a", "/compare?run=a&run=b", "/?token=wrong", "/?token="):
         status, text, _ = get(server, path, token=False)
-        assert (status, text) == (403, "Open the address that `orchestrator serve` has printed.")
+        assert (status, text) == (403, "Open the address that `orchestrator serve` printed.")
     assert get(server, "/", token=False, Cookie=f"{COOKIE}=wrong")[0] == 403
     assert get(server, "/", Host="evil.example")[0] == 403  # a name that was made to point here
     assert server._http.server_address[0] == "127.0.0.1"

@@ -52,9 +52,9 @@ def test_rows_of_earlier_versions_say_nothing() -> None:
         ({"communication": 0.4}, "Slow by waiting for other ranks: larger micro-batches"),
         ({"pipeline": 0.4}, "Slow by waiting for other stages: a smaller parallel.micro_batch"),
         ({"commit": 0.5}, "Slow by waiting for commits: commit less often"),
-        ({"optimizer": 0.5}, "Slow by optimiser: divide it over the replicas"),
+        ({"optimizer": 0.5}, "Slow by optimiser: shard it over the replicas"),
         ({"optimizer": 0.0, "backward": 0.05}, "Slow by no named part: `orchestrator profile`"),
-        ({}, "It computes 75% of the time"),
+        ({}, "Computing takes 75% of the time"),
     ],
 )
 def test_the_largest_stall_is_named_with_what_helps(seconds: dict[str, float], said: str) -> None:

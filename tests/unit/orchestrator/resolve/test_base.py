@@ -187,7 +187,7 @@ def test_a_tokenizer_with_other_tokens_is_told(tmp_path: Path) -> None:
     base = Base(str(tmp_path), None, "")
     assert tokenizer_notes(base, known("a", "b", "c", "d")) == []
     (line,) = tokenizer_notes(base, known("a", "c", "b", "d"))
-    assert line.startswith("2 tokens are others in the tokenizer of ")
+    assert line.startswith("2 tokens differ in the tokenizer of ")
     assert tokenizer_notes(Base(str(tmp_path), 3, ""), known("a")) == []
 
 

@@ -98,7 +98,7 @@ def test_held_out_loss_is_that_of_transformers(folder: Path, theirs: SimpleNames
     assert tokens.manifest.bytes_per_token == held_out.bytes / count
     found = inspect(data.uri)
     assert (found["before_a_text"], "behind_a_text" in found) == ([BEGIN], False)
-    assert f"a text begins with {BEGIN}, as its tokenizer frames it" in resolve_over(spec, data)[2]
+    assert f"each text begins with {BEGIN}, as its tokenizer frames it" in resolve_over(spec, data)[2]
 
 
 def test_a_packed_stream_has_each_text_framed_and_predicts_no_frame(folder: Path, tmp_path: Path) -> None:

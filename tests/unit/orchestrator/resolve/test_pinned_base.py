@@ -103,7 +103,7 @@ def test_a_base_where_nothing_may_be_written_is_told(
     monkeypatch.setattr("orchestrator.storage.posix_backend.PosixBackend.replace", refuse)
     base, _ = bases_of(job(init_from=uri(store), adapter=ADAPTER), {}, None, ours)
     (line,) = not_held(base, ours)
-    assert line.startswith(f"{uri(store)}@4 is needed and cannot be held")
+    assert line.startswith(f"{uri(store)}@4 is needed but cannot be pinned")
 
 
 def test_a_phase_that_goes_on_from_an_adapter_has_the_same_base(store: Store, ours: RunDir) -> None:

@@ -75,7 +75,9 @@ def test_the_text_of_a_set_does_not_change_within_a_run(tmp_path: Path, gone: bo
     else:  # the job names another
         (tmp_path / "other.txt").write_text("Other words.")
         now = spec_of(tmp_path, sets={"wiki": {"sources": [{"uri": str(tmp_path / "other.txt")}]}})
-    told = "evaluate.sets.wiki.sources: is not the text that the run has evaluated so far; put it back as it was, or"
+    told = (
+        "evaluate.sets.wiki.sources: differs from the text that the run has evaluated so far; restore it, or"
+    )
     with pytest.raises(InputError, match=told):
         prepared(now, run, before, nothing)
 

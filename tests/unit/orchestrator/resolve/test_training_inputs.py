@@ -94,7 +94,7 @@ def test_sets_of_their_own_text_are_in_the_order_of_the_job(tmp_path: Path, data
     trained = sum(text not in held_out for text in TEXTS[:10])
     job_, digest, notes = resolve_over(spec, PreparedData(data.folder.uri, uris))
     assert (job_, digest) == (inputs.job, data.manifest.digest)
-    assert notes == [f"{trained} of the 10 documents of the set wiki are in the training text too"]
+    assert notes == [f"{trained} of the 10 documents of the set wiki are also in the training text"]
 
 
 def test_an_empty_split_is_told(tmp_path: Path, data: Tokens) -> None:
@@ -135,11 +135,9 @@ def test_conversations_that_are_cut_are_counted_one_by_one_and_some_answer_is_le
         spec = parse(document)
         return resolve_over(spec, PreparedData(prepare_here(spec, str(tmp_path / "cache"))))[2]
 
-    cut = (
-        "2 of 42 records are longer than 256 tokens, and cut; of 2 of them nothing that is predicted is left"
-    )
+    cut = "2 of 42 records are longer than 256 tokens and are cut; 2 of them keep nothing that is predicted"
     assert notes(40, 2) == [cut]
     with pytest.raises(
-        InputError, match=r"data\.sequence_length: all records are longer than 256 tokens, and what"
+        InputError, match=r"data\.sequence_length: all records are longer than 256 tokens, and cutting"
     ):
         notes(0, 12)

@@ -82,7 +82,7 @@ def test_nothing_is_written_where_a_directory_was_that_has_been_moved(
             lambda: run.write_text("status.json", "{}"),
             lambda: run.append("events.jsonl", [{"step": 1}]),
         ):
-            with pytest.raises(LeaseLost, match="was moved or removed while the run went on"):
+            with pytest.raises(LeaseLost, match="was moved or removed during the run"):
                 write()
     assert not (tmp_path / "run" / "status.json").exists()
     assert not (tmp_path / "run" / "events.jsonl").exists()

@@ -140,7 +140,7 @@ def test_a_lost_window_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         "forward",
         lambda self, batch: a_mask_for_all(self, batch) if "segments" in batch else plain(self, batch),
     )
-    with pytest.raises(WorkloadError, match="packed documents come out otherwise"):
+    with pytest.raises(WorkloadError, match="packed documents have other outputs"):
         check_behaviour(workload)
 
 

@@ -178,7 +178,7 @@ def test_classes_of_a_decoder_need_a_pad_token_to_be_exported() -> None:
     config = preset("gpt-tiny").changed({"head": "sequence", "classes": 3})
     shapes = TransformerWorkload("gpt", config, None, VOCABULARY).shapes
     check_export(config, VOCABULARY, shapes)
-    with pytest.raises(WorkloadError, match="this tokenizer has no pad token"):
+    with pytest.raises(WorkloadError, match="and this tokenizer has none"):
         check_export(config, replace(VOCABULARY, pad=None), shapes)
 
 

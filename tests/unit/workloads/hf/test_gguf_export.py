@@ -175,9 +175,9 @@ def test_tokenizers_that_llama_cpp_lacks_are_refused(tmp_path: Path) -> None:
     plain = write(tmp_path / "one" / "hf", num_hidden_layers=1)
     whole = json.loads((plain / "tokenizer.json").read_text())
     for changes, match in (
-        ({"normalizer": {"type": "Lowercase"}}, "cuts text as GPT-2, Llama 3 or Qwen 2 do"),
+        ({"normalizer": {"type": "Lowercase"}}, "splits text as GPT-2, Llama 3 or Qwen 2 do"),
         ({"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True, "use_regex": True, "trim_offsets": True}},
-         "cuts text as GPT-2"),
+         "splits text as GPT-2"),
         ({"pre_tokenizer": {"type": "Whitespace"}}, "byte-level BPE, and this tokenizer is another"),
     ):  # fmt: skip
         (plain / "tokenizer.json").write_text(json.dumps(whole | changes))

@@ -282,7 +282,7 @@ def test_a_forced_token_with_which_no_target_begins_is_left_out_with_a_line(tmp_
     assert workload.generation.settings["forced_bos_token_id"] == 0
     bare = Vocabulary(SIZE, eos=2, pad=1, bos=0)
     workload, _ = ours(tmp_path, bare)
-    assert "forces answers to begin with token 0, with which no target begins" in workload.notes[0]
+    assert "forces answers to begin with token 0, but targets here do not begin with it" in workload.notes[0]
     assert "forced_bos_token_id" not in workload.generation.settings
 
 

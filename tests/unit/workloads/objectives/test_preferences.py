@@ -100,7 +100,7 @@ def test_an_answer_that_is_certain_has_a_gradient() -> None:
 
 
 def test_smoothing_is_not_of_the_hinge_loss() -> None:
-    with pytest.raises(WorkloadError, match="label_smoothing is not of the loss hinge"):
+    with pytest.raises(WorkloadError, match="the loss hinge has no label_smoothing"):
         made("dpo", loss="hinge", label_smoothing=0.3)
     assert made("dpo", loss="hinge")
 

@@ -208,7 +208,11 @@ def test_a_template_is_told_a_fixed_day() -> None:
             None,
             r"data\.chat_date: the chat template asks for today's date, .*; set it, as in chat_date: 20",
         ),
-        (PLAIN, date(2024, 7, 26), r"data\.chat_date: the chat template asks for no date; leave it out"),
+        (
+            PLAIN,
+            date(2024, 7, 26),
+            r"data\.chat_date: the chat template does not ask for a date; leave it out",
+        ),
         (
             "{{ strftime_now(form) }}",
             date(2024, 7, 26),
@@ -238,7 +242,7 @@ def test_a_template_that_names_a_token_that_is_not_there_is_refused(text: str, m
     found = (text, (("pad_token", "<pad>"),))
     if not missing:
         return check_tokens(found, "base")
-    with pytest.raises(InputError, match=f"names {missing}, which the tokenizer does not have") as told:
+    with pytest.raises(InputError, match=f"uses {missing}, which the tokenizer does not have") as told:
         check_tokens(found, "base")
     assert told.value.where == "data.tokenizer base"
     return None

@@ -41,14 +41,14 @@ def test_text_stands_in_parts_too() -> None:
     [
         ({"role": "user", "content": [{"type": "image", "url": "a"}]}, "has a part of type 'image', and only parts"),
         ({"role": "user", "content": [{"type": "text"}]}, "has a part without text"),
-        ({"role": "user", "content": [{"type": "text", "text": "\ud800"}]}, "has half a surrogate pair"),
+        ({"role": "user", "content": [{"type": "text", "text": "\ud800"}]}, "has an unpaired surrogate"),
         ({"role": "user", "content": ["a"]}, "has a part of type None"),
         ({"role": "user"}, "has no content of text"),
-        ({"role": "user", "content": "a", "tool_calls": [CALL]}, "that are no list of an assistant's"),
-        ({"role": "assistant", "tool_calls": CALL}, "that are no list of an assistant's"),
+        ({"role": "user", "content": "a", "tool_calls": [CALL]}, "that are not a list of an assistant's"),
+        ({"role": "assistant", "tool_calls": CALL}, "that are not a list of an assistant's"),
         ({"role": "assistant", "tool_calls": [{"function": {"arguments": {}}}]}, "a tool call without a name"),
         ({"role": "assistant", "tool_calls": [{"name": "a", "arguments": "{a: 1}"}]}, "without arguments in JSON"),
-        ({"role": "assistant", "tool_calls": [{"name": "a", "arguments": {"b": "\ud800"}}]}, "half a surrogate pair"),
+        ({"role": "assistant", "tool_calls": [{"name": "a", "arguments": {"b": "\ud800"}}]}, "an unpaired surrogate"),
     ],
 )  # fmt: skip
 def test_what_is_no_message_of_text(message: dict[str, Any], says: str) -> None:
@@ -90,7 +90,7 @@ def test_tools_are_a_list_or_its_json() -> None:
     for none in (None, [], "[]", ""):
         assert tools_of(none) is None
     for wrong in ({"name": "add"}, "add", [1]):
-        with pytest.raises(ValueError, match="its tools are no list of mappings"):
+        with pytest.raises(ValueError, match="its tools are not a list of mappings"):
             tools_of(wrong)
 
 

@@ -51,7 +51,7 @@ def tokens_of(
     assert found.named == {"tokens" if parsed else "text": {TURN: count, BEGIN: count // 2, END: count // 2}}
     assert found.inner_ends == 0
     (line,) = notes(found.named)
-    assert line.startswith(f"names of special tokens stand in the text {2 * count} times ({TURN} {count}")
+    assert line.startswith(f"the text contains names of special tokens {2 * count} times ({TURN} {count}")
     assert ("special_tokens: parse" in line) == (not parsed)
     ids = np.frombuffer(made.read("shards/000000.bin") or b"", found.dtype)
     ends = np.frombuffer(made.read("shards/000000.ends") or b"", "<u4")

@@ -270,7 +270,7 @@ def wrong() -> Iterator[tuple[str, RecordKind, dict[str, str], dict[str, Any], s
         number,
         COLUMNS,
         {"review": "a", "stars": "x"},
-        "its label 'x' is no number",
+        "its label 'x' is not a number",
     )
     yield (
         "nan",
@@ -291,7 +291,7 @@ def wrong() -> Iterator[tuple[str, RecordKind, dict[str, str], dict[str, Any], s
         spans,
         span,
         {"q": "a", "c": "a film", "a": "film", "s": 3},
-        "does not stand at",
+        "is not at character",
     )
     yield (
         "role",
@@ -301,7 +301,7 @@ def wrong() -> Iterator[tuple[str, RecordKind, dict[str, str], dict[str, Any], s
         "the role 'me' of its message 1",
     )
     yield "none", talk, {"messages": "m"}, {"m": TALK[:1]}, "it has no answer of the assistant"
-    yield "empty", talk, {"messages": "m"}, {"m": []}, "no list of messages"
+    yield "empty", talk, {"messages": "m"}, {"m": []}, "not a list of messages"
     silent = [*TALK[:3], {"role": "assistant", "content": ""}]
     yield "silent", talk, {"messages": "m"}, {"m": silent}, "its message 4, of the assistant, is empty"
     bad = RecordKind("conversation", (), "{{ raise_exception('roles must alternate') }}")
@@ -410,13 +410,13 @@ def test_a_judged_answer(encoder: Tokenizer, tmp_path: Path) -> None:
     [
         ({"p": "a", "c": "film", "r": "film"}, "its chosen and its rejected answer are equal"),
         ({"p": "a", "c": "film"}, "has no 'r'; map the columns"),
-        ({"c": "a film", "r": "a bad"}, "it has no prompt, and its answers are no conversations"),
+        ({"c": "a film", "r": "a bad"}, "it has no prompt, and its answers are not conversations"),
         ({"p": TALK[:1], "c": "film", "r": "it"}, "the tokenizer has no chat template; name one in data.chat_template"),
-        ({"p": "a", "c": TALK[1:2], "r": "it"}, "its prompt is a text, and its chosen is none"),
+        ({"p": "a", "c": TALK[1:2], "r": "it"}, "its prompt is a text but its chosen is not"),
         ({"p": 3, "c": "a", "r": "it"}, "its prompt is int, not a text or a list of messages"),
         ({"p": "", "c": "", "r": "it"}, "its chosen is empty"),
         ({"p": "a", "c": "", "r": "it"}, "its chosen is empty"),
-        ({"p": TALK[:1], "c": "\ud83d", "r": "it"}, "has half a surrogate pair in its message 2"),
+        ({"p": TALK[:1], "c": "\ud83d", "r": "it"}, "has an unpaired surrogate in its message 2"),
         ({"p": [{"role": "judge", "content": "a"}], "c": "it", "r": "a"}, "the role 'judge' of its message 1"),
         ({"p": TALK[:1], "c": TALK[:1], "r": "it"}, "it has no answer of the assistant"),
     ],
@@ -457,7 +457,7 @@ def test_a_token_that_begins_before_an_answer_is_the_answers(joining: Tokenizer,
 
 def test_half_a_surrogate_pair_among_words_is_told(encoder: Tokenizer, tmp_path: Path) -> None:
     kind, columns = RecordKind("token_classification", ("x",)), {"words": "w", "labels": "l"}
-    with pytest.raises(InputError, match="line 1, at byte 0: has half a surrogate pair in its words"):
+    with pytest.raises(InputError, match="line 1, at byte 0: has an unpaired surrogate in its words"):
         one({"w": ["a", "\ud83d"], "l": ["x", "x"]}, kind, columns, encoder, tmp_path)
 
 
@@ -522,7 +522,7 @@ def test_an_empty_text_is_refused_where_nothing_stands_around_it(encoder: Tokeni
     """A decoder's classifier reads the last token, which would be padding."""
     columns, row = {"text": "t", "label": "l"}, {"t": "", "l": 1}
     for kind in (RecordKind("sequence_classification", ("bad", "good")), RecordKind("regression")):
-        with pytest.raises(InputError, match="line 1, at byte 0: its text has no token, and this tokenizer"):
+        with pytest.raises(InputError, match="line 1, at byte 0: its text has no token and this tokenizer"):
             one(row, kind, columns, encoder, tmp_path)
         framed = tokenizer.encoder(tokenizer.train((), 300, ()))  # it has <cls> and <sep>
         assert unpack(one(row, kind, columns, framed, tmp_path))[0].tolist() == []

@@ -164,7 +164,7 @@ def test_prepared_data_says_how_many_tokens_more_it_takes_to_learn_turn_by_turn(
     told, turns = rejections.notes_of(folder.uri)
     assert told.startswith("1 documents left out (record 1)")
     assert turns == (
-        "3 conversations are learnt turn by turn, since the chat template writes an earlier answer otherwise when "
+        "3 conversations are learnt turn by turn, since the chat template rewrites an earlier answer when "
         "others follow: 8 records instead of 3, with 42 tokens more"
     )
     with pytest.raises(InputError, match="1 of 9 documents are left out"):

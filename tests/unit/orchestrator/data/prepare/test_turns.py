@@ -357,7 +357,7 @@ def test_a_run_of_an_earlier_version_keeps_what_it_asked_of_a_template() -> None
     answers = Answers(BYTES, Template(NO_THOUGHT, {}), 0, data_format=5)
     (words,) = answers.of_messages(THOUGHT)
     assert answers_in(words.tolist()) == [("<user>qone</><assistant>", "aone</>")]
-    with pytest.raises(ValueError, match="writes message 2 otherwise when others follow"):
+    with pytest.raises(ValueError, match="writes message 2 differently when others follow"):
         Answers(BYTES, Template(template_of("qwen3"), TOKENS), 0, data_format=5).of_messages(TWO)
 
 

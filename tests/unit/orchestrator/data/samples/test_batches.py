@@ -110,7 +110,7 @@ def test_a_batch_that_does_not_divide_is_refused(ranks: int, micro: int) -> None
 
 def test_too_little_text_is_told(prepare_here: Prepare) -> None:
     tokens = Tokens.open(prepare_here(["word"], ["word"]))
-    with pytest.raises(InputError, match=r"data\.sources\.0: \d+ tokens are fewer than one sample of raw"):
+    with pytest.raises(InputError, match=r"data\.sources\.0: \d+ tokens are less than one sample of raw"):
         batches_of(tokens, Raw(), 0, [1.0, 1.0])
 
 

@@ -90,8 +90,12 @@ def test_training_and_the_set_share_no_window(prepare_here: Prepare) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "told"),
     [
-        ("masked_lm", "short", r"wiki: \d+ tokens are fewer than one sample of masked_lm, which reads 62"),
-        ("next_sentence", "one " * 90, "wiki: the set is 1 document, and next_sentence needs 2 at least"),
+        ("masked_lm", "short", r"wiki: \d+ tokens are less than one sample of masked_lm, which has 62"),
+        (
+            "next_sentence",
+            "one " * 90,
+            r"wiki: the set has 1 document\(s\), but next_sentence needs at least 2",
+        ),
     ],
 )
 def test_a_set_without_a_sample_is_told(prepare_here: Prepare, name: str, text: str, told: str) -> None:

@@ -67,7 +67,7 @@ def test_an_epoch_takes_its_weight_of_every_source(sources: list[tuple[int, floa
     samples, weights = [n for n, _ in sources], [w for _, w in sources]
     taken = [int(Fraction(str(w)) * n) for n, w in sources]
     if not all(taken):
-        with pytest.raises(InputError, match="takes none"):
+        with pytest.raises(InputError, match="gives none"):
             Order(seed, samples, weights)
         return
     order = Order(seed, samples, weights)
@@ -113,7 +113,7 @@ def test_the_version_before_drew_by_the_epoch_and_left_out_what_was_too_little()
     turns, ids = order.at(np.arange(40))
     assert turns.tolist() == [0] * 20 + [1] * 20
     assert ids.max() == 9
-    with pytest.raises(InputError, match=r"data\.sources\.1\.weight: weight 0\.3 of 3 samples takes none"):
+    with pytest.raises(InputError, match=r"data\.sources\.1\.weight: weight 0\.3 of 3 samples gives none"):
         Order(0, [10, 3], [2.0, 0.3])
 
 

@@ -183,12 +183,12 @@ def test_a_batch_of_several_passes_stands_in_its_order(prepare_here: Prepare) ->
 def test_one_document_has_no_other_to_take_a_sentence_from(prepare_here: Prepare) -> None:
     tokens = Tokens.open(prepare_here(["A few words. " * 300]))
     objective = build("next_sentence", vocabulary=tokens.vocabulary(), sequence_length=LENGTH, seed=1)
-    with pytest.raises(InputError, match="the text is 1 document, and next_sentence needs 2 at least"):
+    with pytest.raises(InputError, match=r"the text has 1 document\(s\), but next_sentence needs at least 2"):
         batches_of(tokens, objective, 1, [1.0])
 
 
 def test_a_source_that_would_give_nothing_is_refused(prepare_here: Prepare) -> None:
     tokens = Tokens.open(prepare_here([TEXT * 9], [TEXT]))
     objective = build("masked_lm", vocabulary=tokens.vocabulary(), sequence_length=LENGTH, seed=1)
-    with pytest.raises(InputError, match=r"data\.sources\.1\.weight: weight 0\.01 of \d+ samples takes none"):
+    with pytest.raises(InputError, match=r"data\.sources\.1\.weight: weight 0\.01 of \d+ samples gives none"):
         batches_of(tokens, objective, 1, [1.0, 0.01])

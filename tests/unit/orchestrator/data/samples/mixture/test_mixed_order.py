@@ -67,7 +67,7 @@ def test_the_order_is_that_of_a_small_model_that_counts(mixture: tuple) -> None:
         last = weights[sum(start <= order.size for start in starts) - 1]
         there = zip(order.drawn(order.size), limits, last, strict=True)
         assert all(count == limit for count, limit, weight in there if weight)
-        with pytest.raises(InputError, match="made the passes that they may"):
+        with pytest.raises(InputError, match="all sources reach max_passes"):
             order.at(order.size)
 
 

@@ -148,7 +148,7 @@ def test_positions_of_1e12_samples_are_exact() -> None:
 def test_the_end_of_all_passes_and_a_source_without_samples_are_told() -> None:
     order = made(LIMITS)
     assert order.size == 91 + 135
-    with pytest.raises(InputError, match="made the passes that they may after 226 samples"):
+    with pytest.raises(InputError, match="all sources reach max_passes after 226 samples"):
         order.at(226)
-    with pytest.raises(InputError, match=r"data.sources.1: has not one sample"):
+    with pytest.raises(InputError, match=r"data.sources.1: has no sample"):
         SectionedMixture(1, 2, lambda section: [9, 0], PHASES).at(40)

@@ -96,5 +96,5 @@ def test_documents_that_are_held_out_are_not_packed(prepare_here: Prepare) -> No
 def test_a_source_without_a_sample_is_told(prepare_here: Prepare) -> None:
     tokens = Tokens.open(prepare_here([texts(20)], ["\n<|endoftext|>\n" * 4]))
     objective = build("causal_lm", vocabulary=tokens.vocabulary(), sequence_length=LENGTH, seed=0)
-    with pytest.raises(InputError, match=r"data\.sources\.1: .* are fewer than one sample"):
+    with pytest.raises(InputError, match=r"data\.sources\.1: .* are less than one sample"):
         batches_of(tokens, objective, 0, [1.0, 1.0], packed=True)

@@ -112,5 +112,5 @@ def test_positions_of_1e12_samples_are_exact() -> None:
 def test_a_source_without_a_sample_is_refused() -> None:
     order = SectionedOrder(1, 2, ends_of([[5, 0], [9, 0]]), [1.0, 1.0])
     order.at(3)
-    with pytest.raises(InputError, match=r"data.sources.1: weight 1 of 0 samples takes none"):
+    with pytest.raises(InputError, match=r"data.sources.1: weight 1 of 0 samples gives none"):
         order.at(7)

@@ -120,7 +120,7 @@ def test_where_the_disk_fills_up_what_is_published_stays_and_the_same_command_go
                         continue
 
         with pytest.raises(
-            InputError, match=r"No space left on device.*make room.* the same command goes on"
+            InputError, match=r"No space left on device.*free space.*run the same command again"
         ) as told:
             prepare(data, (), str(disk / "cache"), fill)
         assert "\n" not in str(told.value)

@@ -153,7 +153,7 @@ def test_sizes_are_those_of_the_first_parts_times_the_bytes_of_all(uri: str) -> 
         for source, size in enumerate(sizes):
             assert 0.6 < size / tokens.length(source) < 1.4
     old = type(plan)(plan.parts)
-    with pytest.raises(InputError, match="has no sizes of its sources"):
+    with pytest.raises(InputError, match="lacks the sizes of its sources"):
         sections_of(tokens, old, Reading("stream", LENGTH + 1, LENGTH)).sizes(True)
     # of runs that began with it, by shares, the order is the same
     orders = [batches_of(tokens, Raw(), 7, [1.0, 1.0], SHARES, plan=each).order for each in (plan, old)]
