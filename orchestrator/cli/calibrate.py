@@ -1,4 +1,4 @@
-"""The command calibrate."""
+"""The command calibrate: measure this machine for the planner."""
 
 from __future__ import annotations
 
@@ -21,21 +21,23 @@ def calibrate(
         Path | None,
         typer.Option(
             parser=on_this_machine,
-            help="write the profile there [default: ~/.orchestrator/machine.yaml, which plans and runs here use]",
+            help="file for the profile [default: ~/.orchestrator/machine.yaml, which plans and runs here use]",
         ),
     ] = None,
     from_run: Annotated[
         str | None,
         typer.Option(
-            "--from", metavar="RUN", help="measure nothing: refine the profile by a run that has ended here"
+            "--from",
+            metavar="RUN",
+            help="refine the profile with a run that ended here, instead of measuring",
         ),
     ] = None,
     undo: Annotated[
-        bool, typer.Option("--undo", help="take back the last refinement by a run, whose record goes with it")
+        bool, typer.Option("--undo", help="undo the last refinement, and remove its record")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Measure this machine in about a minute, so that plans for its processors are right."""
+    """Measure this machine in about a minute, so that plans for its CPUs are right."""
     from orchestrator.planner.device import TURN
     from orchestrator.planner.profile import check_stores, store, stored_at
     from orchestrator.verify.calibrate import calibrate as measure
@@ -71,7 +73,7 @@ def calibrate(
 
 
 def _refine(run_dir: str | None, undo: bool, path: Path, as_json: bool) -> None:
-    """Refine the profile in a file by a run, or take the last refinement back."""
+    """Refine the profile in a file with a run, or undo the last refinement."""
     from orchestrator.planner.profile import read, store
     from orchestrator.verify import refine
 

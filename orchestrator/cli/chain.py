@@ -1,4 +1,4 @@
-"""What the commands run, submit, plan, status, stop and report do with a chain."""
+"""Chains in the commands run, submit, plan, status, stop and report."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def run_chain(
     chain: ChainSpec, root: RunDir, address: str | None, faults: list[str], priority: int, as_json: bool
 ) -> None:
-    """Drive a chain to its end, or on from where it is."""
+    """Run a chain to its end, from its start or from where it stopped."""
     from orchestrator.chain.console import ChainDisplay
     from orchestrator.chain.drive import run
 
@@ -51,7 +51,7 @@ def run_chain(
 
 
 def check(chain: ChainSpec, root: RunDir, address: str | None, as_json: bool) -> None:
-    """All checks of a chain, and what would be done, without doing anything."""
+    """Check a chain and show what `run` would do. Start and write nothing."""
     from orchestrator.chain.preflight import check_chain
     from orchestrator.chain.stage_run import stage_runs
 
@@ -68,7 +68,7 @@ def check(chain: ChainSpec, root: RunDir, address: str | None, as_json: bool) ->
 
 
 def plan_chain(chain: ChainSpec, root: RunDir, plan: Callable[[JobSpec], Any], as_json: bool) -> None:
-    """Plan every stage; a tokenizer that an earlier stage will train has the size that was asked for."""
+    """Plan every stage. A tokenizer that an earlier stage will train counts with its requested size."""
     from orchestrator.chain.preflight import of_stage, stand_ins
     from orchestrator.chain.stage_run import stage_runs
 
@@ -84,7 +84,7 @@ def plan_chain(chain: ChainSpec, root: RunDir, plan: Callable[[JobSpec], Any], a
 
 
 def chain_at(target: str) -> tuple[RunDir, ChainSpec] | None:
-    """The directory of a chain and its job, None if there is none at that place."""
+    """The directory of a chain and its job; None if no chain is at that place."""
     from orchestrator.api.place import place_of
     from orchestrator.config.chain import parse_chain
     from orchestrator.config.document import parse_yaml
@@ -104,14 +104,14 @@ def chain_at(target: str) -> tuple[RunDir, ChainSpec] | None:
 
 
 def refuse_chain(target: str) -> None:
-    """Raise InputError if there is a chain at that place, for a command that is about one run."""
+    """Raise InputError if a chain is at that place. For commands that take one run only."""
     if (chain := chain_at(target)) is not None:
         names = ", ".join(stage.name for stage in chain[1].stages)
         raise InputError("is a chain", chain[0].uri, f"name the folder of a stage in it: {names}")
 
 
 def found_of(root: RunDir, chain: ChainSpec) -> dict[str, Any]:
-    """How far a chain has come, from the run directories of its stages."""
+    """The progress of a chain, read from the run directories of its stages."""
     from orchestrator.chain.results import record
     from orchestrator.chain.stage_run import stage_runs
 
@@ -135,7 +135,7 @@ def show(found: dict[str, Any]) -> None:
 
 
 def write_report(root: RunDir, chain: ChainSpec) -> None:
-    """Write chain.json and report.html again, and send MLflow what it lacks."""
+    """Write chain.json and report.html again, and send missing rows to MLflow."""
     from orchestrator.chain.results import finish
     from orchestrator.chain.stage_run import stage_runs
 
@@ -147,7 +147,7 @@ def write_report(root: RunDir, chain: ChainSpec) -> None:
 
 
 def stop_stages(root: RunDir, chain: ChainSpec, stop: Callable[[RunDir], None], as_json: bool) -> None:
-    """Ask all stages that are at work to commit and end; no other begins then."""
+    """Ask all running stages to save a checkpoint and end. No further stage starts."""
     from orchestrator.config.outcome import ENDED
 
     found = found_of(root, chain)

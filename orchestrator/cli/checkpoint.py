@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from orchestrator.config.spec import JobSpec
 
 RawWeights = Annotated[
-    bool, typer.Option("--raw-weights", help="those of training, where the job has an average of them")
+    bool, typer.Option("--raw-weights", help="use the weights of training, not their average")
 ]
 Target = Annotated[
     Path, typer.Argument(parser=on_this_machine, help="new folder for model.safetensors, for hf:<target>")
 ]
-Step = Annotated[int | None, typer.Option(help="the commit's step [default: the newest sound one]")]
-One = Annotated[int | None, typer.Option("--step", help="the commit's step [default: all commits]")]
+Step = Annotated[int | None, typer.Option(help="step of the checkpoint [default: the newest undamaged one]")]
+One = Annotated[int | None, typer.Option("--step", help="step of the checkpoint [default: all checkpoints]")]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
-    group = typer.Typer(no_args_is_help=True, help="The commits of a run.")
+    group = typer.Typer(no_args_is_help=True, help="List, verify, export, remove and import checkpoints.")
     group.command("list")(list_)
     group.command()(verify)
     group.command()(export)
@@ -39,7 +39,7 @@ def register(app: typer.Typer) -> None:
 
 
 def list_(run_dir: Run, as_json: Json = False) -> None:
-    """List the commits of a run."""
+    """List the checkpoints of a run."""
     store = _store(run_dir)
     found = [row for step in store.steps() if (row := _describe(store, step)) is not None]
     if as_json:
@@ -53,8 +53,8 @@ def list_(run_dir: Run, as_json: Json = False) -> None:
 
 
 def verify(run_dir: Run, step: One = None, as_json: Json = False) -> None:
-    """Check every byte of one commit, or of all, of their token shards, and that weights which commits lack since they
-    were not trained are where the run began with them. Exit code 1 if something is damaged."""
+    """Verify every byte of one checkpoint or of all, and of their token shards. A checkpoint lacks weights that were
+    not trained: check that the base still has them. Exit code 1 if something is damaged."""
     from orchestrator.checkpoint.resolve_checkpoint import read_chosen
     from orchestrator.data.store.tokens import problems as problems_of
     from orchestrator.resolve.prepared_data import place_of_data
@@ -113,7 +113,7 @@ def export(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Export a commit to a folder that transformers, peft or another framework loads, and compare the outputs."""
+    """Export a checkpoint to a folder for transformers, peft or another framework, and compare the outputs."""
     from orchestrator.checkpoint.resolve_checkpoint import read_chosen
     from orchestrator.config.paths import absolute
     from orchestrator.export.converted import asked_form
@@ -140,9 +140,11 @@ def export(
             print(f"read its tokenizer with {reader}: AutoTokenizer makes another one of it", file=sys.stderr)
 
 
-def prune(run_dir: Run, keep: Annotated[int, typer.Option(min=1, help="commits that stay")] = 1) -> None:
-    """Remove all but the newest commits, the newest whose every byte is right, and those that are held, which
-    `checkpoint list` shows."""
+def prune(
+    run_dir: Run, keep: Annotated[int, typer.Option(min=1, help="number of newest checkpoints to keep")] = 1
+) -> None:
+    """Remove old checkpoints. Keep the newest, the newest undamaged one, and those that `checkpoint list` shows as
+    held."""
     from orchestrator.checkpoint.retention import prune as prune_commits
     from orchestrator.checkpoint.retention import retention_of
     from orchestrator.checkpoint.store import Store
@@ -164,18 +166,18 @@ def import_deepspeed(
     ],
     target: Target,
     tag: Annotated[
-        str | None, typer.Option(help="which checkpoint [default: the one that `latest` names]")
+        str | None, typer.Option(help="name of the checkpoint [default: the one in the file `latest`]")
     ] = None,
     config: Annotated[
         Path | None,
         typer.Option(parser=on_this_machine, help="config.json of the model, to train it as hf:<target>"),
     ] = None,
     trust: Annotated[
-        bool, typer.Option("--trust", help="unpickle everything: runs any code in the files")
+        bool, typer.Option("--trust", help="unpickle everything: this runs any code in the files")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Take the fp32 weights out of another project's DeepSpeed ZeRO checkpoint.
+    """Convert the fp32 weights of another project's DeepSpeed ZeRO checkpoint to the Hugging Face format.
 
     Its files are pickles: a separate process opens them, with an empty environment, and reads only tensors and plain
     data unless --trust is given. Optimiser state is not imported.
@@ -194,14 +196,14 @@ def import_megatron(
     ],
     target: Target,
     iteration: Annotated[
-        int | None, typer.Option(help="which iteration [default: the latest that the folder names]")
+        int | None, typer.Option(help="iteration to read [default: the latest that the folder names]")
     ] = None,
     vocabulary: Annotated[
         int | None, typer.Option(help="rows of the tables to keep [default: all, with Megatron's padding]")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Put together the weights of a Megatron-LM checkpoint (--ckpt-format torch or torch_dist) of a GPT.
+    """Convert the weights of a GPT's Megatron-LM checkpoint (--ckpt-format torch or torch_dist).
 
     One without rotary positions becomes GPT-2, one with rotary positions, SwiGLU and RMSNorm Llama. The files are
     pickles, of which only tensors and plain data are read. Optimiser state is not imported.
@@ -223,8 +225,9 @@ def _imported(target: Path, found: dict[str, Any], of: str, as_json: bool) -> No
 
 
 def _looked_at(spec: JobSpec, store: Store, step: int) -> tuple[list[str], str | None]:
-    """What is wrong with a commit, or with the weights that it lacks; and where its data is, if it is sound. Raises
-    FileNotFoundError if it was removed meanwhile."""
+    """The problems of a checkpoint or of the weights that it lacks, and the place of its data if it is undamaged.
+
+    Raises FileNotFoundError if the checkpoint was removed meanwhile."""
     from orchestrator.resolve.base import base_of_commit
 
     if problems := store.verify(step):
@@ -247,7 +250,7 @@ def _store(run_dir: str) -> Store:
 
 
 def _describe(store: Store, step: int) -> dict[str, Any] | None:
-    """A row about a commit, None if it was removed meanwhile."""
+    """The table row of a checkpoint; None if it was removed meanwhile."""
     from orchestrator.checkpoint.evaluations import metrics_of
     from orchestrator.checkpoint.manifest import CorruptCommit
     from orchestrator.checkpoint.pins import holders

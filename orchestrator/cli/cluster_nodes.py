@@ -21,12 +21,18 @@ if TYPE_CHECKING:
 MOST = 200
 """Largest number of nodes on one machine: each is a Ray node of some hundred MB."""
 
-Name = Annotated[str, typer.Option(help="the cluster's name, if there are several")]
+Name = Annotated[str, typer.Option(help="name of the cluster, if you have several")]
 Cpus = Annotated[
-    float, typer.Option(min=0, max=10**6, callback=finite, help="CPUs that a node offers, whatever it has")
+    float,
+    typer.Option(
+        min=0, max=10**6, callback=finite, help="CPUs that each node offers, whatever the machine has"
+    ),
 ]
 Gpus = Annotated[
-    float, typer.Option(min=0, max=10**6, callback=finite, help="GPUs that a node offers, whatever it has")
+    float,
+    typer.Option(
+        min=0, max=10**6, callback=finite, help="GPUs that each node offers, whatever the machine has"
+    ),
 ]
 Resources = Annotated[str, typer.Option(metavar="JSON", help='other resources, such as {"TPU": 4}')]
 Labels = Annotated[str, typer.Option(metavar="JSON", help='labels, such as {"ray.io/market-type": "spot"}')]
@@ -42,14 +48,15 @@ Types = Annotated[
 
 def up(
     local: Annotated[
-        int | None, typer.Option(min=0, max=MOST, help="nodes beside the head, all on this machine")
+        int | None,
+        typer.Option(min=0, max=MOST, help="number of nodes besides the head, all on this machine"),
     ] = None,
     hosts: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
             parser=on_this_machine,
-            help="nodes on other machines, by ssh; a line each: [user@]host [cpus=N] [gpus=N] [address=IP]",
+            help="file of machines for ssh, one per line: [user@]host [cpus=N] [gpus=N] [address=IP]",
         ),
     ] = None,
     most: Annotated[
@@ -67,18 +74,22 @@ def up(
     ] = 30.0,
     address: Annotated[
         str | None,
-        typer.Option(callback=word, help="of this machine, for --hosts [default: as they see it over ssh]"),
+        typer.Option(
+            callback=word, help="address of this machine for --hosts [default: as the hosts see it over ssh]"
+        ),
     ] = None,
-    ssh: Annotated[str, typer.Option(help="the command for --hosts, with its options")] = "ssh",
+    ssh: Annotated[str, typer.Option(help="ssh command for --hosts, with its options")] = "ssh",
     python: Annotated[
         str | None,
-        typer.Option(callback=word, help="on --hosts, with this program [default: the same as here]"),
+        typer.Option(
+            callback=word, help="Python on the hosts that has this program [default: the same path as here]"
+        ),
     ] = None,
     name: Name = "local",
     as_json: Json = False,
 ) -> None:
-    """Start a cluster of real Ray nodes, with token authentication: on loopback with made-up resources (--local), or
-    its head here and a node on each of several machines (--hosts)."""
+    """Start a cluster of real Ray nodes with token authentication. --local starts nodes on loopback with made-up
+    resources. --hosts starts the head here and a node on each machine of a file."""
     from cluster.local import local_cluster as loopback
 
     if hosts is not None:
@@ -135,7 +146,7 @@ def _up_on_hosts(name: str, file: Path, address: str, ssh: str, python: str, as_
 
 
 def add(
-    nodes: Annotated[int, typer.Argument(min=1, max=MOST, help="how many")] = 1,
+    nodes: Annotated[int, typer.Argument(min=1, max=MOST, help="number of nodes to add")] = 1,
     cpus: Cpus = 1,
     gpus: Gpus = 0,
     resources: Resources = "{}",
@@ -143,7 +154,7 @@ def add(
     name: Name = "local",
     as_json: Json = False,
 ) -> None:
-    """Start more nodes in the local cluster."""
+    """Add nodes to the local cluster."""
     from cluster.local import local_cluster as loopback
 
     node, cluster = _node(cpus, gpus, resources, labels), _existing(name)
@@ -153,11 +164,13 @@ def add(
 
 def remove(
     node: Annotated[str, typer.Argument(help="its address, as `cluster show` prints it", show_default=False)],
-    abruptly: Annotated[bool, typer.Option("--abruptly", help="at once, as a power failure would")] = False,
+    abruptly: Annotated[
+        bool, typer.Option("--abruptly", help="kill it at once, like a power failure")
+    ] = False,
     name: Name = "local",
     as_json: Json = False,
 ) -> None:
-    """Stop a node of the local cluster."""
+    """Remove a node from the local cluster."""
     from cluster.local import local_cluster as loopback
 
     cluster = _existing(name)
@@ -172,7 +185,7 @@ def show(name: Name = "local", as_json: Json = False) -> None:
 
 
 def down(name: Name = "local", as_json: Json = False) -> None:
-    """Stop the local cluster, and remove all that it started and wrote."""
+    """Stop the local cluster, and remove all its processes and files."""
     from cluster.local import local_cluster as loopback
     from cluster.remote import ssh_cluster
 

@@ -1,4 +1,4 @@
-"""What of the command plan is about a cluster that need not be here (--cluster)."""
+"""The option --cluster of the command plan: forecasts for a cluster that need not exist here."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def read_cluster(path: Path) -> tuple[ClusterFile, int]:
-    """The cluster of a file, and how many workers its nodes have. Raises InputError."""
+    """Read a cluster file. Return the cluster and the number of workers on its nodes. Raises InputError."""
     from orchestrator.planner.cluster_file import load
     from orchestrator.planner.profile import load as load_profile
 
@@ -20,7 +20,7 @@ def read_cluster(path: Path) -> tuple[ClusterFile, int]:
 
 
 def show_forecast(spec: JobSpec, found: dict[str, Any]) -> None:
-    """Print what `forecast` has found."""
+    """Print the result of `forecast`."""
     from orchestrator.cli.options import table
     from orchestrator.observe.formatting import count, duration
 

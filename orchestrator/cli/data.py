@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
-    group = typer.Typer(no_args_is_help=True, help="Raw text to token shards.")
+    group = typer.Typer(no_args_is_help=True, help="Turn raw text into token shards, and inspect them.")
     group.command()(corpus)
     group.command()(prepare)
     group.command()(inspect)
@@ -39,12 +39,12 @@ def register(app: typer.Typer) -> None:
 
 
 def corpus(
-    folder: Annotated[
-        Path, typer.Argument(parser=on_this_machine, help="where to write the .txt files")
-    ] = Path("corpus"),
+    folder: Annotated[Path, typer.Argument(parser=on_this_machine, help="folder for the .txt files")] = Path(
+        "corpus"
+    ),
     as_json: Json = False,
 ) -> None:
-    """Collect real text from this machine: the documentation strings of the installed packages."""
+    """Collect real text from this machine: the docstrings of installed packages."""
     from orchestrator.data.corpus import collect
 
     found = collect(str(folder.absolute()))
@@ -63,7 +63,7 @@ def prepare(
     address: Address = None,
     as_json: Json = False,
 ) -> None:
-    """Make a job's token shards without training, or loading its model."""
+    """Make the token shards of a job, without training and without loading its model."""
     from orchestrator.launch.path_checks import check_places
     from orchestrator.launch.preflight import check_preparable
     from orchestrator.resolve.prepared_data import PreparedData
@@ -116,7 +116,7 @@ def prepared_with_progress(
 
 
 def _held_out(spec: JobSpec, data: PreparedData) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """What is held out by the name of its set, and what a user should know of it, one line each."""
+    """The held-out sets by name, and notes for the user, one line each."""
     from orchestrator.config.evaluate import VALIDATION
     from orchestrator.data.prepare.rejections import notes_of
     from orchestrator.data.store.summary import sizes
@@ -146,7 +146,7 @@ def _held_out_samples(spec: JobSpec, uri: str) -> tuple[dict[str, dict[str, Any]
 
 
 def _removed(uri: str) -> list[dict[str, Any]]:
-    """What each step of data.clean has removed, without samples."""
+    """What each step of data.clean removed, without samples."""
     from orchestrator.data.clean.totals import read_totals
     from orchestrator.data.store.census import with_tokens
     from orchestrator.data.store.data_folder import DataFolder
@@ -158,7 +158,7 @@ def _removed(uri: str) -> list[dict[str, Any]]:
 
 
 def show_removed(steps: list[dict[str, Any]]) -> None:
-    """Print what each step of data.clean has removed."""
+    """Print what each step of data.clean removed."""
     from orchestrator.cli.options import table
     from orchestrator.observe.formatting import count
     from orchestrator.observe.page import size
@@ -193,23 +193,23 @@ def inspect(
     ] = None,
     removed_by: Annotated[
         str | None,
-        typer.Option("--removed-by", help="show documents that this step of data.clean has removed"),
+        typer.Option("--removed-by", help="show documents that this step of data.clean removed"),
     ] = None,
     at: Annotated[
         int | None,
         typer.Option(
-            help="of a job or a run: show the sample at this position of its order", min=0, max=2**53
+            help="show the sample at this position in the order of a job or a run", min=0, max=2**53
         ),
     ] = None,
     sample: Annotated[
-        int | None, typer.Option(help="the same of the sample of this number", min=0, max=2**53)
+        int | None, typer.Option(help="show the sample with this number", min=0, max=2**53)
     ] = None,
-    turn: Annotated[int, typer.Option(help="the pass over its source, with --sample", min=0, max=2**53)] = 0,
-    count: Annotated[int, typer.Option(help="samples, with --at", min=1, max=1000)] = 1,
+    turn: Annotated[int, typer.Option(help="with --sample, the pass over its source", min=0, max=2**53)] = 0,
+    count: Annotated[int, typer.Option(help="with --at, the number of samples", min=1, max=1000)] = 1,
     as_json: Json = False,
 ) -> None:
-    """Show what a folder of prepared data contains; of a job or a run how often it reads each source, and samples as
-    the model sees them."""
+    """Show the content of a folder of prepared data. For a job or a run, show how often it reads each source, and
+    samples as the model sees them."""
     from orchestrator.cli import data_samples
     from orchestrator.config.paths import absolute
     from orchestrator.data.store.summary import inspect as look
@@ -265,11 +265,11 @@ def _inspect_prepared(data: str, share: float | None, removed_by: str | None, as
 def report(
     data: Annotated[str, typer.Argument(help="a folder of prepared data")],
     out: Annotated[
-        str | None, typer.Option(help="the page [default: data-report.html]", show_default=False)
+        str | None, typer.Option(help="file of the page [default: data-report.html]", show_default=False)
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write one page about prepared data: lengths, languages, sources, duplicates, what was rejected and removed."""
+    """Write a page about prepared data: lengths, languages, sources, duplicates, rejected and removed documents."""
     from orchestrator.config.paths import absolute
     from orchestrator.data.store.census import census
     from orchestrator.observe.data_report import page

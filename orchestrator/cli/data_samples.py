@@ -84,7 +84,7 @@ def whole(tokens: Tokens) -> Tokens:
 
 
 def look(inputs: TrainingInputs, tokens: Tokens, begun: Source | None, wanted: Wanted) -> dict[str, Any]:
-    """The course of the run, and the samples that are wanted, as plain data. Raises InputError."""
+    """The course of the run and the requested samples, as plain data. Raises InputError."""
     from orchestrator.data.samples.inspect import documents_cut
     from orchestrator.data.samples.mixture.passes import MANY
     from orchestrator.resolve.training_inputs import course_of
@@ -108,7 +108,7 @@ def look(inputs: TrainingInputs, tokens: Tokens, begun: Source | None, wanted: W
 
 
 def show(found: dict[str, Any]) -> None:
-    """Print what `look` found: in colours on a terminal, plain elsewhere."""
+    """Print the result of `look`: with colours on a terminal, plain elsewhere."""
     from rich.console import Console
     from rich.text import Text
 
@@ -191,7 +191,7 @@ def _shown(inputs: TrainingInputs, spec: JobSpec, place: dict[str, Any], decode:
 
 
 def _decoder(tokenizer: Tokenizer) -> Decode:
-    """The text of a token; of a part of a character, its name in the vocabulary."""
+    """The text of a token. For a part of a character, its name in the vocabulary."""
 
     def decode(token: int) -> str:
         text = str(tokenizer.decode([token], skip_special_tokens=False))

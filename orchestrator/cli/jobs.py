@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from orchestrator.storage.run_directory import RunDir
 
 SUMMARY = 60.0
-"""Seconds that a summary may come later than the status of a run that has ended."""
+"""Seconds that summary.json may appear after the final status of a run."""
 
 
 def register(app: typer.Typer) -> None:
@@ -52,26 +52,26 @@ def submit(
     overrides: Set = None,
     run_dir: RunDirectory = None,
     address: Cluster = None,
-    until: Annotated[int | None, typer.Option(min=1, help="end at this step with a commit")] = None,
+    until: Annotated[int | None, typer.Option(min=1, help="end at this step with a checkpoint")] = None,
     priority: Priority = 0,
     working_dir: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
             parser=on_this_machine,
-            help="send this folder along; .gitignore and .rayignore apply",
+            help="send this folder to the cluster; .gitignore and .rayignore apply",
         ),
     ] = None,
     package: Annotated[
-        bool, typer.Option("--package", help="send this program along, for nodes that have another version")
+        bool, typer.Option("--package", help="send this program too, for nodes with another version")
     ] = False,
     exclude: Annotated[
-        list[str] | None, typer.Option(metavar="PATTERN", help="more of the folder that is not sent; repeat")
+        list[str] | None, typer.Option(metavar="PATTERN", help="leave out matching files too; repeat")
     ] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="follow it to its end, as attach does")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="follow the job to its end, like attach")] = False,
     as_json: Json = False,
 ) -> None:
-    """Submit a job to a cluster; a job of the same name continues from its last commit."""
+    """Submit a job to a cluster. A job with the same name resumes from its last checkpoint."""
     from cluster.jobs.ray_jobs import own_packages
     from orchestrator.config.chain import ChainSpec
     from orchestrator.launch import submission

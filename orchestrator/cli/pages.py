@@ -1,4 +1,4 @@
-"""The commands compare and serve: several runs beside each other, and all of a folder in a browser."""
+"""The commands compare and serve: compare runs, and show the runs of a folder in a browser."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def compare(
     ],
     output: Annotated[
         Path | None,
-        typer.Option("--html", metavar="FILE", help="write a page with the curves over each other"),
+        typer.Option("--html", metavar="FILE", help="write a page with all curves on one scale"),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Compare runs: their numbers, their curves on one scale, and where their job files differ."""
+    """Compare runs: numbers, curves on one scale, and differences of their job files."""
     from orchestrator.observe import compare as made
 
     found = made.compared([existing_run(run)[0] for run in runs])
@@ -59,9 +59,9 @@ def compare(
 
 def serve(
     folder: Annotated[str, typer.Argument(help="a folder of run directories: a path or URI")] = RUNS,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free")] = 0,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="port; 0 picks a free one")] = 0,
 ) -> None:
-    """Show all runs of a folder in a browser: on this machine alone, at an address with a token, until Ctrl-C."""
+    """Show all runs of a folder in a browser on this machine, at an address with a token, until Ctrl-C."""
     from orchestrator.observe.page_server import PageServer
 
     place = existing_folder(folder)

@@ -1,4 +1,4 @@
-"""Of the command plan: a page of a plan (--html), and what was predicted of runs beside what was measured (--audit)."""
+"""Options of the command plan: a page of a plan (--html), predictions compared with measurements (--audit)."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def write_page(path: Path, found: PlannedJob) -> None:
 
 
 def show_audit(folder: str, as_json: bool) -> None:
-    """Print predicted and measured step time and memory of all runs in a folder. Raises InputError if there is
-    none."""
+    """Print predicted and measured step time and memory of all runs in a folder. Raises InputError if it has no
+    run."""
     from orchestrator.observe.audit import audit_of
     from orchestrator.observe.formatting import duration
     from orchestrator.observe.page import size

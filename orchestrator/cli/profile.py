@@ -1,4 +1,4 @@
-"""The command profile: traces and tables of the next steps of a run that trains."""
+"""The command profile: traces and tables of the next steps of a running job."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from orchestrator.storage.run_directory import RunDir
 
 EVERY = 0.5
-"""Seconds between looks for results."""
+"""Seconds between checks for results."""
 SHOWN = 12
-"""Operators that are printed; the file has more."""
+"""Number of printed operators; the file has more."""
 
 
 def register(app: typer.Typer) -> None:
@@ -30,15 +30,15 @@ def register(app: typer.Typer) -> None:
 
 def profile(
     target: Target,
-    ranks: Annotated[str, typer.Option(metavar="N[,N...]", help="the ranks to profile")] = "0",
-    steps: Annotated[int, typer.Option(min=1, max=50, help="how many steps")] = 2,
+    ranks: Annotated[str, typer.Option(metavar="N[,N...]", help="ranks to profile")] = "0",
+    steps: Annotated[int, typer.Option(min=1, max=50, help="number of steps")] = 2,
     timeout: Annotated[
         float, typer.Option(min=1, callback=finite, help="seconds to wait for the traces")
     ] = 300.0,
     address: Cluster = None,
     as_json: Json = False,
 ) -> None:
-    """Profile the next steps of a run that trains: a trace for each rank, and the operators that took longest."""
+    """Profile the next steps of a running job: a trace for each rank, and the slowest operators."""
     run = _directory(target, address)
     status = run.read_json_or_empty("status.json")
     wanted = _ranks(ranks, status, run.uri)
@@ -94,7 +94,7 @@ def _ranks(text: str, status: dict[str, Any], uri: str) -> list[int]:
 
 
 def _results(run: RunDir, folder: str, ranks: list[int], timeout: float) -> list[dict[str, Any]]:
-    """The tables of all these ranks, as they come. Raises TimeoutError, naming what is missing."""
+    """Return the tables of these ranks. Raises TimeoutError that names the missing ranks."""
     found: dict[int, dict[str, Any]] = {}
     end = time.monotonic() + timeout
     while missing := [rank for rank in ranks if rank not in found]:

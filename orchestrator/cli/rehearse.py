@@ -1,4 +1,4 @@
-"""The command rehearse."""
+"""The command rehearse: try a job in small."""
 
 from __future__ import annotations
 

@@ -32,11 +32,11 @@ def tune(
     run_dir: RunDirectory = None,
     address: Address = None,
     report: Annotated[
-        bool, typer.Option("--report", help="only write the report of the results so far again")
+        bool, typer.Option("--report", help="only write the report of the results so far")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Search over keys of a job with Ray Tune; the same command continues it after any interruption."""
+    """Search over keys of a job with Ray Tune. The same command continues the search after any interruption."""
     from orchestrator.tune.console import SearchDisplay
     from orchestrator.tune.search import tune as search
 
@@ -76,7 +76,7 @@ def tune(
 
 
 def show(found: dict[str, Any]) -> None:
-    """Print the trials as a table, the best first."""
+    """Print the trials as a table, best first."""
     keys = list(dict.fromkeys(key for trial in found["trials"] for key in trial["config"]))
     sign = 1 if found["mode"] == "min" else -1
     ranked = sorted(
