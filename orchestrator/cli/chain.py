@@ -29,25 +29,25 @@ def run_chain(
         stage, _, fault = text.partition(":")
         injected[stage] = (*injected.get(stage, ()), fault)
     with ChainDisplay() as progress:
-        ended = run(chain, root, address, progress.update, injected, priority)
+        result = run(chain, root, address, progress.update, injected, priority)
     with at_its_end():
         if as_json:
             emit(
                 {
-                    "exit_code": ended.outcome.exit_code,
+                    "exit_code": result.outcome.exit_code,
                     "run_dir": root.uri,
-                    "line": ended.line,
-                    "chain": ended.summary,
+                    "line": result.line,
+                    "chain": result.summary,
                 }
             )
         else:
-            show(ended.summary)
-            for problem in filter(None, (ended.summary.get("problem"), ended.summary.get("tracking"))):
+            show(result.summary)
+            for problem in filter(None, (result.summary.get("problem"), result.summary.get("tracking"))):
                 print(f"orchestrator: {problem}", file=sys.stderr)
             print(f"report.html and chain.json are in {root.uri}", file=sys.stderr)
-            if ended.line:
-                print(f"orchestrator: {ended.line}", file=sys.stderr)
-    raise typer.Exit(ended.outcome.exit_code)
+            if result.line:
+                print(f"orchestrator: {result.line}", file=sys.stderr)
+    raise typer.Exit(result.outcome.exit_code)
 
 
 def check(chain: ChainSpec, root: RunDir, address: str | None, as_json: bool) -> None:
@@ -120,18 +120,18 @@ def found_of(root: RunDir, chain: ChainSpec) -> dict[str, Any]:
 
 def show_status(root: RunDir, chain: ChainSpec, as_json: bool) -> None:
     """Print the stages of a chain, each with its state."""
-    found = found_of(root, chain)
+    summary = found_of(root, chain)
     if as_json:
-        emit(found)
+        emit(summary)
     else:
-        show(found)
+        show(summary)
 
 
-def show(found: dict[str, Any]) -> None:
+def show(summary: dict[str, Any]) -> None:
     """Print the stages as a table."""
     from orchestrator.chain.console import COLUMNS, rows
 
-    table(f"{found['name']}: {found['state']}", COLUMNS, rows(found))
+    table(f"{summary['name']}: {summary['state']}", COLUMNS, rows(summary))
 
 
 def write_report(root: RunDir, chain: ChainSpec) -> None:
@@ -140,9 +140,9 @@ def write_report(root: RunDir, chain: ChainSpec) -> None:
     from orchestrator.chain.stage_run import stage_runs
 
     stages = stage_runs(chain, root)
-    found = finish(chain, stages, root, found_of(root, chain))
+    summary = finish(chain, stages, root, found_of(root, chain))
     print(root.at("report.html"))
-    for problem in filter(None, (found["problem"], found["tracking"])):
+    for problem in filter(None, (summary["problem"], summary["tracking"])):
         print(f"orchestrator: {problem}", file=sys.stderr)
 
 
@@ -150,8 +150,8 @@ def stop_stages(root: RunDir, chain: ChainSpec, stop: Callable[[RunDir], None], 
     """Ask all running stages to save a checkpoint and end. No further stage starts."""
     from orchestrator.config.outcome import ENDED
 
-    found = found_of(root, chain)
-    working = [each for each in found["stages"] if each["state"] not in (*ENDED, "not begun")]
+    summary = found_of(root, chain)
+    working = [each for each in summary["stages"] if each["state"] not in (*ENDED, "not begun")]
     if not working:
         raise InputError("no stage of this chain is at work", root.uri, "see `orchestrator status`")
     for each in working:

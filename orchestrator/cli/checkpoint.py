@@ -41,14 +41,16 @@ def register(app: typer.Typer) -> None:
 def list_(run_dir: Run, as_json: Json = False) -> None:
     """List the checkpoints of a run."""
     store = _store(run_dir)
-    found = [row for step in store.steps() if (row := _describe(store, step)) is not None]
+    checkpoints = [row for step in store.steps() if (row := _describe(store, step)) is not None]
     if as_json:
-        emit(found)
+        emit(checkpoints)
         return
     columns = ["step", "position", "receipt", "layout", "MiB", "created", "state"]
-    metrics = [row["evaluation"] for row in found]
+    metrics = [row["evaluation"] for row in checkpoints]
     columns += dict.fromkeys(name for one in metrics for name in one if name.endswith(".loss"))
-    rows = [[_text((row | one).get(c)) for c in columns] for row, one in zip(found, metrics, strict=True)]
+    rows = [
+        [_text((row | one).get(c)) for c in columns] for row, one in zip(checkpoints, metrics, strict=True)
+    ]
     table("Commits", columns, rows)
 
 
@@ -64,19 +66,19 @@ def verify(run_dir: Run, step: One = None, as_json: Json = False) -> None:
     def look(number: int) -> tuple[list[str], str | None]:
         return _looked_at(spec, store, number)
 
-    found = {}
+    results = {}
     for number in store.steps() if step is None else [step]:
         try:
-            found[number] = read_chosen(store, number, look)
+            results[number] = read_chosen(store, number, look)
         except InputError:
             if step is not None or number in store.steps():
                 raise
-    if not found:  # there are none, or all were removed meanwhile
+    if not results:  # there are none, or all were removed meanwhile
         newest = read_chosen(store, None, lambda number: (number, look(number)))
-        found = dict([newest])
-    problems = {f"step {number}": lines for number, (lines, _) in found.items()}
-    known = {data for _, data in found.values()}
-    for uri in sorted(filter(None, known)):
+        results = dict([newest])
+    problems = {f"step {number}": lines for number, (lines, _) in results.items()}
+    data_folders = {data for _, data in results.values()}
+    for uri in sorted(filter(None, data_folders)):
         place = place_of_data(spec, run, uri)
         if place is None:  # which is no problem: it is made again
             print(f"data {uri} is not there, and was not looked at", file=sys.stderr)
@@ -124,19 +126,19 @@ def export(
     if to is not None:
         check_uri(to, "--to")
     target = run.at("export") if to is None else absolute(to, Path.cwd())
-    asked = asked_form(form, names, numbers)
-    found = read_chosen(
-        _store(run_dir), step, lambda number: write(run.uri, number, target, raw=raw_weights, form=asked)
+    requested = asked_form(form, names, numbers)
+    exported = read_chosen(
+        _store(run_dir), step, lambda number: write(run.uri, number, target, raw=raw_weights, form=requested)
     )
     if as_json:
-        emit(found)
+        emit(exported)
     else:
-        averaged = ", averaged weights" if "weights" in found else ""
-        apart = found["logits_difference"]
+        averaged = ", averaged weights" if "weights" in exported else ""
+        apart = exported["logits_difference"]
         same = "" if apart is None else f", logits within {apart:.1e} of transformers'"
-        rounded = f", {found['rounding']:.1e} by rounding" if "rounding" in found else ""
-        print(f"{target}: step {found['step']}{averaged}{same}{rounded}")
-        if reader := found.get("tokenizer_class"):
+        rounded = f", {exported['rounding']:.1e} by rounding" if "rounding" in exported else ""
+        print(f"{target}: step {exported['step']}{averaged}{same}{rounded}")
+        if reader := exported.get("tokenizer_class"):
             print(f"read its tokenizer with {reader}: AutoTokenizer makes another one of it", file=sys.stderr)
 
 
@@ -184,10 +186,10 @@ def import_deepspeed(
     """
     from orchestrator.importers.deepspeed import import_checkpoint
 
-    found = import_checkpoint(str(source), str(target), tag, str(config) if config else None, trust)
+    imported = import_checkpoint(str(source), str(target), tag, str(config) if config else None, trust)
     how = "unpickled" if trust else "tensors and plain data only"
-    of = f"a ZeRO {found['stage']} checkpoint of {found['ranks']} ranks, read in a separate process ({how})"
-    _imported(target, found, of, as_json)
+    of = f"a ZeRO {imported['stage']} checkpoint of {imported['ranks']} ranks, read in a separate process ({how})"
+    _imported(target, imported, of, as_json)
 
 
 def import_megatron(
@@ -210,18 +212,23 @@ def import_megatron(
     """
     from orchestrator.importers.megatron import import_megatron as take
 
-    found = take(str(source), str(target), iteration, vocabulary)
-    ranks = f"{found['tensor_parallel']} x {found['pipeline_parallel']} ranks (tensor x pipeline parallel)"
+    imported = take(str(source), str(target), iteration, vocabulary)
+    ranks = (
+        f"{imported['tensor_parallel']} x {imported['pipeline_parallel']} ranks (tensor x pipeline parallel)"
+    )
     _imported(
-        target, found, f"a {found['model_type']}, of iteration {found['iteration']} on {ranks}", as_json
+        target,
+        imported,
+        f"a {imported['model_type']}, of iteration {imported['iteration']} on {ranks}",
+        as_json,
     )
 
 
-def _imported(target: Path, found: dict[str, Any], of: str, as_json: bool) -> None:
+def _imported(target: Path, imported: dict[str, Any], of: str, as_json: bool) -> None:
     if as_json:
-        emit(found)
+        emit(imported)
     else:
-        print(f"{target}: {len(found['tensors'])} tensors of {of}")
+        print(f"{target}: {len(imported['tensors'])} tensors of {of}")
 
 
 def _looked_at(spec: JobSpec, store: Store, step: int) -> tuple[list[str], str | None]:
@@ -256,7 +263,7 @@ def _describe(store: Store, step: int) -> dict[str, Any] | None:
     from orchestrator.checkpoint.pins import holders
 
     try:
-        found = store.manifest(step)
+        manifest = store.manifest(step)
     except CorruptCommit as error:
         columns = dict.fromkeys(("position", "receipt", "layout", "MiB", "created"), "")
         return {"step": step, **columns, "state": f"damaged: {error}", "evaluation": {}}
@@ -264,17 +271,17 @@ def _describe(store: Store, step: int) -> dict[str, Any] | None:
         if step in store.steps():
             raise
         return None
-    layout = found.meta.get("layout", {})
+    layout = manifest.meta.get("layout", {})
     shown = " ".join(f"{k}{v}" for k, v in layout.items() if k in ("pp", "dp", "cp", "tp") and v > 1) or "dp1"
     return {
         "step": step,
-        "position": found.position,
-        "receipt": found.receipt,
+        "position": manifest.position,
+        "receipt": manifest.receipt,
         "layout": shown,
-        "MiB": round(found.total_bytes / 2**20, 1),
-        "created": found.created,
+        "MiB": round(manifest.total_bytes / 2**20, 1),
+        "created": manifest.created,
         "state": "; ".join(["committed", *(f"held by {by}" for by in holders(store, step))]),
-        "evaluation": metrics_of(store, found),
+        "evaluation": metrics_of(store, manifest),
     }
 
 

@@ -116,15 +116,15 @@ def up(
     with _errors_of(name, quiet=True):
         loopback.folder_of(name)
     with _errors_of(name):
-        found = loopback.up(name, [] if scaling else kinds * local, scaling)
-        _show_new(found, as_json)
+        cluster = loopback.up(name, [] if scaling else kinds * local, scaling)
+        _show_new(cluster, as_json)
 
 
-def _show_new(found: LocalCluster, as_json: bool) -> None:
-    _show(found, as_json)
+def _show_new(cluster: LocalCluster, as_json: bool) -> None:
+    _show(cluster, as_json)
     if not as_json:
         print("\nThe other commands find it. For Ray's own:\n")
-        for key, value in found.environment().items():
+        for key, value in cluster.environment().items():
             print(f"  export {key}={value}")
 
 
@@ -141,8 +141,8 @@ def _up_on_hosts(name: str, file: Path, address: str, ssh: str, python: str, as_
     except WrongHosts as error:
         raise InputError(str(error), "--hosts", "see --help") from None
     with _errors_of(name):
-        found = ssh_cluster.up(name, hosts, ssh_cluster.Ssh(ssh, python), address)
-        _show_new(found, as_json)
+        cluster = ssh_cluster.up(name, hosts, ssh_cluster.Ssh(ssh, python), address)
+        _show_new(cluster, as_json)
 
 
 def add(
@@ -212,10 +212,10 @@ def _existing(name: str) -> LocalCluster:
     from cluster.local import local_cluster as loopback
 
     with _errors_of(name, quiet=True):
-        found = loopback.find(name)
-    if found is None:
+        cluster = loopback.find(name)
+    if cluster is None:
         raise InputError("no local cluster is up", name, "start one with `orchestrator cluster up --local 2`")
-    return found
+    return cluster
 
 
 def _node(cpus: float, gpus: float, resources: str, labels: str) -> NodeSpec:
@@ -235,13 +235,13 @@ def _node(cpus: float, gpus: float, resources: str, labels: str) -> NodeSpec:
 
 def _mapping(text: str, option: str, kinds: tuple[type, ...]) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        mapping = json.loads(text)
     except ValueError as error:
         raise InputError(f"is not JSON ({error})", option, 'write for example {"a": 1}') from None
-    if not isinstance(found, dict) or not all(isinstance(value, kinds) for value in found.values()):
+    if not isinstance(mapping, dict) or not all(isinstance(value, kinds) for value in mapping.values()):
         names = " or ".join(kind.__name__ for kind in kinds)
         raise InputError(f"must be an object whose values are {names}", option, "see --help")
-    return found
+    return mapping
 
 
 @contextmanager

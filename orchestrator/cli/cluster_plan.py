@@ -19,7 +19,7 @@ def read_cluster(path: Path) -> tuple[ClusterFile, int]:
     return cluster, cluster.nodes * load_profile(cluster.device).per_node
 
 
-def show_forecast(spec: JobSpec, found: dict[str, Any]) -> None:
+def show_forecast(spec: JobSpec, result: dict[str, Any]) -> None:
     """Print the result of `forecast`."""
     from orchestrator.cli.options import table
     from orchestrator.observe.formatting import count, duration
@@ -27,10 +27,10 @@ def show_forecast(spec: JobSpec, found: dict[str, Any]) -> None:
     def days(value: float) -> str:
         return f"{value:.1f} days" if value >= 1.0 else duration(value * 86400.0)
 
-    commit = found["commit"]
+    commit = result["commit"]
     print(
-        f"{found['nodes_in_use']} of {found['nodes']} nodes, {count(found['tokens_per_day'])} tokens a day, "
-        f"{days(found['days_without_failures'])} for {count(spec.train.steps)} steps if nothing failed."
+        f"{result['nodes_in_use']} of {result['nodes']} nodes, {count(result['tokens_per_day'])} tokens a day, "
+        f"{days(result['days_without_failures'])} for {count(spec.train.steps)} steps if nothing failed."
     )
     rows = [
         [
@@ -44,11 +44,11 @@ def show_forecast(spec: JobSpec, found: dict[str, Any]) -> None:
             f"{each['failures']:.0f}",
             str(each["spares"]),
         ]
-        for name, each in found["markets"].items()
+        for name, each in result["markets"].items()
     ]
     columns = ["market", "ends", "takes", "goodput", "USD", "kWh", "kg CO2e", "failures", "spares"]
     table("Forecast: the mean of some lives, with the controller's own decisions", columns, rows)
-    for name, each in found["markets"].items():
+    for name, each in result["markets"].items():
         best, parts = each["young_daly"], each["share_of_time"]
         spent = ", ".join(f"{part} {share:.1%}" for part, share in parts.items() if share >= 0.0005)
         print(

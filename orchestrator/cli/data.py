@@ -47,12 +47,12 @@ def corpus(
     """Collect real text from this machine: the docstrings of installed packages."""
     from orchestrator.data.corpus import collect
 
-    found = collect(str(folder.absolute()))
+    content = collect(str(folder.absolute()))
     if as_json:
-        emit(found)
+        emit(content)
     else:
         print(
-            f"{folder}: {found['bytes'] / 2**20:.1f} MiB of documentation strings in {len(found['files'])} files"
+            f"{folder}: {content['bytes'] / 2**20:.1f} MiB of documentation strings in {len(corpus['files'])} files"
         )
 
 
@@ -81,11 +81,13 @@ def prepare(
     if removed:
         show_removed(removed)
     print(data.uri)
-    for name, found in sets.items():
+    for name, held_out in sets.items():
         print(
             f"held out as {name}: "
             + ", ".join(
-                f"{found[key]} {key}" for key in ("samples", "documents", "tokens", "bytes") if key in found
+                f"{held_out[key]} {key}"
+                for key in ("samples", "documents", "tokens", "bytes")
+                if key in held_out
             )
         )
     for line in notes:
@@ -107,8 +109,8 @@ def prepared_with_progress(
 
     try:
         alone = spec.data.samples is not None  # which are prepared by this process
-        there = contextlib.nullcontext() if alone else connected_ray(address)
-        with ProgressDisplay() as progress, there:
+        session = contextlib.nullcontext() if alone else connected_ray(address)
+        with ProgressDisplay() as progress, session:
             line = StageLine(lambda text: progress.update({"phase": "prepare", "note": text}))
             return prepared(spec, run, before, line)
     except NoCluster as error:
@@ -125,8 +127,8 @@ def _held_out(spec: JobSpec, data: PreparedData) -> tuple[dict[str, dict[str, An
     share = spec.data.validation and spec.data.validation.share
     if spec.data.samples is not None:
         return _held_out_samples(spec, data.uri)
-    found: dict[str, dict[str, Any]] = {VALIDATION: {**sizes(data.uri, share)}} if share else {}
-    sets = {**found, **{name: {"uri": uri, **sizes(uri)} for name, uri in data.sets.items()}}
+    shares: dict[str, dict[str, Any]] = {VALIDATION: {**sizes(data.uri, share)}} if share else {}
+    sets = {**shares, **{name: {"uri": uri, **sizes(uri)} for name, uri in data.sets.items()}}
     return sets, resolve_over(spec, data)[2] if sets else notes_of(data.uri)
 
 
@@ -137,11 +139,11 @@ def _held_out_samples(spec: JobSpec, uri: str) -> tuple[dict[str, dict[str, Any]
     from orchestrator.data.store import manifest
     from orchestrator.data.store.data_folder import DataFolder
 
-    found = manifest.read(DataFolder(uri))
-    assert found is not None
+    prepared = manifest.read(DataFolder(uri))
+    assert prepared is not None
     assert spec.data.samples is not None
     share = spec.data.validation.share if spec.data.validation else None
-    held_out = batches_of_samples(spec.data.samples, spec.seed, share, found, uri)[1]
+    held_out = batches_of_samples(spec.data.samples, spec.seed, share, prepared, uri)[1]
     return {VALIDATION: {"samples": held_out.samples}} if held_out else {}, rejections.notes_of(uri)
 
 
@@ -153,8 +155,8 @@ def _removed(uri: str) -> list[dict[str, Any]]:
     from orchestrator.data.store.tokens import Tokens
 
     steps = read_totals(DataFolder(uri))
-    found = with_tokens(steps, Tokens.open(uri)) if steps else []
-    return [{key: value for key, value in step.items() if key != "samples"} for step in found]
+    counted = with_tokens(steps, Tokens.open(uri)) if steps else []
+    return [{key: value for key, value in step.items() if key != "samples"} for step in counted]
 
 
 def show_removed(steps: list[dict[str, Any]]) -> None:
@@ -221,13 +223,20 @@ def inspect(
         seen = data_samples.look(*found, data_samples.Wanted(at, sample, turn, count))
         emit(seen) if as_json else data_samples.show(seen)
         return
-    asked = {"--at": at is not None, "--sample": sample is not None, "--turn": turn > 0, "--count": count > 1}
-    if any(asked.values()) and removed_by is None:
+    options = {
+        "--at": at is not None,
+        "--sample": sample is not None,
+        "--turn": turn > 0,
+        "--count": count > 1,
+    }
+    if any(options.values()) and removed_by is None:
         look(absolute(data, Path.cwd()), None)  # raises where there is no data either
         _refuse(
-            asked, data, "this is prepared data; name a job file or a run directory, which make samples of it"
+            options,
+            data,
+            "this is prepared data; name a job file or a run directory, which make samples of it",
         )
-    _refuse(asked, data, "it does not go with --removed-by")
+    _refuse(options, data, "it does not go with --removed-by")
     _inspect_prepared(data, share, removed_by, as_json)
 
 
@@ -254,11 +263,11 @@ def _inspect_prepared(data: str, share: float | None, removed_by: str | None, as
             for sample in step["samples"]:
                 print(f"- {sample['reason']}\n    " + sample["text"].replace("\n", "\n    "))
         return
-    found = look(absolute(data, Path.cwd()), share)
+    content = look(absolute(data, Path.cwd()), share)
     if as_json:
-        emit(found)
+        emit(content)
         return
-    for key, value in found.items():
+    for key, value in content.items():
         print(f"{key}: {value}")
 
 
@@ -274,13 +283,13 @@ def report(
     from orchestrator.data.store.census import census
     from orchestrator.observe.data_report import page
 
-    found = census(absolute(data, Path.cwd()))
+    counts = census(absolute(data, Path.cwd()))
     if as_json:
-        emit(found)
+        emit(counts)
         return
     target = Path(out or "data-report.html").absolute()
     try:
-        target.write_text(page(found), encoding="utf-8")
+        target.write_text(page(counts), encoding="utf-8")
     except OSError as error:
         raise InputError(
             f"cannot be written ({error.strerror})", str(target), "name another file by --out"

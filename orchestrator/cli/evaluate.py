@@ -144,13 +144,13 @@ def absolute_path(uri: str) -> str:
 
 def _texts(on: list[str]) -> dict[str, str]:
     """The files of each --on by name. Raises InputError if a text is not NAME=FILES."""
-    found = {}
+    files_by_name = {}
     for text in on:
         name, equals, uri = text.partition("=")
         if not (name and equals and uri):
             raise InputError("is not NAME=FILES", f"--on {text}", "write it as in wiki='wiki/*.txt'")
-        found[name] = absolute_path(uri)
-    return found
+        files_by_name[name] = absolute_path(uri)
+    return files_by_name
 
 
 def _tell_settings(subject: _Commit | _Export) -> None:

@@ -229,30 +229,30 @@ def _plan(
         cluster, workers = read_cluster(at)
         device = cluster.device
     spec = with_workers(spec, workers) if workers else spec
-    found = planned_here(spec, run) if device is None else planned_on_paper(spec, device)
-    spec, shape = found.job.spec, found.job.shape
-    if found.refused:
+    planned = planned_here(spec, run) if device is None else planned_on_paper(spec, device)
+    spec, shape = planned.job.spec, planned.job.shape
+    if planned.refused:
         print(
-            f"orchestrator: `run` would refuse this without another --run-dir: {found.refused}",
+            f"orchestrator: `run` would refuse this without another --run-dir: {planned.refused}",
             file=sys.stderr,
         )
     if html:
-        write_page(html, found)
-    told = forecast(spec, shape, found.plan, cluster) if cluster else None
+        write_page(html, planned)
+    prediction = forecast(spec, shape, planned.plan, cluster) if cluster else None
     points = []
     if by_workers:
         most = spec.resources.workers.max
-        points = frontier(spec, shape, most, found.machine, found.must_fit, found.verdicts)
+        points = frontier(spec, shape, most, planned.machine, planned.must_fit, planned.verdicts)
     if as_json:
         more: dict[str, Any] = {"frontier": [point.to_json() for point in points]} if by_workers else {}
-        return found.to_json() | more | ({"cluster": told} if told else {})
-    plan_table.show(spec, shape, found.plan)
-    plan_table.show_memory(found.plan, found.traced, found.on_cpu)
-    plan_table.show_precision(found.choice)
-    for line in found.assumed:
+        return planned.to_json() | more | ({"cluster": prediction} if prediction else {})
+    plan_table.show(spec, shape, planned.plan)
+    plan_table.show_memory(planned.plan, planned.traced, planned.on_cpu)
+    plan_table.show_precision(planned.choice)
+    for line in planned.assumed:
         print(f"Assumed: {line}.")
     if by_workers:
         plan_table.show_frontier(points)
-    if told:
-        show_forecast(spec, told)
+    if prediction:
+        show_forecast(spec, prediction)
     return None

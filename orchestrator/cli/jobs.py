@@ -186,34 +186,37 @@ def list_jobs(address: Cluster = None, as_json: Json = False) -> None:
     from orchestrator.launch import submission
     from orchestrator.observe.formatting import duration
 
-    found = submission.jobs_at(address).all()
+    jobs = submission.jobs_at(address).all()
     if as_json:
-        emit([job.to_json() for job in found])
+        emit([job.to_json() for job in jobs])
         return
     rows = []
-    for job in found:
+    for job in jobs:
         seconds = (job.ended or time.time()) - job.started if job.started else 0.0
         rows.append([job.id, job.state, str(job.priority), duration(seconds), job.run_dir])
     table("", ["submission", "state", "priority", "for", "run directory"], rows)
 
 
-def _follow(jobs: Jobs, found: Submission, as_json: bool) -> None:
+def _follow(jobs: Jobs, submission: Submission, as_json: bool) -> None:
     try:
-        for part in jobs.follow(found.id):
+        for part in jobs.follow(submission.id):
             print(part, end="", flush=True, file=sys.stderr)
     except KeyboardInterrupt:
-        print(f"\n{found.id} is still running; `orchestrator stop {found.name}` ends it", file=sys.stderr)
+        print(
+            f"\n{submission.id} is still running; `orchestrator stop {submission.name}` ends it",
+            file=sys.stderr,
+        )
         if as_json:
-            emit(jobs.get(found.id).to_json())
+            emit(jobs.get(submission.id).to_json())
         raise SystemExit(INTERRUPTED) from None
-    ended = jobs.get(found.id)
+    final = jobs.get(submission.id)
     if as_json:
-        emit(ended.to_json())
+        emit(final.to_json())
     else:
-        print(f"{ended.id}: {ended.state}")
-    if ended.state == Outcome.FAILED and ended.exit_code is None:  # its log does not say why
-        print(f"orchestrator: {ended.message}", file=sys.stderr)
-    raise _ended(Outcome(ended.state), lambda: has_commit(ended) is not False)
+        print(f"{final.id}: {final.state}")
+    if final.state == Outcome.FAILED and final.exit_code is None:  # its log does not say why
+        print(f"orchestrator: {final.message}", file=sys.stderr)
+    raise _ended(Outcome(final.state), lambda: has_commit(final) is not False)
 
 
 def _ended(outcome: Outcome, can_go_on: Callable[[], bool]) -> typer.Exit:

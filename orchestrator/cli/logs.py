@@ -69,17 +69,17 @@ def _print_controllers(run: RunDir, wanted: re.Pattern[str], follow: bool, as_js
     """Yield the log of each controller in turn, named by its start time."""
     from orchestrator.observe.rank_log import CONTROLLER, LogReader
 
-    log, found = LogReader(run, CONTROLLER), list[dict[str, Any]]()
+    log, events = LogReader(run, CONTROLLER), list[dict[str, Any]]()
     for ended in _looks(run, follow):
         for name, line in log.new_lines(last=ended):
             if wanted.search(line):
-                found.append({"began": name.removesuffix(".log"), "line": line})
+                events.append({"began": name.removesuffix(".log"), "line": line})
         if not as_json:
-            for each in found:
+            for each in events:
                 print(each["line"], flush=follow)
-            found = []
+            events = []
     if as_json:
-        emit(found)
+        emit(events)
 
 
 def _looks(run: RunDir, follow: bool) -> Iterator[bool]:
@@ -118,11 +118,11 @@ def _lines(
     """Yield attempt, rank and line. With `follow`, continue with later attempts until the run ends."""
     from orchestrator.observe.rank_log import AttemptLog, attempts_of
 
-    known = attempts_of(run)
-    if attempt is not None and attempt not in known and not follow:
-        told = f"attempts {', '.join(map(str, known))} did" if known else "no other did either"
+    attempts = attempts_of(run)
+    if attempt is not None and attempt not in attempts and not follow:
+        told = f"attempts {', '.join(map(str, attempts))} did" if attempts else "no other did either"
         raise InputError(f"no rank printed anything; {told}", f"--attempt {attempt}", "name another")
-    shown = attempt or max(known, default=0)
+    shown = attempt or max(attempts, default=0)
     if not shown and not follow:
         print("orchestrator: no rank has printed anything", file=sys.stderr)
         return

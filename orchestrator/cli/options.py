@@ -214,13 +214,13 @@ def table(title: str, columns: list[str], rows: list[list[str]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    found = Table(title=title, title_justify="left", box=box.SIMPLE, collapse_padding=True, pad_edge=False)
+    drawn = Table(title=title, title_justify="left", box=box.SIMPLE, collapse_padding=True, pad_edge=False)
     for number, column in enumerate(columns):
         longest = max((len(row[number]) for row in rows), default=0)
-        found.add_column(column, overflow="fold", min_width=0 if number else min(longest, NAME_WIDTH))
+        drawn.add_column(column, overflow="fold", min_width=0 if number else min(longest, NAME_WIDTH))
     for row in rows:
-        found.add_row(*row)
+        drawn.add_row(*row)
     console = Console(markup=False, highlight=False, soft_wrap=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = PIPE_WIDTH
-    console.print(found)
+    console.print(drawn)

@@ -32,24 +32,26 @@ def compare(
     """Compare runs: numbers, curves on one scale, and differences of their job files."""
     from orchestrator.observe import compare as made
 
-    found = made.compared([existing_run(run)[0] for run in runs])
-    labels = [run.label for run in found]
+    comparison = made.compared([existing_run(run)[0] for run in runs])
+    labels = [run.label for run in comparison]
     if output is not None:
         try:
-            output.write_text(made.page(found))
+            output.write_text(made.page(comparison))
         except OSError as error:
             raise InputError(
                 f"cannot be written ({error.strerror})", str(output), "name another file"
             ) from None
     if as_json:
-        differing = {key: dict(zip(labels, values, strict=True)) for key, values in made.differences(found)}
-        emit({"runs": {run.label: run.found for run in found}, "differences": differing})
+        differing = {
+            key: dict(zip(labels, values, strict=True)) for key, values in made.differences(comparison)
+        }
+        emit({"runs": {run.label: run.found for run in comparison}, "differences": differing})
         return
-    table("", ["", *labels], [[name, *values] for name, values in made.facts(found)])
-    if lines := made.on_terminal(found):
+    table("", ["", *labels], [[name, *values] for name, values in made.facts(comparison)])
+    if lines := made.on_terminal(comparison):
         print("loss, from the first step to the last, on one scale")
         print("\n".join(f"  {line}" for line in lines))
-    if rows := [[key, *values] for key, values in made.differences(found)]:
+    if rows := [[key, *values] for key, values in made.differences(comparison)]:
         table("Job files differ in", ["key", *labels], rows)
     else:
         print("the job files are the same but for the name")

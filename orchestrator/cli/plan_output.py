@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from orchestrator.launch.planned_job import PlannedJob
 
 
-def write_page(path: Path, found: PlannedJob) -> None:
+def write_page(path: Path, planned: PlannedJob) -> None:
     """Write the page of a plan. Raises InputError."""
     from orchestrator.observe.plan_page import plan_page
 
-    plan, on_cpu = found.plan, found.on_cpu
-    fits, needed = found.traced.fits(plan, on_cpu), found.traced.needed(plan.chosen.memory, on_cpu)
+    plan, on_cpu = planned.plan, planned.on_cpu
+    fits, needed = planned.traced.fits(plan, on_cpu), planned.traced.needed(plan.chosen.memory, on_cpu)
     try:
-        path.write_text(plan_page(found.job.spec, found.job.shape, plan, fits, needed))
+        path.write_text(plan_page(planned.job.spec, planned.job.shape, plan, fits, needed))
     except OSError as error:
         raise InputError(f"cannot be written ({error.strerror})", str(path), "give another --html") from None
 

@@ -42,19 +42,19 @@ def profile(
     run = _directory(target, address)
     status = run.read_json_or_empty("status.json")
     wanted = _ranks(ranks, status, run.uri)
-    asked = {"id": time.strftime("%Y%m%d-%H%M%S", time.gmtime()), "ranks": wanted, "steps": steps}
-    folder = f"profiles/{asked['id']}"
+    request = {"id": time.strftime("%Y%m%d-%H%M%S", time.gmtime()), "ranks": wanted, "steps": steps}
+    folder = f"profiles/{request['id']}"
     with contextlib.suppress(FileExistsError):
         run.fs.makedirs(f"{run.path}/profiles", exist_ok=True)
-    run.write_json("profiles/request.json", asked)
-    found = _results(run, folder, wanted, timeout)
+    run.write_json("profiles/request.json", request)
+    tables = _results(run, folder, wanted, timeout)
     if as_json:
-        emit({"folder": run.at(folder), "profiles": found})
+        emit({"folder": run.at(folder), "profiles": tables})
         return
-    for each in found:
+    for each in tables:
         _show(each)
     print("Open a trace at https://ui.perfetto.dev (or chrome://tracing):")
-    for each in found:
+    for each in tables:
         for name in each["files"]:
             path = run.at(f"{folder}/{name}")
             memory = name.endswith(".pickle")
@@ -95,31 +95,31 @@ def _ranks(text: str, status: dict[str, Any], uri: str) -> list[int]:
 
 def _results(run: RunDir, folder: str, ranks: list[int], timeout: float) -> list[dict[str, Any]]:
     """Return the tables of these ranks. Raises TimeoutError that names the missing ranks."""
-    found: dict[int, dict[str, Any]] = {}
+    tables: dict[int, dict[str, Any]] = {}
     end = time.monotonic() + timeout
-    while missing := [rank for rank in ranks if rank not in found]:
+    while missing := [rank for rank in ranks if rank not in tables]:
         for rank in missing:
             if result := run.read_json_or_empty(f"{folder}/rank-{rank}.json"):
-                found[rank] = result
+                tables[rank] = result
         if time.monotonic() > end:
             names = ", ".join(map(str, missing))
             what = f"no profile of rank {names} within {timeout:g} s; `orchestrator logs` may say why"
             raise TimeoutError(what)
-        if len(found) < len(ranks):
+        if len(tables) < len(ranks):
             time.sleep(EVERY)
-    return [found[rank] for rank in ranks]
+    return [tables[rank] for rank in ranks]
 
 
-def _show(found: dict[str, Any]) -> None:
-    first, last = found["steps"]
-    title = f"Rank {found['rank']}, steps {first} to {last}, {found['seconds']:.3f} s while profiled"
-    on_device = any(row["device_seconds"] for row in found["operators"])
+def _show(tables: dict[str, Any]) -> None:
+    first, last = tables["steps"]
+    title = f"Rank {tables['rank']}, steps {first} to {last}, {tables['seconds']:.3f} s while profiled"
+    on_device = any(row["device_seconds"] for row in tables["operators"])
     key = "device_seconds" if on_device else "cpu_seconds"
     columns = ["operator", "calls", "own time", "share"]
-    table(title, columns, [_row(row, key, found["seconds"]) for row in found["operators"][:SHOWN]])
-    if found["communication"]:
-        rows = [_row(row, "whole_seconds", found["seconds"]) for row in found["communication"][:SHOWN]]
-        table(f"Rank {found['rank']}: communication", ["collective", "calls", "time", "share"], rows)
+    table(title, columns, [_row(row, key, tables["seconds"]) for row in tables["operators"][:SHOWN]])
+    if tables["communication"]:
+        rows = [_row(row, "whole_seconds", tables["seconds"]) for row in tables["communication"][:SHOWN]]
+        table(f"Rank {tables['rank']}: communication", ["collective", "calls", "time", "share"], rows)
 
 
 def _row(row: dict[str, Any], key: str, seconds: float) -> list[str]:

@@ -29,16 +29,16 @@ def verify_resume(
     from orchestrator.verify.replay import replay
 
     run, spec = existing_run(run_dir)
-    found = replay(spec, run, step, steps)
+    replayed = replay(spec, run, step, steps)
     if as_json:
-        emit(found.to_json())
+        emit(replayed.to_json())
     else:
         rows = [
-            [str(r["step"]), f"{r['recorded']!r}", f"{r['replayed']!r}", r["verdict"]] for r in found.rows
+            [str(r["step"]), f"{r['recorded']!r}", f"{r['replayed']!r}", r["verdict"]] for r in replayed.rows
         ]
-        table(f"Replayed from the commit at step {found.start}", ["step", "loss", "replayed", ""], rows)
-        print(found.line, file=sys.stderr)
-    raise typer.Exit(0 if found.same else 1)
+        table(f"Replayed from the commit at step {replayed.start}", ["step", "loss", "replayed", ""], rows)
+        print(replayed.line, file=sys.stderr)
+    raise typer.Exit(0 if replayed.same else 1)
 
 
 def report(run_dir: Run) -> None:

@@ -225,7 +225,7 @@ def _status_of(directory: RunDir) -> dict[str, Any]:
 
     spec = existing_run(directory.uri)[1]
     unknown = {"name": spec.name, "phase": "unknown", "step": 0, "steps": spec.train.steps, "attempt": 0}
-    found = {
+    current = {
         **unknown,
         "layout": None,
         "ranks": [],
@@ -233,14 +233,14 @@ def _status_of(directory: RunDir) -> dict[str, Any]:
         **last_status(directory),
     }
     summary = directory.read_json_or_empty("summary.json")
-    silent = time.time() - found["time"]
-    ended = found["phase"] in ENDED
+    silent = time.time() - current["time"]
+    ended = current["phase"] in ENDED
     alive = "alive" if silent < LOST_AFTER else f"silent for {silent:.0f} s"
-    found["controller"] = "ended" if ended else alive
-    if not found["time"] and not ended:
-        found["controller"] = "not heard of"
-    found["state"] = summary["state"] if ended and summary else found["phase"]
-    return dict(found)
+    current["controller"] = "ended" if ended else alive
+    if not current["time"] and not ended:
+        current["controller"] = "not heard of"
+    current["state"] = summary["state"] if ended and summary else current["phase"]
+    return dict(current)
 
 
 def _stop_controller(directory: RunDir, address: str | None) -> None:
@@ -347,23 +347,25 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-def _show_status(found: dict[str, Any]) -> None:
+def _show_status(current: dict[str, Any]) -> None:
     from orchestrator.cli.options import table
     from orchestrator.observe.formatting import duration
     from orchestrator.storage.row_log import steps_text
 
-    eta = f", {duration(found['eta_seconds'])} left" if found.get("eta_seconds") else ""
-    print(f"{found.get('name')}: {found['phase']}, step {found.get('step')} of {found.get('steps')}{eta}")
-    layout = found.get("layout") or "not chosen yet"
-    print(f"attempt {found.get('attempt')}, layout {layout}, controller {found['controller']}")
-    if found.get("note"):
-        print(found["note"])
-    if found.get("evaluation"):
-        print(found["evaluation"])
-    if found.get("why_slow"):
-        print(found["why_slow"])
-    if found.get("missing_rows"):
-        print(f"rows of step {steps_text(found['missing_rows'])} are lost from metrics.jsonl")
-    if found["ranks"]:
-        rows = [[str(r[key]) for key in ("rank", "node", "pid", "state", "step")] for r in found["ranks"]]
+    eta = f", {duration(current['eta_seconds'])} left" if current.get("eta_seconds") else ""
+    print(
+        f"{current.get('name')}: {current['phase']}, step {current.get('step')} of {current.get('steps')}{eta}"
+    )
+    layout = current.get("layout") or "not chosen yet"
+    print(f"attempt {current.get('attempt')}, layout {layout}, controller {current['controller']}")
+    if current.get("note"):
+        print(current["note"])
+    if current.get("evaluation"):
+        print(current["evaluation"])
+    if current.get("why_slow"):
+        print(current["why_slow"])
+    if current.get("missing_rows"):
+        print(f"rows of step {steps_text(current['missing_rows'])} are lost from metrics.jsonl")
+    if current["ranks"]:
+        rows = [[str(r[key]) for key in ("rank", "node", "pid", "state", "step")] for r in current["ranks"]]
         table("", ["rank", "node", "pid", "state", "step"], rows)
