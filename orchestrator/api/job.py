@@ -1,4 +1,4 @@
-"""A job as a Python object: the same value, and the same identity, as that of a job file."""
+"""A job as a Python object, with the same values and the same identity as a job file."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Job:
 
     @classmethod
     def load(cls, path: str | Path, *overrides: str) -> Job:
-        """The job of a file, with overrides as in `--set a.b=c`. Raises InputError."""
+        """Read a job file and apply overrides such as "a.b=c". Raises InputError."""
         return cls(**read_document(path, overrides))
 
     def changed(self, **keys: Any) -> Job:
-        """A job with other values, by keys with __ for the dot: `job.changed(train__steps=100)`. Raises InputError."""
+        """Return a copy with other values: `job.changed(train__steps=100)` sets train.steps. Raises InputError."""
         document = json.loads(json.dumps(self._document))
         for key, value in keys.items():
             set_key(document, key.replace("__", "."), _plain(value), key)
@@ -40,20 +40,20 @@ class Job:
 
     @property
     def name(self) -> str:
-        """The job's name."""
+        """The name of the job."""
         return self.spec.name
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What makes two runs the same run."""
+        """The values that make two runs the same run."""
         return self.spec.identity()
 
     def to_yaml(self) -> str:
-        """The job file, with all defaults."""
+        """The job as plain data, with all defaults."""
         return dump(self.spec)
 
     def check(self, run_dir: str | None = None) -> None:
-        """Find all that can be found wrong of the job, without starting or writing anything. Raises InputError."""
+        """Run all checks of the job, without starting or writing anything. Raises InputError with every problem."""
         from orchestrator.api.place import run_directory
         from orchestrator.launch.preflight import preflight
 
@@ -69,7 +69,7 @@ class Job:
 
 
 def _plain(value: Any) -> Any:
-    """A value as it would stand in a file."""
+    """The value in the form that a job file has."""
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json", exclude_unset=True)
     if isinstance(value, Path):

@@ -1,4 +1,4 @@
-"""Where runs are."""
+"""Resolve the place of a run."""
 
 from __future__ import annotations
 

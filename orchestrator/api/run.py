@@ -1,4 +1,4 @@
-"""A run as a Python object: what it has written, its model, and its end."""
+"""A run as a Python object: its rows and events, its model, and its end."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ if TYPE_CHECKING:
     from orchestrator.export.converted import Names, Numbers
 
 EVERY = 0.5
-"""Seconds between looks at a run that is waited for."""
+"""Seconds between reads of the status while waiting for a run."""
 ROW = ("loss", "lr", "grad_norm", "tokens", "step_seconds")
-"""Columns of the rows of a run, before there is one."""
+"""Columns of the tables of a run that has no rows yet."""
 COMMIT = ("position", "receipt", "created", "bytes", "loss", "problem")
 FINAL = 60.0
-"""Seconds that the summary may come after the last status."""
+"""Seconds that summary.json may appear after the final status."""
 
 
 class RunFailed(RuntimeError):
-    """A run has failed; the message is its reason. The same call goes on from the last commit."""
+    """A run failed; the message is its reason. The same call resumes from the last checkpoint."""
 
 
 class Run:
-    """A run by its run directory, wherever it is driven. Everything is read anew at each call."""
+    """A run, given by its run directory, wherever its controller is. Each call reads the files again."""
 
     def __init__(
         self, directory: RunDir, job: JobSpec, submission: tuple[Jobs, Submission] | None = None
@@ -51,34 +51,36 @@ class Run:
 
     @property
     def uri(self) -> str:
-        """Where its run directory is."""
+        """The path or URI of the run directory."""
         return self._directory.uri
 
     @property
     def job(self) -> Job:
-        """The job that it runs, as it was begun."""
+        """The job of the run, as stored at its start."""
         return Job(**(read_job(self._directory) or self._spec).model_dump(mode="json"))
 
     @property
     def status(self) -> dict[str, Any]:
-        """Phase, step, attempt, layout and ranks, as `orchestrator status` shows them; empty before it begins."""
+        """Phase, step, attempt, layout and ranks, as in `orchestrator status`; empty before the run begins."""
         return self._told("status.json", "time")
 
     @property
     def state(self) -> str:
-        """The phase that it is in; "done", "failed" or "stopped" at the end, "unknown" before it begins. Of a submitted
-        run that has not begun, what its submission does."""
+        """The phase of the run: "done", "failed" or "stopped" at its end, "unknown" before it begins.
+
+        Before a submitted run begins, this is the state of its submission.
+        """
         if found := self.status.get("phase"):
             return str(found)
         return "unknown" if self._submission is None else self._job_now().state
 
     @property
     def summary(self) -> dict[str, Any]:
-        """How it ended, what it cost and how fast it was; empty before the end."""
+        """The outcome, cost and speed of the run; empty before its end."""
         return self._told("summary.json", "ended")
 
     def metrics(self) -> pandas.DataFrame:
-        """A row for each step: loss, learning rate, gradient norm, tokens, seconds and more; its index is the step."""
+        """A row for each step, indexed by step: loss, learning rate, gradient norm, tokens, seconds and more."""
         return _by_step(self._directory.rows(METRICS), ROW)
 
     def events(self) -> pandas.DataFrame:
@@ -88,15 +90,17 @@ class Run:
         return pandas.DataFrame(self._directory.rows(EVENTS))
 
     def evaluations(self) -> pandas.DataFrame:
-        """A row for each evaluation, by step, with a column for each metric, as in `validation.loss`."""
+        """A row for each evaluation, indexed by step, with a column for each metric, such as `validation.loss`."""
         from orchestrator.config.metric_names import by_name
 
         rows = [{"step": row["step"], **by_name(row["sets"])} for row in self._directory.rows(EVALS)]
         return _by_step(rows, ())
 
     def commits(self) -> pandas.DataFrame:
-        """A row for each commit, by step: position, receipt, time, bytes and training loss; `problem` says why one
-        cannot be read, and is empty for all others."""
+        """A row for each checkpoint, indexed by step: position, receipt, time, bytes and training loss.
+
+        `problem` says why a checkpoint is unreadable; it is empty for all others.
+        """
         store = self._store
         rows: list[dict[str, Any]] = []
         for step in store.steps():
@@ -173,8 +177,8 @@ class Run:
             return found
 
     def wait(self, timeout: float | None = None) -> Run:
-        """Wait for its end, of a submitted run for that of its job, for so many seconds at most. Raises RunFailed if it
-        fails or nobody drives it any more, and TimeoutError."""
+        """Wait at most `timeout` seconds for the end of the run, or of its job if it was submitted. Raises RunFailed if
+        the run fails or no controller is active for it any more, and TimeoutError."""
         deadline = None if timeout is None else time.monotonic() + timeout
         ended: float | None = None
         signs = Signs()
@@ -199,8 +203,8 @@ class Run:
         return self
 
     def _told(self, document: str, time_key: str) -> dict[str, Any]:
-        """What the run directory tells; of a submitted run nothing that stood there before, unless its job is done:
-        that of a run which was done already writes nothing."""
+        """The status in the run directory. For a submitted run, ignore a status from before the submission, unless the
+        job is done: the job of a finished run writes nothing."""
         found = self._directory.read_json_or_empty(document)
         if found and self._submission is not None:
             _, job = self._submission
@@ -225,14 +229,14 @@ class Run:
 
 
 def _by_step(rows: Sequence[Row], columns: Sequence[str]) -> pandas.DataFrame:
-    """The rows by their step; without any their `columns`."""
+    """The rows indexed by step; an empty table with `columns` if there are no rows."""
     import pandas
 
     return pandas.DataFrame(rows, columns=None if rows else ["step", *columns]).set_index("step")
 
 
 def load_run(place: str | Path) -> Run:
-    """The run in a run directory, or of that name in the folder `runs`. Raises InputError if there is none."""
+    """The run in a run directory, or with that name in the folder `runs`. Raises InputError if it does not exist."""
     directory = RunDir(place_of(place))
     spec = read_job(directory)
     if spec is not None and directory.read_text(TRIALS) is not None:

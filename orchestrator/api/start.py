@@ -1,4 +1,4 @@
-"""Starting runs from Python."""
+"""Start runs from Python."""
 
 from __future__ import annotations
 
@@ -22,17 +22,25 @@ def run(
     show: Callable[[dict[str, Any]], None] | None = None,
     priority: int = 0,
 ) -> Run:
-    """Train a job to its end, here or on the Ray cluster at `address`, or continue it from its last commit.
+    """Train a job to its end, here or on the Ray cluster at `address`, or resume it from its last checkpoint.
+
+    Ctrl-C saves a checkpoint and ends the run.
 
     Args:
+        job: the job to train.
         run_dir: the run directory, by default runs/<name>.
-        until: end at this step, with a commit.
-        show: called with the status several times a second. What it raises ends the run with a commit, and is raised.
-        priority: that of the run on a shared cluster.
+        address: a Ray cluster's address, or "auto"; without it Ray runs in this process.
+        until: end at this step, with a checkpoint.
+        show: called with the status several times a second. If it raises, the run saves a checkpoint and ends, and
+            the exception is raised again.
+        priority: the priority of the run on a shared cluster.
 
-    Returns the run, which is done, or stopped with a commit in place. Raises InputError before anything is written if
-    the job is wrong or this process is connected to Ray already, and RunFailed if the run fails. Ctrl-C ends it with a
-    commit.
+    Returns:
+        The run, which is done, or stopped with a checkpoint.
+
+    Raises:
+        InputError: the job is wrong, or this process is already connected to Ray. Nothing is written then.
+        RunFailed: the run fails.
     """
     from orchestrator.launch.run import run as drive
 
@@ -56,14 +64,20 @@ def submit(
     working_dir: str | Path | None = None,
     exclude: Sequence[str] = (),
 ) -> Run:
-    """Make a job one of a Ray cluster, and return its run at once; a job of the same name continues from its last
-    commit.
+    """Submit a job to a Ray cluster and return its run at once. A job with the same name resumes from its last
+    checkpoint.
 
     Args:
-        address: that of the cluster, by default what Ray's variables or the local cluster say.
-        working_dir: a folder that is sent along, as for own code; `exclude` are patterns of files that are not.
+        job: the job to train.
+        run_dir: the run directory, by default runs/<name>.
+        address: the cluster's address, by default from Ray's variables or the local cluster.
+        until: end at this step, with a checkpoint.
+        priority: the priority of the run on the cluster.
+        working_dir: a folder to send to the cluster, for own code.
+        exclude: patterns of files in `working_dir` that are not sent.
 
-    Raises InputError if the job is wrong, no cluster answers, or the job is at work with another file.
+    Raises:
+        InputError: the job is wrong, no cluster answers, or the job already runs with another file.
     """
     from orchestrator.launch import submission
 
@@ -82,7 +96,7 @@ def submit(
 
 
 def _check(job: Job, until: int | None, priority: int) -> None:
-    """Raise InputError for arguments of a wrong kind, which would be told late, or do something else."""
+    """Raise InputError for arguments of a wrong type, which would fail late or act differently."""
     if not isinstance(job, Job):
         raise InputError(f"is {type(job).__name__} and no Job", "job", "give Job(...), or Job.load(FILE)")
     if until is not None and (type(until) is not int or until < 1):

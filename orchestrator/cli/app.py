@@ -1,4 +1,4 @@
-"""The command line: which commands there are, and how one ends."""
+"""The command line: register the commands, and end with the exit code of the outcome."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def _guarded(command: Callable[[], object], debug: bool, as_json: bool = False, 
 
 
 def _is_unread(stream: IO[str]) -> bool:
-    """Whether a stream is a pipe of which nobody reads any more, as after `| head`."""
+    """Whether a stream is a pipe that its reader has closed, as after `| head`."""
     try:
         poll = select.poll()
         poll.register(stream.fileno(), 0)
@@ -149,7 +149,7 @@ def _is_unread(stream: IO[str]) -> bool:
 
 
 def _refused(error: Exception) -> InputError | None:
-    """What to tell of a file or a store that nothing before has looked into, and that is not for this user."""
+    """The message for a file or a store that this user may not read, and that no check has covered."""
     if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         place = str(error.filename or "a file")
         return InputError(f"{error.strerror or error}", place, "check its permissions, or give another")
@@ -162,7 +162,7 @@ def _refused(error: Exception) -> InputError | None:
 
 
 def _is_nowhere() -> bool:
-    """Whether this process is in a folder that is not there any more."""
+    """Whether the current folder of this process has been removed."""
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -171,7 +171,7 @@ def _is_nowhere() -> bool:
 
 
 def _usage(error: typer.TyperException) -> str:
-    """What is wrong with the arguments of a command, and how to get its help."""
+    """The problem with the arguments of a command, and how to get its help."""
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "orchestrator"
     return f"{' '.join(error.format_message().split()).rstrip('.')}; see `{command} --help`"

@@ -1,4 +1,4 @@
-"""The command calibrate."""
+"""The command calibrate: measure this machine for the planner."""
 
 from __future__ import annotations
 
@@ -21,21 +21,23 @@ def calibrate(
         Path | None,
         typer.Option(
             parser=on_this_machine,
-            help="write the profile there [default: ~/.orchestrator/machine.yaml, which plans and runs here use]",
+            help="file for the profile [default: ~/.orchestrator/machine.yaml, which plans and runs here use]",
         ),
     ] = None,
     from_run: Annotated[
         str | None,
         typer.Option(
-            "--from", metavar="RUN", help="measure nothing: refine the profile by a run that has ended here"
+            "--from",
+            metavar="RUN",
+            help="refine the profile with a run that ended here, instead of measuring",
         ),
     ] = None,
     undo: Annotated[
-        bool, typer.Option("--undo", help="take back the last refinement by a run, whose record goes with it")
+        bool, typer.Option("--undo", help="undo the last refinement, and remove its record")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Measure this machine in about a minute, so that plans for its processors are right."""
+    """Measure this machine in about a minute, so that plans for its CPUs are right."""
     from orchestrator.planner.device import TURN
     from orchestrator.planner.profile import check_stores, store, stored_at
     from orchestrator.verify.calibrate import calibrate as measure
@@ -47,44 +49,44 @@ def calibrate(
         _refine(from_run, undo, path, as_json)
         return
     check_stores(path)
-    found = measure()
-    store(found, path)
+    profile = measure()
+    store(profile, path)
     if as_json:
-        emit({"path": str(path), "profile": found.model_dump(mode="json")})
+        emit({"path": str(path), "profile": profile.model_dump(mode="json")})
         return
-    message = found.message or found.collective
+    message = profile.message or profile.collective
     rows = [
-        ["matrix products, fp32", f"{found.peak.fp32 * found.matrix.share / 1e9:.0f} GFLOP/s"],
-        ["matrix products, bf16", f"{found.peak.bf16 * found.matrix.share / 1e9:.0f} GFLOP/s"],
-        ["memory", f"{found.memory_bandwidth.value / 1e9:.1f} GB/s"],
-        ["an operation's launch", f"{found.launch.value * 1e6:.0f} us"],
-        ["a collective's beginning and end", f"{found.collective.value * 1e6:.0f} us"],
-        ["more behind computation", f"{found.waking.value:.0%} of it, up to {TURN * 1e3:.0f} ms"],
+        ["matrix products, fp32", f"{profile.peak.fp32 * profile.matrix.share / 1e9:.0f} GFLOP/s"],
+        ["matrix products, bf16", f"{profile.peak.bf16 * profile.matrix.share / 1e9:.0f} GFLOP/s"],
+        ["memory", f"{profile.memory_bandwidth.value / 1e9:.1f} GB/s"],
+        ["an operation's launch", f"{profile.launch.value * 1e6:.0f} us"],
+        ["a collective's beginning and end", f"{profile.collective.value * 1e6:.0f} us"],
+        ["more behind computation", f"{profile.waking.value:.0%} of it, up to {TURN * 1e3:.0f} ms"],
         ["a message's, between stages", f"{message.value * 1e6:.0f} us"],
-        ["latency between processes", f"{found.inside.latency * 1e6:.0f} us"],
-        ["bytes between processes", f"{found.inside.bandwidth / 1e9:.2f} GB/s"],
-        ["computation beside another process", f"{found.crowding.value:.1f} times as long"],
-        ["a step beyond its least, in the mean", f"{found.delay.value:.1%}"],
+        ["latency between processes", f"{profile.inside.latency * 1e6:.0f} us"],
+        ["bytes between processes", f"{profile.inside.bandwidth / 1e9:.2f} GB/s"],
+        ["computation beside another process", f"{profile.crowding.value:.1f} times as long"],
+        ["a step beyond its least, in the mean", f"{profile.delay.value:.1%}"],
     ]
     table("A core of this machine", ["what", "measured"], rows)
     print(f"{path} is written")
 
 
 def _refine(run_dir: str | None, undo: bool, path: Path, as_json: bool) -> None:
-    """Refine the profile in a file by a run, or take the last refinement back."""
+    """Refine the profile in a file with a run, or undo the last refinement."""
     from orchestrator.planner.profile import read, store
     from orchestrator.verify import refine
 
     if run_dir is not None and undo:
         raise InputError("give one of them", "--from, --undo", "undo first, then refine")
     if run_dir is None:
-        found = refine.undo(path)
+        profile = refine.undo(path)
         last = read(path).refined[-1]
     else:
         run, spec = existing_run(run_dir)
-        found = refine.refine(spec, run, path)
-        last = found.refined[-1]
-    store(found, path)
+        profile = refine.refine(spec, run, path)
+        last = profile.refined[-1]
+    store(profile, path)
     if as_json:
         emit({"path": str(path), "undone": undo, "refinement": last.model_dump(mode="json")})
         return
@@ -92,6 +94,6 @@ def _refine(run_dir: str | None, undo: bool, path: Path, as_json: bool) -> None:
         [change.figure, *(f"{value:.4g}" for value in (change.before, change.after)[:: -1 if undo else 1])]
         for change in last.changes
     ]
-    said = ", ".join(f"{part} {ratio:.2f}" for part, ratio in last.ratios.items())
+    ratios = ", ".join(f"{part} {ratio:.2f}" for part, ratio in last.ratios.items())
     table(f"{path}, by {last.run}", ["figure", "before", "after"], rows)
-    print("taken back" if undo else f"measured over predicted: {said}; calibrate --undo takes it back")
+    print("taken back" if undo else f"measured over predicted: {ratios}; calibrate --undo takes it back")

@@ -1,4 +1,4 @@
-"""What the commands run, submit, plan, status, stop and report do with a chain."""
+"""Chains in the commands run, submit, plan, status, stop and report."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def run_chain(
     chain: ChainSpec, root: RunDir, address: str | None, faults: list[str], priority: int, as_json: bool
 ) -> None:
-    """Drive a chain to its end, or on from where it is."""
+    """Run a chain to its end, from its start or from where it stopped."""
     from orchestrator.chain.console import ChainDisplay
     from orchestrator.chain.drive import run
 
@@ -29,29 +29,29 @@ def run_chain(
         stage, _, fault = text.partition(":")
         injected[stage] = (*injected.get(stage, ()), fault)
     with ChainDisplay() as progress:
-        ended = run(chain, root, address, progress.update, injected, priority)
+        result = run(chain, root, address, progress.update, injected, priority)
     with at_its_end():
         if as_json:
             emit(
                 {
-                    "exit_code": ended.outcome.exit_code,
+                    "exit_code": result.outcome.exit_code,
                     "run_dir": root.uri,
-                    "line": ended.line,
-                    "chain": ended.summary,
+                    "line": result.line,
+                    "chain": result.summary,
                 }
             )
         else:
-            show(ended.summary)
-            for problem in filter(None, (ended.summary.get("problem"), ended.summary.get("tracking"))):
+            show(result.summary)
+            for problem in filter(None, (result.summary.get("problem"), result.summary.get("tracking"))):
                 print(f"orchestrator: {problem}", file=sys.stderr)
             print(f"report.html and chain.json are in {root.uri}", file=sys.stderr)
-            if ended.line:
-                print(f"orchestrator: {ended.line}", file=sys.stderr)
-    raise typer.Exit(ended.outcome.exit_code)
+            if result.line:
+                print(f"orchestrator: {result.line}", file=sys.stderr)
+    raise typer.Exit(result.outcome.exit_code)
 
 
 def check(chain: ChainSpec, root: RunDir, address: str | None, as_json: bool) -> None:
-    """All checks of a chain, and what would be done, without doing anything."""
+    """Check a chain and show what `run` would do. Start and write nothing."""
     from orchestrator.chain.preflight import check_chain
     from orchestrator.chain.stage_run import stage_runs
 
@@ -68,7 +68,7 @@ def check(chain: ChainSpec, root: RunDir, address: str | None, as_json: bool) ->
 
 
 def plan_chain(chain: ChainSpec, root: RunDir, plan: Callable[[JobSpec], Any], as_json: bool) -> None:
-    """Plan every stage; a tokenizer that an earlier stage will train has the size that was asked for."""
+    """Plan every stage. A tokenizer that an earlier stage will train counts with its requested size."""
     from orchestrator.chain.preflight import of_stage, stand_ins
     from orchestrator.chain.stage_run import stage_runs
 
@@ -84,7 +84,7 @@ def plan_chain(chain: ChainSpec, root: RunDir, plan: Callable[[JobSpec], Any], a
 
 
 def chain_at(target: str) -> tuple[RunDir, ChainSpec] | None:
-    """The directory of a chain and its job, None if there is none at that place."""
+    """The directory of a chain and its job; None if no chain is at that place."""
     from orchestrator.api.place import place_of
     from orchestrator.config.chain import parse_chain
     from orchestrator.config.document import parse_yaml
@@ -104,14 +104,14 @@ def chain_at(target: str) -> tuple[RunDir, ChainSpec] | None:
 
 
 def refuse_chain(target: str) -> None:
-    """Raise InputError if there is a chain at that place, for a command that is about one run."""
+    """Raise InputError if a chain is at that place. For commands that take one run only."""
     if (chain := chain_at(target)) is not None:
         names = ", ".join(stage.name for stage in chain[1].stages)
         raise InputError("is a chain", chain[0].uri, f"name the folder of a stage in it: {names}")
 
 
 def found_of(root: RunDir, chain: ChainSpec) -> dict[str, Any]:
-    """How far a chain has come, from the run directories of its stages."""
+    """The progress of a chain, read from the run directories of its stages."""
     from orchestrator.chain.results import record
     from orchestrator.chain.stage_run import stage_runs
 
@@ -120,38 +120,38 @@ def found_of(root: RunDir, chain: ChainSpec) -> dict[str, Any]:
 
 def show_status(root: RunDir, chain: ChainSpec, as_json: bool) -> None:
     """Print the stages of a chain, each with its state."""
-    found = found_of(root, chain)
+    summary = found_of(root, chain)
     if as_json:
-        emit(found)
+        emit(summary)
     else:
-        show(found)
+        show(summary)
 
 
-def show(found: dict[str, Any]) -> None:
+def show(summary: dict[str, Any]) -> None:
     """Print the stages as a table."""
     from orchestrator.chain.console import COLUMNS, rows
 
-    table(f"{found['name']}: {found['state']}", COLUMNS, rows(found))
+    table(f"{summary['name']}: {summary['state']}", COLUMNS, rows(summary))
 
 
 def write_report(root: RunDir, chain: ChainSpec) -> None:
-    """Write chain.json and report.html again, and send MLflow what it lacks."""
+    """Write chain.json and report.html again, and send missing rows to MLflow."""
     from orchestrator.chain.results import finish
     from orchestrator.chain.stage_run import stage_runs
 
     stages = stage_runs(chain, root)
-    found = finish(chain, stages, root, found_of(root, chain))
+    summary = finish(chain, stages, root, found_of(root, chain))
     print(root.at("report.html"))
-    for problem in filter(None, (found["problem"], found["tracking"])):
+    for problem in filter(None, (summary["problem"], summary["tracking"])):
         print(f"orchestrator: {problem}", file=sys.stderr)
 
 
 def stop_stages(root: RunDir, chain: ChainSpec, stop: Callable[[RunDir], None], as_json: bool) -> None:
-    """Ask all stages that are at work to commit and end; no other begins then."""
+    """Ask all running stages to save a checkpoint and end. No further stage starts."""
     from orchestrator.config.outcome import ENDED
 
-    found = found_of(root, chain)
-    working = [each for each in found["stages"] if each["state"] not in (*ENDED, "not begun")]
+    summary = found_of(root, chain)
+    working = [each for each in summary["stages"] if each["state"] not in (*ENDED, "not begun")]
     if not working:
         raise InputError("no stage of this chain is at work", root.uri, "see `orchestrator status`")
     for each in working:

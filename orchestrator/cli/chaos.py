@@ -1,4 +1,4 @@
-"""The command chaos: inject faults into runs, and check that each stays the same run."""
+"""The command chaos: inject faults into runs, and check that each run stays the same."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ def chaos(
         ),
     ] = None,
     randoms: Annotated[
-        int, typer.Option("--random", min=0, help="train with this many faults at random ranks and steps")
+        int, typer.Option("--random", min=0, help="train with this many faults, at random ranks and steps")
     ] = 0,
     seed: Annotated[int, typer.Option(help="seed of the random faults")] = 0,
     overrides: Set = None,
-    runs: Annotated[Path, typer.Option(parser=on_this_machine, help="folder of the runs")] = Path(
+    runs: Annotated[Path, typer.Option(parser=on_this_machine, help="folder for the run directories")] = Path(
         "runs/chaos"
     ),
     as_json: Json = False,
 ) -> int:
-    """Train without and with faults on real local nodes, and compare; exit code 1 if a run is not the same."""
+    """Train a job without and with faults on real local nodes, and compare. Exit code 1 if a run differs."""
     from rich.console import Console
 
     from orchestrator.verify import chaos as verify

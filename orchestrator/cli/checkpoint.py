@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from orchestrator.config.spec import JobSpec
 
 RawWeights = Annotated[
-    bool, typer.Option("--raw-weights", help="those of training, where the job has an average of them")
+    bool, typer.Option("--raw-weights", help="use the weights of training, not their average")
 ]
 Target = Annotated[
     Path, typer.Argument(parser=on_this_machine, help="new folder for model.safetensors, for hf:<target>")
 ]
-Step = Annotated[int | None, typer.Option(help="the commit's step [default: the newest sound one]")]
-One = Annotated[int | None, typer.Option("--step", help="the commit's step [default: all commits]")]
+Step = Annotated[int | None, typer.Option(help="step of the checkpoint [default: the newest undamaged one]")]
+One = Annotated[int | None, typer.Option("--step", help="step of the checkpoint [default: all checkpoints]")]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
-    group = typer.Typer(no_args_is_help=True, help="The commits of a run.")
+    group = typer.Typer(no_args_is_help=True, help="List, verify, export, remove and import checkpoints.")
     group.command("list")(list_)
     group.command()(verify)
     group.command()(export)
@@ -39,22 +39,24 @@ def register(app: typer.Typer) -> None:
 
 
 def list_(run_dir: Run, as_json: Json = False) -> None:
-    """List the commits of a run."""
+    """List the checkpoints of a run."""
     store = _store(run_dir)
-    found = [row for step in store.steps() if (row := _describe(store, step)) is not None]
+    checkpoints = [row for step in store.steps() if (row := _describe(store, step)) is not None]
     if as_json:
-        emit(found)
+        emit(checkpoints)
         return
     columns = ["step", "position", "receipt", "layout", "MiB", "created", "state"]
-    metrics = [row["evaluation"] for row in found]
+    metrics = [row["evaluation"] for row in checkpoints]
     columns += dict.fromkeys(name for one in metrics for name in one if name.endswith(".loss"))
-    rows = [[_text((row | one).get(c)) for c in columns] for row, one in zip(found, metrics, strict=True)]
+    rows = [
+        [_text((row | one).get(c)) for c in columns] for row, one in zip(checkpoints, metrics, strict=True)
+    ]
     table("Commits", columns, rows)
 
 
 def verify(run_dir: Run, step: One = None, as_json: Json = False) -> None:
-    """Check every byte of one commit, or of all, of their token shards, and that weights which commits lack since they
-    were not trained are where the run began with them. Exit code 1 if something is damaged."""
+    """Verify every byte of one checkpoint or of all, and of their token shards. A checkpoint lacks weights that were
+    not trained: check that the base still has them. Exit code 1 if something is damaged."""
     from orchestrator.checkpoint.resolve_checkpoint import read_chosen
     from orchestrator.data.store.tokens import problems as problems_of
     from orchestrator.resolve.prepared_data import place_of_data
@@ -64,19 +66,19 @@ def verify(run_dir: Run, step: One = None, as_json: Json = False) -> None:
     def look(number: int) -> tuple[list[str], str | None]:
         return _looked_at(spec, store, number)
 
-    found = {}
+    results = {}
     for number in store.steps() if step is None else [step]:
         try:
-            found[number] = read_chosen(store, number, look)
+            results[number] = read_chosen(store, number, look)
         except InputError:
             if step is not None or number in store.steps():
                 raise
-    if not found:  # there are none, or all were removed meanwhile
+    if not results:  # there are none, or all were removed meanwhile
         newest = read_chosen(store, None, lambda number: (number, look(number)))
-        found = dict([newest])
-    problems = {f"step {number}": lines for number, (lines, _) in found.items()}
-    known = {data for _, data in found.values()}
-    for uri in sorted(filter(None, known)):
+        results = dict([newest])
+    problems = {f"step {number}": lines for number, (lines, _) in results.items()}
+    data_folders = {data for _, data in results.values()}
+    for uri in sorted(filter(None, data_folders)):
         place = place_of_data(spec, run, uri)
         if place is None:  # which is no problem: it is made again
             print(f"data {uri} is not there, and was not looked at", file=sys.stderr)
@@ -113,7 +115,7 @@ def export(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Export a commit to a folder that transformers, peft or another framework loads, and compare the outputs."""
+    """Export a checkpoint to a folder for transformers, peft or another framework, and compare the outputs."""
     from orchestrator.checkpoint.resolve_checkpoint import read_chosen
     from orchestrator.config.paths import absolute
     from orchestrator.export.converted import asked_form
@@ -124,25 +126,27 @@ def export(
     if to is not None:
         check_uri(to, "--to")
     target = run.at("export") if to is None else absolute(to, Path.cwd())
-    asked = asked_form(form, names, numbers)
-    found = read_chosen(
-        _store(run_dir), step, lambda number: write(run.uri, number, target, raw=raw_weights, form=asked)
+    requested = asked_form(form, names, numbers)
+    exported = read_chosen(
+        _store(run_dir), step, lambda number: write(run.uri, number, target, raw=raw_weights, form=requested)
     )
     if as_json:
-        emit(found)
+        emit(exported)
     else:
-        averaged = ", averaged weights" if "weights" in found else ""
-        apart = found["logits_difference"]
+        averaged = ", averaged weights" if "weights" in exported else ""
+        apart = exported["logits_difference"]
         same = "" if apart is None else f", logits within {apart:.1e} of transformers'"
-        rounded = f", {found['rounding']:.1e} by rounding" if "rounding" in found else ""
-        print(f"{target}: step {found['step']}{averaged}{same}{rounded}")
-        if reader := found.get("tokenizer_class"):
+        rounded = f", {exported['rounding']:.1e} by rounding" if "rounding" in exported else ""
+        print(f"{target}: step {exported['step']}{averaged}{same}{rounded}")
+        if reader := exported.get("tokenizer_class"):
             print(f"read its tokenizer with {reader}: AutoTokenizer makes another one of it", file=sys.stderr)
 
 
-def prune(run_dir: Run, keep: Annotated[int, typer.Option(min=1, help="commits that stay")] = 1) -> None:
-    """Remove all but the newest commits, the newest whose every byte is right, and those that are held, which
-    `checkpoint list` shows."""
+def prune(
+    run_dir: Run, keep: Annotated[int, typer.Option(min=1, help="number of newest checkpoints to keep")] = 1
+) -> None:
+    """Remove old checkpoints. Keep the newest, the newest undamaged one, and those that `checkpoint list` shows as
+    held."""
     from orchestrator.checkpoint.retention import prune as prune_commits
     from orchestrator.checkpoint.retention import retention_of
     from orchestrator.checkpoint.store import Store
@@ -164,28 +168,28 @@ def import_deepspeed(
     ],
     target: Target,
     tag: Annotated[
-        str | None, typer.Option(help="which checkpoint [default: the one that `latest` names]")
+        str | None, typer.Option(help="name of the checkpoint [default: the one in the file `latest`]")
     ] = None,
     config: Annotated[
         Path | None,
         typer.Option(parser=on_this_machine, help="config.json of the model, to train it as hf:<target>"),
     ] = None,
     trust: Annotated[
-        bool, typer.Option("--trust", help="unpickle everything: runs any code in the files")
+        bool, typer.Option("--trust", help="unpickle everything: this runs any code in the files")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Take the fp32 weights out of another project's DeepSpeed ZeRO checkpoint.
+    """Convert the fp32 weights of another project's DeepSpeed ZeRO checkpoint to the Hugging Face format.
 
     Its files are pickles: a separate process opens them, with an empty environment, and reads only tensors and plain
     data unless --trust is given. Optimiser state is not imported.
     """
     from orchestrator.importers.deepspeed import import_checkpoint
 
-    found = import_checkpoint(str(source), str(target), tag, str(config) if config else None, trust)
+    imported = import_checkpoint(str(source), str(target), tag, str(config) if config else None, trust)
     how = "unpickled" if trust else "tensors and plain data only"
-    of = f"a ZeRO {found['stage']} checkpoint of {found['ranks']} ranks, read in a separate process ({how})"
-    _imported(target, found, of, as_json)
+    of = f"a ZeRO {imported['stage']} checkpoint of {imported['ranks']} ranks, read in a separate process ({how})"
+    _imported(target, imported, of, as_json)
 
 
 def import_megatron(
@@ -194,37 +198,43 @@ def import_megatron(
     ],
     target: Target,
     iteration: Annotated[
-        int | None, typer.Option(help="which iteration [default: the latest that the folder names]")
+        int | None, typer.Option(help="iteration to read [default: the latest that the folder names]")
     ] = None,
     vocabulary: Annotated[
         int | None, typer.Option(help="rows of the tables to keep [default: all, with Megatron's padding]")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Put together the weights of a Megatron-LM checkpoint (--ckpt-format torch or torch_dist) of a GPT.
+    """Convert the weights of a GPT's Megatron-LM checkpoint (--ckpt-format torch or torch_dist).
 
     One without rotary positions becomes GPT-2, one with rotary positions, SwiGLU and RMSNorm Llama. The files are
     pickles, of which only tensors and plain data are read. Optimiser state is not imported.
     """
     from orchestrator.importers.megatron import import_megatron as take
 
-    found = take(str(source), str(target), iteration, vocabulary)
-    ranks = f"{found['tensor_parallel']} x {found['pipeline_parallel']} ranks (tensor x pipeline parallel)"
+    imported = take(str(source), str(target), iteration, vocabulary)
+    ranks = (
+        f"{imported['tensor_parallel']} x {imported['pipeline_parallel']} ranks (tensor x pipeline parallel)"
+    )
     _imported(
-        target, found, f"a {found['model_type']}, of iteration {found['iteration']} on {ranks}", as_json
+        target,
+        imported,
+        f"a {imported['model_type']}, of iteration {imported['iteration']} on {ranks}",
+        as_json,
     )
 
 
-def _imported(target: Path, found: dict[str, Any], of: str, as_json: bool) -> None:
+def _imported(target: Path, imported: dict[str, Any], of: str, as_json: bool) -> None:
     if as_json:
-        emit(found)
+        emit(imported)
     else:
-        print(f"{target}: {len(found['tensors'])} tensors of {of}")
+        print(f"{target}: {len(imported['tensors'])} tensors of {of}")
 
 
 def _looked_at(spec: JobSpec, store: Store, step: int) -> tuple[list[str], str | None]:
-    """What is wrong with a commit, or with the weights that it lacks; and where its data is, if it is sound. Raises
-    FileNotFoundError if it was removed meanwhile."""
+    """The problems of a checkpoint or of the weights that it lacks, and the place of its data if it is undamaged.
+
+    Raises FileNotFoundError if the checkpoint was removed meanwhile."""
     from orchestrator.resolve.base import base_of_commit
 
     if problems := store.verify(step):
@@ -247,13 +257,13 @@ def _store(run_dir: str) -> Store:
 
 
 def _describe(store: Store, step: int) -> dict[str, Any] | None:
-    """A row about a commit, None if it was removed meanwhile."""
+    """The table row of a checkpoint; None if it was removed meanwhile."""
     from orchestrator.checkpoint.evaluations import metrics_of
     from orchestrator.checkpoint.manifest import CorruptCommit
     from orchestrator.checkpoint.pins import holders
 
     try:
-        found = store.manifest(step)
+        manifest = store.manifest(step)
     except CorruptCommit as error:
         columns = dict.fromkeys(("position", "receipt", "layout", "MiB", "created"), "")
         return {"step": step, **columns, "state": f"damaged: {error}", "evaluation": {}}
@@ -261,17 +271,17 @@ def _describe(store: Store, step: int) -> dict[str, Any] | None:
         if step in store.steps():
             raise
         return None
-    layout = found.meta.get("layout", {})
+    layout = manifest.meta.get("layout", {})
     shown = " ".join(f"{k}{v}" for k, v in layout.items() if k in ("pp", "dp", "cp", "tp") and v > 1) or "dp1"
     return {
         "step": step,
-        "position": found.position,
-        "receipt": found.receipt,
+        "position": manifest.position,
+        "receipt": manifest.receipt,
         "layout": shown,
-        "MiB": round(found.total_bytes / 2**20, 1),
-        "created": found.created,
+        "MiB": round(manifest.total_bytes / 2**20, 1),
+        "created": manifest.created,
         "state": "; ".join(["committed", *(f"held by {by}" for by in holders(store, step))]),
-        "evaluation": metrics_of(store, found),
+        "evaluation": metrics_of(store, manifest),
     }
 
 

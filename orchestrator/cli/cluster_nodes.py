@@ -21,12 +21,18 @@ if TYPE_CHECKING:
 MOST = 200
 """Largest number of nodes on one machine: each is a Ray node of some hundred MB."""
 
-Name = Annotated[str, typer.Option(help="the cluster's name, if there are several")]
+Name = Annotated[str, typer.Option(help="name of the cluster, if you have several")]
 Cpus = Annotated[
-    float, typer.Option(min=0, max=10**6, callback=finite, help="CPUs that a node offers, whatever it has")
+    float,
+    typer.Option(
+        min=0, max=10**6, callback=finite, help="CPUs that each node offers, whatever the machine has"
+    ),
 ]
 Gpus = Annotated[
-    float, typer.Option(min=0, max=10**6, callback=finite, help="GPUs that a node offers, whatever it has")
+    float,
+    typer.Option(
+        min=0, max=10**6, callback=finite, help="GPUs that each node offers, whatever the machine has"
+    ),
 ]
 Resources = Annotated[str, typer.Option(metavar="JSON", help='other resources, such as {"TPU": 4}')]
 Labels = Annotated[str, typer.Option(metavar="JSON", help='labels, such as {"ray.io/market-type": "spot"}')]
@@ -42,14 +48,15 @@ Types = Annotated[
 
 def up(
     local: Annotated[
-        int | None, typer.Option(min=0, max=MOST, help="nodes beside the head, all on this machine")
+        int | None,
+        typer.Option(min=0, max=MOST, help="number of nodes besides the head, all on this machine"),
     ] = None,
     hosts: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
             parser=on_this_machine,
-            help="nodes on other machines, by ssh; a line each: [user@]host [cpus=N] [gpus=N] [address=IP]",
+            help="file of machines for ssh, one per line: [user@]host [cpus=N] [gpus=N] [address=IP]",
         ),
     ] = None,
     most: Annotated[
@@ -67,18 +74,22 @@ def up(
     ] = 30.0,
     address: Annotated[
         str | None,
-        typer.Option(callback=word, help="of this machine, for --hosts [default: as they see it over ssh]"),
+        typer.Option(
+            callback=word, help="address of this machine for --hosts [default: as the hosts see it over ssh]"
+        ),
     ] = None,
-    ssh: Annotated[str, typer.Option(help="the command for --hosts, with its options")] = "ssh",
+    ssh: Annotated[str, typer.Option(help="ssh command for --hosts, with its options")] = "ssh",
     python: Annotated[
         str | None,
-        typer.Option(callback=word, help="on --hosts, with this program [default: the same as here]"),
+        typer.Option(
+            callback=word, help="Python on the hosts that has this program [default: the same path as here]"
+        ),
     ] = None,
     name: Name = "local",
     as_json: Json = False,
 ) -> None:
-    """Start a cluster of real Ray nodes, with token authentication: on loopback with made-up resources (--local), or
-    its head here and a node on each of several machines (--hosts)."""
+    """Start a cluster of real Ray nodes with token authentication. --local starts nodes on loopback with made-up
+    resources. --hosts starts the head here and a node on each machine of a file."""
     from cluster.local import local_cluster as loopback
 
     if hosts is not None:
@@ -105,15 +116,15 @@ def up(
     with _errors_of(name, quiet=True):
         loopback.folder_of(name)
     with _errors_of(name):
-        found = loopback.up(name, [] if scaling else kinds * local, scaling)
-        _show_new(found, as_json)
+        cluster = loopback.up(name, [] if scaling else kinds * local, scaling)
+        _show_new(cluster, as_json)
 
 
-def _show_new(found: LocalCluster, as_json: bool) -> None:
-    _show(found, as_json)
+def _show_new(cluster: LocalCluster, as_json: bool) -> None:
+    _show(cluster, as_json)
     if not as_json:
         print("\nThe other commands find it. For Ray's own:\n")
-        for key, value in found.environment().items():
+        for key, value in cluster.environment().items():
             print(f"  export {key}={value}")
 
 
@@ -130,12 +141,12 @@ def _up_on_hosts(name: str, file: Path, address: str, ssh: str, python: str, as_
     except WrongHosts as error:
         raise InputError(str(error), "--hosts", "see --help") from None
     with _errors_of(name):
-        found = ssh_cluster.up(name, hosts, ssh_cluster.Ssh(ssh, python), address)
-        _show_new(found, as_json)
+        cluster = ssh_cluster.up(name, hosts, ssh_cluster.Ssh(ssh, python), address)
+        _show_new(cluster, as_json)
 
 
 def add(
-    nodes: Annotated[int, typer.Argument(min=1, max=MOST, help="how many")] = 1,
+    nodes: Annotated[int, typer.Argument(min=1, max=MOST, help="number of nodes to add")] = 1,
     cpus: Cpus = 1,
     gpus: Gpus = 0,
     resources: Resources = "{}",
@@ -143,7 +154,7 @@ def add(
     name: Name = "local",
     as_json: Json = False,
 ) -> None:
-    """Start more nodes in the local cluster."""
+    """Add nodes to the local cluster."""
     from cluster.local import local_cluster as loopback
 
     node, cluster = _node(cpus, gpus, resources, labels), _existing(name)
@@ -153,11 +164,13 @@ def add(
 
 def remove(
     node: Annotated[str, typer.Argument(help="its address, as `cluster show` prints it", show_default=False)],
-    abruptly: Annotated[bool, typer.Option("--abruptly", help="at once, as a power failure would")] = False,
+    abruptly: Annotated[
+        bool, typer.Option("--abruptly", help="kill it at once, like a power failure")
+    ] = False,
     name: Name = "local",
     as_json: Json = False,
 ) -> None:
-    """Stop a node of the local cluster."""
+    """Remove a node from the local cluster."""
     from cluster.local import local_cluster as loopback
 
     cluster = _existing(name)
@@ -172,7 +185,7 @@ def show(name: Name = "local", as_json: Json = False) -> None:
 
 
 def down(name: Name = "local", as_json: Json = False) -> None:
-    """Stop the local cluster, and remove all that it started and wrote."""
+    """Stop the local cluster, and remove all its processes and files."""
     from cluster.local import local_cluster as loopback
     from cluster.remote import ssh_cluster
 
@@ -199,10 +212,10 @@ def _existing(name: str) -> LocalCluster:
     from cluster.local import local_cluster as loopback
 
     with _errors_of(name, quiet=True):
-        found = loopback.find(name)
-    if found is None:
+        cluster = loopback.find(name)
+    if cluster is None:
         raise InputError("no local cluster is up", name, "start one with `orchestrator cluster up --local 2`")
-    return found
+    return cluster
 
 
 def _node(cpus: float, gpus: float, resources: str, labels: str) -> NodeSpec:
@@ -222,13 +235,13 @@ def _node(cpus: float, gpus: float, resources: str, labels: str) -> NodeSpec:
 
 def _mapping(text: str, option: str, kinds: tuple[type, ...]) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        mapping = json.loads(text)
     except ValueError as error:
         raise InputError(f"is not JSON ({error})", option, 'write for example {"a": 1}') from None
-    if not isinstance(found, dict) or not all(isinstance(value, kinds) for value in found.values()):
+    if not isinstance(mapping, dict) or not all(isinstance(value, kinds) for value in mapping.values()):
         names = " or ".join(kind.__name__ for kind in kinds)
         raise InputError(f"must be an object whose values are {names}", option, "see --help")
-    return found
+    return mapping
 
 
 @contextmanager

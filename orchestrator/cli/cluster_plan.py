@@ -1,4 +1,4 @@
-"""What of the command plan is about a cluster that need not be here (--cluster)."""
+"""The option --cluster of the command plan: forecasts for a cluster that need not exist here."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def read_cluster(path: Path) -> tuple[ClusterFile, int]:
-    """The cluster of a file, and how many workers its nodes have. Raises InputError."""
+    """Read a cluster file. Return the cluster and the number of workers on its nodes. Raises InputError."""
     from orchestrator.planner.cluster_file import load
     from orchestrator.planner.profile import load as load_profile
 
@@ -19,18 +19,18 @@ def read_cluster(path: Path) -> tuple[ClusterFile, int]:
     return cluster, cluster.nodes * load_profile(cluster.device).per_node
 
 
-def show_forecast(spec: JobSpec, found: dict[str, Any]) -> None:
-    """Print what `forecast` has found."""
+def show_forecast(spec: JobSpec, result: dict[str, Any]) -> None:
+    """Print the result of `forecast`."""
     from orchestrator.cli.options import table
     from orchestrator.observe.formatting import count, duration
 
     def days(value: float) -> str:
         return f"{value:.1f} days" if value >= 1.0 else duration(value * 86400.0)
 
-    commit = found["commit"]
+    commit = result["commit"]
     print(
-        f"{found['nodes_in_use']} of {found['nodes']} nodes, {count(found['tokens_per_day'])} tokens a day, "
-        f"{days(found['days_without_failures'])} for {count(spec.train.steps)} steps if nothing failed."
+        f"{result['nodes_in_use']} of {result['nodes']} nodes, {count(result['tokens_per_day'])} tokens a day, "
+        f"{days(result['days_without_failures'])} for {count(spec.train.steps)} steps if nothing failed."
     )
     rows = [
         [
@@ -44,11 +44,11 @@ def show_forecast(spec: JobSpec, found: dict[str, Any]) -> None:
             f"{each['failures']:.0f}",
             str(each["spares"]),
         ]
-        for name, each in found["markets"].items()
+        for name, each in result["markets"].items()
     ]
     columns = ["market", "ends", "takes", "goodput", "USD", "kWh", "kg CO2e", "failures", "spares"]
     table("Forecast: the mean of some lives, with the controller's own decisions", columns, rows)
-    for name, each in found["markets"].items():
+    for name, each in result["markets"].items():
         best, parts = each["young_daly"], each["share_of_time"]
         spent = ", ".join(f"{part} {share:.1%}" for part, share in parts.items() if share >= 0.0005)
         print(

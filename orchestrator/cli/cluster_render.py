@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 def kuberay(
     job: Job,
     runs: Annotated[
-        str, typer.Option(callback=word, help="where runs are kept: a URI, or pvc:CLAIM (ReadWriteMany)")
+        str, typer.Option(callback=word, help="folder of the runs: a URI, or pvc:CLAIM (ReadWriteMany)")
     ],
     overrides: Set = None,
     to: To = None,
@@ -65,11 +65,17 @@ def kuberay(
     ] = "",
     env: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="for head and workers, such as NCCL_DEBUG=INFO; repeat"),
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="environment variable for head and workers, such as NCCL_DEBUG=INFO; repeat",
+        ),
     ] = None,
     secret_env: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME[=KEY]", help="the same, its value from that key of the Secret; repeat"),
+        typer.Option(
+            metavar="NAME[=KEY]",
+            help="environment variable with its value from that key of the Secret; repeat",
+        ),
     ] = None,
     worker_image: Annotated[
         str | None,
@@ -86,7 +92,10 @@ def kuberay(
         ),
     ] = None,
     retries: Annotated[
-        int, typer.Option(min=0, max=1000, help="new clusters, on which the run goes on, after a failed one")
+        int,
+        typer.Option(
+            min=0, max=1000, help="number of new clusters after a failed one; the run resumes on each"
+        ),
     ] = 3,
     keep_failed: Annotated[
         int | None,
@@ -94,7 +103,7 @@ def kuberay(
             min=0,
             max=10**8,
             metavar="SECONDS",
-            help="keep the cluster of a failed job so long, by KubeRay's deletion rules [default: 600 for all]",
+            help="seconds to keep the cluster of a failed job, by KubeRay's deletion rules [default: 600 for all]",
         ),
     ] = None,
     crds: Annotated[
@@ -106,11 +115,11 @@ def kuberay(
         typer.Option(
             metavar="FILE",
             parser=on_this_machine,
-            help="have kubectl ask that API server, which changes nothing",
+            help="check the files with kubectl against that API server; changes nothing",
         ),
     ] = None,
 ) -> None:
-    """RayJob, RayCluster, NetworkPolicy and ConfigMap for KubeRay."""
+    """Write RayJob, RayCluster, NetworkPolicy and ConfigMap for KubeRay."""
     from cluster.render.kuberay import KUEUE, kustomization, manifests
     from cluster.render.node_selection import ACCELERATOR, NODE_LABELS, accelerator_label
     from cluster.render.pods import RUNS_FOLDER, SPOT, Kubernetes
@@ -187,7 +196,7 @@ def kuberay(
 
 def skypilot(
     job: Job,
-    runs: Annotated[str, typer.Option(callback=word, help="where runs are kept: a URI")],
+    runs: Annotated[str, typer.Option(callback=word, help="folder of the runs: a URI")],
     overrides: Set = None,
     to: To = None,
     infra: Annotated[
@@ -195,18 +204,21 @@ def skypilot(
     ] = None,
     image: Annotated[str | None, typer.Option(callback=word, help="container image with the program")] = None,
     setup: Annotated[
-        str, typer.Option(help="what installs the program where there is no --image")
+        str, typer.Option(help="command that installs the program, without --image")
     ] = "pip install training-orchestrator",
-    python: Annotated[str, typer.Option(callback=word, help="its Python on the nodes")] = "python",
+    python: Annotated[str, typer.Option(callback=word, help="Python of the program on the nodes")] = "python",
     spot: Spot = True,
     memory: Memory = None,
     per_node: PerNode = None,
     accelerator: Accelerator = None,
     notice: Annotated[
-        int, typer.Option(min=10, max=3600, help="seconds before a machine goes in which the run commits")
+        int,
+        typer.Option(
+            min=10, max=3600, help="seconds that the run has for a checkpoint before a machine goes"
+        ),
     ] = 100,
 ) -> None:
-    """A task file for SkyPilot, for `sky jobs launch`: it is started again after a preemption, and the run goes on."""
+    """Write a task file for `sky jobs launch`. SkyPilot starts it again after a preemption, and the run resumes."""
     from cluster.render.skypilot import TOKEN, SkyPilotOptions, task_file
     from orchestrator.render import manifests
     from orchestrator.render.memory import with_host_memory
@@ -249,20 +261,20 @@ def slurm(
     overrides: Set = None,
     to: To = None,
     partition: Annotated[str | None, typer.Option(callback=word, help="the site's partition")] = None,
-    account: Annotated[str | None, typer.Option(callback=word, help="who pays")] = None,
+    account: Annotated[str | None, typer.Option(callback=word, help="account that pays")] = None,
     time: Annotated[
-        str | None, typer.Option(metavar="D-HH:MM:SS", callback=word, help="time of one allocation")
+        str | None, typer.Option(metavar="D-HH:MM:SS", callback=word, help="time limit of one allocation")
     ] = None,
     notice: Annotated[
-        int, typer.Option(min=30, max=3600, help="seconds before the end in which the run commits")
+        int, typer.Option(min=30, max=3600, help="seconds that the run has for a checkpoint before the end")
     ] = 180,
     per_node: PerNode = None,
     more: Annotated[
         list[str] | None,
-        typer.Option("--sbatch", metavar="OPTION", callback=words, help="one more option of sbatch; repeat"),
+        typer.Option("--sbatch", metavar="OPTION", callback=words, help="another option of sbatch; repeat"),
     ] = None,
 ) -> None:
-    """A batch file for Slurm, for `sbatch`: it is requeued before its time ends, and the run goes on."""
+    """Write a batch file for `sbatch`. Slurm requeues it before its time ends, and the run resumes."""
     from cluster.render.slurm import SlurmOptions, batch_file
     from orchestrator.config.paths import absolute
     from orchestrator.render import manifests

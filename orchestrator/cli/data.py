@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
-    group = typer.Typer(no_args_is_help=True, help="Raw text to token shards.")
+    group = typer.Typer(no_args_is_help=True, help="Turn raw text into token shards, and inspect them.")
     group.command()(corpus)
     group.command()(prepare)
     group.command()(inspect)
@@ -39,20 +39,20 @@ def register(app: typer.Typer) -> None:
 
 
 def corpus(
-    folder: Annotated[
-        Path, typer.Argument(parser=on_this_machine, help="where to write the .txt files")
-    ] = Path("corpus"),
+    folder: Annotated[Path, typer.Argument(parser=on_this_machine, help="folder for the .txt files")] = Path(
+        "corpus"
+    ),
     as_json: Json = False,
 ) -> None:
-    """Collect real text from this machine: the documentation strings of the installed packages."""
+    """Collect real text from this machine: the docstrings of installed packages."""
     from orchestrator.data.corpus import collect
 
-    found = collect(str(folder.absolute()))
+    content = collect(str(folder.absolute()))
     if as_json:
-        emit(found)
+        emit(content)
     else:
         print(
-            f"{folder}: {found['bytes'] / 2**20:.1f} MiB of documentation strings in {len(found['files'])} files"
+            f"{folder}: {content['bytes'] / 2**20:.1f} MiB of documentation strings in {len(corpus['files'])} files"
         )
 
 
@@ -63,7 +63,7 @@ def prepare(
     address: Address = None,
     as_json: Json = False,
 ) -> None:
-    """Make a job's token shards without training, or loading its model."""
+    """Make the token shards of a job, without training and without loading its model."""
     from orchestrator.launch.path_checks import check_places
     from orchestrator.launch.preflight import check_preparable
     from orchestrator.resolve.prepared_data import PreparedData
@@ -81,11 +81,13 @@ def prepare(
     if removed:
         show_removed(removed)
     print(data.uri)
-    for name, found in sets.items():
+    for name, held_out in sets.items():
         print(
             f"held out as {name}: "
             + ", ".join(
-                f"{found[key]} {key}" for key in ("samples", "documents", "tokens", "bytes") if key in found
+                f"{held_out[key]} {key}"
+                for key in ("samples", "documents", "tokens", "bytes")
+                if key in held_out
             )
         )
     for line in notes:
@@ -107,8 +109,8 @@ def prepared_with_progress(
 
     try:
         alone = spec.data.samples is not None  # which are prepared by this process
-        there = contextlib.nullcontext() if alone else connected_ray(address)
-        with ProgressDisplay() as progress, there:
+        session = contextlib.nullcontext() if alone else connected_ray(address)
+        with ProgressDisplay() as progress, session:
             line = StageLine(lambda text: progress.update({"phase": "prepare", "note": text}))
             return prepared(spec, run, before, line)
     except NoCluster as error:
@@ -116,7 +118,7 @@ def prepared_with_progress(
 
 
 def _held_out(spec: JobSpec, data: PreparedData) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """What is held out by the name of its set, and what a user should know of it, one line each."""
+    """The held-out sets by name, and notes for the user, one line each."""
     from orchestrator.config.evaluate import VALIDATION
     from orchestrator.data.prepare.rejections import notes_of
     from orchestrator.data.store.summary import sizes
@@ -125,8 +127,8 @@ def _held_out(spec: JobSpec, data: PreparedData) -> tuple[dict[str, dict[str, An
     share = spec.data.validation and spec.data.validation.share
     if spec.data.samples is not None:
         return _held_out_samples(spec, data.uri)
-    found: dict[str, dict[str, Any]] = {VALIDATION: {**sizes(data.uri, share)}} if share else {}
-    sets = {**found, **{name: {"uri": uri, **sizes(uri)} for name, uri in data.sets.items()}}
+    shares: dict[str, dict[str, Any]] = {VALIDATION: {**sizes(data.uri, share)}} if share else {}
+    sets = {**shares, **{name: {"uri": uri, **sizes(uri)} for name, uri in data.sets.items()}}
     return sets, resolve_over(spec, data)[2] if sets else notes_of(data.uri)
 
 
@@ -137,28 +139,28 @@ def _held_out_samples(spec: JobSpec, uri: str) -> tuple[dict[str, dict[str, Any]
     from orchestrator.data.store import manifest
     from orchestrator.data.store.data_folder import DataFolder
 
-    found = manifest.read(DataFolder(uri))
-    assert found is not None
+    prepared = manifest.read(DataFolder(uri))
+    assert prepared is not None
     assert spec.data.samples is not None
     share = spec.data.validation.share if spec.data.validation else None
-    held_out = batches_of_samples(spec.data.samples, spec.seed, share, found, uri)[1]
+    held_out = batches_of_samples(spec.data.samples, spec.seed, share, prepared, uri)[1]
     return {VALIDATION: {"samples": held_out.samples}} if held_out else {}, rejections.notes_of(uri)
 
 
 def _removed(uri: str) -> list[dict[str, Any]]:
-    """What each step of data.clean has removed, without samples."""
+    """What each step of data.clean removed, without samples."""
     from orchestrator.data.clean.totals import read_totals
     from orchestrator.data.store.census import with_tokens
     from orchestrator.data.store.data_folder import DataFolder
     from orchestrator.data.store.tokens import Tokens
 
     steps = read_totals(DataFolder(uri))
-    found = with_tokens(steps, Tokens.open(uri)) if steps else []
-    return [{key: value for key, value in step.items() if key != "samples"} for step in found]
+    counted = with_tokens(steps, Tokens.open(uri)) if steps else []
+    return [{key: value for key, value in step.items() if key != "samples"} for step in counted]
 
 
 def show_removed(steps: list[dict[str, Any]]) -> None:
-    """Print what each step of data.clean has removed."""
+    """Print what each step of data.clean removed."""
     from orchestrator.cli.options import table
     from orchestrator.observe.formatting import count
     from orchestrator.observe.page import size
@@ -193,23 +195,23 @@ def inspect(
     ] = None,
     removed_by: Annotated[
         str | None,
-        typer.Option("--removed-by", help="show documents that this step of data.clean has removed"),
+        typer.Option("--removed-by", help="show documents that this step of data.clean removed"),
     ] = None,
     at: Annotated[
         int | None,
         typer.Option(
-            help="of a job or a run: show the sample at this position of its order", min=0, max=2**53
+            help="show the sample at this position in the order of a job or a run", min=0, max=2**53
         ),
     ] = None,
     sample: Annotated[
-        int | None, typer.Option(help="the same of the sample of this number", min=0, max=2**53)
+        int | None, typer.Option(help="show the sample with this number", min=0, max=2**53)
     ] = None,
-    turn: Annotated[int, typer.Option(help="the pass over its source, with --sample", min=0, max=2**53)] = 0,
-    count: Annotated[int, typer.Option(help="samples, with --at", min=1, max=1000)] = 1,
+    turn: Annotated[int, typer.Option(help="with --sample, the pass over its source", min=0, max=2**53)] = 0,
+    count: Annotated[int, typer.Option(help="with --at, the number of samples", min=1, max=1000)] = 1,
     as_json: Json = False,
 ) -> None:
-    """Show what a folder of prepared data contains; of a job or a run how often it reads each source, and samples as
-    the model sees them."""
+    """Show the content of a folder of prepared data. For a job or a run, show how often it reads each source, and
+    samples as the model sees them."""
     from orchestrator.cli import data_samples
     from orchestrator.config.paths import absolute
     from orchestrator.data.store.summary import inspect as look
@@ -221,13 +223,20 @@ def inspect(
         seen = data_samples.look(*found, data_samples.Wanted(at, sample, turn, count))
         emit(seen) if as_json else data_samples.show(seen)
         return
-    asked = {"--at": at is not None, "--sample": sample is not None, "--turn": turn > 0, "--count": count > 1}
-    if any(asked.values()) and removed_by is None:
+    options = {
+        "--at": at is not None,
+        "--sample": sample is not None,
+        "--turn": turn > 0,
+        "--count": count > 1,
+    }
+    if any(options.values()) and removed_by is None:
         look(absolute(data, Path.cwd()), None)  # raises where there is no data either
         _refuse(
-            asked, data, "this is prepared data; name a job file or a run directory, which make samples of it"
+            options,
+            data,
+            "this is prepared data; name a job file or a run directory, which make samples of it",
         )
-    _refuse(asked, data, "it does not go with --removed-by")
+    _refuse(options, data, "it does not go with --removed-by")
     _inspect_prepared(data, share, removed_by, as_json)
 
 
@@ -254,33 +263,33 @@ def _inspect_prepared(data: str, share: float | None, removed_by: str | None, as
             for sample in step["samples"]:
                 print(f"- {sample['reason']}\n    " + sample["text"].replace("\n", "\n    "))
         return
-    found = look(absolute(data, Path.cwd()), share)
+    content = look(absolute(data, Path.cwd()), share)
     if as_json:
-        emit(found)
+        emit(content)
         return
-    for key, value in found.items():
+    for key, value in content.items():
         print(f"{key}: {value}")
 
 
 def report(
     data: Annotated[str, typer.Argument(help="a folder of prepared data")],
     out: Annotated[
-        str | None, typer.Option(help="the page [default: data-report.html]", show_default=False)
+        str | None, typer.Option(help="file of the page [default: data-report.html]", show_default=False)
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write one page about prepared data: lengths, languages, sources, duplicates, what was rejected and removed."""
+    """Write a page about prepared data: lengths, languages, sources, duplicates, rejected and removed documents."""
     from orchestrator.config.paths import absolute
     from orchestrator.data.store.census import census
     from orchestrator.observe.data_report import page
 
-    found = census(absolute(data, Path.cwd()))
+    counts = census(absolute(data, Path.cwd()))
     if as_json:
-        emit(found)
+        emit(counts)
         return
     target = Path(out or "data-report.html").absolute()
     try:
-        target.write_text(page(found), encoding="utf-8")
+        target.write_text(page(counts), encoding="utf-8")
     except OSError as error:
         raise InputError(
             f"cannot be written ({error.strerror})", str(target), "name another file by --out"

@@ -59,10 +59,10 @@ def inputs_of(target: str) -> tuple[TrainingInputs, Tokens, Source | None] | Non
         run = run_of(spec, None)
     else:
         run = RunDir(place)
-        found = read_job(run)
-        if found is None or not run.holds_a_run():
+        stored = read_job(run)
+        if stored is None or not run.holds_a_run():
             return None
-        spec = found
+        spec = stored
         commit = Store(run.commits).latest(deep=False)
         if commit is not None:
             tokens = whole(tokens_of(spec, run, commit.meta["data"]))
@@ -84,39 +84,39 @@ def whole(tokens: Tokens) -> Tokens:
 
 
 def look(inputs: TrainingInputs, tokens: Tokens, begun: Source | None, wanted: Wanted) -> dict[str, Any]:
-    """The course of the run, and the samples that are wanted, as plain data. Raises InputError."""
+    """The course of the run and the requested samples, as plain data. Raises InputError."""
     from orchestrator.data.samples.inspect import documents_cut
     from orchestrator.data.samples.mixture.passes import MANY
     from orchestrator.resolve.training_inputs import course_of
 
     spec, batches = inputs.job.spec, inputs.text[0]
-    found: dict[str, Any] = {"name": spec.name, **course_of(inputs, spec, begun)}
-    for source in found["sources"]:
+    result: dict[str, Any] = {"name": spec.name, **course_of(inputs, spec, begun)}
+    for source in result["sources"]:
         source["too_often"] = source["passes"] > MANY
     reading, streams = batches.read.objective.reading, batches.read.streams
     if reading.unit == "stream" and streams.manifest.format > 1:
-        found |= documents_cut(streams, reading, batches.packed)
+        result |= documents_cut(streams, reading, batches.packed)
     if batches.packed:
         size = min(len(batches.read), 10_000)
-        found["padding"] = round(batches.padding(0, size), 6)
+        result["padding"] = round(batches.padding(0, size), 6)
     if wanted.at is not None or wanted.sample is not None:
         decode = _decoder(tokens.tokenizer())
-        found["samples"] = [
+        result["samples"] = [
             _shown(inputs, spec, place, decode) for place in _places(inputs, spec, begun, wanted)
         ]
-    return found
+    return result
 
 
-def show(found: dict[str, Any]) -> None:
-    """Print what `look` found: in colours on a terminal, plain elsewhere."""
+def show(result: dict[str, Any]) -> None:
+    """Print the result of `look`: with colours on a terminal, plain elsewhere."""
     from rich.console import Console
     from rich.text import Text
 
     console = Console(highlight=False, soft_wrap=True)
     for key in ("epochs", "mixture", "documents", "cut", "cut_though_short", "padding"):
-        if key in found:
-            console.print(Text(f"{key}: {found[key]}"))
-    for number, source in enumerate(found["sources"]):
+        if key in result:
+            console.print(Text(f"{key}: {result[key]}"))
+    for number, source in enumerate(result["sources"]):
         many = "; more than 4 passes teach little" if source["too_often"] else ""
         console.print(
             Text(
@@ -124,7 +124,7 @@ def show(found: dict[str, Any]) -> None:
                 + many
             )
         )
-    for sample in found.get("samples", ()):
+    for sample in result.get("samples", ()):
         place = "" if sample["position"] is None else f"position {sample['position']}, "
         place += "" if sample["step"] is None else f"step {sample['step']}, "
         pieces = ", ".join(f"{a} to {b}" for a, b in sample["pieces"])
@@ -179,19 +179,19 @@ def _shown(inputs: TrainingInputs, spec: JobSpec, place: dict[str, Any], decode:
     is_causal = inputs.workload.config.architecture == "decoder"
     for row in range(len(batch["tokens"])):
         left = None if length is None else length - row * size
-        found: dict[str, list[Spot]] = spots(batch, row, decode, inputs.workload.vocabulary.eos, left)
+        marks: dict[str, list[Spot]] = spots(batch, row, decode, inputs.workload.vocabulary.eos, left)
         rows.append(
             {
-                "tokens": {name: [spot.to_json() for spot in each] for name, each in found.items()},
+                "tokens": {name: [spot.to_json() for spot in each] for name, each in marks.items()},
                 "others": others(batch, row),
-                "shown": {name: plain(each, is_causal) for name, each in answers_apart(found, batch).items()},
+                "shown": {name: plain(each, is_causal) for name, each in answers_apart(marks, batch).items()},
             }
         )
     return {**place, "rows": rows}
 
 
 def _decoder(tokenizer: Tokenizer) -> Decode:
-    """The text of a token; of a part of a character, its name in the vocabulary."""
+    """The text of a token. For a part of a character, its name in the vocabulary."""
 
     def decode(token: int) -> str:
         text = str(tokenizer.decode([token], skip_special_tokens=False))

@@ -1,4 +1,4 @@
-"""The commands evaluate and generate: what a model is worth on held-out text and on tasks, and what it says."""
+"""The commands evaluate and generate: metrics of a model on held-out text and tasks, and text from it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ What = Annotated[
     str,
     typer.Argument(
         metavar="RUN|COMMIT|EXPORT",
-        help="a run directory, a commit in one, or a folder in the Hugging Face format",
+        help="a run directory, a checkpoint in one, or a folder in the Hugging Face format",
         show_default=False,
         autocompletion=run_names,
     ),
@@ -48,27 +48,25 @@ def evaluate(
         list[str] | None,
         typer.Option(
             metavar="NAME=FILES",
-            help="text besides that of the job, as in wiki='wiki/*.txt'; may be repeated",
+            help="another held-out set, such as wiki='wiki/*.txt'; repeat",
         ),
     ] = None,
     tasks: Annotated[
         list[str] | None,
         typer.Option(
             metavar="FILE",
-            help="a task file in lm-eval's format; may be repeated. Held-out text is then evaluated only with --on",
+            help="a task file in lm-eval's format; repeat. Held-out text is then evaluated only with --on",
         ),
     ] = None,
     overrides: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set", metavar="A.B=C", help="override a key of the job that an export is evaluated by"
-        ),
+        typer.Option("--set", metavar="A.B=C", help="override a key of the job that evaluates an export"),
     ] = None,
     raw_weights: RawWeights = False,
     address: Address = None,
     as_json: Json = False,
 ) -> None:
-    """Evaluate a model on the held-out text of its job, on other text, and on tasks. Nothing of the run is changed."""
+    """Evaluate a model on the held-out text of its job, on other text, or on tasks. The run does not change."""
     from orchestrator.evaluate.task_files import read_tasks
 
     sets, files = _texts(on or []), read_tasks([absolute_path(path) for path in tasks or []])
@@ -103,21 +101,24 @@ def evaluate(
 
 def generate(
     what: What,
-    prompts: Annotated[list[str], typer.Argument(help="texts that the model continues, or answers")],
+    prompts: Annotated[list[str], typer.Argument(help="texts that the model continues or answers")],
     step: Step = None,
-    tokens: Annotated[int, typer.Option(min=1, help="most tokens of each")] = 64,
+    tokens: Annotated[int, typer.Option(min=1, help="maximum number of tokens per text")] = 64,
     temperature: Annotated[
-        float, typer.Option(min=0.0, callback=finite, help="0 takes the likeliest token, else they are drawn")
+        float,
+        typer.Option(
+            min=0.0, callback=finite, help="0 takes the likeliest token; above 0 tokens are sampled"
+        ),
     ] = 0.0,
-    seed: Annotated[int, typer.Option(min=0, help="of what is drawn")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="seed of the sampling")] = 0,
     raw: Annotated[
         bool,
-        typer.Option("--raw", help="continue the bare text, also of a model that answers a user's turns"),
+        typer.Option("--raw", help="continue the bare text, even with a model that answers as a chat"),
     ] = False,
     raw_weights: RawWeights = False,
     as_json: Json = False,
 ) -> None:
-    """Continue prompts with a model; one that learnt from conversations answers each as a user's turn."""
+    """Continue prompts with a model. A model trained on conversations answers each prompt as a user's turn."""
     from workloads.workload import Sampling
 
     sampling = Sampling(temperature=temperature, seed=seed)
@@ -142,14 +143,14 @@ def absolute_path(uri: str) -> str:
 
 
 def _texts(on: list[str]) -> dict[str, str]:
-    """The files of each --on by name. Raises InputError for what is no NAME=FILES."""
-    found = {}
+    """The files of each --on by name. Raises InputError if a text is not NAME=FILES."""
+    files_by_name = {}
     for text in on:
         name, equals, uri = text.partition("=")
         if not (name and equals and uri):
             raise InputError("is not NAME=FILES", f"--on {text}", "write it as in wiki='wiki/*.txt'")
-        found[name] = absolute_path(uri)
-    return found
+        files_by_name[name] = absolute_path(uri)
+    return files_by_name
 
 
 def _tell_settings(subject: _Commit | _Export) -> None:
@@ -161,14 +162,14 @@ def _tell_settings(subject: _Commit | _Export) -> None:
 
 
 class _Commit:
-    """The model of a commit, with its weights as they are evaluated, or `raw`."""
+    """The model of a checkpoint, with averaged weights where the job has them, or `raw`."""
 
     def __init__(self, run: RunDir, spec: JobSpec, commit: CommitManifest, raw: bool) -> None:
         self._run, self._spec, self._commit, self._raw = run, spec, commit, raw
         self.model = spec.workload.model
 
     def on_text(self, texts: dict[str, str], address: str | None) -> EvaluationRow:
-        """Its metrics on the sets of its job and these."""
+        """Return the metrics on the sets of the job and on these sets."""
         from orchestrator.evaluate.of_commit import evaluate_commit
 
         spec = _with_sets(self._spec, texts)
@@ -176,7 +177,7 @@ class _Commit:
         return evaluate_commit(spec, self._run, self._commit, sets, self._raw)
 
     def on_tasks(self, files: list[TaskFile]) -> EvaluationRow:
-        """Its metrics on these tasks."""
+        """Return the metrics on these tasks."""
         from orchestrator.evaluate.on_tasks import run_tasks
 
         place = {"run": self._run.uri, "step": self._commit.step, "raw": self._raw}
@@ -212,7 +213,7 @@ class _Export:
         spec_of_export(folder, {}, overrides)  # what is wrong with it is told before anything starts
 
     def on_text(self, texts: dict[str, str], address: str | None) -> EvaluationRow:
-        """Its metrics on these sets, whose data is prepared for this evaluation alone."""
+        """Return the metrics on these sets, whose data is prepared for this evaluation only."""
         from orchestrator.config.paths import resolve_paths
         from orchestrator.evaluate.of_export import evaluate_export, spec_of_export, workload_of_export
         from orchestrator.launch.preflight import check_text
@@ -232,7 +233,7 @@ class _Export:
             return evaluate_export(spec, prepared_with_progress(spec, run, PreparedData(), address), step)
 
     def on_tasks(self, files: list[TaskFile]) -> EvaluationRow:
-        """Its metrics on these tasks."""
+        """Return the metrics on these tasks."""
         from orchestrator.evaluate.of_export import spec_of_export
         from orchestrator.evaluate.on_tasks import run_tasks
 
@@ -300,7 +301,7 @@ def _measured(
 
 
 def _with_sets(spec: JobSpec, texts: dict[str, str]) -> JobSpec:
-    """The job with further sets. Raises InputError if there is no set at all."""
+    """The job with further sets. Raises InputError if it then has no set."""
     from orchestrator.config.spec import parse
 
     document = spec.model_dump(mode="json")

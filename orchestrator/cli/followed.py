@@ -1,4 +1,4 @@
-"""A run that is followed by what it writes into its run directory, until it has ended."""
+"""Follow a run through the files in its run directory until it ends."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from orchestrator.storage.run_directory import RunDir
 
 EVERY = 0.5
-"""Seconds between looks at it."""
+"""Seconds between reads of the status."""
 
 
 def statuses(run: RunDir) -> Iterator[Row]:
-    """The status of the run, again and again; the last one says that it has ended. If nobody drives the run any more,
-    the command ends as one that failed, in a line."""
+    """Yield the status of the run repeatedly; the last one is final. If no controller is active for the run any more,
+    end the command as failed, with one line."""
     from orchestrator.launch.active_controller import Signs, not_driven
 
     signs = Signs()

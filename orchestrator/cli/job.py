@@ -1,4 +1,4 @@
-"""The commands init, schema, doctor and plan: what is done before a run."""
+"""The commands init, schema, doctor and plan, for the time before a run."""
 
 from __future__ import annotations
 
@@ -32,23 +32,21 @@ def register(app: typer.Typer) -> None:
 
 
 def init(
-    path: Annotated[Path, typer.Argument(parser=on_this_machine, help="where to write it")] = Path(
-        "job.yaml"
-    ),
+    path: Annotated[Path, typer.Argument(parser=on_this_machine, help="file to write")] = Path("job.yaml"),
     data: Annotated[
         list[str] | None,
-        typer.Option("--data", "--text", help="what to train on: files or globs [default: corpus/*.txt]"),
+        typer.Option("--data", "--text", help="training data: files or globs [default: corpus/*.txt]"),
     ] = None,
     from_hf: Annotated[
-        str | None, typer.Option(metavar="FOLDER", help="go on with the model in a Hugging Face folder")
+        str | None, typer.Option(metavar="FOLDER", help="start from the model in a Hugging Face folder")
     ] = None,
     tokenizer: Annotated[
         str | None,
-        typer.Option(metavar="FOLDER", help="a tokenizer [default: the model's, or one is trained]"),
+        typer.Option(metavar="FOLDER", help="a tokenizer [default: the model's, or a new one is trained]"),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="the run's name [default: the file's]")] = None,
+    name: Annotated[str | None, typer.Option(help="name of the run [default: the name of the file]")] = None,
 ) -> None:
-    """Write a job file to start from; with --data it is checked as a run would be."""
+    """Write a job file to start from. With --data, check it as `run` would."""
     from orchestrator.config.document import parse_yaml
     from orchestrator.config.paths import resolve_paths
     from orchestrator.config.spec import parse
@@ -90,11 +88,11 @@ def schema(
         str | None,
         typer.Argument(
             metavar="[KEY]",
-            help="describe this key and those below it, as train.optimizer; job describes all",
+            help="describe this key and those below it, such as train.optimizer; `job` describes all",
         ),
     ] = None,
 ) -> None:
-    """Describe keys of the job file; without one print its JSON Schema, for editors."""
+    """Describe keys of the job file. Without a key, print the JSON Schema for editors."""
     from orchestrator.config import chain
     from orchestrator.config.described import sections_of
 
@@ -111,14 +109,14 @@ def doctor(
         Path | None,
         typer.Argument(
             metavar="[JOB]",
-            help="a job file: say which libraries it needs, of which extra",
+            help="a job file: also show the libraries that it needs, and their extras",
             parser=on_this_machine,
         ),
     ] = None,
     overrides: Set = None,
     as_json: Json = False,
 ) -> None:
-    """Check what this machine can run, and what is missing; with a job, which optional libraries that needs."""
+    """Show what this machine can run and what is missing. With a job, also show the optional libraries it needs."""
     from orchestrator.launch.doctor import examine
 
     if overrides and job is None:
@@ -148,40 +146,40 @@ def plan(
     job: Annotated[Path | None, typer.Argument(help="the job file", show_default=False)] = None,
     overrides: Set = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, max=10**6, help="how many workers [default: resources.workers.max]")
+        int | None, typer.Option(min=1, max=10**6, help="number of workers [default: resources.workers.max]")
     ] = None,
     machine: Annotated[
         str | None,
         typer.Option(
             metavar="NAME|FILE",
-            help="a device that need not be here, as a100-80, or the file of its profile [default: this machine]",
+            help="a device that need not be here, such as a100-80, or a profile file [default: this machine]",
         ),
     ] = None,
     cluster: Annotated[
         Path | None,
         typer.Option(
             parser=on_this_machine,
-            help="a file of a cluster that need not be here: also days, money, energy and goodput under failures",
+            help="a cluster file, for a cluster that need not exist: also predict days, money, energy and goodput",
         ),
     ] = None,
     audit: Annotated[
         str | None,
         typer.Option(
-            metavar="FOLDER", help="instead compare what was predicted and measured of the runs in a folder"
+            metavar="FOLDER",
+            help="compare predictions with measurements of the runs in a folder, instead of planning",
         ),
     ] = None,
     html: Annotated[
         Path | None,
-        typer.Option(
-            parser=on_this_machine, help="also write a page with the timeline and the memory of a step"
-        ),
+        typer.Option(parser=on_this_machine, help="also write a page with the timeline and memory of a step"),
     ] = None,
     frontier: Annotated[
-        bool, typer.Option("--frontier", help="also time and cost by the number of workers, up to --workers")
+        bool,
+        typer.Option("--frontier", help="also show time and cost for each number of workers up to --workers"),
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Check a job, and show its legal layouts with predicted memory and time, on this kind of machine or another."""
+    """Check a job and show its legal layouts with predicted memory and time, for this machine or another."""
     from orchestrator.config.chain import ChainSpec
 
     if audit is not None:
@@ -231,30 +229,30 @@ def _plan(
         cluster, workers = read_cluster(at)
         device = cluster.device
     spec = with_workers(spec, workers) if workers else spec
-    found = planned_here(spec, run) if device is None else planned_on_paper(spec, device)
-    spec, shape = found.job.spec, found.job.shape
-    if found.refused:
+    planned = planned_here(spec, run) if device is None else planned_on_paper(spec, device)
+    spec, shape = planned.job.spec, planned.job.shape
+    if planned.refused:
         print(
-            f"orchestrator: `run` would refuse this without another --run-dir: {found.refused}",
+            f"orchestrator: `run` would refuse this without another --run-dir: {planned.refused}",
             file=sys.stderr,
         )
     if html:
-        write_page(html, found)
-    told = forecast(spec, shape, found.plan, cluster) if cluster else None
+        write_page(html, planned)
+    prediction = forecast(spec, shape, planned.plan, cluster) if cluster else None
     points = []
     if by_workers:
         most = spec.resources.workers.max
-        points = frontier(spec, shape, most, found.machine, found.must_fit, found.verdicts)
+        points = frontier(spec, shape, most, planned.machine, planned.must_fit, planned.verdicts)
     if as_json:
         more: dict[str, Any] = {"frontier": [point.to_json() for point in points]} if by_workers else {}
-        return found.to_json() | more | ({"cluster": told} if told else {})
-    plan_table.show(spec, shape, found.plan)
-    plan_table.show_memory(found.plan, found.traced, found.on_cpu)
-    plan_table.show_precision(found.choice)
-    for line in found.assumed:
+        return planned.to_json() | more | ({"cluster": prediction} if prediction else {})
+    plan_table.show(spec, shape, planned.plan)
+    plan_table.show_memory(planned.plan, planned.traced, planned.on_cpu)
+    plan_table.show_precision(planned.choice)
+    for line in planned.assumed:
         print(f"Assumed: {line}.")
     if by_workers:
         plan_table.show_frontier(points)
-    if told:
-        show_forecast(spec, told)
+    if prediction:
+        show_forecast(spec, prediction)
     return None

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from orchestrator.storage.run_directory import RunDir
 
 SUMMARY = 60.0
-"""Seconds that a summary may come later than the status of a run that has ended."""
+"""Seconds that summary.json may appear after the final status of a run."""
 
 
 def register(app: typer.Typer) -> None:
@@ -52,26 +52,26 @@ def submit(
     overrides: Set = None,
     run_dir: RunDirectory = None,
     address: Cluster = None,
-    until: Annotated[int | None, typer.Option(min=1, help="end at this step with a commit")] = None,
+    until: Annotated[int | None, typer.Option(min=1, help="end at this step with a checkpoint")] = None,
     priority: Priority = 0,
     working_dir: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
             parser=on_this_machine,
-            help="send this folder along; .gitignore and .rayignore apply",
+            help="send this folder to the cluster; .gitignore and .rayignore apply",
         ),
     ] = None,
     package: Annotated[
-        bool, typer.Option("--package", help="send this program along, for nodes that have another version")
+        bool, typer.Option("--package", help="send this program too, for nodes with another version")
     ] = False,
     exclude: Annotated[
-        list[str] | None, typer.Option(metavar="PATTERN", help="more of the folder that is not sent; repeat")
+        list[str] | None, typer.Option(metavar="PATTERN", help="leave out matching files too; repeat")
     ] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="follow it to its end, as attach does")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="follow the job to its end, like attach")] = False,
     as_json: Json = False,
 ) -> None:
-    """Submit a job to a cluster; a job of the same name continues from its last commit."""
+    """Submit a job to a cluster. A job with the same name resumes from its last checkpoint."""
     from cluster.jobs.ray_jobs import own_packages
     from orchestrator.config.chain import ChainSpec
     from orchestrator.launch import submission
@@ -186,34 +186,37 @@ def list_jobs(address: Cluster = None, as_json: Json = False) -> None:
     from orchestrator.launch import submission
     from orchestrator.observe.formatting import duration
 
-    found = submission.jobs_at(address).all()
+    jobs = submission.jobs_at(address).all()
     if as_json:
-        emit([job.to_json() for job in found])
+        emit([job.to_json() for job in jobs])
         return
     rows = []
-    for job in found:
+    for job in jobs:
         seconds = (job.ended or time.time()) - job.started if job.started else 0.0
         rows.append([job.id, job.state, str(job.priority), duration(seconds), job.run_dir])
     table("", ["submission", "state", "priority", "for", "run directory"], rows)
 
 
-def _follow(jobs: Jobs, found: Submission, as_json: bool) -> None:
+def _follow(jobs: Jobs, submission: Submission, as_json: bool) -> None:
     try:
-        for part in jobs.follow(found.id):
+        for part in jobs.follow(submission.id):
             print(part, end="", flush=True, file=sys.stderr)
     except KeyboardInterrupt:
-        print(f"\n{found.id} is still running; `orchestrator stop {found.name}` ends it", file=sys.stderr)
+        print(
+            f"\n{submission.id} is still running; `orchestrator stop {submission.name}` ends it",
+            file=sys.stderr,
+        )
         if as_json:
-            emit(jobs.get(found.id).to_json())
+            emit(jobs.get(submission.id).to_json())
         raise SystemExit(INTERRUPTED) from None
-    ended = jobs.get(found.id)
+    final = jobs.get(submission.id)
     if as_json:
-        emit(ended.to_json())
+        emit(final.to_json())
     else:
-        print(f"{ended.id}: {ended.state}")
-    if ended.state == Outcome.FAILED and ended.exit_code is None:  # its log does not say why
-        print(f"orchestrator: {ended.message}", file=sys.stderr)
-    raise _ended(Outcome(ended.state), lambda: has_commit(ended) is not False)
+        print(f"{final.id}: {final.state}")
+    if final.state == Outcome.FAILED and final.exit_code is None:  # its log does not say why
+        print(f"orchestrator: {final.message}", file=sys.stderr)
+    raise _ended(Outcome(final.state), lambda: has_commit(final) is not False)
 
 
 def _ended(outcome: Outcome, can_go_on: Callable[[], bool]) -> typer.Exit:

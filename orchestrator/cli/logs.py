@@ -28,19 +28,17 @@ def register(app: typer.Typer) -> None:
 
 def logs(
     target: Target,
-    rank: Annotated[list[int] | None, typer.Option(min=0, help="of this rank; repeat")] = None,
-    attempt: Annotated[int | None, typer.Option(min=1, help="of this attempt [default: the last]")] = None,
-    grep: Annotated[
-        str | None, typer.Option(metavar="REGEX", help="lines alone in which this is found")
-    ] = None,
+    rank: Annotated[list[int] | None, typer.Option(min=0, help="show this rank only; repeat")] = None,
+    attempt: Annotated[int | None, typer.Option(min=1, help="show this attempt [default: the last]")] = None,
+    grep: Annotated[str | None, typer.Option(metavar="REGEX", help="show matching lines only")] = None,
     controller: Annotated[
-        bool, typer.Option("--controller", help="of the controllers, and of the tasks that prepare data")
+        bool, typer.Option("--controller", help="show the log of the controllers and of data preparation")
     ] = False,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="go on until the run ends")] = False,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="continue until the run ends")] = False,
     address: Cluster = None,
     as_json: Json = False,
 ) -> None:
-    """Print what the ranks of a run printed; of a job, without options about ranks, what its command printed."""
+    """Print the output of a run's ranks. For a submitted job without rank options, print the output of its command."""
     try:
         wanted = re.compile(grep or "")
     except re.error as error:
@@ -68,24 +66,24 @@ def logs(
 
 
 def _print_controllers(run: RunDir, wanted: re.Pattern[str], follow: bool, as_json: bool) -> None:
-    """One controller after another, each in a text named by when it began."""
+    """Yield the log of each controller in turn, named by its start time."""
     from orchestrator.observe.rank_log import CONTROLLER, LogReader
 
-    log, found = LogReader(run, CONTROLLER), list[dict[str, Any]]()
+    log, events = LogReader(run, CONTROLLER), list[dict[str, Any]]()
     for ended in _looks(run, follow):
         for name, line in log.new_lines(last=ended):
             if wanted.search(line):
-                found.append({"began": name.removesuffix(".log"), "line": line})
+                events.append({"began": name.removesuffix(".log"), "line": line})
         if not as_json:
-            for each in found:
+            for each in events:
                 print(each["line"], flush=follow)
-            found = []
+            events = []
     if as_json:
-        emit(found)
+        emit(events)
 
 
 def _looks(run: RunDir, follow: bool) -> Iterator[bool]:
-    """Whether this look at the logs is the last one: there is but one, or with `follow` those until the run ends."""
+    """Whether this read of the logs is the last. Without `follow` the first read is."""
     if not follow:
         yield True
         return
@@ -117,14 +115,14 @@ def _print_ranks(
 def _lines(
     run: RunDir, ranks: frozenset[int], attempt: int | None, follow: bool
 ) -> Iterator[tuple[int, int, str]]:
-    """Attempt, rank and line; with `follow` of each later attempt too, until the run has ended."""
+    """Yield attempt, rank and line. With `follow`, continue with later attempts until the run ends."""
     from orchestrator.observe.rank_log import AttemptLog, attempts_of
 
-    known = attempts_of(run)
-    if attempt is not None and attempt not in known and not follow:
-        told = f"attempts {', '.join(map(str, known))} did" if known else "no other did either"
+    attempts = attempts_of(run)
+    if attempt is not None and attempt not in attempts and not follow:
+        told = f"attempts {', '.join(map(str, attempts))} did" if attempts else "no other did either"
         raise InputError(f"no rank printed anything; {told}", f"--attempt {attempt}", "name another")
-    shown = attempt or max(known, default=0)
+    shown = attempt or max(attempts, default=0)
     if not shown and not follow:
         print("orchestrator: no rank has printed anything", file=sys.stderr)
         return

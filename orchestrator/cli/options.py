@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from orchestrator.storage.run_directory import RunDir
 
 NAME_WIDTH = 14
-"""Characters of a table's first column that are never wrapped, however narrow the terminal."""
+"""Width in characters up to which the first column of a table is never wrapped."""
 PIPE_WIDTH = 200
-"""Characters of a line if standard output is no terminal."""
+"""Line width in characters when standard output is not a terminal."""
 
 
 class ProgressKind(StrEnum):
-    """How a run that is watched is shown on standard error."""
+    """How standard error shows the progress of a run."""
 
     LINES = "lines"
     LIVE = "live"
@@ -38,7 +38,7 @@ class ProgressKind(StrEnum):
 
 
 def run_names(begun: str) -> list[str]:
-    """The runs in the folder RUNS whose names begin so, newest first, for completion by the shell: which completes
+    """The names of runs in the folder RUNS with this prefix, newest first, for shell completion. The shell completes
     paths itself."""
     folder = Path(RUNS)
     if "/" in begun or not folder.is_dir():
@@ -69,14 +69,14 @@ RunDirectory = Annotated[str | None, typer.Option("--run-dir", help="run directo
 Json = Annotated[bool, typer.Option("--json", help="print one JSON document on standard output")]
 Address = Annotated[
     str | None,
-    typer.Option(help="a Ray cluster's address, or 'auto'; without it Ray runs inside this command"),
+    typer.Option(help="address of a Ray cluster, or 'auto' [default: run Ray inside this command]"),
 ]
 
 Cluster = Annotated[
     str | None,
     typer.Option(
         "--address",
-        help="Ray's address or that of its Jobs API [default: RAY_API_SERVER_ADDRESS, RAY_ADDRESS, the local cluster]",
+        help="address of Ray or its Jobs API [default: RAY_API_SERVER_ADDRESS, RAY_ADDRESS, the local cluster]",
     ),
 ]
 Progress = Annotated[
@@ -85,7 +85,9 @@ Progress = Annotated[
 ]
 Priority = Annotated[
     int,
-    typer.Option(help="of several jobs on a cluster the highest goes first; lower ones are stopped for it"),
+    typer.Option(
+        help="the job with the highest priority on a cluster runs first; lower ones are stopped for it"
+    ),
 ]
 
 
@@ -102,7 +104,7 @@ def job_of(path: Path, overrides: list[str] | None) -> JobSpec:
 
 
 def jobs_of(path: Path, overrides: list[str] | None) -> JobSpec | ChainSpec:
-    """As `job_of`, for a command that takes a chain of jobs too."""
+    """Like `job_of`, for a command that also accepts a chain."""
     from orchestrator.config.chain import ChainSpec, load_job
     from orchestrator.config.paths import resolve_paths
     from orchestrator.config.validation_messages import WrongKeys
@@ -115,7 +117,7 @@ def jobs_of(path: Path, overrides: list[str] | None) -> JobSpec | ChainSpec:
 
 
 def _with_what_is_missing(problem: WrongKeys) -> InputError:
-    """What is wrong with a file, with what its other keys name and is not there: a user reads all at once."""
+    """The problems of a job file, missing files included, so that a user sees all of them at once."""
     from orchestrator.config.errors import Problems
     from orchestrator.config.paths import resolve_paths
     from orchestrator.launch.preflight import check_named
@@ -173,21 +175,21 @@ def on_this_machine(given: str | Path) -> Path:
 
 
 def finite(number: float | None) -> float | None:
-    """The number itself. Raises InputError for infinity and NaN."""
+    """Return the number. Raises InputError for infinity and NaN."""
     if number is not None and not math.isfinite(number):
         raise InputError("is no finite number", str(number), "give another")
     return number
 
 
 def word(text: str | None) -> str | None:
-    """A name from outside, such as a region. Raises InputError if it has blanks or control characters."""
+    """Return a name from outside, such as a region. Raises InputError if it has blanks or control characters."""
     if text is not None and (not text or not text.isprintable() or " " in text):
         raise InputError("is no name", repr(text), "write it without blanks")
     return text
 
 
 def words(texts: list[str] | None) -> list[str] | None:
-    """Several such names. Raises InputError."""
+    """Return several names, each checked by `word`. Raises InputError."""
     for text in texts or ():
         word(text)
     return texts
@@ -212,13 +214,13 @@ def table(title: str, columns: list[str], rows: list[list[str]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    found = Table(title=title, title_justify="left", box=box.SIMPLE, collapse_padding=True, pad_edge=False)
+    drawn = Table(title=title, title_justify="left", box=box.SIMPLE, collapse_padding=True, pad_edge=False)
     for number, column in enumerate(columns):
         longest = max((len(row[number]) for row in rows), default=0)
-        found.add_column(column, overflow="fold", min_width=0 if number else min(longest, NAME_WIDTH))
+        drawn.add_column(column, overflow="fold", min_width=0 if number else min(longest, NAME_WIDTH))
     for row in rows:
-        found.add_row(*row)
+        drawn.add_row(*row)
     console = Console(markup=False, highlight=False, soft_wrap=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = PIPE_WIDTH
-    console.print(found)
+    console.print(drawn)

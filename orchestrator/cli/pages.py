@@ -1,4 +1,4 @@
-"""The commands compare and serve: several runs beside each other, and all of a folder in a browser."""
+"""The commands compare and serve: compare runs, and show the runs of a folder in a browser."""
 
 from __future__ import annotations
 
@@ -25,31 +25,33 @@ def compare(
     ],
     output: Annotated[
         Path | None,
-        typer.Option("--html", metavar="FILE", help="write a page with the curves over each other"),
+        typer.Option("--html", metavar="FILE", help="write a page with all curves on one scale"),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Compare runs: their numbers, their curves on one scale, and where their job files differ."""
+    """Compare runs: numbers, curves on one scale, and differences of their job files."""
     from orchestrator.observe import compare as made
 
-    found = made.compared([existing_run(run)[0] for run in runs])
-    labels = [run.label for run in found]
+    comparison = made.compared([existing_run(run)[0] for run in runs])
+    labels = [run.label for run in comparison]
     if output is not None:
         try:
-            output.write_text(made.page(found))
+            output.write_text(made.page(comparison))
         except OSError as error:
             raise InputError(
                 f"cannot be written ({error.strerror})", str(output), "name another file"
             ) from None
     if as_json:
-        differing = {key: dict(zip(labels, values, strict=True)) for key, values in made.differences(found)}
-        emit({"runs": {run.label: run.found for run in found}, "differences": differing})
+        differing = {
+            key: dict(zip(labels, values, strict=True)) for key, values in made.differences(comparison)
+        }
+        emit({"runs": {run.label: run.found for run in comparison}, "differences": differing})
         return
-    table("", ["", *labels], [[name, *values] for name, values in made.facts(found)])
-    if lines := made.on_terminal(found):
+    table("", ["", *labels], [[name, *values] for name, values in made.facts(comparison)])
+    if lines := made.on_terminal(comparison):
         print("loss, from the first step to the last, on one scale")
         print("\n".join(f"  {line}" for line in lines))
-    if rows := [[key, *values] for key, values in made.differences(found)]:
+    if rows := [[key, *values] for key, values in made.differences(comparison)]:
         table("Job files differ in", ["key", *labels], rows)
     else:
         print("the job files are the same but for the name")
@@ -59,9 +61,9 @@ def compare(
 
 def serve(
     folder: Annotated[str, typer.Argument(help="a folder of run directories: a path or URI")] = RUNS,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free")] = 0,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="port; 0 picks a free one")] = 0,
 ) -> None:
-    """Show all runs of a folder in a browser: on this machine alone, at an address with a token, until Ctrl-C."""
+    """Show all runs of a folder in a browser on this machine, at an address with a token, until Ctrl-C."""
     from orchestrator.observe.page_server import PageServer
 
     place = existing_folder(folder)

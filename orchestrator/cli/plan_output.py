@@ -1,4 +1,4 @@
-"""Of the command plan: a page of a plan (--html), and what was predicted of runs beside what was measured (--audit)."""
+"""Options of the command plan: a page of a plan (--html), predictions compared with measurements (--audit)."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ if TYPE_CHECKING:
     from orchestrator.launch.planned_job import PlannedJob
 
 
-def write_page(path: Path, found: PlannedJob) -> None:
+def write_page(path: Path, planned: PlannedJob) -> None:
     """Write the page of a plan. Raises InputError."""
     from orchestrator.observe.plan_page import plan_page
 
-    plan, on_cpu = found.plan, found.on_cpu
-    fits, needed = found.traced.fits(plan, on_cpu), found.traced.needed(plan.chosen.memory, on_cpu)
+    plan, on_cpu = planned.plan, planned.on_cpu
+    fits, needed = planned.traced.fits(plan, on_cpu), planned.traced.needed(plan.chosen.memory, on_cpu)
     try:
-        path.write_text(plan_page(found.job.spec, found.job.shape, plan, fits, needed))
+        path.write_text(plan_page(planned.job.spec, planned.job.shape, plan, fits, needed))
     except OSError as error:
         raise InputError(f"cannot be written ({error.strerror})", str(path), "give another --html") from None
 
 
 def show_audit(folder: str, as_json: bool) -> None:
-    """Print predicted and measured step time and memory of all runs in a folder. Raises InputError if there is
-    none."""
+    """Print predicted and measured step time and memory of all runs in a folder. Raises InputError if it has no
+    run."""
     from orchestrator.observe.audit import audit_of
     from orchestrator.observe.formatting import duration
     from orchestrator.observe.page import size

@@ -75,7 +75,7 @@ def show(spec: JobSpec, shape: ModelShape, plan: Plan) -> None:
 
 
 def show_memory(plan: Plan, traced: TracedMemory, on_cpu: bool) -> None:
-    """Print what the traced ranks of the chosen layout hold at their peaks, by category."""
+    """Print the peak memory of the traced ranks of the chosen layout, by category."""
     from orchestrator.cli.options import table
     from orchestrator.observe.page import size
 
@@ -105,13 +105,13 @@ def show_memory(plan: Plan, traced: TracedMemory, on_cpu: bool) -> None:
 
 
 def show_precision(choice: Choice | None) -> None:
-    """Print which precision was chosen and why, if it was."""
+    """Print the chosen precision and the reason, if the planner chose it."""
     if choice:
         print(f"Precision {choice}.")
 
 
 def show_frontier(points: list[Point]) -> None:
-    """Print the numbers of workers that no other beats in both time and cost."""
+    """Print the numbers of workers that no other number beats in both time and cost."""
     from orchestrator.cli.options import table
 
     rows = [
@@ -130,7 +130,7 @@ def show_frontier(points: list[Point]) -> None:
 
 
 def _loses(candidate: Candidate, chosen: Candidate) -> str:
-    """Why a layout is not the chosen one: the part of the step that takes most longer."""
+    """Why a layout was not chosen: the part of its step that exceeds the chosen layout's most."""
     more = {part: seconds - chosen.time.to_json()[part] for part, seconds in candidate.time.to_json().items()}
     part, longest = max(more.items(), key=lambda item: item[1])
     if candidate.seconds <= chosen.seconds * (1.0 + TIE) and longest <= chosen.seconds * TIE:

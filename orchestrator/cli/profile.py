@@ -1,4 +1,4 @@
-"""The command profile: traces and tables of the next steps of a run that trains."""
+"""The command profile: traces and tables of the next steps of a running job."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from orchestrator.storage.run_directory import RunDir
 
 EVERY = 0.5
-"""Seconds between looks for results."""
+"""Seconds between checks for results."""
 SHOWN = 12
-"""Operators that are printed; the file has more."""
+"""Number of printed operators; the file has more."""
 
 
 def register(app: typer.Typer) -> None:
@@ -30,31 +30,31 @@ def register(app: typer.Typer) -> None:
 
 def profile(
     target: Target,
-    ranks: Annotated[str, typer.Option(metavar="N[,N...]", help="the ranks to profile")] = "0",
-    steps: Annotated[int, typer.Option(min=1, max=50, help="how many steps")] = 2,
+    ranks: Annotated[str, typer.Option(metavar="N[,N...]", help="ranks to profile")] = "0",
+    steps: Annotated[int, typer.Option(min=1, max=50, help="number of steps")] = 2,
     timeout: Annotated[
         float, typer.Option(min=1, callback=finite, help="seconds to wait for the traces")
     ] = 300.0,
     address: Cluster = None,
     as_json: Json = False,
 ) -> None:
-    """Profile the next steps of a run that trains: a trace for each rank, and the operators that took longest."""
+    """Profile the next steps of a running job: a trace for each rank, and the slowest operators."""
     run = _directory(target, address)
     status = run.read_json_or_empty("status.json")
     wanted = _ranks(ranks, status, run.uri)
-    asked = {"id": time.strftime("%Y%m%d-%H%M%S", time.gmtime()), "ranks": wanted, "steps": steps}
-    folder = f"profiles/{asked['id']}"
+    request = {"id": time.strftime("%Y%m%d-%H%M%S", time.gmtime()), "ranks": wanted, "steps": steps}
+    folder = f"profiles/{request['id']}"
     with contextlib.suppress(FileExistsError):
         run.fs.makedirs(f"{run.path}/profiles", exist_ok=True)
-    run.write_json("profiles/request.json", asked)
-    found = _results(run, folder, wanted, timeout)
+    run.write_json("profiles/request.json", request)
+    tables = _results(run, folder, wanted, timeout)
     if as_json:
-        emit({"folder": run.at(folder), "profiles": found})
+        emit({"folder": run.at(folder), "profiles": tables})
         return
-    for each in found:
+    for each in tables:
         _show(each)
     print("Open a trace at https://ui.perfetto.dev (or chrome://tracing):")
-    for each in found:
+    for each in tables:
         for name in each["files"]:
             path = run.at(f"{folder}/{name}")
             memory = name.endswith(".pickle")
@@ -94,32 +94,32 @@ def _ranks(text: str, status: dict[str, Any], uri: str) -> list[int]:
 
 
 def _results(run: RunDir, folder: str, ranks: list[int], timeout: float) -> list[dict[str, Any]]:
-    """The tables of all these ranks, as they come. Raises TimeoutError, naming what is missing."""
-    found: dict[int, dict[str, Any]] = {}
+    """Return the tables of these ranks. Raises TimeoutError that names the missing ranks."""
+    tables: dict[int, dict[str, Any]] = {}
     end = time.monotonic() + timeout
-    while missing := [rank for rank in ranks if rank not in found]:
+    while missing := [rank for rank in ranks if rank not in tables]:
         for rank in missing:
             if result := run.read_json_or_empty(f"{folder}/rank-{rank}.json"):
-                found[rank] = result
+                tables[rank] = result
         if time.monotonic() > end:
             names = ", ".join(map(str, missing))
             what = f"no profile of rank {names} within {timeout:g} s; `orchestrator logs` may say why"
             raise TimeoutError(what)
-        if len(found) < len(ranks):
+        if len(tables) < len(ranks):
             time.sleep(EVERY)
-    return [found[rank] for rank in ranks]
+    return [tables[rank] for rank in ranks]
 
 
-def _show(found: dict[str, Any]) -> None:
-    first, last = found["steps"]
-    title = f"Rank {found['rank']}, steps {first} to {last}, {found['seconds']:.3f} s while profiled"
-    on_device = any(row["device_seconds"] for row in found["operators"])
+def _show(tables: dict[str, Any]) -> None:
+    first, last = tables["steps"]
+    title = f"Rank {tables['rank']}, steps {first} to {last}, {tables['seconds']:.3f} s while profiled"
+    on_device = any(row["device_seconds"] for row in tables["operators"])
     key = "device_seconds" if on_device else "cpu_seconds"
     columns = ["operator", "calls", "own time", "share"]
-    table(title, columns, [_row(row, key, found["seconds"]) for row in found["operators"][:SHOWN]])
-    if found["communication"]:
-        rows = [_row(row, "whole_seconds", found["seconds"]) for row in found["communication"][:SHOWN]]
-        table(f"Rank {found['rank']}: communication", ["collective", "calls", "time", "share"], rows)
+    table(title, columns, [_row(row, key, tables["seconds"]) for row in tables["operators"][:SHOWN]])
+    if tables["communication"]:
+        rows = [_row(row, "whole_seconds", tables["seconds"]) for row in tables["communication"][:SHOWN]]
+        table(f"Rank {tables['rank']}: communication", ["collective", "calls", "time", "share"], rows)
 
 
 def _row(row: dict[str, Any], key: str, seconds: float) -> list[str]:

@@ -1,4 +1,4 @@
-"""The command rehearse."""
+"""The command rehearse: try a job in small."""
 
 from __future__ import annotations
 
@@ -58,28 +58,28 @@ def rehearse(
     resolved = check_job(spec, machine_of=worker_of(machine))
     check_begins(resolved, run_of(spec, None))
     resolved, real = real_size(resolved, machine)
-    found = stages.rehearse(resolved, real, time.monotonic() - began, tell)
+    rehearsal = stages.rehearse(resolved, real, time.monotonic() - began, tell)
     if as_json:
-        emit(found.to_json())
+        emit(rehearsal.to_json())
     else:
-        _show(found)
-    return 0 if found.passed else 1
+        _show(rehearsal)
+    return 0 if rehearsal.passed else 1
 
 
-def _show(found: Rehearsal) -> None:
+def _show(rehearsal: Rehearsal) -> None:
     from orchestrator.cli.options import table
     from orchestrator.observe.formatting import duration
 
     rows = [
         [each.name, each.verdict, duration(each.seconds) if each.seconds else "", each.done, each.mend]
-        for each in found.stages
+        for each in rehearsal.stages
     ]
     table(
-        f"Rehearsed in {duration(sum(each.seconds for each in found.stages))}",
+        f"Rehearsed in {duration(sum(each.seconds for each in rehearsal.stages))}",
         ["stage", "verdict", "took", "what", "mend"],
         rows,
     )
-    for note in found.notes:
+    for note in rehearsal.notes:
         print(f"Not as in the job: {note}.")
-    bad = [each.name for each in found.stages if each.verdict == "failed"]
+    bad = [each.name for each in rehearsal.stages if each.verdict == "failed"]
     print(f"{', '.join(bad)} failed: mend this before the job is run." if bad else "Nothing failed.")

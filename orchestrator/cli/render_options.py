@@ -1,4 +1,4 @@
-"""Options that several commands of cluster render have."""
+"""Options that several `cluster render` commands share."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Image = Annotated[
     ),
 ]
 Spot = Annotated[
-    bool, typer.Option("--spot/--on-demand", help="workers on spot machines, which may be preempted")
+    bool, typer.Option("--spot/--on-demand", help="place workers on spot machines, which may be preempted")
 ]
 Memory = Annotated[
     float | None,
@@ -34,7 +34,7 @@ Memory = Annotated[
         min=0.5,
         max=65536,
         callback=finite,
-        help="memory of one worker, GiB [default: what it needs; of machines of a cloud all that they have]",
+        help="memory of one worker in GiB [default: what it needs; on a cloud's machines all of it]",
     ),
 ]
 PerNode = Annotated[
@@ -48,7 +48,7 @@ Accelerator = Annotated[
 
 
 def arguments(overrides: Sequence[str] | None) -> list[str]:
-    """The overrides of a job as words of a command."""
+    """The overrides of a job as arguments of a command."""
     return [part for text in overrides or () for part in ("--set", text)]
 
 

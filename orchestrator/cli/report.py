@@ -1,4 +1,4 @@
-"""The commands report and verify-resume: a run afterwards."""
+"""The commands report and verify-resume, for the time after a run."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ def register(app: typer.Typer) -> None:
 
 def verify_resume(
     run_dir: Run,
-    steps: Annotated[int, typer.Option(min=1, help="steps to replay")] = 5,
+    steps: Annotated[int, typer.Option(min=1, help="number of steps to replay")] = 5,
     step: Annotated[
-        int | None, typer.Option(help="the commit to start from [default: the earliest kept]")
+        int | None, typer.Option(help="step of the checkpoint to start from [default: the earliest kept]")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Replay steps from a commit, and compare receipts and losses with what the run recorded."""
+    """Replay steps from a checkpoint, and compare receipts and losses with the record of the run."""
     from orchestrator.verify.replay import replay
 
     run, spec = existing_run(run_dir)
-    found = replay(spec, run, step, steps)
+    replayed = replay(spec, run, step, steps)
     if as_json:
-        emit(found.to_json())
+        emit(replayed.to_json())
     else:
         rows = [
-            [str(r["step"]), f"{r['recorded']!r}", f"{r['replayed']!r}", r["verdict"]] for r in found.rows
+            [str(r["step"]), f"{r['recorded']!r}", f"{r['replayed']!r}", r["verdict"]] for r in replayed.rows
         ]
-        table(f"Replayed from the commit at step {found.start}", ["step", "loss", "replayed", ""], rows)
-        print(found.line, file=sys.stderr)
-    raise typer.Exit(0 if found.same else 1)
+        table(f"Replayed from the commit at step {replayed.start}", ["step", "loss", "replayed", ""], rows)
+        print(replayed.line, file=sys.stderr)
+    raise typer.Exit(0 if replayed.same else 1)
 
 
 def report(run_dir: Run) -> None:
-    """Write report.html again, and send MLflow what it lacks: rows, and the model if it is to be registered."""
+    """Write report.html again. Send missing rows to MLflow, and the model if the job registers it."""
     from orchestrator.observe.registry import register_export
     from orchestrator.observe.report import report as make
     from orchestrator.observe.tracker import deliver

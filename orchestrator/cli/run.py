@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from orchestrator.storage.run_directory import RunDir
 
 LONGEST_START = 600.0
-"""Seconds that Python and the job file may take; more, and the system's clock was set meanwhile."""
+"""Most seconds for starting Python and reading the job file. More means that the system clock was changed."""
 ANSWER = 120.0
-"""Seconds for a controller to hear of a stop: it may be starting on a busy machine."""
+"""Seconds for a controller to receive a stop: it may be starting on a busy machine."""
 LOST_AFTER = 15.0
 """Seconds without an update of status.json after which `status` calls the controller silent."""
 
@@ -57,7 +57,7 @@ def run(
     run_dir: RunDirectory = None,
     address: Address = None,
     until: Annotated[
-        int | None, typer.Option(min=1, help="end at this step with a commit; exit code 3")
+        int | None, typer.Option(min=1, help="end at this step with a checkpoint; exit code 3")
     ] = None,
     fault: Annotated[
         list[str] | None,
@@ -66,17 +66,19 @@ def run(
     priority: Priority = 0,
     progress: Progress = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="check everything and show the plan; start and write nothing")
+        bool,
+        typer.Option("--dry-run", help="check everything and show the plan, but start and write nothing"),
     ] = False,
     smoke: Annotated[
         bool,
         typer.Option(
-            "--smoke", help="try the job in a few small steps, in a run directory of its own, each time anew"
+            "--smoke",
+            help="try the job in a few small steps, in a separate run directory that each try empties",
         ),
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Train a job, or a chain of jobs, to its end, or continue it from its last commit."""
+    """Train a job or a chain to its end. Resume it from its last checkpoint if it has one."""
     from orchestrator.config.chain import ChainSpec
     from orchestrator.launch.run import run as drive
     from orchestrator.observe.console import ProgressDisplay, final_table
@@ -124,7 +126,7 @@ def run(
 
 
 def status(target: Target, address: Cluster = None, as_json: Json = False) -> None:
-    """Show phase, step, attempt, layout and ranks of a run, here or on a cluster; or the stages of a chain."""
+    """Show phase, step, attempt, layout and ranks of a run, here or on a cluster. Show the stages of a chain."""
     if (chain := None if address else chain_at(target)) is not None:
         show_status(*chain, as_json)
         return
@@ -171,11 +173,11 @@ def stop(
     target: Target,
     address: Cluster = None,
     wait: Annotated[
-        bool, typer.Option("--wait/--no-wait", help="wait until it has committed and ended")
+        bool, typer.Option("--wait/--no-wait", help="wait for its last checkpoint and its end")
     ] = True,
     as_json: Json = False,
 ) -> None:
-    """Ask a run on a cluster to commit and end. (A run inside `orchestrator run`: Ctrl-C.)"""
+    """Ask a run on a cluster to save a checkpoint and end. For a run inside `orchestrator run`, press Ctrl-C."""
     from cluster.jobs.ray_jobs import STOP_GRACE
 
     chain = chain_at(target)
@@ -223,7 +225,7 @@ def _status_of(directory: RunDir) -> dict[str, Any]:
 
     spec = existing_run(directory.uri)[1]
     unknown = {"name": spec.name, "phase": "unknown", "step": 0, "steps": spec.train.steps, "attempt": 0}
-    found = {
+    current = {
         **unknown,
         "layout": None,
         "ranks": [],
@@ -231,18 +233,18 @@ def _status_of(directory: RunDir) -> dict[str, Any]:
         **last_status(directory),
     }
     summary = directory.read_json_or_empty("summary.json")
-    silent = time.time() - found["time"]
-    ended = found["phase"] in ENDED
+    silent = time.time() - current["time"]
+    ended = current["phase"] in ENDED
     alive = "alive" if silent < LOST_AFTER else f"silent for {silent:.0f} s"
-    found["controller"] = "ended" if ended else alive
-    if not found["time"] and not ended:
-        found["controller"] = "not heard of"
-    found["state"] = summary["state"] if ended and summary else found["phase"]
-    return dict(found)
+    current["controller"] = "ended" if ended else alive
+    if not current["time"] and not ended:
+        current["controller"] = "not heard of"
+    current["state"] = summary["state"] if ended and summary else current["phase"]
+    return dict(current)
 
 
 def _stop_controller(directory: RunDir, address: str | None) -> None:
-    """Ask the controller of a run that is not driven by a submitted job to stop."""
+    """Ask the controller of a run to stop, if no submitted job drives the run."""
     from cluster.local.address import NoAddress
     from cluster.local.ray_session import NoCluster, connected_ray
     from orchestrator.launch.controller_actor import controller_of
@@ -277,7 +279,7 @@ def _stop_controller(directory: RunDir, address: str | None) -> None:
 
 
 def _launched() -> float:
-    """When this process began, unix seconds: Python's own start and its imports are the user's time too."""
+    """The start of this process in unix seconds, so that Python's start and imports count as wall time."""
     now, age = wall(), process_age()
     return now - age if 0.0 <= age <= LONGEST_START else now
 
@@ -333,7 +335,7 @@ def _where_next(run_dir: str, tracking: str | None, form: str | None, summary: d
 
 
 def _printed_last(summary: dict[str, Any]) -> None:
-    """What the rank printed that failed last."""
+    """The last output of the rank that failed last."""
     fault: dict[str, Any] = next(iter(reversed(summary.get("faults") or ())), {})
     if fault.get("output"):
         _say(f"\n{fault['first_fault']}; printed last:")
@@ -345,23 +347,25 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-def _show_status(found: dict[str, Any]) -> None:
+def _show_status(current: dict[str, Any]) -> None:
     from orchestrator.cli.options import table
     from orchestrator.observe.formatting import duration
     from orchestrator.storage.row_log import steps_text
 
-    eta = f", {duration(found['eta_seconds'])} left" if found.get("eta_seconds") else ""
-    print(f"{found.get('name')}: {found['phase']}, step {found.get('step')} of {found.get('steps')}{eta}")
-    layout = found.get("layout") or "not chosen yet"
-    print(f"attempt {found.get('attempt')}, layout {layout}, controller {found['controller']}")
-    if found.get("note"):
-        print(found["note"])
-    if found.get("evaluation"):
-        print(found["evaluation"])
-    if found.get("why_slow"):
-        print(found["why_slow"])
-    if found.get("missing_rows"):
-        print(f"rows of step {steps_text(found['missing_rows'])} are lost from metrics.jsonl")
-    if found["ranks"]:
-        rows = [[str(r[key]) for key in ("rank", "node", "pid", "state", "step")] for r in found["ranks"]]
+    eta = f", {duration(current['eta_seconds'])} left" if current.get("eta_seconds") else ""
+    print(
+        f"{current.get('name')}: {current['phase']}, step {current.get('step')} of {current.get('steps')}{eta}"
+    )
+    layout = current.get("layout") or "not chosen yet"
+    print(f"attempt {current.get('attempt')}, layout {layout}, controller {current['controller']}")
+    if current.get("note"):
+        print(current["note"])
+    if current.get("evaluation"):
+        print(current["evaluation"])
+    if current.get("why_slow"):
+        print(current["why_slow"])
+    if current.get("missing_rows"):
+        print(f"rows of step {steps_text(current['missing_rows'])} are lost from metrics.jsonl")
+    if current["ranks"]:
+        rows = [[str(r[key]) for key in ("rank", "node", "pid", "state", "step")] for r in current["ranks"]]
         table("", ["rank", "node", "pid", "state", "step"], rows)

@@ -1,4 +1,4 @@
-"""What the word RUN of a command stands for: a run directory, or a job of a cluster."""
+"""Resolve the argument RUN of a command: a run directory, or a job of a cluster."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Target = Annotated[
 
 
 def job_at(target: str, address: str | None) -> tuple[Jobs, Submission]:
-    """The newest submission of that name and its cluster. Raises InputError if there is none, or no cluster."""
+    """The newest submission with that name and its cluster. Raises InputError if no submission or cluster exists."""
     from orchestrator.launch.submission import existing, jobs_at
 
     try:
@@ -38,7 +38,7 @@ def job_at(target: str, address: str | None) -> tuple[Jobs, Submission]:
 
 
 def job_named(target: str, address: str | None) -> tuple[Jobs, Submission] | None:
-    """As `job_at`; None for a path, if there is no job of that name, or no cluster."""
+    """Like `job_at`, but None for a path, and if no job of that name or no cluster exists."""
     try:
         return None if "/" in target else job_at(target, address)
     except InputError:
@@ -46,7 +46,7 @@ def job_named(target: str, address: str | None) -> tuple[Jobs, Submission] | Non
 
 
 def run_at(target: str) -> RunDir | None:
-    """The run directory of that name; None if it holds no run or cannot be read from this machine."""
+    """The run directory of that name; None if it has no run or is not readable from this machine."""
     try:
         return existing_run(target)[0] if target else None
     except (Absent, Unreachable):
@@ -54,8 +54,8 @@ def run_at(target: str) -> RunDir | None:
 
 
 def has_commit(job: Submission) -> bool | None:
-    """Whether there is a commit that a job can go on from. None if its run directory cannot be read from this machine,
-    or is not there yet; a chain has commits in its stages."""
+    """Whether a job has a checkpoint to resume from; a chain has them in its stages. None if its run directory is not
+    readable from this machine, or does not exist yet."""
     from orchestrator.checkpoint.store import Store
 
     try:

@@ -1,4 +1,4 @@
-"""The command top: what all runs of a cluster, or of a folder, are doing."""
+"""The command top: the state of all runs of a cluster or a folder."""
 
 from __future__ import annotations
 
@@ -26,14 +26,18 @@ def register(app: typer.Typer) -> None:
 def top(
     folder: Annotated[
         str | None,
-        typer.Argument(metavar="[FOLDER]", help="the runs in it [default: a cluster's]", show_default=False),
+        typer.Argument(
+            metavar="[FOLDER]",
+            help="show the runs in this folder [default: those of a cluster]",
+            show_default=False,
+        ),
     ] = None,
-    every: Annotated[float, typer.Option(min=0.2, callback=finite, help="seconds between looks")] = 2.0,
-    once: Annotated[bool, typer.Option("--once", help="look once, as where there is no terminal")] = False,
+    every: Annotated[float, typer.Option(min=0.2, callback=finite, help="seconds between updates")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="print once, as without a terminal")] = False,
     address: Cluster = None,
     as_json: Json = False,
 ) -> None:
-    """Show what all runs of a cluster are doing, or those of a folder; on a terminal again and again, until Ctrl-C."""
+    """Show the state of all runs of a cluster or a folder. On a terminal, update it until Ctrl-C."""
     from orchestrator.observe.runs_page import listed
 
     if as_json:
@@ -59,8 +63,8 @@ def _watch(folder: str | None, address: str | None, every: float) -> None:
 
 
 def _runs(folder: str | None, address: str | None) -> Mapping[str, RunDir | InputError]:
-    """The runs by name: of the folder, or the newest submission of each name on the cluster; for one whose place cannot
-    be used here, why."""
+    """The runs by name: those of the folder, or the newest submission of each name on the cluster. A run that cannot be
+    read here has the reason instead."""
     from orchestrator.observe.runs_page import Runs
 
     if folder is not None:

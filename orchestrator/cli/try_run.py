@@ -1,4 +1,4 @@
-"""What `run` would do, and the same in small: --dry-run and --smoke."""
+"""The options --dry-run and --smoke of the command run."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 
 def place_of_try(run_dir: str | None) -> str | None:
-    """The --run-dir of a try, beside that of the run."""
+    """The run directory of a try, next to that of the run."""
     from orchestrator.config.smoke import SUFFIX
 
     return f"{run_dir.rstrip('/')}{SUFFIX}" if run_dir else None
 
 
 def smoke_of(spec: JobSpec) -> JobSpec:
-    """A try of the job under the layout that is planned for it on this machine, but for the micro-batch, and in the
-    precision that it would have here."""
+    """The job of a try: the layout planned for this machine, except the micro-batch, and the precision that the job
+    would have here."""
     from dataclasses import replace
 
     from orchestrator.config.smoke import smoke_of as small
@@ -87,7 +87,7 @@ def begun_anew(directory: RunDir) -> Iterator[None]:
 def dry_run_of(
     spec: JobSpec, directory: RunDir, until: int | None, address: str | None, as_json: bool
 ) -> None:
-    """Check what `run` would check, and show what it would do."""
+    """Run the checks of `run`, and show what it would do."""
     from orchestrator.checkpoint.identity import check_same_run
     from orchestrator.cli import plan_table
     from orchestrator.launch.finished import done_already

@@ -32,11 +32,11 @@ def tune(
     run_dir: RunDirectory = None,
     address: Address = None,
     report: Annotated[
-        bool, typer.Option("--report", help="only write the report of the results so far again")
+        bool, typer.Option("--report", help="only write the report of the results so far")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Search over keys of a job with Ray Tune; the same command continues it after any interruption."""
+    """Search over keys of a job with Ray Tune. The same command continues the search after any interruption."""
     from orchestrator.tune.console import SearchDisplay
     from orchestrator.tune.search import tune as search
 
@@ -75,12 +75,12 @@ def tune(
     raise typer.Exit(outcome.outcome.exit_code)
 
 
-def show(found: dict[str, Any]) -> None:
-    """Print the trials as a table, the best first."""
-    keys = list(dict.fromkeys(key for trial in found["trials"] for key in trial["config"]))
-    sign = 1 if found["mode"] == "min" else -1
+def show(results: dict[str, Any]) -> None:
+    """Print the trials as a table, best first."""
+    keys = list(dict.fromkeys(key for trial in results["trials"] for key in trial["config"]))
+    sign = 1 if results["mode"] == "min" else -1
     ranked = sorted(
-        found["trials"], key=lambda t: (t["value"] is None, sign * (t["value"] or 0.0), t["trial"])
+        results["trials"], key=lambda t: (t["value"] is None, sign * (t["value"] or 0.0), t["trial"])
     )
     rows = [
         [
@@ -93,8 +93,8 @@ def show(found: dict[str, Any]) -> None:
         ]
         for trial in ranked
     ]
-    columns = ["trial", "state", "step", found["metric"], *(key.rsplit(".", 1)[-1] for key in keys), "why"]
-    table(f"{found['name']}: {len(rows)} trials, {found['steps']} steps", columns, rows)
+    columns = ["trial", "state", "step", results["metric"], *(key.rsplit(".", 1)[-1] for key in keys), "why"]
+    table(f"{results['name']}: {len(rows)} trials, {results['steps']} steps", columns, rows)
 
 
 def _short(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Checks of the promises: steps of a run replayed bit by bit, a run with faults compared with an undisturbed one.
+"""Checks of a run's promises: replay steps bit by bit, and compare a run with faults with an undisturbed run.
 
 Commands alone use it: no run needs it.
 """

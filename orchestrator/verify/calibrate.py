@@ -1,4 +1,4 @@
-"""Measures this machine, and makes of it the profile of a core that plans are made with.
+"""Measure this machine, and derive the profile of a core that plans use.
 
 Rates come from operators timed alone, links from all-reduces between two processes; what a launch costs and how often
 memory passes are fitted to steps of small models, since autograd and Python take most of a small step.
@@ -27,11 +27,11 @@ from workloads.describe import describe
 
 RANK = "orchestrator.verify.calibration_rank:measure"
 TIMEOUT = 120.0
-"""Seconds without any sign of a rank after which the measurement is given up."""
+"""Seconds without a message from a rank after which the measurement stops."""
 LAUNCHES = [1e-6 * 1.25**n for n in range(28)]
-"""Seconds of a launch that are tried."""
+"""Candidates for the seconds of a launch."""
 PASSES = [1.25**n for n in range(13)]
-"""How often the bytes of element-wise operations pass, as tried."""
+"""Candidates for how often the bytes of element-wise operations pass through memory."""
 SMALL: tuple[dict[str, Any], ...] = tuple(
     {
         "hidden": hidden, "layers": layers, "heads": heads, "intermediate": 4 * hidden, "vocab_size": vocabulary,
@@ -42,7 +42,7 @@ SMALL: tuple[dict[str, Any], ...] = tuple(
         (256, 4, 8, 1024, 256, 4), (384, 3, 6, 2048, 128, 8),
     )
 )  # fmt: skip
-"""Small models whose steps are measured."""
+"""Small models whose steps the calibration measures."""
 
 ALONE = (
     *((asked, Layout(micro_batch=asked["batch"])) for asked in SMALL),
@@ -51,7 +51,7 @@ ALONE = (
     ({**SMALL[2], "model": "llama-tiny"}, Layout(micro_batch=4)),
     ({**SMALL[3], "model": "mixtral-tiny"}, Layout(micro_batch=4)),
 )
-"""Jobs of one process: many micro-batches tell the cost of launches from that of what is computed."""
+"""Jobs of one process. Many micro-batches separate the cost of launches from the cost of computation."""
 
 NARROW = tuple(
     ({**asked, "precision": "bf16"}, layout)
@@ -82,25 +82,25 @@ PAIRED = (
     (SMALL[2], Layout(pp=2, micro_batch=1, schedule="interleaved")),
     (SMALL[1], Layout(pp=2, micro_batch=2, schedule="interleaved")),
 )
-"""Jobs of two processes whose steps are measured."""
+"""Jobs of two processes whose steps the calibration measures."""
 PAIRED_ROUNDS = 4
-"""Steps of each, after the first two."""
+"""Measured steps of each job, after the first two."""
 BEGINNINGS = [2e-5 * 1.1**n for n in range(66)]
-"""Seconds of the beginning of a collective, and every second one of a message between stages, that are tried."""
+"""Candidates for the seconds to start a collective. Every second one is a candidate for a message between stages."""
 WAKINGS = [0.05 * n for n in range(17)]
-"""How much longer a collective takes behind computation, as a share of that, as tried."""
+"""Candidates for the slowdown of a collective behind computation, as a share of the computation."""
 CROWDINGS = [1.0 + 0.1 * n for n in range(16)]
-"""How many times as long memory and launches may take beside others, as tried."""
+"""Candidates for the slowdown of memory and launches when other processes run."""
 OVERHEADS = [0.0, *(2e-7 * 1.25**n for n in range(20))]
-"""Seconds of a product besides its arithmetic that are tried."""
+"""Candidates for the seconds of a product beyond its arithmetic."""
 SHARES = (0.5, 0.75, 1.0)
-"""Shares of the bandwidth of large messages that are tried."""
+"""Candidates for the share of the bandwidth that large messages reach."""
 LEAST_DELAY = 0.001
 """Of a rank beyond its least seconds, as a share of them: a run can refine no zero."""
 
 
 def calibrate() -> Profile:
-    """The profile of a core of this machine, in about a minute. Raises RuntimeError if a measurement
+    """Measure the profile of a core of this machine, in about a minute. Raises RuntimeError if a measurement
     fails."""
     steps = [{"job": asked, "layout": layout.to_json()} for asked, layout in (*ALONE, *NARROW)]
     alone = measured(1, {"operators": True, "steps": steps})
@@ -116,7 +116,7 @@ def calibrate() -> Profile:
 
 
 def measured(world: int, config: dict[str, Any]) -> Any:
-    """What rank 0 of `world` processes on this machine measures; see `calibration_rank.measure`."""
+    """Return the measurements of rank 0 of `world` processes on this machine; see `calibration_rank.measure`."""
     return run_to_the_end(world, Bundle(1), RANK, config, TIMEOUT, "measurement")[1]
 
 
@@ -165,7 +165,7 @@ def profile_of(
 
 
 def rates_of(matrix: Mapping[str, Sequence[Any]]) -> dict[str, list[tuple[Sequence[int], float]]]:
-    """Sizes and FLOP/s of each product that was measured, by precision."""
+    """Sizes and FLOP/s of each measured product, by precision."""
     return {
         name: [(sizes, 2.0 * math.prod(sizes) / seconds) for sizes, seconds in rows]
         for name, rows in matrix.items()
@@ -256,7 +256,7 @@ def _by_collectives(job: Measured, machine: Machine) -> tuple[float, float, floa
 
 
 def _error(jobs: Sequence[Measured], machine: Machine) -> float:
-    """How far the predicted steps are from the measured ones: the sum of absolute logarithms of their ratios."""
+    """Distance of predicted from measured steps: the sum of absolute logarithms of their ratios."""
     return sum(
         abs(math.log(step_time(shape, layout, batch, machine, program).seconds / seconds))
         for shape, batch, program, layout, seconds in jobs
@@ -293,7 +293,7 @@ def job(
     model: str = "gpt-tiny",
     **changes: Any,
 ) -> JobSpec:
-    """A job of a small model with these changes."""
+    """Return a job of a small model with these changes."""
     return parse(
         {
             "name": "calibration",
@@ -309,7 +309,7 @@ def job(
 
 
 def predicted_with(asked: dict[str, Any]) -> tuple[ModelShape, int, Program]:
-    """The model's shape, the batch and the program of a job that is measured."""
+    """The model's shape, the batch and the program of a measured job."""
     spec = job(**asked)
     config = describe(spec.workload.model, spec.workload.changes, objective="causal_lm")
     program = replace(program_of(spec), commit_every=0)
@@ -317,12 +317,12 @@ def predicted_with(asked: dict[str, Any]) -> tuple[ModelShape, int, Program]:
 
 
 def needed_flops_of(asked: dict[str, Any]) -> float:
-    """FLOPs of a step of a job that is measured."""
+    """FLOPs of a step of a measured job."""
     shape, batch, _ = predicted_with(asked)
     return needed_flops(shape) * batch * shape.sequence_length
 
 
 def predicted(machine: Machine, asked: dict[str, Any], layout: Layout) -> float:
-    """Predicted seconds of a step of a job that is measured."""
+    """Predicted seconds of a step of a measured job."""
     shape, batch, program = predicted_with(asked)
     return step_time(shape, layout, batch, machine, program).seconds

@@ -1,4 +1,4 @@
-"""What a rank measures of the machine that it runs on: operators, memory, collectives and steps of small models."""
+"""The measurements of a rank on its machine: operators, memory, collectives and steps of small models."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ SIZES = (
     (512, 512, 512),
     (1024, 1024, 1024),
 )
-"""Rows, columns and inner sizes of the matrix products that are measured."""
+"""Rows, columns and inner sizes of the measured matrix products."""
 MESSAGES = (2**12, 2**16, 2**20, 2**22, 2**24)
-"""Bytes of the all-reduces that are measured."""
+"""Bytes of the measured all-reduces."""
 HEADS, LENGTH = (16, 64), 256
-"""Sizes of the heads, and tokens of a row, of the attention that is measured."""
+"""Head sizes, and tokens of a row, of the measured attention."""
 LONG = 2**24
-"""Numbers of the tensors by which the memory's bandwidth is measured: far more than caches hold."""
+"""Elements of the tensors that measure the memory bandwidth: far more than caches hold."""
 ROUNDS = 5
 SLOW = 0.25
-"""Seconds of a call that is run once."""
+"""A call that takes this many seconds runs once only."""
 LONGEST = 1.0
 """Seconds that the products of a step may take, at the best rate of any: of a longer one nothing is measured. On a
 processor without instructions for 16 bits they take twenty times as long as in 32."""
@@ -71,7 +71,7 @@ def measure(config: dict[str, Any], context: WorkerContext) -> dict[str, Any]:
 
 
 def _ends_soon(asked: dict[str, Any], rates: dict[str, float]) -> bool:
-    """Whether a step of that job takes no more than LONGEST by these rates, if there are any."""
+    """Whether a step of that job takes at most LONGEST at these rates. True without rates."""
     rate = rates.get(asked.get("precision", "fp32"))
     return rate is None or needed_flops_of(asked) / rate <= LONGEST
 

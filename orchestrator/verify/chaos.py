@@ -35,12 +35,12 @@ from orchestrator.verify.comparison import RunComparison, RunEnd, compare, lefto
 
 CLUSTER = "chaos"
 TRIAL_TIMEOUT = 2700.0
-"""Seconds that one run may take, however disturbed."""
+"""Most seconds for one run, with all its faults."""
 STANDARD = (
     "kill@1:{a}", "kill@0:{a}", "stop@1:{a}", "raise@0:{a}", "slow@1:{a}=0.2", "nan@0:{a}", "driver@{a}",
     "controller@{a}", "node@1:{a}", "drain@1:{a}", "flip@{a}", "torn@{a}", "outage@{a}=2",
 )  # fmt: skip
-"""Faults injected if none are named, at a step in the middle, as far as there is such a rank."""
+"""Default faults, at a step in the middle of the run, for the ranks that exist."""
 
 
 def expand(faults: Sequence[str], randoms: int, seed: int, spec: JobSpec) -> list[tuple[str, ...]]:
@@ -71,7 +71,7 @@ def _fault(text: str) -> ExternalFault | FaultSpec:
 
 
 def _random(count: int, seed: int, steps: int, world: int) -> Iterator[str]:
-    """Kills, stops and exceptions at random ranks and steps."""
+    """Return kills, stops and exceptions at random ranks and steps."""
     if 2 * count >= steps:
         raise InputError(
             f"{count} random faults need more than {steps} steps",
@@ -146,7 +146,7 @@ def _chaos(
 
 
 def _job(spec: JobSpec, runs: Path) -> Path:
-    """The job with nothing that leaves it or ends it early, and with as many restarts as it takes."""
+    """The job with many restarts, and without exports, tracking, messages, labels and limits of time and cost."""
     spec = spec.model_copy(update={"evaluate": without_tasks(spec.evaluate, spec.set_names)})
     changed = dict.fromkeys(("tracking", "notify", "sinks", "limits.hours", "limits.cost_usd"))
     changed |= {f"checkpoint.{key}": value for key, value in NO_EXPORT.items()}
@@ -173,7 +173,7 @@ class ChaosRun:
         self.ended, self.seconds = "not started", 0.0
 
     def run(self) -> str:
-        """Run the command, again if a fault ended it, until the run has ended; returns how."""
+        """Run the command until the run has ended, again after each fault that ends it. Return the outcome."""
         began = time.monotonic()
         with open(self.folder.with_suffix(".log"), "w") as log:
             while True:
@@ -195,17 +195,17 @@ class ChaosRun:
         return self.ended
 
     def rows(self) -> list[Row]:
-        """The metrics rows, one a step."""
+        """The metrics rows, one per step."""
         return self.run_dir.rows(METRICS)
 
     def end(self) -> RunEnd:
-        """What is compared: rows, events, duration, and what is left over."""
+        """The compared values: rows, events, duration, and leftover processes and files."""
         left = leftovers_of(self._cluster.folder)
         events = self.run_dir.rows(EVENTS)
         return RunEnd(self.ended, self.seconds, tuple(self.fault_times), self.rows(), events, left)
 
     def _inject_faults(self, process: subprocess.Popen[bytes]) -> None:
-        """Apply each fault from outside when the run has reached its step."""
+        """Apply each external fault when the run reaches its step."""
         while self._faults and process.poll() is None:
             fault = self._faults[0]
             if self._step() < fault.step:

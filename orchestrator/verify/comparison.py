@@ -1,4 +1,4 @@
-"""Compares a run with faults to the undisturbed one: receipts, losses, time to recover, and what is left over."""
+"""Compare a run with faults with an undisturbed run: receipts, losses, recovery time and leftovers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TOLERANCE = 1e-4
 """Largest relative difference of losses if a fault changed the layout: float32 sums in another order, amplified by the
 optimiser over many steps. Under the same layout the losses must be equal to the last bit."""
 DEADLY = ("kill@", "stop@", "raise@")
-"""Beginnings of faults of a rank that end an attempt."""
+"""Prefixes of the rank faults that end an attempt."""
 LEAVING = 10.0
 """Seconds for processes to disappear after a run."""
 
@@ -61,7 +61,7 @@ class RunComparison:
 
     @property
     def held(self) -> bool:
-        """Whether it is the same run."""
+        """Whether both are the same run."""
         same = self.receipt in ("same", "as on record") and not self.losses.startswith("differ")
         return self.ended == "done" and same and not self.left and not self.missed
 
@@ -118,7 +118,7 @@ def _losses(rows: list[Row], reference: list[Row]) -> str:
 
 
 def _back_after(run: RunEnd, events: list[Row], rows: list[Row]) -> float | None:
-    """Seconds from a fault to the next new step, the longest of all faults; None without any."""
+    """Seconds from a fault to the next new step, the longest of all faults; None without faults."""
     found = []
     for number, event in enumerate(events):
         if event.get("first_fault"):

@@ -1,4 +1,4 @@
-"""Verifies that a run can be resumed: replays steps from a commit and compares them with what the run recorded.
+"""Verify a resume: replay steps from a checkpoint and compare them with the record of the run.
 
 The replay runs the same rank program in local processes, under the layout and thread counts of the recorded steps,
 and writes nothing. Receipts must be equal, and losses equal to the last bit.
@@ -28,7 +28,7 @@ from orchestrator.storage.run_directory import Row, RunDir
 from orchestrator.train.task import ENTRY, Task
 
 TIMEOUT = 600.0
-"""Seconds without a new step after which a replay is aborted."""
+"""Seconds without a new step after which a replay aborts."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class ReplayResult:
 
     @property
     def same(self) -> bool:
-        """Whether all steps are the same."""
+        """Whether all steps equal the record."""
         return bool(self.rows) and all(row["verdict"] == "same" for row in self.rows)
 
     @property
@@ -132,7 +132,7 @@ def _choose(store: Store, recorded: dict[int, Row], step: int | None) -> int:
 
 
 def _layouts(run: RunDir, manifest: CommitManifest) -> list[dict[str, Any]]:
-    """Recorded layouts, each with its text: that of the commit, and those of all starts."""
+    """The recorded layouts with their texts: the layout of the checkpoint, and those of all starts."""
     known = [manifest.meta["layout"]]
     known += [event["layout"] for event in run.rows("events.jsonl") if event.get("layout")]
     return [{**layout, "text": str(Layout.from_json(layout))} for layout in known]

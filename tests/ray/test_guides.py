@@ -82,7 +82,8 @@ PAGES: dict[str, tuple[dict[str, str], list[str]]] = {
     "docs/guides/layouts.md": (NAMED, []),
     "docs/guides/planning.md": (NAMED, FIRST),
     "docs/guides/watching.md": (NAMED, [*FIRST, "orchestrator run job.yaml --run-dir runs/other"]),
-    "docs/index.md": (OF_INIT | {"job.yaml": "first.yaml"}, []),
+    "docs/index.md": ({"RUN": "runs/small"}, []),
+    "docs/quickstart.md": (OF_INIT | {"job.yaml": "first.yaml"}, []),
     "README.md": (OF_JOB, UP),
 }  # fmt: skip
 """The pages that tell what to type: what is written smaller here, also in job files, and what is typed before."""

@@ -26,7 +26,10 @@ from orchestrator.planner import cluster_file
 DOCS = Path(__file__).parents[2] / "docs"
 RUN_ELSEWHERE = ("tasks.md", "own-code.md")
 """Pages whose blocks are files of a whole that their own tests run."""
-PAGES = {p.name: p.read_text() for p in [*sorted((DOCS / "guides").glob("*.md")), DOCS / "index.md"]}
+PAGES = {
+    p.name: p.read_text()
+    for p in [*sorted((DOCS / "guides").glob("*.md")), DOCS / "index.md", DOCS / "quickstart.md"]
+}
 OF_TEXT = ("sources", "tokenizer", "sequence_length")
 """What data of own samples has none of."""
 OURS = ("orchestrator", "workloads", "cluster")

@@ -1,4 +1,4 @@
-"""The job of a rehearsal: that of the user with few steps, a small model, a little data and few ranks."""
+"""The job of a rehearsal: the user's job with few steps, a small model, little data and few ranks."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def _rows(file: SourceFile) -> Iterator[Row]:
 
 
 def _lines(file: SourceFile, size: int) -> Iterator[str]:
-    """The rows of an archive or a list as lines of JSON, until they are so large."""
+    """The first rows of an archive or a list as lines of JSON, up to this size."""
     for row in _rows(file):
         line = json.dumps(dict(row.values), default=_plain) + "\n"
         yield line
@@ -158,7 +158,7 @@ def _plain(value: Any) -> Any:
 
 
 LARGEST = 8_000_000
-"""Parameters of a model that is tried as it is."""
+"""Most parameters of a model that a rehearsal does not shrink."""
 DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_decoder_layers", "encoder_layers",
           "decoder_layers", "num_hidden_groups")  # fmt: skip
 """Names of the number of layers in configurations of transformers."""
@@ -412,7 +412,7 @@ def _length(job: ResolvedJob, layout: Layout, model: SmallModel, sequences: int)
 
 
 def _left_out(spec: JobSpec) -> list[str]:
-    """What of the job is not tried, one line each."""
+    """The parts of the job that the rehearsal does not try, one line each."""
     found = []
     if spec.resources.per_worker.gpu and not _gpu(spec):
         found.append("ranks had processors in place of GPUs")

@@ -1,4 +1,4 @@
-"""The mesh of a layout on few ranks, and another layout that can load what it has saved. Torch-free."""
+"""The mesh of a layout on few ranks, and another layout that loads its checkpoints. Torch-free."""
 
 from __future__ import annotations
 

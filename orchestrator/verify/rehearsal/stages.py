@@ -1,4 +1,4 @@
-"""What a rehearsal tries, one stage after the other, and what it says of each."""
+"""The stages of a rehearsal in order, and their results."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 
 LOOK = 0.1
-"""Seconds between looks at a run."""
+"""Seconds between reads of a run's status."""
 
 
 class Failed(Exception):
-    """The stage did not do what it is to do."""
+    """A stage did not reach its goal."""
 
     def __init__(self, what: str, mend: str = "") -> None:
         super().__init__(what)
@@ -90,7 +90,7 @@ MENDS = {
     "export": "set checkpoint.export to null, or to a form that this model has",
     "generate": "leave out evaluate.samples",
 }
-"""What to do where a stage fails without saying it."""
+"""The hint for a stage that fails without one."""
 
 
 class LeftOut(Exception):
@@ -120,7 +120,7 @@ class Rehearsal:
 
     @property
     def passed(self) -> bool:
-        """Whether nothing failed."""
+        """Whether no stage failed."""
         return all(stage.verdict in ("passed", "left out") for stage in self.stages)
 
     def to_json(self) -> dict[str, Any]:
@@ -229,7 +229,7 @@ class Scene:
 
     @property
     def commit(self) -> CommitManifest:
-        """Its newest commit."""
+        """The newest checkpoint of the rehearsal."""
         newest = Store(self.run.commits).latest()
         if newest is None:
             raise Failed("there is no sound commit")
@@ -280,7 +280,7 @@ def _steps(scene: Scene) -> str:
 
 
 def _kill(scene: Scene) -> str:
-    """Wait for the kill of a rank, and for the step that is made after it."""
+    """Wait for the kill of a rank, and for the next step after it."""
     assert scene.small is not None
     assert scene.watched is not None
     summary = ended(scene.watched, STEPS - 1)
@@ -291,7 +291,7 @@ def _kill(scene: Scene) -> str:
 
 
 def _reload(scene: Scene) -> str:
-    """Go on from the commit under another layout."""
+    """Resume from the checkpoint under another layout."""
     from orchestrator.resolve.resolved_job import resolve
 
     assert scene.small is not None
@@ -313,7 +313,7 @@ def _loss(row: Mapping[str, Any]) -> str:
 
 
 def _evaluate(scene: Scene) -> str:
-    """Evaluate the newest commit on two batches of each set."""
+    """Evaluate the newest checkpoint on two batches of each set."""
     from orchestrator.config.metric_names import by_name
     from orchestrator.evaluate.of_commit import evaluate_commit
 
@@ -327,7 +327,7 @@ def _evaluate(scene: Scene) -> str:
 
 
 def _export(scene: Scene) -> str:
-    """Export the newest commit, and compare what it computes."""
+    """Export the newest checkpoint, and compare its outputs."""
     from orchestrator.export.converted import form_of
     from orchestrator.export.hugging_face import export
 
@@ -346,7 +346,7 @@ def _export(scene: Scene) -> str:
 
 
 def _generate(scene: Scene) -> str:
-    """Continue a prompt with the newest commit."""
+    """Continue a prompt with the newest checkpoint."""
     from orchestrator.evaluate.samples import continue_prompts
     from orchestrator.resolve.chat import chat_of
     from orchestrator.resolve.commit_model import model_of_commit
@@ -363,7 +363,7 @@ def _generate(scene: Scene) -> str:
 
 
 def _real_size(scene: Scene) -> str:
-    """Trace the job as it is, on tensors without memory."""
+    """Trace the job at its own size, on tensors without memory."""
     said, problem, mend = scene.real.looked_at(scene.job)
     if problem:
         raise Failed(problem, mend)
@@ -379,5 +379,5 @@ STAGES: Sequence[tuple[str, tuple[str, ...], Callable[[Scene], str]]] = (
     ("export", ("steps",), _export),
     ("generate", ("steps",), _generate),
 )
-"""Each with the stages that must have passed before."""
+"""Each stage with the stages that must pass before it."""
 LAST_ON_RAY, REAL = "reload", "real size"
