@@ -7,9 +7,9 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from orchestrator.config.data import TrainBpe
 from orchestrator.config.spec import JobSpec, parse
 from orchestrator.data import sources
+from orchestrator.data.config import TrainBpe
 from orchestrator.data.encoding import tokenizer
 from orchestrator.data.prepare import shards
 from orchestrator.data.prepare.fingerprint import fingerprint, given_in

@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.feather as feather
 import pyarrow.parquet as pq
 
-from orchestrator.config.data import Source
 from orchestrator.data import sources
+from orchestrator.data.config import Source
 from orchestrator.data.sources.documents import pieces
 from orchestrator.data.sources.rejected import Rejected
 

@@ -11,7 +11,7 @@ from orchestrator.chain.stage_run import StageRun
 from orchestrator.config.chain import ChainSpec
 from orchestrator.config.outcome import Outcome
 from orchestrator.config.redact import redact
-from orchestrator.config.tracking import TrackingSpec
+from orchestrator.observe.config import TrackingSpec
 from orchestrator.observe.mlflow_parent import Follower, ParentRun
 from orchestrator.observe.mlflow_run import within
 from orchestrator.observe.tracker import MLFLOW_STATUS

@@ -21,8 +21,8 @@ from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.config.chain import CONTINUE, ChainSpec
 from orchestrator.config.errors import InputError, Problems
 from orchestrator.config.spec import STAGES, JobSpec
-from orchestrator.config.tokenizer_training import TrainedTokenizer
 from orchestrator.controller.events import EventHistory
+from orchestrator.data.encoding.config import TrainedTokenizer
 from orchestrator.launch.finished import done_already
 from orchestrator.launch.init_checks import check_base, check_continues, check_rows
 from orchestrator.launch.machine_checks import check_machine

@@ -7,7 +7,7 @@ from typing import Any
 
 from orchestrator.config.chain import CONTINUE, INIT, ChainSpec, Stage
 from orchestrator.config.spec import JobSpec, parse
-from orchestrator.config.tokenizer_training import TrainedTokenizer
+from orchestrator.data.encoding.config import TrainedTokenizer
 from orchestrator.resolve.prepared_data import EXCERPT, data_cache
 from orchestrator.storage.run_directory import RunDir
 from workloads.own.object_reference import is_object_reference

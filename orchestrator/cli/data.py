@@ -119,9 +119,9 @@ def prepared_with_progress(
 
 def _held_out(spec: JobSpec, data: PreparedData) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """The held-out sets by name, and notes for the user, one line each."""
-    from orchestrator.config.evaluate import VALIDATION
     from orchestrator.data.prepare.rejections import notes_of
     from orchestrator.data.store.summary import sizes
+    from orchestrator.evaluate.config import VALIDATION
     from orchestrator.resolve.training_inputs import resolve_over
 
     share = spec.data.validation and spec.data.validation.share
@@ -133,11 +133,11 @@ def _held_out(spec: JobSpec, data: PreparedData) -> tuple[dict[str, dict[str, An
 
 
 def _held_out_samples(spec: JobSpec, uri: str) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    from orchestrator.config.evaluate import VALIDATION
     from orchestrator.data.prepare import rejections
     from orchestrator.data.samples.own_samples import batches_of_samples
     from orchestrator.data.store import manifest
     from orchestrator.data.store.data_folder import DataFolder
+    from orchestrator.evaluate.config import VALIDATION
 
     prepared = manifest.read(DataFolder(uri))
     assert prepared is not None

@@ -22,7 +22,7 @@ from orchestrator.config.document import read_document
 from orchestrator.config.errors import InputError
 from orchestrator.config.paths import REFERENCE, resolve_paths
 from orchestrator.config.spec import STAGES, JobSpec, parse
-from orchestrator.config.tokenizer_training import TrainedTokenizer
+from orchestrator.data.encoding.config import TrainedTokenizer
 
 INIT, CONTINUE, TOKENIZER = "workload.init_from", "train.continue_from", "data.tokenizer"
 """The keys of a job that may name a stage."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from orchestrator.config.evaluate import SAMPLES
 from orchestrator.config.records import COLUMNS, COMPARED
+from orchestrator.evaluate.config import SAMPLES
 
 Counted = Literal["token", "record", "pair", "sample"]
 _OF_TOKENS = ("token_classification", "seq2seq", "conversation")

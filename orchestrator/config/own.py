@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from orchestrator.config.evaluate import SAMPLES
+from orchestrator.evaluate.config import SAMPLES
 from workloads.own.object_reference import is_object_reference
 
 

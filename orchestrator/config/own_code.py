@@ -11,11 +11,11 @@ from typing import Any
 
 import xxhash
 
-from orchestrator.config.clean import Own
 from orchestrator.config.errors import InputError
 from orchestrator.config.object_reference import ObjectReference
-from orchestrator.config.parallel import cost_of
 from orchestrator.config.spec import JobSpec
+from orchestrator.data.clean.config import Own
+from orchestrator.parallel.config import cost_of
 from workloads.errors import WorkloadError
 from workloads.own.object_reference import code_hash, is_built_in, is_object_reference, load, root_of, sources
 

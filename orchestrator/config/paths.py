@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 
 from cluster.workers.preemption import GRACE
-from orchestrator.config.data import SHIPPED, Source
 from orchestrator.config.spec import JobSpec
+from orchestrator.data.config import SHIPPED, Source
 
 REFERENCE = "stage:"
 """The prefix that refers to another stage of the same job file."""

@@ -14,12 +14,21 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from orchestrator.config.checkpoint import CheckpointSpec
-from orchestrator.config.data import NEWER as NEWER_OF_SOURCES
-from orchestrator.config.data import NEWER_OF_DATA, DataSpec, Source
+from orchestrator.checkpoint.config import CheckpointSpec
 from orchestrator.config.document import read_document
 from orchestrator.config.errors import InputError
-from orchestrator.config.evaluate import (
+from orchestrator.config.extensions import with_extensions
+from orchestrator.config.own import completed, problem_of
+from orchestrator.config.records import REFERENCED
+from orchestrator.config.redact import bare_places
+from orchestrator.config.resources import ResourceSpec
+from orchestrator.config.strict import Count, StrictModel
+from orchestrator.config.validation_messages import refused
+from orchestrator.config.workload import WorkloadSpec
+from orchestrator.controller.config import LimitSpec
+from orchestrator.data.config import NEWER as NEWER_OF_SOURCES
+from orchestrator.data.config import NEWER_OF_DATA, DataSpec, Source
+from orchestrator.evaluate.config import (
     SAMPLES,
     VALIDATION,
     EvaluateSpec,
@@ -27,24 +36,14 @@ from orchestrator.config.evaluate import (
     metric_problem,
     metrics_of,
 )
-from orchestrator.config.extensions import with_extensions
-from orchestrator.config.limits import LimitSpec
-from orchestrator.config.notify import NotifySpec
-from orchestrator.config.optimizer import NEWER
-from orchestrator.config.own import completed, problem_of
-from orchestrator.config.parallel import ParallelSpec
-from orchestrator.config.records import REFERENCED
-from orchestrator.config.redact import bare_places
-from orchestrator.config.resources import ResourceSpec
-from orchestrator.config.sinks import SinkSpec
-from orchestrator.config.strict import Count, StrictModel
-from orchestrator.config.tracking import TrackingSpec
-from orchestrator.config.train import NEWER as NEWER_OF_TRAIN
-from orchestrator.config.train import TrainSpec
-from orchestrator.config.tune import TuneSpec
-from orchestrator.config.validation_messages import refused
-from orchestrator.config.workload import WorkloadSpec
+from orchestrator.observe.config import NotifySpec, TrackingSpec
+from orchestrator.observe.sinks.config import SinkSpec
+from orchestrator.optim.config import NEWER
 from orchestrator.optim.kinds import KINDS
+from orchestrator.parallel.config import ParallelSpec
+from orchestrator.train.config import NEWER as NEWER_OF_TRAIN
+from orchestrator.train.config import TrainSpec
+from orchestrator.tune.config import TuneSpec
 from workloads.own.object_reference import is_object_reference
 
 STAGES = "stages"

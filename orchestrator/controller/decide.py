@@ -12,8 +12,8 @@ from typing import Any
 
 from cluster.workers.device_limits import limits_of
 from cluster.workers.gang import Cause
-from orchestrator.config.limits import LimitSpec
 from orchestrator.config.outcome import ENDED, Outcome
+from orchestrator.controller.config import LimitSpec
 from orchestrator.controller.health import Failure, Vitals, first_fault
 from orchestrator.controller.hints import hint_for
 from orchestrator.controller.state import Action, Observation, Phase, Policy, State, Stop

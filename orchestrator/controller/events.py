@@ -13,9 +13,9 @@ from cluster.workers.clock import wall
 from orchestrator.checkpoint.identity import CONTINUED
 from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.config.errors import InputError
-from orchestrator.config.limits import LimitSpec
 from orchestrator.config.outcome import ENDED
 from orchestrator.config.spec import JobSpec
+from orchestrator.controller.config import LimitSpec
 from orchestrator.controller.health import Failure
 from orchestrator.controller.hints import hint_for
 from orchestrator.controller.state import State

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from orchestrator.config.outcome import Outcome
-from orchestrator.config.parallel import ParallelSpec
 from orchestrator.config.spec import JobSpec
 from orchestrator.controller.forecast import HOUR, Fleet, live, young_daly
 from orchestrator.controller.state import Policy
+from orchestrator.parallel.config import ParallelSpec
 from orchestrator.parallel.layout import Layout, ModelShape
 from orchestrator.planner.cluster_file import ClusterFile, Market
 from orchestrator.planner.host_memory import state_bytes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from orchestrator.checkpoint.config import NO_EXPORT
 from orchestrator.checkpoint.evaluations import measure_of
 from orchestrator.checkpoint.identity import (
     JOB,
@@ -15,7 +16,6 @@ from orchestrator.checkpoint.identity import (
 )
 from orchestrator.checkpoint.manifest import CommitManifest
 from orchestrator.checkpoint.store import Store
-from orchestrator.config.checkpoint import NO_EXPORT
 from orchestrator.config.redact import holds_secret
 from orchestrator.config.spec import JobSpec, dump
 from orchestrator.resolve.precision import as_its_run

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from orchestrator.checkpoint.identity import BASE
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec
-from orchestrator.config.tokenizer_training import TrainedTokenizer
+from orchestrator.data.encoding.config import TrainedTokenizer
 from orchestrator.resolve.base import Base, base_of
 from orchestrator.resolve.continued import WEIGHTS_ALONE, WHERE, source_of
 from orchestrator.resolve.pinned_base import read_base

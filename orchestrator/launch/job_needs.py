@@ -6,10 +6,10 @@ import importlib.metadata
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from orchestrator.config.data import DataSpec
-from orchestrator.config.evaluate import EvaluateSpec
 from orchestrator.config.extras import install
 from orchestrator.config.spec import JobSpec
+from orchestrator.data.config import DataSpec
+from orchestrator.evaluate.config import EvaluateSpec
 from orchestrator.launch.doctor import Finding
 from orchestrator.launch.job_paths import named
 from orchestrator.storage.uri import LIBRARIES, protocol_of

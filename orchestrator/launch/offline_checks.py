@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from orchestrator.config.errors import InputError, Problems
 from orchestrator.config.spec import JobSpec
-from orchestrator.config.tokenizer_training import TrainBpe
+from orchestrator.data.encoding.config import TrainBpe
 from orchestrator.launch.preflight import (
     check_cleaning,
     check_objective,

@@ -8,8 +8,8 @@ from typing import Any
 from orchestrator.config.errors import InputError
 from orchestrator.config.object_reference import ObjectReference
 from orchestrator.config.own_code import code_of
-from orchestrator.config.parallel import cost_of
 from orchestrator.config.spec import JobSpec
+from orchestrator.parallel.config import cost_of
 from orchestrator.parallel.layout import Layout
 from orchestrator.planner.own_cost import check_cost
 from orchestrator.resolve.resolved_job import ResolvedJob, wrong_input

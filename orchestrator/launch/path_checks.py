@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-from orchestrator.config.data import Source
 from orchestrator.config.errors import InputError, Problems
 from orchestrator.config.spec import JobSpec
+from orchestrator.data.config import Source
 from orchestrator.observe.mlflow_checks import check_experiment, check_registered_name, check_tracking
 from orchestrator.observe.sinks.follow import check_sinks
 from orchestrator.resolve.prepared_data import data_cache

@@ -15,10 +15,10 @@ from cluster.workers.machine import host_memory
 from orchestrator.checkpoint.identity import check_same_run
 from orchestrator.config.commit_steps import check_best
 from orchestrator.config.errors import InputError, Problems
-from orchestrator.config.evaluate import SAMPLES
 from orchestrator.config.records import COLUMNS, LABELLED, OF_CLASSES, PREFERENCES, REFERENCED, problem_of
 from orchestrator.config.spec import JobSpec
-from orchestrator.config.tokenizer_training import TrainedTokenizer
+from orchestrator.data.encoding.config import TrainedTokenizer
+from orchestrator.evaluate.config import SAMPLES
 from orchestrator.export.converted import Conversion, check_conversion, form_of
 from orchestrator.export.peft_adapter import check_adapter_export
 from orchestrator.export.target import check_target

@@ -20,7 +20,7 @@ from urllib.parse import quote, unquote, urlencode, urlsplit, urlunsplit
 
 from orchestrator.config.errors import InputError
 from orchestrator.config.redact import redact
-from orchestrator.config.tracking import TrackingSpec
+from orchestrator.observe.config import TrackingSpec
 from orchestrator.observe.mlflow_client import SQLITE
 
 SCHEMES = {"", "file", "http", "https", "databricks", "uc", "sqlite", "postgresql", "mysql", "mssql"}

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any
 
-from orchestrator.config.tracking import TrackingSpec
+from orchestrator.observe.config import TrackingSpec
 from orchestrator.observe.formatting import run_name
 from orchestrator.observe.mlflow_run import PARENT_TAG, MlflowRun, as_key, run_of, within
 from orchestrator.observe.tracker import BACKOFF_SECONDS, born_of

@@ -11,9 +11,9 @@ import queue
 import threading
 import time
 
-from orchestrator.config.notify import VARIABLE, NotifySpec, Occasion
 from orchestrator.config.outcome import Outcome
 from orchestrator.config.redact import redact
+from orchestrator.observe.config import VARIABLE, NotifySpec, Occasion
 from orchestrator.storage.row_line import Row
 
 LOGGER = logging.getLogger("orchestrator.notify")

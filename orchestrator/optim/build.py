@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from orchestrator.config.object_reference import ObjectReference
-from orchestrator.config.optimizer import OptimizerSpec
+from orchestrator.optim.config import OptimizerSpec
 from orchestrator.optim.groups import Rate, groups_of_shards, plain
 from orchestrator.optim.kinds import ADAMW, KINDS
 from orchestrator.optim.own import OwnOptimizer, slots_of_own

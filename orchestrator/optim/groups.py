@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from orchestrator.config.optimizer import OptimizerSpec
+from orchestrator.optim.config import OptimizerSpec
 from orchestrator.parallel.parameter_shard import ParameterShard
 from workloads.workload import Workload
 

@@ -6,7 +6,7 @@ import math
 
 from orchestrator.config.errors import InputError
 from orchestrator.config.object_reference import ObjectReference
-from orchestrator.config.optimizer import OptimizerSpec, in_steps
+from orchestrator.optim.config import OptimizerSpec, in_steps
 from workloads.errors import WorkloadError
 from workloads.own.object_reference import load
 

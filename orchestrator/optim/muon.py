@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from orchestrator.config.optimizer import OptimizerSpec
+from orchestrator.optim.config import OptimizerSpec
 from orchestrator.optim.groups import groups_of_shards
 from orchestrator.parallel.full_matrices import FullMatrices
 from orchestrator.parallel.parameter_shard import ParameterShard

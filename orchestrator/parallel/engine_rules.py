@@ -6,8 +6,8 @@ Rules about the layout alone are in `layout`. Torch-free and ray-free.
 from __future__ import annotations
 
 from orchestrator.config.spec import JobSpec
-from orchestrator.config.train import TrainSpec
 from orchestrator.parallel.layout import SPLIT, Layout
+from orchestrator.train.config import TrainSpec
 from workloads.own.object_reference import is_object_reference
 
 HEAD_TOKENS = {"cpu": 256, "cuda": 2048}

@@ -23,7 +23,6 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from orchestrator.config.train import TrainSpec
 from orchestrator.parallel.context import apply_context
 from orchestrator.parallel.ddp import Ddp
 from orchestrator.parallel.deterministic_reduction import DeterministicReduction
@@ -40,6 +39,7 @@ from orchestrator.parallel.partition import Cut
 from orchestrator.parallel.tensor import RowLinear, apply_tensor
 from orchestrator.parallel.tied_gradients import TiedGradients
 from orchestrator.parallel.zero1 import Zero1
+from orchestrator.train.config import TrainSpec
 from workloads.adapters.lora import LoraLinear
 from workloads.adapters.nf4 import QuantisedLinear, QuantisedWeight, product
 from workloads.hf.dropout import CountedDropout

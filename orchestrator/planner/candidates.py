@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from orchestrator.config.parallel import ParallelSpec
 from orchestrator.config.spec import JobSpec
+from orchestrator.parallel.config import ParallelSpec
 from orchestrator.parallel.cuts import cuts, layers_by_rank
 from orchestrator.parallel.engine_rules import engine_problems
 from orchestrator.parallel.layout import Layout, ModelShape, divisors, split_problems

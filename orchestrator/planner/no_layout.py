@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from orchestrator.config.errors import InputError
-from orchestrator.config.parallel import ParallelSpec
 from orchestrator.config.spec import JobSpec
+from orchestrator.parallel.config import ParallelSpec
 from orchestrator.parallel.engine_rules import engine_problems
 from orchestrator.parallel.layout import Layout, ModelShape
 from orchestrator.parallel.legal_layouts import fit, nearest

@@ -14,8 +14,8 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
-from orchestrator.config.parallel import cost_of
 from orchestrator.config.spec import JobSpec
+from orchestrator.parallel.config import cost_of
 from orchestrator.parallel.engine_rules import engine_problems
 from orchestrator.parallel.layout import Layout, ModelShape
 from orchestrator.planner.candidates import Degrees, Family, Room, all_degrees

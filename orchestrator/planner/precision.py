@@ -10,13 +10,13 @@ from pydantic import ValidationError
 
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec
-from orchestrator.config.train import Precision, TrainSpec
 from orchestrator.config.validation_messages import input_error
 from orchestrator.parallel.layout import ModelShape
 from orchestrator.planner.device import Machine
 from orchestrator.planner.memory import MEMORY_SHARE
 from orchestrator.planner.plan import Plan
 from orchestrator.planner.planner import best_of, planned
+from orchestrator.train.config import Precision, TrainSpec
 
 PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "fp16")
 """From the widest numbers to those that need a loss scale: of some that are equally fast the first is taken."""

@@ -8,10 +8,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.checkpoint.config import CheckpointSpec
 from orchestrator.checkpoint.identity import BASE, KEPT, TILES, job_of_commit
 from orchestrator.checkpoint.shard import digest
 from orchestrator.checkpoint.store import Store
-from orchestrator.config.checkpoint import CheckpointSpec
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import JobSpec
 from orchestrator.resolve.commit_weights import CommitWeights, TheirTensors, of_their_class

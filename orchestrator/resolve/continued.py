@@ -32,7 +32,7 @@ from orchestrator.checkpoint.store import Store
 from orchestrator.config.errors import InputError
 from orchestrator.config.own_code import check_same_cleaning, check_same_code, code_of, where_of
 from orchestrator.config.spec import JobSpec
-from orchestrator.config.tokenizer_training import TrainedTokenizer
+from orchestrator.data.encoding.config import TrainedTokenizer
 from orchestrator.resolve.base import Base, base_json, base_of
 from orchestrator.resolve.kept_config import config_json
 from orchestrator.resolve.named_commit import commit_at, place_and_tag

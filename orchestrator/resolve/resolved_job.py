@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from orchestrator.config.errors import InputError
 from orchestrator.config.records import COLUMNS, FRAMED, WITHOUT_SENTINELS
 from orchestrator.config.spec import JobSpec
-from orchestrator.config.tokenizer_training import TrainedTokenizer
+from orchestrator.data.encoding.config import TrainedTokenizer
 from orchestrator.parallel.layout import ModelShape
 from orchestrator.planner.precision import Choice
 from orchestrator.planner.shape_of_model import model_shape

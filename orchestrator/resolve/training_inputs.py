@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from orchestrator.config.errors import InputError
-from orchestrator.config.evaluate import VALIDATION
 from orchestrator.config.spec import JobSpec
-from orchestrator.config.tokenizer_training import TrainedTokenizer
+from orchestrator.data.encoding.config import TrainedTokenizer
+from orchestrator.evaluate.config import VALIDATION
 from orchestrator.resolve.base import Base, tokenizer_notes, weights_of
 from orchestrator.resolve.chat import chat_of, unclosed
 from orchestrator.resolve.continued import Source, check_same_data

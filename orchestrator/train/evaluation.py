@@ -17,11 +17,11 @@ from torch import Tensor
 from cluster.workers.clock import wall
 from cluster.workers.worker_context import WorkerContext
 from orchestrator.checkpoint.evaluations import measure_of
-from orchestrator.config.evaluate import EvaluateSpec, OfPredictions, StopWhen
 from orchestrator.config.spec import JobSpec
 from orchestrator.data.samples.batches import Prefetch
 from orchestrator.data.samples.held_out_set import HeldOut
 from orchestrator.data.samples.own_samples import OwnHeldOut
+from orchestrator.evaluate.config import EvaluateSpec, OfPredictions, StopWhen
 from orchestrator.parallel.layout import Layout
 from orchestrator.parallel.losses import EvaluationSums
 from orchestrator.parallel.rank_messages import agree

@@ -10,7 +10,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from orchestrator.config.stability import StabilitySpec
+from orchestrator.train.config import StabilitySpec
 
 NORMAL = 1.4826
 """Standard deviations of a normal distribution in its median absolute deviation."""

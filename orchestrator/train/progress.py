@@ -9,11 +9,11 @@ from typing import Any
 
 from orchestrator.checkpoint.evaluations import MEASURED
 from orchestrator.checkpoint.identity import CONTINUED
-from orchestrator.config.evaluate import StopWhen
 from orchestrator.config.metric_names import by_name, larger_is_better
-from orchestrator.config.train import TrainSpec
 from orchestrator.data.samples.receipt import START
 from orchestrator.data.samples.skips import Skip, merged
+from orchestrator.evaluate.config import StopWhen
+from orchestrator.train.config import TrainSpec
 
 CHUNKS_HEAD = "chunks_head"
 """Key of a commit's meta; see `TrainingProgress`."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from cluster.workers.worker_context import WorkerContext
-from orchestrator.config.evaluate import SamplesSpec
+from orchestrator.evaluate.config import SamplesSpec
 from orchestrator.parallel.layout import Layout
 from orchestrator.parallel.rank_messages import agree, gather_json
 from orchestrator.resolve.prompts import Prompts

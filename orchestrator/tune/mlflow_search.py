@@ -9,7 +9,6 @@ from typing import Any
 
 from orchestrator.config.redact import redact
 from orchestrator.config.spec import JobSpec
-from orchestrator.config.tune import TuneSpec
 from orchestrator.controller.background_export import LONGEST
 from orchestrator.observe.mlflow_parent import Follower, ParentRun
 from orchestrator.observe.mlflow_run import within
@@ -17,6 +16,7 @@ from orchestrator.observe.registry import Candidate, register, send
 from orchestrator.storage.row_line import TRIALS
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.tune import lineage
+from orchestrator.tune.config import TuneSpec
 from orchestrator.tune.trial_records import TrialRecords
 
 JOB = "job.yaml"

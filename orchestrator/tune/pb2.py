@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from orchestrator.config.tune import Dimension, TuneSpec
+from orchestrator.tune.config import Dimension, TuneSpec
 from orchestrator.tune.space import Config, draw, perturbed
 
 CANDIDATES = 500

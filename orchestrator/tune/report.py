@@ -11,12 +11,12 @@ from orchestrator.checkpoint.identity import read_job
 from orchestrator.config.errors import InputError
 from orchestrator.config.metric_names import by_name
 from orchestrator.config.redact import redact
-from orchestrator.config.tune import Dimension, TuneSpec
 from orchestrator.observe.formatting import run_name
 from orchestrator.observe.page import render
 from orchestrator.storage.row_line import evaluations_in
 from orchestrator.storage.run_directory import Row, RunDir
 from orchestrator.tune import charts, lineage
+from orchestrator.tune.config import Dimension, TuneSpec
 from orchestrator.tune.space import Config, distribution_of
 
 LEAST_TRIALS = 4

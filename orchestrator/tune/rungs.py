@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from orchestrator.config.tune import POPULATION, TuneSpec
+from orchestrator.tune.config import POPULATION, TuneSpec
 
 
 def grace_of(tune: TuneSpec, steps: int) -> int:

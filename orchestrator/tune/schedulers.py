@@ -19,7 +19,7 @@ from ray.tune.schedulers import (
 )
 from ray.tune.search import Searcher
 
-from orchestrator.config.tune import POPULATION, TuneSpec
+from orchestrator.tune.config import POPULATION, TuneSpec
 from orchestrator.tune.pb2 import Gain, explored
 from orchestrator.tune.rungs import asha_rungs, grace_of, interval_of
 from orchestrator.tune.space import Config, distribution_of, perturbed

@@ -18,7 +18,6 @@ from orchestrator.config.errors import InputError, Problems
 from orchestrator.config.outcome import Outcome
 from orchestrator.config.redact import holds_secret, redact_message
 from orchestrator.config.spec import JobSpec, dump
-from orchestrator.config.tune import POPULATION, TuneSpec
 from orchestrator.data.progress import StageLine
 from orchestrator.data.quiet_logging import quiet
 from orchestrator.launch.active_controller import refuse_if_at_work
@@ -33,6 +32,7 @@ from orchestrator.resolve.precision import as_its_run
 from orchestrator.storage.row_line import TRIALS
 from orchestrator.storage.run_directory import RunDir, remove_empty
 from orchestrator.tune import lineage
+from orchestrator.tune.config import POPULATION, TuneSpec
 from orchestrator.tune.progress import SearchProgress
 from orchestrator.tune.same_inputs import check_same_inputs, measured_otherwise
 from orchestrator.tune.space import Config, drawn, grid, job_of

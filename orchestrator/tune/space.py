@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from typing import Any, get_args, get_type_hints
 
 from orchestrator.config.errors import InputError
-from orchestrator.config.evaluate import SAMPLES, metrics_of
 from orchestrator.config.metric_names import Metric, OfAnswers, OfWords
 from orchestrator.config.overrides import set_key
 from orchestrator.config.records import PREFERENCES
 from orchestrator.config.spec import JobSpec, dump, parse
-from orchestrator.config.tune import Dimension, TuneSpec
+from orchestrator.evaluate.config import SAMPLES, metrics_of
 from orchestrator.observe.mlflow_checks import check_registered_name
 from orchestrator.storage.row_types import StepRow
+from orchestrator.tune.config import Dimension, TuneSpec
 from workloads.own.object_reference import is_object_reference
 
 COORDINATES = {"step", "attempt", "time"}

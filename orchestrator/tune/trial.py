@@ -18,15 +18,14 @@ from ray import tune as ray_tune
 
 from cluster.workers.gang import Gang
 from cluster.workers.on_ray import on_ray
+from orchestrator.checkpoint.config import NO_EXPORT
 from orchestrator.checkpoint.identity import read_job
 from orchestrator.checkpoint.store import Store
-from orchestrator.config.checkpoint import NO_EXPORT
 from orchestrator.config.errors import InputError
-from orchestrator.config.evaluate import without_tasks
 from orchestrator.config.overrides import set_key
 from orchestrator.config.spec import JobSpec, parse
-from orchestrator.config.tune import POPULATION
 from orchestrator.controller.controller import Controller
+from orchestrator.evaluate.config import without_tasks
 from orchestrator.observe.formatting import run_name, trial_name
 from orchestrator.observe.summary import summary
 from orchestrator.observe.totals import totals_of
@@ -35,6 +34,7 @@ from orchestrator.resolve.prepared_data import data_cache
 from orchestrator.storage.row_line import evaluations_in
 from orchestrator.storage.run_directory import RunDir
 from orchestrator.tune import lineage
+from orchestrator.tune.config import POPULATION
 from orchestrator.tune.rungs import interval_of, rungs
 from orchestrator.tune.space import job_of
 

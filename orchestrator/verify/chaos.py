@@ -21,12 +21,12 @@ from cluster.local.local_cluster import LocalCluster, NodeSpec, claimed, down, u
 from cluster.local.node_processes import ClusterError
 from cluster.local.ray_session import connected_ray
 from cluster.workers.injected_faults import FaultSpec
-from orchestrator.config.checkpoint import NO_EXPORT
+from orchestrator.checkpoint.config import NO_EXPORT
 from orchestrator.config.errors import InputError
-from orchestrator.config.evaluate import without_tasks
 from orchestrator.config.outcome import Outcome
 from orchestrator.config.spec import JobSpec, dump, load
 from orchestrator.controller.run_history import EVENTS, METRICS
+from orchestrator.evaluate.config import without_tasks
 from orchestrator.resolve.precision import as_its_run
 from orchestrator.storage.file_names import COMMITS
 from orchestrator.storage.run_directory import Row, RunDir

@@ -64,11 +64,11 @@ def ours(folder: Path, work: Path, processes: int) -> dict[str, Any]:
 def cleaned(folder: Path, work: Path, processes: int) -> dict[str, Any]:
     """As `orchestrator.data.prepare.prepare` does it, to where text is tokenised."""
     began = time.perf_counter()
-    from orchestrator.config.data import DataSpec
     from orchestrator.data import sources
     from orchestrator.data.clean.plan import cleaning_of
     from orchestrator.data.clean.run import clean
     from orchestrator.data.clean.totals import totals
+    from orchestrator.data.config import DataSpec
     from orchestrator.data.prepare.part_tasks import run_tasks, together
 
     data = DataSpec(

@@ -40,8 +40,8 @@ START_SECONDS = 600.0
 
 def plan(uri: str, lines: int, boundaries: int) -> list[dict[str, Any]]:
     """The rows `plan` and `boundaries`."""
-    from orchestrator.config.data import Source
     from orchestrator.data import sources
+    from orchestrator.data.config import Source
     from orchestrator.data.sources.rows import rows
 
     before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()

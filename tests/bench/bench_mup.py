@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from orchestrator.config.optimizer import OptimizerSpec
 from orchestrator.data.encoding import tokenizer
+from orchestrator.optim.config import OptimizerSpec
 from orchestrator.optim.groups import Rate, groups_of, set_lr
 from workloads.load import load
 from workloads.workload import Vocabulary, Workload

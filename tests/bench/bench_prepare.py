@@ -76,7 +76,7 @@ def build(folder: Path, megabytes: float) -> None:
 def ours(folder: Path, processes: int, engine: str) -> dict[str, Any]:
     """Prepare the text; its tokens, and a hash of them."""
     from cluster.local.ray_session import connected_ray
-    from orchestrator.config.data import DataSpec
+    from orchestrator.data.config import DataSpec
     from orchestrator.data.prepare.prepare import prepare
 
     with connected_ray(None, processes):

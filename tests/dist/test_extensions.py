@@ -116,7 +116,7 @@ def test_a_file_system_is_found_as_fsspec_finds_it(site: Path, tmp_path: Path) -
     """In a process of its own: fsspec reads entry points when it is imported."""
     size = Path(write_text(tmp_path / "corpus", 10_000)).stat().st_size
     code = (
-        "from orchestrator.config.data import Source\n"
+        "from orchestrator.data.config import Source\n"
         "from orchestrator.data import sources\n"
         "from orchestrator.storage.run_directory import RunDir\n"
         "files = sources.resolve([Source(uri='team://corpus/*.txt')])\n"

@@ -186,5 +186,7 @@ def test_what_is_drawn_is_drawn_alike_and_through_faults(text: str, folder: Path
 def test_prompts_without_room_are_refused_before_anything_starts(
     text: str, folder: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(InputError, match=r"prompt 1 has \d+ tokens; with 30 generated tokens .* lower tokens"):
+    with pytest.raises(
+        InputError, match=r"prompt 1 has \d+ tokens; with 30 generated tokens .* lower tokens"
+    ):
         drive_here(sampled(text, tokens=30), str(tmp_path / "run"), folder / "cache")

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from orchestrator.config.clean import GopherQuality, GopherRepetition
+from orchestrator.data.clean.config import GopherQuality, GopherRepetition
 from orchestrator.data.clean.words import counted, words
 
 _PARAGRAPHS = re.compile(r"\n{2,}")

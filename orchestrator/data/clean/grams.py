@@ -9,10 +9,10 @@ from __future__ import annotations
 import numpy as np
 import xxhash
 
-from orchestrator.config.clean import Decontaminate
 from orchestrator.config.errors import InputError
 from orchestrator.config.redact import without_credentials
 from orchestrator.data import sources
+from orchestrator.data.clean.config import Decontaminate
 from orchestrator.data.clean.documents import aligned, texts
 from orchestrator.data.clean.plan import PlannedStep, others
 from orchestrator.data.clean.removed import Removed

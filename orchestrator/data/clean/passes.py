@@ -11,10 +11,10 @@ from functools import lru_cache
 import numpy as np
 import xxhash
 
-from orchestrator.config.clean import C4, FineWeb
 from orchestrator.config.errors import InputError
 from orchestrator.config.own_code import cleaning_code
 from orchestrator.data.clean import decisions, gopher, grams, signatures, text_steps
+from orchestrator.data.clean.config import C4, FineWeb
 from orchestrator.data.clean.decisions import Decision
 from orchestrator.data.clean.documents import texts
 from orchestrator.data.clean.gopher import repeated

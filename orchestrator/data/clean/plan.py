@@ -13,13 +13,13 @@ from typing import Any
 
 import xxhash
 
-from orchestrator.config.clean import CleanStep, Decontaminate, Language, Own, Url
-from orchestrator.config.data import DataSpec, Source
 from orchestrator.config.errors import InputError
 from orchestrator.config.own_code import cleaning_code
 from orchestrator.data import sources
 from orchestrator.data.clean import signatures
+from orchestrator.data.clean.config import CleanStep, Decontaminate, Language, Own, Url
 from orchestrator.data.clean.text_steps import language, needs_extra, unusable
+from orchestrator.data.config import DataSpec, Source
 from orchestrator.data.sources import SourceFile
 from orchestrator.data.sources.identity import identity_of
 from orchestrator.data.store import manifest

@@ -20,12 +20,12 @@ import numpy as np
 import ray
 import xxhash
 
-from orchestrator.config.clean import Url
 from orchestrator.config.errors import InputError
 from orchestrator.data import sources
 from orchestrator.data.clean import clusters, decisions, grams, signatures
 from orchestrator.data.clean.cleaned_text import CleanedText
 from orchestrator.data.clean.clusters import PAIR, Clusters, Slice
+from orchestrator.data.clean.config import Url
 from orchestrator.data.clean.decisions import Decision
 from orchestrator.data.clean.documents import aligned, texts
 from orchestrator.data.clean.passes import FOLDER, compare_part, compared_name, decide_part, kept_of

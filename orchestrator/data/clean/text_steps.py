@@ -17,10 +17,10 @@ from importlib import import_module
 from typing import Any
 from urllib.parse import urlsplit
 
-from orchestrator.config.clean import Language, Normalize, Own, Pii, Url
 from orchestrator.config.errors import InputError
 from orchestrator.config.extras import install
 from orchestrator.config.own_code import cleaning_function
+from orchestrator.data.clean.config import Language, Normalize, Own, Pii, Url
 from orchestrator.data.clean.removed import Removed
 from orchestrator.data.sources.fields import value_of
 from orchestrator.data.sources.repair import is_unicode

@@ -15,8 +15,8 @@ from typing import Any
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from orchestrator.config.errors import InputError
-from orchestrator.config.tokenizer_training import TokenizerRecipe
 from orchestrator.data.encoding import tokenizer as byte_level
+from orchestrator.data.encoding.config import TokenizerRecipe
 from orchestrator.data.encoding.patterns import GPT4
 
 UNKNOWN = "<unk>"

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import xxhash
 
-from orchestrator.config.data import Source
 from orchestrator.config.errors import InputError
+from orchestrator.data.config import Source
 from orchestrator.data.sources import Span, resolve, tar_rows
 from orchestrator.data.sources.files import SourceFile
 from orchestrator.data.sources.rejected import Rejected, Unfit

@@ -41,7 +41,7 @@ from typing import Any
 import xxhash
 from numpy.lib.format import open_memmap
 
-from orchestrator.config.data import ceiling_of
+from orchestrator.data.config import ceiling_of
 from orchestrator.data.images.files import ON_ERROR, ImageSource, RawImage, decoded
 from orchestrator.data.images.inputs import processor_config, write_inputs
 from orchestrator.data.images.parts import CAPTIONS, PART, SUMS, Found, npy, part_name, sum_of

@@ -10,8 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from orchestrator.config.data import SHIPPED
 from orchestrator.config.errors import InputError
+from orchestrator.data.config import SHIPPED
 from orchestrator.data.encoding.tokenizer import special_tokens_of
 from orchestrator.data.prepare.messages import Message, text_of
 from orchestrator.data.store.data_folder import DataFolder

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import xxhash
 
-from orchestrator.config.data import DataSpec
 from orchestrator.config.errors import InputError
-from orchestrator.config.tokenizer_training import TrainedTokenizer
 from orchestrator.data import sources
 from orchestrator.data.clean.plan import cleaning_of
+from orchestrator.data.config import DataSpec
 from orchestrator.data.encoding import tokenizer, training
+from orchestrator.data.encoding.config import TrainedTokenizer
 from orchestrator.data.encoding.framing import UNFRAMED, Framing
 from orchestrator.data.sources import SourceFile
 from orchestrator.data.store import manifest

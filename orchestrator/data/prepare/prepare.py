@@ -22,15 +22,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from orchestrator.config.data import DataSpec
 from orchestrator.config.errors import InputError, Unreachable
-from orchestrator.config.tokenizer_training import TokenizerRecipe
 from orchestrator.data import sources
 from orchestrator.data.clean.cleaned_text import CleanedText
 from orchestrator.data.clean.documents import aligned
 from orchestrator.data.clean.plan import Cleaning, cleaning_of
 from orchestrator.data.clean.totals import TOTALS, totals
+from orchestrator.data.config import DataSpec
 from orchestrator.data.encoding import tokenizer, training
+from orchestrator.data.encoding.config import TokenizerRecipe
 from orchestrator.data.encoding.engines import REFERENCE
 from orchestrator.data.prepare import rejections, reuse, shards
 from orchestrator.data.prepare.fingerprint import (

@@ -12,9 +12,9 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from orchestrator.config.data import ceiling_of
 from orchestrator.config.errors import InputError
 from orchestrator.data.clean.totals import removed_in_all
+from orchestrator.data.config import ceiling_of
 from orchestrator.data.prepare import named_tokens
 from orchestrator.data.sources import Part
 from orchestrator.data.sources.rejected import EXAMPLES, LEFT_OUT

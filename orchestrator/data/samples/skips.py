@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from orchestrator.config.stability import StabilitySpec
+from orchestrator.train.config import StabilitySpec
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from glob import has_magic
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-from orchestrator.config.data import Source
 from orchestrator.config.errors import InputError, Unreachable
 from orchestrator.config.redact import without_credentials
+from orchestrator.data.config import Source
 from orchestrator.data.sources.arrow_files import saved_files
 from orchestrator.data.sources.files import VANISHED, SourceFile
 from orchestrator.data.sources.identity import numbered

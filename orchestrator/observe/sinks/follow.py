@@ -30,9 +30,9 @@ from cluster.workers.rank_process import die_with_parent
 from orchestrator.config.errors import InputError, one_line
 from orchestrator.config.extras import install
 from orchestrator.config.redact import redact
-from orchestrator.config.sinks import SinkSpec
 from orchestrator.config.spec import JobSpec, parse
 from orchestrator.observe.sink_cursor import Received
+from orchestrator.observe.sinks.config import SinkSpec
 from orchestrator.observe.sinks.sink import Sink, SinkContext
 from orchestrator.storage.row_line import EVENTS, METRICS
 from orchestrator.storage.run_directory import RunDir

@@ -9,7 +9,7 @@ from typing import Any
 
 from orchestrator.config.outcome import ENDED, Outcome
 from orchestrator.config.redact import redact
-from orchestrator.config.sinks import OpenTelemetrySpec
+from orchestrator.observe.sinks.config import OpenTelemetrySpec
 from orchestrator.observe.sinks.sink import SinkContext
 from orchestrator.storage.row_line import Row
 

@@ -1,7 +1,7 @@
 """The contract of a sink: where the rows and events of a run are copied to.
 
 To add one, write `<key>_sink.py` in this folder, with `LIBRARY` and `build(context)`, and its part of the job file in
-`orchestrator.config.sinks`. A sink of the user's own is named in `sinks.own`.
+`orchestrator.observe.sinks.config`. A sink of the user's own is named in `sinks.own`.
 """
 
 from __future__ import annotations

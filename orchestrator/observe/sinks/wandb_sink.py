@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from orchestrator.config.redact import redact
-from orchestrator.config.sinks import WandbSpec
 from orchestrator.observe.formatting import run_name
+from orchestrator.observe.sinks.config import WandbSpec
 from orchestrator.observe.sinks.sink import SinkContext, metrics_of
 from orchestrator.storage.row_line import Row
 

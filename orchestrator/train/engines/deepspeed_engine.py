@@ -22,8 +22,8 @@ from orchestrator.checkpoint.averaged import AVERAGE
 from orchestrator.checkpoint.pieces import TensorPiece, full_piece
 from orchestrator.checkpoint.reader import Reader
 from orchestrator.config.errors import InputError
-from orchestrator.config.optimizer import OptimizerSpec
 from orchestrator.config.spec import JobSpec
+from orchestrator.optim.config import OptimizerSpec
 from orchestrator.optim.groups import Rate, groups_of, rates_of, set_lr
 from orchestrator.parallel.device import Device
 from orchestrator.parallel.layout import Layout

@@ -14,12 +14,12 @@ from urllib.parse import quote
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from orchestrator.config.checkpoint import NO_EXPORT
-from orchestrator.config.data import Source
+from orchestrator.checkpoint.config import NO_EXPORT
 from orchestrator.config.errors import InputError
 from orchestrator.config.records import REFERENCED
 from orchestrator.config.smoke import shorter
 from orchestrator.config.spec import JobSpec, parse
+from orchestrator.data.config import Source
 from orchestrator.data.sources import SourceFile, cut, resolve
 from orchestrator.data.sources.arrow_files import batches_in
 from orchestrator.data.sources.documents import LOOK_BYTES

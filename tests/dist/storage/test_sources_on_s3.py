@@ -8,8 +8,8 @@ import json
 import fsspec
 from s3 import Proxy
 
-from orchestrator.config.data import Source
 from orchestrator.data import sources
+from orchestrator.data.config import Source
 from orchestrator.data.sources.documents import pieces
 from orchestrator.data.sources.rejected import Rejected
 

@@ -16,10 +16,10 @@ import psutil
 import pytest
 from cleaning_texts import PROSE
 
-from orchestrator.config.data import DataSpec
 from orchestrator.config.errors import InputError
 from orchestrator.data.clean import run
 from orchestrator.data.clean.totals import read_totals, removed_by
+from orchestrator.data.config import DataSpec
 from orchestrator.data.prepare.prepare import prepare
 from orchestrator.data.store.census import census
 from orchestrator.data.store.tokens import Tokens
@@ -244,7 +244,7 @@ def files(folder: Path) -> dict[str, bytes]:
 PREPARE = """
 import sys, ray
 from orchestrator.data.prepare.prepare import prepare
-from orchestrator.config.data import DataSpec
+from orchestrator.data.config import DataSpec
 ray.init("local", num_cpus=2, include_dashboard=False, object_store_memory=10**8, _node_ip_address="127.0.0.1")
 print("ready", flush=True)
 print(prepare(DataSpec.model_validate_json(sys.argv[1]), (), sys.argv[2], part_bytes=4000))

@@ -19,8 +19,8 @@ import psutil
 import pytest
 import ray
 
-from orchestrator.config.data import DataSpec
 from orchestrator.config.errors import InputError
+from orchestrator.data.config import DataSpec
 from orchestrator.data.prepare.part_tasks import TRIES, run_alone, run_tasks
 from orchestrator.data.prepare.prepare import prepare
 
@@ -32,7 +32,7 @@ PREPARE = """
 import sys, ray
 from orchestrator.data.prepare.part_tasks import TRIES, run_alone, run_tasks
 from orchestrator.data.prepare.prepare import prepare
-from orchestrator.config.data import DataSpec
+from orchestrator.data.config import DataSpec
 from orchestrator.config.errors import InputError
 ray.init("local", num_cpus=2, include_dashboard=False, object_store_memory=10**8, log_to_driver=False)
 prepare(DataSpec.model_validate_json(sys.argv[1]), (), sys.argv[2], part_bytes=int(sys.argv[3]))

@@ -20,9 +20,9 @@ from jobs import job
 from tmpfs import mounted
 
 from cluster.workers import idle_agent
-from orchestrator.config.data import DataSpec
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import parse
+from orchestrator.data.config import DataSpec
 from orchestrator.data.encoding import tokenizer
 from orchestrator.data.prepare.prepare import prepare
 from orchestrator.data.store.tokens import Tokens
@@ -309,7 +309,7 @@ PREPARE = """
 import sys, ray
 from cluster.workers.ray_internals import lean_start
 from orchestrator.data.prepare.prepare import prepare
-from orchestrator.config.data import DataSpec
+from orchestrator.data.config import DataSpec
 with lean_start():
     ray.init("local", num_cpus=2, include_dashboard=False, object_store_memory=10**8, _node_ip_address="127.0.0.1")
 print(prepare(DataSpec.model_validate_json(sys.argv[1]), (), sys.argv[2], part_bytes=20_000))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from decimal import Decimal, localcontext
 from fractions import Fraction
 
-from orchestrator.config.data import DataSpec
+from orchestrator.data.config import DataSpec
 from orchestrator.data.samples.mixture.interleave import MOST
 
 DIGITS = 40

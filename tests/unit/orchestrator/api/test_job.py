@@ -11,7 +11,7 @@ import yaml
 
 import orchestrator
 from orchestrator import InputError, Job, load_run
-from orchestrator.config.optimizer import OptimizerSpec
+from orchestrator.optim.config import OptimizerSpec
 
 GUIDE = Path(__file__).parents[4] / "docs" / "guides" / "python.md"
 

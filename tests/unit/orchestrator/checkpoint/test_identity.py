@@ -30,12 +30,12 @@ from orchestrator.checkpoint.identity import (
 from orchestrator.checkpoint.manifest import commit_folder
 from orchestrator.checkpoint.retention import rewind
 from orchestrator.checkpoint.store import Store
-from orchestrator.config.data import Source, ValidationSpec
 from orchestrator.config.errors import InputError
-from orchestrator.config.evaluate import EvaluateSpec
 from orchestrator.config.overrides import override
 from orchestrator.config.spec import JobSpec, dump, parse
 from orchestrator.controller.run_history import RunHistory
+from orchestrator.data.config import Source, ValidationSpec
+from orchestrator.evaluate.config import EvaluateSpec
 from orchestrator.storage.run_directory import RunDir
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from orchestrator.config import spec
-from orchestrator.config.data import TrainBpe
 from orchestrator.config.paths import resolve_paths
+from orchestrator.data.config import TrainBpe
 
 SMALLEST: dict[str, Any] = {
     "name": "small",

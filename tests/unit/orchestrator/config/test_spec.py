@@ -16,14 +16,14 @@ from pydantic import BaseModel, ValidationError
 
 from orchestrator.checkpoint.identity import differences
 from orchestrator.config import chain, spec
-from orchestrator.config.data import TrainBpe
 from orchestrator.config.document import parse_yaml
 from orchestrator.config.errors import InputError
-from orchestrator.config.parallel import ParallelSpec
 from orchestrator.config.resources import Workers
 from orchestrator.config.spec import JobSpec
 from orchestrator.config.validation_messages import WrongKeys
+from orchestrator.data.config import TrainBpe
 from orchestrator.launch.first_job import job_text
+from orchestrator.parallel.config import ParallelSpec
 from orchestrator.tune.space import job_of
 
 ROOT = Path(__file__).parents[4]

@@ -23,13 +23,13 @@ from cluster.jobs.admission import Admission
 from cluster.workers.gang import GangStatus
 from orchestrator.checkpoint.store import Store
 from orchestrator.config.errors import InputError
-from orchestrator.config.evaluate import EvaluateSpec
 from orchestrator.config.spec import JobSpec, load, parse
 from orchestrator.controller import background_export as exports
 from orchestrator.controller import controller as controllers
 from orchestrator.controller import decide, run_history
 from orchestrator.controller import events as history
 from orchestrator.controller.controller import Controller
+from orchestrator.evaluate.config import EvaluateSpec
 from orchestrator.evaluate.on_tasks import evaluate_commit_on_tasks
 from orchestrator.export import hugging_face as export
 from orchestrator.planner import machines

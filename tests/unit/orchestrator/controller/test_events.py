@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.config.limits import LimitSpec
 from orchestrator.controller import events as module
+from orchestrator.controller.config import LimitSpec
 from orchestrator.controller.events import EventHistory, Spending, market
 from orchestrator.observe.goodput import timeline
 from orchestrator.observe.summary import cost

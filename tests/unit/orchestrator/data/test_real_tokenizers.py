@@ -12,9 +12,9 @@ import pytest
 from hf_tokenizers import DOCUMENTS, bert, gpt2, unigram, with_bos
 from tokenizers import Tokenizer
 
-from orchestrator.config.data import Source
 from orchestrator.config.errors import InputError
 from orchestrator.data import sources
+from orchestrator.data.config import Source
 from orchestrator.data.encoding import tokenizer
 from orchestrator.data.prepare import shards
 from orchestrator.data.prepare.gather import gather

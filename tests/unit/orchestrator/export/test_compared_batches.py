@@ -7,8 +7,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from orchestrator.config.data import Source
 from orchestrator.data import sources
+from orchestrator.data.config import Source
 from orchestrator.data.encoding import tokenizer
 from orchestrator.data.prepare import shards
 from orchestrator.data.prepare.gather import gather

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.config.checkpoint import CheckpointSpec
+from orchestrator.checkpoint.config import CheckpointSpec
 from orchestrator.config.errors import InputError
 from orchestrator.config.spec import parse
 from orchestrator.export import converted

@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from orchestrator.config.errors import InputError
-from orchestrator.config.tracking import TrackingSpec
+from orchestrator.observe.config import TrackingSpec
 from orchestrator.observe.mlflow_checks import check_experiment, check_registered_name, check_tracking
 
 NOBODY = "http://127.0.0.1:9"

@@ -13,9 +13,9 @@ import pytest
 from sockets import silent
 
 from orchestrator.config.errors import InputError
-from orchestrator.config.notify import NotifySpec
 from orchestrator.config.spec import parse
 from orchestrator.observe import notifier
+from orchestrator.observe.config import NotifySpec
 from orchestrator.observe.notifier import Notifier, occasion_of
 
 

@@ -7,9 +7,9 @@ import torch
 from pydantic import ValidationError
 from transformers import get_wsd_schedule
 
-from orchestrator.config.optimizer import OptimizerSpec
-from orchestrator.config.train import TrainSpec
+from orchestrator.optim.config import OptimizerSpec
 from orchestrator.optim.learning_rate import learning_rate
+from orchestrator.train.config import TrainSpec
 
 STEPS, WARMUP, DECAY = 40, 4, 10
 

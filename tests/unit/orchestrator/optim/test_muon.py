@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from orchestrator.config.optimizer import OptimizerSpec
 from orchestrator.optim.build import OptimizerContext, build_optimizer, slots_of
+from orchestrator.optim.config import OptimizerSpec
 from orchestrator.optim.groups import Rate, set_lr
 from orchestrator.optim.muon import orthogonal
 from orchestrator.parallel.full_matrices import FullMatrices

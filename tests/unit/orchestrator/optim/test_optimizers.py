@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from orchestrator.config.optimizer import OptimizerSpec
 from orchestrator.optim.build import OptimizerContext, build_optimizer
+from orchestrator.optim.config import OptimizerSpec
 from orchestrator.optim.groups import Rate, groups_of, rates_of, set_lr
 from orchestrator.optim.kinds import KINDS
 from orchestrator.optim.lamb import Lamb

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.config.evaluate import EvaluateSpec, StopWhen
+from orchestrator.evaluate.config import EvaluateSpec, StopWhen
 from orchestrator.parallel.losses import EvaluationSums
 from orchestrator.train.eval_sharding import shares
 from orchestrator.train.evaluation import Evaluator, measures

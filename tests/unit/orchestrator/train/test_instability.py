@@ -7,7 +7,7 @@ import random
 import pytest
 
 from cluster.workers.error_kind import cause_of
-from orchestrator.config.stability import StabilitySpec
+from orchestrator.train.config import StabilitySpec
 from orchestrator.train.instability import LossSpike, NonFinite, check_stable, spike
 
 

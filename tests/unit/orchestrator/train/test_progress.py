@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from orchestrator.checkpoint.evaluations import MEASURED
-from orchestrator.config.evaluate import StopWhen
+from orchestrator.evaluate.config import StopWhen
 from orchestrator.train.commits import CARRIED
 from orchestrator.train.progress import CHUNKS_HEAD, TrainingProgress
 

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from orchestrator.config.spec import parse
-from orchestrator.config.train import SequenceWarmup
 from orchestrator.parallel.engine_rules import engine_problems
 from orchestrator.parallel.layout import Layout
+from orchestrator.train.config import SequenceWarmup
 from orchestrator.train.sequence_warmup import shortened
 from workloads import load
 from workloads.model.dropout import KEYS, PLACES, row_keys

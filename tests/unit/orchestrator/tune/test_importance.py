@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.config.tune import Dimension
+from orchestrator.tune.config import Dimension
 from orchestrator.tune.report import importance
 
 SPACE: dict[str, Any] = {

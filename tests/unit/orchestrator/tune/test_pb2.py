@@ -6,7 +6,7 @@ import math
 import random
 import statistics
 
-from orchestrator.config.tune import TuneSpec
+from orchestrator.tune.config import TuneSpec
 from orchestrator.tune.pb2 import Gain, explored
 from orchestrator.tune.space import draw
 

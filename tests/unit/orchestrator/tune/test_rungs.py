@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.config.tune import TuneSpec
+from orchestrator.tune.config import TuneSpec
 from orchestrator.tune.rungs import rungs
 
 

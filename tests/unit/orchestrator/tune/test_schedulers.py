@@ -13,8 +13,8 @@ import pytest
 from ray import cloudpickle
 from ray.tune.schedulers.pbt import _PBTTrialState
 
-from orchestrator.config.tune import TuneSpec
 from orchestrator.storage.run_directory import RunDir
+from orchestrator.tune.config import TuneSpec
 from orchestrator.tune.pb2 import Gain
 from orchestrator.tune.schedulers import Asha, Pb2, Pbt, Tpe
 from orchestrator.tune.trial_records import TrialEnd, TrialRecords

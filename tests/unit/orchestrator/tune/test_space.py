@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.config import spec
 from orchestrator.config.errors import InputError
-from orchestrator.config.tune import TuneSpec
+from orchestrator.tune.config import TuneSpec
 from orchestrator.tune.space import check, distribution_of, drawn, grid, job_of, perturbed
 
 JOB: dict[str, Any] = {

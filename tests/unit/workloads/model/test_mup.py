@@ -12,7 +12,7 @@ import pytest
 import torch
 from texts import Corpus
 
-from orchestrator.config.optimizer import OptimizerSpec
+from orchestrator.optim.config import OptimizerSpec
 from orchestrator.optim.groups import Rate, groups_of
 from workloads.errors import WorkloadError
 from workloads.hf.parity_table import SWITCH, TOLERANCE, Case, compare

@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 
-from orchestrator.config.optimizer import OptimizerSpec
+from orchestrator.optim.config import OptimizerSpec
 from orchestrator.optim.learning_rate import learning_rate
 from workloads.load import load
 from workloads.model.masks import attends

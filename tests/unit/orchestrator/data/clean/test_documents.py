@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.config.data import Source
 from orchestrator.config.errors import InputError
 from orchestrator.data.clean import documents
 from orchestrator.data.clean.documents import aligned, texts
+from orchestrator.data.config import Source
 from orchestrator.data.sources import cut, resolve
 
 

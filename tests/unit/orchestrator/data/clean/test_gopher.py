@@ -8,7 +8,7 @@ import pytest
 from cleaning_texts import EACH, PROSE, texts
 from datatrove.data import Document
 
-from orchestrator.config.clean import GopherQuality, GopherRepetition
+from orchestrator.data.clean.config import GopherQuality, GopherRepetition
 from orchestrator.data.clean.gopher import quality, repetition
 from orchestrator.data.clean.words import words
 

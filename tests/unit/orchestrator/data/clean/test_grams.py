@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.config.clean import Decontaminate
 from orchestrator.data.clean import grams
+from orchestrator.data.clean.config import Decontaminate
 from orchestrator.data.store.data_folder import DataFolder
 
 

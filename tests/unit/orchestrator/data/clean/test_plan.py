@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from orchestrator.config.data import DataSpec
 from orchestrator.config.errors import InputError
 from orchestrator.data.clean.plan import Cleaning, check_steps, cleaning_of
+from orchestrator.data.config import DataSpec
 from orchestrator.data.sources import resolve
 
 

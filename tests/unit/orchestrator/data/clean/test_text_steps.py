@@ -8,9 +8,9 @@ import pytest
 from cleaning_texts import PROSE, texts
 from datatrove.pipeline.formatters.pii import PIIFormatter
 
-from orchestrator.config.clean import Language, Normalize, Own, Pii, Url
 from orchestrator.config.errors import InputError
 from orchestrator.data.clean import text_steps
+from orchestrator.data.clean.config import Language, Normalize, Own, Pii, Url
 from orchestrator.data.clean.removed import Removed
 
 HIDDEN = [

@@ -6,7 +6,7 @@ import pytest
 from cleaning_texts import EACH, PROSE, texts
 from datatrove.data import Document
 
-from orchestrator.config.clean import C4, FineWeb
+from orchestrator.data.clean.config import C4, FineWeb
 from orchestrator.data.clean.passes import c4, fineweb
 from orchestrator.data.clean.removed import Removed
 from orchestrator.data.clean.words import sentences, words

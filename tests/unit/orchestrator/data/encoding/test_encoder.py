@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orchestrator.config.data import Source
+from orchestrator.data.config import Source
 from orchestrator.data.encoding import tokenizer
 from orchestrator.data.encoding.engines import Encoded, FastEngine, fast, reference
 from orchestrator.data.prepare import shards

@@ -9,10 +9,10 @@ import pytest
 from pydantic import ValidationError
 from tokenizers import Tokenizer
 
-from orchestrator.config.data import DataSpec
 from orchestrator.config.errors import InputError
-from orchestrator.config.tokenizer_training import TokenizerRecipe
+from orchestrator.data.config import DataSpec
 from orchestrator.data.encoding import tokenizer, training
+from orchestrator.data.encoding.config import TokenizerRecipe
 from orchestrator.data.prepare.fingerprint import chosen_tokenizer
 
 TEXTS = [
@@ -30,7 +30,7 @@ RECIPES: list[dict[str, Any]] = [
 IN_ANOTHER_PROCESS = """
 import json, sys
 from orchestrator.data.encoding.training import train
-from orchestrator.config.tokenizer_training import TokenizerRecipe
+from orchestrator.data.encoding.config import TokenizerRecipe
 texts, recipes = json.load(sys.stdin)
 print(json.dumps([train(texts, TokenizerRecipe(vocabulary=700, **recipe), ()) for recipe in recipes]))
 """

@@ -17,10 +17,10 @@ import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer
 
-from orchestrator.config.data import Source
 from orchestrator.config.errors import InputError
 from orchestrator.config.records import COLUMNS, COMPARED
 from orchestrator.data import sources
+from orchestrator.data.config import Source
 from orchestrator.data.encoding import tokenizer
 from orchestrator.data.prepare.records import Record, RecordKind, records_of
 from orchestrator.data.sources.named_columns import check_columns

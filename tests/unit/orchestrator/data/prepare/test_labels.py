@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer
 
-from orchestrator.config.data import Source
 from orchestrator.config.errors import InputError
 from orchestrator.data import sources
+from orchestrator.data.config import Source
 from orchestrator.data.encoding.tokenizer import encoder, train
 from orchestrator.data.prepare.records import Labels, RecordKind, records_of
 from orchestrator.data.prepare.rejections import notes, totals

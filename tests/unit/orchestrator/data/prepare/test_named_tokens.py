@@ -11,8 +11,8 @@ from hf_tokenizers import with_bos
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from orchestrator.config.data import Source
 from orchestrator.data import sources
+from orchestrator.data.config import Source
 from orchestrator.data.encoding import tokenizer
 from orchestrator.data.encoding.framing import Framing
 from orchestrator.data.prepare import shards

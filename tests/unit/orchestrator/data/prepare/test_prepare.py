@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from orchestrator.config.data import DataSpec
 from orchestrator.config.errors import InputError
 from orchestrator.data import sources
+from orchestrator.data.config import DataSpec
 from orchestrator.data.encoding import tokenizer
 from orchestrator.data.prepare import part_tasks
 from orchestrator.data.prepare.fingerprint import chosen_tokenizer, fingerprint

@@ -16,10 +16,10 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from orchestrator.config.data import Source
 from orchestrator.config.errors import InputError
 from orchestrator.config.records import problem_of
 from orchestrator.data import sources
+from orchestrator.data.config import Source
 from orchestrator.data.encoding import tokenizer
 from orchestrator.data.prepare import records
 from orchestrator.data.prepare.conversations import Template

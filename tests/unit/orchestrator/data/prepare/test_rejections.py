@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from orchestrator.config.data import Source
 from orchestrator.config.errors import InputError
+from orchestrator.data.config import Source
 from orchestrator.data.prepare import rejections, shards
 from orchestrator.data.prepare.gather import gather
 from orchestrator.data.prepare.records import RecordKind

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.config.data import DataSpec
+from orchestrator.data.config import DataSpec
 from orchestrator.data.prepare import part_tasks, prepare, reuse, shards
 from orchestrator.data.prepare.prepare import prepare as prepare_data
 

@@ -14,8 +14,8 @@ import pytest
 import xxhash
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from orchestrator.config.data import Source
 from orchestrator.config.errors import InputError
+from orchestrator.data.config import Source
 from orchestrator.data.prepare import shards
 from orchestrator.data.prepare.contents import digests
 from orchestrator.data.prepare.gather import gather
@@ -93,7 +93,7 @@ WRITE = """
 import sys, tracemalloc
 from orchestrator.data.prepare import shards
 from orchestrator.data.sources import cut, resolve
-from orchestrator.config.data import Source
+from orchestrator.data.config import Source
 
 text, folder = sys.argv[1:]
 (part,) = cut(resolve([Source(uri=text)]), 10**7)

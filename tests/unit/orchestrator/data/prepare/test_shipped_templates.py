@@ -10,8 +10,8 @@ import pytest
 import trl
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from orchestrator.config.data import SHIPPED
 from orchestrator.config.errors import InputError
+from orchestrator.data.config import SHIPPED
 from orchestrator.data.prepare.conversations import Template, asks_for_day, dated, named_template
 from orchestrator.data.prepare.turns import written
 from workloads.hf.families import FAMILIES

@@ -7,7 +7,6 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.config.stability import StabilitySpec
 from orchestrator.data.samples.skips import (
     Skip,
     is_before,
@@ -18,6 +17,7 @@ from orchestrator.data.samples.skips import (
     start_before,
     start_of,
 )
+from orchestrator.train.config import StabilitySpec
 
 SIZE = 8
 

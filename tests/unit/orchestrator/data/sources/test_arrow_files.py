@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.config.data import Source
 from orchestrator.config.errors import InputError
 from orchestrator.data import sources
+from orchestrator.data.config import Source
 from orchestrator.data.encoding.tokenizer import encoder, train
 from orchestrator.data.prepare.records import RecordKind, records_of
 from orchestrator.data.sources.documents import pieces

@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 from raw_files import CASES, COMPRESS, FIELDS, KINDS, ROWS, TEXTS, read
 
-from orchestrator.config.data import Source
 from orchestrator.config.errors import InputError
 from orchestrator.data import sources
+from orchestrator.data.config import Source
 from orchestrator.data.sources import lines
 from orchestrator.data.sources.documents import pieces
 from orchestrator.data.sources.rejected import LEFT_OUT, Rejected

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.config.data import Source
 from orchestrator.config.errors import InputError
+from orchestrator.data.config import Source
 from orchestrator.data.sources import Span, cut, resolve, text_rows
 from orchestrator.data.sources.documents import pieces
 

@@ -8,8 +8,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from orchestrator.config.data import Source
 from orchestrator.config.errors import InputError, Unreachable
+from orchestrator.data.config import Source
 from orchestrator.data.sources import resolve
 from orchestrator.data.sources.files import Span, opened
 

@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 from raw_files import read
 
-from orchestrator.config.data import Source
 from orchestrator.config.errors import InputError
 from orchestrator.data import sources
+from orchestrator.data.config import Source
 from orchestrator.data.prepare import fingerprint
 from orchestrator.data.sources.identity import part_key
 from orchestrator.data.sources.rows import rows

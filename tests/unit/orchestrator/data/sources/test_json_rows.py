@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from raw_files import read
 
-from orchestrator.config.data import Source
 from orchestrator.config.errors import InputError
 from orchestrator.data import sources
+from orchestrator.data.config import Source
 from orchestrator.data.sources import lines
 from orchestrator.data.sources.rejected import Rejected
 from orchestrator.data.sources.rows import rows

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from orchestrator.config.data import Source
 from orchestrator.config.errors import InputError
 from orchestrator.data import sources
+from orchestrator.data.config import Source
 from orchestrator.data.prepare.fingerprint import fingerprint
 from orchestrator.data.sources import SourceFile, cut, resolve
 from orchestrator.data.sources.documents import pieces

@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 from raw_files import arrow, parquet, separated, tar
 
-from orchestrator.config.data import Source
 from orchestrator.config.errors import InputError
 from orchestrator.data import sources
+from orchestrator.data.config import Source
 from orchestrator.data.sources.named_columns import check_columns, first_parts
 
 SQUAD = {"question": "q", "context": "c", "answer": "answers.text.0", "start": "answers.answer_start.0"}

@@ -11,9 +11,9 @@ import pytest
 from raw_files import CASES, COMPRESS, FIELDS, KINDS, ROWS, TEXTS, jsonl, read, tar, text
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from orchestrator.config.data import Source
 from orchestrator.config.errors import InputError
 from orchestrator.data import sources
+from orchestrator.data.config import Source
 from orchestrator.data.prepare import fingerprint, shards
 from orchestrator.data.prepare.records import RecordKind, records_of
 from orchestrator.data.sources.documents import pieces

@@ -8,8 +8,8 @@ from fsspec import register_implementation
 from fsspec.registry import _registry
 from virtual_file import PROTOCOL, CountedFileSystem, lines_in, size_of
 
-from orchestrator.config.data import Source
 from orchestrator.data import sources
+from orchestrator.data.config import Source
 from orchestrator.data.sources.rows import rows
 
 

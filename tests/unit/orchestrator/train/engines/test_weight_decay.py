@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 
-from orchestrator.config.optimizer import OptimizerSpec
+from orchestrator.optim.config import OptimizerSpec
 from orchestrator.optim.groups import groups_of, rates_of
 from orchestrator.parallel.partition import Cut
 from workloads.hf.checkpoint import hf_config_of

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from orchestrator.config.data import Source
 from orchestrator.config.errors import InputError
+from orchestrator.data.config import Source
 from orchestrator.data.sources import resolve
 from orchestrator.verify.rehearsal.job import LEAST, excerpt
 

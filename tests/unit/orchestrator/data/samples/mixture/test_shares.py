@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given as drawn
 from hypothesis import strategies as st
 
-from orchestrator.config.data import DataSpec
 from orchestrator.config.errors import InputError
+from orchestrator.data.config import DataSpec
 from orchestrator.data.samples.mixture.interleave import MOST
 from orchestrator.data.samples.mixture.mixed_order import MixedOrder
 from orchestrator.data.samples.mixture.passes import check_length, course, notes

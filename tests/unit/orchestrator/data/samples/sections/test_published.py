@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orchestrator.config.data import DataSpec
 from orchestrator.data import sources
+from orchestrator.data.config import DataSpec
 from orchestrator.data.encoding import tokenizer
 from orchestrator.data.prepare import part_tasks
 from orchestrator.data.prepare.prepare import prepare

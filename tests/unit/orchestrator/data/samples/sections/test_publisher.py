@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from tmpfs import mounted
 
-from orchestrator.config.data import DataSpec
 from orchestrator.config.errors import InputError
 from orchestrator.data import sources
+from orchestrator.data.config import DataSpec
 from orchestrator.data.encoding import tokenizer
 from orchestrator.data.prepare import part_tasks
 from orchestrator.data.prepare.prepare import prepare

@@ -6,10 +6,10 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import Field, model_validator
 
-from orchestrator.config.data import Source, refuse_weights
 from orchestrator.config.metric_names import Metric, OfAnswers, OfClasses, OfPredictions, OfWords
 from orchestrator.config.records import COLUMNS, PREFERENCES
 from orchestrator.config.strict import Count, Positive, StrictModel
+from orchestrator.data.config import Source, refuse_weights
 from workloads.own.object_reference import PATTERN, is_object_reference
 
 SAMPLES = "samples"

@@ -1,4 +1,4 @@
-"""The job file's `notify`: where a run sends messages about events. Imports neither torch nor Ray."""
+"""Where a run is shown, and who is told how it goes: `tracking` (MLflow) and `notify`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,21 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from orchestrator.config.strict import StrictModel, web_address
+
+
+class TrackingSpec(StrictModel):
+    """Experiment tracking in MLflow."""
+
+    uri: str = Field(default="sqlite:///mlflow.db", description="an MLflow tracking URI")
+    experiment: str = Field(default="default", description="the experiment to show the run in")
+    register_as: str | None = Field(
+        default=None,
+        min_length=1,
+        description="model name in MLflow's registry: the exported model becomes a version of it; if "
+        "checkpoint.keep_best is a metric, the version gets the alias best if it is better than the "
+        "present holder",
+    )
+
 
 VARIABLE = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")
 """An environment variable on the node where a run's controller is."""

@@ -9,12 +9,12 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from orchestrator.config.clean import CleanStep
 from orchestrator.config.fields import columns_of
-from orchestrator.config.mixture import MixtureSpec, adds_up
 from orchestrator.config.object_reference import ObjectReference
 from orchestrator.config.strict import StrictModel
-from orchestrator.config.tokenizer_training import Train, TrainBpe
+from orchestrator.data.clean.config import CleanStep
+from orchestrator.data.encoding.config import Train, TrainBpe
+from orchestrator.data.samples.mixture.config import MixtureSpec, adds_up
 
 MIXED = ("share", "max_passes")
 """Keys of a source for its part in a mixture. Runs of earlier versions lack them."""

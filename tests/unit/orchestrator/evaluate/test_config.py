@@ -8,8 +8,8 @@ import pytest
 from jobs import job
 
 from orchestrator.config.errors import InputError
-from orchestrator.config.evaluate import EvaluateSpec
 from orchestrator.config.spec import parse
+from orchestrator.evaluate.config import EvaluateSpec
 
 SOURCES = {"sources": [{"uri": "b.txt"}]}
 
